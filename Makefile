@@ -1,0 +1,30 @@
+# Everything a newcomer needs: `make demo` and `make test`, as root.
+PYTHON ?= python3
+BIN := .venv/bin
+GUEST := $(wildcard guest/*.go) guest/go.mod
+
+.PHONY: demo test check setup bench clean
+
+demo: .venv/.ready
+	$(BIN)/stead demo
+
+test: .venv/.ready check
+	$(BIN)/pytest
+
+check: .venv/.ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	scripts/check-guest
+
+setup: .venv/.ready
+
+.venv/.ready: pyproject.toml hatch_build.py scripts/setup $(GUEST)
+	PYTHON=$(PYTHON) scripts/setup
+	touch $@
+
+bench: .venv/.ready
+	bench/engine
+
+clean:
+	rm -rf .venv dist

@@ -1,0 +1,219 @@
+package main
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+const (
+	killGrace       = 500 * time.Millisecond
+	oomWait         = 300 * time.Millisecond
+	defaultPath     = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+	inlinePipeBytes = 64 << 10
+	timeoutLimit    = 366 * 24 * 3600 * 1000
+)
+
+type execRequest struct {
+	Argv      []string          `json:"argv"`
+	Cwd       string            `json:"cwd"`
+	Env       map[string]string `json:"env"`
+	Stdin     string            `json:"stdin"`
+	StdinB64  []byte            `json:"stdin_b64"`
+	TimeoutMs int64             `json:"timeout_ms"`
+}
+
+type execResult struct {
+	ExitCode   *int      `json:"exit_code"`
+	Signal     *string   `json:"signal"`
+	TimedOut   bool      `json:"timed_out"`
+	DurationUs int64     `json:"duration_us"`
+	OOM        *oomEvent `json:"oom"`
+}
+
+// executions are the commands that run now.
+type executions struct {
+	accounts *accounts
+	launcher *launcher
+	oom      *oomLog
+
+	mu     sync.Mutex
+	prefix string
+	count  uint64
+	byID   map[string]*execution
+	byPID  map[int]*execution
+}
+
+func newExecutions(accounts *accounts, launcher *launcher) *executions {
+	e := &executions{
+		accounts: accounts,
+		launcher: launcher,
+		// An id of an agent before this one must not name a command of ours.
+		prefix: strconv.FormatInt(time.Now().UnixNano(), 36) + "-",
+		byID:   map[string]*execution{},
+		byPID:  map[int]*execution{},
+	}
+	e.oom = newOOMLog(e.isRunning)
+	return e
+}
+
+func (e *executions) isRunning(pid int) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.byPID[pid] != nil
+}
+
+func (e *executions) add(running *execution) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.count++
+	running.id = e.prefix + strconv.FormatUint(e.count, 36)
+	e.byID[running.id] = running
+	e.byPID[running.pid] = running
+}
+
+func (e *executions) remove(running *execution) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.byID, running.id)
+	if e.byPID[running.pid] == running {
+		delete(e.byPID, running.pid)
+	}
+}
+
+func (e *executions) find(id string) (*execution, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if running := e.byID[id]; running != nil {
+		return running, nil
+	}
+	return nil, fail("not_found", "no command %s is running", printable(id))
+}
+
+func (r *execRequest) check() error {
+	if len(r.Argv) == 0 || r.Argv[0] == "" {
+		return invalid("argv is empty")
+	}
+	for _, argument := range r.Argv {
+		if strings.IndexByte(argument, 0) >= 0 {
+			return invalid("argv has a zero byte")
+		}
+	}
+	for name, value := range r.Env {
+		if name == "" || strings.ContainsAny(name, "=\x00") || strings.IndexByte(value, 0) >= 0 {
+			return invalid("env has an impossible entry %s", printable(name))
+		}
+	}
+	switch r.Stdin {
+	case "", "none", "inline", "stream":
+	default:
+		return invalid("stdin must be none, inline or stream")
+	}
+	if len(r.StdinB64) > 0 && r.Stdin != "inline" {
+		return invalid("stdin_b64 needs stdin inline")
+	}
+	if r.TimeoutMs < 0 || r.TimeoutMs > timeoutLimit {
+		return invalid("timeout_ms must be between 0 and %d", timeoutLimit)
+	}
+	if r.Cwd == "" {
+		r.Cwd = "/"
+	}
+	if r.Cwd[0] != '/' || strings.IndexByte(r.Cwd, 0) >= 0 {
+		return invalid("cwd must be an absolute path")
+	}
+	return nil
+}
+
+func (e *executions) handleExec(w http.ResponseWriter, r *http.Request) {
+	arrived := time.Now()
+	var request execRequest
+	if err := readJSON(w, r, &request); err != nil {
+		writeError(w, err)
+		return
+	}
+	actor, err := e.accounts.find(r.Header.Get("X-Stead-User"))
+	if err == nil {
+		err = request.check()
+	}
+	if err != nil {
+		writeError(w, err)
+		return
+	}
+	running, err := e.launcher.launch(&request, actor)
+	if err != nil {
+		writeError(w, err)
+		return
+	}
+	e.add(running)
+	w.Header().Set("Content-Type", "application/octet-stream")
+	frames := &frameWriter{out: w}
+	frame := append(make([]byte, frameHeader, 96), `{"id":"`+running.id+`","pid":`+strconv.Itoa(running.pid)+`}`...)
+	frames.send(frameStarted, frame, true)
+
+	if request.TimeoutMs > 0 {
+		left := time.Duration(request.TimeoutMs)*time.Millisecond - time.Since(arrived)
+		timer := time.AfterFunc(left, running.timeOut)
+		defer timer.Stop()
+	}
+	var streams sync.WaitGroup
+	streams.Add(2)
+	go running.stdout.forward(frames, frameStdout, &streams)
+	go running.stderr.forward(frames, frameStderr, &streams)
+
+	result := running.wait()
+	running.stdout.end()
+	running.stderr.end()
+	running.closeStdin()
+	streams.Wait()
+	killed := result.Signal != nil && *result.Signal == "SIGKILL" || result.ExitCode != nil && *result.ExitCode == 137
+	wait := time.Duration(0)
+	if killed && !running.killedByUs() {
+		wait = oomWait
+	}
+	result.OOM = e.oom.find(running.pid, arrived, killed && !running.killedByUs(), wait)
+	e.remove(running)
+
+	result.DurationUs = time.Since(arrived).Microseconds()
+	frame = make([]byte, frameHeader, 160)
+	encoded, _ := json.Marshal(result)
+	// Not flushed: the end of the answer goes out in the same packet.
+	frames.send(frameResult, append(frame, encoded...), false)
+}
+
+func (e *executions) handleStdin(w http.ResponseWriter, r *http.Request) {
+	running, err := e.find(r.PathValue("id"))
+	if err != nil {
+		drain(r.Body)
+		writeError(w, err)
+		return
+	}
+	pipe, err := running.takeStdin()
+	if err != nil {
+		drain(r.Body)
+		writeError(w, err)
+		return
+	}
+	buffer := takeBuffer()
+	defer giveBuffer(buffer)
+	// A command may close its input early or end: the rest is dropped, as a shell's pipe would.
+	if _, err := io.CopyBuffer(writeOnly{pipe}, r.Body, *buffer); err != nil {
+		io.CopyBuffer(io.Discard, readOnly{r.Body}, *buffer)
+	}
+	running.closeStdin()
+	w.WriteHeader(http.StatusNoContent)
+}
+
+func (e *executions) handleKill(w http.ResponseWriter, r *http.Request) {
+	running, err := e.find(r.PathValue("id"))
+	if err != nil {
+		writeError(w, err)
+		return
+	}
+	running.kill(syscall.SIGKILL)
+	w.WriteHeader(http.StatusNoContent)
+}

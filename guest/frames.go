@@ -1,0 +1,44 @@
+package main
+
+import (
+	"encoding/binary"
+	"net/http"
+	"sync"
+)
+
+const (
+	frameStarted = iota
+	frameStdout
+	frameStderr
+	frameResult
+
+	frameHeader = 8
+)
+
+// frameWriter sends frames of several goroutines over one answer.
+type frameWriter struct {
+	mu   sync.Mutex
+	out  http.ResponseWriter
+	gone bool
+}
+
+// send fills in the header, for which the first frameHeader bytes of frame are reserved.
+// A caller that went away is not an error: the command goes on and its output is dropped.
+func (f *frameWriter) send(kind byte, frame []byte, flush bool) {
+	frame[0], frame[1], frame[2], frame[3] = kind, 0, 0, 0
+	binary.BigEndian.PutUint32(frame[4:], uint32(len(frame)-frameHeader))
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.gone {
+		return
+	}
+	if _, err := f.out.Write(frame); err != nil {
+		f.gone = true
+		return
+	}
+	if flush {
+		if err := http.NewResponseController(f.out).Flush(); err != nil {
+			f.gone = true
+		}
+	}
+}

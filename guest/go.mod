@@ -1,0 +1,3 @@
+module stead/guest
+
+go 1.27

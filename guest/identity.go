@@ -1,0 +1,292 @@
+package main
+
+import (
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"log"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+	"unsafe"
+)
+
+type identityRequest struct {
+	Nonce       string            `json:"nonce"`
+	Machine     string            `json:"machine"`
+	Hostname    string            `json:"hostname"`
+	MachineID   string            `json:"machine_id"`
+	TimeNs      int64             `json:"time_ns"`
+	Entropy     string            `json:"entropy"`
+	Network     *network          `json:"network"`
+	SSHHostKeys map[string]string `json:"ssh_host_keys"`
+
+	entropy []byte
+}
+
+type identityAnswer struct {
+	Nonce       string            `json:"nonce"`
+	Machine     string            `json:"machine"`
+	Hostname    string            `json:"hostname"`
+	MachineID   string            `json:"machine_id"`
+	TimeNs      int64             `json:"time_ns"`
+	Address     string            `json:"address"`
+	Random      string            `json:"random"`
+	BootID      string            `json:"boot_id"`
+	Kernel      string            `json:"kernel"`
+	SSHHostKeys map[string]string `json:"ssh_host_keys"`
+}
+
+// remembered is what a reboot of the guest must not lose.
+type remembered struct {
+	BootID    string   `json:"boot_id"`
+	Machine   string   `json:"machine"`
+	Hostname  string   `json:"hostname"`
+	MachineID string   `json:"machine_id"`
+	Network   *network `json:"network"`
+}
+
+// identity is who this machine is; it changes when the guest is restored as another machine.
+type identity struct {
+	root     string // "" but in tests
+	bootID   string
+	setClock func(nanoseconds int64) error
+
+	mu      sync.Mutex // one identity at a time
+	machine atomic.Pointer[string]
+	given   bool
+}
+
+func newIdentity(root string) *identity {
+	i := &identity{root: root, setClock: setClock}
+	content, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		log.Printf("%v", err)
+	}
+	i.bootID = strings.TrimSpace(string(content))
+	return i
+}
+
+func (i *identity) machineID() string {
+	if machine := i.machine.Load(); machine != nil {
+		return *machine
+	}
+	return ""
+}
+
+func (i *identity) handleApply(w http.ResponseWriter, r *http.Request) {
+	arrived := time.Now()
+	var request identityRequest
+	err := readJSON(w, r, &request)
+	if err == nil {
+		err = request.check()
+	}
+	var answer *identityAnswer
+	if err == nil {
+		answer, err = i.apply(&request, arrived)
+	}
+	if err != nil {
+		writeError(w, err)
+		return
+	}
+	writeJSON(w, http.StatusOK, answer)
+}
+
+func (i *identity) apply(request *identityRequest, arrived time.Time) (*identityAnswer, error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.given = true
+	answer := &identityAnswer{Nonce: request.Nonce, BootID: i.bootID, SSHHostKeys: map[string]string{}}
+	// The random pool first: nothing after it may draw the numbers that the template or the parent drew.
+	if err := reseed(request.entropy); err != nil {
+		return nil, err
+	}
+	target := request.TimeNs + int64(time.Since(arrived))
+	if err := i.setClock(target); err != nil {
+		return nil, fmt.Errorf("set the clock: %w", err)
+	}
+	if off := time.Now().UnixNano() - target; off < -int64(time.Second) || off > int64(time.Second) {
+		return nil, fmt.Errorf("the clock is %v off after it was set", time.Duration(off))
+	}
+	names := &remembered{i.bootID, request.Machine, request.Hostname, request.MachineID, request.Network}
+	if err := i.applyNames(names, answer); err != nil {
+		return nil, err
+	}
+	for name, content := range request.SSHHostKeys {
+		mode := os.FileMode(0o600)
+		if strings.HasSuffix(name, ".pub") {
+			mode = 0o644
+		}
+		written, err := replaceFile(i.root+"/etc/ssh/"+name, content, mode)
+		if err != nil {
+			return nil, err
+		}
+		if mode == 0o644 {
+			answer.SSHHostKeys[name] = written
+		}
+	}
+	address, err := request.Network.apply()
+	if err != nil {
+		return nil, err
+	}
+	answer.Address = address.String()
+	if err := i.remember(names); err != nil {
+		return nil, err
+	}
+	answer.Machine = i.machineID()
+	random := make([]byte, 32)
+	if n, _, number := syscall.Syscall(sysGetrandom, uintptr(unsafe.Pointer(&random[0])), 32, 0); n != 32 {
+		return nil, fmt.Errorf("getrandom: %w", number)
+	}
+	answer.Random = hex.EncodeToString(random)
+	answer.TimeNs = time.Now().UnixNano()
+	return answer, nil
+}
+
+func (i *identity) applyNames(names *remembered, answer *identityAnswer) error {
+	var system syscall.Utsname
+	if err := syscall.Uname(&system); err != nil {
+		return fmt.Errorf("uname: %w", err)
+	}
+	if utsString(&system.Nodename) != names.Hostname {
+		if err := syscall.Sethostname([]byte(names.Hostname)); err != nil {
+			return fmt.Errorf("set the hostname: %w", err)
+		}
+		syscall.Uname(&system)
+	}
+	if _, err := replaceFile(i.root+"/etc/hostname", names.Hostname+"\n", 0o644); err != nil {
+		return err
+	}
+	hosts, err := os.ReadFile(i.root + "/etc/hosts")
+	if err != nil && !os.IsNotExist(err) {
+		return err
+	}
+	if _, err := replaceFile(i.root+"/etc/hosts", hostsWith(string(hosts), names.Hostname), 0o644); err != nil {
+		return err
+	}
+	machineID, err := replaceFile(i.root+"/etc/machine-id", names.MachineID+"\n", 0o444)
+	if err != nil {
+		return err
+	}
+	if _, err := replaceFile(i.root+"/etc/resolv.conf", names.Network.resolvers(), 0o644); err != nil {
+		return err
+	}
+	answer.Hostname, answer.Kernel = utsString(&system.Nodename), utsString(&system.Release)
+	answer.MachineID = strings.TrimSpace(machineID)
+	return nil
+}
+
+func (i *identity) remember(names *remembered) error {
+	encoded, err := json.Marshal(names)
+	if err != nil {
+		return err
+	}
+	written, err := replaceFile(i.root+"/var/lib/stead/identity.json", string(encoded), 0o600)
+	if err != nil {
+		return err
+	}
+	var stored remembered
+	if err := json.Unmarshal([]byte(written), &stored); err != nil {
+		return err
+	}
+	i.machine.Store(&stored.Machine)
+	return nil
+}
+
+// resume gives a rebooted guest its names and network back; the host does not have to notice the reboot.
+func (i *identity) resume() {
+	content, err := os.ReadFile(i.root + "/var/lib/stead/identity.json")
+	if os.IsNotExist(err) {
+		return
+	}
+	var names remembered
+	if err == nil {
+		err = json.Unmarshal(content, &names)
+	}
+	if err == nil {
+		err = names.check()
+	}
+	if err != nil {
+		log.Printf("the identity from before the reboot is lost: %v", err)
+		return
+	}
+	deadline := time.Now().Add(nicDeadline)
+	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		err := i.resumeOnce(&names)
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			log.Printf("the identity from before the reboot is incomplete: %v", err)
+			return
+		}
+		time.Sleep(pause)
+	}
+}
+
+func (i *identity) resumeOnce(names *remembered) error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.given {
+		return nil // the host was faster, and its word is newer
+	}
+	i.machine.Store(&names.Machine)
+	if names.BootID == i.bootID {
+		return nil // only the agent was restarted
+	}
+	if err := i.applyNames(names, &identityAnswer{}); err != nil {
+		return err
+	}
+	if _, err := names.Network.apply(); err != nil {
+		return err
+	}
+	stored := *names
+	stored.BootID = i.bootID
+	return i.remember(&stored)
+}
+
+func (r *identityRequest) check() error {
+	if _, err := hex.DecodeString(r.Nonce); err != nil || r.Nonce == "" {
+		return invalid("nonce must be hex")
+	}
+	names := remembered{Machine: r.Machine, Hostname: r.Hostname, MachineID: r.MachineID, Network: r.Network}
+	if err := names.check(); err != nil {
+		return err
+	}
+	if r.TimeNs < 1_000_000_000*int64(time.Second/time.Nanosecond) {
+		return invalid("time_ns is before 2001")
+	}
+	var err error
+	if r.entropy, err = base64.StdEncoding.DecodeString(r.Entropy); err != nil || len(r.entropy) != 64 {
+		return invalid("entropy must be 64 bytes in base64")
+	}
+	for name := range r.SSHHostKeys {
+		kind, found := strings.CutPrefix(strings.TrimSuffix(name, ".pub"), "ssh_host_")
+		kind, isKey := strings.CutSuffix(kind, "_key")
+		if !found || !isKey || kind == "" || strings.Trim(kind, "abcdefghijklmnopqrstuvwxyz0123456789_") != "" {
+			return invalid("ssh_host_keys has an impossible name %s", printable(name))
+		}
+	}
+	return nil
+}
+
+func (n *remembered) check() error {
+	if n.Machine == "" || len(n.Machine) > 64 || strings.Trim(n.Machine, hostnameBytes+"_.") != "" {
+		return invalid("machine must be 1 to 64 letters and digits")
+	}
+	if !isHostname(n.Hostname) {
+		return invalid("hostname is not one")
+	}
+	if id, err := hex.DecodeString(n.MachineID); err != nil || len(id) != 16 || strings.ToLower(n.MachineID) != n.MachineID {
+		return invalid("machine_id must be 32 lower-case hex digits")
+	}
+	if n.Network == nil {
+		return invalid("network is missing")
+	}
+	return n.Network.check()
+}

@@ -1,0 +1,242 @@
+package main
+
+import (
+	"errors"
+	"log"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+const startDeadline = 2 * time.Second
+
+// launcher starts commands: the one place that forks.
+type launcher struct {
+	null   int // /dev/null
+	cgroup int // where commands live; -1 when there is none
+
+	mu       sync.Mutex
+	oomScore *os.File
+	ownScore string
+}
+
+func newLauncher(cgroup int) (*launcher, error) {
+	null, err := syscall.Open("/dev/null", syscall.O_RDWR|syscall.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	l := &launcher{null: null, cgroup: cgroup}
+	if file, err := os.OpenFile("/proc/self/oom_score_adj", os.O_RDWR, 0); err == nil {
+		content := make([]byte, 16)
+		n, _ := file.Read(content)
+		if l.ownScore = strings.TrimSpace(string(content[:n])); l.ownScore != "0" && n > 0 {
+			l.oomScore = file
+		} else {
+			file.Close()
+		}
+	}
+	return l, nil
+}
+
+// pipes are the file descriptors a command needs; ours are non-blocking, the command's are not.
+type pipes struct {
+	child [3]int
+	stdin int
+	out   [2]int
+}
+
+func (p *pipes) closeChild(null int) {
+	for i, fd := range p.child {
+		if fd >= 0 && fd != null {
+			syscall.Close(fd)
+		}
+		p.child[i] = -1
+	}
+}
+
+func (p *pipes) closeAll(null int) {
+	p.closeChild(null)
+	for _, fd := range []int{p.stdin, p.out[0], p.out[1]} {
+		if fd >= 0 {
+			syscall.Close(fd)
+		}
+	}
+}
+
+func (l *launcher) openPipes(withStdin bool) (*pipes, error) {
+	p := &pipes{child: [3]int{l.null, -1, -1}, stdin: -1, out: [2]int{-1, -1}}
+	var pair [2]int
+	for i := range p.out {
+		if err := syscall.Pipe2(pair[:], syscall.O_CLOEXEC); err != nil {
+			p.closeAll(l.null)
+			return nil, err
+		}
+		p.out[i], p.child[i+1] = pair[0], pair[1]
+		syscall.SetNonblock(pair[0], true)
+	}
+	if withStdin {
+		if err := syscall.Pipe2(pair[:], syscall.O_CLOEXEC); err != nil {
+			p.closeAll(l.null)
+			return nil, err
+		}
+		p.child[0], p.stdin = pair[0], pair[1]
+		syscall.SetNonblock(pair[1], true)
+	}
+	return p, nil
+}
+
+func (l *launcher) launch(request *execRequest, actor *user) (*execution, error) {
+	withStdin := request.Stdin == "stream" || len(request.StdinB64) > 0
+	p, err := l.openPipes(withStdin)
+	if err != nil {
+		return nil, &apiError{503, "busy", "no pipes for the command: " + err.Error()}
+	}
+	pid, pidfd, err := l.start(request, actor, p)
+	if err != nil {
+		p.closeAll(l.null)
+		return nil, err
+	}
+	p.closeChild(l.null)
+	syscall.SetNonblock(pidfd, true) // or the runtime would not poll it
+	running := &execution{pid: pid, pidfd: os.NewFile(uintptr(pidfd), "pidfd")}
+	// Neither can fail: the descriptors are open pipes.
+	running.stdout, _ = newStream(p.out[0])
+	running.stderr, _ = newStream(p.out[1])
+	if withStdin {
+		running.stdin = os.NewFile(uintptr(p.stdin), "stdin")
+	}
+	if len(request.StdinB64) > 0 {
+		running.feed(request.StdinB64)
+	}
+	return running, nil
+}
+
+// feed writes inline input; what fits into the pipe needs no goroutine.
+func (x *execution) feed(input []byte) {
+	x.stdinTaken = true
+	if len(input) <= inlinePipeBytes {
+		x.stdin.Write(input)
+		x.closeStdin()
+		return
+	}
+	go func() {
+		x.stdin.Write(input)
+		x.closeStdin()
+	}()
+}
+
+func (l *launcher) start(request *execRequest, actor *user, p *pipes) (pid, pidfd int, err error) {
+	path, given := request.Env["PATH"]
+	if !given {
+		path = defaultPath
+	}
+	environment := make([]string, 0, len(request.Env)+1)
+	environment = append(environment, "PATH="+path)
+	for name, value := range request.Env {
+		if name != "PATH" {
+			environment = append(environment, name+"="+value)
+		}
+	}
+	system := &syscall.SysProcAttr{Setpgid: true, PidFD: &pidfd}
+	if actor != nil {
+		system.Credential = &syscall.Credential{Uid: actor.uid, Gid: actor.gid, Groups: actor.groups}
+	}
+	attributes := &syscall.ProcAttr{
+		Dir: request.Cwd, Env: environment, Sys: system,
+		Files: []uintptr{uintptr(p.child[0]), uintptr(p.child[1]), uintptr(p.child[2])},
+	}
+	if request.Cwd == "/" {
+		attributes.Dir = "" // where the agent is
+	}
+	program := request.Argv[0]
+	if strings.IndexByte(program, '/') >= 0 {
+		pid, err = l.fork(program, request.Argv, attributes)
+		return pid, pidfd, explain(program, request.Cwd, actor, err)
+	}
+	err = syscall.ENOENT
+	for _, folder := range strings.Split(path, ":") {
+		if folder == "" {
+			folder = "."
+		}
+		candidate := folder + "/" + program
+		if folder[0] != '/' {
+			candidate = request.Cwd + "/" + candidate
+		}
+		var stat syscall.Stat_t
+		if syscall.Stat(candidate, &stat) != nil || stat.Mode&syscall.S_IFMT != syscall.S_IFREG {
+			continue
+		}
+		if stat.Mode&0o111 == 0 {
+			err = syscall.EACCES
+			continue
+		}
+		if pid, err = l.fork(candidate, request.Argv, attributes); err != syscall.EACCES {
+			break
+		}
+	}
+	return pid, pidfd, explain(program, request.Cwd, actor, err)
+}
+
+// fork waits a little for a machine that is out of processes or memory to recover.
+func (l *launcher) fork(program string, argv []string, attributes *syscall.ProcAttr) (pid int, err error) {
+	var deadline time.Time
+	for pause := 20 * time.Millisecond; ; pause *= 2 {
+		pid, err = l.forkOnce(program, argv, attributes)
+		if err != syscall.EAGAIN && err != syscall.ENOMEM {
+			return pid, err
+		}
+		now := time.Now()
+		if deadline.IsZero() {
+			deadline = now.Add(startDeadline)
+		}
+		if now.Add(pause).After(deadline) {
+			return 0, &apiError{503, "busy", "the machine cannot start one more process: " + err.Error()}
+		}
+		time.Sleep(pause)
+	}
+}
+
+func (l *launcher) forkOnce(program string, argv []string, attributes *syscall.ProcAttr) (pid int, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.oomScore != nil {
+		// A child inherits the score at fork, and the agent's own would protect it from the OOM killer.
+		l.oomScore.WriteAt([]byte("0"), 0)
+		defer l.oomScore.WriteAt([]byte(l.ownScore), 0)
+	}
+	if l.cgroup >= 0 {
+		attributes.Sys.UseCgroupFD, attributes.Sys.CgroupFD = true, l.cgroup
+	}
+	pid, _, err = syscall.StartProcess(program, argv, attributes)
+	if err == nil || l.cgroup < 0 || (err != syscall.ENODEV && err != syscall.EBUSY && err != syscall.EOPNOTSUPP) {
+		return pid, err
+	}
+	log.Printf("the cgroup for commands is unusable, going on without: %v", err)
+	l.cgroup, attributes.Sys.UseCgroupFD = -1, false
+	pid, _, err = syscall.StartProcess(program, argv, attributes)
+	return pid, err
+}
+
+// explain says which of the things a start needs was missing: fork reports one number for the folder and the program.
+func explain(program, cwd string, actor *user, err error) error {
+	if err == nil {
+		return nil
+	}
+	var number syscall.Errno
+	if !errors.As(err, &number) {
+		return err
+	}
+	folder := actor.do(func() error {
+		fd, err := syscall.Open(cwd+"/.", syscall.O_RDONLY|oPath|syscall.O_DIRECTORY|syscall.O_CLOEXEC, 0)
+		if err == nil {
+			syscall.Close(fd)
+		}
+		return err
+	})
+	if folder != nil {
+		return pathFailure(cwd, folder)
+	}
+	return fail(codeOfErrno(number), "cannot run %s: %s", printable(program), number.Error())
+}

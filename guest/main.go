@@ -1,0 +1,90 @@
+// The agent inside every Stead machine: runs commands and handles files for the host.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"log"
+	"net"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"syscall"
+)
+
+var version = "development"
+
+func init() {
+	// The main thread stays with main(): it must not become one of those that change namespace or user,
+	// because the runtime cannot end it and /proc/self would show it.
+	runtime.LockOSThread()
+}
+
+func main() {
+	listen := flag.String("listen", "", "listen on this `host:port` instead of the management NIC (for development)")
+	showVersion := flag.Bool("version", false, "print the version and end")
+	flag.Parse()
+	if *showVersion {
+		fmt.Println(version)
+		return
+	}
+	log.SetFlags(0)
+	if err := run(*listen); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func run(address string) error {
+	syscall.Umask(0o022)
+	// Set explicitly, or the runtime looks for new limits every second.
+	runtime.GOMAXPROCS(min(runtime.NumCPU(), 4))
+	// Collect when memory is used, not every two minutes: an idle agent does nothing.
+	debug.SetGCPercent(-1)
+	debug.SetMemoryLimit(40 * mib)
+
+	cgroup, err := prepareCgroups()
+	if err != nil {
+		log.Printf("commands are not held to limits: %v", err)
+	}
+	launcher, err := newLauncher(cgroup)
+	if err != nil {
+		return err
+	}
+	accounts := &accounts{}
+	agent := &agent{
+		identity:   newIdentity(""),
+		executions: newExecutions(accounts, launcher),
+		files:      &files{accounts: accounts},
+	}
+	go agent.executions.oom.follow()
+	var listener net.Listener
+	if address != "" {
+		listener, err = listenConfig.Listen(context.Background(), "tcp", address)
+	} else {
+		// Under -listen this is somebody's own machine, whose names and network are not ours to set.
+		go agent.identity.resume()
+		listener, err = listenOnManagement("/run/stead")
+	}
+	if err != nil {
+		return err
+	}
+	log.Printf("agent %s listening on %s", version, listener.Addr())
+	notifyReady()
+	return serve(listener, agent.handler())
+}
+
+// notifyReady tells systemd, when the unit is of Type=notify.
+func notifyReady() {
+	socket := os.Getenv("NOTIFY_SOCKET")
+	if socket == "" {
+		return
+	}
+	conn, err := net.Dial("unixgram", socket)
+	if err != nil {
+		log.Printf("NOTIFY_SOCKET: %v", err)
+		return
+	}
+	defer conn.Close()
+	conn.Write([]byte("READY=1"))
+}

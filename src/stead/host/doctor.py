@@ -1,0 +1,83 @@
+"""`stead doctor`: what this host has, what it lacks, what each lack costs and how to mend it."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from stead.errors import SteadError
+from stead.host import examination
+from stead.host.examination import Finding, Status
+from stead.host.image import BaseImage, find_image, image_key
+from stead.settings import Settings
+
+__all__ = ["Finding", "Status", "examine", "healthy", "render", "to_json"]
+
+_COLOURS: dict[Status, str] = {"ok": "green", "degraded": "yellow", "missing": "red"}
+
+
+async def examine(settings: Settings) -> list[Finding]:
+    """Everything about this host that decides whether and how well machines run, in reading order."""
+    image = await asyncio.to_thread(_built_image, settings)
+    return [
+        examination.python(),
+        examination.architecture(),
+        examination.privileges(),
+        await examination.qemu(),
+        await examination.kvm(settings, image),
+        *examination.tools(),
+        examination.tun(),
+        await examination.namespaces(),
+        await examination.nftables(),
+        examination.overcommit(),
+        examination.userfaultfd(),
+        examination.pagemap(),
+        examination.seccomp(),
+        examination.cgroups(),
+        examination.memory(settings),
+        examination.disk(settings),
+        examination.reflink(settings),
+        examination.resolver(),
+        await examination.forwarding(),
+        examination.base_image(image),
+    ]
+
+
+def healthy(findings: Sequence[Finding]) -> bool:
+    """Whether machines can run at all, however slowly."""
+    return all(finding.status != "missing" for finding in findings)
+
+
+def render(findings: Sequence[Finding], console: Console) -> None:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding in findings:
+        lines = [finding.what]
+        if finding.cost:
+            lines.append(f"cost: {finding.cost}")
+        if finding.remedy:
+            lines.append(f"remedy: {finding.remedy}")
+        status = f"[{_COLOURS[finding.status]}]{finding.status}[/]"
+        table.add_row(status, finding.name, "\n".join(lines).replace("[", r"\["))
+    console.print(table)
+
+
+def to_json(findings: Sequence[Finding]) -> str:
+    document = {"healthy": healthy(findings), "findings": [asdict(finding) for finding in findings]}
+    return json.dumps(document, indent=2)
+
+
+def _built_image(settings: Settings) -> BaseImage | None:
+    try:
+        from stead.guest_agent import agent_path
+
+        agent: Path = agent_path()
+        return find_image(settings, image_key(settings, agent))
+    except (SteadError, ImportError, OSError):
+        return None

@@ -1,0 +1,226 @@
+"""Commands in a guest: started, fed, followed to their end."""
+
+import asyncio
+import base64
+import contextlib
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import httpcore2
+
+from stead.errors import GuestError, GuestUnreachable, InvalidRequest, SteadError
+from stead.host.agent import Agent
+
+DEFAULT_OUTPUT_LIMIT = 16 << 20
+_INLINE_STDIN = 64 << 10
+_HEADER = 8
+_GRACE = 15.0
+"""How much longer than the command's own timeout the host waits for the agent to end it."""
+
+
+@dataclass(frozen=True)
+class OutOfMemory:
+    """The guest's kernel ended a process for want of memory."""
+
+    process: str
+    pid: int
+    rss_kib: int
+    scope: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Output:
+    """A piece of what a command printed, as it came."""
+
+    stream: Literal["stdout", "stderr"]
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended; exactly one of exit_code and signal is set."""
+
+    exit_code: int | None
+    signal: str | None
+    timed_out: bool
+    duration: float
+    out_of_memory: OutOfMemory | None
+
+
+@dataclass(frozen=True)
+class ExecResult:
+    """A command that ran to its end, with what it printed up to a limit."""
+
+    exit_code: int | None
+    signal: str | None
+    stdout: bytes
+    stderr: bytes
+    stdout_truncated: bool
+    stderr_truncated: bool
+    timed_out: bool
+    duration: float
+    out_of_memory: OutOfMemory | None
+
+    @property
+    def ok(self) -> bool:
+        return self.exit_code == 0
+
+
+@dataclass(frozen=True)
+class ExecRequest:
+    """A command: a shell string (run by a non-login sh) or an argument list."""
+
+    command: str | Sequence[str]
+    cwd: str = "/"
+    env: Mapping[str, str] = field(default_factory=dict)
+    stdin: bytes | AsyncIterator[bytes] | None = None
+    user: str | None = None
+    timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.command:
+            raise InvalidRequest("the command is empty")
+        if self.timeout is not None and self.timeout <= 0:
+            raise InvalidRequest(f"the timeout must be positive, not {self.timeout:g}")
+        words = [self.command] if isinstance(self.command, str) else list(self.command)
+        if any("\0" in text for text in (*words, self.cwd, *self.env, *self.env.values())):
+            raise InvalidRequest("commands, folders and environments cannot hold NUL characters")
+        for name in self.env:
+            if not name or "=" in name:
+                raise InvalidRequest(f"{name!r} is not a name for an environment variable")
+
+    def body(self) -> bytes:
+        argv = ["/bin/sh", "-c", self.command] if isinstance(self.command, str) else list(self.command)
+        request: dict[str, object] = {"argv": argv, "cwd": self.cwd, "env": dict(self.env), "stdin": "none"}
+        if self.streams_stdin:
+            request["stdin"] = "stream"
+        elif isinstance(self.stdin, bytes):
+            request |= {"stdin": "inline", "stdin_b64": base64.b64encode(self.stdin).decode()}
+        if self.timeout is not None:
+            request["timeout_ms"] = max(1, round(self.timeout * 1000))
+        return json.dumps(request).encode()
+
+    @property
+    def streams_stdin(self) -> bool:
+        return self.stdin is not None and (
+            not isinstance(self.stdin, bytes) or len(self.stdin) > _INLINE_STDIN
+        )
+
+
+class _Frames:
+    """Splits the agent's stream into frames; holds at most one of them."""
+
+    def __init__(self, response: httpcore2.Response) -> None:
+        self._chunks = response.aiter_stream()
+        self._buffer = bytearray()
+
+    async def next(self) -> tuple[int, bytes]:
+        await self._fill(_HEADER)
+        length = int.from_bytes(self._buffer[4:_HEADER], "big")
+        await self._fill(_HEADER + length)
+        kind = self._buffer[0]
+        payload = bytes(self._buffer[_HEADER : _HEADER + length])
+        del self._buffer[: _HEADER + length]
+        return kind, payload
+
+    async def _fill(self, size: int) -> None:
+        while len(self._buffer) < size:
+            try:
+                self._buffer += await anext(self._chunks)
+            except StopAsyncIteration:
+                raise GuestUnreachable("the guest agent broke off in the middle of a command") from None
+
+
+async def follow(agent: Agent, request: ExecRequest) -> AsyncGenerator[Output | Ended, None]:
+    """Run a command and yield its output as it comes, then how it ended.
+
+    A consumer that stops early (or is cancelled) ends the command; a lost connection does not.
+    """
+    deadline = None if request.timeout is None else request.timeout + _GRACE
+    feeding: asyncio.Task[None] | None = None
+    command: str | None = None
+    finished = False
+    try:
+        async with agent.stream(
+            "POST", "/v1/exec", user=request.user, body=request.body(), read_timeout=deadline
+        ) as response:
+            frames = _Frames(response)
+            while not finished:
+                kind, payload = await frames.next()
+                if kind == 0:
+                    command = str(json.loads(payload)["id"])
+                    if request.streams_stdin:
+                        feeding = asyncio.create_task(_feed(agent, command, request))
+                elif kind == 3:
+                    finished = True
+                    yield _ended(payload)
+                else:
+                    yield Output("stdout" if kind == 1 else "stderr", payload)
+    except GuestUnreachable:
+        command = None
+        raise
+    finally:
+        if feeding is not None:
+            feeding.cancel()
+            await asyncio.gather(feeding, return_exceptions=True)
+        if command is not None and not finished:
+            with contextlib.suppress(SteadError):
+                await asyncio.shield(agent.call("DELETE", f"/v1/exec/{command}", timeout=5))
+
+
+async def _feed(agent: Agent, command: str, request: ExecRequest) -> None:
+    """Send standard input; a command that does not read it to the end is no failure."""
+    with contextlib.suppress(GuestError, GuestUnreachable):
+        await agent.call(
+            "POST", f"/v1/exec/{command}/stdin", body=request.stdin, timeout=None, user=request.user
+        )
+
+
+def _ended(payload: bytes) -> Ended:
+    result = json.loads(payload)
+    oom = result.get("oom")
+    return Ended(
+        exit_code=result.get("exit_code"),
+        signal=result.get("signal"),
+        timed_out=bool(result.get("timed_out")),
+        duration=result.get("duration_us", 0) / 1e6,
+        out_of_memory=oom and parse_oom(oom),
+    )
+
+
+def parse_oom(event: Mapping[str, object]) -> OutOfMemory:
+    return OutOfMemory(
+        process=str(event.get("process", "")),
+        pid=int(str(event.get("pid", 0))),
+        rss_kib=int(str(event.get("rss_kib", 0))),
+        scope=str(event.get("scope", "")),
+        message=str(event.get("message", "")),
+    )
+
+
+async def collect(agent: Agent, request: ExecRequest, limit: int = DEFAULT_OUTPUT_LIMIT) -> ExecResult:
+    """Run a command to its end and keep up to `limit` bytes of each stream; the result says what was cut."""
+    kept = {"stdout": bytearray(), "stderr": bytearray()}
+    cut = {"stdout": False, "stderr": False}
+    async with contextlib.aclosing(follow(agent, request)) as events:
+        async for event in events:
+            if isinstance(event, Ended):
+                return ExecResult(
+                    exit_code=event.exit_code,
+                    signal=event.signal,
+                    stdout=bytes(kept["stdout"]),
+                    stderr=bytes(kept["stderr"]),
+                    stdout_truncated=cut["stdout"],
+                    stderr_truncated=cut["stderr"],
+                    timed_out=event.timed_out,
+                    duration=event.duration,
+                    out_of_memory=event.out_of_memory,
+                )
+            buffer = kept[event.stream]
+            room = limit - len(buffer)
+            buffer += event.data[:room]
+            cut[event.stream] |= len(event.data) > room
+    raise GuestUnreachable("the guest agent broke off in the middle of a command")

@@ -1,0 +1,61 @@
+"""Files on the host: atomic writes and locks between processes."""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import secrets
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from stead.errors import HostError
+
+
+def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Replace a file so that a crash at any moment leaves the old content or the new one."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Make renames and removals inside a folder durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def try_lock(path: Path) -> int | None:
+    """Take a lock that ends with this process; None when another holds it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+@contextlib.asynccontextmanager
+async def locked(path: Path, timeout: float) -> AsyncIterator[None]:
+    """Hold a lock between processes, waiting for whoever has it."""
+    deadline = asyncio.get_running_loop().time() + timeout
+    while (descriptor := try_lock(path)) is None:
+        if asyncio.get_running_loop().time() > deadline:
+            raise HostError(f"another process has held {path} for over {timeout:g} s")
+        await asyncio.sleep(0.1)
+    try:
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,143 @@
+"""Files inside a guest. Everything is streamed; nothing is held whole unless asked for."""
+
+import base64
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from stead.errors import InvalidRequest
+from stead.host.agent import Agent, Body, path_query
+
+GuestPath = str | bytes | os.PathLike[str]
+Kind = Literal["file", "directory", "symlink", "fifo", "socket", "device"]
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    """What is at a path. Names are text with undecodable bytes kept (os.fsencode gives them back)."""
+
+    name: str
+    kind: Kind
+    size: int
+    mode: int
+    uid: int
+    gid: int
+    user: str
+    group: str
+    mtime_ns: int
+    target: str | None
+
+
+class GuestFiles:
+    """The files of one guest, seen as one Linux user."""
+
+    def __init__(self, agent: Callable[[], Awaitable[Agent]], user: str | None = None) -> None:
+        self._agent = agent
+        self._user = user
+
+    async def read(self, path: GuestPath, start: int = 0, length: int | None = None) -> bytes:
+        """A whole file, or `length` bytes of it from `start`; past the end there is nothing to read."""
+        parts = [chunk async for chunk in self.stream(path, start, length)]
+        return b"".join(parts)
+
+    async def stream(
+        self, path: GuestPath, start: int = 0, length: int | None = None
+    ) -> AsyncIterator[bytes]:
+        """The bytes of a file in chunks, as they come."""
+        if start < 0 or (length is not None and length < 0):
+            raise InvalidRequest("a range cannot be negative")
+        if length == 0:
+            return
+        headers = {}
+        if start or length is not None:
+            size = (await self.stat(path)).size
+            if start >= size:
+                return
+            end = size if length is None else min(start + length, size)
+            headers["Range"] = f"bytes={start}-{end - 1}"
+        agent = await self._agent()
+        async with agent.stream(
+            "GET", f"/v1/file?path={path_query(path)}", headers=headers, user=self._user
+        ) as response:
+            async for chunk in response.aiter_stream():
+                yield chunk
+
+    async def write(
+        self,
+        path: GuestPath,
+        content: Body,
+        *,
+        mode: int | None = None,
+        owner: str | None = None,
+        group: str | None = None,
+        size: int | None = None,
+    ) -> int:
+        """Replace a file atomically, making its parents; returns the size. A failure leaves the old file.
+
+        `size`, when known for a stream, lets the guest refuse a stream that ends early.
+        """
+        target = f"/v1/file?path={path_query(path)}"
+        if mode is not None:
+            target += f"&mode={mode:04o}"
+        if owner is not None:
+            target += f"&owner={path_query(owner)}"
+        if group is not None:
+            target += f"&group={path_query(group)}"
+        headers = {"Content-Length": str(size)} if size is not None and not isinstance(content, bytes) else {}
+        agent = await self._agent()
+        answer = await agent.call("PUT", target, headers=headers, user=self._user, body=content, timeout=None)
+        return int(answer["size"])
+
+    async def stat(self, path: GuestPath, *, follow: bool = True) -> FileInfo:
+        return _info(await self._call("GET", f"/v1/stat?path={path_query(path)}&follow={int(follow)}"))
+
+    async def list(self, path: GuestPath) -> list[FileInfo]:
+        answer = await self._call("GET", f"/v1/directory?path={path_query(path)}")
+        return [_info(entry) for entry in answer["entries"]]
+
+    async def make_folder(self, path: GuestPath, *, parents: bool = False, mode: int = 0o755) -> None:
+        query = f"path={path_query(path)}&parents={int(parents)}&mode={mode:04o}"
+        await self._call("POST", f"/v1/directory?{query}")
+
+    async def remove(self, path: GuestPath, *, recursive: bool = False) -> None:
+        await self._call("DELETE", f"/v1/path?path={path_query(path)}&recursive={int(recursive)}")
+
+    async def move(self, source: GuestPath, target: GuestPath, *, overwrite: bool = False) -> None:
+        query = f"from={path_query(source)}&to={path_query(target)}&overwrite={int(overwrite)}"
+        await self._call("POST", f"/v1/move?{query}")
+
+    async def download_tar(self, path: GuestPath) -> AsyncIterator[bytes]:
+        """A folder's contents as a tar stream."""
+        agent = await self._agent()
+        async with agent.stream("GET", f"/v1/archive?path={path_query(path)}", user=self._user) as response:
+            async for chunk in response.aiter_stream():
+                yield chunk
+
+    async def upload_tar(self, path: GuestPath, archive: Body) -> int:
+        """Unpack a tar stream into a folder, made if missing; returns the number of entries."""
+        agent = await self._agent()
+        answer = await agent.call(
+            "PUT", f"/v1/archive?path={path_query(path)}", user=self._user, body=archive, timeout=None
+        )
+        return int(answer["files"])
+
+    async def _call(self, method: str, target: str) -> Any:
+        agent = await self._agent()
+        return await agent.call(method, target, user=self._user, timeout=60)
+
+
+def _info(entry: dict[str, Any]) -> FileInfo:
+    target = entry.get("target_b64")
+    return FileInfo(
+        name=os.fsdecode(base64.b64decode(entry["name_b64"])),
+        kind=entry["type"],
+        size=int(entry["size"]),
+        mode=int(str(entry["mode"]), 8),
+        uid=int(entry["uid"]),
+        gid=int(entry["gid"]),
+        user=str(entry.get("user", "")),
+        group=str(entry.get("group", "")),
+        mtime_ns=int(entry["mtime_ns"]),
+        target=None if target is None else os.fsdecode(base64.b64decode(target)),
+    )

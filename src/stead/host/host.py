@@ -1,0 +1,260 @@
+"""This host, as the rest of Stead sees it: it can restore, boot, adopt and discard machines."""
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from stead.errors import CapacityExceeded, HostError
+from stead.guest_agent import agent_path
+from stead.host import disks, network, templates
+from stead.host.accelerator import choose_accelerator, machine_type, qemu_version
+from stead.host.agent import Agent
+from stead.host.cgroups import ControlGroups
+from stead.host.image import BaseImage, Progress, ensure_image, find_image, image_key
+from stead.host.memory import sealed_copy
+from stead.host.network import Network
+from stead.host.processes import ProcessId
+from stead.host.qemu import Boot, Command, Memory, Platform
+from stead.host.templates import Template
+from stead.host.vm import Spawner, Vm, VmFiles, launch, process_name, running_machines
+from stead.settings import Settings, Size
+
+_MEMORY_FLOOR = 512 << 20
+_DISK_FLOOR = 1 << 30
+
+
+@dataclass(frozen=True)
+class Place:
+    """A machine's place on this host: everything here follows from its id and slot."""
+
+    machine: str
+    slot: int
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What exists on this host in Stead's name, rows or no rows."""
+
+    processes: dict[int, str]
+    folders: frozenset[str]
+    groups: frozenset[str]
+
+    @property
+    def machines(self) -> frozenset[str]:
+        return frozenset(self.processes.values()) | self.folders | self.groups
+
+
+class Host:
+    def __init__(self, settings: Settings, own_network: Network) -> None:
+        self.settings = settings
+        self.network = own_network
+        self.groups = ControlGroups(settings)
+        self._spawner = Spawner()
+        self._ready = asyncio.Lock()
+        self._image: BaseImage | None = None
+        self._platform: Platform | None = None
+        self._sealed: dict[str, int] = {}
+
+    @classmethod
+    async def open(cls, settings: Settings) -> Self:
+        if os.geteuid() != 0:
+            raise HostError("Stead makes taps, namespaces and users of its own: run it as root")
+        return cls(settings, await Network.open(settings))
+
+    async def close(self) -> None:
+        self._spawner.close()
+        for descriptor in self._sealed.values():
+            os.close(descriptor)
+        self._sealed.clear()
+        await self.network.close()
+
+    async def remove_network(self) -> None:
+        """Take away the namespace, link, rules and groups, after `close` and with no machine left."""
+        self.groups.remove()
+        await network.remove(self.settings)
+
+    # Image and templates
+
+    @property
+    def templates_folder(self) -> Path:
+        return self.settings.cache_folder / "templates"
+
+    async def image(self, progress: Callable[[Progress], None] = lambda _: None) -> BaseImage:
+        """The base image, built when it is missing."""
+        async with self._ready:
+            if self._image is None or not self._image.disk.exists():
+                self._image = await ensure_image(self.settings, progress)
+            return self._image
+
+    async def platform(self) -> Platform:
+        image = await self.image()
+        async with self._ready:
+            if self._platform is None:
+                choice = await choose_accelerator(self.settings, image.kernel)
+                version = await qemu_version()
+                self._platform = Platform(
+                    choice.name,
+                    version,
+                    await machine_type(version),
+                    _host_cpu() if choice.name == "kvm" else "",
+                )
+            return self._platform
+
+    def find_image(self, key: str) -> BaseImage | None:
+        image = find_image(self.settings, key)
+        return image if image is not None and image.disk.exists() else None
+
+    async def find_template(self, size: Size) -> Template | None:
+        """The template of a size, without making one."""
+        if self._image is None:
+            image = find_image(self.settings, image_key(self.settings, agent_path()))
+            if image is None:
+                return None
+        return templates.find(self.templates_folder, await self.image(), size, await self.platform())
+
+    def load_template(self, template_id: str) -> Template | None:
+        return templates.load(self.templates_folder, template_id, self.find_image)
+
+    # Machines
+
+    def uid(self, slot: int) -> int:
+        installations = int(self.settings.instance, 16) % 3000
+        return self.settings.uid_base + installations * 65536 + slot
+
+    def files(self, machine: str) -> VmFiles:
+        instance = self.settings.instance
+        return VmFiles(self.settings.data / "machines" / machine, self.settings.runtime / instance / machine)
+
+    def check_capacity(self) -> None:
+        """Refuse one more machine before the host itself is in trouble."""
+        if _available_memory() < _MEMORY_FLOOR:
+            raise CapacityExceeded(f"less than {_MEMORY_FLOOR >> 20} MiB of memory is available on this host")
+        if shutil.disk_usage(_existing(self.settings.data)).free < _DISK_FLOOR:
+            raise CapacityExceeded(
+                f"less than {_DISK_FLOOR >> 30} GiB of disk is free under {self.settings.data}"
+            )
+
+    async def make_disk(self, place: Place, template: Template) -> None:
+        """The machine's own folder with an empty layer over the template's disk."""
+        folder = self.files(place.machine).folder
+        try:
+            folder.mkdir(parents=True, mode=0o711)
+            folder.chmod(0o700)
+            os.chown(folder, self.uid(place.slot), self.uid(place.slot))
+        except OSError as error:
+            raise HostError(f"cannot make {folder}: {error.strerror}") from error
+        await disks.copy_layer(template.empty_layer, folder / "disk.qcow2", self.uid(place.slot))
+
+    async def restore(self, place: Place, template: Template) -> ProcessId:
+        """Start a QEMU that wakes with the template's memory."""
+        platform = await self.platform()
+        inherited: tuple[int, ...] = ()
+        memory = Memory("copy", str(template.memory))
+        if not platform.read_only_memory_files:
+            sealed = await self._sealed_memory(template)
+            inherited, memory = (sealed,), Memory("copy", f"/proc/self/fd/{sealed}")
+        try:
+            devices = os.open(template.devices, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise HostError(f"cannot read the template {template.id}: {error.strerror}") from error
+        try:
+            layers = template.layers(self._disk(place))
+            return await self._launch(place, template.size, memory, layers, devices, (devices, *inherited))
+        finally:
+            os.close(devices)
+
+    async def boot(
+        self, place: Place, size: Size, layers: tuple[Path, ...], image: BaseImage, memory: Path | None = None
+    ) -> ProcessId:
+        """Start a QEMU that boots from its disk; with `memory`, its RAM is that file."""
+        backing = Memory("own") if memory is None else Memory("template", str(memory))
+        return await self._launch(place, size, backing, layers, Boot(image.kernel, image.initrd))
+
+    async def _launch(
+        self,
+        place: Place,
+        size: Size,
+        memory: Memory,
+        layers: tuple[Path, ...],
+        wake: Boot | int,
+        inherited: tuple[int, ...] = (),
+    ) -> ProcessId:
+        files = self.files(place.machine)
+        platform = await self.platform()
+        taps = await self.network.attach(place.slot)
+        command = Command(
+            platform=platform,
+            name=process_name(self.settings.instance, place.machine),
+            size=size,
+            memory=memory,
+            layers=layers,
+            folder=files.folder,
+            uid=self.uid(place.slot),
+            data_tap=taps.data,
+            management_tap=taps.management,
+            qmp=-1,
+            boot=wake if isinstance(wake, Boot) else None,
+            incoming=wake if isinstance(wake, int) else None,
+        )
+        process = await launch(self._spawner, command, files, taps, inherited)
+        self.groups.confine(place.machine, size, process.pid)
+        return process
+
+    async def connect(self, machine: str, process: ProcessId) -> Vm:
+        return await Vm.connect(process, self.files(machine))
+
+    def agent(self, slot: int) -> Agent:
+        return Agent(lambda: self.network.agent_socket(slot))
+
+    def tidy(self, machine: str) -> None:
+        """Remove what only a running machine has; its process has ended."""
+        shutil.rmtree(self.files(machine).runtime, ignore_errors=True)
+        self.groups.release(machine)
+
+    async def discard(self, machine: str) -> None:
+        """Remove everything of a machine whose process has ended."""
+        self.tidy(machine)
+        await asyncio.to_thread(shutil.rmtree, self.files(machine).folder, ignore_errors=True)
+
+    def inventory(self) -> Inventory:
+        roots = (self.settings.data / "machines", self.settings.runtime / self.settings.instance)
+        folders: set[str] = set()
+        for root in roots:
+            with contextlib.suppress(FileNotFoundError):
+                folders.update(path.name for path in root.iterdir())
+        return Inventory(
+            running_machines(self.settings.instance), frozenset(folders), frozenset(self.groups.machines())
+        )
+
+    def _disk(self, place: Place) -> Path:
+        return self.files(place.machine).folder / "disk.qcow2"
+
+    async def _sealed_memory(self, template: Template) -> int:
+        async with self._ready:
+            if template.id not in self._sealed:
+                self._sealed[template.id] = await asyncio.to_thread(sealed_copy, template.memory)
+            return self._sealed[template.id]
+
+
+def _host_cpu() -> str:
+    """A memory snapshot made with the host's own CPU model fits only the same CPU."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    facts = sorted({line for line in lines if line.startswith(("model name", "flags", "microcode"))})
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+
+
+def _available_memory() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return 0
+
+
+def _existing(path: Path) -> Path:
+    return next(folder for folder in (path, *path.parents) if folder.exists())

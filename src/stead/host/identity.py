@@ -1,0 +1,119 @@
+"""Who a guest is: what makes a clone a machine of its own, and the proof that it took effect."""
+
+import base64
+import json
+import os
+import secrets
+import time
+from dataclasses import dataclass
+from ipaddress import IPv4Address
+
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+from stead.errors import GuestError, StartFailed
+from stead.host.addresses import DATA_MAC, GATEWAY
+from stead.host.agent import Agent
+
+_ENTROPY = 64
+CLOCK_TOLERANCE = 0.5
+
+
+@dataclass(frozen=True)
+class Identity:
+    machine: str
+    hostname: str
+    machine_id: str
+    address: IPv4Address
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """What the guest read back after taking its identity."""
+
+    kernel: str
+    boot_id: str
+    random: str
+    ssh_host_keys: tuple[str, ...]
+    clock_error: float
+
+
+def new_machine_id() -> str:
+    return secrets.token_hex(16)
+
+
+def ssh_host_keys(comment: str) -> dict[str, str]:
+    """Fresh host keys. Made here because key generation is slow inside an emulated guest."""
+    keys: dict[str, ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey] = {
+        "ed25519": ed25519.Ed25519PrivateKey.generate(),
+        "ecdsa": ec.generate_private_key(ec.SECP256R1()),
+    }
+    files = {}
+    for kind, key in keys.items():
+        private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+        public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+        files[f"ssh_host_{kind}_key"] = private.decode()
+        files[f"ssh_host_{kind}_key.pub"] = f"{public.decode()} {comment}\n"
+    return files
+
+
+async def confer(agent: Agent, identity: Identity, *, timeout: float, new_keys: bool = True) -> Confirmed:
+    """Give a guest its identity; StartFailed unless every part of it is confirmed."""
+    nonce = secrets.token_hex(16)
+    keys = ssh_host_keys(f"root@{identity.hostname}") if new_keys else {}
+    request = {
+        "nonce": nonce,
+        "machine": identity.machine,
+        "hostname": identity.hostname,
+        "machine_id": identity.machine_id,
+        "entropy": base64.b64encode(os.urandom(_ENTROPY)).decode(),
+        "network": {
+            "mac": DATA_MAC,
+            "address": str(identity.address),
+            "gateway": str(GATEWAY),
+            "dns": [str(GATEWAY)],
+            "mtu": 1500,
+        },
+        "ssh_host_keys": keys,
+    }
+    # The connection is made first, so that the time in the request is not older than one trip.
+    await agent.call("GET", "/v1/health", timeout=timeout, connect_timeout=timeout)
+    sent = time.time_ns()
+    body = json.dumps(request | {"time_ns": sent}).encode()
+    try:
+        answer = await agent.call("POST", "/v1/identity", body=body, timeout=timeout)
+    except GuestError as error:
+        raise StartFailed(f"the guest refused its identity: {error}") from error
+    received = time.time_ns()
+    expected = {
+        "nonce": nonce,
+        "machine": identity.machine,
+        "hostname": identity.hostname,
+        "machine_id": identity.machine_id,
+        "address": str(identity.address),
+    }
+    wrong = sorted(name for name, value in expected.items() if answer.get(name) != value)
+    public = {name: text.strip() for name, text in keys.items() if name.endswith(".pub")}
+    shown = {name: str(text).strip() for name, text in answer.get("ssh_host_keys", {}).items()}
+    if any(shown.get(name) != text for name, text in public.items()):
+        wrong.append("ssh_host_keys")
+    random = str(answer.get("random", ""))
+    if len(random) != 64:
+        wrong.append("random")
+    clock_error = _clock_error(int(answer.get("time_ns", 0)), sent, received)
+    if clock_error > CLOCK_TOLERANCE:
+        wrong.append("clock")
+    if wrong:
+        raise StartFailed(f"the guest did not confirm its {', '.join(wrong)}")
+    return Confirmed(
+        kernel=str(answer.get("kernel", "")),
+        boot_id=str(answer.get("boot_id", "")),
+        random=random,
+        ssh_host_keys=tuple(shown.values()),
+        clock_error=clock_error,
+    )
+
+
+def _clock_error(guest: int, sent: int, received: int) -> float:
+    """How far the guest's clock is outside of the interval in which it was read, in seconds."""
+    return max(sent - guest, guest - received, 0) / 1e9

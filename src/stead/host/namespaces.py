@@ -1,0 +1,53 @@
+"""Threads that live in a network namespace: what they open or start belongs there."""
+
+import asyncio
+import ctypes
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Self, TypeVar
+
+from stead.errors import HostError
+
+_CLONE_NEWNET = 0x40000000
+_libc = ctypes.CDLL(None, use_errno=True)
+
+T = TypeVar("T")
+
+
+class NamespaceThread:
+    """One thread inside a network namespace. Sockets, taps and child processes made by it stay inside."""
+
+    def __init__(self, enter: Callable[[], None]) -> None:
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="netns", initializer=enter)
+
+    @classmethod
+    def named(cls, path: Path) -> Self:
+        """Enter the namespace that is mounted at `path`."""
+
+        def enter() -> None:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                if _libc.setns(descriptor, _CLONE_NEWNET) != 0:
+                    raise HostError(f"cannot enter {path}: {os.strerror(ctypes.get_errno())}")
+            finally:
+                os.close(descriptor)
+
+        return cls(enter)
+
+    @classmethod
+    def empty(cls) -> Self:
+        """Make a namespace with no network at all; it ends with the last process in it."""
+
+        def enter() -> None:
+            if _libc.unshare(_CLONE_NEWNET) != 0:
+                raise HostError(f"cannot make a network namespace: {os.strerror(ctypes.get_errno())}")
+
+        return cls(enter)
+
+    async def call(self, function: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function)
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=True)

@@ -1,0 +1,109 @@
+"""Processes that outlive the one that started them, told apart even when a pid is used again."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class ProcessId:
+    """A pid together with the moment its process began: never mistaken for a later one."""
+
+    pid: int
+    started: int
+
+    @classmethod
+    def of(cls, pid: int) -> "ProcessId | None":
+        """The process that has this pid now; None when there is none or it is a zombie."""
+        try:
+            # The name may hold spaces and parentheses: fields are counted after its last one.
+            fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        return None if fields[0] in "ZX" else cls(pid, int(fields[19]))
+
+    def alive(self) -> bool:
+        return ProcessId.of(self.pid) == self
+
+
+class WatchedProcess:
+    """A process whose end is noticed at once, whoever its parent is."""
+
+    def __init__(self, identity: ProcessId) -> None:
+        """Raises ProcessLookupError when the process is already gone."""
+        self.identity = identity
+        self._descriptor = os.pidfd_open(identity.pid)
+        if not identity.alive():
+            # Either gone, or a later process with the same pid; a zombie of ours is still to be collected.
+            _collect(identity.pid)
+            os.close(self._descriptor)
+            raise ProcessLookupError(identity.pid)
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[str] = self._loop.create_future()
+        self._loop.add_reader(self._descriptor, self._on_end)
+
+    def _on_end(self) -> None:
+        self._release()
+        self._ended.set_result(_describe(_collect(self.identity.pid)))
+
+    def _release(self) -> None:
+        self._loop.remove_reader(self._descriptor)
+        os.close(self._descriptor)
+
+    @property
+    def ended(self) -> bool:
+        return self._ended.done()
+
+    async def wait(self) -> str:
+        """Wait for the end; says how it ended."""
+        return await asyncio.shield(self._ended)
+
+    def kill(self) -> None:
+        if not self.ended:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+
+    def forget(self) -> None:
+        """Stop watching; the process goes on."""
+        if not self._ended.done():
+            self._release()
+            self._ended.cancel()
+
+
+def _collect(pid: int) -> int | None:
+    """The wait status of a child that ended; None for a process that is not our child."""
+    try:
+        collected, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return status if collected == pid else None
+
+
+def _describe(status: int | None) -> str:
+    if status is None:
+        return "ended"
+    if os.WIFSIGNALED(status):
+        return f"ended by {signal.Signals(os.WTERMSIG(status)).name}"
+    return f"exited with status {os.WEXITSTATUS(status)}"
+
+
+async def kill(identity: ProcessId) -> None:
+    """End a process and wait until it is gone."""
+    try:
+        watched = WatchedProcess(identity)
+    except ProcessLookupError:
+        return
+    watched.kill()
+    await watched.wait()
+
+
+def command_lines() -> Iterator[tuple[int, list[bytes]]]:
+    """Every process with its arguments."""
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                yield int(folder.name), (folder / "cmdline").read_bytes().split(b"\0")

@@ -1,0 +1,177 @@
+"""QEMU's command line, as data. Nothing here touches the host."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from stead.host import addresses
+from stead.settings import Size
+
+KERNEL_ARGUMENTS = "root=/dev/vda rw console=ttyS0 quiet net.ifnames=0 mitigations=off panic=-1"
+
+
+@dataclass(frozen=True)
+class Platform:
+    """What a memory snapshot depends on: it is valid for exactly this platform."""
+
+    accelerator: Literal["kvm", "tcg"]
+    version: tuple[int, int, int]
+    machine: str
+    host_cpu: str = ""
+    """Hash of the host's CPU when the guest sees it as it is; empty under emulation."""
+
+    @property
+    def cpu(self) -> str:
+        # Emulated vector units cost more than they bring: an old model is the fastest under TCG.
+        return "host,migratable=on" if self.accelerator == "kvm" else "Nehalem-v1"
+
+    @property
+    def read_only_memory_files(self) -> bool:
+        """Whether RAM can be a private mapping of a file that QEMU may not write (8.2 and later)."""
+        return self.version >= (8, 2, 0)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Where guest RAM lives: its own, a template's file (shared) or a private copy of one."""
+
+    kind: Literal["own", "template", "copy"]
+    path: str = ""
+
+
+@dataclass(frozen=True)
+class Boot:
+    kernel: Path
+    initrd: Path
+
+
+@dataclass(frozen=True)
+class Command:
+    """One QEMU process. `layers` is the disk chain, top first; only the top is written."""
+
+    platform: Platform
+    name: str
+    size: Size
+    memory: Memory
+    layers: tuple[Path, ...]
+    folder: Path
+    uid: int
+    data_tap: int
+    management_tap: int
+    qmp: int
+    boot: Boot | None = None
+    incoming: int | None = None
+    """Descriptor of the saved device state to wake up with."""
+
+    def arguments(self) -> list[str]:
+        return [
+            "qemu-system-x86_64",
+            *("-name", f"guest={self.name},debug-threads=on"),
+            *("-no-user-config", "-nodefaults", "-no-reboot"),
+            *("-display", "none", "-vga", "none"),
+            *(
+                "-machine",
+                f"{self.platform.machine},memory-backend=ram,usb=off,vmport=off,smbus=off,sata=off",
+            ),
+            *("-accel", "kvm" if self.platform.accelerator == "kvm" else "tcg,thread=multi,tb-size=128"),
+            *("-cpu", self.platform.cpu, "-smp", str(self.size.vcpus), "-m", f"{self.size.memory_mib}M"),
+            *("-object", self._memory()),
+            *self._disk(),
+            *_nic("data", self.data_tap, addresses.DATA_MAC),
+            *_nic("management", self.management_tap, addresses.MANAGEMENT_MAC),
+            *(
+                "-object",
+                "rng-random,id=random,filename=/dev/urandom",
+                "-device",
+                "virtio-rng-pci,rng=random",
+            ),
+            *("-device", "vmgenid,guid=auto", "-device", "pvpanic"),
+            # A ring in memory, not a file: a guest that floods its console must not fill the host's disk.
+            *("-chardev", "ringbuf,id=console,size=65536", "-serial", "chardev:console"),
+            *(
+                "-chardev",
+                f"socket,id=qmp,fd={self.qmp},server=on,wait=off",
+                "-mon",
+                "chardev=qmp,mode=control",
+            ),
+            # QEMU gives up root after the filter is in place; with no exec there is no way back to it.
+            *("-sandbox", "on,obsolete=deny,elevateprivileges=allow,spawn=deny,resourcecontrol=deny"),
+            *self._confinement(),
+            *self._start(),
+        ]
+
+    def _memory(self) -> str:
+        size = f"id=ram,size={self.size.memory_mib}M"
+        if self.memory.kind == "own":
+            return f"memory-backend-ram,{size},reserve=off"
+        if self.memory.kind == "template":
+            return f"memory-backend-file,{size},mem-path={self.memory.path},share=on"
+        read_only = ",readonly=on,rom=off" if self.platform.read_only_memory_files else ""
+        return f"memory-backend-file,{size},mem-path={self.memory.path},share=off,reserve=off{read_only}"
+
+    def _disk(self) -> list[str]:
+        node: dict[str, object] | None = None
+        for depth, layer in reversed(list(enumerate(self.layers))):
+            file: dict[str, object] = {"driver": "file", "filename": str(layer), "discard": "unmap"}
+            if depth > 0:
+                # Frozen layers are shared by many; a lock on them would only cost.
+                file |= {"locking": "off", "read-only": True}
+            current: dict[str, object] = {
+                "driver": "raw" if layer.suffix == ".raw" else "qcow2",
+                "node-name": f"layer{depth}",
+                "file": file,
+                "discard": "unmap",
+            }
+            if depth > 0:
+                current["read-only"] = True
+            if node is not None:
+                current["backing"] = node
+            node = current
+        return ["-blockdev", json.dumps(node), "-device", "virtio-blk-pci,drive=layer0,serial=root"]
+
+    def _confinement(self) -> list[str]:
+        """Shut in its own folder under its own uid once everything is open."""
+        user = f"{self.uid}:{self.uid}"
+        if self.platform.version < (8, 1, 0):
+            return ["-chroot", str(self.folder), "-runas", user]
+        if self.platform.version < (9, 1, 0):
+            return ["-run-with", f"chroot={self.folder}", "-runas", user]
+        return ["-run-with", f"chroot={self.folder},user={user}"]
+
+    def _start(self) -> list[str]:
+        if self.incoming is not None:
+            # Device state is saved without the wrapper of a migration stream.
+            return [
+                *("-incoming", f"fd:{self.incoming}"),
+                *("-global", "migration.send-configuration=off"),
+                *("-global", "migration.store-global-state=off"),
+            ]
+        if self.boot is None:
+            return ["-S"]
+        return [
+            "-kernel",
+            str(self.boot.kernel),
+            "-initrd",
+            str(self.boot.initrd),
+            "-append",
+            KERNEL_ARGUMENTS,
+        ]
+
+
+def _nic(name: str, descriptor: int, mac: str) -> list[str]:
+    return [
+        *("-netdev", f"tap,id={name},fd={descriptor}"),
+        *("-device", f"virtio-net-pci,netdev={name},mac={mac},romfile="),
+    ]
+
+
+def floor_arguments(platform: Platform, qmp: int) -> list[str]:
+    """The least QEMU that answers QMP: what no machine can start faster than."""
+    return [
+        "qemu-system-x86_64",
+        *("-no-user-config", "-nodefaults", "-display", "none", "-S"),
+        *("-machine", platform.machine, "-m", "64M"),
+        *("-accel", "kvm" if platform.accelerator == "kvm" else "tcg,thread=multi"),
+        *("-chardev", f"socket,id=qmp,fd={qmp},server=on,wait=off", "-mon", "chardev=qmp,mode=control"),
+    ]

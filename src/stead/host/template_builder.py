@@ -1,0 +1,152 @@
+"""Making a template: boot once, warm up, freeze memory, devices and disk at one instant."""
+
+import asyncio
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from stead.errors import SteadError, TemplateError
+from stead.host import addresses, disks, templates
+from stead.host.execution import ExecRequest, collect
+from stead.host.files import locked, sync_folder, write_atomically
+from stead.host.host import Host, Place
+from stead.host.image import BaseImage, Progress
+from stead.host.qemu import Platform
+from stead.host.templates import Template, template_key
+from stead.host.vm import Vm
+from stead.settings import Size
+
+BOOT_TIMEOUT = 180.0
+_WARM_UP_TIMEOUT = 300.0
+_LOCK_TIMEOUT = 3600.0
+_SLOTS = 16
+"""The last slots are for templates while they are made; machines never get them."""
+_next_slot = 0
+
+
+def machine_slots() -> range:
+    return range(addresses.MAX_SLOTS - _SLOTS)
+
+
+async def ensure_template(
+    host: Host, size: Size, progress: Callable[[Progress], None] = lambda _: None
+) -> Template:
+    """The template of a size, made when it is missing. Two who ask at once wait for one another."""
+    image = await host.image(progress)
+    platform = await host.platform()
+    folder = host.templates_folder
+    if (found := templates.find(folder, image, size, platform)) is not None:
+        return found
+    key = template_key(image, size, platform)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o711)
+    async with locked(folder / f".{key}.lock", _LOCK_TIMEOUT):
+        if (found := templates.find(folder, image, size, platform)) is not None:
+            return found
+        for leftover in folder.glob(f".building-{key}-*"):
+            await asyncio.to_thread(shutil.rmtree, leftover)
+        try:
+            return await _build(host, image, platform, size, progress)
+        except SteadError as error:
+            raise TemplateError(f"no template of {size} could be made: {error}") from error
+        except OSError as error:
+            raise TemplateError(f"no template of {size} could be made: {error.strerror}") from error
+
+
+async def _build(
+    host: Host, image: BaseImage, platform: Platform, size: Size, progress: Callable[[Progress], None]
+) -> Template:
+    global _next_slot
+    _next_slot = (_next_slot + 1) % _SLOTS
+    key = template_key(image, size, platform)
+    template_id = f"{key}-{secrets.token_hex(4)}"
+    place = Place(f"template-{template_id}", addresses.MAX_SLOTS - 1 - _next_slot)
+    building = host.templates_folder / f".building-{template_id}"
+    building.mkdir(mode=0o711)
+    template = Template(template_id, building, size, image)
+    try:
+        await _freeze(host, place, template, progress)
+        await disks.make_layer(template.empty_layer, template.disk, size.disk_gib)
+        facts = {
+            "image": image.key,
+            "image_build": templates.image_build(image),
+            "size": str(size),
+            "platform": asdict(platform),
+        }
+        await asyncio.to_thread(_sync, building)
+        write_atomically(building / "template.json", json.dumps(facts).encode())
+        final = host.templates_folder / template_id
+        building.rename(final)
+        sync_folder(host.templates_folder)
+        return Template(template_id, final, size, image)
+    finally:
+        await asyncio.shield(host.discard(place.machine))
+        await asyncio.to_thread(shutil.rmtree, building, ignore_errors=True)
+
+
+async def _freeze(host: Host, place: Place, template: Template, progress: Callable[[Progress], None]) -> None:
+    files = host.files(place.machine)
+    uid = host.uid(place.slot)
+    files.folder.mkdir(parents=True, mode=0o700)
+    os.chown(files.folder, uid, uid)
+    await disks.make_layer(template.disk, template.image.disk, template.size.disk_gib)
+    with template.memory.open("xb") as memory:
+        os.truncate(memory.fileno(), template.size.memory_mib << 20)
+    layers = (template.disk, template.image.disk)
+    progress(Progress("template", f"booting {template.size}", 0.1))
+    process = await host.boot(place, template.size, layers, template.image, template.memory)
+    vm = await host.connect(place.machine, process)
+    try:
+        await _warm_up(host, place, vm, template, progress)
+        progress(Progress("template", "freezing memory, devices and disk", 0.95))
+        await vm.pause()
+        devices = await vm.save_devices("devices")
+        await vm.quit()
+        await asyncio.to_thread(shutil.move, devices, template.devices)
+        os.chown(template.devices, 0, 0)
+    finally:
+        await asyncio.shield(vm.kill())
+        await asyncio.shield(vm.release())
+
+
+async def _warm_up(
+    host: Host, place: Place, vm: Vm, template: Template, progress: Callable[[Progress], None]
+) -> None:
+    agent = host.agent(place.slot)
+    ended = asyncio.create_task(_abort_with(vm, agent.abort))
+    commands = list(templates.WARM_UP)
+    if template.size.disk_gib > templates.BASE_DISK_GIB:
+        commands.insert(0, "resize2fs /dev/vda")
+    try:
+        await agent.call("GET", "/v1/health", timeout=BOOT_TIMEOUT, connect_timeout=BOOT_TIMEOUT)
+        for number, command in enumerate(commands):
+            progress(Progress("template", command, 0.3 + 0.6 * number / len(commands)))
+            request = ExecRequest(command, env={"HOME": "/root"}, timeout=_WARM_UP_TIMEOUT)
+            result = await collect(agent, request)
+            if not result.ok:
+                said = result.stderr.decode(errors="replace").strip()
+                raise TemplateError(
+                    f"`{command}` failed in the guest: {said or result.signal or result.exit_code}"
+                )
+    finally:
+        ended.cancel()
+        await asyncio.gather(ended, return_exceptions=True)
+        # No connection may be open in the frozen memory: a clone would answer for it.
+        await agent.close()
+
+
+async def _abort_with(vm: Vm, abort: Callable[[str], None]) -> None:
+    how = await vm.wait()
+    abort(f"QEMU {how}")
+
+
+def _sync(folder: Path) -> None:
+    for path in folder.iterdir():
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,253 @@
+"""A running QEMU: started, restored, watched and ended. Knows nothing of machines or rows."""
+
+import asyncio
+import contextlib
+import os
+import resource
+import socket
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from qemu.qmp import EventListener, Message, QMPClient, QMPError
+
+from stead.errors import HostError, StartFailed
+from stead.host.namespaces import NamespaceThread
+from stead.host.network import Taps
+from stead.host.processes import ProcessId, WatchedProcess, command_lines
+from stead.host.qemu import Command
+
+QMP_TIMEOUT = 20.0
+_OPEN_FILES = 4096
+
+
+@dataclass(frozen=True)
+class VmFiles:
+    """Where a QEMU keeps what belongs to it alone."""
+
+    folder: Path
+    """Its world: QEMU is shut in here. Holds the top disk layer."""
+    runtime: Path
+
+    @property
+    def qmp(self) -> Path:
+        return self.runtime / "qmp.sock"
+
+    @property
+    def log(self) -> Path:
+        return self.runtime / "qemu.log"
+
+
+class Spawner:
+    """Starts QEMU processes in a network namespace that has nothing in it."""
+
+    def __init__(self) -> None:
+        self._thread = NamespaceThread.empty()
+
+    async def spawn(
+        self, arguments: Callable[[int], list[str]], files: VmFiles, descriptors: tuple[int, ...] = ()
+    ) -> ProcessId:
+        """Start QEMU; its monitor is already listening, so connecting never has to wait for it."""
+        return await self._thread.call(lambda: self._spawn(arguments, files, descriptors))
+
+    def _spawn(
+        self, arguments: Callable[[int], list[str]], files: VmFiles, descriptors: tuple[int, ...]
+    ) -> ProcessId:
+        files.runtime.mkdir(parents=True, exist_ok=True, mode=0o700)
+        files.qmp.unlink(missing_ok=True)
+        with (
+            socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
+            files.log.open("wb") as log,
+        ):
+            listener.bind(str(files.qmp))
+            listener.listen(1)
+            try:
+                child = subprocess.Popen(
+                    arguments(listener.fileno()),
+                    pass_fds=(listener.fileno(), *descriptors),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=log,
+                    cwd="/",
+                    env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
+                    start_new_session=True,
+                )
+            except FileNotFoundError as error:
+                raise HostError(
+                    "qemu-system-x86_64 is not installed on this host (see `stead doctor`)"
+                ) from error
+        # Ended processes are collected through their pidfd, not by subprocess.
+        child.returncode = 0
+        # Guest memory must never land in a core file.
+        with contextlib.suppress(ProcessLookupError):
+            resource.prlimit(child.pid, resource.RLIMIT_CORE, (0, 0))
+            resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (_OPEN_FILES, _OPEN_FILES))
+        identity = ProcessId.of(child.pid)
+        if identity is None:
+            os.waitpid(child.pid, 0)
+            raise StartFailed(f"QEMU ended at once: {last_words(files)}")
+        return identity
+
+    def close(self) -> None:
+        self._thread.close()
+
+
+class Vm:
+    """A QEMU process with its monitor connected."""
+
+    def __init__(self, process: WatchedProcess, files: VmFiles, monitor: QMPClient) -> None:
+        self.process = process
+        self.files = files
+        self._monitor = monitor
+        self.stop_cause: str | None = None
+        """Why the guest ended, as QEMU told it: guest-shutdown, guest-reset, guest-panic, ..."""
+        self._listener = EventListener(names=("SHUTDOWN", "GUEST_PANICKED"))
+        self._monitor.register_listener(self._listener)
+        self._events = asyncio.create_task(self._follow_events())
+
+    @classmethod
+    async def connect(cls, identity: ProcessId, files: VmFiles) -> Self:
+        """Take hold of a QEMU by its process and monitor; ends with ProcessLookupError when it is gone."""
+        process = WatchedProcess(identity)
+        monitor = QMPClient(f"stead-{identity.pid}")
+        try:
+            connecting = asyncio.ensure_future(monitor.connect(str(files.qmp)))
+            ending = asyncio.ensure_future(process.wait())
+            try:
+                await asyncio.wait(
+                    {connecting, ending}, timeout=QMP_TIMEOUT, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not connecting.done():
+                    raise StartFailed(
+                        f"QEMU {ending.result()}: {last_words(files)}"
+                        if ending.done()
+                        else "QEMU did not answer its monitor"
+                    )
+                connecting.result()
+            finally:
+                for task in (connecting, ending):
+                    task.cancel()
+                await asyncio.gather(connecting, ending, return_exceptions=True)
+        except (QMPError, OSError) as error:
+            ended = process.ended or not identity.alive()
+            process.forget()
+            if ended:
+                raise StartFailed(f"QEMU ended: {last_words(files)}") from error
+            raise StartFailed(f"QEMU's monitor failed: {error}") from error
+        except BaseException:
+            process.forget()
+            raise
+        return cls(process, files, monitor)
+
+    async def execute(self, command: str, **arguments: Any) -> Any:
+        """One monitor command, with a deadline."""
+        try:
+            async with asyncio.timeout(QMP_TIMEOUT):
+                return await self._monitor.execute(command, arguments or None)
+        except QMPError as error:
+            if self.process.ended or not self.process.identity.alive():
+                raise HostError(f"QEMU ended: {last_words(self.files)}") from error
+            raise HostError(f"QEMU refused {command}: {error}") from error
+        except TimeoutError as error:
+            raise HostError(f"QEMU did not answer {command} within {QMP_TIMEOUT:g} s") from error
+
+    async def _follow_events(self) -> None:
+        with contextlib.suppress(QMPError, asyncio.CancelledError):
+            async for event in self._listener:
+                self._note(event)
+
+    def _note(self, event: Message) -> None:
+        if event["event"] == "GUEST_PANICKED":
+            self.stop_cause = "guest-panic"
+        elif self.stop_cause is None:
+            data = event["data"]
+            self.stop_cause = str(data.get("reason", "unknown")) if isinstance(data, dict) else "unknown"
+
+    async def running(self) -> None:
+        """Wait until a QEMU that was started with saved state has loaded it and runs."""
+        deadline = asyncio.get_running_loop().time() + QMP_TIMEOUT
+        while (status := (await self.execute("query-status"))["status"]) != "running":
+            if asyncio.get_running_loop().time() > deadline:
+                raise StartFailed(f"QEMU is {status} instead of running: {last_words(self.files)}")
+            await asyncio.sleep(0.002)
+
+    async def pause(self) -> None:
+        await self.execute("stop")
+
+    async def resume(self) -> None:
+        await self.execute("cont")
+
+    async def save_devices(self, name: str) -> Path:
+        """Write all device and CPU state of the paused guest, without its memory, into QEMU's own folder."""
+        await self.execute("xen-save-devices-state", filename=f"/{name}", live=False)
+        return self.files.folder / name
+
+    async def quit(self) -> None:
+        """End QEMU in good order, with its disk closed."""
+        with contextlib.suppress(HostError):
+            await self.execute("quit")
+        await self.process.wait()
+
+    async def console(self) -> str:
+        """The last of what the guest wrote to its serial console."""
+        return str(await self.execute("ringbuf-read", device="console", size=65536))
+
+    async def wait(self) -> str:
+        """Wait until QEMU has ended; says how."""
+        how = await self.process.wait()
+        # The monitor's last event may still be on its way through the loop.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(self._events), 0.2)
+        return how
+
+    async def kill(self) -> None:
+        self.process.kill()
+        await self.process.wait()
+
+    async def release(self) -> None:
+        """Let go of the process without ending it."""
+        self._events.cancel()
+        await asyncio.gather(self._events, return_exceptions=True)
+        with contextlib.suppress(QMPError, OSError, EOFError):
+            await self._monitor.disconnect()
+        self.process.forget()
+
+
+async def launch(
+    spawner: Spawner, command: Command, files: VmFiles, taps: Taps, inherited: tuple[int, ...]
+) -> ProcessId:
+    """Start the QEMU of a command; the taps' ends here are closed whatever happens."""
+    try:
+        return await spawner.spawn(
+            lambda qmp: replace(command, qmp=qmp).arguments(),
+            files,
+            (taps.data, taps.management, *inherited),
+        )
+    finally:
+        taps.close()
+
+
+def last_words(files: VmFiles) -> str:
+    """The end of QEMU's log, for an error's sentence."""
+    try:
+        lines = files.log.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        return "it left no message"
+    return " | ".join(lines[-2:]) or "it left no message"
+
+
+def process_name(instance: str, machine: str) -> str:
+    return f"stead-{instance}-{machine}"
+
+
+def running_machines(instance: str) -> dict[int, str]:
+    """Every QEMU of an installation by pid, found by the name it was started with, rows or no rows."""
+    prefix = f"guest=stead-{instance}-".encode()
+    found = {}
+    for pid, arguments in command_lines():
+        for argument in arguments:
+            if argument.startswith(prefix):
+                found[pid] = argument[len(prefix) :].split(b",")[0].decode()
+    return found

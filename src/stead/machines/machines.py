@@ -1,0 +1,342 @@
+"""The public face of the engine: create machines, find them, use them."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address
+from typing import Self
+
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from stead.errors import InvalidRequest, MachineNotFound, StartFailed, SteadError, WrongState
+from stead.host import addresses
+from stead.host.agent import Agent
+from stead.host.execution import (
+    DEFAULT_OUTPUT_LIMIT,
+    Ended,
+    ExecRequest,
+    ExecResult,
+    OutOfMemory,
+    Output,
+    collect,
+    follow,
+    parse_oom,
+)
+from stead.host.files import locked
+from stead.host.guest_files import GuestFiles
+from stead.host.host import Host
+from stead.host.image import Progress
+from stead.host.template_builder import ensure_template
+from stead.host.templates import Template
+from stead.machines.lifecycle import STOP_TIMEOUT, Lifecycle
+from stead.machines.live import Live
+from stead.machines.pool import Pool
+from stead.machines.recovery import reconcile
+from stead.machines.states import UNOWNED, Operation, State, Verdict, decide
+from stead.settings import Settings, Size
+from stead.store.database import open_database
+from stead.store.machines import MachineRow, MachineStore
+
+_HIDDEN = (*UNOWNED, State.DELETING)
+_MAX_NAME = 200
+_LOCK_TIMEOUT = 5.0
+Report = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class MachineInfo:
+    """What is recorded of a machine. `reason` says why it is stopped or lost."""
+
+    id: str
+    name: str | None
+    state: State
+    size: Size
+    address: IPv4Address
+    hostname: str
+    reason: str | None
+    created_at: float
+
+
+class Machines:
+    """All machines of one installation. One process at a time has it open; machines outlive that process."""
+
+    def __init__(self, settings: Settings, database: AsyncEngine, lifecycle: Lifecycle) -> None:
+        self.settings = settings
+        self._database = database
+        self._lifecycle = lifecycle
+        self.pool = Pool(lifecycle, settings.pool)
+        # More restores at once than the host has cores only makes all of them late.
+        self._restores = asyncio.Semaphore(max(2, os.cpu_count() or 2))
+        self._building: dict[Size, asyncio.Task[Template]] = {}
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(cls, settings: Settings) -> AsyncIterator[Self]:
+        """Open an installation: recover from whatever happened before, then hand out machines.
+
+        On leaving, machines go on; the pool goes, and with the last machine the network goes too.
+        """
+        settings.data.mkdir(parents=True, exist_ok=True, mode=0o711)
+        (settings.runtime / settings.instance).mkdir(parents=True, exist_ok=True, mode=0o711)
+        async with locked(settings.data / "stead.lock", _LOCK_TIMEOUT):
+            database = await open_database(settings.data / "stead.db")
+            host = await Host.open(settings)
+            lifecycle = Lifecycle(host, MachineStore(database))
+            try:
+                await reconcile(lifecycle)
+                machines = cls(settings, database, lifecycle)
+                if (template := await host.find_template(settings.default_size)) is not None:
+                    machines.pool.keep(template)
+                try:
+                    yield machines
+                finally:
+                    await machines._close()
+            finally:
+                await lifecycle.close()
+                empty = not await lifecycle.store.list()
+                await host.close()
+                if empty:
+                    await host.remove_network()
+                await database.dispose()
+
+    async def _close(self) -> None:
+        for task in self._building.values():
+            task.cancel()
+        await asyncio.gather(*self._building.values(), return_exceptions=True)
+        await self.pool.close()
+
+    # Templates
+
+    async def template(self, size: Size | None = None, report: Report = lambda _: None) -> Template:
+        """The template of a size, made once however many ask; from then on creates are quick."""
+        size = size or self.settings.default_size
+        host = self._lifecycle.host
+        task = self._building.get(size)
+        if task is None:
+            if (found := await host.find_template(size)) is not None:
+                return self._keep(found)
+            task = self._building.get(size)
+        if task is None:
+            task = asyncio.create_task(ensure_template(host, size, report))
+            self._building[size] = task
+            task.add_done_callback(lambda _: self._building.pop(size, None))
+        return self._keep(await asyncio.shield(task))
+
+    def _keep(self, template: Template) -> Template:
+        if template.size == self.settings.default_size:
+            self.pool.keep(template)
+        return template
+
+    # Machines
+
+    async def create(
+        self, size: Size | None = None, *, name: str | None = None, report: Report = lambda _: None
+    ) -> "Machine":
+        """A new running machine that has confirmed its identity; a failure leaves nothing."""
+        if name is not None and (not name.strip() or len(name) > _MAX_NAME):
+            raise InvalidRequest(f"a name has 1 to {_MAX_NAME} characters")
+        self._lifecycle.host.check_capacity()
+        template = await self.template(size, report)
+        with self.pool.giving_way():
+            taken = await self.pool.take(template, name)
+            if taken is not None:
+                row, live = taken
+                await self._finish_create(row, self._resume(row, live))
+            else:
+                row = await self._lifecycle.allocate(State.CREATING, template.size, template, name)
+                await self._finish_create(row, self._restore(row, template))
+        return Machine(self, row.id)
+
+    async def _resume(self, row: MachineRow, live: Live) -> Live:
+        async with self._restores:
+            await live.vm.resume()
+            await self._lifecycle.identify(row, live, new_keys=True)
+        return live
+
+    async def _restore(self, row: MachineRow, template: Template) -> Live:
+        async with self._restores:
+            live = await self._lifecycle.restore(row, template)
+            await self._lifecycle.step(row, "identify")
+            await self._lifecycle.identify(row, live, new_keys=True)
+        return live
+
+    async def _finish_create(self, row: MachineRow, work: Awaitable[Live]) -> None:
+        async with self._lifecycle.turns.of(row.id):
+            try:
+                live = await work
+                await self._lifecycle.record_running(row, live)
+            except BaseException as error:
+                await asyncio.shield(self._lifecycle.remove(row))
+                if isinstance(error, SteadError) and not isinstance(error, StartFailed):
+                    raise StartFailed(f"no machine could be created: {error}") from error
+                if isinstance(error, OSError):
+                    raise StartFailed(f"no machine could be created: {error.strerror}") from error
+                raise
+
+    async def get(self, machine_id: str) -> "Machine":
+        await self.info(machine_id)
+        return Machine(self, machine_id)
+
+    async def list(self) -> list[MachineInfo]:
+        rows = await self._lifecycle.store.list(excluding=_HIDDEN)
+        return [_info(row) for row in rows]
+
+    async def info(self, machine_id: str) -> MachineInfo:
+        return _info(await self._row(machine_id))
+
+    async def _row(self, machine_id: str) -> MachineRow:
+        row = await self._lifecycle.store.get(machine_id)
+        if row is None or row.state in _HIDDEN:
+            raise MachineNotFound(machine_id)
+        return row
+
+    async def agent(self, machine_id: str) -> Agent:
+        """The agent of a running machine, waiting while the machine is on its way to running."""
+        live = self._lifecycle.lives.get(machine_id)
+        if live is not None and live.running:
+            return live.agent
+        async with self._lifecycle.turns.of(machine_id):
+            row = await self._row(machine_id)
+            live = self._lifecycle.lives.get(machine_id)
+            if live is not None and live.running:
+                return live.agent
+            raise WrongState(machine_id, Operation.EXEC, row.state, row.reason or "")
+
+    async def start(self, machine_id: str) -> None:
+        async with self._lifecycle.turns.of(machine_id):
+            row = await self._check(machine_id, Operation.START)
+            if row is not None:
+                self._lifecycle.host.check_capacity()
+                await self._lifecycle.start(row)
+
+    async def stop(self, machine_id: str, timeout: float = STOP_TIMEOUT) -> None:
+        """Shut a machine down cleanly; after `timeout` seconds it is ended by force, and says so."""
+        lifecycle = self._lifecycle
+        async with lifecycle.turns.of(machine_id):
+            row = await self._check(machine_id, Operation.STOP)
+            live = lifecycle.lives.get(machine_id)
+            if row is None:
+                return
+            await lifecycle.store.update(row.id, state=State.STOPPING, step="shutdown")
+            # From here the stop is carried through even if nobody waits for it any more.
+            await asyncio.shield(asyncio.ensure_future(self._stop(row, live, timeout)))
+
+    async def _stop(self, row: MachineRow, live: Live | None, timeout: float) -> None:
+        forced = None if live is None else await self._lifecycle.shut_down(row, live, timeout)
+        await self._lifecycle.step(row, "clean")
+        await self._lifecycle.record_stopped(row, forced or "stopped")
+
+    async def kill(self, machine_id: str) -> None:
+        """End a machine at once, as if its plug were pulled; its disk is kept."""
+        lifecycle = self._lifecycle
+        row = await self._row(machine_id)
+        live = lifecycle.lives.get(machine_id)
+        if row.state == State.STOPPING and live is not None:
+            await live.vm.kill()
+        async with lifecycle.turns.of(machine_id):
+            checked = await self._check(machine_id, Operation.KILL)
+            if checked is not None:
+                await lifecycle.store.update(machine_id, state=State.STOPPING, step="clean")
+                await lifecycle.record_stopped(checked, "killed")
+
+    async def delete(self, machine_id: str) -> None:
+        """Remove a machine and everything it had."""
+        lifecycle = self._lifecycle
+        row = await self._row(machine_id)
+        live = lifecycle.lives.get(machine_id)
+        if row.state == State.STOPPING and live is not None:
+            await live.vm.kill()
+        async with lifecycle.turns.of(machine_id):
+            checked = await self._check(machine_id, Operation.DELETE)
+            if checked is not None:
+                await asyncio.shield(asyncio.ensure_future(lifecycle.remove(checked)))
+
+    async def _check(self, machine_id: str, operation: Operation) -> MachineRow | None:
+        """The row, when the operation may begin; None when there is nothing to do. Call in its turn."""
+        row = await self._row(machine_id)
+        verdict = decide(operation, State(row.state))
+        if verdict is Verdict.DONE:
+            return None
+        if verdict is Verdict.GO:
+            return row
+        raise WrongState(machine_id, operation, row.state, row.reason or "")
+
+
+class Machine:
+    """A handle on one machine; cheap, and valid as long as the machine exists."""
+
+    def __init__(self, machines: Machines, machine_id: str) -> None:
+        self._machines = machines
+        self.id = machine_id
+
+    async def info(self) -> MachineInfo:
+        return await self._machines.info(self.id)
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str = "/",
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | AsyncIterator[bytes] | None = None,
+        user: str | None = None,
+        timeout: float | None = None,
+        output_limit: int = DEFAULT_OUTPUT_LIMIT,
+    ) -> ExecResult:
+        """Run a command to its end. A string is run by a non-login `sh`; a list is run as it is."""
+        request = ExecRequest(command, cwd, env or {}, stdin, user, timeout)
+        return await collect(await self._machines.agent(self.id), request, output_limit)
+
+    async def stream(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str = "/",
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | AsyncIterator[bytes] | None = None,
+        user: str | None = None,
+        timeout: float | None = None,
+    ) -> AsyncGenerator[Output | Ended, None]:
+        """Run a command and yield its output as it comes, then how it ended."""
+        request = ExecRequest(command, cwd, env or {}, stdin, user, timeout)
+        agent = await self._machines.agent(self.id)
+        async with contextlib.aclosing(follow(agent, request)) as events:
+            async for event in events:
+                yield event
+
+    def files(self, user: str | None = None) -> GuestFiles:
+        """The machine's files as a Linux user sees them; root by default."""
+        return GuestFiles(lambda: self._machines.agent(self.id), user)
+
+    async def out_of_memory(self) -> list[OutOfMemory]:
+        """The last processes that the guest's kernel ended for want of memory."""
+        agent = await self._machines.agent(self.id)
+        answer = await agent.call("GET", "/v1/oom")
+        return [parse_oom(event) for event in answer["events"]]
+
+    async def start(self) -> None:
+        await self._machines.start(self.id)
+
+    async def stop(self, timeout: float = STOP_TIMEOUT) -> None:
+        await self._machines.stop(self.id, timeout)
+
+    async def kill(self) -> None:
+        await self._machines.kill(self.id)
+
+    async def delete(self) -> None:
+        await self._machines.delete(self.id)
+
+
+def _info(row: MachineRow) -> MachineInfo:
+    return MachineInfo(
+        id=row.id,
+        name=row.name,
+        state=State(row.state),
+        size=Size(row.vcpus, row.memory_mib, row.disk_gib),
+        address=addresses.machine_address(row.slot),
+        hostname=row.hostname,
+        reason=row.reason,
+        created_at=row.created_at / 1e9,
+    )

@@ -1,0 +1,133 @@
+"""Machines made ahead of time: restored, warmed and paused, so that a create only has to name one."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+
+import structlog
+
+from stead.errors import SteadError
+from stead.host.templates import Template
+from stead.machines.lifecycle import Lifecycle
+from stead.machines.live import Live
+from stead.machines.states import State
+from stead.settings import Size
+from stead.store.machines import MachineRow
+
+_PAUSE_AFTER_FAILURE = 5.0
+
+log = structlog.get_logger("stead.pool")
+
+
+class Pool:
+    """Keeps `target` prepared machines of one template; gives way to creates that are under way."""
+
+    def __init__(self, lifecycle: Lifecycle, target: int) -> None:
+        self._lifecycle = lifecycle
+        self._target = target
+        self._template: Template | None = None
+        self._wanted = asyncio.Event()
+        self._changed = asyncio.Condition()
+        self._busy = 0
+        self._worker: asyncio.Task[None] | None = None
+        lifecycle.on_unowned_end = self._wanted.set
+
+    def keep(self, template: Template) -> None:
+        """Start (or go on) keeping machines of this template ready."""
+        if self._target == 0:
+            return
+        self._template = template
+        self._wanted.set()
+        if self._worker is None:
+            self._worker = asyncio.create_task(self._work())
+
+    @contextlib.contextmanager
+    def giving_way(self) -> Iterator[None]:
+        """While a caller waits for a machine, the pool makes none."""
+        self._busy += 1
+        try:
+            yield
+        finally:
+            self._busy -= 1
+            if self._busy == 0:
+                self._wanted.set()
+
+    async def take(self, template: Template, name: str | None) -> tuple[MachineRow, Live] | None:
+        """A prepared machine, now belonging to the caller and being created; None when there is none."""
+        store = self._lifecycle.store
+        while True:
+            row = await store.take(
+                State.PREPARED,
+                template.id,
+                state=State.CREATING,
+                step="identify",
+                name=name,
+                created_at=time.time_ns(),
+            )
+            self._wanted.set()
+            if row is None:
+                return None
+            live = self._lifecycle.lives.get(row.id)
+            if live is not None and not live.vm.process.ended:
+                return row, live
+            await self._lifecycle.remove(row)
+
+    async def prepared(self) -> list[MachineRow]:
+        rows = await self._lifecycle.store.list()
+        return [row for row in rows if row.state == State.PREPARED]
+
+    async def filled(self, timeout: float) -> None:
+        """Wait until the pool is full."""
+        async with asyncio.timeout(timeout), self._changed:
+            await self._changed.wait_for(lambda: self._full)
+
+    _full = False
+
+    async def _work(self) -> None:
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            try:
+                await self._fill()
+            except SteadError as error:
+                log.warning("cannot prepare a machine", error=str(error))
+                await asyncio.sleep(_PAUSE_AFTER_FAILURE)
+
+    async def _fill(self) -> None:
+        while self._template is not None and self._busy == 0:
+            template = self._template
+            ready = 0
+            for row in await self.prepared():
+                if row.template == template.id:
+                    ready += 1
+                else:
+                    await self._lifecycle.remove(row)
+            async with self._changed:
+                self._full = ready >= self._target
+                self._changed.notify_all()
+            if self._full:
+                return
+            await self._prepare(template)
+
+    async def _prepare(self, template: Template) -> None:
+        lifecycle = self._lifecycle
+        lifecycle.host.check_capacity()
+        size: Size = template.size
+        row = await lifecycle.allocate(State.PREPARING, size, template, None)
+        try:
+            live = await lifecycle.restore(row, template)
+            await lifecycle.warm(row, live)
+            await lifecycle.store.update(row.id, state=State.PREPARED, step=None)
+        except BaseException:
+            await asyncio.shield(lifecycle.remove(row))
+            raise
+
+    async def close(self) -> None:
+        """Stop making machines and remove the ones that nobody took."""
+        if self._worker is not None:
+            self._worker.cancel()
+            await asyncio.gather(self._worker, return_exceptions=True)
+            self._worker = None
+        for row in await self.prepared():
+            await self._lifecycle.remove(row)

@@ -1,0 +1,87 @@
+"""After a crash: make rows and reality agree again."""
+
+import structlog
+
+from stead.errors import SteadError
+from stead.host.processes import ProcessId, kill
+from stead.machines.lifecycle import Lifecycle, process_of
+from stead.machines.states import Recovery, State, recover
+from stead.store.machines import MachineRow
+
+log = structlog.get_logger("stead.recovery")
+
+
+async def reconcile(lifecycle: Lifecycle) -> None:
+    """Adopt what runs, finish or undo what was half done, reap what nobody owns."""
+    rows = await lifecycle.store.list()
+    processes = lifecycle.host.inventory().processes
+    for row in rows:
+        process = process_of(row)
+        alive = process is not None and process.alive() and processes.get(process.pid) == row.id
+        action = recover(State(row.state), alive)
+        if action is not Recovery.KEEP:
+            log.info("recovering", machine=row.id, state=row.state, step=row.step, action=action.value)
+        await _apply(lifecycle, row, action, process)
+    await _reap(lifecycle)
+
+
+async def _apply(lifecycle: Lifecycle, row: MachineRow, action: Recovery, process: ProcessId | None) -> None:
+    match action:
+        case Recovery.ADOPT:
+            await _adopt(lifecycle, row, process)
+        case Recovery.STOPPED:
+            await lifecycle.record_stopped(row, "its QEMU ended while Stead was not running")
+        case Recovery.FINISH_STOP:
+            lifecycle.background(_finish_stop(lifecycle, row, process))
+        case Recovery.END_AND_STOP:
+            await lifecycle.record_stopped(row, "its start was interrupted")
+        case Recovery.REMOVE:
+            await lifecycle.remove(row)
+        case Recovery.KEEP:
+            pass
+
+
+async def _adopt(lifecycle: Lifecycle, row: MachineRow, process: ProcessId | None) -> None:
+    assert process is not None  # noqa: S101  # only a live process is adopted
+    try:
+        live = await lifecycle.adopt(row, process)
+    except (SteadError, ProcessLookupError) as error:
+        if row.state == State.PREPARED:
+            await lifecycle.remove(row)
+        else:
+            await lifecycle.record_stopped(row, f"its QEMU could not be adopted: {error}")
+        return
+    live.running = row.state == State.RUNNING
+
+
+async def _finish_stop(lifecycle: Lifecycle, row: MachineRow, process: ProcessId | None) -> None:
+    """The guest was asked to shut down: give it its time, as if nothing had happened in between."""
+    async with lifecycle.turns.of(row.id):
+        reason = "stopped"
+        try:
+            if process is not None and process.alive():
+                live = await lifecycle.adopt(row, process)
+                forced = await lifecycle.shut_down(row, live)
+                reason = forced or reason
+        except (SteadError, ProcessLookupError) as error:
+            log.warning("could not finish a stop in good order", machine=row.id, error=str(error))
+        await lifecycle.record_stopped(row, reason)
+
+
+async def _reap(lifecycle: Lifecycle) -> None:
+    """End and remove what carries this installation's name but has no row, or no business to run."""
+    rows = {row.id: row for row in await lifecycle.store.list()}
+    inventory = lifecycle.host.inventory()
+    for pid, machine in inventory.processes.items():
+        row = rows.get(machine)
+        if row is None or row.pid != pid:
+            orphan = ProcessId.of(pid)
+            if orphan is not None:
+                log.warning("reaping a process", machine=machine, pid=pid)
+                await kill(orphan)
+    for machine in inventory.machines - rows.keys():
+        log.warning("reaping files", machine=machine)
+        await lifecycle.host.discard(machine)
+    for machine, row in rows.items():
+        if row.pid is None:
+            lifecycle.host.tidy(machine)

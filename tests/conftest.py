@@ -1,0 +1,76 @@
+"""Real machines for tests: one image and one small template for the whole run, kept outside the checkout."""
+
+import os
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from stead.host.image import BaseImage, ensure_image
+from stead.host.vm import running_machines
+from stead.machines import Machine, Machines
+from stead.settings import Settings, Size
+
+SMALL = Size(vcpus=2, memory_mib=512, disk_gib=20)
+
+
+def leftovers(settings: Settings) -> list[str]:
+    """Everything on this host that carries an installation's name."""
+    instance = settings.instance
+    found = [f"process {pid} of {name}" for pid, name in running_machines(instance).items()]
+    found += [f"namespace {path}" for path in Path("/run/netns").glob(f"stead-{instance}*")]
+    found += [f"interface {path.name}" for path in Path("/sys/class/net").glob(f"st{instance}*")]
+    found += [f"group {path}" for path in Path("/sys/fs/cgroup").glob(f"**/stead-{instance}*/*/")]
+    found += [f"folder {path}" for path in (settings.data / "machines").glob("*")]
+    found += [f"folder {path}" for path in (settings.runtime / instance).glob("*")]
+    tables = subprocess.run(["nft", "list", "tables"], check=True, capture_output=True, text=True).stdout
+    found += [line for line in tables.splitlines() if f"stead_{instance}" in line]
+    return found
+
+
+@pytest.fixture(scope="session")
+def cache() -> Path:
+    """Where the image and templates are kept from one run to the next."""
+    return Path(os.environ.get("STEAD_CACHE", "/var/lib/stead/cache"))
+
+
+@pytest.fixture(scope="session")
+def settings(cache: Path) -> Iterator[Settings]:
+    with tempfile.TemporaryDirectory(prefix="stead-test-", dir="/var/tmp") as folder:
+        yield Settings(data=Path(folder), cache=cache, default_size=SMALL, pool=0)
+
+
+@pytest_asyncio.fixture(scope="session")
+async def image(settings: Settings) -> BaseImage:
+    return await ensure_image(settings)
+
+
+@pytest_asyncio.fixture(scope="session")
+async def machines(settings: Settings, image: BaseImage) -> AsyncIterator[Machines]:
+    """The engine, open for the whole run; whatever tests leave is an error at the end."""
+    async with Machines.open(settings) as machines:
+        await machines.template()
+        yield machines
+        for left in await machines.list():
+            await (await machines.get(left.id)).delete()
+    assert leftovers(settings) == []
+
+
+@pytest_asyncio.fixture(scope="module")
+async def shared(machines: Machines) -> AsyncIterator[Machine]:
+    """One machine for all tests of a module that leave it as they found it."""
+    machine = await machines.create()
+    yield machine
+    await machine.delete()
+
+
+@pytest_asyncio.fixture
+async def machine(machines: Machines) -> AsyncIterator[Machine]:
+    """A machine for one test, which may do anything to it."""
+    machine = await machines.create()
+    yield machine
+    if any(info.id == machine.id for info in await machines.list()):
+        await machine.delete()

@@ -1,0 +1,105 @@
+"""`stead doctor` tells the truth about the host it runs on."""
+
+import io
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from stead.host import examination
+from stead.host.accelerator import probe_kvm
+from stead.host.doctor import Finding, examine, healthy, render, to_json
+from stead.host.image import BaseImage
+from stead.settings import Settings
+
+
+def by_name(findings: list[Finding]) -> dict[str, Finding]:
+    return {finding.name: finding for finding in findings}
+
+
+async def test_it_is_truthful_about_this_host(image: BaseImage, settings: Settings, tmp_path: Path) -> None:
+    """KVM by a probe of our own, the rest by what this test host is known to need for every other test."""
+    findings = await examine(settings)
+    found = by_name(findings)
+    assert len(found) == len(findings)
+    assert healthy(findings)
+    for finding in findings:
+        assert finding.what
+        assert (finding.status == "ok") or (finding.cost and finding.remedy)
+    if settings.accelerator == "auto":
+        works = os.access("/dev/kvm", os.R_OK | os.W_OK) and await probe_kvm(image.kernel) is None
+        assert found["kvm"].status == ("ok" if works else "degraded")
+    assert found["image"].status == "ok" and str(image.folder) in found["image"].what
+    assert found["qemu-img"].what == shutil.which("qemu-img")
+
+
+async def test_a_missing_tool_is_missing_with_its_package(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only `ip` and `nft` can be found on PATH."""
+    for tool in ("ip", "nft"):
+        path = shutil.which(tool)
+        assert path
+        (tmp_path / tool).symlink_to(path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = by_name([await examination.qemu(), *examination.tools()])
+    assert found["qemu"].status == "missing" and "qemu-system-x86" in found["qemu"].remedy
+    assert found["mmdebstrap"].status == "missing"
+    assert found["mmdebstrap"].remedy == "apt-get install mmdebstrap"
+    assert found["nft"].status == found["ip"].status == "ok"
+    assert not healthy(list(found.values()))
+
+
+async def test_the_image_and_kvm_before_the_first_build(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(examination, "_any_kernel", lambda _: None)
+    mine = replace(settings, cache=tmp_path, accelerator="auto")
+    finding = await examination.kvm(mine, None)
+    assert finding.status == "degraded"
+    if os.access("/dev/kvm", os.R_OK | os.W_OK):
+        assert "not proven" in finding.what
+    assert examination.base_image(None).status == "degraded"
+
+
+def test_json_has_a_fixed_shape() -> None:
+    findings = [Finding("one", "ok", "fine"), Finding("two", "missing", "gone", "all", "install it")]
+    document = json.loads(to_json(findings))
+    assert document["healthy"] is False
+    assert document["findings"][1] == {
+        "name": "two",
+        "status": "missing",
+        "what": "gone",
+        "cost": "all",
+        "remedy": "install it",
+    }
+
+
+def test_people_see_cost_and_remedy() -> None:
+    output = io.StringIO()
+    render([Finding("two", "missing", "gone [x]", "all of it", "install it")], Console(file=output, width=80))
+    text = output.getvalue()
+    for words in ("missing", "two", "gone [x]", "cost: all of it", "remedy: install it"):
+        assert words in text
+
+
+def test_a_firewall_that_drops_forwarded_packets_is_seen() -> None:
+    """Docker's chain counts; Stead's own and those of other hooks do not."""
+    chain = {"family": "ip", "table": "filter", "name": "FORWARD", "hook": "forward", "policy": "drop"}
+    own = {**chain, "table": "stead-abc123"}
+    other = {**chain, "name": "INPUT", "hook": "input"}
+    open_ = {**chain, "name": "open", "policy": "accept"}
+    ruleset = {"nftables": [{"metainfo": {}}, *({"chain": one} for one in (chain, own, other, open_))]}
+    assert examination.drop_chains(ruleset) == ["ip filter FORWARD"]
+
+
+def test_control_groups_that_cannot_be_used_do_not_count(tmp_path: Path) -> None:
+    assert examination.cgroups(tmp_path).what == "none"
+    (tmp_path / "cgroup.controllers").write_text("cpu memory pids\n")
+    assert examination.cgroups(tmp_path).status == "ok"
+    (tmp_path / "cgroup.controllers").write_text("cpu pids\n")
+    assert examination.cgroups(tmp_path).what == "version 2 without memory"

@@ -1,0 +1,287 @@
+"""The base image: what is in it, and that building it never leaves a half-made one behind."""
+
+import asyncio
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stead.errors import ImageError
+from stead.guest_agent import agent_path
+from stead.host import image as image_module
+from stead.host.bootstrap import OutputReader, explain, read_packages
+from stead.host.commands import run
+from stead.host.files import try_lock
+from stead.host.image import BaseImage, Progress, ensure_image, find_image, image_key
+from stead.settings import Settings
+
+CLOSED_MIRROR = "http://127.0.0.1:9/debian"
+
+
+def debugfs(image: BaseImage, request: str) -> str:
+    command = ["debugfs", "-R", request, str(image.disk)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def names(image: BaseImage, folder: str) -> set[str]:
+    return {line.split("/")[5] for line in debugfs(image, f"ls -p {folder}").splitlines() if "/" in line}
+
+
+def link(image: BaseImage, path: str) -> str:
+    match = re.search(r'Fast link dest: "(.*)"', debugfs(image, f"stat {path}"))
+    assert match, f"{path} is no link"
+    return match[1]
+
+
+def leftovers(cache: Path) -> list[Path]:
+    return list((cache / "images").glob(".building-*"))
+
+
+def test_node_is_found_even_without_a_path(image: BaseImage) -> None:
+    """`env node` with an empty environment searches only /bin and /usr/bin; `npm -g` uses /usr/local."""
+    for command in ("node", "npm", "npx", "corepack"):
+        assert link(image, f"/usr/bin/{command}") == f"../local/bin/{command}"
+    assert link(image, "/usr/local/bin/npm") == "../lib/node_modules/npm/bin/npm-cli.js"
+    assert "Type: regular    Mode:  0755" in debugfs(image, "stat /usr/local/bin/node")
+    assert "Type: regular    Mode:  0755" in debugfs(
+        image, "stat /usr/local/lib/node_modules/npm/bin/npm-cli.js"
+    )
+
+
+def test_the_image_has_no_identity(image: BaseImage) -> None:
+    """Each machine gets its own; an empty machine-id is not a first boot, a missing one would be."""
+    assert re.search(r"User: +0 +Group: +0 .*Size: 0$", debugfs(image, "stat /etc/machine-id"), re.MULTILINE)
+    assert not {name for name in names(image, "/etc/ssh") if name.startswith("ssh_host")}
+    assert "random-seed" not in names(image, "/var/lib/systemd")
+    assert "machine-id" not in names(image, "/var/lib/dbus")
+    assert debugfs(image, "cat /etc/hostname") == "stead\n"
+    assert re.search(r"^root:[*!]", debugfs(image, "cat /etc/shadow"), re.MULTILINE), "root has a password"
+
+
+def test_settings_of_the_guest(image: BaseImage) -> None:
+    assert '"\\C-^": self-insert' in debugfs(image, "cat /etc/inputrc").splitlines()
+    assert "user_allow_other" in debugfs(image, "cat /etc/fuse.conf").splitlines()
+    assert debugfs(image, "cat /etc/resolv.conf") == "nameserver 169.254.0.1\n"
+    assert debugfs(image, "cat /etc/fstab").startswith("/dev/vda / ext4 ")
+
+
+def test_the_agent_is_inside_and_starts_by_itself(image: BaseImage, tmp_path: Path) -> None:
+    debugfs(image, f"dump /usr/lib/stead/agent {tmp_path / 'agent'}")
+    assert (tmp_path / "agent").read_bytes() == agent_path().read_bytes()
+    assert "Mode:  0755" in debugfs(image, "stat /usr/lib/stead/agent")
+    assert "stead-agent.service" in names(image, "/etc/systemd/system/sysinit.target.wants")
+
+
+def test_an_idle_guest_has_nothing_to_do(image: BaseImage) -> None:
+    """No timer, console login, network manager or second ssh server; ssh starts with a connection."""
+    for unit in ("apt-daily.timer", "systemd-tmpfiles-clean.timer", "systemd-networkd.service", "tmp.mount"):
+        assert link(image, f"/etc/systemd/system/{unit}") == "/dev/null"
+    assert "ssh.socket" in names(image, "/etc/systemd/system/sockets.target.wants")
+    wanted = names(image, "/etc/systemd/system/multi-user.target.wants")
+    assert not wanted & {"ssh.service", "systemd-networkd.service"}
+    assert not any(
+        name.startswith("getty@") for name in names(image, "/etc/systemd/system/getty.target.wants")
+    )
+
+
+def test_host_certificates_are_carried(image: BaseImage, settings: Settings) -> None:
+    carried = [name for name, _ in image_module._certificates(settings)]
+    if not carried:
+        pytest.skip("this host has no certificates of its own")
+    assert set(carried) <= names(image, "/usr/local/share/ca-certificates")
+    assert "cafile=/etc/ssl/certs/ca-certificates.crt" in debugfs(image, "cat /usr/local/etc/npmrc")
+
+
+def test_the_file_system_is_clean_and_small(image: BaseImage) -> None:
+    subprocess.run(["e2fsck", "-fn", image.disk], check=True, capture_output=True)
+    assert image.disk.stat().st_size == 20 << 30
+    assert image.disk.stat().st_blocks * 512 < 1_500_000_000
+    assert image.initrd.stat().st_size < 4_000_000
+    assert sorted(path.name for path in image.folder.iterdir()) == ["disk.raw", "initrd", "kernel"]
+
+
+async def test_a_built_image_is_used_again(image: BaseImage, settings: Settings) -> None:
+    inode = image.disk.stat().st_ino
+    async with asyncio.timeout(2):
+        again = await ensure_image(settings)
+    assert again == image
+    assert again.disk.stat().st_ino == inode
+    assert find_image(settings, image.key) == image
+
+
+def test_the_key_follows_everything_that_goes_in(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = tmp_path / "agent"
+    agent.write_bytes(b"one")
+    keys = [image_key(settings, agent), image_key(settings, agent)]
+    assert len(set(keys)) == 1
+
+    agent.write_bytes(b"two")
+    keys.append(image_key(settings, agent))
+    keys.append(image_key(replace(settings, mirror=CLOSED_MIRROR), agent))
+    certificates = tmp_path / "certificates"
+    (certificates / "deep").mkdir(parents=True)
+    (certificates / "deep" / "own.crt").write_text("a certificate")
+    monkeypatch.setattr(image_module, "HOST_CERTIFICATES", certificates)
+    keys.append(image_key(settings, agent))
+    keys.append(image_key(replace(settings, carry_host_certificates=False), agent))
+    files = tmp_path / "files"
+    shutil.copytree(image_module.FILES, files)
+    monkeypatch.setattr(image_module, "FILES", files)
+    assert image_key(settings, agent) == keys[-2], "where the files are does not matter"
+    with (files / "packages.txt").open("a") as packages:
+        packages.write("sl\n")
+    keys.append(image_key(settings, agent))
+    assert len(set(keys)) == len(keys) - 1
+
+
+async def test_the_second_of_two_builders_waits_and_builds_nothing(
+    settings: Settings, tmp_path: Path
+) -> None:
+    mine = replace(settings, cache=tmp_path, mirror=CLOSED_MIRROR)
+    images = tmp_path / "images"
+    images.mkdir()
+    key = image_key(mine, agent_path())
+    lock = try_lock(images / ".lock")
+    assert lock is not None
+    second = asyncio.create_task(ensure_image(mine))
+    done, _ = await asyncio.wait([second], timeout=0.5)
+    assert not done
+    (images / key).mkdir()
+    os.close(lock)
+    async with asyncio.timeout(5):
+        assert (await second).folder == images / key
+
+
+async def test_an_unreachable_mirror_is_one_sentence(settings: Settings, tmp_path: Path) -> None:
+    mine = replace(settings, cache=tmp_path, mirror=CLOSED_MIRROR)
+    async with asyncio.timeout(30):
+        with pytest.raises(
+            ImageError, match=r"could not download Debian packages: .*onnection refused"
+        ) as raised:
+            await ensure_image(mine)
+    assert "\n" not in str(raised.value)
+    assert not leftovers(tmp_path)
+
+
+async def test_a_full_disk_is_found_before_the_build(settings: Settings, tmp_path: Path) -> None:
+    await run("mount", "-t", "tmpfs", "-o", "size=64m", "stead-test", tmp_path)
+    try:
+        with pytest.raises(ImageError, match=r"needs 4 GiB free in .*, which has 0\.1 GiB"):
+            await ensure_image(replace(settings, cache=tmp_path, mirror=CLOSED_MIRROR))
+        assert not leftovers(tmp_path)
+    finally:
+        await run("umount", tmp_path)
+
+
+async def test_missing_tools_are_named(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ImageError, match="needs mmdebstrap, mke2fs"):
+        await ensure_image(replace(settings, cache=tmp_path))
+
+
+BUILD = """
+import asyncio, sys
+from pathlib import Path
+from stead.host.image import ensure_image
+from stead.settings import Settings
+show = lambda progress: print(progress.phase, progress.fraction, flush=True)
+asyncio.run(ensure_image(Settings(cache=Path(sys.argv[1])), show, agent=Path(sys.argv[2])))
+"""
+
+
+async def test_a_killed_build_leaves_no_process_no_mount_and_no_image(
+    settings: Settings, tmp_path: Path
+) -> None:
+    """The builder is killed while dpkg unpacks inside mmdebstrap's mounts; the next one cleans up."""
+    builder = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", BUILD, str(tmp_path), str(agent_path())), stdout=asyncio.subprocess.PIPE
+    )
+    assert builder.stdout
+    async with asyncio.timeout(60):
+        async for line in builder.stdout:
+            if line.startswith(b"install"):
+                break
+    assert leftovers(tmp_path) and using(tmp_path)
+    builder.send_signal(signal.SIGKILL)
+    await builder.wait()
+
+    async with asyncio.timeout(5):
+        while using(tmp_path):  # noqa: ASYNC110  # nothing tells of the end of other processes
+            await asyncio.sleep(0.05)
+    assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
+    with pytest.raises(ImageError):
+        await ensure_image(replace(settings, cache=tmp_path, mirror=CLOSED_MIRROR))
+    assert [path.name for path in (tmp_path / "images").iterdir()] == [".lock"]
+
+
+def using(folder: Path) -> list[str]:
+    """Processes that name a folder in their arguments or see something mounted below it."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            arguments = (process / "cmdline").read_bytes().decode(errors="replace")
+            mounts = (process / "mountinfo").read_text()
+        except OSError:
+            continue
+        if str(folder / "images") in arguments or str(folder / "images") in mounts:
+            found.append(arguments)
+    return found
+
+
+def test_errors_name_the_cause_and_not_its_consequences() -> None:
+    reader = OutputReader()
+    reader.feed("E: Unable to locate package no-such-thing")
+    reader.feed("E: setup failed: E: apt-get --yes install no-such-thing failed")
+    reader.feed("E: mmdebstrap failed to run")
+    assert explain(reader) == "Debian has no package no-such-thing"
+
+    reader = OutputReader()
+    reader.feed("cp: cannot stat '/nothing': No such file or directory")
+    reader.feed("E: setup failed: E: command failed: sh customize.sh")
+    assert (
+        explain(reader)
+        == "could not build the base image: cp: cannot stat '/nothing': No such file or directory"
+    )
+
+
+def test_progress_never_goes_back() -> None:
+    reader = OutputReader()
+    steps: list[Progress] = []
+    for line in (
+        "I: running apt-get update...",
+        "Get:1 mirror trixie InRelease [43.4 kB]",
+        "I: downloading packages with apt...",
+        "0 upgraded, 59 newly installed, 0 to remove and 0 not upgraded.",
+        "I: extracting archives...",
+        "I: installing essential packages...",
+        "Setting up libc6:amd64 (2.41-12) ...",
+        "I: installing remaining packages inside the chroot...",
+        "0 upgraded, 2 newly installed, 0 to remove and 0 not upgraded.",
+        "Get:1 mirror trixie/main amd64 git amd64 1:2.47.3-0 [8862 kB]",
+        "Unpacking git (1:2.47.3-0) ...",
+        "Setting up git (1:2.47.3-0) ...",
+        "I: running --customize-hook in shell: ...",
+    ):
+        if step := reader.feed(line):
+            steps.append(step)
+    fractions = [step.fraction for step in steps if step.fraction is not None]
+    assert len(fractions) == len(steps)
+    assert fractions == sorted(fractions)
+    assert fractions[-1] < 1
+    assert [step.detail for step in steps if step.phase == "install"][-1] == "git"
+
+
+def test_the_package_list_is_readable() -> None:
+    packages = read_packages(image_module.FILES / "packages.txt")
+    assert "linux-image-cloud-amd64" in packages
+    assert all(re.fullmatch(r"[a-z0-9][a-z0-9+.-]+", package) for package in packages)

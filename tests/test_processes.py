@@ -1,0 +1,64 @@
+"""Processes outlive their parents and are never mistaken for later ones with the same pid."""
+
+import asyncio
+import os
+import subprocess
+import sys
+
+import pytest
+
+from stead.host.processes import ProcessId, WatchedProcess, kill
+
+
+def start(*argv: str) -> ProcessId:
+    child = subprocess.Popen(argv)
+    child.returncode = 0
+    identity = ProcessId.of(child.pid)
+    assert identity is not None
+    return identity
+
+
+async def test_an_end_is_noticed_with_how_it_came() -> None:
+    watched = WatchedProcess(start("sleep", "60"))
+    watched.kill()
+    assert await asyncio.wait_for(watched.wait(), 5) == "ended by SIGKILL"
+    assert ProcessId.of(watched.identity.pid) is None, "the child was collected"
+
+
+async def test_an_exit_status_is_told() -> None:
+    watched = WatchedProcess(start("sh", "-c", "sleep 0.05; exit 7"))
+    assert await asyncio.wait_for(watched.wait(), 5) == "exited with status 7"
+
+
+async def test_a_process_of_somebody_else_is_watched_too() -> None:
+    """A QEMU that outlived its Stead is not our child: its end is still noticed."""
+    script = "import os, subprocess; print(subprocess.Popen(['sleep', '60'], stdout=-3, stderr=-3).pid)"
+    pid = int(subprocess.run([sys.executable, "-c", script], check=True, capture_output=True).stdout)
+    identity = ProcessId.of(pid)
+    assert identity is not None
+    watched = WatchedProcess(identity)
+    watched.kill()
+    assert await asyncio.wait_for(watched.wait(), 5) == "ended"
+
+
+async def test_a_pid_that_was_used_again_is_somebody_else() -> None:
+    identity = start("sleep", "60")
+    stranger = ProcessId(identity.pid, identity.started - 1)
+    assert not stranger.alive()
+    with pytest.raises(ProcessLookupError):
+        WatchedProcess(stranger)
+    await kill(stranger)
+    assert identity.alive(), "killing the former owner of a pid does not touch the present one"
+    await kill(identity)
+    assert not identity.alive()
+
+
+async def test_letting_go_does_not_end_it() -> None:
+    identity = start("sleep", "60")
+    WatchedProcess(identity).forget()
+    assert identity.alive()
+    await kill(identity)
+
+
+def test_a_name_with_parentheses_does_not_confuse() -> None:
+    assert ProcessId.of(os.getpid()) is not None
