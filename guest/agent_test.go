@@ -215,7 +215,7 @@ func inNamespaces(t *testing.T) bool {
 		must(t, kernel.changeLink(1, true, nil)) // lo
 		return true
 	}
-	command := exec.Command("/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v")
+	command := exec.Command("/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=15s")
 	command.Env = append(os.Environ(), "STEAD_TEST_NAMESPACES="+t.Name())
 	command.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWUTS | syscall.CLONE_NEWNS}
 	if output, err := command.CombinedOutput(); err != nil || !strings.Contains(string(output), "--- PASS") {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -27,8 +28,9 @@ func prepareCgroups() (int, error) {
 	agent := "/sys/fs/cgroup" + own
 	service := filepath.Dir(agent)
 	commands := filepath.Join(service, "exec")
-	if err := os.WriteFile(service+"/cgroup.subtree_control", []byte("+cpu +memory +pids"), 0); err != nil {
-		return -1, err
+	var problems []error
+	for _, controller := range []string{"+cpu", "+memory", "+pids"} {
+		problems = append(problems, os.WriteFile(service+"/cgroup.subtree_control", []byte(controller), 0))
 	}
 	if err := os.Mkdir(commands, 0o755); err != nil && !os.IsExist(err) {
 		return -1, err
@@ -37,7 +39,7 @@ func prepareCgroups() (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	return fd, limitCgroups(service, agent, commands)
+	return fd, errors.Join(append(problems, limitCgroups(service, agent, commands))...)
 }
 
 func limitCgroups(service, agent, commands string) error {
@@ -53,6 +55,7 @@ func limitCgroups(service, agent, commands string) error {
 	if err != nil {
 		return err
 	}
+	var problems []error
 	for _, limit := range []struct {
 		file  string
 		value int64
@@ -63,11 +66,9 @@ func limitCgroups(service, agent, commands string) error {
 		{service + "/memory.min", 48 * mib},
 		{agent + "/memory.min", 48 * mib},
 	} {
-		if err := os.WriteFile(limit.file, strconv.AppendInt(nil, limit.value, 10), 0); err != nil {
-			return err
-		}
+		problems = append(problems, os.WriteFile(limit.file, strconv.AppendInt(nil, limit.value, 10), 0))
 	}
-	return nil
+	return errors.Join(problems...)
 }
 
 func memTotal() (int64, error) {

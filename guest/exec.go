@@ -15,6 +15,7 @@ const (
 	killGrace       = 500 * time.Millisecond
 	oomWait         = 300 * time.Millisecond
 	defaultPath     = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+	startedDelay    = 100 * time.Millisecond
 	inlinePipeBytes = 64 << 10
 	timeoutLimit    = 366 * 24 * 3600 * 1000
 )
@@ -153,7 +154,11 @@ func (e *executions) handleExec(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/octet-stream")
 	frames := &frameWriter{out: w}
 	frame := append(make([]byte, frameHeader, 96), `{"id":"`+running.id+`","pid":`+strconv.Itoa(running.pid)+`}`...)
-	frames.send(frameStarted, frame, true)
+	// A short command is answered in one packet; a caller that has to feed or may cancel it learns the id in time.
+	frames.send(frameStarted, frame, request.Stdin == "stream")
+	announce := time.AfterFunc(startedDelay, frames.flush)
+	defer frames.close()
+	defer announce.Stop()
 
 	if request.TimeoutMs > 0 {
 		left := time.Duration(request.TimeoutMs)*time.Millisecond - time.Since(arrived)

@@ -37,8 +37,28 @@ func (f *frameWriter) send(kind byte, frame []byte, flush bool) {
 		return
 	}
 	if flush {
-		if err := http.NewResponseController(f.out).Flush(); err != nil {
-			f.gone = true
-		}
+		f.flushLocked()
+	}
+}
+
+// flush sends what is waiting, unless the answer is already complete.
+func (f *frameWriter) flush() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.gone {
+		f.flushLocked()
+	}
+}
+
+// close keeps a late flush from touching an answer that its handler has left.
+func (f *frameWriter) close() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.gone = true
+}
+
+func (f *frameWriter) flushLocked() {
+	if err := http.NewResponseController(f.out).Flush(); err != nil {
+		f.gone = true
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"log"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -97,6 +98,26 @@ func (i *identity) handleApply(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, answer)
 }
 
+// forgetOtherKeys removes host keys of kinds that the machine is not given: a clone must not answer with its
+// parent's. No keys at all means that the machine keeps the ones it has.
+func (i *identity) forgetOtherKeys(given map[string]string) error {
+	if len(given) == 0 {
+		return nil
+	}
+	found, err := filepath.Glob(i.root + "/etc/ssh/ssh_host_*_key*")
+	if err != nil {
+		return err
+	}
+	for _, path := range found {
+		if _, kept := given[filepath.Base(path)]; !kept {
+			if err := os.Remove(path); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 func (i *identity) apply(request *identityRequest, arrived time.Time) (*identityAnswer, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -115,6 +136,9 @@ func (i *identity) apply(request *identityRequest, arrived time.Time) (*identity
 	}
 	names := &remembered{i.bootID, request.Machine, request.Hostname, request.MachineID, request.Network}
 	if err := i.applyNames(names, answer); err != nil {
+		return nil, err
+	}
+	if err := i.forgetOtherKeys(request.SSHHostKeys); err != nil {
 		return nil, err
 	}
 	for name, content := range request.SSHHostKeys {

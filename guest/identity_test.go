@@ -51,7 +51,8 @@ func TestIdentityIsAppliedAndReadBack(t *testing.T) {
 	addPair(t, "eth0", dataMAC, "host0", hostMAC)
 	h := start(t)
 	root := h.agent.identity.root
-	must(t, os.Mkdir(root+"/etc", 0o755))
+	must(t, os.MkdirAll(root+"/etc/ssh", 0o755))
+	must(t, os.WriteFile(root+"/etc/ssh/ssh_host_rsa_key", []byte("the parent's"), 0o600))
 	must(t, os.WriteFile(root+"/etc/hosts", []byte("127.0.0.1 localhost\n127.0.1.1 template\n10.1.1.1 mine # kept\n"), 0o644))
 	must(t, os.Symlink("../run/stub", root+"/etc/resolv.conf"))
 	var clock int64

@@ -45,7 +45,7 @@ func run(address string) error {
 
 	cgroup, err := prepareCgroups()
 	if err != nil {
-		log.Printf("commands are not held to limits: %v", err)
+		log.Printf("commands are not held to all limits: %q", err)
 	}
 	launcher, err := newLauncher(cgroup)
 	if err != nil {

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"io"
+	"log"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -76,7 +77,14 @@ func moveAcross(from, to string, overwrite bool, actor *user) error {
 	reader, writer := io.Pipe()
 	// A goroutine has a thread of its own, which has to become the user too.
 	go func() {
-		writer.CloseWithError(actor.do(func() error { return packNames(writer, parent, []string{name}) }))
+		err := errors.New("the agent failed while copying")
+		defer func() {
+			if problem := recover(); problem != nil {
+				log.Printf("panic while copying: %v", problem)
+			}
+			writer.CloseWithError(err)
+		}()
+		err = actor.do(func() error { return packNames(writer, parent, []string{name}) })
 	}()
 	_, _, err := unpackInto(reader, staging, actor == nil)
 	reader.CloseWithError(io.ErrClosedPipe)

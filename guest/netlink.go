@@ -24,7 +24,13 @@ func openNetlink() (*netlink, error) {
 	if err != nil {
 		return nil, fmt.Errorf("netlink socket: %w", err)
 	}
-	return &netlink{fd: fd, buffer: make([]byte, 64<<10)}, nil
+	// Better an error than an identity that hangs: the host gives up on a guest that does not answer.
+	limit := syscall.Timeval{Sec: 5}
+	if err := syscall.SetsockoptTimeval(fd, syscall.SOL_SOCKET, syscall.SO_RCVTIMEO, &limit); err != nil {
+		syscall.Close(fd)
+		return nil, fmt.Errorf("netlink socket: %w", err)
+	}
+	return &netlink{fd: fd, buffer: make([]byte, 32<<10)}, nil
 }
 
 func (n *netlink) close() { syscall.Close(n.fd) }
@@ -50,6 +56,9 @@ func (n *netlink) request(kind, flags uint16, body []byte) ([]netlinkMessage, er
 		size, _, err := syscall.Recvfrom(n.fd, n.buffer, 0)
 		if err == syscall.EINTR {
 			continue
+		}
+		if err == syscall.EAGAIN {
+			return nil, fmt.Errorf("the kernel did not answer: %w", syscall.ETIMEDOUT)
 		}
 		if err != nil {
 			return nil, err

@@ -188,26 +188,27 @@ func (u *user) do(operation func() error) error {
 	if u == nil {
 		return operation()
 	}
-	var panicked any
-	done := make(chan error, 1)
+	type outcome struct {
+		err      error
+		panicked any
+	}
+	done := make(chan outcome, 1)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the runtime then ends the thread with the goroutine
+		var result outcome
 		defer func() {
-			if panicked = recover(); panicked != nil {
-				done <- nil
-			}
+			result.panicked = recover()
+			done <- result
 		}()
-		if err := u.become(); err != nil {
-			done <- err
-			return
+		if result.err = u.become(); result.err == nil {
+			result.err = operation()
 		}
-		done <- operation()
 	}()
-	err := <-done
-	if panicked != nil {
-		panic(panicked)
+	result := <-done
+	if result.panicked != nil {
+		panic(result.panicked)
 	}
-	return err
+	return result.err
 }
 
 // become changes the rights of this thread only: the syscall package's own wrappers would change all threads.

@@ -16,7 +16,9 @@ from stead.host.image import Progress as Step
 from stead.machines import Machines
 from stead.settings import Settings, Size
 
-app = typer.Typer(no_args_is_help=True, add_completion=True, help="Real Linux machines for programs and agents.")
+app = typer.Typer(
+    no_args_is_help=True, add_completion=True, help="Real Linux machines for programs and agents."
+)
 console = Console()
 errors = Console(stderr=True)
 

@@ -126,6 +126,11 @@ class _Frames:
         del self._buffer[: _HEADER + length]
         return kind, payload
 
+    async def finish(self) -> None:
+        """Read to the end of the answer, so that its connection can serve the next command."""
+        async for _ in self._chunks:
+            pass
+
     async def _fill(self, size: int) -> None:
         while len(self._buffer) < size:
             try:
@@ -156,6 +161,7 @@ async def follow(agent: Agent, request: ExecRequest) -> AsyncGenerator[Output | 
                         feeding = asyncio.create_task(_feed(agent, command, request))
                 elif kind == 3:
                     finished = True
+                    await frames.finish()
                     yield _ended(payload)
                 else:
                     yield Output("stdout" if kind == 1 else "stderr", payload)

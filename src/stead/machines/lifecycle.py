@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import secrets
 import string
 from collections.abc import Awaitable, Callable, Coroutine
@@ -66,7 +67,7 @@ class Lifecycle:
             taken = await self.store.slots()
             slots = machine_slots()
             # Round robin: an address is not used again right away.
-            order = (*slots[self._next_slot :], *slots[: self._next_slot])
+            order = itertools.chain(slots[self._next_slot :], slots[: self._next_slot])
             slot = next((slot for slot in order if slot not in taken), None)
             if slot is None:
                 raise CapacityExceeded("every address of this host is in use")

@@ -28,6 +28,7 @@ from stead.host.files import locked
 from stead.host.guest_files import GuestFiles
 from stead.host.host import Host
 from stead.host.image import Progress
+from stead.host.qemu import Platform
 from stead.host.template_builder import ensure_template
 from stead.host.templates import Template
 from stead.machines.lifecycle import STOP_TIMEOUT, Lifecycle
@@ -106,6 +107,10 @@ class Machines:
             task.cancel()
         await asyncio.gather(*self._building.values(), return_exceptions=True)
         await self.pool.close()
+
+    async def platform(self) -> Platform:
+        """What machines run on here: accelerator, QEMU, machine type."""
+        return await self._lifecycle.host.platform()
 
     # Templates
 
