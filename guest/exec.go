@@ -21,6 +21,7 @@ const (
 )
 
 type execRequest struct {
+	Encoding  string            `json:"encoding"`
 	Argv      []string          `json:"argv"`
 	Cwd       string            `json:"cwd"`
 	Env       map[string]string `json:"env"`
@@ -96,7 +97,43 @@ func (e *executions) find(id string) (*execution, error) {
 	return nil, fail("not_found", "no command %s is running", printable(id))
 }
 
+// decodeLatin1 turns texts whose characters stand for bytes into those bytes: JSON cannot carry a name that is
+// not UTF-8.
+func (r *execRequest) decodeLatin1() error {
+	valid := true
+	decode := func(text string) string {
+		decoded := make([]byte, 0, len(text))
+		for _, character := range text {
+			valid = valid && character < 0x100
+			decoded = append(decoded, byte(character))
+		}
+		return string(decoded)
+	}
+	for i, argument := range r.Argv {
+		r.Argv[i] = decode(argument)
+	}
+	r.Cwd = decode(r.Cwd)
+	environment := make(map[string]string, len(r.Env))
+	for name, value := range r.Env {
+		environment[decode(name)] = decode(value)
+	}
+	r.Env = environment
+	if !valid {
+		return invalid("characters over U+00FF are not latin1")
+	}
+	return nil
+}
+
 func (r *execRequest) check() error {
+	switch r.Encoding {
+	case "", "utf-8":
+	case "latin1":
+		if err := r.decodeLatin1(); err != nil {
+			return err
+		}
+	default:
+		return invalid("encoding must be utf-8 or latin1")
+	}
 	if len(r.Argv) == 0 || r.Argv[0] == "" {
 		return invalid("argv is empty")
 	}

@@ -56,7 +56,7 @@ func (a *accounts) find(name string) (*user, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.refresh()
-	found := a.users[name]
+	found, asked := a.users[name], name
 	if found == nil {
 		if uid, err := strconv.ParseUint(name, 10, 32); err == nil {
 			name = a.byUID[uint32(uid)]
@@ -64,7 +64,7 @@ func (a *accounts) find(name string) (*user, error) {
 		}
 	}
 	if found == nil {
-		return nil, fail("user_not_found", "no user %s", printable(name))
+		return nil, fail("user_not_found", "no user %s", printable(asked))
 	}
 	if found.uid == 0 {
 		return nil, nil

@@ -10,12 +10,13 @@ from typing import Literal
 
 import httpcore2
 
-from stead.errors import GuestError, GuestUnreachable, InvalidRequest, SteadError
+from stead.errors import GuestUnreachable, InvalidRequest, SteadError
 from stead.host.agent import Agent
 
 DEFAULT_OUTPUT_LIMIT = 16 << 20
 _INLINE_STDIN = 64 << 10
 _HEADER = 8
+_END_TIMEOUT = 5.0
 _GRACE = 15.0
 """How much longer than the command's own timeout the host waits for the agent to end it."""
 
@@ -81,20 +82,42 @@ class ExecRequest:
     timeout: float | None = None
 
     def __post_init__(self) -> None:
-        if not self.command:
+        if not self.command or not self.command[0]:
             raise InvalidRequest("the command is empty")
         if self.timeout is not None and self.timeout <= 0:
             raise InvalidRequest(f"the timeout must be positive, not {self.timeout:g}")
-        words = [self.command] if isinstance(self.command, str) else list(self.command)
-        if any("\0" in text for text in (*words, self.cwd, *self.env, *self.env.values())):
+        texts = "".join((*self.argv, self.cwd, *self.env, *self.env.values()))
+        if "\0" in texts:
             raise InvalidRequest("commands, folders and environments cannot hold NUL characters")
+        try:
+            texts.encode(errors="surrogateescape")
+        except UnicodeEncodeError:
+            raise InvalidRequest("commands, folders and environments cannot hold half characters") from None
         for name in self.env:
             if not name or "=" in name:
                 raise InvalidRequest(f"{name!r} is not a name for an environment variable")
 
+    @property
+    def argv(self) -> list[str]:
+        return ["/bin/sh", "-c", self.command] if isinstance(self.command, str) else list(self.command)
+
     def body(self) -> bytes:
-        argv = ["/bin/sh", "-c", self.command] if isinstance(self.command, str) else list(self.command)
-        request: dict[str, object] = {"argv": argv, "cwd": self.cwd, "env": dict(self.env), "stdin": "none"}
+        request: dict[str, object] = {
+            "argv": self.argv,
+            "cwd": self.cwd,
+            "env": dict(self.env),
+            "stdin": "none",
+        }
+        try:
+            "".join((*self.argv, self.cwd, *self.env, *self.env.values())).encode()
+        except UnicodeEncodeError:
+            # JSON cannot carry names that are not UTF-8, so here each character stands for one byte.
+            request |= {
+                "encoding": "latin1",
+                "argv": [_latin1(word) for word in self.argv],
+                "cwd": _latin1(self.cwd),
+                "env": {_latin1(name): _latin1(value) for name, value in self.env.items()},
+            }
         if self.streams_stdin:
             request["stdin"] = "stream"
         elif isinstance(self.stdin, bytes):
@@ -108,6 +131,10 @@ class ExecRequest:
         return self.stdin is not None and (
             not isinstance(self.stdin, bytes) or len(self.stdin) > _INLINE_STDIN
         )
+
+
+def _latin1(text: str) -> str:
+    return text.encode(errors="surrogateescape").decode("latin-1")
 
 
 class _Frames:
@@ -139,29 +166,59 @@ class _Frames:
                 raise GuestUnreachable("the guest agent broke off in the middle of a command") from None
 
 
+class _Input:
+    """Standard input on its way to a command. A command that does not read it to the end is no failure."""
+
+    def __init__(self, agent: Agent, command: str, request: ExecRequest) -> None:
+        self.failure: Exception | None = None
+        """What broke the source; the command was ended for it."""
+        self._agent = agent
+        self._command = command
+        self._task = asyncio.create_task(self._send(request))
+
+    async def _send(self, request: ExecRequest) -> None:
+        source = request.stdin
+        body = source if source is None or isinstance(source, bytes) else self._chunks(source)
+        with contextlib.suppress(SteadError):
+            await self._agent.call(
+                "POST", f"/v1/exec/{self._command}/stdin", body=body, timeout=None, user=request.user
+            )
+
+    async def _chunks(self, source: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        try:
+            async for chunk in source:
+                yield chunk
+        except Exception as error:
+            # Ended first: the command would take what breaks off for the end of its input.
+            self.failure = error
+            await _end(self._agent, self._command)
+            raise
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
 async def follow(agent: Agent, request: ExecRequest) -> AsyncGenerator[Output | Ended, None]:
     """Run a command and yield its output as it comes, then how it ended.
 
     A consumer that stops early (or is cancelled) ends the command; a lost connection does not.
     """
-    deadline = None if request.timeout is None else request.timeout + _GRACE
-    feeding: asyncio.Task[None] | None = None
+    given: _Input | None = None
     command: str | None = None
     finished = False
     try:
-        async with agent.stream(
-            "POST", "/v1/exec", user=request.user, body=request.body(), read_timeout=deadline
-        ) as response:
-            frames = _Frames(response)
+        async with contextlib.AsyncExitStack() as connection:
+            command, frames = await _start(agent, request, connection)
+            if request.streams_stdin:
+                given = _Input(agent, command, request)
             while not finished:
                 kind, payload = await frames.next()
-                if kind == 0:
-                    command = str(json.loads(payload)["id"])
-                    if request.streams_stdin:
-                        feeding = asyncio.create_task(_feed(agent, command, request))
-                elif kind == 3:
+                if kind == 3:
                     finished = True
                     await frames.finish()
+                    if given is not None and given.failure is not None:
+                        raise given.failure
                     yield _ended(payload)
                 else:
                     yield Output("stdout" if kind == 1 else "stderr", payload)
@@ -169,20 +226,47 @@ async def follow(agent: Agent, request: ExecRequest) -> AsyncGenerator[Output | 
         command = None
         raise
     finally:
-        if feeding is not None:
-            feeding.cancel()
-            await asyncio.gather(feeding, return_exceptions=True)
-        if command is not None and not finished:
-            with contextlib.suppress(SteadError):
-                await asyncio.shield(agent.call("DELETE", f"/v1/exec/{command}", timeout=5))
+        try:
+            if command is not None and not finished:
+                await _end(agent, command)
+        finally:
+            if given is not None:
+                await given.stop()
 
 
-async def _feed(agent: Agent, command: str, request: ExecRequest) -> None:
-    """Send standard input; a command that does not read it to the end is no failure."""
-    with contextlib.suppress(GuestError, GuestUnreachable):
-        await agent.call(
-            "POST", f"/v1/exec/{command}/stdin", body=request.stdin, timeout=None, user=request.user
-        )
+async def _start(
+    agent: Agent, request: ExecRequest, connection: contextlib.AsyncExitStack
+) -> tuple[str, _Frames]:
+    """Start a command; its answer is held open by `connection`.
+
+    Once asked for, a start is waited for even when the caller is cancelled: what has no name cannot be ended.
+    """
+    starting = asyncio.create_task(_open(agent, request, connection))
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        with contextlib.suppress(SteadError, TimeoutError):
+            async with asyncio.timeout(_END_TIMEOUT):
+                command, _ = await starting
+            await _end(agent, command)
+        raise
+
+
+async def _open(
+    agent: Agent, request: ExecRequest, connection: contextlib.AsyncExitStack
+) -> tuple[str, _Frames]:
+    deadline = None if request.timeout is None else request.timeout + _GRACE
+    response = await connection.enter_async_context(
+        agent.stream("POST", "/v1/exec", user=request.user, body=request.body(), read_timeout=deadline)
+    )
+    frames = _Frames(response)
+    _, payload = await frames.next()
+    return str(json.loads(payload)["id"]), frames
+
+
+async def _end(agent: Agent, command: str) -> None:
+    with contextlib.suppress(SteadError):
+        await asyncio.shield(agent.call("DELETE", f"/v1/exec/{command}", timeout=_END_TIMEOUT))
 
 
 def _ended(payload: bytes) -> Ended:

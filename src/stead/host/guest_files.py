@@ -2,15 +2,16 @@
 
 import base64
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from stead.errors import InvalidRequest
+from stead.errors import GuestError, InvalidRequest
 from stead.host.agent import Agent, Body, path_query
 
 GuestPath = str | bytes | os.PathLike[str]
 Kind = Literal["file", "directory", "symlink", "fifo", "socket", "device"]
+_LARGEST = (1 << 63) - 1
 
 
 @dataclass(frozen=True)
@@ -43,25 +44,26 @@ class GuestFiles:
 
     async def stream(
         self, path: GuestPath, start: int = 0, length: int | None = None
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """The bytes of a file in chunks, as they come."""
         if start < 0 or (length is not None and length < 0):
             raise InvalidRequest("a range cannot be negative")
-        if length == 0:
+        if length == 0 or start >= _LARGEST:
             return
         headers = {}
         if start or length is not None:
-            size = (await self.stat(path)).size
-            if start >= size:
-                return
-            end = size if length is None else min(start + length, size)
-            headers["Range"] = f"bytes={start}-{end - 1}"
+            last = "" if length is None else min(start + length, _LARGEST) - 1
+            headers["Range"] = f"bytes={start}-{last}"
         agent = await self._agent()
-        async with agent.stream(
-            "GET", f"/v1/file?path={path_query(path)}", headers=headers, user=self._user
-        ) as response:
-            async for chunk in response.aiter_stream():
-                yield chunk
+        try:
+            async with agent.stream(
+                "GET", f"/v1/file?path={path_query(path)}", headers=headers, user=self._user
+            ) as response:
+                async for chunk in response.aiter_stream():
+                    yield chunk
+        except GuestError as error:
+            if error.code != "out_of_range":
+                raise
 
     async def write(
         self,
@@ -75,7 +77,7 @@ class GuestFiles:
     ) -> int:
         """Replace a file atomically, making its parents; returns the size. A failure leaves the old file.
 
-        `size`, when known for a stream, lets the guest refuse a stream that ends early.
+        `size`, when known for a stream, must be its length.
         """
         target = f"/v1/file?path={path_query(path)}"
         if mode is not None:
@@ -84,7 +86,10 @@ class GuestFiles:
             target += f"&owner={path_query(owner)}"
         if group is not None:
             target += f"&group={path_query(group)}"
-        headers = {"Content-Length": str(size)} if size is not None and not isinstance(content, bytes) else {}
+        headers = {}
+        if size is not None and not isinstance(content, bytes):
+            headers["Content-Length"] = str(size)
+            content = _exactly(size, content)
         agent = await self._agent()
         answer = await agent.call("PUT", target, headers=headers, user=self._user, body=content, timeout=None)
         return int(answer["size"])
@@ -107,7 +112,7 @@ class GuestFiles:
         query = f"from={path_query(source)}&to={path_query(target)}&overwrite={int(overwrite)}"
         await self._call("POST", f"/v1/move?{query}")
 
-    async def download_tar(self, path: GuestPath) -> AsyncIterator[bytes]:
+    async def download_tar(self, path: GuestPath) -> AsyncGenerator[bytes, None]:
         """A folder's contents as a tar stream."""
         agent = await self._agent()
         async with agent.stream("GET", f"/v1/archive?path={path_query(path)}", user=self._user) as response:
@@ -125,6 +130,21 @@ class GuestFiles:
     async def _call(self, method: str, target: str) -> Any:
         agent = await self._agent()
         return await agent.call(method, target, user=self._user, timeout=60)
+
+
+async def _exactly(size: int, content: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """A stream of that size; the last chunk is held back until it is known to be the last."""
+    seen, held = 0, b""
+    async for chunk in content:
+        seen += len(chunk)
+        if seen > size:
+            raise InvalidRequest(f"the stream has more than the {size} bytes that it should have")
+        if chunk:
+            yield held
+            held = chunk
+    if seen < size:
+        raise InvalidRequest(f"the stream ended after {seen} bytes of {size}")
+    yield held
 
 
 def _info(entry: dict[str, Any]) -> FileInfo:

@@ -9,6 +9,7 @@ import fcntl
 import os
 import socket
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -27,6 +28,7 @@ _TAP_FLAGS = 0x0002 | 0x1000 | 0x4000  # IFF_TAP, IFF_NO_PI, IFF_VNET_HDR
 _PERMANENT = 0x80
 _NO_DAD = 0x02
 _LINK_SCOPE = 253
+_UNICAST = 1
 
 
 @dataclass(frozen=True)
@@ -149,16 +151,19 @@ class _Survey:
     uplinks: tuple[str, ...]
     side_networks: tuple[IPv4Network, ...]
     """Networks of the host that are not its way to the internet: bridges, VPNs, VLANs."""
+    ways_to_opened: tuple[str, ...]
+    """Interfaces behind which private networks are that machines may reach; answers come back by them."""
 
 
-def _survey(outer: str) -> _Survey:
+def _survey(outer: str, opened: Sequence[IPv4Network]) -> _Survey:
     with IPRoute() as host:
         names = {link["index"]: link.get_attr("IFLA_IFNAME") for link in host.get_links()}
-        main = {
-            route.get_attr("RTA_OIF")
-            for route in host.get_routes(family=socket.AF_INET)
-            if route["dst_len"] == 0 and route.get_attr("RTA_OIF") is not None
-        }
+        routes = [
+            (route.get_attr("RTA_OIF"), IPv4Network((route.get_attr("RTA_DST", "0.0.0.0"), route["dst_len"])))
+            for route in host.get_routes(family=socket.AF_INET, type=_UNICAST)
+            if route.get_attr("RTA_OIF") is not None
+        ]
+        main = {index for index, network in routes if network.prefixlen == 0}
         networks = [
             (
                 message["index"],
@@ -173,6 +178,15 @@ def _survey(outer: str) -> _Survey:
         side_networks=tuple(
             network for index, network in networks if index not in main and not network.is_loopback
         ),
+        ways_to_opened=tuple(
+            sorted(
+                {
+                    names[index]
+                    for index, network in routes
+                    if index in names and network.prefixlen > 0 and any(map(network.overlaps, opened))
+                }
+            )
+        ),
     )
 
 
@@ -183,9 +197,9 @@ async def _ensure(settings: Settings) -> None:
     if not _is_namespace(path):
         path.unlink(missing_ok=True)
         await run("ip", "netns", "add", namespace)
-    survey = await asyncio.to_thread(_survey, outer)
+    survey = await asyncio.to_thread(_survey, outer, settings.allowed_private_networks)
     network = survey.link or await _make_link(settings, survey)
-    for interface in (outer, *survey.uplinks):
+    for interface in (outer, *survey.uplinks, *survey.ways_to_opened):
         _sysctl(f"net/ipv4/conf/{interface}/forwarding", "1")
     resolver = next(iter(addresses.resolvers()), None)
     closed = [*addresses.NOT_THE_INTERNET, *survey.side_networks]

@@ -1,0 +1,364 @@
+"""A machine's life as its user sees it: made, named, stopped, started, broken, removed."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import leftovers
+from crash_driver import Hold, held_writes, run_held
+from installations import another_installation, delete_all, other_settings
+from waiting import until
+
+from stead.errors import (
+    CapacityExceeded,
+    GuestUnreachable,
+    HostError,
+    InvalidRequest,
+    MachineNotFound,
+    StartFailed,
+    SteadError,
+    WrongState,
+)
+from stead.host.vm import running_machines
+from stead.machines import Machine, MachineInfo, Machines, State
+from stead.settings import Settings
+
+
+async def sh(machine: Machine, command: str) -> str:
+    """What a command that must succeed prints."""
+    result = await machine.exec(command, timeout=60)
+    assert result.ok, (command, result)
+    return result.stdout.decode().strip()
+
+
+async def stopped(machine: Machine, limit: float) -> MachineInfo:
+    """Wait until a machine has stopped by itself."""
+
+    async def look() -> MachineInfo | None:
+        info = await machine.info()
+        return info if info.state is State.STOPPED else None
+
+    found = await until(look, limit)
+    assert found is not None
+    return found
+
+
+def qemu_pid(settings: Settings, machine: Machine) -> int:
+    pids = [pid for pid, name in running_machines(settings.instance).items() if name == machine.id]
+    assert len(pids) == 1
+    return pids[0]
+
+
+async def rows(machines: Machines) -> dict[str, str]:
+    """Everything that is recorded, also what no user can see."""
+    return {row.id: row.state for row in await machines._lifecycle.store.list()}
+
+
+# Made and found
+
+
+async def test_a_new_machine_is_found_by_its_id(machines: Machines) -> None:
+    began = time.time()
+    machine = await machines.create(name="n" * 200)
+    info = await machine.info()
+    assert (info.id, info.name, info.state, info.reason) == (machine.id, "n" * 200, State.RUNNING, None)
+    assert info.size == machines.settings.default_size
+    assert began <= info.created_at <= time.time()
+    assert await sh(machine, "hostname") == info.hostname
+    assert info in await machines.list()
+    assert (await machines.get(machine.id)).id == machine.id
+    await machine.delete()
+    assert info.id not in {each.id for each in await machines.list()}
+    with pytest.raises(MachineNotFound):
+        await machines.get(machine.id)
+
+
+@pytest.mark.parametrize("name", ["", "   ", "n" * 201])
+async def test_an_impossible_name_is_refused(machines: Machines, name: str) -> None:
+    before = await rows(machines)
+    with pytest.raises(InvalidRequest, match="1 to 200 characters"):
+        await machines.create(name=name)
+    assert await rows(machines) == before
+
+
+async def test_an_unknown_machine_is_not_found(machines: Machines) -> None:
+    nobody = Machine(machines, "x" * 20)
+    asked: list[Callable[[], Awaitable[object]]] = [
+        nobody.info,
+        nobody.start,
+        nobody.stop,
+        nobody.kill,
+        nobody.delete,
+        lambda: nobody.exec("true"),
+        lambda: nobody.files().read("/etc/hostname"),
+        lambda: machines.get(nobody.id),
+    ]
+    for ask in asked:
+        with pytest.raises(MachineNotFound, match=f"no machine {nobody.id}"):
+            await ask()
+
+
+async def test_no_two_machines_are_alike(shared: Machine, machine: Machine) -> None:
+    """Both woke from the same memory; neither has anything of the other's that should be unique."""
+    show = """
+cat /etc/machine-id; hostname; cat /etc/ssh/ssh_host_ed25519_key.pub; cat /etc/ssh/ssh_host_ecdsa_key.pub
+cat /proc/sys/kernel/random/uuid; head -c 32 /dev/urandom | base64; ip -4 -o addr show dev eth0
+"""
+    one, other = [(await sh(each, show)).splitlines() for each in (shared, machine)]
+    assert len(one) == len(other) == 7
+    assert [(mine, theirs) for mine, theirs in zip(one, other, strict=True) if mine == theirs] == []
+
+
+async def test_a_new_machine_knows_the_time(machines: Machines) -> None:
+    """Its template stopped long ago; its clock did not."""
+    template = await machines.template()
+    assert time.time() - template.devices.stat().st_mtime > 1, "a clock that was not set would show"
+    machine = await machines.create()
+    before = time.time()
+    shown = float(await sh(machine, "date +%s.%N"))
+    assert before - 0.5 <= shown <= time.time() + 0.5
+    await machine.delete()
+
+
+# Stopped and started
+
+
+async def test_a_stopped_machine_keeps_its_disk_and_its_name(settings: Settings, machine: Machine) -> None:
+    """Stop and start are like switching a computer off and on; so is a reboot from the inside."""
+    names = (
+        "hostname; cat /etc/machine-id /etc/ssh/ssh_host_*_key.pub; ip -4 -o addr show dev eth0 | cut -c1-40"
+    )
+    boot = "cat /proc/sys/kernel/random/boot_id"
+    before, first = await sh(machine, names), await sh(machine, boot)
+    await sh(machine, "echo unsynced > /root/note")
+    await machine.stop()
+    info = await machine.info()
+    assert (info.state, info.reason) == (State.STOPPED, "stopped")
+    assert machine.id not in running_machines(settings.instance).values()
+    for use in (lambda: machine.exec("true"), lambda: machine.files().read("/root/note")):
+        with pytest.raises(WrongState, match=f"^cannot use machine {machine.id}: it is stopped"):
+            await use()
+    await machine.stop()
+    await machine.kill()
+    assert await machine.info() == info, "what is stopped stays so, with its reason"
+    await machine.start()
+    info = await machine.info()
+    assert (info.state, info.reason) == (State.RUNNING, None)
+    await machine.start()
+    second = await sh(machine, boot)
+    assert second != first
+    assert await sh(machine, names) == before
+    assert await sh(machine, "cat /root/note") == "unsynced"
+    clock = time.time()
+    assert clock - 0.5 <= float(await sh(machine, "date +%s.%N")) <= time.time() + 0.5
+
+    with contextlib.suppress(GuestUnreachable):
+        await machine.exec("systemctl reboot")
+
+    async def rebooted() -> bool:
+        with contextlib.suppress(GuestUnreachable):
+            return await sh(machine, boot) not in (first, second)
+        return False
+
+    await until(rebooted, 120)
+    assert (await machine.info()).state is State.RUNNING
+    assert await sh(machine, names) == before
+    assert await sh(machine, "cat /root/note") == "unsynced"
+
+
+async def test_a_killed_machine_says_so(settings: Settings, machine: Machine) -> None:
+    running = asyncio.create_task(machine.exec("sleep 60"))
+    await until(lambda: _sleeps(machine), 10)
+    began = time.monotonic()
+    await machine.kill()
+    with pytest.raises(GuestUnreachable):
+        await running
+    assert time.monotonic() - began < 2
+    info = await machine.info()
+    assert (info.state, info.reason) == (State.STOPPED, "killed")
+    assert machine.id not in running_machines(settings.instance).values()
+
+
+async def _sleeps(machine: Machine) -> bool:
+    return (await machine.exec("pgrep -x sleep")).ok
+
+
+async def test_deleting_leaves_nothing(machines: Machines, settings: Settings) -> None:
+    before = leftovers(settings)
+    machine = await machines.create()
+    assert leftovers(settings) != before
+    await machine.delete()
+    assert leftovers(settings) == before
+
+
+# Ends that nobody asked for
+
+
+async def test_a_guest_that_powers_off_is_stopped(machine: Machine) -> None:
+    with contextlib.suppress(GuestUnreachable):
+        await machine.exec("systemctl poweroff")
+    assert (await stopped(machine, 60)).reason == "the guest shut itself down"
+
+
+async def test_a_guest_whose_kernel_panics_says_so(machine: Machine) -> None:
+    with pytest.raises(GuestUnreachable):
+        await machine.exec("echo 1 > /proc/sys/kernel/sysrq; echo c > /proc/sysrq-trigger", timeout=30)
+    assert (await stopped(machine, 10)).reason == "the guest's kernel panicked"
+
+
+async def test_a_qemu_that_dies_is_noticed_at_once(settings: Settings, machine: Machine) -> None:
+    """The host's OOM killer, say: a command under way fails now, not when its time is up."""
+    running = asyncio.create_task(machine.exec("sleep 60", timeout=60))
+    await until(lambda: _sleeps(machine), 10)
+    os.kill(qemu_pid(settings, machine), signal.SIGKILL)
+    info = await stopped(machine, 1)
+    assert info.reason == "QEMU ended by SIGKILL"
+    with pytest.raises(GuestUnreachable, match="SIGKILL"):
+        await asyncio.wait_for(running, 1)
+    with pytest.raises(WrongState, match="it is stopped: QEMU ended by SIGKILL"):
+        await machine.exec("true")
+
+
+async def test_everything_at_once_ends_in_clear_words(machines: Machines, settings: Settings) -> None:
+    """Stop, use, delete twice, all in the same instant: each gets a true answer and nothing hangs."""
+    before = leftovers(settings)
+    machine = await machines.create()
+    work = (machine.stop(), machine.exec("sleep 60"), machine.delete(), machine.delete(), machine.start())
+    async with asyncio.timeout(60):
+        stop, used, *deletes, start = await asyncio.gather(*work, return_exceptions=True)
+    assert isinstance(used, GuestUnreachable | WrongState | MachineNotFound), used
+    assert isinstance(start, MachineNotFound | StartFailed | None), start
+    assert isinstance(stop, MachineNotFound | None), stop
+    assert sorted(map(type, deletes), key=str) == sorted((type(None), MachineNotFound), key=str), deletes
+    with pytest.raises(MachineNotFound):
+        await machine.info()
+    assert leftovers(settings) == before
+
+
+# Creates that fail
+
+
+async def test_a_guest_that_does_not_confirm_is_not_handed_out(
+    machines: Machines, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No clock is this exact: the guest's answer is not what was asked of it."""
+    before, recorded = leftovers(settings), await rows(machines)
+    monkeypatch.setattr("stead.host.identity.CLOCK_TOLERANCE", -1.0)
+    with pytest.raises(StartFailed, match="the guest did not confirm its clock"):
+        await machines.create()
+    assert leftovers(settings) == before
+    assert await rows(machines) == recorded
+
+
+async def test_a_create_that_is_given_up_leaves_nothing(settings: Settings) -> None:
+    """Cancelled at any of its writes, before and after it."""
+    async with another_installation(settings) as machines:
+        with held_writes():
+            whole = Hold()
+            await asyncio.create_task(run_held(whole, machines.create))
+            assert whole.machine is not None
+            await machines.delete(whole.machine)
+            before = leftovers(machines.settings)
+            for number in range(1, whole.seen + 1):
+                for moment in (True, False):
+                    await _give_up(machines, Hold(number, moment))
+                    assert (number, moment, await rows(machines)) == (number, moment, {})
+                    assert (number, moment, leftovers(machines.settings)) == (number, moment, before)
+        await machines.create()
+
+
+async def _give_up(machines: Machines, hold: Hold) -> None:
+    creating = asyncio.create_task(run_held(hold, machines.create))
+    async with asyncio.timeout(30):
+        await hold.reached.wait()
+    creating.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await creating
+
+
+@contextlib.contextmanager
+def small_disk(mib: int) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="stead-test-", dir="/var/tmp") as folder:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mib}m", "none", folder], check=True)
+        try:
+            yield Path(folder)
+        finally:
+            subprocess.run(["umount", folder], check=True)
+
+
+async def test_a_full_disk_is_said_before_anything_is_made(settings: Settings) -> None:
+    with small_disk(1200) as disk:
+        async with another_installation(settings, data=disk / "data") as machines:
+            clean = leftovers(machines.settings)
+            filler = disk / "filler"
+            with filler.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, 400 << 20)
+            with pytest.raises(CapacityExceeded, match=r"^less than 1 GiB of disk is free under \S+$"):
+                await machines.create()
+            assert await rows(machines) == {}
+            assert leftovers(machines.settings) == clean
+            filler.unlink()
+            assert await sh(await machines.create(), "echo room") == "room"
+
+
+async def test_a_second_stead_on_the_same_folder_is_refused(
+    machines: Machines, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stead.machines.machines._LOCK_TIMEOUT", 0.3)
+    with pytest.raises(HostError, match=r"another process has held \S+/stead.lock"):
+        async with Machines.open(settings):
+            pass
+    assert await rows(machines) is not None, "the first one does not notice"
+
+
+# Made ahead
+
+
+async def test_a_prepared_machine_is_handed_out_and_replaced(settings: Settings) -> None:
+    with other_settings(settings, pool=1) as other:
+        async with Machines.open(other) as machines:
+            await machines.pool.filled(60)
+            (prepared,) = await machines.pool.prepared()
+            assert await machines.list() == [], "nobody's machine is nobody's to see"
+            for ask in (machines.get, machines.stop, machines.delete):
+                with pytest.raises(MachineNotFound):
+                    await ask(prepared.id)
+            with pytest.raises(MachineNotFound):
+                await Machine(machines, prepared.id).exec("true")
+            machine = await machines.create(name="mine")
+            assert machine.id == prepared.id
+            info = await machine.info()
+            assert (info.name, info.state) == ("mine", State.RUNNING)
+            assert await sh(machine, "hostname") == info.hostname
+            before = time.time()
+            assert before - 0.5 <= float(await sh(machine, "date +%s.%N")) <= time.time() + 0.5
+            (successor,) = await until(machines.pool.prepared, 60)
+            assert successor.id != prepared.id
+
+            os.kill(qemu_pid(other, Machine(machines, successor.id)), signal.SIGKILL)
+
+            async def replaced() -> bool:
+                return [row.id for row in await machines.pool.prepared()] not in ([], [successor.id])
+
+            await until(replaced, 60)
+            await delete_all(machines)
+        assert leftovers(other) == [], "what nobody took went with the pool"
+
+
+async def test_a_prepared_machine_that_does_not_confirm_is_not_handed_out(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with another_installation(settings, pool=1) as machines:
+        await machines.pool.filled(60)
+        (prepared,) = await machines.pool.prepared()
+        monkeypatch.setattr("stead.host.identity.CLOCK_TOLERANCE", -1.0)
+        with pytest.raises(SteadError, match="the guest did not confirm its clock"):
+            await machines.create()
+        assert prepared.id not in await rows(machines)

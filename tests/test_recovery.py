@@ -1,0 +1,387 @@
+"""Stead is killed at its worst moments; the next one finds out what was true and makes it so."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import leftovers
+from crash_driver import Case, Report
+from installations import another_installation, delete_all, other_settings
+from waiting import until
+
+from stead.errors import StartFailed, TemplateError
+from stead.host import addresses, cgroups, template_builder, templates
+from stead.host.commands import run
+from stead.host.image import BaseImage
+from stead.host.processes import ProcessId
+from stead.host.vm import running_machines
+from stead.machines import Machine, Machines, State
+from stead.machines.states import STEPS
+from stead.settings import Settings
+from stead.store.database import open_database
+from stead.store.machines import MachineRow, MachineStore
+
+
+async def crash(settings: Settings, operation: str) -> Report:
+    """Run a Stead on this installation until it is killed; says what it had been doing."""
+    driver = Path(__file__).with_name("crash_driver.py")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, driver, settings.data, settings.cache_folder, operation),
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    async with asyncio.timeout(150):
+        said, complaints = await process.communicate()
+    assert process.returncode == -signal.SIGKILL, complaints.decode()
+    return Report.parse(said.decode())
+
+
+@contextlib.asynccontextmanager
+async def rows_of(settings: Settings) -> AsyncIterator[MachineStore]:
+    """The rows of an installation that no Stead has open."""
+    database = await open_database(settings.data / "stead.db")
+    try:
+        yield MachineStore(database)
+    finally:
+        await database.dispose()
+
+
+async def states(machines: Machines) -> dict[str, State]:
+    return {row.id: State(row.state) for row in await machines._lifecycle.store.list()}
+
+
+async def in_step(machines: Machines) -> None:
+    """What runs and lies around on the host is what the rows say, and nothing else."""
+    rows = await machines._lifecycle.store.list()
+    inventory = machines._lifecycle.host.inventory()
+    alive = {row.id: row.pid for row in rows if row.state in (State.RUNNING, State.PREPARED)}
+    assert {machine: pid for pid, machine in inventory.processes.items()} == alive
+    assert inventory.folders == {row.id for row in rows}
+    assert inventory.groups <= alive.keys()
+    taps = await machines._lifecycle.host.network.slots_in_use()
+    assert taps == {row.slot for row in rows if row.id in alive}
+    assert [row for row in rows if row.step is not None] == []
+
+
+async def data_of(machine: Machine) -> bytes:
+    return (await machine.exec("cat /root/data")).stdout.strip()
+
+
+# Killed at every write
+
+# What a machine is after recovery: when nothing had been written, when something had, when everything had.
+OUTCOMES: dict[str, tuple[State | None, State | None, State | None]] = {
+    "create": (None, None, State.RUNNING),
+    "create_from_pool": (None, None, State.RUNNING),
+    "prepare": (None, None, State.PREPARED),
+    "stop": (State.RUNNING, State.STOPPED, State.STOPPED),
+    "kill": (State.RUNNING, State.STOPPED, State.STOPPED),
+    "start": (State.STOPPED, State.STOPPED, State.RUNNING),
+    "delete": (State.RUNNING, None, None),
+}
+
+
+def outcome(operation: str, case: Case, writes: int) -> State | None:
+    nothing, something, everything = OUTCOMES[operation]
+    if case.before and case.number == 1:
+        return nothing
+    return everything if case.number == writes and not case.before else something
+
+
+@pytest.mark.parametrize("operation", OUTCOMES)
+async def test_a_crash_at_any_write_is_recovered(
+    settings: Settings, image: BaseImage, operation: str
+) -> None:
+    with other_settings(settings) as other:
+        report = await crash(other, operation)
+        assert report.writes >= 2
+        expected = {
+            case.machine: outcome(operation, case, report.writes) for case in report.cases if case.machine
+        }
+        assert len(expected) >= 2 * report.writes - 1, "only what was not yet written has no name"
+        if report.survivor is not None:
+            expected[report.survivor] = OUTCOMES[operation][2]
+        async with Machines.open(other) as machines:
+
+            async def recovered() -> bool:
+                found = await states(machines)
+                return all(found.get(machine) == state for machine, state in expected.items())
+
+            try:
+                await until(recovered, 60)
+            except TimeoutError:
+                assert await states(machines) == expected
+            extra = [state for machine, state in (await states(machines)).items() if machine not in expected]
+            assert extra == ([State.PREPARED] if operation == "create_from_pool" else [])
+            await in_step(machines)
+            await _usable(machines, operation, expected)
+            fresh = await machines.create()
+            assert (await fresh.exec("true")).ok
+            await delete_all(machines)
+
+
+async def _usable(machines: Machines, operation: str, expected: dict[str, State | None]) -> None:
+    """Machines that run answer with their data; of those that were stopped, one is started to see."""
+    for machine, state in expected.items():
+        if state is State.RUNNING and operation != "start":
+            kept = await data_of(Machine(machines, machine))
+            assert kept == (b"" if operation.startswith("create") else b"kept")
+    if operation == "start":
+        found = (
+            await machines.info(machine) for machine, state in expected.items() if state is State.STOPPED
+        )
+        reasons = {info.reason: info.id async for info in found}
+        assert set(reasons) == {"killed", "its start was interrupted"}
+        interrupted = Machine(machines, reasons["its start was interrupted"])
+        # The ones that go on booting would only make this one slow.
+        for each, state in expected.items():
+            if state is State.RUNNING:
+                await machines.kill(each)
+        await interrupted.start()
+        assert await data_of(interrupted) == b"kept"
+
+
+async def test_a_running_machine_does_not_notice(settings: Settings, image: BaseImage) -> None:
+    """Stead is killed and comes back: same boot, same processes, and it is watched as before."""
+    with other_settings(settings) as other:
+        report = await crash(other, "run")
+        assert report.survivor is not None
+        (pid,) = running_machines(other.instance)
+        async with Machines.open(other) as machines:
+            machine = await machines.get(report.survivor)
+            assert (await machine.info()).state is State.RUNNING
+            boot = await machine.exec("cat /proc/sys/kernel/random/boot_id")
+            assert boot.stdout.decode().strip() == report.facts["boot"]
+            assert (await machine.exec(["kill", "-0", report.facts["background"]])).ok
+            await in_step(machines)
+            os.kill(pid, signal.SIGKILL)
+
+            async def noticed() -> bool:
+                return (await machine.info()).state is State.STOPPED
+
+            await until(noticed, 2)
+            await machine.delete()
+
+
+# What was left by hand, by chance, by an older crash
+
+
+@contextlib.contextmanager
+def stranger() -> Iterator[ProcessId]:
+    """A process that is none of Stead's business."""
+    process = subprocess.Popen(["sleep", "600"])
+    try:
+        identity = ProcessId.of(process.pid)
+        assert identity is not None
+        yield identity
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def test_every_row_that_a_crash_can_leave_is_put_right(settings: Settings, image: BaseImage) -> None:
+    """All states, at all their steps, with no process, a dead one, and a pid that a stranger has now."""
+    settled = {
+        State.RUNNING: State.STOPPED,
+        State.STOPPING: State.STOPPED,
+        State.STARTING: State.STOPPED,
+        State.STOPPED: State.STOPPED,
+        State.LOST: State.LOST,
+    }
+    with other_settings(settings) as other, stranger() as somebody:
+        pids = [(None, None), (4_194_303, 1), (somebody.pid, somebody.started), (somebody.pid, 1)]
+        rows = [
+            MachineRow(
+                id=f"{state.value}{number}x{step or ''}".ljust(20, "x")[:20],
+                name=None,
+                state=state,
+                step=step,
+                vcpus=2,
+                memory_mib=512,
+                disk_gib=20,
+                slot=0,
+                template="gone",
+                hostname="somebody",
+                guest_machine_id="0" * 32,
+                pid=pid,
+                pid_started=started,
+            )
+            for state in State
+            for step in STEPS.get(state, (None,))
+            for number, (pid, started) in enumerate(
+                pids if state not in (State.STOPPED, State.LOST) else pids[:1]
+            )
+        ]
+        async with rows_of(other) as store:
+            for slot, row in enumerate(rows):
+                await store.insert(replace(row, slot=slot))
+                (other.data / "machines" / row.id).mkdir(parents=True)
+        async with Machines.open(other) as machines:
+
+            async def all_settled() -> bool:
+                return set((await states(machines)).values()) <= set(settled.values())
+
+            await until(all_settled, 10)
+            expected = {row.id: settled[State(row.state)] for row in rows if row.state in settled}
+            assert await states(machines) == expected
+            await in_step(machines)
+            assert somebody.alive()
+            await delete_all(machines)
+        assert somebody.alive()
+
+
+async def test_a_pid_that_was_given_to_somebody_else_is_not_touched(
+    settings: Settings, image: BaseImage
+) -> None:
+    """The row names a living process that is not the machine's: it is spared, and the machine is stopped."""
+    with other_settings(settings) as other, stranger() as somebody:
+        async with Machines.open(other) as machines:
+            machine = await machines.create()
+        async with rows_of(other) as store:
+            await store.update(machine.id, pid=somebody.pid, pid_started=somebody.started)
+        async with Machines.open(other) as machines:
+            assert (await machines.info(machine.id)).state is State.STOPPED
+            assert somebody.alive()
+            await in_step(machines)
+            await machines.delete(machine.id)
+        assert somebody.alive()
+
+
+async def test_what_nobody_owns_is_reaped(settings: Settings, image: BaseImage) -> None:
+    """A QEMU without a row, a folder without a row, a group without a row."""
+    with other_settings(settings) as other:
+        async with Machines.open(other) as machines:
+            forgotten, kept = await machines.create(), await machines.create()
+        async with rows_of(other) as store:
+            await store.delete(forgotten.id)
+        assert forgotten.id in running_machines(other.instance).values()
+        (other.data / "machines/template-of-an-old-build").mkdir()
+        (other.runtime / other.instance / "runtime-of-nobody").mkdir()
+        hierarchy = cgroups.detect()
+        if hierarchy.version:
+            base = Path(
+                "/sys/fs/cgroup", "memory" if hierarchy.version == 1 else "", f"stead-{other.instance}"
+            )
+            (base / "group-of-nobody").mkdir()
+        async with Machines.open(other) as machines:
+            assert await states(machines) == {kept.id: State.RUNNING}
+            await in_step(machines)
+            assert (await Machine(machines, kept.id).exec("true")).ok
+            await machines.delete(kept.id)
+
+
+async def test_a_half_made_network_is_made_whole(settings: Settings, image: BaseImage) -> None:
+    """Killed in the very first start: a bare file instead of the namespace, a link without address."""
+    with other_settings(settings) as other:
+        name = f"stead-{other.instance}"
+        for broken in ("file", "namespace", "link"):
+            if broken == "file":
+                Path("/run/netns", name).touch()
+            else:
+                await run("ip", "netns", "add", name)
+            if broken == "link":
+                ends = ("type", "veth", "peer", "name", f"st{other.instance}n", "netns", name)
+                await run("ip", "link", "add", f"st{other.instance}h", *ends)
+            async with Machines.open(other) as machines:
+                machine = await machines.create()
+                assert (await machine.exec(["ping", "-c", "1", "-W", "5", str(addresses.GATEWAY)])).ok, broken
+                await machine.delete()
+            assert leftovers(other) == [], broken
+
+
+# What machines stand on goes away
+
+
+@contextlib.contextmanager
+def own_cache(settings: Settings) -> Iterator[Path]:
+    """The cache with the same files under other names, to take some of them away."""
+    with tempfile.TemporaryDirectory(prefix=".test-", dir=settings.cache_folder) as folder:
+        for name in ("images", "templates"):
+            shutil.copytree(
+                settings.cache_folder / name,
+                Path(folder) / name,
+                copy_function=os.link,
+                ignore=shutil.ignore_patterns(".*"),
+            )
+        yield Path(folder)
+
+
+async def _stopped_machine(machines: Machines) -> Machine:
+    machine = await machines.create()
+    await machine.kill()
+    return machine
+
+
+async def _is_lost(machine: Machine) -> None:
+    with pytest.raises(StartFailed, match="the disk layers that it stands on are gone"):
+        await machine.start()
+    info = await machine.info()
+    assert (info.state, info.reason) == (State.LOST, "the disk layers that it stands on are gone")
+
+
+async def test_a_machine_without_its_template_is_lost_and_says_so(
+    settings: Settings, image: BaseImage
+) -> None:
+    with own_cache(settings) as cache:
+        async with another_installation(settings, cache=cache) as machines:
+            template = await machines.template()
+            machine = await _stopped_machine(machines)
+            shutil.rmtree(template.folder)
+            await _is_lost(machine)
+            await machine.delete()
+            assert await states(machines) == {}
+
+
+async def test_a_machine_does_not_stand_on_another_build_of_its_image(
+    settings: Settings, image: BaseImage
+) -> None:
+    """An image that was made again under the same key is not the one that the machine's disk goes with."""
+    with own_cache(settings) as cache, other_settings(settings, cache=cache) as other:
+        async with Machines.open(other) as machines:
+            template = await machines.template()
+            machine, second = await _stopped_machine(machines), await _stopped_machine(machines)
+            template.image.disk.unlink()
+            template.image.disk.touch()
+            await _is_lost(machine)
+            template.image.disk.unlink()
+            await _is_lost(second)
+            await delete_all(machines)
+        async with Machines.open(other) as machines:
+            assert await machines._lifecycle.host.find_template(other.default_size) is None
+
+
+async def test_what_an_interrupted_template_left_is_removed(
+    machines: Machines, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = await machines.template()
+    key, _ = template.id.split("-")
+    with own_cache(settings) as cache, other_settings(settings, cache=cache) as other:
+        async with Machines.open(other) as others:
+            host = others._lifecycle.host
+            shutil.rmtree(cache / "templates" / template.id)
+            leftover, foreign = (cache / "templates" / f".building-{name}-1" for name in (key, "another"))
+            for folder in (leftover, foreign):
+                folder.mkdir()
+                (folder / "memory").write_bytes(b"half")
+            seen: list[bool] = []
+
+            async def build(*_: object) -> templates.Template:
+                seen.append(leftover.exists())
+                raise TemplateError("not in this test")
+
+            monkeypatch.setattr(template_builder, "_build", build)
+            with pytest.raises(TemplateError, match="not in this test"):
+                await others.create()
+            assert seen == [False]
+            assert foreign.exists(), "somebody may be at work on that one"
+            assert host.inventory().machines == frozenset()
