@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from waiting import until
 
 from stead.errors import GuestError, InvalidRequest
 from stead.host.execution import Ended, Output
 from stead.machines import Machine, Machines
-from waiting import until
 
 STANDARD_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 EVERY_BYTE = bytes(range(256))

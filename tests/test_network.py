@@ -7,6 +7,7 @@ import os
 import shlex
 import socket
 import subprocess
+import urllib.parse
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network
@@ -157,10 +158,8 @@ async def interfaces(settings: Settings) -> set[str]:
 async def test_a_machine_reaches_the_internet_by_name(shared: Machine) -> None:
     """What its own package manager is set up to use resolves and answers."""
     shown = await sh(shared, "apt-get update --print-uris")
-    url = shown.split()[0]
-    host = await sh(
-        shared, f"python3 -c 'import sys, urllib.parse as u; print(u.urlparse(sys.argv[1]).hostname)' {url}"
-    )
+    url = shown.split()[0].strip("'")
+    host = urllib.parse.urlsplit(url).hostname
     assert await sh(shared, f"getent hosts {host}")
     assert await sh(shared, f"curl -sSL --max-time 30 -o /dev/null -w '%{{http_code}}' {url}") == "200"
 
@@ -337,9 +336,14 @@ def foreign_rules() -> list[object]:
 async def test_the_hosts_own_firewall_is_left_alone(settings: Settings) -> None:
     """Opening, using and closing an installation changes nothing that an administrator has set up."""
     table = f"administrator_{os.getpid()}"
-    rules = (
-        f"table inet {table} {{ chain c {{ type filter hook forward priority 10; tcp dport 25 accept; }} }}\n"
-    )
+    rules = f"""
+table inet {table} {{
+  chain c {{
+    type filter hook forward priority 10;
+    tcp dport 25 accept
+  }}
+}}
+"""
     await run("nft", "-f", "-", stdin=rules.encode())
     try:
         before = foreign_rules()

@@ -91,7 +91,7 @@ def doctor(as_json: Json = False) -> None:
     async def work() -> None:
         findings = await host_doctor.examine(_settings())
         if as_json:
-            typer.echo(json.dumps(host_doctor.to_json(findings), indent=2))
+            typer.echo(host_doctor.to_json(findings))
         else:
             host_doctor.render(findings, console)
         if any(finding.status == "missing" for finding in findings):
