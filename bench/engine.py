@@ -115,6 +115,9 @@ async def burst(machines: Machines, count: int) -> tuple[int, Figure]:
 
     results = await asyncio.gather(*(one() for _ in range(count)), return_exceptions=True)
     made = [result for result in results if not isinstance(result, BaseException)]
+    for failure in results:
+        if isinstance(failure, BaseException):
+            print(f"a create of the burst failed: {failure!r}", file=sys.stderr)
     answers = await asyncio.gather(*(machine.exec("true") for _, machine in made), return_exceptions=True)
     ok = sum(isinstance(answer, ExecResult) and answer.ok for answer in answers)
     await asyncio.gather(*(machine.delete() for _, machine in made))

@@ -39,7 +39,7 @@ func start(t *testing.T) *harness {
 	must(t, os.Mkdir(etc, 0o755))
 	must(t, os.WriteFile(etc+"/passwd", []byte("root:x:0:0::/root:/bin/sh\nalice:x:54321:54321::/home/alice:/bin/sh\n"), 0o644))
 	must(t, os.WriteFile(etc+"/group", []byte("root:x:0:\nalice:x:54321:\nteam:x:54322:bob,alice\n"), 0o644))
-	launcher, err := newLauncher(-1)
+	launcher, err := newLauncher(nil)
 	must(t, err)
 	users := &accounts{root: filepath.Dir(etc)}
 	a := &agent{identity: newIdentity(t.TempDir()), executions: newExecutions(users, launcher), files: &files{accounts: users}}

@@ -13,33 +13,74 @@ import (
 
 const mib = 1 << 20
 
-// prepareCgroups puts commands into a cgroup beside the agent's own, so that a fork bomb or a memory hog
-// among them leaves the agent able to answer. It returns an open folder for clone3.
-func prepareCgroups() (int, error) {
+// cgroups are where commands live, beside the agent's own, so that a fork bomb or a memory hog among them leaves
+// the agent able to answer. They are two: when one is crowded the next command is started in the emptier one, and
+// finds processes and processor time left to end the crowd.
+type cgroups [2]cgroup
+
+type cgroup struct {
+	folder int // open for clone3
+	tasks  *os.File
+}
+
+const crowd = 64
+
+func (g *cgroups) choose() int {
+	first := g[0].count()
+	if first >= crowd && g[1].count() < first {
+		return g[1].folder
+	}
+	return g[0].folder
+}
+
+func (g *cgroup) count() int64 {
+	var text [24]byte
+	n, _ := g.tasks.ReadAt(text[:], 0)
+	count, _ := strconv.ParseInt(strings.TrimSpace(string(text[:n])), 10, 64)
+	return count
+}
+
+func openCgroup(path string) (group cgroup, err error) {
+	if err = os.Mkdir(path, 0o755); err != nil && !os.IsExist(err) {
+		return group, err
+	}
+	if group.folder, err = syscall.Open(path, syscall.O_RDONLY|syscall.O_DIRECTORY|syscall.O_CLOEXEC, 0); err != nil {
+		return group, err
+	}
+	group.tasks, err = os.Open(path + "/pids.current")
+	return group, err
+}
+
+// prepareCgroups makes the groups and their limits. With a limit missing, the groups are of use still.
+func prepareCgroups() (*cgroups, error) {
 	membership, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
-		return -1, err
+		return nil, err
 	}
 	_, own, found := strings.Cut("\n"+string(membership), "\n0::")
 	own, _, _ = strings.Cut(own, "\n")
 	if !found || filepath.Base(own) != "agent" {
-		return -1, fmt.Errorf("the agent is in cgroup %q, not in one named agent of its service", own)
+		return nil, fmt.Errorf("the agent is in cgroup %q, not in one named agent of its service", own)
 	}
 	agent := "/sys/fs/cgroup" + own
 	service := filepath.Dir(agent)
 	commands := filepath.Join(service, "exec")
-	var problems []error
-	for _, controller := range []string{"+cpu", "+memory", "+pids"} {
-		problems = append(problems, os.WriteFile(service+"/cgroup.subtree_control", []byte(controller), 0))
-	}
 	if err := os.Mkdir(commands, 0o755); err != nil && !os.IsExist(err) {
-		return -1, err
+		return nil, err
 	}
-	fd, err := syscall.Open(commands, syscall.O_RDONLY|syscall.O_DIRECTORY|syscall.O_CLOEXEC, 0)
-	if err != nil {
-		return -1, err
+	var problems []error
+	for _, control := range []struct{ folder, controller string }{
+		{service, "+cpu"}, {service, "+memory"}, {service, "+pids"}, {commands, "+cpu"}, {commands, "+pids"},
+	} {
+		problems = append(problems, os.WriteFile(control.folder+"/cgroup.subtree_control", []byte(control.controller), 0))
 	}
-	return fd, errors.Join(append(problems, limitCgroups(service, agent, commands))...)
+	groups := &cgroups{}
+	for i, name := range []string{"/first", "/second"} {
+		if groups[i], err = openCgroup(commands + name); err != nil {
+			return nil, errors.Join(append(problems, err)...)
+		}
+	}
+	return groups, errors.Join(append(problems, limitCgroups(service, agent, commands))...)
 }
 
 func limitCgroups(service, agent, commands string) error {
@@ -60,7 +101,9 @@ func limitCgroups(service, agent, commands string) error {
 		file  string
 		value int64
 	}{
-		{commands + "/pids.max", most * 60 / 100},
+		// The kernel's own limit would let bare processes fill the memory.
+		{commands + "/first/pids.max", most / 4},
+		{commands + "/second/pids.max", most / 4},
 		{commands + "/memory.max", memory - max(64*mib, memory*6/100)},
 		{agent + "/cpu.weight", 10000},
 		{service + "/memory.min", 48 * mib},

@@ -14,20 +14,20 @@ const startDeadline = 2 * time.Second
 
 // launcher starts commands: the one place that forks.
 type launcher struct {
-	null   int // /dev/null
-	cgroup int // where commands live; -1 when there is none
+	null   int      // /dev/null
+	groups *cgroups // where commands live; nil when they could not be made
 
 	mu       sync.Mutex
 	oomScore *os.File
 	ownScore string
 }
 
-func newLauncher(cgroup int) (*launcher, error) {
+func newLauncher(groups *cgroups) (*launcher, error) {
 	null, err := syscall.Open("/dev/null", syscall.O_RDWR|syscall.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
 	}
-	l := &launcher{null: null, cgroup: cgroup}
+	l := &launcher{null: null, groups: groups}
 	if file, err := os.OpenFile("/proc/self/oom_score_adj", os.O_RDWR, 0); err == nil {
 		content := make([]byte, 16)
 		n, _ := file.Read(content)
@@ -206,15 +206,15 @@ func (l *launcher) forkOnce(program string, argv []string, attributes *syscall.P
 		l.oomScore.WriteAt([]byte("0"), 0)
 		defer l.oomScore.WriteAt([]byte(l.ownScore), 0)
 	}
-	if l.cgroup >= 0 {
-		attributes.Sys.UseCgroupFD, attributes.Sys.CgroupFD = true, l.cgroup
+	if l.groups != nil {
+		attributes.Sys.UseCgroupFD, attributes.Sys.CgroupFD = true, l.groups.choose()
 	}
 	pid, _, err = syscall.StartProcess(program, argv, attributes)
-	if err == nil || l.cgroup < 0 || (err != syscall.ENODEV && err != syscall.EBUSY && err != syscall.EOPNOTSUPP) {
+	if err == nil || l.groups == nil || (err != syscall.ENODEV && err != syscall.EBUSY && err != syscall.EOPNOTSUPP) {
 		return pid, err
 	}
 	log.Printf("the cgroup for commands is unusable, going on without: %v", err)
-	l.cgroup, attributes.Sys.UseCgroupFD = -1, false
+	l.groups, attributes.Sys.UseCgroupFD = nil, false
 	pid, _, err = syscall.StartProcess(program, argv, attributes)
 	return pid, err
 }

@@ -43,11 +43,11 @@ func run(address string) error {
 	debug.SetGCPercent(-1)
 	debug.SetMemoryLimit(40 * mib)
 
-	cgroup, err := prepareCgroups()
+	groups, err := prepareCgroups()
 	if err != nil {
 		log.Printf("commands are not held to all limits: %q", err)
 	}
-	launcher, err := newLauncher(cgroup)
+	launcher, err := newLauncher(groups)
 	if err != nil {
 		return err
 	}

@@ -63,12 +63,15 @@ class _Display:
                 TimeElapsedColumn(),
                 TextColumn("[dim]{task.fields[detail]}"),
                 console=errors,
+                transient=True,
             )
             self._progress.start()
             self._task = self._progress.add_task("", total=1.0, detail="")
         self._progress.update(
             self._task, description=step.phase, detail=step.detail[:60], completed=step.fraction or 0.0
         )
+        if step.fraction == 1.0:
+            self.close()
 
     def close(self) -> None:
         if self._progress is not None:

@@ -343,7 +343,7 @@ def base_image(image: BaseImage | None) -> Finding:
             "degraded",
             "not built yet",
             "the first machine waits for it, about a minute",
-            "stead init",
+            "run `stead prepare`",
         )
     return Finding("image", "ok", f"{image.folder} ({image.disk.stat().st_blocks * 512 / 1e9:.2f} GB)")
 

@@ -81,6 +81,7 @@ async def _build(
         final = host.templates_folder / template_id
         building.rename(final)
         sync_folder(host.templates_folder)
+        progress(Progress("template", "ready", 1.0))
         return Template(template_id, final, size, image)
     finally:
         await asyncio.shield(host.discard(place.machine))

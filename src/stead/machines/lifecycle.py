@@ -281,9 +281,20 @@ class Lifecycle:
             except Exception:
                 log.exception("background work failed")
 
-        task = asyncio.create_task(guarded())
+        self.keep(asyncio.create_task(guarded()))
+
+    def keep(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
+        """Hold on to a task until it ends; `close` ends it."""
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled():
+                # Whoever waits has the error; when nobody does any more it is not to be reported as forgotten.
+                task.exception()
+
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(done)
+        return task
 
     async def close(self) -> None:
         """Let go of every machine; they go on."""

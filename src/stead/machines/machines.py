@@ -3,10 +3,10 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -44,6 +44,7 @@ _HIDDEN = (*UNOWNED, State.DELETING)
 _MAX_NAME = 200
 _LOCK_TIMEOUT = 5.0
 Report = Callable[[Progress], None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -144,15 +145,21 @@ class Machines:
             raise InvalidRequest(f"a name has 1 to {_MAX_NAME} characters")
         self._lifecycle.host.check_capacity()
         template = await self.template(size, report)
+        lifecycle = self._lifecycle
         with self.pool.giving_way():
-            taken = await self.pool.take(template, name)
+            taken = await _or_undo(self.pool.take(template, name), self._give_up)
             if taken is not None:
                 row, live = taken
                 await self._finish_create(row, self._resume(row, live))
             else:
-                row = await self._lifecycle.allocate(State.CREATING, template.size, template, name)
+                allocation = lifecycle.allocate(State.CREATING, template.size, template, name)
+                row = await _or_undo(allocation, lifecycle.remove)
                 await self._finish_create(row, self._restore(row, template))
         return Machine(self, row.id)
+
+    async def _give_up(self, taken: tuple[MachineRow, Live] | None) -> None:
+        if taken is not None:
+            await self._lifecycle.remove(taken[0])
 
     async def _resume(self, row: MachineRow, live: Live) -> Live:
         async with self._restores:
@@ -210,6 +217,10 @@ class Machines:
             raise WrongState(machine_id, Operation.EXEC, row.state, row.reason or "")
 
     async def start(self, machine_id: str) -> None:
+        """Boot a stopped machine from its disk."""
+        await self._carry_through(self._start(machine_id))
+
+    async def _start(self, machine_id: str) -> None:
         async with self._lifecycle.turns.of(machine_id):
             row = await self._check(machine_id, Operation.START)
             if row is not None:
@@ -218,6 +229,9 @@ class Machines:
 
     async def stop(self, machine_id: str, timeout: float = STOP_TIMEOUT) -> None:
         """Shut a machine down cleanly; after `timeout` seconds it is ended by force, and says so."""
+        await self._carry_through(self._stop(machine_id, timeout))
+
+    async def _stop(self, machine_id: str, timeout: float) -> None:
         lifecycle = self._lifecycle
         async with lifecycle.turns.of(machine_id):
             row = await self._check(machine_id, Operation.STOP)
@@ -225,16 +239,15 @@ class Machines:
             if row is None:
                 return
             await lifecycle.store.update(row.id, state=State.STOPPING, step="shutdown")
-            # From here the stop is carried through even if nobody waits for it any more.
-            await asyncio.shield(asyncio.ensure_future(self._stop(row, live, timeout)))
-
-    async def _stop(self, row: MachineRow, live: Live | None, timeout: float) -> None:
-        forced = None if live is None else await self._lifecycle.shut_down(row, live, timeout)
-        await self._lifecycle.step(row, "clean")
-        await self._lifecycle.record_stopped(row, forced or "stopped")
+            forced = None if live is None else await lifecycle.shut_down(row, live, timeout)
+            await lifecycle.step(row, "clean")
+            await lifecycle.record_stopped(row, forced or "stopped")
 
     async def kill(self, machine_id: str) -> None:
         """End a machine at once, as if its plug were pulled; its disk is kept."""
+        await self._carry_through(self._kill(machine_id))
+
+    async def _kill(self, machine_id: str) -> None:
         lifecycle = self._lifecycle
         row = await self._row(machine_id)
         live = lifecycle.lives.get(machine_id)
@@ -248,6 +261,9 @@ class Machines:
 
     async def delete(self, machine_id: str) -> None:
         """Remove a machine and everything it had."""
+        await self._carry_through(self._delete(machine_id))
+
+    async def _delete(self, machine_id: str) -> None:
         lifecycle = self._lifecycle
         row = await self._row(machine_id)
         live = lifecycle.lives.get(machine_id)
@@ -256,7 +272,11 @@ class Machines:
         async with lifecycle.turns.of(machine_id):
             checked = await self._check(machine_id, Operation.DELETE)
             if checked is not None:
-                await asyncio.shield(asyncio.ensure_future(lifecycle.remove(checked)))
+                await lifecycle.remove(checked)
+
+    async def _carry_through(self, work: Coroutine[Any, Any, None]) -> None:
+        """What has begun on a machine is brought to its end even if its caller does not wait for it."""
+        await asyncio.shield(self._lifecycle.keep(asyncio.create_task(work)))
 
     async def _check(self, machine_id: str, operation: Operation) -> MachineRow | None:
         """The row, when the operation may begin; None when there is nothing to do. Call in its turn."""
@@ -332,6 +352,16 @@ class Machine:
 
     async def delete(self) -> None:
         await self._machines.delete(self.id)
+
+
+async def _or_undo(work: Coroutine[Any, Any, T], undo: Callable[[T], Awaitable[None]]) -> T:
+    """A caller that is cancelled while a row becomes its own never learns of it: then it is undone."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await undo(await task)
+        raise
 
 
 def _info(row: MachineRow) -> MachineInfo:

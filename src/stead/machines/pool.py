@@ -30,6 +30,7 @@ class Pool:
         self._wanted = asyncio.Event()
         self._changed = asyncio.Condition()
         self._busy = 0
+        self._full = False
         self._worker: asyncio.Task[None] | None = None
         lifecycle.on_unowned_end = self._wanted.set
 
@@ -65,6 +66,7 @@ class Pool:
                 name=name,
                 created_at=time.time_ns(),
             )
+            self._full = False
             self._wanted.set()
             if row is None:
                 return None
@@ -81,8 +83,6 @@ class Pool:
         """Wait until the pool is full."""
         async with asyncio.timeout(timeout), self._changed:
             await self._changed.wait_for(lambda: self._full)
-
-    _full = False
 
     async def _work(self) -> None:
         while True:
