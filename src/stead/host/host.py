@@ -107,8 +107,7 @@ class Host:
             return self._platform
 
     def find_image(self, key: str) -> BaseImage | None:
-        image = find_image(self.settings, key)
-        return image if image is not None and image.disk.exists() else None
+        return find_image(self.settings, key)
 
     async def find_template(self, size: Size) -> Template | None:
         """The template of a size, without making one."""

@@ -76,8 +76,9 @@ def image_key(settings: Settings, agent: Path) -> str:
 
 
 def find_image(settings: Settings, key: str) -> BaseImage | None:
-    folder = settings.cache_folder / "images" / key
-    return BaseImage(key, folder) if folder.is_dir() else None
+    """The image of a key, if it is there and whole."""
+    image = BaseImage(key, settings.cache_folder / "images" / key)
+    return image if all(path.exists() for path in (image.disk, image.kernel, image.initrd)) else None
 
 
 async def ensure_image(
@@ -104,6 +105,8 @@ async def ensure_image(
         building.mkdir()
         try:
             await _build(settings, agent, building, progress)
+            # Somebody may have taken away a part of it.
+            await _remove(images / key)
             building.rename(images / key)
             sync_folder(images)
         finally:

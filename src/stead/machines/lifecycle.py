@@ -289,7 +289,7 @@ class Lifecycle:
         def done(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
             if not task.cancelled():
-                # Whoever waits has the error; when nobody does any more it is not to be reported as forgotten.
+                # Whoever waits has the error; when nobody does any more, it is not one that was forgotten.
                 task.exception()
 
         self._tasks.add(task)

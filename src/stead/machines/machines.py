@@ -3,29 +3,14 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
-from ipaddress import IPv4Address
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, Self, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from stead.errors import InvalidRequest, MachineNotFound, StartFailed, SteadError, WrongState
-from stead.host import addresses
 from stead.host.agent import Agent
-from stead.host.execution import (
-    DEFAULT_OUTPUT_LIMIT,
-    Ended,
-    ExecRequest,
-    ExecResult,
-    OutOfMemory,
-    Output,
-    collect,
-    follow,
-    parse_oom,
-)
 from stead.host.files import locked
-from stead.host.guest_files import GuestFiles
 from stead.host.host import Host
 from stead.host.image import Progress
 from stead.host.qemu import Platform
@@ -33,6 +18,7 @@ from stead.host.template_builder import ensure_template
 from stead.host.templates import Template
 from stead.machines.lifecycle import STOP_TIMEOUT, Lifecycle
 from stead.machines.live import Live
+from stead.machines.machine import Machine, MachineInfo, machine_info
 from stead.machines.pool import Pool
 from stead.machines.recovery import reconcile
 from stead.machines.states import UNOWNED, Operation, State, Verdict, decide
@@ -45,20 +31,6 @@ _MAX_NAME = 200
 _LOCK_TIMEOUT = 5.0
 Report = Callable[[Progress], None]
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class MachineInfo:
-    """What is recorded of a machine. `reason` says why it is stopped or lost."""
-
-    id: str
-    name: str | None
-    state: State
-    size: Size
-    address: IPv4Address
-    hostname: str
-    reason: str | None
-    created_at: float
 
 
 class Machines:
@@ -139,7 +111,7 @@ class Machines:
 
     async def create(
         self, size: Size | None = None, *, name: str | None = None, report: Report = lambda _: None
-    ) -> "Machine":
+    ) -> Machine:
         """A new running machine that has confirmed its identity; a failure leaves nothing."""
         if name is not None and (not name.strip() or len(name) > _MAX_NAME):
             raise InvalidRequest(f"a name has 1 to {_MAX_NAME} characters")
@@ -187,16 +159,16 @@ class Machines:
                     raise StartFailed(f"no machine could be created: {error.strerror}") from error
                 raise
 
-    async def get(self, machine_id: str) -> "Machine":
+    async def get(self, machine_id: str) -> Machine:
         await self.info(machine_id)
         return Machine(self, machine_id)
 
     async def list(self) -> list[MachineInfo]:
         rows = await self._lifecycle.store.list(excluding=_HIDDEN)
-        return [_info(row) for row in rows]
+        return [machine_info(row) for row in rows]
 
     async def info(self, machine_id: str) -> MachineInfo:
-        return _info(await self._row(machine_id))
+        return machine_info(await self._row(machine_id))
 
     async def _row(self, machine_id: str) -> MachineRow:
         row = await self._lifecycle.store.get(machine_id)
@@ -289,71 +261,6 @@ class Machines:
         raise WrongState(machine_id, operation, row.state, row.reason or "")
 
 
-class Machine:
-    """A handle on one machine; cheap, and valid as long as the machine exists."""
-
-    def __init__(self, machines: Machines, machine_id: str) -> None:
-        self._machines = machines
-        self.id = machine_id
-
-    async def info(self) -> MachineInfo:
-        return await self._machines.info(self.id)
-
-    async def exec(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str = "/",
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | AsyncIterator[bytes] | None = None,
-        user: str | None = None,
-        timeout: float | None = None,
-        output_limit: int = DEFAULT_OUTPUT_LIMIT,
-    ) -> ExecResult:
-        """Run a command to its end. A string is run by a non-login `sh`; a list is run as it is."""
-        request = ExecRequest(command, cwd, env or {}, stdin, user, timeout)
-        return await collect(await self._machines.agent(self.id), request, output_limit)
-
-    async def stream(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str = "/",
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | AsyncIterator[bytes] | None = None,
-        user: str | None = None,
-        timeout: float | None = None,
-    ) -> AsyncGenerator[Output | Ended, None]:
-        """Run a command and yield its output as it comes, then how it ended."""
-        request = ExecRequest(command, cwd, env or {}, stdin, user, timeout)
-        agent = await self._machines.agent(self.id)
-        async with contextlib.aclosing(follow(agent, request)) as events:
-            async for event in events:
-                yield event
-
-    def files(self, user: str | None = None) -> GuestFiles:
-        """The machine's files as a Linux user sees them; root by default."""
-        return GuestFiles(lambda: self._machines.agent(self.id), user)
-
-    async def out_of_memory(self) -> list[OutOfMemory]:
-        """The last processes that the guest's kernel ended for want of memory."""
-        agent = await self._machines.agent(self.id)
-        answer = await agent.call("GET", "/v1/oom")
-        return [parse_oom(event) for event in answer["events"]]
-
-    async def start(self) -> None:
-        await self._machines.start(self.id)
-
-    async def stop(self, timeout: float = STOP_TIMEOUT) -> None:
-        await self._machines.stop(self.id, timeout)
-
-    async def kill(self) -> None:
-        await self._machines.kill(self.id)
-
-    async def delete(self) -> None:
-        await self._machines.delete(self.id)
-
-
 async def _or_undo(work: Coroutine[Any, Any, T], undo: Callable[[T], Awaitable[None]]) -> T:
     """A caller that is cancelled while a row becomes its own never learns of it: then it is undone."""
     task = asyncio.ensure_future(work)
@@ -362,16 +269,3 @@ async def _or_undo(work: Coroutine[Any, Any, T], undo: Callable[[T], Awaitable[N
     except asyncio.CancelledError:
         await undo(await task)
         raise
-
-
-def _info(row: MachineRow) -> MachineInfo:
-    return MachineInfo(
-        id=row.id,
-        name=row.name,
-        state=State(row.state),
-        size=Size(row.vcpus, row.memory_mib, row.disk_gib),
-        address=addresses.machine_address(row.slot),
-        hostname=row.hostname,
-        reason=row.reason,
-        created_at=row.created_at / 1e9,
-    )

@@ -1,5 +1,7 @@
 """After a crash: make rows and reality agree again."""
 
+from dataclasses import replace
+
 import structlog
 
 from stead.errors import SteadError
@@ -18,6 +20,9 @@ async def reconcile(lifecycle: Lifecycle) -> None:
     for row in rows:
         process = process_of(row)
         alive = process is not None and process.alive() and processes.get(process.pid) == row.id
+        if not alive:
+            # By now the pid may be somebody else's: what is ended is only what carries the machine's name.
+            row, process = replace(row, pid=None, pid_started=None), None
         action = recover(State(row.state), alive)
         if action is not Recovery.KEEP:
             log.info("recovering", machine=row.id, state=row.state, step=row.step, action=action.value)

@@ -1,0 +1,129 @@
+"""A handle on one machine."""
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address
+from typing import Protocol
+
+from stead.host import addresses
+from stead.host.agent import Agent
+from stead.host.execution import (
+    DEFAULT_OUTPUT_LIMIT,
+    Ended,
+    ExecRequest,
+    ExecResult,
+    OutOfMemory,
+    Output,
+    collect,
+    follow,
+    parse_oom,
+)
+from stead.host.guest_files import GuestFiles
+from stead.machines.lifecycle import STOP_TIMEOUT
+from stead.machines.states import State
+from stead.settings import Size
+from stead.store.machines import MachineRow
+
+
+@dataclass(frozen=True)
+class MachineInfo:
+    """What is recorded of a machine. `reason` says why it is stopped or lost."""
+
+    id: str
+    name: str | None
+    state: State
+    size: Size
+    address: IPv4Address
+    hostname: str
+    reason: str | None
+    created_at: float
+
+
+def machine_info(row: MachineRow) -> MachineInfo:
+    return MachineInfo(
+        id=row.id,
+        name=row.name,
+        state=State(row.state),
+        size=Size(row.vcpus, row.memory_mib, row.disk_gib),
+        address=addresses.machine_address(row.slot),
+        hostname=row.hostname,
+        reason=row.reason,
+        created_at=row.created_at / 1e9,
+    )
+
+
+class Keeper(Protocol):
+    """Who has the machines: what a handle needs of it."""
+
+    async def info(self, machine_id: str) -> MachineInfo: ...
+    async def agent(self, machine_id: str) -> Agent: ...
+    async def start(self, machine_id: str) -> None: ...
+    async def stop(self, machine_id: str, timeout: float = STOP_TIMEOUT) -> None: ...
+    async def kill(self, machine_id: str) -> None: ...
+    async def delete(self, machine_id: str) -> None: ...
+
+
+class Machine:
+    """A handle on one machine; cheap, and valid as long as the machine exists."""
+
+    def __init__(self, machines: Keeper, machine_id: str) -> None:
+        self._machines = machines
+        self.id = machine_id
+
+    async def info(self) -> MachineInfo:
+        return await self._machines.info(self.id)
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str = "/",
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | AsyncIterator[bytes] | None = None,
+        user: str | None = None,
+        timeout: float | None = None,
+        output_limit: int = DEFAULT_OUTPUT_LIMIT,
+    ) -> ExecResult:
+        """Run a command to its end. A string is run by a non-login `sh`; a list is run as it is."""
+        request = ExecRequest(command, cwd, env or {}, stdin, user, timeout)
+        return await collect(await self._machines.agent(self.id), request, output_limit)
+
+    async def stream(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str = "/",
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | AsyncIterator[bytes] | None = None,
+        user: str | None = None,
+        timeout: float | None = None,
+    ) -> AsyncGenerator[Output | Ended, None]:
+        """Run a command and yield its output as it comes, then how it ended."""
+        request = ExecRequest(command, cwd, env or {}, stdin, user, timeout)
+        agent = await self._machines.agent(self.id)
+        async with contextlib.aclosing(follow(agent, request)) as events:
+            async for event in events:
+                yield event
+
+    def files(self, user: str | None = None) -> GuestFiles:
+        """The machine's files as a Linux user sees them; root by default."""
+        return GuestFiles(lambda: self._machines.agent(self.id), user)
+
+    async def out_of_memory(self) -> list[OutOfMemory]:
+        """The last processes that the guest's kernel ended for want of memory."""
+        agent = await self._machines.agent(self.id)
+        answer = await agent.call("GET", "/v1/oom")
+        return [parse_oom(event) for event in answer["events"]]
+
+    async def start(self) -> None:
+        await self._machines.start(self.id)
+
+    async def stop(self, timeout: float = STOP_TIMEOUT) -> None:
+        await self._machines.stop(self.id, timeout)
+
+    async def kill(self) -> None:
+        await self._machines.kill(self.id)
+
+    async def delete(self) -> None:
+        await self._machines.delete(self.id)
