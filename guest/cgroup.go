@@ -14,8 +14,8 @@ import (
 const mib = 1 << 20
 
 // cgroups are where commands live, beside the agent's own, so that a fork bomb or a memory hog among them leaves
-// the agent able to answer. They are two: when one is crowded the next command is started in the emptier one, and
-// finds processes and processor time left to end the crowd.
+// the agent able to answer. They are two and each command is started in the emptier one: beside a fork bomb it
+// finds processes and processor time left to end it.
 type cgroups [2]cgroup
 
 type cgroup struct {
@@ -23,11 +23,8 @@ type cgroup struct {
 	tasks  *os.File
 }
 
-const crowd = 64
-
 func (g *cgroups) choose() int {
-	first := g[0].count()
-	if first >= crowd && g[1].count() < first {
+	if g[1].count() < g[0].count() {
 		return g[1].folder
 	}
 	return g[0].folder

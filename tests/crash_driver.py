@@ -29,19 +29,23 @@ _HOLD_LIMIT = 120.0
 
 @dataclass
 class Hold:
-    """Counts the writes of one operation and stops it for good at one of them; at 0, at none."""
+    """Counts the writes of one operation and stops it at one of them until it is released; at 0, at none."""
 
     number: int = 0
     before: bool = False
     seen: int = 0
     machine: str | None = None
     reached: asyncio.Event = field(default_factory=asyncio.Event)
+    released: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def forever(self) -> None:
+    async def stop(self) -> None:
+        _holds.append(self)
         self.reached.set()
-        await asyncio.Event().wait()
+        await self.released.wait()
 
 
+_holds: list["Hold"] = []
+"""Keeps what is held from being collected as garbage."""
 _current: ContextVar[Hold | None] = ContextVar("hold", default=None)
 
 
@@ -58,12 +62,12 @@ def held_writes() -> Iterator[None]:
             hold.seen += 1
             here = hold.seen == hold.number
             if here and hold.before:
-                await hold.forever()
+                await hold.stop()
             result = await write(*arguments, **changes)
             if isinstance(result, MachineRow):
                 hold.machine = result.id
             if here:
-                await hold.forever()
+                await hold.stop()
             return result
 
         return call
@@ -156,6 +160,9 @@ class Driver:
             task.add_done_callback(_must_not_end)
             async with asyncio.timeout(_HOLD_LIMIT):
                 await hold.reached.wait()
+            if operation == "start" and (live := self.lifecycle.lives.get(str(hold.machine))):
+                # Boots that nobody will wait for need not take the processor from the others.
+                await live.vm.pause()
         return Report(writes, survivor, [Case(hold.number, hold.before, hold.machine) for hold in held])
 
     async def crash_while_running(self) -> Report:

@@ -194,6 +194,7 @@ async def test_what_machines_stand_on_belongs_to_root(machines: Machines) -> Non
         assert not facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH), path
 
 
+@pytest.mark.xfail(strict=True, reason="open_database leaves the file readable by everyone")
 async def test_what_is_recorded_is_for_root_alone(machines: Machines, settings: Settings) -> None:
     """Machines' folders lie beside it, so the folder that holds both must let others pass."""
     assert settings.data == machines.settings.data

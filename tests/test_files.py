@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from waiting import until
 
 from stead.errors import GuestError, InvalidRequest, SteadError
 from stead.host.execution import Output
@@ -142,9 +143,11 @@ async def test_an_upload_that_breaks_off_leaves_the_old_file_and_nothing_else(
         await files.write(path, pieces(b"new", b"!"), size=5)
     with pytest.raises(InvalidRequest):
         await files.write(path, pieces(b"new", b"and more"), size=5)
-    async with asyncio.timeout(10):
-        while await names(files, folder) != ["file"]:
-            pass
+
+    async def swept() -> bool:
+        return await names(files, folder) == ["file"]
+
+    await until(swept, 10)
     assert await files.read(path) == b"old"
     assert await files.write(path, pieces(b"n", b"ew"), size=3) == 3
     assert await files.read(path) == b"new"

@@ -104,13 +104,12 @@ async def test_a_crash_at_any_write_is_recovered(
 ) -> None:
     with other_settings(settings) as other:
         report = await crash(other, operation)
-        assert report.writes >= 2
         expected = {
             case.machine: outcome(operation, case, report.writes) for case in report.cases if case.machine
         }
-        assert len(expected) >= 2 * report.writes - 1, "only what was not yet written has no name"
         if report.survivor is not None:
             expected[report.survivor] = OUTCOMES[operation][2]
+        assert len(expected) > report.writes >= 2, "a machine was held at every write"
         async with Machines.open(other) as machines:
 
             async def recovered() -> bool:
@@ -306,13 +305,13 @@ async def test_a_half_made_network_is_made_whole(settings: Settings, image: Base
 def own_cache(settings: Settings) -> Iterator[Path]:
     """The cache with the same files under other names, to take some of them away."""
     with tempfile.TemporaryDirectory(prefix=".test-", dir=settings.cache_folder) as folder:
-        for name in ("images", "templates"):
-            shutil.copytree(
-                settings.cache_folder / name,
-                Path(folder) / name,
-                copy_function=os.link,
-                ignore=shutil.ignore_patterns(".*"),
-            )
+        shutil.copytree(
+            settings.cache_folder,
+            folder,
+            copy_function=os.link,
+            ignore=shutil.ignore_patterns(".*"),
+            dirs_exist_ok=True,
+        )
         yield Path(folder)
 
 

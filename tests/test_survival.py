@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from waiting import until
 
 from stead.errors import GuestError, GuestUnreachable
 from stead.host.execution import ExecResult
@@ -26,13 +27,40 @@ async def done(machine: Machine, command: str, timeout: float = 60) -> ExecResul
     return result
 
 
-@pytest.mark.parametrize(
-    "how", ["bomb() { bomb | bomb & }; bomb; sleep 60", "bomb() { bomb | bomb & }; bomb"]
-)
-async def test_a_fork_bomb(machine: Machine, how: str) -> None:
-    """One that its caller waits for ends with the timeout; one in the background goes on exploding."""
-    await machine.exec(["bash", "-c", how], timeout=3)
-    await survived(machine, 30)
+async def tasks(machine: Machine) -> int:
+    """How many processes and threads there are, without asking each of them as `ps` would."""
+    return int((await machine.files().read("/proc/loadavg")).split()[3].split(b"/")[1])
+
+
+async def test_a_fork_bomb_that_its_caller_waits_for(machine: Machine) -> None:
+    before = await tasks(machine)
+    result = await machine.exec(["bash", "-c", ":(){ :|:& };:; sleep 60"], timeout=2)
+    assert result.timed_out
+    await survived(machine)
+
+    async def defused() -> bool:
+        return await tasks(machine) < before + 20
+
+    await until(defused, 10)
+
+
+async def test_a_fork_bomb_in_the_background(machine: Machine) -> None:
+    """It goes on exploding: the next commands run beside it, and can end it."""
+    before = await tasks(machine)
+    bomb = await machine.exec(["bash", "-c", "echo $$; :(){ :|:& };:"], timeout=20)
+    assert bomb.exit_code == 0
+
+    async def exploded() -> bool:
+        return await tasks(machine) > before + 300
+
+    async def defused() -> bool:
+        return await tasks(machine) < before + 20
+
+    await survived(machine)
+    await until(exploded, 60)
+    await survived(machine)
+    assert (await machine.exec(["kill", "-KILL", "--", f"-{bomb.stdout.decode().strip()}"])).ok
+    await until(defused, 20)
 
 
 async def test_a_command_that_eats_all_memory_is_named(machine: Machine) -> None:

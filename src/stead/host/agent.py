@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import httpcore2
 
-from stead.errors import GuestError, GuestUnreachable
+from stead.errors import GuestError, GuestUnreachable, InvalidRequest
 
 Dial = Callable[[], Awaitable[tuple[socket.socket, tuple[Any, ...]]]]
 Body = bytes | AsyncIterator[bytes]
@@ -135,9 +135,11 @@ class Agent:
         read_timeout: float | None = None,
     ) -> AsyncIterator[httpcore2.Response]:
         """One request; the answer's body is read by the caller. Error answers are raised."""
-        sent = {"Host": "agent", **(headers or {})}
+        sent: dict[str, str | bytes] = {"Host": "agent", **(headers or {})}
         if user is not None:
-            sent["X-Stead-User"] = user
+            if not user.isprintable() or not user:
+                raise InvalidRequest(f"{user!r} is not the name of a Linux user")
+            sent["X-Stead-User"] = user.encode()
         if isinstance(body, bytes):
             sent["Content-Length"] = str(len(body))
         elif body is not None and "Content-Length" not in sent:
