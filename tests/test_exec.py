@@ -136,10 +136,13 @@ async def test_linux_users_act_with_their_own_groups(shared: Machine, alice: str
         assert "CapEff:\t0000000000000000" in who
     assert not (await shared.exec("cat /etc/shadow", user=alice)).ok
     assert await say(shared, "id -un; id -Gn") == "root\nroot\n"
-    for user in ("nobody-of-that-name", "54321"):
+    for user in ("nobody-of-that-name", "54321", "ülrich"):
         with pytest.raises(GuestError, match=user) as refused:
             await shared.exec("true", user=user)
         assert refused.value.code == "user_not_found"
+    for user in ("", "two\nlines"):
+        with pytest.raises(InvalidRequest, match="not the name of a Linux user"):
+            await shared.exec("true", user=user)
 
 
 # What it is given to read

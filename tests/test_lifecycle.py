@@ -309,7 +309,6 @@ def small_disk(mib: int) -> Iterator[Path]:
             subprocess.run(["umount", folder], check=True)
 
 
-@pytest.mark.xfail(strict=True, reason="disks.copy_layer cannot copy from one file system to another")
 async def test_a_full_disk_is_said_before_anything_is_made(settings: Settings) -> None:
     with small_disk(1200) as disk:
         async with another_installation(settings, data=disk / "data") as machines:

@@ -33,7 +33,9 @@ async def test_an_exit_status_is_told() -> None:
 async def test_a_process_of_somebody_else_is_watched_too() -> None:
     """A QEMU that outlived its Stead is not our child: its end is still noticed."""
     script = "import os, subprocess; print(subprocess.Popen(['sleep', '60'], stdout=-3, stderr=-3).pid)"
-    pid = int(subprocess.run([sys.executable, "-c", script], check=True, capture_output=True).stdout)
+    command = [sys.executable, "-c", script]
+    parent = await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True)
+    pid = int(parent.stdout)
     identity = ProcessId.of(pid)
     assert identity is not None
     watched = WatchedProcess(identity)

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import itertools
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -11,6 +13,7 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import leftovers
@@ -18,8 +21,8 @@ from crash_driver import Case, Report
 from installations import another_installation, delete_all, other_settings
 from waiting import until
 
-from stead.errors import StartFailed, TemplateError
-from stead.host import addresses, cgroups, template_builder, templates
+from stead.errors import HostError, StartFailed, TemplateError
+from stead.host import cgroups, network, template_builder, templates
 from stead.host.commands import run
 from stead.host.image import BaseImage
 from stead.host.processes import ProcessId
@@ -279,23 +282,52 @@ async def test_what_nobody_owns_is_reaped(settings: Settings, image: BaseImage) 
             await machines.delete(kept.id)
 
 
-async def test_a_half_made_network_is_made_whole(settings: Settings, image: BaseImage) -> None:
-    """Killed in the very first start: a bare file instead of the namespace, a link without address."""
+async def _network_facts(settings: Settings) -> list[bytes]:
+    within = ("nsenter", f"--net={network.namespace_path(settings)}")
+    shown = (
+        ("ip", "-4", "-o", "addr", "show", "dev", f"st{settings.instance}h"),
+        (*within, "ip", "-4", "route"),
+        (*within, "nft", "list", "ruleset"),
+        (*within, "cat", "/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv4/conf/all/rp_filter"),
+        ("nft", "list", "table", "inet", f"stead_{settings.instance}"),
+    )
+    return [re.sub(rb"if\d+|^\d+:", b"", (await run(*command)).stdout) for command in shown]
+
+
+async def test_a_half_made_network_is_made_whole(
+    settings: Settings, image: BaseImage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The very first start is killed after any of its commands, or leaves a bare file for a namespace."""
+    done: list[str] = []
     with other_settings(settings) as other:
-        name = f"stead-{other.instance}"
-        for broken in ("file", "namespace", "link"):
-            if broken == "file":
-                Path("/run/netns", name).touch()
-            else:
-                await run("ip", "netns", "add", name)
-            if broken == "link":
-                ends = ("type", "veth", "peer", "name", f"st{other.instance}n", "netns", name)
-                await run("ip", "link", "add", f"st{other.instance}h", *ends)
-            async with Machines.open(other) as machines:
-                machine = await machines.create()
-                assert (await machine.exec(["ping", "-c", "1", "-W", "5", str(addresses.GATEWAY)])).ok, broken
-                await machine.delete()
-            assert leftovers(other) == [], broken
+        for limit in itertools.count():
+
+            async def stumble(*argv: str, **options: Any) -> object:
+                if len(done) == limit:  # noqa: B023
+                    raise HostError("killed")
+                result = await run(*argv, **options)
+                done.append(argv[0])
+                return result
+
+            with monkeypatch.context() as patch:
+                patch.setattr(network, "run", stumble)
+                try:
+                    await (await network.Network.open(other)).close()
+                except HostError as error:
+                    assert str(error) == "killed"
+                else:
+                    break
+            if limit == 0:
+                Path("/run/netns", f"stead-{other.instance}").touch()
+            async with Machines.open(other):
+                found = await _network_facts(other)
+            assert leftovers(other) == []
+            done.clear()
+            if limit == 0:
+                whole = found
+            assert (limit, found) == (limit, whole)
+        assert limit > 3
+        await network.remove(other)
 
 
 # What machines stand on goes away

@@ -22,20 +22,9 @@ async def copy_layer(source: Path, target: Path, uid: int) -> None:
 
 def _copy(source: Path, target: Path, uid: int) -> None:
     try:
-        reading = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            writing = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            try:
-                remaining = os.fstat(reading).st_size
-                while remaining:
-                    copied = os.copy_file_range(reading, writing, remaining)
-                    if copied == 0:
-                        raise HostError(f"the layer {source} was cut short")
-                    remaining -= copied
-                os.fchown(writing, uid, uid)
-            finally:
-                os.close(writing)
-        finally:
-            os.close(reading)
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as layer:
+            layer.write(source.read_bytes())
+            os.fchown(descriptor, uid, uid)
     except OSError as error:
         raise HostError(f"cannot make a disk layer: {error.strerror}") from error

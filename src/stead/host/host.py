@@ -77,6 +77,8 @@ class Host:
     async def remove_network(self) -> None:
         """Take away the namespace, link, rules and groups, after `close` and with no machine left."""
         self.groups.remove()
+        with contextlib.suppress(OSError):
+            (self.settings.runtime / self.settings.instance).rmdir()
         await network.remove(self.settings)
 
     # Image and templates

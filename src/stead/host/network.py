@@ -209,7 +209,8 @@ async def _ensure(settings: Settings) -> None:
 
 
 async def _make_link(settings: Settings, survey: _Survey) -> IPv4Network:
-    namespace, outer, inner, _ = _names(settings)
+    _, outer, inner, _ = _names(settings)
+    within = ("nsenter", f"--net={namespace_path(settings)}")
     for network in addresses.link_networks(settings.instance):
         if not any(network.overlaps(other) for other in survey.taken):
             break
@@ -224,8 +225,9 @@ addr replace {addresses.GATEWAY}/32 dev lo
 link add {inner} type veth peer name {outer} netns {os.getpid()}
 addr add {theirs}/30 dev {inner}
 link set {inner} up
+route replace default via {ours}
 """
-    await run("ip", "-n", namespace, "-batch", "-", stdin=inside.encode())
+    await run(*within, "ip", "-batch", "-", stdin=inside.encode())
     thread = NamespaceThread.named(namespace_path(settings))
     try:
         await thread.call(_namespace_sysctls)
@@ -233,7 +235,6 @@ link set {inner} up
         thread.close()
     # The host's end gets its address last: a link without one is what an interrupted start leaves.
     await run("ip", "-batch", "-", stdin=f"link set {outer} up\naddr add {ours}/30 dev {outer}\n".encode())
-    await run("ip", "-n", namespace, "route", "replace", "default", "via", str(ours))
     return network
 
 

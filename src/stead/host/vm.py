@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import resource
 import socket
 import subprocess
 from collections.abc import Callable
@@ -20,7 +19,8 @@ from stead.host.processes import ProcessId, WatchedProcess, command_lines
 from stead.host.qemu import Command
 
 QMP_TIMEOUT = 20.0
-_OPEN_FILES = 4096
+# Guest memory must never land in a core file. Set before QEMU starts: later it is another user's process.
+_LIMITS = ("prlimit", "--core=0:0", "--nofile=4096:4096", "--")
 
 
 @dataclass(frozen=True)
@@ -63,27 +63,18 @@ class Spawner:
         ):
             listener.bind(str(files.qmp))
             listener.listen(1)
-            try:
-                child = subprocess.Popen(
-                    arguments(listener.fileno()),
-                    pass_fds=(listener.fileno(), *descriptors),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=log,
-                    cwd="/",
-                    env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
-                    start_new_session=True,
-                )
-            except FileNotFoundError as error:
-                raise HostError(
-                    "qemu-system-x86_64 is not installed on this host (see `stead doctor`)"
-                ) from error
+            child = subprocess.Popen(
+                [*_LIMITS, *arguments(listener.fileno())],
+                pass_fds=(listener.fileno(), *descriptors),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                cwd="/",
+                env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
+                start_new_session=True,
+            )
         # Ended processes are collected through their pidfd, not by subprocess.
         child.returncode = 0
-        # Guest memory must never land in a core file.
-        with contextlib.suppress(ProcessLookupError):
-            resource.prlimit(child.pid, resource.RLIMIT_CORE, (0, 0))
-            resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (_OPEN_FILES, _OPEN_FILES))
         identity = ProcessId.of(child.pid)
         if identity is None:
             os.waitpid(child.pid, 0)

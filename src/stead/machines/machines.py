@@ -8,7 +8,14 @@ from typing import Any, Self, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from stead.errors import InvalidRequest, MachineNotFound, StartFailed, SteadError, WrongState
+from stead.errors import (
+    GuestUnreachable,
+    InvalidRequest,
+    MachineNotFound,
+    StartFailed,
+    SteadError,
+    WrongState,
+)
 from stead.host.agent import Agent
 from stead.host.files import locked
 from stead.host.host import Host
@@ -186,6 +193,9 @@ class Machines:
             live = self._lifecycle.lives.get(machine_id)
             if live is not None and live.running:
                 return live.agent
+            if row.state == State.RUNNING:
+                # Its QEMU has ended and the row is about to say so.
+                raise GuestUnreachable(f"machine {machine_id} has just ended")
             raise WrongState(machine_id, Operation.EXEC, row.state, row.reason or "")
 
     async def start(self, machine_id: str) -> None:
@@ -267,5 +277,6 @@ async def _or_undo(work: Coroutine[Any, Any, T], undo: Callable[[T], Awaitable[N
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        await undo(await task)
+        with contextlib.suppress(SteadError):
+            await undo(await asyncio.shield(task))
         raise

@@ -64,7 +64,8 @@ async def _finish_stop(lifecycle: Lifecycle, row: MachineRow, process: ProcessId
     async with lifecycle.turns.of(row.id):
         reason = "stopped"
         try:
-            if process is not None and process.alive():
+            # The shutdown of a machine that was being killed is not waited for.
+            if row.step == "shutdown" and process is not None and process.alive():
                 live = await lifecycle.adopt(row, process)
                 forced = await lifecycle.shut_down(row, live)
                 reason = forced or reason

@@ -19,6 +19,7 @@ _MIGRATIONS = Path(__file__).parent / "migrations"
 async def open_database(path: Path) -> AsyncEngine:
     """A database in one file, migrated to the present shape."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path.touch(mode=0o600)
     await asyncio.to_thread(_migrate, path)
     engine = create_async_engine(f"sqlite+aiosqlite:///{path}")
     sa.event.listen(engine.sync_engine, "connect", _configure)
