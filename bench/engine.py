@@ -66,7 +66,7 @@ async def qmp_floor(facts: Platform, samples: int) -> Figure:
 
 
 async def creates(
-    machines: Machines, samples: int, ready: Callable[[], Awaitable[None]]
+    machines: Machines, samples: int, ready: Callable[[], Awaitable[object]]
 ) -> tuple[Figure, Figure]:
     """Create until running, and until the first command's answer."""
     running, answered = [], []

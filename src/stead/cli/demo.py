@@ -33,7 +33,7 @@ async def demo(
             with timed("template_ms", f"image and template of {settings.default_size} ready"):
                 await machines.template(report=report)
             with timed("pool_ms", f"{settings.pool} machines prepared ahead"):
-                await machines.pool.filled(300)
+                await machines.pool.filled(60)
             with timed("create_ms", "create a machine"):
                 machine = await machines.create(name="demo")
             owned.append(machine)

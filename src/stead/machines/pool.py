@@ -16,6 +16,8 @@ from stead.settings import Size
 from stead.store.machines import MachineRow
 
 _PAUSE_AFTER_FAILURE = 5.0
+_QUIET = 0.5
+"""A new machine's first command comes right away: it is not made to share the CPU with its replacement."""
 
 log = structlog.get_logger("stead.pool")
 
@@ -36,9 +38,10 @@ class Pool:
 
     def keep(self, template: Template) -> None:
         """Start (or go on) keeping machines of this template ready."""
-        if self._target == 0:
+        if self._target == 0 or self._template == template:
             return
         self._template = template
+        self._full = False
         self._wanted.set()
         if self._worker is None:
             self._worker = asyncio.create_task(self._work())
@@ -52,7 +55,7 @@ class Pool:
         finally:
             self._busy -= 1
             if self._busy == 0:
-                self._wanted.set()
+                asyncio.get_running_loop().call_later(_QUIET, self._wanted.set)
 
     async def take(self, template: Template, name: str | None) -> tuple[MachineRow, Live] | None:
         """A prepared machine, now belonging to the caller and being created; None when there is none."""
@@ -67,7 +70,6 @@ class Pool:
                 created_at=time.time_ns(),
             )
             self._full = False
-            self._wanted.set()
             if row is None:
                 return None
             live = self._lifecycle.lives.get(row.id)
@@ -79,10 +81,14 @@ class Pool:
         rows = await self._lifecycle.store.list()
         return [row for row in rows if row.state == State.PREPARED]
 
-    async def filled(self, timeout: float) -> None:
-        """Wait until the pool is full."""
-        async with asyncio.timeout(timeout), self._changed:
-            await self._changed.wait_for(lambda: self._full)
+    async def filled(self, timeout: float) -> bool:
+        """Wait until the pool is full; tells whether it is, for a host may have no room."""
+        if self._target == 0:
+            return True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout), self._changed:
+                await self._changed.wait_for(lambda: self._full)
+        return self._full
 
     async def _work(self) -> None:
         while True:
@@ -90,9 +96,10 @@ class Pool:
             self._wanted.clear()
             try:
                 await self._fill()
-            except SteadError as error:
+            except (SteadError, OSError) as error:
                 log.warning("cannot prepare a machine", error=str(error))
                 await asyncio.sleep(_PAUSE_AFTER_FAILURE)
+                self._wanted.set()
 
     async def _fill(self) -> None:
         while self._template is not None and self._busy == 0:
