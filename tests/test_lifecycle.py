@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -322,6 +323,29 @@ async def test_a_full_disk_is_said_before_anything_is_made(settings: Settings) -
             assert leftovers(machines.settings) == clean
             filler.unlink()
             assert await sh(await machines.create(), "echo room") == "room"
+
+
+async def test_a_guest_waits_while_the_disk_of_the_host_is_full_and_loses_nothing(settings: Settings) -> None:
+    with small_disk(1200) as disk:
+        async with another_installation(settings, data=disk / "data") as machines:
+            machine = await machines.create()
+            vm = machines._lifecycle.lives[machine.id].vm
+            filler = disk / "filler"
+            with filler.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(disk).free - (24 << 20))
+            write = "head -c 48M /dev/zero | tr '\\0' x >/var/tmp/big && sync && echo written"
+            writing = asyncio.create_task(machine.exec(write, timeout=120))
+
+            async def stopped() -> bool:
+                return bool((await vm.execute("query-status"))["status"] == "io-error")
+
+            await until(stopped, 60)
+            assert not writing.done()
+            filler.unlink()
+            assert (await writing).stdout == b"written\n"
+            check = "echo 3 >/proc/sys/vm/drop_caches; tr -d x </var/tmp/big | wc -c; stat -c %s /var/tmp/big"
+            assert await sh(machine, check) == f"0\n{48 << 20}"
+            assert "I/O error" not in await sh(machine, "dmesg")
 
 
 async def test_a_second_stead_on_the_same_folder_is_refused(

@@ -128,7 +128,12 @@ class Command:
             if node is not None:
                 current["backing"] = node
             node = current
-        return ["-blockdev", json.dumps(node), "-device", "virtio-blk-pci,drive=layer0,serial=root"]
+        return [
+            "-blockdev",
+            json.dumps(node),
+            "-device",
+            "virtio-blk-pci,drive=layer0,serial=root,werror=enospc",
+        ]
 
     def _confinement(self) -> list[str]:
         """Shut in its own folder under its own uid once everything is open."""

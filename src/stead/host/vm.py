@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import socket
 import subprocess
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+import structlog
 from qemu.qmp import EventListener, Message, QMPClient, QMPError
 
 from stead.errors import HostError, StartFailed
@@ -19,8 +21,13 @@ from stead.host.processes import ProcessId, WatchedProcess, command_lines
 from stead.host.qemu import Command
 
 QMP_TIMEOUT = 20.0
+_DISK_RETRY = 1.0
+_DISK_ROOM = 16 << 20
 # Guest memory must never land in a core file. Set before QEMU starts: later it is another user's process.
 _LIMITS = ("prlimit", "--core=0:0", "--nofile=4096:4096", "--")
+
+
+log = structlog.get_logger("stead.vm")
 
 
 @dataclass(frozen=True)
@@ -94,9 +101,10 @@ class Vm:
         self._monitor = monitor
         self.stop_cause: str | None = None
         """Why the guest ended, as QEMU told it: guest-shutdown, guest-reset, guest-panic, ..."""
-        self._listener = EventListener(names=("SHUTDOWN", "GUEST_PANICKED"))
+        self._listener = EventListener(names=("SHUTDOWN", "GUEST_PANICKED", "BLOCK_IO_ERROR"))
         self._monitor.register_listener(self._listener)
         self._events = asyncio.create_task(self._follow_events())
+        self._disk_errors: asyncio.Task[None] | None = None
 
     @classmethod
     async def connect(cls, identity: ProcessId, files: VmFiles) -> Self:
@@ -150,11 +158,31 @@ class Vm:
                 self._note(event)
 
     def _note(self, event: Message) -> None:
-        if event["event"] == "GUEST_PANICKED":
+        if event["event"] == "BLOCK_IO_ERROR":
+            self.retry_disk()
+        elif event["event"] == "GUEST_PANICKED":
             self.stop_cause = "guest-panic"
         elif self.stop_cause is None:
             data = event["data"]
             self.stop_cause = str(data.get("reason", "unknown")) if isinstance(data, dict) else "unknown"
+
+    def retry_disk(self) -> None:
+        """QEMU stops a guest whose write finds the host's disk full; wake it again once there is room.
+
+        Nothing is lost: the write is repeated, and the guest never sees the error.
+        """
+        if self._disk_errors is None or self._disk_errors.done():
+            self._disk_errors = asyncio.create_task(self._wake_after_disk_error())
+
+    async def _wake_after_disk_error(self) -> None:
+        log.warning("the host's disk refused a write; the guest waits", folder=str(self.files.folder))
+        with contextlib.suppress(HostError):
+            while True:
+                await asyncio.sleep(_DISK_RETRY)
+                if (await self.execute("query-status"))["status"] != "io-error":
+                    return
+                if shutil.disk_usage(self.files.folder).free > _DISK_ROOM:
+                    await self.execute("cont")
 
     async def running(self) -> None:
         """Wait until a QEMU that was started with saved state has loaded it and runs."""
@@ -199,8 +227,10 @@ class Vm:
 
     async def release(self) -> None:
         """Let go of the process without ending it."""
-        self._events.cancel()
-        await asyncio.gather(self._events, return_exceptions=True)
+        tasks = [task for task in (self._events, self._disk_errors) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         with contextlib.suppress(QMPError, OSError, EOFError):
             await self._monitor.disconnect()
         self.process.forget()

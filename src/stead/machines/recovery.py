@@ -57,6 +57,8 @@ async def _adopt(lifecycle: Lifecycle, row: MachineRow, process: ProcessId | Non
             await lifecycle.record_stopped(row, f"its QEMU could not be adopted: {error}")
         return
     live.running = row.state == State.RUNNING
+    if live.running and (await live.vm.execute("query-status"))["status"] == "io-error":
+        live.vm.retry_disk()
 
 
 async def _finish_stop(lifecycle: Lifecycle, row: MachineRow, process: ProcessId | None) -> None:
