@@ -155,6 +155,9 @@ async def test_the_second_of_two_builders_waits_and_builds_nothing(
     done, _ = await asyncio.wait([second], timeout=0.5)
     assert not done
     (images / key).mkdir()
+    for name in ("disk.raw", "kernel", "initrd"):
+        assert find_image(mine, key) is None, "an image with a part missing is none"
+        (images / key / name).touch()
     os.close(lock)
     async with asyncio.timeout(5):
         assert (await second).folder == images / key
