@@ -3,13 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 GUEST := $(wildcard guest/*.go) guest/go.mod
 
-.PHONY: demo test check setup bench clean
+.PHONY: demo test trials check setup bench clean
 
 demo: .venv/.ready
 	$(BIN)/stead demo
 
 test: .venv/.ready check
 	$(BIN)/pytest
+
+trials: .venv/.ready
+	$(BIN)/pytest -m slow
 
 check: .venv/.ready
 	$(BIN)/ruff format --check .
