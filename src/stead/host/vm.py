@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-import structlog
 from qemu.qmp import EventListener, Message, QMPClient, QMPError
 
 from stead.errors import HostError, StartFailed
@@ -19,6 +18,7 @@ from stead.host.namespaces import NamespaceThread
 from stead.host.network import Taps
 from stead.host.processes import ProcessId, WatchedProcess, command_lines
 from stead.host.qemu import Command
+from stead.logs import get_logger
 
 QMP_TIMEOUT = 20.0
 _DISK_RETRY = 1.0
@@ -27,7 +27,7 @@ _DISK_ROOM = 16 << 20
 _LIMITS = ("prlimit", "--core=0:0", "--nofile=4096:4096", "--")
 
 
-log = structlog.get_logger("stead.vm")
+log = get_logger("stead.vm")
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,6 @@ import string
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-import structlog
-
 from stead.errors import CapacityExceeded, GuestError, GuestUnreachable, HostError, StartFailed, SteadError
 from stead.host import addresses
 from stead.host.execution import ExecRequest, collect
@@ -18,6 +16,7 @@ from stead.host.identity import Identity, confer, new_machine_id
 from stead.host.processes import ProcessId, kill
 from stead.host.template_builder import machine_slots
 from stead.host.templates import Template
+from stead.logs import get_logger
 from stead.machines.live import Live, Turns
 from stead.machines.states import State, unexpected_end
 from stead.settings import Size
@@ -29,7 +28,7 @@ STOP_TIMEOUT = 60.0
 _ID_ALPHABET = string.ascii_lowercase + string.digits
 _PLACEHOLDER = "prepared"
 
-log = structlog.get_logger("stead.machines")
+log = get_logger("stead.machines")
 
 
 def new_id() -> str:

@@ -5,10 +5,9 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-import structlog
-
 from stead.errors import SteadError
 from stead.host.templates import Template
+from stead.logs import get_logger
 from stead.machines.lifecycle import Lifecycle
 from stead.machines.live import Live
 from stead.machines.states import State
@@ -19,7 +18,7 @@ _PAUSE_AFTER_FAILURE = 5.0
 _QUIET = 0.5
 """A new machine's first command comes right away: it is not made to share the CPU with its replacement."""
 
-log = structlog.get_logger("stead.pool")
+log = get_logger("stead.pool")
 
 
 class Pool:

@@ -2,15 +2,14 @@
 
 from dataclasses import replace
 
-import structlog
-
 from stead.errors import SteadError
 from stead.host.processes import ProcessId, kill
+from stead.logs import get_logger
 from stead.machines.lifecycle import Lifecycle, process_of
 from stead.machines.states import Recovery, State, recover
 from stead.store.machines import MachineRow
 
-log = structlog.get_logger("stead.recovery")
+log = get_logger("stead.recovery")
 
 
 async def reconcile(lifecycle: Lifecycle) -> None:
