@@ -66,6 +66,7 @@ def test_the_demo_shows_the_main_job_and_leaves_nothing(
         (("prepare", "--size", "3x1Gx20G"), {}, "power of two"),
         (("prepare", "--size", "big"), {}, "a size looks like"),
         (("demo",), {"STEAD_POOL": "many"}, "bad STEAD_ setting"),
+        (("prepare",), {"STEAD_DATA": "/proc/nowhere"}, "No such file or directory: /proc/nowhere"),
     ],
 )
 def test_a_mistake_gets_one_sentence_and_an_exit_code(

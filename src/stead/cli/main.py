@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from stead.cli.demo import demo
-from stead.errors import SteadError
+from stead.errors import HostError, SteadError
 from stead.host import doctor as host_doctor
 from stead.host.image import Progress as Step
 from stead.machines import Machines
@@ -30,6 +30,8 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
         asyncio.run(work)
     except SteadError as error:
         _fail(error)
+    except OSError as error:
+        _fail(HostError(f"{error.strerror}: {error.filename}" if error.filename else str(error)))
     except KeyboardInterrupt:
         errors.print("interrupted")
         raise typer.Exit(130) from None

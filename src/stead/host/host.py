@@ -50,6 +50,11 @@ class Inventory:
         return frozenset(self.processes.values()) | self.folders | self.groups
 
 
+def require_root() -> None:
+    if os.geteuid() != 0:
+        raise HostError("Stead makes taps, namespaces and processes of other users: run it as root")
+
+
 class Host:
     def __init__(self, settings: Settings, own_network: Network) -> None:
         self.settings = settings
@@ -63,8 +68,6 @@ class Host:
 
     @classmethod
     async def open(cls, settings: Settings) -> Self:
-        if os.geteuid() != 0:
-            raise HostError("Stead makes taps, namespaces and users of its own: run it as root")
         return cls(settings, await Network.open(settings))
 
     async def close(self) -> None:

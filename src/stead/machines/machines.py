@@ -18,7 +18,7 @@ from stead.errors import (
 )
 from stead.host.agent import Agent
 from stead.host.files import locked
-from stead.host.host import Host
+from stead.host.host import Host, require_root
 from stead.host.image import Progress
 from stead.host.qemu import Platform
 from stead.host.template_builder import ensure_template
@@ -59,6 +59,7 @@ class Machines:
 
         On leaving, machines go on; the pool goes, and with the last machine the network goes too.
         """
+        require_root()
         settings.data.mkdir(parents=True, exist_ok=True, mode=0o711)
         (settings.runtime / settings.instance).mkdir(parents=True, exist_ok=True, mode=0o711)
         async with locked(settings.data / "stead.lock", _LOCK_TIMEOUT):
