@@ -16,7 +16,7 @@ from typing import Any
 
 from stead.host.execution import ExecResult
 from stead.host.processes import kill
-from stead.host.qemu import Platform, floor_arguments
+from stead.host.qemu import Platform
 from stead.host.vm import Spawner, VmFiles, running_machines
 from stead.machines import Machine, Machines
 from stead.settings import Settings, Size
@@ -45,6 +45,17 @@ async def succeed(work: Awaitable[ExecResult]) -> ExecResult:
     if not result.ok:
         raise SystemExit(f"a command failed: {result}")
     return result
+
+
+def floor_arguments(facts: Platform, qmp: int) -> list[str]:
+    """The least QEMU that answers QMP: what no machine can start faster than."""
+    return [
+        "qemu-system-x86_64",
+        *("-no-user-config", "-nodefaults", "-display", "none", "-S"),
+        *("-machine", facts.machine, "-m", "64M"),
+        *("-accel", "kvm" if facts.accelerator == "kvm" else "tcg,thread=multi"),
+        *("-chardev", f"socket,id=qmp,fd={qmp},server=on,wait=off", "-mon", "chardev=qmp,mode=control"),
+    ]
 
 
 async def qmp_floor(facts: Platform, samples: int) -> Figure:

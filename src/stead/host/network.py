@@ -114,14 +114,6 @@ class Network:
 
         return await self._thread.call(make)
 
-    async def slots_in_use(self) -> set[int]:
-        """The slots that have a tap now."""
-
-        def names() -> set[int]:
-            return {int(name[2:]) for _, name in socket.if_nameindex() if name.startswith(("sd", "sm"))}
-
-        return await self._thread.call(names)
-
 
 def _open_tap(name: str) -> int:
     try:

@@ -169,14 +169,3 @@ def _nic(name: str, descriptor: int, mac: str) -> list[str]:
         *("-netdev", f"tap,id={name},fd={descriptor}"),
         *("-device", f"virtio-net-pci,netdev={name},mac={mac},romfile="),
     ]
-
-
-def floor_arguments(platform: Platform, qmp: int) -> list[str]:
-    """The least QEMU that answers QMP: what no machine can start faster than."""
-    return [
-        "qemu-system-x86_64",
-        *("-no-user-config", "-nodefaults", "-display", "none", "-S"),
-        *("-machine", platform.machine, "-m", "64M"),
-        *("-accel", "kvm" if platform.accelerator == "kvm" else "tcg,thread=multi"),
-        *("-chardev", f"socket,id=qmp,fd={qmp},server=on,wait=off", "-mon", "chardev=qmp,mode=control"),
-    ]
