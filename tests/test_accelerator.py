@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from installations import another_installation
 
 from stead.errors import HostError
 from stead.host import accelerator
@@ -102,3 +103,17 @@ async def test_the_machine_type_is_the_newest_versioned_one() -> None:
     assert "version " + ".".join(map(str, version)) in text
     listed = (await run(binary, "-machine", "help")).stdout.decode()
     assert f"\n{await machine_type(version)} " in listed
+
+
+async def test_emulation_is_said_once_and_with_its_cost(
+    settings: Settings, image: BaseImage, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with another_installation(settings) as machines:
+        platform = await machines.platform()
+        await machines.platform()
+    said = [record.getMessage() for record in caplog.records if record.name == "stead.host"]
+    if platform.accelerator == "kvm":
+        assert said == []
+    else:
+        assert len(said) == 1
+        assert "machines run emulated, about 15 to 30 times slower inside" in said[0]

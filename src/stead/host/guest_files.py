@@ -9,6 +9,9 @@ from typing import Any, Literal
 from stead.errors import GuestError, InvalidRequest
 from stead.host.agent import Agent, Body, path_query
 
+_TIMEOUT = 900.0
+"""Enough to remove or list a very large tree in an emulated guest; a guest that ends fails a call at once."""
+
 GuestPath = str | bytes | os.PathLike[str]
 Kind = Literal["file", "directory", "symlink", "fifo", "socket", "device"]
 _LARGEST = (1 << 63) - 1
@@ -129,7 +132,7 @@ class GuestFiles:
 
     async def _call(self, method: str, target: str) -> Any:
         agent = await self._agent()
-        return await agent.call(method, target, user=self._user, timeout=60)
+        return await agent.call(method, target, user=self._user, timeout=_TIMEOUT)
 
 
 async def _exactly(size: int, content: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -23,7 +23,10 @@ from stead.host.processes import ProcessId
 from stead.host.qemu import Boot, Command, Memory, Platform
 from stead.host.templates import Template
 from stead.host.vm import Spawner, Vm, VmFiles, launch, process_name, running_machines
+from stead.logs import get_logger
 from stead.settings import Settings, Size
+
+log = get_logger("stead.host")
 
 _MEMORY_FLOOR = 512 << 20
 _DISK_FLOOR = 1 << 30
@@ -102,6 +105,8 @@ class Host:
         async with self._ready:
             if self._platform is None:
                 choice = await choose_accelerator(self.settings, image.kernel)
+                if choice.name == "tcg" and self.settings.accelerator == "auto":
+                    log.warning(choice.reason)
                 version = await qemu_version()
                 self._platform = Platform(
                     choice.name,
