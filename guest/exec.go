@@ -70,6 +70,12 @@ func (e *executions) isRunning(pid int) bool {
 	return e.byPID[pid] != nil
 }
 
+func (e *executions) alone() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return len(e.byID) == 1
+}
+
 func (e *executions) add(running *execution) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -213,11 +219,15 @@ func (e *executions) handleExec(w http.ResponseWriter, r *http.Request) {
 	running.closeStdin()
 	streams.Wait()
 	killed := result.Signal != nil && *result.Signal == "SIGKILL" || result.ExitCode != nil && *result.ExitCode == 137
+	killed = killed && !running.killedByUs()
 	wait := time.Duration(0)
-	if killed && !running.killedByUs() {
+	if killed {
 		wait = oomWait
 	}
-	result.OOM = e.oom.find(running.pid, arrived, killed && !running.killedByUs(), wait)
+	e.oom.catchUp()
+	// A command that did not fail has lost a child only if nobody else can have.
+	suspect := killed || result.ExitCode != nil && *result.ExitCode != 0 || e.alone()
+	result.OOM = e.oom.find(running.pid, arrived, suspect, wait)
 	e.remove(running)
 
 	result.DurationUs = time.Since(arrived).Microseconds()

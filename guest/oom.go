@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"errors"
 	"log"
 	"net/http"
 	"os"
@@ -38,6 +37,10 @@ const (
 type oomLog struct {
 	running func(pid int) bool
 
+	reading sync.Mutex
+	kmsg    syscall.RawConn // nil when there is no log to follow
+	record  []byte
+
 	mu      sync.Mutex
 	events  []*oomEvent
 	changed chan struct{}
@@ -54,21 +57,47 @@ func (l *oomLog) follow() {
 		return
 	}
 	syscall.Seek(fd, 0, 2)
-	kmsg := os.NewFile(uintptr(fd), "/dev/kmsg")
-	defer kmsg.Close()
-	record := make([]byte, 8192)
+	conn, err := os.NewFile(uintptr(fd), "/dev/kmsg").SyscallConn()
+	if err != nil {
+		log.Printf("kills by the kernel's OOM killer will not be reported: /dev/kmsg: %v", err)
+		return
+	}
+	l.reading.Lock()
+	l.kmsg, l.record = conn, make([]byte, 8192)
+	l.reading.Unlock()
+	err = conn.Read(func(fd uintptr) bool {
+		l.drain(fd)
+		return false // wait for more
+	})
+	log.Printf("kills by the kernel's OOM killer are no longer reported: %v", err)
+}
+
+// catchUp reads what the kernel has logged until now: a kill is logged before its process can be waited for,
+// but the one who follows the log may not have come round to it.
+func (l *oomLog) catchUp() {
+	l.reading.Lock()
+	conn := l.kmsg
+	l.reading.Unlock()
+	if conn != nil {
+		conn.Control(l.drain)
+	}
+}
+
+func (l *oomLog) drain(fd uintptr) {
+	l.reading.Lock()
+	defer l.reading.Unlock()
 	for {
-		n, err := kmsg.Read(record)
-		if errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.EINVAL) {
-			continue // records were overwritten before we read them, or one was too long
-		}
-		if err != nil {
-			log.Printf("kills by the kernel's OOM killer are no longer reported: %v", err)
+		n, err := syscall.Read(int(fd), l.record)
+		switch err {
+		case nil:
+			if event := parseOOM(l.record[:n]); event != nil {
+				event.owner = l.ownerOf(event.PID)
+				l.add(event)
+			}
+		case syscall.EINTR, syscall.EPIPE, syscall.EINVAL:
+			// Records were overwritten before we read them, or one was too long.
+		default:
 			return
-		}
-		if event := parseOOM(record[:n]); event != nil {
-			event.owner = l.ownerOf(event.PID)
-			l.add(event)
 		}
 	}
 }
@@ -86,9 +115,9 @@ func (l *oomLog) add(event *oomEvent) {
 	l.changed = make(chan struct{})
 }
 
-// find gives the kill that hit a command since it started. A kill whose owner is unknown is taken
-// only by a command that itself looks killed.
-func (l *oomLog) find(pid int, since time.Time, killed bool, wait time.Duration) *oomEvent {
+// find gives the kill that hit a command since it started. A kill whose owner is unknown, because its process
+// was waited for before it could be looked at, is taken only by a suspect.
+func (l *oomLog) find(pid int, since time.Time, suspect bool, wait time.Duration) *oomEvent {
 	var deadline <-chan time.Time
 	for {
 		l.mu.Lock()
@@ -98,7 +127,7 @@ func (l *oomLog) find(pid int, since time.Time, killed bool, wait time.Duration)
 			if event.seen.Before(since) {
 				break
 			}
-			if event.PID == pid || event.owner == pid || (killed && event.owner == ownerUnknown) {
+			if event.PID == pid || event.owner == pid || (suspect && event.owner == ownerUnknown) {
 				l.mu.Unlock()
 				return event
 			}

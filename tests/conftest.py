@@ -25,7 +25,7 @@ def leftovers(settings: Settings) -> list[str]:
     found += [f"interface {path.name}" for path in Path("/sys/class/net").glob(f"st{instance}*")]
     found += [f"group {path}" for path in Path("/sys/fs/cgroup").glob(f"**/stead-{instance}*/*/")]
     found += [f"folder {path}" for path in (settings.data / "machines").glob("*")]
-    found += [f"folder {path}" for path in (settings.runtime / instance).glob("*")]
+    found += [f"folder {path}" for path in settings.runtime.glob(f"{instance}/**")]
     tables = subprocess.run(["nft", "list", "tables"], check=True, capture_output=True, text=True).stdout
     found += [line for line in tables.splitlines() if f"stead_{instance}" in line]
     return found
