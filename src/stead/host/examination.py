@@ -21,6 +21,7 @@ from stead.host.accelerator import MINIMUM_QEMU, choose_accelerator, qemu_versio
 from stead.host.addresses import resolvers
 from stead.host.cgroups import detect
 from stead.host.commands import run
+from stead.host.files import nearest_existing
 from stead.host.image import BaseImage
 from stead.settings import Settings
 
@@ -246,7 +247,7 @@ def memory(settings: Settings) -> Finding:
 
 
 def disk(settings: Settings) -> Finding:
-    folder = _existing(settings.data)
+    folder = nearest_existing(settings.data)
     free = shutil.disk_usage(folder).free
     what = f"{free / _GIB:.1f} GiB free at {folder}"
     if free < 4 * _GIB:
@@ -255,7 +256,7 @@ def disk(settings: Settings) -> Finding:
 
 
 def reflink(settings: Settings) -> Finding:
-    folder = _existing(settings.data)
+    folder = nearest_existing(settings.data)
     slow = "memory is copied in full at a fork: about 0.2 s for each GiB"
     remedy = "keep the data folder on XFS or btrfs"
     try:
@@ -355,7 +356,3 @@ def _any_kernel(settings: Settings) -> Path | None:
         if readable:
             return max(readable, key=lambda path: path.stat().st_mtime)
     return None
-
-
-def _existing(folder: Path) -> Path:
-    return next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.is_dir())

@@ -36,6 +36,11 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
+def nearest_existing(path: Path) -> Path:
+    """The folder itself, or the closest of its parents that is there already."""
+    return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.is_dir())
+
+
 def try_lock(path: Path) -> int | None:
     """Take a lock that ends with this process; None when another holds it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

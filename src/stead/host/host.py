@@ -16,6 +16,7 @@ from stead.host import disks, network, templates
 from stead.host.accelerator import choose_accelerator, machine_type, qemu_version
 from stead.host.agent import Agent
 from stead.host.cgroups import ControlGroups
+from stead.host.files import nearest_existing
 from stead.host.image import BaseImage, Progress, ensure_image, find_image, image_key
 from stead.host.memory import sealed_copy
 from stead.host.network import Network
@@ -144,7 +145,7 @@ class Host:
         """Refuse one more machine before the host itself is in trouble."""
         if _available_memory() < _MEMORY_FLOOR:
             raise CapacityExceeded(f"less than {_MEMORY_FLOOR >> 20} MiB of memory is available on this host")
-        if shutil.disk_usage(_existing(self.settings.data)).free < _DISK_FLOOR:
+        if shutil.disk_usage(nearest_existing(self.settings.data)).free < _DISK_FLOOR:
             raise CapacityExceeded(
                 f"less than {_DISK_FLOOR >> 30} GiB of disk is free under {self.settings.data}"
             )
@@ -208,8 +209,7 @@ class Host:
             data_tap=taps.data,
             management_tap=taps.management,
             qmp=-1,
-            boot=wake if isinstance(wake, Boot) else None,
-            incoming=wake if isinstance(wake, int) else None,
+            wake=wake,
         )
         process = await launch(self._spawner, command, files, taps, inherited)
         self.groups.confine(place.machine, size, process.pid)
@@ -263,7 +263,3 @@ def _available_memory() -> int:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) << 10
     return 0
-
-
-def _existing(path: Path) -> Path:
-    return next(folder for folder in (path, *path.parents) if folder.exists())

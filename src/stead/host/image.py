@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stead.errors import HostError, ImageError
+from stead.guest_agent import agent_path
 from stead.host.bootstrap import Progress, bootstrap
 from stead.host.commands import run
 from stead.host.files import locked, sync_folder
@@ -88,7 +89,7 @@ async def ensure_image(
     agent: Path | None = None,
 ) -> BaseImage:
     """The image for these settings, built now if it is not there; two callers at once build it once."""
-    agent = agent or _agent()
+    agent = agent or agent_path()
     key = await asyncio.to_thread(image_key, settings, agent)
     if image := find_image(settings, key):
         return image
@@ -112,12 +113,6 @@ async def ensure_image(
         finally:
             await _remove(building)
     return BaseImage(key, images / key)
-
-
-def _agent() -> Path:
-    from stead.guest_agent import agent_path
-
-    return agent_path()
 
 
 def _check_host() -> None:

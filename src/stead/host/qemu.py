@@ -60,9 +60,8 @@ class Command:
     data_tap: int
     management_tap: int
     qmp: int
-    boot: Boot | None = None
-    incoming: int | None = None
-    """Descriptor of the saved device state to wake up with."""
+    wake: Boot | int
+    """A kernel to boot, or the descriptor of the saved device state to wake up with."""
 
     def arguments(self) -> list[str]:
         return [
@@ -145,20 +144,18 @@ class Command:
         return ["-run-with", f"chroot={self.folder},user={user}"]
 
     def _start(self) -> list[str]:
-        if self.incoming is not None:
+        if isinstance(self.wake, int):
             # Device state is saved without the wrapper of a migration stream.
             return [
-                *("-incoming", f"fd:{self.incoming}"),
+                *("-incoming", f"fd:{self.wake}"),
                 *("-global", "migration.send-configuration=off"),
                 *("-global", "migration.store-global-state=off"),
             ]
-        if self.boot is None:
-            return ["-S"]
         return [
             "-kernel",
-            str(self.boot.kernel),
+            str(self.wake.kernel),
             "-initrd",
-            str(self.boot.initrd),
+            str(self.wake.initrd),
             "-append",
             KERNEL_ARGUMENTS,
         ]

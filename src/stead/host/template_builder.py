@@ -14,7 +14,7 @@ from stead.host import addresses, disks, templates
 from stead.host.execution import ExecRequest, collect
 from stead.host.files import locked, sync_folder, write_atomically
 from stead.host.host import Host, Place
-from stead.host.image import BaseImage, Progress
+from stead.host.image import DISK_GIB, BaseImage, Progress
 from stead.host.qemu import Platform
 from stead.host.templates import Template, template_key
 from stead.host.vm import Vm
@@ -119,7 +119,7 @@ async def _warm_up(
     agent = host.agent(place.slot)
     ended = asyncio.create_task(_abort_with(vm, agent.abort))
     commands = list(templates.WARM_UP)
-    if template.size.disk_gib > templates.BASE_DISK_GIB:
+    if template.size.disk_gib > DISK_GIB:
         commands.insert(0, "resize2fs /dev/vda")
     try:
         await agent.call("GET", "/v1/health", timeout=BOOT_TIMEOUT, connect_timeout=BOOT_TIMEOUT)

@@ -11,7 +11,6 @@ from stead.host.qemu import KERNEL_ARGUMENTS, Platform
 from stead.settings import Size
 
 _FORMAT = 1
-BASE_DISK_GIB = 20
 WARM_UP = (
     "systemctl is-system-running --wait || true",
     "ls / && cat /etc/hostname && id && env",
