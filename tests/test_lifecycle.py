@@ -402,3 +402,14 @@ async def test_a_prepared_machine_that_does_not_confirm_is_not_handed_out(
         with pytest.raises(SteadError, match="the guest did not confirm its clock"):
             await machines.create()
         assert prepared.id not in await rows(machines)
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.005, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5])
+async def test_closing_while_a_machine_is_prepared_leaves_nothing(
+    settings: Settings, machines: Machines, delay: float
+) -> None:
+    async with another_installation(settings, pool=1) as other:
+        await asyncio.sleep(delay)
+        await other.pool.close()
+        assert list((other.settings.data / "machines").glob("*")) == []
+        assert await other._lifecycle.store.list() == []

@@ -1,6 +1,5 @@
 """Which accelerator machines run on. KVM is believed only after it has booted a kernel."""
 
-import asyncio
 import contextlib
 import hashlib
 import json
@@ -16,6 +15,7 @@ from stead.errors import HostError
 from stead.host.commands import CommandFailed, run
 from stead.host.files import write_atomically
 from stead.settings import Settings
+from stead.tasks import in_thread
 
 QEMU = "qemu-system-x86_64"
 MINIMUM_QEMU = (7, 2, 0)
@@ -100,7 +100,7 @@ def _device_problem() -> str | None:
 
 async def _probe_cached(settings: Settings, kernel: Path, again: bool) -> str | None:
     """The probe's result, remembered for this boot of the host, this QEMU and this kernel."""
-    content = await asyncio.to_thread(kernel.read_bytes)
+    content = await in_thread(kernel.read_bytes)
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     version = ".".join(map(str, await qemu_version()))
     probed = _Probed(boot, version, hashlib.sha256(content).hexdigest(), None)

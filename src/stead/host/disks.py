@@ -1,11 +1,11 @@
 """Disk layers: qcow2 files, each standing on frozen ones below it."""
 
-import asyncio
 import os
 from pathlib import Path
 
 from stead.errors import HostError
 from stead.host.commands import run
+from stead.tasks import in_thread
 
 
 async def make_layer(path: Path, backing: Path, size_gib: int) -> None:
@@ -17,7 +17,7 @@ async def make_layer(path: Path, backing: Path, size_gib: int) -> None:
 
 async def copy_layer(source: Path, target: Path, uid: int) -> None:
     """Copy an empty layer for the QEMU that will write it: quicker than making one."""
-    await asyncio.to_thread(_copy, source, target, uid)
+    await in_thread(_copy, source, target, uid)
 
 
 def _copy(source: Path, target: Path, uid: int) -> None:

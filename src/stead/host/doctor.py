@@ -1,6 +1,5 @@
 """`stead doctor`: what this host has, what it lacks, what each lack costs and how to mend it."""
 
-import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -14,6 +13,7 @@ from stead.host import examination
 from stead.host.examination import Finding, Status
 from stead.host.image import BaseImage, find_image, image_key
 from stead.settings import Settings
+from stead.tasks import in_thread
 
 __all__ = ["Finding", "Status", "examine", "healthy", "render", "to_json"]
 
@@ -22,7 +22,7 @@ _COLOURS: dict[Status, str] = {"ok": "green", "degraded": "yellow", "missing": "
 
 async def examine(settings: Settings) -> list[Finding]:
     """Everything about this host that decides whether and how well machines run, in reading order."""
-    image = await asyncio.to_thread(_built_image, settings)
+    image = await in_thread(_built_image, settings)
     return [
         examination.python(),
         examination.architecture(),

@@ -5,6 +5,7 @@ import contextlib
 import fcntl
 import os
 import secrets
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -34,6 +35,17 @@ def sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder and all that is in it; it may be gone already."""
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            shutil.rmtree(path)
+        except OSError as error:
+            if isinstance(error, FileNotFoundError):
+                raise
+            raise HostError(f"cannot remove {path}: {error.strerror}") from error
 
 
 def nearest_existing(path: Path) -> Path:

@@ -16,7 +16,7 @@ from stead.host import disks, network, templates
 from stead.host.accelerator import choose_accelerator, machine_type, qemu_version
 from stead.host.agent import Agent
 from stead.host.cgroups import ControlGroups
-from stead.host.files import nearest_existing
+from stead.host.files import nearest_existing, remove_folder
 from stead.host.image import BaseImage, Progress, ensure_image, find_image, image_key
 from stead.host.memory import sealed_copy
 from stead.host.network import Network
@@ -26,6 +26,7 @@ from stead.host.templates import Template
 from stead.host.vm import Spawner, Vm, VmFiles, launch, process_name, running_machines
 from stead.logs import get_logger
 from stead.settings import Settings, Size
+from stead.tasks import in_thread
 
 log = get_logger("stead.host")
 
@@ -229,7 +230,7 @@ class Host:
     async def discard(self, machine: str) -> None:
         """Remove everything of a machine whose process has ended."""
         self.tidy(machine)
-        await asyncio.to_thread(shutil.rmtree, self.files(machine).folder, ignore_errors=True)
+        await in_thread(remove_folder, self.files(machine).folder)
 
     def inventory(self) -> Inventory:
         roots = (self.settings.data / "machines", self.settings.runtime / self.settings.instance)
@@ -247,7 +248,7 @@ class Host:
     async def _sealed_memory(self, template: Template) -> int:
         async with self._ready:
             if template.id not in self._sealed:
-                self._sealed[template.id] = await asyncio.to_thread(sealed_copy, template.memory)
+                self._sealed[template.id] = await in_thread(sealed_copy, template.memory)
             return self._sealed[template.id]
 
 

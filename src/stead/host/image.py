@@ -17,6 +17,7 @@ from stead.host.bootstrap import Progress, bootstrap
 from stead.host.commands import run
 from stead.host.files import locked, sync_folder
 from stead.settings import Settings
+from stead.tasks import in_thread
 
 __all__ = ["BaseImage", "Progress", "ensure_image", "find_image", "image_key"]
 
@@ -90,7 +91,7 @@ async def ensure_image(
 ) -> BaseImage:
     """The image for these settings, built now if it is not there; two callers at once build it once."""
     agent = agent or agent_path()
-    key = await asyncio.to_thread(image_key, settings, agent)
+    key = await in_thread(image_key, settings, agent)
     if image := find_image(settings, key):
         return image
     _check_host()
@@ -139,7 +140,7 @@ async def _build(
 ) -> None:
     stage, root = building / "stage", building / "root"
     progress(Progress("prepare", "collecting files", 0.0))
-    await asyncio.to_thread(_stage, settings, agent, stage)
+    await in_thread(_stage, settings, agent, stage)
     await bootstrap(SUITE, settings.mirror, FILES, stage, root, out=building, progress=progress)
     image = BaseImage("", building)
     progress(Progress("disk", "writing the file system", 0.9))
@@ -159,7 +160,7 @@ async def _build(
         await _remove(folder)
     for path in (image.disk, image.kernel, image.initrd):
         path.chmod(0o444)
-        await asyncio.to_thread(_sync_file, path)
+        await in_thread(_sync_file, path)
     building.chmod(0o755)
     sync_folder(building)
     progress(Progress("done", "", 1.0))
@@ -252,7 +253,7 @@ async def _remove(folder: Path) -> None:
     if f" {folder}/" in mounts:
         raise ImageError(f"something is mounted below {folder}; unmount it first")
     for _ in range(50):
-        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        await in_thread(shutil.rmtree, folder, ignore_errors=True)
         if not folder.exists():
             return
         await asyncio.sleep(0.1)

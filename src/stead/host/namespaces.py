@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from stead.errors import HostError
+from stead.tasks import finished
 
 _CLONE_NEWNET = 0x40000000
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -47,7 +48,8 @@ class NamespaceThread:
         return cls(enter)
 
     async def call(self, function: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, function)
+        """Run a function in the thread; it has ended when this returns, even by cancellation."""
+        return await finished(asyncio.get_running_loop().run_in_executor(self._executor, function))
 
     def close(self) -> None:
         self._executor.shutdown(wait=True)

@@ -4,7 +4,6 @@ Taps are not persistent: they end with the QEMU that holds them, and take their 
 things that can be left over are the namespace, the link and the two tables, which `remove` takes away.
 """
 
-import asyncio
 import fcntl
 import os
 import socket
@@ -22,6 +21,7 @@ from stead.host import addresses, firewall
 from stead.host.commands import run
 from stead.host.namespaces import NamespaceThread
 from stead.settings import Settings
+from stead.tasks import in_thread
 
 _TUNSETIFF = 0x400454CA
 _TAP_FLAGS = 0x0002 | 0x1000 | 0x4000  # IFF_TAP, IFF_NO_PI, IFF_VNET_HDR
@@ -189,7 +189,7 @@ async def _ensure(settings: Settings) -> None:
     if not _is_namespace(path):
         path.unlink(missing_ok=True)
         await run("ip", "netns", "add", namespace)
-    survey = await asyncio.to_thread(_survey, outer, settings.allowed_private_networks)
+    survey = await in_thread(_survey, outer, settings.allowed_private_networks)
     network = survey.link or await _make_link(settings, survey)
     for interface in (outer, *survey.uplinks, *survey.ways_to_opened):
         _sysctl(f"net/ipv4/conf/{interface}/forwarding", "1")

@@ -19,6 +19,7 @@ from stead.host.qemu import Platform
 from stead.host.templates import Template, template_key
 from stead.host.vm import Vm
 from stead.settings import Size
+from stead.tasks import in_thread
 
 BOOT_TIMEOUT = 180.0
 _WARM_UP_TIMEOUT = 300.0
@@ -47,7 +48,7 @@ async def ensure_template(
         if (found := templates.find(folder, image, size, platform)) is not None:
             return found
         for leftover in folder.glob(f".building-{key}-*"):
-            await asyncio.to_thread(shutil.rmtree, leftover)
+            await in_thread(shutil.rmtree, leftover)
         try:
             return await _build(host, image, platform, size, progress)
         except SteadError as error:
@@ -76,7 +77,7 @@ async def _build(
             "size": str(size),
             "platform": asdict(platform),
         }
-        await asyncio.to_thread(_sync, building)
+        await in_thread(_sync, building)
         write_atomically(building / "template.json", json.dumps(facts).encode())
         final = host.templates_folder / template_id
         building.rename(final)
@@ -85,7 +86,7 @@ async def _build(
         return Template(template_id, final, size, image)
     finally:
         await asyncio.shield(host.discard(place.machine))
-        await asyncio.to_thread(shutil.rmtree, building, ignore_errors=True)
+        await in_thread(shutil.rmtree, building, ignore_errors=True)
 
 
 async def _freeze(host: Host, place: Place, template: Template, progress: Callable[[Progress], None]) -> None:
@@ -106,7 +107,7 @@ async def _freeze(host: Host, place: Place, template: Template, progress: Callab
         await vm.pause()
         devices = await vm.save_devices("devices")
         await vm.quit()
-        await asyncio.to_thread(shutil.move, devices, template.devices)
+        await in_thread(shutil.move, devices, template.devices)
         os.chown(template.devices, 0, 0)
     finally:
         await asyncio.shield(vm.kill())

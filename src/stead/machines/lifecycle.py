@@ -21,6 +21,7 @@ from stead.machines.live import Live, Turns
 from stead.machines.states import State, unexpected_end
 from stead.settings import Size
 from stead.store.machines import MachineRow, MachineStore
+from stead.tasks import finished
 
 CONFIRM_TIMEOUT = 60.0
 BOOT_TIMEOUT = 300.0
@@ -142,7 +143,7 @@ class Lifecycle:
             await self.step(row, next_step, pid=process.pid, pid_started=process.started)
             return await self.adopt(row, process)
         except BaseException:
-            await asyncio.shield(kill(process))
+            await finished(kill(process))
             raise
 
     async def adopt(self, row: MachineRow, process: ProcessId) -> Live:
@@ -266,7 +267,7 @@ class Lifecycle:
             return await self.record_running(row, live)
         except BaseException as error:
             why = str(error) if isinstance(error, SteadError) else "the start was interrupted"
-            await asyncio.shield(self.record_stopped(row, f"it could not be started: {why}"))
+            await finished(self.record_stopped(row, f"it could not be started: {why}"))
             if isinstance(error, SteadError) and not isinstance(error, StartFailed):
                 raise StartFailed(f"machine {row.id} did not start: {error}") from error
             raise

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -32,12 +32,12 @@ from stead.machines.states import UNOWNED, Operation, State, Verdict, decide
 from stead.settings import Settings, Size
 from stead.store.database import open_database
 from stead.store.machines import MachineRow, MachineStore
+from stead.tasks import finished, or_undo
 
 _HIDDEN = (*UNOWNED, State.DELETING)
 _MAX_NAME = 200
 _LOCK_TIMEOUT = 5.0
 Report = Callable[[Progress], None]
-T = TypeVar("T")
 
 
 class Machines:
@@ -127,13 +127,13 @@ class Machines:
         template = await self.template(size, report)
         lifecycle = self._lifecycle
         with self.pool.giving_way():
-            taken = await _or_undo(self.pool.take(template, name), self._give_up)
+            taken = await or_undo(self.pool.take(template, name), self._give_up)
             if taken is not None:
                 row, live = taken
                 await self._finish_create(row, self._resume(row, live))
             else:
                 allocation = lifecycle.allocate(State.CREATING, template.size, template, name)
-                row = await _or_undo(allocation, lifecycle.remove)
+                row = await or_undo(allocation, lifecycle.remove)
                 await self._finish_create(row, self._restore(row, template))
         return Machine(self, row.id)
 
@@ -160,7 +160,7 @@ class Machines:
                 live = await work
                 await self._lifecycle.record_running(row, live)
             except BaseException as error:
-                await asyncio.shield(self._lifecycle.remove(row))
+                await finished(self._lifecycle.remove(row))
                 if isinstance(error, SteadError) and not isinstance(error, StartFailed):
                     raise StartFailed(f"no machine could be created: {error}") from error
                 if isinstance(error, OSError):
@@ -270,14 +270,3 @@ class Machines:
         if verdict is Verdict.GO:
             return row
         raise WrongState(machine_id, operation, row.state, row.reason or "")
-
-
-async def _or_undo(work: Coroutine[Any, Any, T], undo: Callable[[T], Awaitable[None]]) -> T:
-    """A caller that is cancelled while a row becomes its own never learns of it: then it is undone."""
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        with contextlib.suppress(SteadError):
-            await undo(await asyncio.shield(task))
-        raise

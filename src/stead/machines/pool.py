@@ -13,6 +13,7 @@ from stead.machines.live import Live
 from stead.machines.states import State
 from stead.settings import Size
 from stead.store.machines import MachineRow
+from stead.tasks import finished, or_undo
 
 _PAUSE_AFTER_FAILURE = 5.0
 _QUIET = 0.5
@@ -108,7 +109,7 @@ class Pool:
                 if row.template == template.id:
                     ready += 1
                 else:
-                    await self._lifecycle.remove(row)
+                    await finished(self._lifecycle.remove(row))
             async with self._changed:
                 self._full = ready >= self._target
                 self._changed.notify_all()
@@ -120,13 +121,14 @@ class Pool:
         lifecycle = self._lifecycle
         lifecycle.host.check_capacity()
         size: Size = template.size
-        row = await lifecycle.allocate(State.PREPARING, size, template, None)
+        allocation = lifecycle.allocate(State.PREPARING, size, template, None)
+        row = await or_undo(allocation, lifecycle.remove)
         try:
             live = await lifecycle.restore(row, template)
             await lifecycle.warm(row, live)
             await lifecycle.store.update(row.id, state=State.PREPARED, step=None)
         except BaseException:
-            await asyncio.shield(lifecycle.remove(row))
+            await finished(lifecycle.remove(row))
             raise
 
     async def close(self) -> None:

@@ -1,6 +1,5 @@
 """The database: opened, brought to the present shape, closed."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from stead.errors import HostError
+from stead.tasks import in_thread
 
 _MIGRATIONS = Path(__file__).parent / "migrations"
 
@@ -20,7 +20,7 @@ async def open_database(path: Path) -> AsyncEngine:
     """A database in one file, migrated to the present shape."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     path.touch(mode=0o600)
-    await asyncio.to_thread(_migrate, path)
+    await in_thread(_migrate, path)
     engine = create_async_engine(f"sqlite+aiosqlite:///{path}")
     sa.event.listen(engine.sync_engine, "connect", _configure)
     return engine
