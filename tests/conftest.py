@@ -1,34 +1,19 @@
 """Real machines for tests: one image and one small template for the whole run, kept outside the checkout."""
 
 import os
-import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from installations import delete_all, leftovers
 
 from stead.host.image import BaseImage, ensure_image
-from stead.host.vm import running_machines
 from stead.machines import Machine, Machines
 from stead.settings import Settings, Size
 
 SMALL = Size(vcpus=2, memory_mib=512, disk_gib=20)
-
-
-def leftovers(settings: Settings) -> list[str]:
-    """Everything on this host that carries an installation's name."""
-    instance = settings.instance
-    found = [f"process {pid} of {name}" for pid, name in running_machines(instance).items()]
-    found += [f"namespace {path}" for path in Path("/run/netns").glob(f"stead-{instance}*")]
-    found += [f"interface {path.name}" for path in Path("/sys/class/net").glob(f"st{instance}*")]
-    found += [f"group {path}" for path in Path("/sys/fs/cgroup").glob(f"**/stead-{instance}*/*/")]
-    found += [f"folder {path}" for path in (settings.data / "machines").glob("*")]
-    found += [f"folder {path}" for path in settings.runtime.glob(f"{instance}/**")]
-    tables = subprocess.run(["nft", "list", "tables"], check=True, capture_output=True, text=True).stdout
-    found += [line for line in tables.splitlines() if f"stead_{instance}" in line]
-    return found
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +25,7 @@ def cache() -> Path:
 @pytest.fixture(scope="session")
 def settings(cache: Path) -> Iterator[Settings]:
     with tempfile.TemporaryDirectory(prefix="stead-test-", dir="/var/tmp") as folder:
-        yield Settings(data=Path(folder), cache=cache, default_size=SMALL, pool=0)
+        yield Settings(data=Path(folder), cache=cache, default_size=SMALL, pool=0, idle_timeout=None)
 
 
 @pytest_asyncio.fixture(scope="session")
@@ -54,8 +39,7 @@ async def machines(settings: Settings, image: BaseImage) -> AsyncIterator[Machin
     async with Machines.open(settings) as machines:
         await machines.template()
         yield machines
-        for left in await machines.list():
-            await (await machines.get(left.id)).delete()
+        await delete_all(machines)
     assert leftovers(settings) == []
 
 

@@ -1,5 +1,8 @@
 """Slow trials: minutes each under emulation, so `make test` leaves them out and `make trials` runs them."""
 
+import ast
+import asyncio
+import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -54,3 +57,73 @@ async def test_an_image_that_was_deleted_is_built_again(settings: Settings, mach
             assert (await other.template()).id != template.id
             assert await sh(new, "echo new") == "new"
             assert await sh(old, "python3 --version && echo old") != ""
+
+
+STORM = Path(__file__).with_name("write_storm.py").read_bytes()
+ROUNDS = 30
+
+
+async def start_storm(machine: Machine) -> None:
+    await machine.files().write("/root/storm.py", STORM)
+    await sh(machine, "python3 /root/storm.py run /root/storm")
+
+
+async def weathered(machine: Machine) -> dict[str, int]:
+    """Let the writers of a machine come to an end and check all they wrote; says how much that was."""
+    return dict(ast.literal_eval(await sh(machine, "python3 /root/storm.py check /root/storm")))
+
+
+async def whole(machines: Machines, machine: Machine, folder: Path) -> None:
+    """After a clean stop the file system has nothing to repair."""
+    await machine.stop()
+    row = await machines._row(machine.id)
+    template = machines._lifecycle.host.load_template(row.template)
+    assert template is not None
+    async with machines._lifecycle.disk(row, template) as layers:
+        node: dict[str, object] | None = None
+        for layer in reversed(layers):
+            below = {} if node is None else {"backing": node}
+            file = {"driver": "file", "filename": str(layer), "locking": "off"}
+            node = {"driver": layer.suffix.strip("."), "file": file, "read-only": True} | below
+        raw = folder / "disk.raw"
+        await run("qemu-img", "convert", "-O", "raw", f"json:{json.dumps(node)}", raw, timeout=600)
+    try:
+        await run("e2fsck", "-f", "-n", raw, timeout=600)
+    finally:
+        raw.unlink()
+
+
+@pytest.mark.timeout(3600)
+async def test_a_write_storm_survives_thirty_rounds(settings: Settings, machines: Machines) -> None:
+    """Packages, a database, a repository and files are written while their machine is copied and sleeps."""
+    with tempfile.TemporaryDirectory(prefix="stead-trial-", dir="/var/tmp") as folder:
+        machine = await machines.create()
+        await start_storm(machine)
+        written = {"files": 0, "rows": 0, "commits": 0, "packages": 0}
+        for number in range(ROUNDS):
+            await asyncio.sleep(2)
+            copy: Machine | None = None
+            match number % 3:
+                case 0:
+                    snapshot = await machine.snapshot()
+                    copy = await machines.create(snapshot=snapshot.id)
+                    await machines.snapshots.delete(snapshot.id)
+                case 1:
+                    (copy,) = await machine.fork()
+                case 2:
+                    await machine.suspend()
+                    await machine.start()
+            if copy is not None:
+                here = await weathered(copy)
+                assert all(here[name] >= written[name] for name in written), (number, here, written)
+                if number % 5 == 0:
+                    await whole(machines, copy, Path(folder))
+                await copy.delete()
+                written = here
+        last = await weathered(machine)
+        assert all(last[name] >= max(10, written[name]) for name in ("files", "rows", "commits")), last
+        assert last["packages"] >= written["packages"] > 0, last
+        await whole(machines, machine, Path(folder))
+        # Once more from the disk alone: a memory that is lost is as a power cut.
+        await weathered(machine)
+        await machine.delete()

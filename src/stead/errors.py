@@ -25,6 +25,15 @@ class TemplateError(SteadError):
     code = "template"
 
 
+class CheckpointUnusable(SteadError):
+    """The memory part of a checkpoint does not fit this host any more, or was damaged.
+
+    Its disk part may still boot.
+    """
+
+    code = "checkpoint_unusable"
+
+
 class InvalidRequest(SteadError):
     """The caller asked for something that can never work."""
 
@@ -37,6 +46,25 @@ class MachineNotFound(SteadError):
     def __init__(self, machine_id: str) -> None:
         super().__init__(f"no machine {machine_id}")
         self.machine_id = machine_id
+
+
+class SnapshotNotFound(SteadError):
+    code = "snapshot_not_found"
+
+    def __init__(self, snapshot_id: str) -> None:
+        super().__init__(f"no snapshot {snapshot_id}")
+        self.snapshot_id = snapshot_id
+
+
+class WrongSnapshotState(SteadError):
+    """The snapshot is not ready yet."""
+
+    code = "wrong_snapshot_state"
+
+    def __init__(self, snapshot_id: str, state: str) -> None:
+        super().__init__(f"snapshot {snapshot_id} cannot be used: it is {state}")
+        self.snapshot_id = snapshot_id
+        self.state = state
 
 
 class WrongState(SteadError):
@@ -56,6 +84,12 @@ class StartFailed(SteadError):
     """A machine could not be brought up; nothing of the attempt is left behind."""
 
     code = "start_failed"
+
+
+class ReadyTimeout(SteadError):
+    """A machine is up, but not all of its services were ready in time."""
+
+    code = "ready_timeout"
 
 
 class CapacityExceeded(SteadError):

@@ -72,6 +72,10 @@ class Settings:
     default_size: Size = field(default_factory=Size)
     pool: int = 2
     """Machines of the default size that are kept restored and paused, ready to be handed out."""
+    idle_timeout: int | None = 300
+    """Seconds without activity after which a machine is suspended, unless it is created with another time."""
+    idle_check: float = 5.0
+    """Seconds between two looks for idle machines."""
     accelerator: Accelerator = "auto"
     carry_host_certificates: bool = True
     mirror: str | None = None
@@ -104,6 +108,7 @@ class Settings:
                 cache=Path(cache) if cache else None,
                 default_size=Size.parse(environment.get("STEAD_DEFAULT_SIZE", str(defaults.default_size))),
                 pool=int(environment.get("STEAD_POOL", defaults.pool)),
+                idle_timeout=_seconds(environment.get("STEAD_IDLE_TIMEOUT", "300")),
                 accelerator=accelerator,  # type: ignore[arg-type]  # checked above
                 carry_host_certificates=_flag(environment.get("STEAD_HOST_CERTIFICATES", "1")),
                 mirror=environment.get("STEAD_MIRROR"),
@@ -112,6 +117,15 @@ class Settings:
             )
         except ValueError as error:
             raise InvalidRequest(f"bad STEAD_ setting in the environment: {error}") from error
+
+
+def _seconds(text: str) -> int | None:
+    if text.lower() == "never":
+        return None
+    seconds = int(text)
+    if seconds <= 0:
+        raise ValueError(f"an idle timeout is at least a second, or `never`, not {text}")
+    return seconds
 
 
 def _flag(text: str) -> bool:

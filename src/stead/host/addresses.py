@@ -46,6 +46,12 @@ def data_tap(slot: int) -> str:
     return f"sd{slot}"
 
 
+def slot_of_data_tap(name: str) -> int | None:
+    """The slot whose data tap this is; None when it is something else."""
+    number = name.removeprefix("sd")
+    return int(number) if number != name and number.isdecimal() else None
+
+
 def management_tap(slot: int) -> str:
     return f"sm{slot}"
 

@@ -108,6 +108,10 @@ class Agent:
 
     def __init__(self, dial: Dial) -> None:
         self._backend = _Backend(dial)
+        self.in_flight = 0
+        """Calls under way; a command that runs is one."""
+        self.last_used = 0.0
+        """When a call last ended, by the loop's clock."""
         self._pool = httpcore2.AsyncConnectionPool(
             max_connections=None, max_keepalive_connections=16, network_backend=self._backend
         )
@@ -147,6 +151,7 @@ class Agent:
         elif body is None and method != "GET":
             sent["Content-Length"] = "0"
         timeouts = {"connect": connect_timeout, "read": read_timeout, "write": None}
+        self.in_flight += 1
         try:
             async with self._pool.stream(
                 method,
@@ -163,6 +168,9 @@ class Agent:
             raise GuestUnreachable(
                 f"the guest agent did not answer {method} {target.split('?')[0]}: {what}"
             ) from error
+        finally:
+            self.in_flight -= 1
+            self.last_used = asyncio.get_running_loop().time()
 
     async def call(
         self,

@@ -1,11 +1,19 @@
 """Disk layers: qcow2 files, each standing on frozen ones below it."""
 
 import os
+import stat
+import struct
+import tempfile
 from pathlib import Path
 
 from stead.errors import HostError
 from stead.host.commands import run
 from stead.tasks import in_thread
+
+_HEADER = struct.Struct(">4sI64xQ")
+"""Of a qcow2 file: magic, version, features that a reader must know."""
+_KNOWN_FEATURES = 0b11
+"""Not closed in good order, damaged: QEMU deals with both. An external data file is bit 2."""
 
 
 async def make_layer(path: Path, backing: Path, size_gib: int) -> None:
@@ -15,16 +23,52 @@ async def make_layer(path: Path, backing: Path, size_gib: int) -> None:
     await run("qemu-img", "create", "-q", *arguments, str(path), f"{size_gib}G")
 
 
-async def copy_layer(source: Path, target: Path, uid: int) -> None:
-    """Copy an empty layer for the QEMU that will write it: quicker than making one."""
-    await in_thread(_copy, source, target, uid)
+class EmptyLayers:
+    """Empty layers for QEMUs to write. One of each size is made, the others are copies: that is quicker."""
+
+    def __init__(self) -> None:
+        self._contents: dict[int, bytes] = {}
+
+    async def make(self, path: Path, size_gib: int, uid: int) -> None:
+        if size_gib not in self._contents:
+            with tempfile.TemporaryDirectory(prefix="stead-layer-") as folder:
+                layer = Path(folder) / "empty.qcow2"
+                await run("qemu-img", "create", "-q", "-f", "qcow2", layer, f"{size_gib}G")
+                self._contents[size_gib] = layer.read_bytes()
+        await in_thread(_write, path, self._contents[size_gib], uid)
 
 
-def _copy(source: Path, target: Path, uid: int) -> None:
+def _write(path: Path, content: bytes, uid: int) -> None:
     try:
-        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as layer:
-            layer.write(source.read_bytes())
+            layer.write(content)
             os.fchown(descriptor, uid, uid)
     except OSError as error:
         raise HostError(f"cannot make a disk layer: {error.strerror}") from error
+
+
+async def grow_layer(path: Path, size_gib: int) -> None:
+    """Make a layer that no QEMU has open larger; one that is as large already stays as it is."""
+    check_layer(path)
+    await run("qemu-img", "resize", "-q", "-f", "qcow2", path, f"{size_gib}G")
+
+
+def check_layer(path: Path) -> None:
+    """Make sure that a layer which some QEMU could write is an ordinary file and names no other.
+
+    It is opened by root: a guest that broke out might have put a link in its place, or the name of one of
+    the host's files in its header.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as layer:
+            regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+            header = layer.read(_HEADER.size) if regular else b""
+    except OSError as error:
+        raise HostError(f"cannot read the disk layer {path.name}: {error.strerror}") from error
+    if len(header) < _HEADER.size:
+        raise HostError(f"the disk layer {path.name} is damaged")
+    magic, version, incompatible = _HEADER.unpack(header)
+    if (magic, version) != (b"QFI\xfb", 3) or incompatible & ~_KNOWN_FEATURES:
+        raise HostError(f"the disk layer {path.name} is not one that Stead made")

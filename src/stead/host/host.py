@@ -21,7 +21,7 @@ from stead.host.image import BaseImage, Progress, ensure_image, find_image, imag
 from stead.host.memory import sealed_copy
 from stead.host.network import Network
 from stead.host.processes import ProcessId
-from stead.host.qemu import Boot, Command, Memory, Platform
+from stead.host.qemu import Boot, Command, Memory, Platform, Saved
 from stead.host.templates import Template
 from stead.host.vm import Spawner, Vm, VmFiles, launch, process_name, running_machines
 from stead.logs import get_logger
@@ -70,6 +70,7 @@ class Host:
         self._image: BaseImage | None = None
         self._platform: Platform | None = None
         self._sealed: dict[str, int] = {}
+        self._empty_layers = disks.EmptyLayers()
 
     @classmethod
     async def open(cls, settings: Settings) -> Self:
@@ -146,13 +147,16 @@ class Host:
         """Refuse one more machine before the host itself is in trouble."""
         if _available_memory() < _MEMORY_FLOOR:
             raise CapacityExceeded(f"less than {_MEMORY_FLOOR >> 20} MiB of memory is available on this host")
-        if shutil.disk_usage(nearest_existing(self.settings.data)).free < _DISK_FLOOR:
+        if not self.has_disk_room():
             raise CapacityExceeded(
                 f"less than {_DISK_FLOOR >> 30} GiB of disk is free under {self.settings.data}"
             )
 
-    async def make_disk(self, place: Place, template: Template) -> None:
-        """The machine's own folder with an empty layer over the template's disk."""
+    def has_disk_room(self) -> bool:
+        return shutil.disk_usage(nearest_existing(self.settings.data)).free >= _DISK_FLOOR
+
+    def make_folder(self, place: Place) -> None:
+        """The machine's own folder, in which its QEMU is shut in."""
         folder = self.files(place.machine).folder
         try:
             folder.mkdir(parents=True, mode=0o711)
@@ -160,25 +164,38 @@ class Host:
             os.chown(folder, self.uid(place.slot), self.uid(place.slot))
         except OSError as error:
             raise HostError(f"cannot make {folder}: {error.strerror}") from error
-        await disks.copy_layer(template.empty_layer, folder / "disk.qcow2", self.uid(place.slot))
 
-    async def restore(self, place: Place, template: Template) -> ProcessId:
+    async def make_layer(self, place: Place, layer: str, size_gib: int) -> None:
+        """An empty disk layer in the machine's folder."""
+        await self._empty_layers.make(self.layer(place.machine, layer), size_gib, self.uid(place.slot))
+
+    def layer(self, machine: str, layer: str) -> Path:
+        return self.files(machine).folder / f"{layer}.qcow2"
+
+    async def restore(self, place: Place, template: Template, layers: tuple[Path, ...]) -> ProcessId:
         """Start a QEMU that wakes with the template's memory."""
-        platform = await self.platform()
-        inherited: tuple[int, ...] = ()
-        memory = Memory("copy", str(template.memory))
-        if not platform.read_only_memory_files:
-            sealed = await self._sealed_memory(template)
-            inherited, memory = (sealed,), Memory("copy", f"/proc/self/fd/{sealed}")
         try:
             devices = os.open(template.devices, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise HostError(f"cannot read the template {template.id}: {error.strerror}") from error
         try:
-            layers = template.layers(self._disk(place))
-            return await self._launch(place, template.size, memory, layers, devices, (devices, *inherited))
+            return await self.wake(place, template.size, template, layers, Saved(devices))
         finally:
             os.close(devices)
+
+    async def wake(
+        self, place: Place, size: Size, base: Template | None, layers: tuple[Path, ...], saved: Saved
+    ) -> ProcessId:
+        """Start a QEMU from saved device state; its RAM is a private copy of the template's, or empty."""
+        if base is None:
+            return await self._launch(place, size, Memory("own"), layers, saved, (saved.descriptor,))
+        platform = await self.platform()
+        inherited: tuple[int, ...] = (saved.descriptor,)
+        memory = Memory("copy", str(base.memory))
+        if not platform.read_only_memory_files:
+            sealed = await self._sealed_memory(base)
+            inherited, memory = (*inherited, sealed), Memory("copy", f"/proc/self/fd/{sealed}")
+        return await self._launch(place, size, memory, layers, saved, inherited)
 
     async def boot(
         self, place: Place, size: Size, layers: tuple[Path, ...], image: BaseImage, memory: Path | None = None
@@ -193,11 +210,13 @@ class Host:
         size: Size,
         memory: Memory,
         layers: tuple[Path, ...],
-        wake: Boot | int,
+        wake: Boot | Saved,
         inherited: tuple[int, ...] = (),
     ) -> ProcessId:
         files = self.files(place.machine)
         platform = await self.platform()
+        if memory.kind != "template":
+            disks.check_layer(layers[0])
         taps = await self.network.attach(place.slot)
         command = Command(
             platform=platform,
@@ -241,9 +260,6 @@ class Host:
         return Inventory(
             running_machines(self.settings.instance), frozenset(folders), frozenset(self.groups.machines())
         )
-
-    def _disk(self, place: Place) -> Path:
-        return self.files(place.machine).folder / "disk.qcow2"
 
     async def _sealed_memory(self, template: Template) -> int:
         async with self._ready:

@@ -8,7 +8,10 @@ from typing import Literal
 from stead.host import addresses
 from stead.settings import Size
 
-KERNEL_ARGUMENTS = "root=/dev/vda rw console=ttyS0 quiet net.ifnames=0 mitigations=off panic=-1"
+# Without no_timer_check a kernel that is emulated on a busy host may take its timer for broken and give up.
+KERNEL_ARGUMENTS = (
+    "root=/dev/vda rw console=ttyS0 quiet net.ifnames=0 mitigations=off panic=-1 no_timer_check"
+)
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,19 @@ class Boot:
 
 
 @dataclass(frozen=True)
+class Saved:
+    """Device state to wake up with, in an inherited descriptor."""
+
+    descriptor: int
+    deferred: bool = False
+    """Wait, paused, to be told to load it: memory is put in place first."""
+
+    @property
+    def uri(self) -> str:
+        return f"fd:{self.descriptor}"
+
+
+@dataclass(frozen=True)
 class Command:
     """One QEMU process. `layers` is the disk chain, top first; only the top is written."""
 
@@ -60,8 +76,7 @@ class Command:
     data_tap: int
     management_tap: int
     qmp: int
-    wake: Boot | int
-    """A kernel to boot, or the descriptor of the saved device state to wake up with."""
+    wake: Boot | Saved
 
     def arguments(self) -> list[str]:
         return [
@@ -118,7 +133,7 @@ class Command:
                 file |= {"locking": "off", "read-only": True}
             current: dict[str, object] = {
                 "driver": "raw" if layer.suffix == ".raw" else "qcow2",
-                "node-name": f"layer{depth}",
+                "node-name": f"below{depth}" if depth else node_name(layer.stem),
                 "file": file,
                 "discard": "unmap",
             }
@@ -131,7 +146,7 @@ class Command:
             "-blockdev",
             json.dumps(node),
             "-device",
-            "virtio-blk-pci,drive=layer0,serial=root,werror=enospc",
+            f"virtio-blk-pci,drive={node_name(self.layers[0].stem)},serial=root,werror=enospc",
         ]
 
     def _confinement(self) -> list[str]:
@@ -144,10 +159,10 @@ class Command:
         return ["-run-with", f"chroot={self.folder},user={user}"]
 
     def _start(self) -> list[str]:
-        if isinstance(self.wake, int):
+        if isinstance(self.wake, Saved):
             # Device state is saved without the wrapper of a migration stream.
             return [
-                *("-incoming", f"fd:{self.wake}"),
+                *(("-S", "-incoming", "defer") if self.wake.deferred else ("-incoming", self.wake.uri)),
                 *("-global", "migration.send-configuration=off"),
                 *("-global", "migration.store-global-state=off"),
             ]
@@ -159,6 +174,11 @@ class Command:
             "-append",
             KERNEL_ARGUMENTS,
         ]
+
+
+def node_name(layer: str) -> str:
+    """What QEMU calls the layer that it writes; tells later which one that is."""
+    return f"disk-{layer}"
 
 
 def _nic(name: str, descriptor: int, mac: str) -> list[str]:

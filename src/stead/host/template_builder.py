@@ -70,7 +70,6 @@ async def _build(
     template = Template(template_id, building, size, image)
     try:
         await _freeze(host, place, template, progress)
-        await disks.make_layer(template.empty_layer, template.disk, size.disk_gib)
         facts = {
             "image": image.key,
             "image_build": templates.image_build(image),

@@ -45,11 +45,9 @@ class Template:
         return self.folder / "disk.qcow2"
 
     @property
-    def empty_layer(self) -> Path:
-        return self.folder / "empty.qcow2"
-
-    def layers(self, top: Path) -> tuple[Path, ...]:
-        return top, self.disk, self.image.disk
+    def layers(self) -> tuple[Path, ...]:
+        """The bottom of the disk of every machine that stands on this template."""
+        return self.disk, self.image.disk
 
 
 def template_key(image: BaseImage, size: Size, platform: Platform) -> str:
@@ -77,7 +75,7 @@ def find(folder: Path, image: BaseImage, size: Size, platform: Platform) -> Temp
 def _valid(template: Template) -> bool:
     try:
         facts = json.loads((template.folder / "template.json").read_bytes())
-        files = (template.memory, template.devices, template.disk, template.empty_layer)
+        files = (template.memory, template.devices, template.disk)
         return facts["image_build"] == image_build(template.image) and all(path.exists() for path in files)
     except (OSError, ValueError, KeyError):
         return False

@@ -17,7 +17,7 @@ from stead.errors import HostError, StartFailed
 from stead.host.namespaces import NamespaceThread
 from stead.host.network import Taps
 from stead.host.processes import ProcessId, WatchedProcess, command_lines
-from stead.host.qemu import Command
+from stead.host.qemu import Command, Saved, node_name
 from stead.logs import get_logger
 
 QMP_TIMEOUT = 20.0
@@ -192,6 +192,17 @@ class Vm:
                 raise StartFailed(f"QEMU is {status} instead of running: {last_words(self.files)}")
             await asyncio.sleep(0.002)
 
+    async def load(self, saved: Saved) -> None:
+        """Load the device state that this QEMU was started to wait for; the guest stays paused."""
+        await self.execute("migrate-incoming", uri=saved.uri)
+        deadline = asyncio.get_running_loop().time() + QMP_TIMEOUT
+        while (status := (await self.execute("query-status"))["status"]) == "inmigrate":
+            if asyncio.get_running_loop().time() > deadline:
+                raise StartFailed(f"QEMU did not load its state: {last_words(self.files)}")
+            await asyncio.sleep(0.001)
+        if status != "paused":
+            raise StartFailed(f"QEMU is {status} instead of paused: {last_words(self.files)}")
+
     async def pause(self) -> None:
         await self.execute("stop")
 
@@ -202,6 +213,35 @@ class Vm:
         """Write all device and CPU state of the paused guest, without its memory, into QEMU's own folder."""
         await self.execute("xen-save-devices-state", filename=f"/{name}", live=False)
         return self.files.folder / name
+
+    # Disk layers, by the names of their files in QEMU's own folder
+
+    async def add_layer(self, layer: str) -> None:
+        """Open an empty layer that can take the place of the one being written."""
+        await self.execute(
+            "blockdev-add",
+            **{
+                "driver": "qcow2",
+                "node-name": node_name(layer),
+                "file": {"driver": "file", "filename": f"/{layer}.qcow2", "discard": "unmap"},
+                "discard": "unmap",
+                "backing": None,
+            },
+        )
+
+    async def switch_layer(self, layer: str, to: str) -> None:
+        """Write to another layer from now on; the old one is frozen below it."""
+        await self.execute("blockdev-snapshot", node=node_name(layer), overlay=node_name(to))
+
+    async def drop_layer(self, layer: str) -> None:
+        await self.execute("blockdev-del", **{"node-name": node_name(layer)})
+
+    async def written_layer(self) -> str:
+        """The layer that QEMU writes now."""
+        for device in await self.execute("query-block"):
+            if device.get("qdev") and "inserted" in device:
+                return str(device["inserted"]["node-name"]).removeprefix(node_name(""))
+        raise HostError("QEMU has no disk")
 
     async def quit(self) -> None:
         """End QEMU in good order, with its disk closed."""

@@ -2,6 +2,18 @@
 
 from stead.machines.machine import Machine, MachineInfo
 from stead.machines.machines import Machines
+from stead.machines.persistence import Ephemeral, Persistent, Sticky
+from stead.machines.snapshots import SnapshotInfo, SnapshotState
 from stead.machines.states import State
 
-__all__ = ["Machine", "MachineInfo", "Machines", "State"]
+__all__ = [
+    "Ephemeral",
+    "Machine",
+    "MachineInfo",
+    "Machines",
+    "Persistent",
+    "SnapshotInfo",
+    "SnapshotState",
+    "State",
+    "Sticky",
+]

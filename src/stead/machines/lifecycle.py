@@ -5,8 +5,11 @@ import contextlib
 import itertools
 import secrets
 import string
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
 
 from stead.errors import CapacityExceeded, GuestError, GuestUnreachable, HostError, StartFailed, SteadError
 from stead.host import addresses
@@ -17,17 +20,21 @@ from stead.host.processes import ProcessId, kill
 from stead.host.template_builder import machine_slots
 from stead.host.templates import Template
 from stead.logs import get_logger
+from stead.machines.layers import Layers
 from stead.machines.live import Live, Turns
+from stead.machines.persistence import Persistence, ends_with, from_columns
 from stead.machines.states import State, unexpected_end
 from stead.settings import Size
-from stead.store.machines import MachineRow, MachineStore
+from stead.store.machines import LayerRow, MachineRow, MachineStore
 from stead.tasks import finished
 
 CONFIRM_TIMEOUT = 60.0
 BOOT_TIMEOUT = 300.0
 STOP_TIMEOUT = 60.0
+_BOOTS = 3
 _ID_ALPHABET = string.ascii_lowercase + string.digits
 _PLACEHOLDER = "prepared"
+T = TypeVar("T")
 
 log = get_logger("stead.machines")
 
@@ -40,6 +47,14 @@ def place_of(row: MachineRow) -> Place:
     return Place(row.id, row.slot)
 
 
+def size_of(row: MachineRow) -> Size:
+    return Size(row.vcpus, row.memory_mib, row.disk_gib)
+
+
+def persistence_of(row: MachineRow) -> Persistence:
+    return from_columns(row.persistence, row.priority, row.delete_event)
+
+
 def process_of(row: MachineRow) -> ProcessId | None:
     if row.pid is None or row.pid_started is None:
         return None
@@ -49,19 +64,23 @@ def process_of(row: MachineRow) -> ProcessId | None:
 class Lifecycle:
     """Brings machines up and down on one host, keeping rows and reality in step."""
 
-    def __init__(self, host: Host, store: MachineStore) -> None:
+    def __init__(self, host: Host, store: MachineStore, layers: Layers) -> None:
         self.host = host
         self.store = store
+        self.layers = layers
         self.lives: dict[str, Live] = {}
         self.turns = Turns()
         self._slots = asyncio.Lock()
         self._next_slot = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._exits: dict[str, set[asyncio.Future[str]]] = {}
+        self._sweeping = False
+        self._sweep_again = False
         self.on_unowned_end: Callable[[], None] = lambda: None
 
     # Rows
 
-    async def allocate(self, state: State, size: Size, template: Template, name: str | None) -> MachineRow:
+    async def allocate(self, state: State, size: Size, template: str, **facts: Any) -> MachineRow:
         """A new row with a slot of its own."""
         async with self._slots:
             taken = await self.store.slots()
@@ -75,17 +94,17 @@ class Lifecycle:
             machine_id = new_id()
             return await self.store.insert(
                 MachineRow(
-                    id=machine_id,
-                    name=name,
+                    **{"id": machine_id, "name": None} | facts,
                     state=state,
                     step="allocate",
                     vcpus=size.vcpus,
                     memory_mib=size.memory_mib,
                     disk_gib=size.disk_gib,
                     slot=slot,
-                    template=template.id,
+                    template=template,
                     hostname=machine_id,
                     guest_machine_id=new_machine_id(),
+                    top=new_id(),
                 )
             )
 
@@ -97,14 +116,31 @@ class Lifecycle:
 
     async def restore(self, row: MachineRow, template: Template) -> Live:
         """Wake a new machine from its template; on failure the caller removes the row and its remains."""
-        place = place_of(row)
-        await self.step(row, "disk")
-        await self.host.make_disk(place, template)
+        await self.make_disk(row)
         await self.step(row, "process")
-        process = await self.host.restore(place, template)
-        live = await self._hold(row, process, "restore")
-        await self._while_alive(live, live.vm.running())
+        async with self.disk(row, template) as layers:
+            process = await self.host.restore(place_of(row), template, layers)
+            live = await self.hold(row, process, "restore", memory_base=template.id)
+        await self.while_alive(live, live.vm.running())
         return live
+
+    async def make_disk(self, row: MachineRow) -> None:
+        """The folder and the top layer of a new machine."""
+        await self.step(row, "disk")
+        self.host.make_folder(place_of(row))
+        await self.make_top(row)
+
+    async def make_top(self, row: MachineRow) -> None:
+        assert row.top is not None  # noqa: S101  # recorded before it is made
+        await self.host.make_layer(place_of(row), row.top, row.disk_gib)
+
+    @contextlib.asynccontextmanager
+    async def disk(self, row: MachineRow, template: Template) -> AsyncIterator[tuple[Path, ...]]:
+        """All layers of a machine's disk, top first; none of them is removed while a QEMU is opening them."""
+        assert row.top is not None  # noqa: S101
+        async with self.layers.reading():
+            frozen = await self.layers.chain(row.layer)
+            yield self.host.layer(row.id, row.top), *frozen, *template.layers
 
     async def warm(self, row: MachineRow, live: Live) -> None:
         """Take an unowned machine through what its first user will ask of it, then pause it.
@@ -128,19 +164,26 @@ class Lifecycle:
             raise StartFailed(f"the guest did not confirm its identity: {error}") from error
 
     async def boot(self, row: MachineRow, template: Template) -> Live:
-        """Boot a stopped machine from its own disk."""
-        place = place_of(row)
-        await self.step(row, "process")
-        disk = self.host.files(row.id).folder / "disk.qcow2"
-        size = Size(row.vcpus, row.memory_mib, row.disk_gib)
-        process = await self.host.boot(place, size, template.layers(disk), template.image)
-        live = await self._hold(row, process, "boot")
-        await live.agent.call("GET", "/v1/health", timeout=BOOT_TIMEOUT, connect_timeout=BOOT_TIMEOUT)
+        """Boot a machine from its own disk. On its way up a guest may restart, as after a repair."""
+        for attempt in range(_BOOTS):
+            await self.step(row, "process")
+            async with self.disk(row, template) as layers:
+                process = await self.host.boot(place_of(row), size_of(row), layers, template.image)
+                live = await self.hold(row, process, "boot", memory_base=None)
+            try:
+                await live.agent.call("GET", "/v1/health", timeout=BOOT_TIMEOUT, connect_timeout=BOOT_TIMEOUT)
+                break
+            except GuestUnreachable:
+                how = await live.vm.wait() if live.vm.process.ended else ""
+                if not unexpected_end(live.vm.stop_cause, how).restart or attempt == _BOOTS - 1:
+                    raise
+                await self.end_process(row)
         return live
 
-    async def _hold(self, row: MachineRow, process: ProcessId, next_step: str) -> Live:
+    async def hold(self, row: MachineRow, process: ProcessId, next_step: str, **changes: object) -> Live:
+        """Record a QEMU that was just started and take hold of it."""
         try:
-            await self.step(row, next_step, pid=process.pid, pid_started=process.started)
+            await self.step(row, next_step, pid=process.pid, pid_started=process.started, **changes)
             return await self.adopt(row, process)
         except BaseException:
             await finished(kill(process))
@@ -154,8 +197,10 @@ class Lifecycle:
         live.watcher = asyncio.create_task(self._watch(row.id, live))
         return live
 
-    async def record_running(self, row: MachineRow, live: Live) -> MachineRow:
-        updated = await self.store.update(row.id, state=State.RUNNING, step=None, reason=None)
+    async def record_running(self, row: MachineRow, live: Live, note: str | None = None) -> MachineRow:
+        """The machine is up; with `note`, there is something that its owner should know of."""
+        facts = {"state": State.RUNNING, "step": None, "reason": note, "checkpoint": None}
+        updated = await self.store.update(row.id, **facts, active_at=time.time_ns())
         if updated is None:
             raise StartFailed(f"machine {row.id} was removed while it started")
         if live.vm.process.ended:
@@ -163,7 +208,7 @@ class Lifecycle:
         live.running = True
         return updated
 
-    async def _while_alive(self, live: Live, work: Coroutine[Any, Any, None]) -> None:
+    async def while_alive(self, live: Live, work: Coroutine[Any, Any, None]) -> None:
         """Do something with a guest, but not longer than its QEMU lives."""
         task = asyncio.ensure_future(work)
         end = asyncio.ensure_future(live.vm.wait())
@@ -195,13 +240,22 @@ class Lifecycle:
             if orphan is not None:
                 await kill(orphan)
 
-    async def remove(self, row: MachineRow) -> None:
-        """Leave nothing of a machine: process, files, groups, row."""
+    async def remove(self, row: MachineRow, *, forget: bool = True) -> None:
+        """Leave nothing of a machine: process, files, groups, row. Unless told to forget it, a machine that
+        can be made anew keeps its row.
+        """
         await self.store.update(row.id, state=State.DELETING, step="end")
         await self.end_process(row)
         await self.store.update(row.id, step="clean")
         await self.host.discard(row.id)
-        await self.store.delete(row.id)
+        if row.recreate and not forget:
+            gone: dict[str, object] = dict.fromkeys(("step", "pid", "pid_started", "reason"))
+            gone |= dict.fromkeys(("top", "next_top", "layer", "checkpoint", "memory_base"))
+            await self.store.update(row.id, state=State.DELETED, **gone)
+        else:
+            await self.store.delete(row.id)
+        self.tell_exit(row.id, "deleted")
+        self.sweep()
 
     async def shut_down(self, row: MachineRow, live: Live, timeout: float = STOP_TIMEOUT) -> str | None:
         """Ask the guest to power off and wait; says so when it had to be ended by force."""
@@ -216,20 +270,51 @@ class Lifecycle:
             return f"it did not shut down within {timeout:g} s and was ended"
         return None
 
-    async def record_stopped(self, row: MachineRow, reason: str) -> MachineRow | None:
-        """The process has ended: remove what only a running machine has and say why it stopped."""
+    async def record_stopped(
+        self, row: MachineRow, reason: str, *, for_good: bool = True
+    ) -> MachineRow | None:
+        """The process has ended: remove what only a running machine has and say why it stopped.
+
+        A machine that ends with its run is removed, unless it is to be started again at once.
+        """
         await self.end_process(row)
         self.host.tidy(row.id)
-        return await self.store.update(
-            row.id, state=State.STOPPED, step=None, pid=None, pid_started=None, reason=reason
-        )
+        await self.settle_disk(row)
+        if for_good:
+            self.tell_exit(row.id, reason)
+            if ends_with(persistence_of(row), suspended=False):
+                await self.remove(row, forget=False)
+                return None
+        down: dict[str, object] = dict.fromkeys(("step", "pid", "pid_started", "memory_base"))
+        return await self.store.update(row.id, state=State.STOPPED, reason=reason, **down)
+
+    async def settle_disk(self, row: MachineRow) -> None:
+        """A machine whose QEMU is gone: if it was about to go on with another layer, it does so.
+
+        Whether QEMU had been told or not, an empty layer over the old one is the same disk.
+        """
+        recorded = await self.store.get(row.id)
+        if recorded is None or recorded.next_top is None or recorded.top is None:
+            return
+        if self.host.layer(row.id, recorded.next_top).exists():
+            await self.record_frozen(recorded, top=recorded.next_top)
+        else:
+            await self.store.update(row.id, next_top=None)
+
+    async def record_frozen(self, row: MachineRow, **changes: object) -> MachineRow | None:
+        """A machine's top layer is frozen from now on; others can stand on it."""
+        assert row.top is not None  # noqa: S101
+        layer = LayerRow(row.top, row.layer, row.template, f"{row.top}.qcow2")
+        updated = await self.store.freeze(layer, row.id, **changes)
+        await self.layers.adopt(layer.id, self.host.layer(row.id, layer.id))
+        return updated
 
     # Ends that nobody asked for
 
     async def _watch(self, machine_id: str, live: Live) -> None:
         how = await live.vm.wait()
         live.running = False
-        live.agent.abort(f"the machine ended: QEMU {how}")
+        live.agent.abort(f"the machine ended: {unexpected_end(live.vm.stop_cause, how).reason}")
         if not live.ending:
             self.background(self._ended(machine_id, live, how))
 
@@ -247,32 +332,89 @@ class Lifecycle:
                 return
             end = unexpected_end(live.vm.stop_cause, how)
             log.warning("machine ended", machine=machine_id, reason=end.reason)
-            stopped = await self.record_stopped(row, end.reason)
+            stopped = await self.record_stopped(row, end.reason, for_good=not end.restart)
             if end.restart and stopped is not None:
                 with contextlib.suppress(SteadError):
                     await self.start(stopped)
 
-    async def start(self, row: MachineRow) -> MachineRow:
+    async def start(self, row: MachineRow, note: str | None = None) -> MachineRow:
         """Boot a stopped machine; a failure leaves it stopped with the reason. Call in the machine's turn."""
-        template = self.host.load_template(row.template)
-        if template is None or not (self.host.files(row.id).folder / "disk.qcow2").exists():
-            reason = "the disk layers that it stands on are gone"
-            await self.store.update(row.id, state=State.LOST, step=None, reason=reason)
-            raise StartFailed(f"machine {row.id} is lost: {reason}")
-        await self.store.update(row.id, state=State.STARTING, step="process", reason=None)
+        template = await self.whole_disk(row)
+        fresh = row.top is None
+        row = replace(row, top=row.top or new_id())
+        await self.store.update(row.id, state=State.STARTING, step="disk", reason=None, top=row.top)
         try:
+            if fresh:
+                await self.make_top(row)
             live = await self.boot(row, template)
             await self.step(row, "identify")
             await self.identify(row, live, new_keys=False)
-            return await self.record_running(row, live)
+            if row.disk_gib > template.size.disk_gib:
+                await self.grow_root(live)
+            return await self.record_running(row, live, note)
         except BaseException as error:
             why = str(error) if isinstance(error, SteadError) else "the start was interrupted"
-            await finished(self.record_stopped(row, f"it could not be started: {why}"))
+            await finished(self.record_stopped(row, f"it could not be started: {why}", for_good=False))
             if isinstance(error, SteadError) and not isinstance(error, StartFailed):
                 raise StartFailed(f"machine {row.id} did not start: {error}") from error
             raise
 
+    async def whole_disk(self, row: MachineRow) -> Template:
+        """The template below a machine's disk, when every layer of it is there; else the machine is lost."""
+        template = self.host.load_template(row.template)
+        reason = "the disk layers that it stands on are gone"
+        if template is not None and (row.top is None or self.host.layer(row.id, row.top).exists()):
+            try:
+                await self.layers.chain(row.layer)
+            except HostError as error:
+                reason = str(error)
+            else:
+                return template
+        await self.store.update(row.id, state=State.LOST, step=None, reason=reason)
+        raise StartFailed(f"machine {row.id} is lost: {reason}")
+
+    async def grow_root(self, live: Live) -> None:
+        """Let the root file system have the whole disk; there is nothing to do when it has it already."""
+        result = await collect(live.agent, ExecRequest("resize2fs /dev/vda", timeout=BOOT_TIMEOUT))
+        if not result.ok:
+            said = result.stderr.decode(errors="replace").strip()
+            raise StartFailed(f"the file system could not be grown: {said}")
+
+    # Who waits for a machine's end
+
+    async def exit(self, machine_id: str) -> str:
+        """Wait until a machine ends its run, by whatever cause; says which."""
+        waiting: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        waiters = self._exits.setdefault(machine_id, set())
+        waiters.add(waiting)
+        try:
+            return await waiting
+        finally:
+            waiters.discard(waiting)
+            if not waiters:
+                self._exits.pop(machine_id, None)
+
+    def tell_exit(self, machine_id: str, how: str) -> None:
+        for waiting in list(self._exits.get(machine_id, ())):
+            if not waiting.done():
+                waiting.set_result(how)
+
     # Background work
+
+    def sweep(self) -> None:
+        """Have removed, soon, what no machine and no snapshot needs any more."""
+        self._sweep_again = True
+        if not self._sweeping:
+            self._sweeping = True
+            self.background(self._sweep())
+
+    async def _sweep(self) -> None:
+        try:
+            while self._sweep_again:
+                self._sweep_again = False
+                await self.layers.collect()
+        finally:
+            self._sweeping = False
 
     def background(self, work: Awaitable[None]) -> None:
         async def guarded() -> None:
@@ -283,10 +425,10 @@ class Lifecycle:
 
         self.keep(asyncio.create_task(guarded()))
 
-    def keep(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
+    def keep(self, task: asyncio.Task[T]) -> asyncio.Task[T]:
         """Hold on to a task until it ends; `close` ends it."""
 
-        def done(task: asyncio.Task[None]) -> None:
+        def done(task: asyncio.Task[T]) -> None:
             self._tasks.discard(task)
             if not task.cancelled():
                 # Whoever waits has the error; when nobody does any more, it is not one that was forgotten.

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from ipaddress import IPv4Address
 from typing import Protocol
 
@@ -20,15 +21,29 @@ from stead.host.execution import (
     parse_oom,
 )
 from stead.host.guest_files import GuestFiles
-from stead.machines.lifecycle import STOP_TIMEOUT
+from stead.machines.lifecycle import STOP_TIMEOUT, persistence_of, size_of
+from stead.machines.persistence import PERSISTENT, Persistence, SnapshotPersistence
+from stead.machines.snapshots import SnapshotInfo
 from stead.machines.states import State
 from stead.settings import Size
 from stead.store.machines import MachineRow
 
 
+class Unchanged(Enum):
+    """Stands for what is not to be changed, where None has a meaning."""
+
+    UNCHANGED = "unchanged"
+
+
+UNCHANGED = Unchanged.UNCHANGED
+
+
 @dataclass(frozen=True)
 class MachineInfo:
-    """What is recorded of a machine. `reason` says why it is stopped or lost."""
+    """What is recorded of a machine.
+
+    `reason` says why it is stopped, suspended or lost, or what its owner should know of a running one.
+    """
 
     id: str
     name: str | None
@@ -38,6 +53,11 @@ class MachineInfo:
     hostname: str
     reason: str | None
     created_at: float
+    snapshot: str | None
+    persistence: Persistence
+    idle_timeout: int | None
+    activity_threshold: int
+    recreate: bool
 
 
 def machine_info(row: MachineRow) -> MachineInfo:
@@ -45,11 +65,16 @@ def machine_info(row: MachineRow) -> MachineInfo:
         id=row.id,
         name=row.name,
         state=State(row.state),
-        size=Size(row.vcpus, row.memory_mib, row.disk_gib),
+        size=size_of(row),
         address=addresses.machine_address(row.slot),
         hostname=row.hostname,
         reason=row.reason,
         created_at=row.created_at / 1e9,
+        snapshot=row.snapshot,
+        persistence=persistence_of(row),
+        idle_timeout=row.idle_timeout,
+        activity_threshold=row.activity_threshold,
+        recreate=row.recreate,
     )
 
 
@@ -58,7 +83,30 @@ class Keeper(Protocol):
 
     async def info(self, machine_id: str) -> MachineInfo: ...
     async def agent(self, machine_id: str) -> Agent: ...
-    async def start(self, machine_id: str) -> None: ...
+    async def start(
+        self,
+        machine_id: str,
+        *,
+        idle_timeout: int | Unchanged | None = UNCHANGED,
+        activity_threshold: int | Unchanged = UNCHANGED,
+        ready_timeout: float | None = None,
+    ) -> None: ...
+    async def suspend(self, machine_id: str) -> None: ...
+    async def snapshot(
+        self, machine_id: str, *, name: str | None = None, persistence: SnapshotPersistence = ...
+    ) -> SnapshotInfo: ...
+    async def fork(
+        self, machine_id: str, count: int = 1, *, persistence: Persistence | None = None
+    ) -> list["Machine"]: ...
+    async def resize(
+        self,
+        machine_id: str,
+        *,
+        vcpus: int | None = None,
+        memory_mib: int | None = None,
+        disk_gib: int | None = None,
+    ) -> None: ...
+    async def wait_for_exit(self, machine_id: str) -> str: ...
     async def stop(self, machine_id: str, timeout: float = STOP_TIMEOUT) -> None: ...
     async def kill(self, machine_id: str) -> None: ...
     async def delete(self, machine_id: str) -> None: ...
@@ -116,8 +164,44 @@ class Machine:
         answer = await agent.call("GET", "/v1/oom")
         return [parse_oom(event) for event in answer["events"]]
 
-    async def start(self) -> None:
-        await self._machines.start(self.id)
+    async def start(
+        self,
+        *,
+        idle_timeout: int | Unchanged | None = UNCHANGED,
+        activity_threshold: int | Unchanged = UNCHANGED,
+        ready_timeout: float | None = None,
+    ) -> None:
+        """Wake or boot it. With `ready_timeout`, wait that many seconds for its services to be ready."""
+        await self._machines.start(
+            self.id,
+            idle_timeout=idle_timeout,
+            activity_threshold=activity_threshold,
+            ready_timeout=ready_timeout,
+        )
+
+    async def suspend(self) -> None:
+        """Keep memory and disk and end the process; the next use wakes it."""
+        await self._machines.suspend(self.id)
+
+    async def snapshot(
+        self, name: str | None = None, persistence: SnapshotPersistence = PERSISTENT
+    ) -> SnapshotInfo:
+        """Keep memory and disk as they are now; the machine goes on."""
+        return await self._machines.snapshot(self.id, name=name, persistence=persistence)
+
+    async def fork(self, count: int = 1, persistence: Persistence | None = None) -> "list[Machine]":
+        """As many new machines, each with the memory, processes and files that this one has now."""
+        return await self._machines.fork(self.id, count, persistence=persistence)
+
+    async def resize(
+        self, *, vcpus: int | None = None, memory_mib: int | None = None, disk_gib: int | None = None
+    ) -> None:
+        """Change what it has; a running machine is stopped for it and started again."""
+        await self._machines.resize(self.id, vcpus=vcpus, memory_mib=memory_mib, disk_gib=disk_gib)
+
+    async def wait_for_exit(self) -> str:
+        """Wait until it is no longer running; says why."""
+        return await self._machines.wait_for_exit(self.id)
 
     async def stop(self, timeout: float = STOP_TIMEOUT) -> None:
         await self._machines.stop(self.id, timeout)

@@ -2,9 +2,9 @@
 
 import asyncio
 import contextlib
-import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from typing import Any, Self
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import replace
+from typing import Any, Self, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -12,45 +12,68 @@ from stead.errors import (
     GuestUnreachable,
     InvalidRequest,
     MachineNotFound,
-    StartFailed,
-    SteadError,
+    ReadyTimeout,
     WrongState,
 )
+from stead.host import disks
 from stead.host.agent import Agent
+from stead.host.execution import ExecRequest, collect
 from stead.host.files import locked
 from stead.host.host import Host, require_root
 from stead.host.image import Progress
 from stead.host.qemu import Platform
 from stead.host.template_builder import ensure_template
 from stead.host.templates import Template
-from stead.machines.lifecycle import STOP_TIMEOUT, Lifecycle
-from stead.machines.live import Live
-from stead.machines.machine import Machine, MachineInfo, machine_info
+from stead.machines.checkpointing import Checkpointing
+from stead.machines.creation import Creation, Options
+from stead.machines.idle import IdleWatch
+from stead.machines.layers import Layers
+from stead.machines.lifecycle import STOP_TIMEOUT, Lifecycle, persistence_of, size_of
+from stead.machines.machine import UNCHANGED, Machine, MachineInfo, Unchanged, machine_info
+from stead.machines.persistence import PERSISTENT, Persistence, SnapshotPersistence
 from stead.machines.pool import Pool
 from stead.machines.recovery import reconcile
-from stead.machines.states import UNOWNED, Operation, State, Verdict, decide
+from stead.machines.room import Room
+from stead.machines.snapshots import SnapshotInfo, Snapshots, check_name
+from stead.machines.states import DOWN, UNOWNED, Operation, State, Verdict, decide
 from stead.settings import Settings, Size
 from stead.store.database import open_database
+from stead.store.layers import LayerStore
 from stead.store.machines import MachineRow, MachineStore
-from stead.tasks import finished, or_undo
+from stead.store.snapshots import SnapshotStore
+from stead.tasks import finished
 
 _HIDDEN = (*UNOWNED, State.DELETING)
-_MAX_NAME = 200
+_UNLISTED = (*_HIDDEN, State.DELETED)
 _LOCK_TIMEOUT = 5.0
+MAX_FORKS = 100
+READY_TIMEOUT = 120.0
 Report = Callable[[Progress], None]
+T = TypeVar("T")
 
 
 class Machines:
     """All machines of one installation. One process at a time has it open; machines outlive that process."""
 
-    def __init__(self, settings: Settings, database: AsyncEngine, lifecycle: Lifecycle) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        database: AsyncEngine,
+        lifecycle: Lifecycle,
+        checkpointing: Checkpointing,
+        snapshots: Snapshots,
+    ) -> None:
         self.settings = settings
+        self.snapshots = snapshots
+        self.pool = Pool(lifecycle, settings.pool)
         self._database = database
         self._lifecycle = lifecycle
-        self.pool = Pool(lifecycle, settings.pool)
-        # More restores at once than the host has cores only makes all of them late.
-        self._restores = asyncio.Semaphore(max(2, os.cpu_count() or 2))
+        self._checkpointing = checkpointing
+        self._creation = Creation(lifecycle, checkpointing, self.pool)
+        self._idle = IdleWatch(lifecycle, lifecycle.host.network, self._doze_off, settings.idle_check)
+        self._room = Room(lifecycle, snapshots, self.delete)
         self._building: dict[Size, asyncio.Task[Template]] = {}
+        self._waking: dict[str, asyncio.Task[None]] = {}
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -65,12 +88,18 @@ class Machines:
         async with locked(settings.data / "stead.lock", _LOCK_TIMEOUT):
             database = await open_database(settings.data / "stead.db")
             host = await Host.open(settings)
-            lifecycle = Lifecycle(host, MachineStore(database))
+            layers = Layers(settings.data, LayerStore(database))
+            lifecycle = Lifecycle(host, MachineStore(database), layers)
+            checkpointing = Checkpointing(lifecycle)
+            snapshots = Snapshots(SnapshotStore(database), lifecycle, checkpointing)
             try:
-                await reconcile(lifecycle)
-                machines = cls(settings, database, lifecycle)
+                await reconcile(lifecycle, checkpointing)
+                await snapshots.forget_unfinished()
+                await layers.collect()
+                machines = cls(settings, database, lifecycle, checkpointing, snapshots)
                 if (template := await host.find_template(settings.default_size)) is not None:
                     machines.pool.keep(template)
+                machines._idle.start()
                 try:
                     yield machines
                 finally:
@@ -84,6 +113,7 @@ class Machines:
                 await database.dispose()
 
     async def _close(self) -> None:
+        await self._idle.close()
         for task in self._building.values():
             task.cancel()
         await asyncio.gather(*self._building.values(), return_exceptions=True)
@@ -115,64 +145,112 @@ class Machines:
             self.pool.keep(template)
         return template
 
-    # Machines
+    # Making machines
 
     async def create(
-        self, size: Size | None = None, *, name: str | None = None, report: Report = lambda _: None
+        self,
+        size: Size | None = None,
+        *,
+        name: str | None = None,
+        snapshot: str | None = None,
+        persistence: Persistence = PERSISTENT,
+        idle_timeout: int | Unchanged | None = UNCHANGED,
+        activity_threshold: int = 0,
+        recreate: bool = False,
+        ready_timeout: float | None = None,
+        report: Report = lambda _: None,
     ) -> Machine:
-        """A new running machine that has confirmed its identity; a failure leaves nothing."""
-        if name is not None and (not name.strip() or len(name) > _MAX_NAME):
-            raise InvalidRequest(f"a name has 1 to {_MAX_NAME} characters")
-        self._lifecycle.host.check_capacity()
-        template = await self.template(size, report)
-        lifecycle = self._lifecycle
-        with self.pool.giving_way():
-            taken = await or_undo(self.pool.take(template, name), self._give_up)
-            if taken is not None:
-                row, live = taken
-                await self._finish_create(row, self._resume(row, live))
-            else:
-                allocation = lifecycle.allocate(State.CREATING, template.size, template, name)
-                row = await or_undo(allocation, lifecycle.remove)
-                await self._finish_create(row, self._restore(row, template))
-        return Machine(self, row.id)
+        """A new running machine that has confirmed its identity; a failure leaves nothing.
 
-    async def _give_up(self, taken: tuple[MachineRow, Live] | None) -> None:
-        if taken is not None:
-            await self._lifecycle.remove(taken[0])
-
-    async def _resume(self, row: MachineRow, live: Live) -> Live:
-        async with self._restores:
-            await live.vm.resume()
-            await self._lifecycle.identify(row, live, new_keys=True)
-        return live
-
-    async def _restore(self, row: MachineRow, template: Template) -> Live:
-        async with self._restores:
-            live = await self._lifecycle.restore(row, template)
-            await self._lifecycle.step(row, "identify")
-            await self._lifecycle.identify(row, live, new_keys=True)
-        return live
-
-    async def _finish_create(self, row: MachineRow, work: Awaitable[Live]) -> None:
-        async with self._lifecycle.turns.of(row.id):
+        From a snapshot it has the snapshot's memory and disk; of another size than the snapshot's it boots
+        from the disk. With `ready_timeout`, its services are waited for as well.
+        """
+        check_name(name)
+        own_timeout = self.settings.idle_timeout if isinstance(idle_timeout, Unchanged) else idle_timeout
+        options = Options(name, persistence, own_timeout, activity_threshold, recreate)
+        await self._room.make()
+        if snapshot is None:
+            row = await self._creation.from_template(await self.template(size, report), options)
+        else:
+            source = await self.snapshots.ready(snapshot)
+            row = await self._creation.from_snapshot(source, size, options)
+            await self.snapshots.touch(snapshot)
+        machine = Machine(self, row.id)
+        if ready_timeout is not None:
             try:
-                live = await work
-                await self._lifecycle.record_running(row, live)
-            except BaseException as error:
-                await finished(self._lifecycle.remove(row))
-                if isinstance(error, SteadError) and not isinstance(error, StartFailed):
-                    raise StartFailed(f"no machine could be created: {error}") from error
-                if isinstance(error, OSError):
-                    raise StartFailed(f"no machine could be created: {error.strerror}") from error
+                await self.wait_until_ready(row.id, ready_timeout)
+            except BaseException:
+                await finished(self.delete(row.id, forget=True))
                 raise
+        return machine
+
+    async def fork(
+        self, machine_id: str, count: int = 1, *, persistence: Persistence | None = None
+    ) -> list[Machine]:
+        """Machines with the memory, processes and files that this one has now: all of them, or none."""
+        if not 1 <= count <= MAX_FORKS:
+            raise InvalidRequest(f"a fork has 1 to {MAX_FORKS} children, not {count}")
+        await self._room.make()
+        return await self._carry_through(self._fork(machine_id, count, persistence))
+
+    async def _fork(self, machine_id: str, count: int, persistence: Persistence | None) -> list[Machine]:
+        row = await self._check_up(machine_id, Operation.FORK)
+        async with self._lifecycle.turns.of(machine_id):
+            row, live = await self._running(machine_id, Operation.FORK)
+            row, moment = await self._checkpointing.take(row, live)
+            try:
+                kept = persistence or persistence_of(row)
+                children = await self._creation.children(row, moment, count, kept)
+            except BaseException:
+                moment.close()
+                raise
+        try:
+            rows = await self._creation.bring_up(children, moment)
+        finally:
+            moment.close()
+        self._checkpointing.merge_if_long(row)
+        return [Machine(self, child.id) for child in rows]
+
+    async def snapshot(
+        self,
+        machine_id: str,
+        *,
+        name: str | None = None,
+        persistence: SnapshotPersistence = PERSISTENT,
+    ) -> SnapshotInfo:
+        """Keep a machine's memory and disk as they are now; it goes on. Of a stopped one, the disk."""
+        check_name(name)
+        await self._room.make()
+        return await self._carry_through(self._snapshot(machine_id, name, persistence))
+
+    async def _snapshot(
+        self, machine_id: str, name: str | None, persistence: SnapshotPersistence
+    ) -> SnapshotInfo:
+        async with self._lifecycle.turns.of(machine_id):
+            row = await self._check(machine_id, Operation.SNAPSHOT)
+            assert row is not None  # noqa: S101  # there is always something to do
+            snapshot = await self.snapshots.begin(row, name, persistence)
+            try:
+                taken = await self.snapshots.take(snapshot, row)
+            except BaseException:
+                await self.snapshots.give_up(snapshot)
+                raise
+        if taken is not None:
+            try:
+                await self.snapshots.keep(snapshot, taken)
+            except BaseException:
+                await self.snapshots.give_up(snapshot)
+                raise
+        return await self.snapshots.get(snapshot.id)
+
+    # Finding machines
 
     async def get(self, machine_id: str) -> Machine:
         await self.info(machine_id)
         return Machine(self, machine_id)
 
     async def list(self) -> list[MachineInfo]:
-        rows = await self._lifecycle.store.list(excluding=_HIDDEN)
+        rows = await self._lifecycle.store.list(excluding=_UNLISTED)
         return [machine_info(row) for row in rows]
 
     async def info(self, machine_id: str) -> MachineInfo:
@@ -184,47 +262,151 @@ class Machines:
             raise MachineNotFound(machine_id)
         return row
 
+    # Using machines
+
     async def agent(self, machine_id: str) -> Agent:
-        """The agent of a running machine, waiting while the machine is on its way to running."""
+        """The agent of a machine; a machine that sleeps or is stopped is brought up first."""
         live = self._lifecycle.lives.get(machine_id)
         if live is not None and live.running:
             return live.agent
+        await self._check_up(machine_id, Operation.USE)
+        live = self._lifecycle.lives.get(machine_id)
+        if live is None or not live.running:
+            raise GuestUnreachable(f"machine {machine_id} has just ended")
+        return live.agent
+
+    async def _check_up(self, machine_id: str, operation: Operation) -> MachineRow:
+        """Wait for what is under way, and bring the machine up if the operation needs it."""
         async with self._lifecycle.turns.of(machine_id):
             row = await self._row(machine_id)
-            live = self._lifecycle.lives.get(machine_id)
-            if live is not None and live.running:
-                return live.agent
-            if row.state == State.RUNNING:
-                # Its QEMU has ended and the row is about to say so.
-                raise GuestUnreachable(f"machine {machine_id} has just ended")
-            raise WrongState(machine_id, Operation.EXEC, row.state, row.reason or "")
+            verdict = decide(operation, State(row.state))
+        if verdict is Verdict.WAKE:
+            await self._bring_up(machine_id)
+            return await self._row(machine_id)
+        if verdict is Verdict.GO:
+            return row
+        raise WrongState(machine_id, operation, row.state, row.reason or "")
 
-    async def start(self, machine_id: str) -> None:
-        """Boot a stopped machine from its disk."""
-        await self._carry_through(self._start(machine_id))
+    async def _bring_up(self, machine_id: str) -> None:
+        """Bring a machine up, once, however many ask for it at the same time."""
+        task = self._waking.get(machine_id)
+        if task is None:
+            task = self._lifecycle.keep(asyncio.create_task(self._start(machine_id)))
+            self._waking[machine_id] = task
+            task.add_done_callback(lambda _: self._waking.pop(machine_id, None))
+        await asyncio.shield(task)
+
+    async def _running(self, machine_id: str, operation: Operation) -> tuple[MachineRow, Any]:
+        row = await self._row(machine_id)
+        live = self._lifecycle.lives.get(machine_id)
+        if row.state != State.RUNNING or live is None or not live.running:
+            raise WrongState(machine_id, operation, row.state, row.reason or "")
+        return row, live
+
+    async def wait_until_ready(self, machine_id: str, timeout: float = READY_TIMEOUT) -> None:
+        """Wait until the guest's services have started: those that notify have said that they are ready."""
+        request = ExecRequest("systemctl is-system-running --wait", timeout=timeout)
+        result = await collect(await self.agent(machine_id), request)
+        if result.timed_out:
+            raise ReadyTimeout(f"machine {machine_id} was not ready within {timeout:g} s")
+
+    async def wait_for_exit(self, machine_id: str) -> str:
+        """Wait until a machine is no longer running; says why."""
+        exiting = asyncio.ensure_future(self._lifecycle.exit(machine_id))
+        try:
+            await asyncio.sleep(0)
+            row = await self._row(machine_id)
+            if row.state in DOWN or row.state == State.LOST:
+                return row.reason or row.state
+            return await exiting
+        finally:
+            exiting.cancel()
+            await asyncio.gather(exiting, return_exceptions=True)
+
+    # Up and down
+
+    async def start(
+        self,
+        machine_id: str,
+        *,
+        idle_timeout: int | Unchanged | None = UNCHANGED,
+        activity_threshold: int | Unchanged = UNCHANGED,
+        ready_timeout: float | None = None,
+    ) -> None:
+        """Wake a suspended machine or boot a stopped one."""
+        row = await self._row(machine_id)
+        changes: dict[str, object] = {}
+        if not isinstance(idle_timeout, Unchanged):
+            changes["idle_timeout"] = idle_timeout
+        if not isinstance(activity_threshold, Unchanged):
+            changes["activity_threshold"] = activity_threshold
+        Options(**{"idle_timeout": row.idle_timeout} | changes)  # type: ignore[arg-type]  # checks them
+        if changes:
+            await self._lifecycle.store.update(machine_id, **changes)
+        await self._bring_up(machine_id)
+        if ready_timeout is not None:
+            await self.wait_until_ready(machine_id, ready_timeout)
 
     async def _start(self, machine_id: str) -> None:
         async with self._lifecycle.turns.of(machine_id):
             row = await self._check(machine_id, Operation.START)
-            if row is not None:
-                self._lifecycle.host.check_capacity()
-                await self._lifecycle.start(row)
+            if row is None:
+                return
+            await self._room.make()
+            async with self._creation.restores:
+                if row.state == State.SUSPENDED:
+                    await self._checkpointing.wake(row)
+                    return
+                if row.state == State.STOPPED:
+                    await self._lifecycle.start(row)
+                    return
+            snapshot = None if row.snapshot is None else await self.snapshots.ready(row.snapshot)
+            await self._creation.again(row, lambda: self.template(size_of(row)), snapshot)
+
+    async def suspend(self, machine_id: str) -> None:
+        """Keep a machine's memory and disk and end its process; the next use wakes it."""
+        await self._carry_through(self._suspend(machine_id))
+
+    async def _suspend(self, machine_id: str) -> None:
+        async with self._lifecycle.turns.of(machine_id):
+            if await self._check(machine_id, Operation.SUSPEND) is not None:
+                row, live = await self._running(machine_id, Operation.SUSPEND)
+                await self._checkpointing.suspend(row, live, "suspended")
+
+    async def _doze_off(self, machine_id: str) -> None:
+        """Suspend a machine that is idle, unless someone begins to use it at this very moment."""
+        async with self._lifecycle.turns.of(machine_id):
+            row = await self._lifecycle.store.get(machine_id)
+            live = self._lifecycle.lives.get(machine_id)
+            if row is None or row.state != State.RUNNING or live is None or not live.running:
+                return
+            # From now on whoever wants it waits for its turn; calls that had begun are counted by then.
+            live.running = False
+            await asyncio.sleep(0.01)
+            if live.agent.in_flight:
+                live.running = not live.vm.process.ended
+                return
+            await self._checkpointing.suspend(row, live, "suspended: it was idle")
 
     async def stop(self, machine_id: str, timeout: float = STOP_TIMEOUT) -> None:
         """Shut a machine down cleanly; after `timeout` seconds it is ended by force, and says so."""
         await self._carry_through(self._stop(machine_id, timeout))
 
     async def _stop(self, machine_id: str, timeout: float) -> None:
-        lifecycle = self._lifecycle
-        async with lifecycle.turns.of(machine_id):
+        if decide(Operation.STOP, State((await self._row(machine_id)).state)) is Verdict.WAKE:
+            await self._bring_up(machine_id)
+        async with self._lifecycle.turns.of(machine_id):
             row = await self._check(machine_id, Operation.STOP)
-            live = lifecycle.lives.get(machine_id)
-            if row is None:
-                return
-            await lifecycle.store.update(row.id, state=State.STOPPING, step="shutdown")
-            forced = None if live is None else await lifecycle.shut_down(row, live, timeout)
-            await lifecycle.step(row, "clean")
-            await lifecycle.record_stopped(row, forced or "stopped")
+            if row is not None:
+                await self._shut_down(row, timeout, for_good=True)
+
+    async def _shut_down(self, row: MachineRow, timeout: float, *, for_good: bool) -> MachineRow | None:
+        lifecycle = self._lifecycle
+        live = lifecycle.lives.get(row.id)
+        await lifecycle.store.update(row.id, state=State.STOPPING, step="shutdown")
+        forced = None if live is None else await lifecycle.shut_down(row, live, timeout)
+        await lifecycle.step(row, "clean")
+        return await lifecycle.record_stopped(row, forced or "stopped", for_good=for_good)
 
     async def kill(self, machine_id: str) -> None:
         """End a machine at once, as if its plug were pulled; its disk is kept."""
@@ -232,34 +414,79 @@ class Machines:
 
     async def _kill(self, machine_id: str) -> None:
         lifecycle = self._lifecycle
+        await self._hurry(machine_id)
+        async with lifecycle.turns.of(machine_id):
+            row = await self._check(machine_id, Operation.KILL)
+            if row is not None:
+                await lifecycle.store.update(machine_id, state=State.STOPPING, step="clean", checkpoint=None)
+                await lifecycle.record_stopped(row, "killed")
+                lifecycle.sweep()
+
+    async def _hurry(self, machine_id: str) -> None:
+        """A machine that is shutting down need not be waited for: it is to end anyway."""
         row = await self._row(machine_id)
-        live = lifecycle.lives.get(machine_id)
+        live = self._lifecycle.lives.get(machine_id)
         if row.state == State.STOPPING and live is not None:
             await live.vm.kill()
-        async with lifecycle.turns.of(machine_id):
-            checked = await self._check(machine_id, Operation.KILL)
-            if checked is not None:
-                await lifecycle.store.update(machine_id, state=State.STOPPING, step="clean")
-                await lifecycle.record_stopped(checked, "killed")
 
-    async def delete(self, machine_id: str) -> None:
-        """Remove a machine and everything it had."""
-        await self._carry_through(self._delete(machine_id))
+    async def resize(
+        self,
+        machine_id: str,
+        *,
+        vcpus: int | None = None,
+        memory_mib: int | None = None,
+        disk_gib: int | None = None,
+    ) -> None:
+        """Change what a machine has; one that runs is stopped for it and started again."""
+        await self._carry_through(self._resize(machine_id, vcpus, memory_mib, disk_gib))
 
-    async def _delete(self, machine_id: str) -> None:
+    async def _resize(
+        self, machine_id: str, vcpus: int | None, memory_mib: int | None, disk_gib: int | None
+    ) -> None:
+        row = await self._row(machine_id)
+        size = _resized(row, vcpus, memory_mib, disk_gib)
+        if size == size_of(row):
+            return
+        if decide(Operation.RESIZE, State(row.state)) is Verdict.WAKE:
+            await self._bring_up(machine_id)
         lifecycle = self._lifecycle
-        row = await self._row(machine_id)
-        live = lifecycle.lives.get(machine_id)
-        if row.state == State.STOPPING and live is not None:
-            await live.vm.kill()
         async with lifecycle.turns.of(machine_id):
-            checked = await self._check(machine_id, Operation.DELETE)
-            if checked is not None:
-                await lifecycle.remove(checked)
+            checked = await self._check(machine_id, Operation.RESIZE)
+            assert checked is not None  # noqa: S101  # there is always something to do
+            size = _resized(checked, vcpus, memory_mib, disk_gib)
+            was_running = checked.state == State.RUNNING
+            if was_running:
+                checked = await self._shut_down(checked, STOP_TIMEOUT, for_good=False) or checked
+            await self._set_size(checked, size)
+            if was_running:
+                await lifecycle.start(await self._row(machine_id))
 
-    async def _carry_through(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _set_size(self, row: MachineRow, size: Size) -> None:
+        host = self._lifecycle.host
+        if row.top is not None and size.disk_gib > row.disk_gib:
+            # Should this be where it ends, the disk is larger than the row says, and nothing minds.
+            await disks.grow_layer(host.layer(row.id, row.top), size.disk_gib)
+        await self._lifecycle.store.update(
+            row.id, vcpus=size.vcpus, memory_mib=size.memory_mib, disk_gib=size.disk_gib
+        )
+
+    async def delete(self, machine_id: str, *, forget: bool = False) -> None:
+        """Remove a machine and everything it had.
+
+        One that may be made anew keeps its name, until it is deleted a second time or forgotten at once.
+        """
+        await self._carry_through(self._delete(machine_id, forget))
+
+    async def _delete(self, machine_id: str, forget: bool) -> None:
+        await self._hurry(machine_id)
+        async with self._lifecycle.turns.of(machine_id):
+            row = await self._check(machine_id, Operation.DELETE)
+            if row is not None:
+                await self._lifecycle.remove(row, forget=forget or row.state == State.DELETED)
+
+    async def _carry_through(self, work: Coroutine[Any, Any, T]) -> T:
         """What has begun on a machine is brought to its end even if its caller does not wait for it."""
-        await asyncio.shield(self._lifecycle.keep(asyncio.create_task(work)))
+        return await asyncio.shield(self._lifecycle.keep(asyncio.create_task(work)))
 
     async def _check(self, machine_id: str, operation: Operation) -> MachineRow | None:
         """The row, when the operation may begin; None when there is nothing to do. Call in its turn."""
@@ -270,3 +497,11 @@ class Machines:
         if verdict is Verdict.GO:
             return row
         raise WrongState(machine_id, operation, row.state, row.reason or "")
+
+
+def _resized(row: MachineRow, vcpus: int | None, memory_mib: int | None, disk_gib: int | None) -> Size:
+    wanted = {"vcpus": vcpus, "memory_mib": memory_mib, "disk_gib": disk_gib}
+    size = replace(size_of(row), **{name: value for name, value in wanted.items() if value is not None})
+    if size.disk_gib < row.disk_gib:
+        raise InvalidRequest(f"a disk of {row.disk_gib} GiB cannot shrink to {size.disk_gib}")
+    return size

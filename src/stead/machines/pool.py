@@ -57,7 +57,7 @@ class Pool:
             if self._busy == 0:
                 asyncio.get_running_loop().call_later(_QUIET, self._wanted.set)
 
-    async def take(self, template: Template, name: str | None) -> tuple[MachineRow, Live] | None:
+    async def take(self, template: Template, **facts: object) -> tuple[MachineRow, Live] | None:
         """A prepared machine, now belonging to the caller and being created; None when there is none."""
         store = self._lifecycle.store
         while True:
@@ -66,8 +66,8 @@ class Pool:
                 template.id,
                 state=State.CREATING,
                 step="identify",
-                name=name,
                 created_at=time.time_ns(),
+                **facts,
             )
             self._full = False
             if row is None:
@@ -121,7 +121,7 @@ class Pool:
         lifecycle = self._lifecycle
         lifecycle.host.check_capacity()
         size: Size = template.size
-        allocation = lifecycle.allocate(State.PREPARING, size, template, None)
+        allocation = lifecycle.allocate(State.PREPARING, size, template.id)
         row = await or_undo(allocation, lifecycle.remove)
         try:
             live = await lifecycle.restore(row, template)

@@ -5,15 +5,18 @@ from dataclasses import replace
 from stead.errors import SteadError
 from stead.host.processes import ProcessId, kill
 from stead.logs import get_logger
+from stead.machines.checkpointing import Checkpointing
 from stead.machines.lifecycle import Lifecycle, process_of
+from stead.machines.live import Live
 from stead.machines.states import Recovery, State, recover
 from stead.store.machines import MachineRow
 
 log = get_logger("stead.recovery")
 
 
-async def reconcile(lifecycle: Lifecycle) -> None:
+async def reconcile(lifecycle: Lifecycle, checkpointing: Checkpointing) -> None:
     """Adopt what runs, finish or undo what was half done, reap what nobody owns."""
+    await lifecycle.layers.finish_adoptions()
     rows = await lifecycle.store.list()
     processes = lifecycle.host.inventory().processes
     for row in rows:
@@ -22,42 +25,65 @@ async def reconcile(lifecycle: Lifecycle) -> None:
         if not alive:
             # By now the pid may be somebody else's: what is ended is only what carries the machine's name.
             row, process = replace(row, pid=None, pid_started=None), None
-        action = recover(State(row.state), alive)
+        action = recover(State(row.state), alive=alive, asleep=row.checkpoint is not None)
         if action is not Recovery.KEEP:
             log.info("recovering", machine=row.id, state=row.state, step=row.step, action=action.value)
-        await _apply(lifecycle, row, action, process)
+        await _apply(lifecycle, checkpointing, row, action, process)
     await _reap(lifecycle)
 
 
-async def _apply(lifecycle: Lifecycle, row: MachineRow, action: Recovery, process: ProcessId | None) -> None:
+async def _apply(
+    lifecycle: Lifecycle,
+    checkpointing: Checkpointing,
+    row: MachineRow,
+    action: Recovery,
+    process: ProcessId | None,
+) -> None:
     match action:
         case Recovery.ADOPT:
-            await _adopt(lifecycle, row, process)
+            await _adopt(lifecycle, checkpointing, row, process)
         case Recovery.STOPPED:
             await lifecycle.record_stopped(row, "its QEMU ended while Stead was not running")
         case Recovery.FINISH_STOP:
             lifecycle.background(_finish_stop(lifecycle, row, process))
         case Recovery.END_AND_STOP:
-            await lifecycle.record_stopped(row, "its start was interrupted")
+            await lifecycle.record_stopped(row, "its start was interrupted", for_good=False)
+        case Recovery.END_AND_SLEEP:
+            await checkpointing.sleep_on(row)
         case Recovery.REMOVE:
-            await lifecycle.remove(row)
+            await lifecycle.remove(row, forget=not row.recreate)
         case Recovery.KEEP:
             pass
 
 
-async def _adopt(lifecycle: Lifecycle, row: MachineRow, process: ProcessId | None) -> None:
+async def _adopt(
+    lifecycle: Lifecycle, checkpointing: Checkpointing, row: MachineRow, process: ProcessId | None
+) -> None:
     assert process is not None  # noqa: S101  # only a live process is adopted
     try:
         live = await lifecycle.adopt(row, process)
+        if row.state == State.PREPARED:
+            return
+        await _go_on(checkpointing, row, live)
     except (SteadError, ProcessLookupError) as error:
         if row.state == State.PREPARED:
             await lifecycle.remove(row)
         else:
             await lifecycle.record_stopped(row, f"its QEMU could not be adopted: {error}")
         return
-    live.running = row.state == State.RUNNING
-    if live.running and (await live.vm.execute("query-status"))["status"] == "io-error":
-        live.vm.retry_disk()
+    await lifecycle.store.update(row.id, state=State.RUNNING, step=None)
+    live.running = True
+
+
+async def _go_on(checkpointing: Checkpointing, row: MachineRow, live: Live) -> None:
+    """A machine that was being frozen is let go on, on the disk that its QEMU really writes."""
+    match (await live.vm.execute("query-status"))["status"]:
+        case "io-error":
+            live.vm.retry_disk()
+        case "paused":
+            await live.vm.resume()
+    if row.next_top is not None:
+        await checkpointing.settle(row, live)
 
 
 async def _finish_stop(lifecycle: Lifecycle, row: MachineRow, process: ProcessId | None) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncEngine
 
-from stead.store.tables import machines
+from stead.store.rows import Rows
+from stead.store.tables import layers, machines
 
 
 @dataclass(frozen=True)
@@ -31,32 +31,63 @@ class MachineRow:
     reason: str | None = None
     created_at: int = 0
     updated_at: int = 0
+    top: str | None = None
+    """The disk layer that is the machine's own to write; None while all of its disk is frozen."""
+    next_top: str | None = None
+    """The layer that is about to take the place of `top`; set before QEMU is told."""
+    layer: str | None = None
+    """The frozen layer below `top`; None when that is the template's disk."""
+    checkpoint: str | None = None
+    """The memory that a suspended machine wakes with."""
+    memory_base: str | None = None
+    """The template whose memory the running process has a private copy of; None when it was booted."""
+    snapshot: str | None = None
+    """The snapshot that it was created from."""
+    idle_timeout: int | None = None
+    activity_threshold: int = 0
+    persistence: str = "persistent"
+    priority: int | None = None
+    delete_event: str | None = None
+    recreate: bool = False
+    active_at: int = 0
+    """When it was last seen at work, in nanoseconds."""
 
 
-class MachineStore:
-    """Reads and writes machine rows; a write is durable when it returns."""
+@dataclass(frozen=True)
+class LayerRow:
+    """A frozen disk layer. Its content never changes; `file` and `parent` do when layers below are merged."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = engine
+    id: str
+    parent: str | None
+    template: str
+    file: str
+    created_at: int = 0
+
+
+class MachineStore(Rows[MachineRow]):
+    table = machines
+    row = MachineRow
 
     async def insert(self, row: MachineRow) -> MachineRow:
         now = time.time_ns()
-        row = dataclasses.replace(row, created_at=row.created_at or now, updated_at=now)
-        async with self._engine.begin() as connection:
-            await connection.execute(machines.insert().values(**dataclasses.asdict(row)))
-        return row
-
-    async def update(self, machine_id: str, **changes: object) -> MachineRow | None:
-        """Change a row and return it; None when there is no such row."""
-        statement = (
-            machines.update()
-            .where(machines.c.id == machine_id)
-            .values(**changes, updated_at=time.time_ns())
-            .returning(machines)
+        return await super().insert(
+            dataclasses.replace(
+                row, created_at=row.created_at or now, updated_at=now, active_at=row.active_at or now
+            )
         )
-        async with self._engine.begin() as connection:
-            found = (await connection.execute(statement)).one_or_none()
-        return None if found is None else MachineRow(**found._mapping)
+
+    async def update(self, row_id: str, **changes: object) -> MachineRow | None:
+        return await super().update(row_id, **changes, updated_at=time.time_ns())
+
+    async def freeze(self, layer: LayerRow, machine_id: str, **changes: object) -> MachineRow | None:
+        """Record a machine's top layer as frozen, together with what the machine stands on from now on."""
+        statement = machines.update().where(machines.c.id == machine_id)
+        now = time.time_ns()
+        async with self.engine.begin() as connection:
+            frozen = dataclasses.asdict(dataclasses.replace(layer, created_at=now))
+            await connection.execute(layers.insert().values(**frozen))
+            values = changes | {"layer": layer.id, "next_top": None, "updated_at": now}
+            return self._one(await connection.execute(statement.values(**values).returning(machines)))
 
     async def take(self, from_state: str, template: str, **changes: object) -> MachineRow | None:
         """Change the oldest row of this state and template, so that no one else gets it."""
@@ -73,28 +104,13 @@ class MachineStore:
             .values(**changes, updated_at=time.time_ns())
             .returning(machines)
         )
-        async with self._engine.begin() as connection:
-            found = (await connection.execute(statement)).one_or_none()
-        return None if found is None else MachineRow(**found._mapping)
-
-    async def delete(self, machine_id: str) -> None:
-        async with self._engine.begin() as connection:
-            await connection.execute(machines.delete().where(machines.c.id == machine_id))
-
-    async def get(self, machine_id: str) -> MachineRow | None:
-        async with self._engine.connect() as connection:
-            found = (
-                await connection.execute(sa.select(machines).where(machines.c.id == machine_id))
-            ).one_or_none()
-        return None if found is None else MachineRow(**found._mapping)
+        async with self.engine.begin() as connection:
+            return self._one(await connection.execute(statement))
 
     async def list(self, *, excluding: Sequence[str] = ()) -> list[MachineRow]:
-        statement = (
-            sa.select(machines).where(machines.c.state.not_in(excluding)).order_by(machines.c.created_at)
-        )
-        async with self._engine.connect() as connection:
-            return [MachineRow(**row._mapping) for row in await connection.execute(statement)]
+        statement = sa.select(machines).where(machines.c.state.not_in(excluding))
+        return await self._select(statement.order_by(machines.c.created_at))
 
     async def slots(self) -> set[int]:
-        async with self._engine.connect() as connection:
+        async with self.engine.connect() as connection:
             return set((await connection.execute(sa.select(machines.c.slot))).scalars())

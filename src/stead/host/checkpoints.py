@@ -1,0 +1,220 @@
+"""A machine at one instant: memory and devices, taken from a running QEMU, kept, given to another."""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import stat
+import time
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from stead.errors import CheckpointUnusable, HostError
+from stead.host.files import sync_folder, write_atomically
+from stead.host.memory_delta import Delta
+from stead.host.page_scan import find_ram, minus, written_pages
+from stead.host.qemu import Platform, Saved
+from stead.host.vm import Vm
+from stead.settings import Size
+from stead.tasks import finished, in_thread
+
+_FORMAT = 1
+_DEVICES_LIMIT = 64 << 20
+_FACTS = "checkpoint.json"
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Memory and devices of one paused instant. The disk of the same instant is a frozen layer."""
+
+    size: Size
+    base: str | None
+    """The template whose memory `memory` is the difference to; None when it is the whole of it."""
+    platform: Platform
+    devices: bytes
+    memory: Delta
+
+    def close(self) -> None:
+        self.memory.close()
+
+
+@dataclass(frozen=True)
+class Pause:
+    """How long a machine stood still, and what was copied meanwhile."""
+
+    seconds: float
+    pages: int
+
+
+@dataclass(frozen=True)
+class DiskSwitch:
+    """From which layer to which the disk goes on at the very instant."""
+
+    layer: str
+    to: str
+
+
+async def take(
+    vm: Vm, size: Size, base: str | None, platform: Platform, switch: DiskSwitch | None
+) -> tuple[Moment, Pause]:
+    """Stop the guest and take its memory and devices; with `switch` it then goes on, on a new disk layer.
+
+    All that can be done while the guest runs is done before: finding the pages that differ from the
+    template's, making room for them, opening the new layer. The guest stays paused without `switch` and on
+    failure: what happens to it is for the caller to say.
+    """
+    pid = vm.process.identity.pid
+    region = await in_thread(find_ram, pid, size.memory_mib << 20, base is not None)
+    expected = await in_thread(written_pages, pid, region)
+    memory = await in_thread(Delta.prepare, expected.pages)
+    try:
+        await in_thread(_flush, vm.files.folder)
+        started = time.perf_counter()
+        await vm.pause()
+        devices = await vm.save_devices("devices")
+        copying = asyncio.ensure_future(in_thread(memory.copy_from, pid, region, expected))
+        try:
+            if switch is not None:
+                await vm.switch_layer(switch.layer, switch.to)
+            found = await in_thread(written_pages, pid, region)
+        finally:
+            await finished(copying)
+        await in_thread(memory.copy_from, pid, region, minus(found, expected))
+        if switch is not None:
+            await vm.resume()
+        pause = Pause(time.perf_counter() - started, memory.pages)
+        return Moment(size, base, platform, _read_devices(devices), memory), pause
+    except BaseException:
+        memory.close()
+        raise
+
+
+async def load(vm: Vm, moment: Moment, saved: Saved, copied: bool) -> None:
+    """Put a moment into a QEMU that waits for it; the guest stays paused."""
+    pid = vm.process.identity.pid
+    region = await in_thread(find_ram, pid, moment.size.memory_mib << 20, copied)
+    await in_thread(moment.memory.apply_to, pid, region)
+    await vm.load(saved)
+
+
+@contextlib.asynccontextmanager
+async def device_state(content: bytes) -> AsyncIterator[int]:
+    """Saved device state as a descriptor that a QEMU can inherit."""
+    descriptor = os.memfd_create("stead-devices", os.MFD_CLOEXEC)
+    try:
+        os.write(descriptor, content)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _flush(folder: Path) -> None:
+    """Have the disk layers on disk already, so that QEMU's own flush finds little to do."""
+    for path in folder.glob("*.qcow2"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                os.fdatasync(descriptor)
+            finally:
+                os.close(descriptor)
+
+
+def _read_devices(path: Path) -> bytes:
+    """What QEMU wrote in its own folder, where it could have put anything."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            facts = os.fstat(descriptor)
+            if not stat.S_ISREG(facts.st_mode) or facts.st_size > _DEVICES_LIMIT:
+                raise HostError("QEMU saved something else than its devices")
+            return file.read()
+    except OSError as error:
+        raise HostError(f"cannot read the saved devices: {error.strerror}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+# On disk
+
+
+def save(moment: Moment, folder: Path) -> None:
+    """Keep a moment; it is durable when this returns."""
+    try:
+        folder.mkdir(parents=True, mode=0o700)
+        write_atomically(folder / "devices", moment.devices)
+        facts = {
+            "format": _FORMAT,
+            "size": str(moment.size),
+            "base": moment.base,
+            "platform": asdict(moment.platform),
+            "devices_sha256": hashlib.sha256(moment.devices).hexdigest(),
+            "memory": moment.memory.write_to(folder),
+        }
+        content = json.dumps({"facts": facts, "sha256": _checksum(facts)}).encode()
+        write_atomically(folder / _FACTS, content)
+        sync_folder(folder.parent)
+    except OSError as error:
+        raise HostError(f"cannot keep the memory: {error.strerror}") from error
+
+
+def copy(source: Path, target: Path) -> None:
+    """A second owner for a kept moment. Its files never change, so they are shared."""
+    try:
+        target.mkdir(mode=0o700)
+        for path in source.iterdir():
+            os.link(path, target / path.name)
+        sync_folder(target)
+        sync_folder(target.parent)
+    except OSError as error:
+        raise HostError(f"cannot keep the memory: {error.strerror}") from error
+
+
+def read(folder: Path, platform: Platform, size: Size) -> Moment:
+    """A kept moment that fits this host; CheckpointUnusable says why it does not.
+
+    Its memory is not yet verified: that takes a while, and is done beside other work.
+    """
+    try:
+        kept = json.loads((folder / _FACTS).read_bytes())
+        facts = kept["facts"]
+        if kept["sha256"] != _checksum(facts):
+            raise CheckpointUnusable("its description was changed on disk")
+        if facts["format"] != _FORMAT:
+            raise CheckpointUnusable(f"it has format {facts['format']}, and this Stead reads {_FORMAT}")
+        _check_platform(facts["platform"], platform)
+        if facts["size"] != str(size):
+            raise CheckpointUnusable(f"it is of a machine of {facts['size']}, not {size}")
+        devices = (folder / "devices").read_bytes()
+        if hashlib.sha256(devices).hexdigest() != facts["devices_sha256"]:
+            raise CheckpointUnusable("its devices were changed on disk")
+        memory = Delta.load(folder, facts["memory"], size.memory_mib << 20)
+        return Moment(size, facts["base"], platform, devices, memory)
+    except OSError as error:
+        raise CheckpointUnusable(f"it cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointUnusable("its description is damaged") from error
+
+
+def _check_platform(kept: dict[str, Any], platform: Platform) -> None:
+    present = asdict(platform)
+    names = {
+        "accelerator": "accelerator",
+        "machine": "machine type",
+        "host_cpu": "CPU",
+    }
+    # A bug fix of QEMU reads what the one before it wrote; a new release has a machine type of its own.
+    versions = [".".join(map(str, each["version"][:2])) for each in (kept, present)]
+    if versions[0] != versions[1]:
+        raise CheckpointUnusable(f"it was taken with QEMU {versions[0]}, and this host has {versions[1]}")
+    for field, word in names.items():
+        if kept[field] != present[field]:
+            raise CheckpointUnusable(f"it was taken with another {word} than this host has")
+
+
+def _checksum(facts: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

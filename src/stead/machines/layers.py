@@ -1,0 +1,217 @@
+"""Frozen disk layers and saved memory: taken in, merged when many, removed when nobody needs them."""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import stat
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stead.errors import HostError
+from stead.host.files import remove_folder, sync_folder
+from stead.logs import get_logger
+from stead.machines.chains import allocated, how_many_to_merge, merge, needed
+from stead.store.layers import LayerStore
+from stead.store.machines import LayerRow
+from stead.tasks import finished, in_thread
+
+MAX_CHAIN = 8
+_GONE = "a disk layer that it stands on is gone"
+
+log = get_logger("stead.layers")
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What was removed: layers by id, their files by name, checkpoints by id."""
+
+    layers: frozenset[str] = frozenset()
+    files: frozenset[str] = frozenset()
+    checkpoints: frozenset[str] = frozenset()
+
+
+class Layers:
+    """The files of frozen layers and checkpoints, in step with the rows that need them.
+
+    A row comes before its file and goes before it: whatever interrupts, a file that no row knows is garbage.
+    """
+
+    def __init__(self, data: Path, store: LayerStore) -> None:
+        self._store = store
+        self._layers = data / "layers"
+        self._checkpoints = data / "checkpoints"
+        self._machines = data / "machines"
+        for folder in (self._layers, self._checkpoints):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._changing = asyncio.Lock()
+        self._readers: set[asyncio.Event] = set()
+        self._building: set[str] = set()
+
+    # Reading
+
+    def checkpoint_folder(self, checkpoint_id: str) -> Path:
+        return self._checkpoints / checkpoint_id
+
+    async def chain(self, layer_id: str | None) -> list[Path]:
+        """The files of a layer and of those that it stands on, newest first."""
+        return self._files(await self._store.lineage(layer_id)) if layer_id is not None else []
+
+    @contextlib.asynccontextmanager
+    async def reading(self) -> AsyncIterator[None]:
+        """Within, the files that `chain` names and the checkpoints that are there can be opened."""
+        end = asyncio.Event()
+        self._readers.add(end)
+        try:
+            yield
+        finally:
+            self._readers.remove(end)
+            end.set()
+
+    # Taking in
+
+    async def adopt(self, layer_id: str, frozen: Path) -> None:
+        """Take the file of a frozen layer from its machine's folder; it may have been taken already."""
+        row = await self._store.get(layer_id)
+        if row is None:
+            raise HostError(_GONE)
+        await in_thread(_take, frozen, self._layers / row.file)
+
+    async def finish_adoptions(self) -> None:
+        """After a crash: take in what was recorded as frozen and still lies in its machine's folder."""
+        for row in await self._store.list():
+            if (self._layers / row.file).exists():
+                continue
+            for frozen in self._machines.glob(f"*/{row.id}.qcow2"):
+                try:
+                    await self.adopt(row.id, frozen)
+                except HostError as error:
+                    log.warning("cannot take in a disk layer", layer=row.id, error=str(error))
+
+    @contextlib.contextmanager
+    def building(self, checkpoint_id: str) -> Iterator[None]:
+        """Within, a checkpoint is not garbage, though no row refers to it yet."""
+        self._building.add(checkpoint_id)
+        try:
+            yield
+        finally:
+            self._building.discard(checkpoint_id)
+
+    # Removing
+
+    async def collect(self) -> Collected:
+        """Remove what nobody needs; waits for those who are reading now, so never call it while `reading`."""
+        async with self._changing:
+            layers = await self._forget_layers()
+            # Looked at before the rows are: what has a row by then, or was being built, is not garbage.
+            files, checkpoints = list(self._layers.iterdir()), list(self._checkpoints.iterdir())
+            building = set(self._building)
+            known_files = {row.file for row in await self._store.list()}
+            known_checkpoints = building | await self._store.checkpoints()
+        files = [path for path in files if path.name not in known_files]
+        checkpoints = [path for path in checkpoints if path.name not in known_checkpoints]
+        # Whoever reads from now on is told of none of these.
+        for reader in list(self._readers):
+            await reader.wait()
+        await in_thread(_remove, (*files, *checkpoints))
+        return Collected(layers, _names(files), _names(checkpoints))
+
+    async def _forget_layers(self) -> frozenset[str]:
+        parents = {row.id: row.parent for row in await self._store.list()}
+        doomed = parents.keys() - needed(parents, await self._store.referenced())
+        # Someone may have begun to use one of them since: then all are left to the next time.
+        return frozenset(doomed) if doomed and await self._store.remove(doomed) else frozenset()
+
+    # Merging
+
+    async def merge_if_long(self, layer_id: str, bottom: tuple[Path, ...]) -> bool:
+        """Make one file of the newest layers of a chain that is too long and stands on `bottom`.
+
+        To all who stand on the layer it stays what it was; those whose content is now in its file as well
+        are left to whoever else needs them. Tells whether anything was merged.
+        """
+        async with self._changing:
+            rows = await self._store.lineage(layer_id)
+            files = self._files(rows) if rows else []
+            count = how_many_to_merge([allocated(file) for file in files], MAX_CHAIN)
+            if count == 0:
+                return False
+            temporary = self._layers / f".merging-{secrets.token_hex(10)}.qcow2"
+            try:
+                temporary.touch(mode=0o600)
+                await merge(files[:count], (*files[count:], *bottom), temporary)
+                return await finished(self._replace(layer_id, temporary, rows[count - 1].parent))
+            except OSError as error:
+                raise HostError(f"cannot merge disk layers: {error.strerror}") from error
+            finally:
+                temporary.unlink(missing_ok=True)
+
+    async def _replace(self, layer_id: str, temporary: Path, parent: str | None) -> bool:
+        """Give a layer its new file, which an error leaves where it is: by then the row may name it."""
+        merged = self._layers / f"{secrets.token_hex(10)}.qcow2"
+        await in_thread(_rename, temporary, merged)
+        if await self._store.rebase(layer_id, merged.name, parent):
+            return True
+        merged.unlink()
+        return False
+
+    def _files(self, rows: Sequence[LayerRow]) -> list[Path]:
+        files = [self._layers / row.file for row in rows]
+        if not files or not all(file.exists() for file in files):
+            raise HostError(_GONE)
+        return files
+
+
+def _names(paths: Iterable[Path]) -> frozenset[str]:
+    return frozenset(path.name for path in paths)
+
+
+def _take(frozen: Path, target: Path) -> None:
+    """Make a file root's own and move it. It comes from where a QEMU could have put anything."""
+    try:
+        # A pipe is not waited for, and a link is not followed.
+        descriptor = os.open(frozen, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        if not target.exists():
+            raise HostError(_GONE) from error
+    except OSError as error:
+        raise HostError(f"cannot take in the disk layer {frozen}: {error.strerror}") from error
+    else:
+        try:
+            _move(frozen, descriptor, target)
+        except OSError as error:
+            raise HostError(f"cannot take in the disk layer {frozen}: {error.strerror}") from error
+        finally:
+            os.close(descriptor)
+    for folder in (target.parent, frozen.parent):
+        if folder.is_dir():
+            sync_folder(folder)
+
+
+def _move(frozen: Path, descriptor: int, target: Path) -> None:
+    facts = os.fstat(descriptor)
+    if not stat.S_ISREG(facts.st_mode):
+        raise HostError(f"the disk layer {frozen} is not a file")
+    os.fchown(descriptor, 0, 0)
+    os.fchmod(descriptor, 0o600)
+    frozen.rename(target)
+    if not os.path.samestat(facts, target.lstat()):
+        target.unlink()
+        raise HostError(f"the disk layer {frozen} was exchanged for another file")
+
+
+def _rename(source: Path, target: Path) -> None:
+    source.rename(target)
+    sync_folder(target.parent)
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if path.is_dir():
+            remove_folder(path)
+            continue
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise HostError(f"cannot remove {path}: {error.strerror}") from error

@@ -1,0 +1,94 @@
+"""How long machines and snapshots are kept, and which go first when the disk is full."""
+
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from stead.errors import InvalidRequest
+
+DEFAULT_PRIORITY = 5
+MAX_PRIORITY = 10
+
+DeleteEvent = Literal["OnStop", "OnSuspend"]
+
+
+@dataclass(frozen=True)
+class Persistent:
+    """Kept until it is deleted."""
+
+    type: Literal["persistent"] = "persistent"
+
+
+PERSISTENT = Persistent()
+
+
+@dataclass(frozen=True)
+class Sticky:
+    """Kept as long as there is room; of two, the one with the lower priority goes first."""
+
+    priority: int = DEFAULT_PRIORITY
+    type: Literal["sticky"] = "sticky"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.priority <= MAX_PRIORITY:
+            raise InvalidRequest(f"a priority is from 0 to {MAX_PRIORITY}, not {self.priority}")
+
+
+@dataclass(frozen=True)
+class Ephemeral:
+    """Deleted when its run ends: when it stops, or already when it is suspended."""
+
+    delete_event: DeleteEvent = "OnSuspend"
+    type: Literal["ephemeral"] = "ephemeral"
+
+    def __post_init__(self) -> None:
+        if self.delete_event not in ("OnStop", "OnSuspend"):
+            raise InvalidRequest(f"a delete event is OnStop or OnSuspend, not {self.delete_event!r}")
+
+
+Persistence = Persistent | Sticky | Ephemeral
+SnapshotPersistence = Persistent | Sticky
+
+
+def columns(persistence: Persistence) -> dict[str, object]:
+    return {
+        "persistence": persistence.type,
+        "priority": getattr(persistence, "priority", None),
+        "delete_event": getattr(persistence, "delete_event", None),
+    }
+
+
+def from_columns(persistence: str, priority: int | None, delete_event: str | None) -> Persistence:
+    match persistence:
+        case "sticky":
+            return Sticky(DEFAULT_PRIORITY if priority is None else priority)
+        case "ephemeral":
+            return Ephemeral("OnStop" if delete_event == "OnStop" else "OnSuspend")
+        case _:
+            return Persistent()
+
+
+def ends_with(persistence: Persistence, *, suspended: bool) -> bool:
+    """Whether a machine is deleted when it is suspended, or when it stops."""
+    match persistence:
+        case Ephemeral(delete_event="OnStop"):
+            return not suspended
+        case Ephemeral():
+            return True
+        case _:
+            return False
+
+
+@dataclass(frozen=True)
+class Evictable:
+    """A sticky thing that nobody is using now."""
+
+    id: str
+    priority: int
+    used_at: int
+    delete: Callable[[str], Awaitable[None]] = field(compare=False)
+
+
+def eviction_order(candidates: Iterable[Evictable]) -> list[Evictable]:
+    """Lowest priority first; among equals what was used longest ago."""
+    return sorted(candidates, key=lambda each: (each.priority, each.used_at, each.id))

@@ -1,0 +1,50 @@
+"""Rows of one table as frozen dataclasses."""
+
+import dataclasses
+from typing import Any, ClassVar, Generic, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+R = TypeVar("R")
+
+
+class Rows(Generic[R]):
+    """Reads and writes the rows of one table by id; a write is durable when it returns."""
+
+    table: ClassVar[sa.Table]
+    row: ClassVar[type[Any]]
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self.engine = engine
+
+    async def insert(self, row: R) -> R:
+        async with self.engine.begin() as connection:
+            await connection.execute(self.table.insert().values(**_values(row)))
+        return row
+
+    async def update(self, row_id: str, **changes: object) -> R | None:
+        """Change a row and return it; None when there is no such row."""
+        statement = self.table.update().where(self.table.c.id == row_id).values(**changes)
+        async with self.engine.begin() as connection:
+            return self._one(await connection.execute(statement.returning(self.table)))
+
+    async def delete(self, row_id: str) -> None:
+        async with self.engine.begin() as connection:
+            await connection.execute(self.table.delete().where(self.table.c.id == row_id))
+
+    async def get(self, row_id: str) -> R | None:
+        async with self.engine.connect() as connection:
+            return self._one(await connection.execute(sa.select(self.table).where(self.table.c.id == row_id)))
+
+    async def _select(self, statement: sa.Select[Any]) -> list[R]:
+        async with self.engine.connect() as connection:
+            return [self.row(**found._mapping) for found in await connection.execute(statement)]
+
+    def _one(self, result: sa.CursorResult[Any]) -> R | None:
+        found = result.one_or_none()
+        return None if found is None else self.row(**found._mapping)
+
+
+def _values(row: object) -> dict[str, Any]:
+    return dataclasses.asdict(row)  # type: ignore[call-overload, no-any-return]  # rows are dataclasses
