@@ -433,7 +433,7 @@ class Histories(RuleBasedStateMachine):
 
 
 Histories.TestCase.settings = settings(
-    max_examples=30,
+    max_examples=25,
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
@@ -701,7 +701,6 @@ async def test_a_merged_disk_is_the_same_disk(stage: Stage, bottom: tuple[Path, 
     assert len(after) == 1 + large
     assert checksums([*before, *bottom]) == kept
     assert content([*after, *bottom]) == disk.expected
-    assert content([*before, *bottom]) == disk.expected
     # It holds what the merged layers held, and nothing of what is below them.
     assert allocated(after[0]) <= sum(allocated(path) for path in before[:count])
     assert after[0].stat().st_mode & 0o777 == 0o600
@@ -717,8 +716,8 @@ async def test_a_disk_that_is_merged_as_it_goes_stays_short_and_right(stage: Sta
     """Each layer may be one too many; another machine stands on one in the middle all the time."""
     bottom = make_bottom(tmp_path, ["raw"])
     disk = Disk(stage, 2, bottom)
-    for number in range(24):
-        layer = await disk.add_layer(writes=4, size=(64 if number > 15 else 32) * MIB)
+    for number in range(18):
+        layer = await disk.add_layer(writes=4, size=(64 if number > 12 else 32) * MIB)
         if number == 6:
             await stage.snapshot(layer)
             middle, expected = layer, bytes(disk.expected)

@@ -7,14 +7,17 @@ import json
 import os
 import stat
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass
+from functools import partial
+from mmap import PAGESIZE
 from pathlib import Path
 from typing import Any
 
 from stead.errors import CheckpointUnusable, HostError
 from stead.host.files import sync_folder, write_atomically
-from stead.host.memory_delta import Delta
+from stead.host.memory import check_memory
+from stead.host.memory_delta import Delta, save_pages
 from stead.host.page_scan import find_ram, minus, written_pages
 from stead.host.qemu import Platform, Saved
 from stead.host.vm import Vm
@@ -58,38 +61,56 @@ class DiskSwitch:
 
 
 async def take(
-    vm: Vm, size: Size, base: str | None, platform: Platform, switch: DiskSwitch | None
+    vm: Vm, size: Size, base: str | None, platform: Platform, switch: DiskSwitch
 ) -> tuple[Moment, Pause]:
-    """Stop the guest and take its memory and devices; with `switch` it then goes on, on a new disk layer.
+    """Stop the guest, take its memory and devices, and let it go on, on a new disk layer.
 
     All that can be done while the guest runs is done before: finding the pages that differ from the
-    template's, making room for them, opening the new layer. The guest stays paused without `switch` and on
-    failure: what happens to it is for the caller to say.
+    template's, making room for them, opening the new layer. On failure the guest stays paused: what happens
+    to it is for the caller to say.
     """
     pid = vm.process.identity.pid
     region = await in_thread(find_ram, pid, size.memory_mib << 20, base is not None)
     expected = await in_thread(written_pages, pid, region)
+    check_memory(expected.pages * PAGESIZE)
     memory = await in_thread(Delta.prepare, expected.pages)
     try:
         await in_thread(_flush, vm.files.folder)
         started = time.perf_counter()
         await vm.pause()
-        devices = await vm.save_devices("devices")
+        devices = await vm.save_devices()
         copying = asyncio.ensure_future(in_thread(memory.copy_from, pid, region, expected))
         try:
-            if switch is not None:
-                await vm.switch_layer(switch.layer, switch.to)
+            await vm.switch_layer(switch.layer, switch.to)
             found = await in_thread(written_pages, pid, region)
         finally:
             await finished(copying)
         await in_thread(memory.copy_from, pid, region, minus(found, expected))
-        if switch is not None:
-            await vm.resume()
+        await vm.resume()
         pause = Pause(time.perf_counter() - started, memory.pages)
         return Moment(size, base, platform, _read_devices(devices), memory), pause
     except BaseException:
         memory.close()
         raise
+    finally:
+        vm.files.drop_devices()
+
+
+async def keep(vm: Vm, size: Size, base: str | None, platform: Platform, folder: Path) -> None:
+    """Stop the guest, for good, and keep its memory and devices; they are durable when this returns.
+
+    Nobody waits for this guest to go on, so its memory is written as it is read and takes no room.
+    """
+    pid = vm.process.identity.pid
+    region = await in_thread(find_ram, pid, size.memory_mib << 20, base is not None)
+    await in_thread(_flush, vm.files.folder)
+    await vm.pause()
+    try:
+        devices = _read_devices(await vm.save_devices())
+    finally:
+        vm.files.drop_devices()
+    pages = await in_thread(written_pages, pid, region)
+    await in_thread(_save, folder, size, base, platform, devices, partial(save_pages, pid, region, pages))
 
 
 async def load(vm: Vm, moment: Moment, saved: Saved, copied: bool) -> None:
@@ -134,9 +155,6 @@ def _read_devices(path: Path) -> bytes:
             return file.read()
     except OSError as error:
         raise HostError(f"cannot read the saved devices: {error.strerror}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            path.unlink()
 
 
 # On disk
@@ -144,16 +162,27 @@ def _read_devices(path: Path) -> bytes:
 
 def save(moment: Moment, folder: Path) -> None:
     """Keep a moment; it is durable when this returns."""
+    _save(folder, moment.size, moment.base, moment.platform, moment.devices, moment.memory.write_to)
+
+
+def _save(
+    folder: Path,
+    size: Size,
+    base: str | None,
+    platform: Platform,
+    devices: bytes,
+    write_memory: Callable[[Path], dict[str, object]],
+) -> None:
     try:
         folder.mkdir(parents=True, mode=0o700)
-        write_atomically(folder / "devices", moment.devices)
+        write_atomically(folder / "devices", devices)
         facts = {
             "format": _FORMAT,
-            "size": str(moment.size),
-            "base": moment.base,
-            "platform": asdict(moment.platform),
-            "devices_sha256": hashlib.sha256(moment.devices).hexdigest(),
-            "memory": moment.memory.write_to(folder),
+            "size": str(size),
+            "base": base,
+            "platform": asdict(platform),
+            "devices_sha256": hashlib.sha256(devices).hexdigest(),
+            "memory": write_memory(folder),
         }
         content = json.dumps({"facts": facts, "sha256": _checksum(facts)}).encode()
         write_atomically(folder / _FACTS, content)

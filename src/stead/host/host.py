@@ -18,7 +18,7 @@ from stead.host.agent import Agent
 from stead.host.cgroups import ControlGroups
 from stead.host.files import nearest_existing, remove_folder
 from stead.host.image import BaseImage, Progress, ensure_image, find_image, image_key
-from stead.host.memory import sealed_copy
+from stead.host.memory import check_memory, sealed_copy
 from stead.host.network import Network
 from stead.host.processes import ProcessId
 from stead.host.qemu import Boot, Command, Memory, Platform, Saved
@@ -30,7 +30,6 @@ from stead.tasks import in_thread
 
 log = get_logger("stead.host")
 
-_MEMORY_FLOOR = 512 << 20
 _DISK_FLOOR = 1 << 30
 
 
@@ -145,8 +144,7 @@ class Host:
 
     def check_capacity(self) -> None:
         """Refuse one more machine before the host itself is in trouble."""
-        if _available_memory() < _MEMORY_FLOOR:
-            raise CapacityExceeded(f"less than {_MEMORY_FLOOR >> 20} MiB of memory is available on this host")
+        check_memory()
         if not self.has_disk_room():
             raise CapacityExceeded(
                 f"less than {_DISK_FLOOR >> 30} GiB of disk is free under {self.settings.data}"
@@ -216,7 +214,9 @@ class Host:
         files = self.files(place.machine)
         platform = await self.platform()
         if memory.kind != "template":
-            disks.check_layer(layers[0])
+            for layer in layers:
+                if layer.suffix == ".qcow2":
+                    disks.check_layer(layer)
         taps = await self.network.attach(place.slot)
         command = Command(
             platform=platform,
@@ -243,7 +243,9 @@ class Host:
 
     def tidy(self, machine: str) -> None:
         """Remove what only a running machine has; its process has ended."""
-        shutil.rmtree(self.files(machine).runtime, ignore_errors=True)
+        files = self.files(machine)
+        shutil.rmtree(files.runtime, ignore_errors=True)
+        files.drop_devices()
         self.groups.release(machine)
 
     async def discard(self, machine: str) -> None:
@@ -273,10 +275,3 @@ def _host_cpu() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     facts = sorted({line for line in lines if line.startswith(("model name", "flags", "microcode"))})
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
-
-
-def _available_memory() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    return 0

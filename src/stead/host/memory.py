@@ -1,14 +1,29 @@
-"""Guest memory that many machines map and none can change."""
+"""The host's memory: how much there is, and guest memory that many machines map and none can change."""
 
 import errno
 import fcntl
 import os
 from pathlib import Path
 
-from stead.errors import HostError
+from stead.errors import CapacityExceeded, HostError
 
+_FLOOR = 512 << 20
 _CHUNK = 8 << 20
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+
+
+def check_memory(wanted: int = 0) -> None:
+    """Refuse what would leave the host with less memory than it needs itself."""
+    if available() - wanted < _FLOOR:
+        need = f" besides the {wanted >> 20} MiB that this takes" if wanted >> 20 else ""
+        raise CapacityExceeded(f"less than {_FLOOR >> 20} MiB of memory is available on this host{need}")
+
+
+def available() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return 0
 
 
 def sealed_copy(path: Path) -> int:

@@ -6,7 +6,7 @@ import hashlib
 import mmap
 import os
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from mmap import PAGESIZE
 from pathlib import Path
@@ -28,6 +28,7 @@ for _call in (_libc.process_vm_readv, _libc.process_vm_writev):
 
 _MADV_POPULATE_WRITE = 23
 _SLACK = 4096
+_PIECE = (64 << 20) // PAGESIZE
 _PIECES_PER_CALL = 1024
 _BYTES_PER_CALL = 256 << 20
 _BLOCK = 1 << 20
@@ -85,23 +86,7 @@ class Delta:
 
     def write_to(self, folder: Path) -> dict[str, object]:
         """Save the pages in a folder; returns the facts by which they can be loaded."""
-        runs = sum((chunk.runs for chunk in self._chunks), Runs(array("Q"))).to_bytes()
-        checksum = hashlib.sha256()
-        try:
-            descriptor = os.open(folder / "memory", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                for chunk in self._chunks:
-                    chunk.save(file, checksum)
-                file.flush()
-                os.fsync(file.fileno())
-            write_atomically(folder / "pages", runs)
-        except OSError as error:
-            raise HostError(f"cannot save {self.size} bytes of memory: {error.strerror}") from error
-        return {
-            "memory_sha256": checksum.hexdigest(),
-            "pages_sha256": hashlib.sha256(runs).hexdigest(),
-            "bytes": self.size,
-        }
+        return _write(folder, self._chunks)
 
     def verify(self) -> None:
         """Raises CheckpointUnusable when the memory that was loaded is not what was saved."""
@@ -115,6 +100,45 @@ class Delta:
         if self._saved is not None:
             self._saved.close()
             self._saved = None
+
+
+def save_pages(pid: int, region: Region, runs: Runs, folder: Path) -> dict[str, object]:
+    """Write pages of a process' RAM straight to a folder, as a delta would; it takes little memory."""
+
+    def chunks() -> "Iterator[_Chunk]":
+        left = runs
+        while left.pages:
+            chunk = _Chunk.allocate(min(left.pages, _PIECE))
+            try:
+                head, left = left.split(_PIECE)
+                chunk.fill(pid, region, head)
+                yield chunk
+            finally:
+                chunk.buffer.close()
+
+    return _write(folder, chunks())
+
+
+def _write(folder: Path, chunks: "Iterable[_Chunk]") -> dict[str, object]:
+    runs = Runs(array("Q"))
+    checksum = hashlib.sha256()
+    try:
+        descriptor = os.open(folder / "memory", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            for chunk in chunks:
+                chunk.save(file, checksum)
+                runs += chunk.runs
+            file.flush()
+            os.fsync(file.fileno())
+        pages = runs.to_bytes()
+        write_atomically(folder / "pages", pages)
+    except OSError as error:
+        raise HostError(f"cannot save memory: {error.strerror}") from error
+    return {
+        "memory_sha256": checksum.hexdigest(),
+        "pages_sha256": hashlib.sha256(pages).hexdigest(),
+        "bytes": runs.pages * PAGESIZE,
+    }
 
 
 class _Chunk:

@@ -104,7 +104,7 @@ async def _freeze(host: Host, place: Place, template: Template, progress: Callab
         await _warm_up(host, place, vm, template, progress)
         progress(Progress("template", "freezing memory, devices and disk", 0.95))
         await vm.pause()
-        devices = await vm.save_devices("devices")
+        devices = await vm.save_devices()
         await vm.quit()
         await in_thread(shutil.move, devices, template.devices)
         os.chown(template.devices, 0, 0)

@@ -21,6 +21,7 @@ from stead.host.qemu import Command, Saved, node_name
 from stead.logs import get_logger
 
 QMP_TIMEOUT = 20.0
+_LAST_MOMENT = 0.5
 _DISK_RETRY = 1.0
 _DISK_ROOM = 16 << 20
 # Guest memory must never land in a core file. Set before QEMU starts: later it is another user's process.
@@ -37,6 +38,16 @@ class VmFiles:
     folder: Path
     """Its world: QEMU is shut in here. Holds the top disk layer."""
     runtime: Path
+
+    @property
+    def devices(self) -> Path:
+        """Device state that was saved; there only until it is read."""
+        return self.folder / "devices"
+
+    def drop_devices(self) -> None:
+        # In its own folder a QEMU could have put anything.
+        with contextlib.suppress(OSError):
+            self.devices.unlink()
 
     @property
     def qmp(self) -> Path:
@@ -130,6 +141,9 @@ class Vm:
                     task.cancel()
                 await asyncio.gather(connecting, ending, return_exceptions=True)
         except (QMPError, OSError) as error:
+            # The monitor of a QEMU that gives up is closed a moment before its process ends.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), _LAST_MOMENT)
             ended = process.ended or not identity.alive()
             process.forget()
             if ended:
@@ -209,10 +223,10 @@ class Vm:
     async def resume(self) -> None:
         await self.execute("cont")
 
-    async def save_devices(self, name: str) -> Path:
+    async def save_devices(self) -> Path:
         """Write all device and CPU state of the paused guest, without its memory, into QEMU's own folder."""
-        await self.execute("xen-save-devices-state", filename=f"/{name}", live=False)
-        return self.files.folder / name
+        await self.execute("xen-save-devices-state", filename=f"/{self.files.devices.name}", live=False)
+        return self.files.devices
 
     # Disk layers, by the names of their files in QEMU's own folder
 

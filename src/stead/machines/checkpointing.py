@@ -126,16 +126,10 @@ class Checkpointing:
         with self._layers.building(checkpoint):
             try:
                 await self._store.update(row.id, state=State.SUSPENDING, step="freeze")
-                moment, _ = await finished(
-                    checkpoints.take(
-                        live.vm, size_of(row), row.memory_base, await self._host.platform(), None
-                    )
-                )
-                try:
-                    await self._lifecycle.step(row, "keep")
-                    await self.keep(moment, checkpoint, self._host.layer(row.id, row.top))
-                finally:
-                    moment.close()
+                platform = await self._host.platform()
+                folder = self._layers.checkpoint_folder(checkpoint)
+                await finished(checkpoints.keep(live.vm, size_of(row), row.memory_base, platform, folder))
+                await in_thread(_sync, self._host.layer(row.id, row.top))
                 asleep: dict[str, object] = {"state": State.SUSPENDED, "checkpoint": checkpoint}
                 asleep |= {"reason": reason, **_NO_PROCESS}
                 # From here on the kept memory is the machine, and its QEMU is not.

@@ -8,6 +8,7 @@ from typing import Any
 
 from stead.errors import CheckpointUnusable, InvalidRequest, StartFailed, SteadError
 from stead.host.checkpoints import Moment
+from stead.host.memory import check_memory
 from stead.host.templates import Template
 from stead.logs import get_logger
 from stead.machines.checkpointing import Checkpointing
@@ -20,6 +21,9 @@ from stead.settings import Size
 from stead.store.machines import MachineRow
 from stead.store.snapshots import SnapshotRow
 from stead.tasks import finished, or_undo
+
+_CHILD_OVERHEAD = 64 << 20
+"""Memory that a QEMU takes for itself and its guest's first steps."""
 
 log = get_logger("stead.machines")
 
@@ -90,6 +94,8 @@ class Creation:
             "idle_timeout": parent.idle_timeout,
             "activity_threshold": parent.activity_threshold,
         } | columns(persistence)
+        # What the children have in common with the template they share; what differs each has for itself.
+        check_memory(count * (moment.memory.size + _CHILD_OVERHEAD))
         rows: list[MachineRow] = []
         try:
             for _ in range(count):
@@ -188,6 +194,7 @@ class Creation:
     async def _with_memory(self, row: MachineRow, template: Template, checkpoint: str) -> Live:
         moment, base = await self._checkpointing.read(checkpoint, size_of(row))
         try:
+            check_memory(moment.memory.size)
             return await self._checkpointing.revive(row, template, moment, base, new_keys=True)
         finally:
             moment.close()

@@ -45,7 +45,10 @@ class Layers:
         self._machines = data / "machines"
         for folder in (self._layers, self._checkpoints):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._changing = asyncio.Lock()
+        self._collecting = asyncio.Lock()
+        self._merging = asyncio.Lock()
+        self._merged: set[str] = set()
+        """Files that a merge is making: no row knows them yet."""
         self._readers: set[asyncio.Event] = set()
         self._building: set[str] = set()
 
@@ -102,12 +105,12 @@ class Layers:
 
     async def collect(self) -> Collected:
         """Remove what nobody needs; waits for those who are reading now, so never call it while `reading`."""
-        async with self._changing:
+        async with self._collecting:
             layers = await self._forget_layers()
             # Looked at before the rows are: what has a row by then, or was being built, is not garbage.
             files, checkpoints = list(self._layers.iterdir()), list(self._checkpoints.iterdir())
-            building = set(self._building)
-            known_files = {row.file for row in await self._store.list()}
+            building, merged = set(self._building), set(self._merged)
+            known_files = merged | {row.file for row in await self._store.list()}
             known_checkpoints = building | await self._store.checkpoints()
         files = [path for path in files if path.name not in known_files]
         checkpoints = [path for path in checkpoints if path.name not in known_checkpoints]
@@ -131,25 +134,32 @@ class Layers:
         To all who stand on the layer it stays what it was; those whose content is now in its file as well
         are left to whoever else needs them. Tells whether anything was merged.
         """
-        async with self._changing:
+        async with self._merging:
             rows = await self._store.lineage(layer_id)
             files = self._files(rows) if rows else []
             count = how_many_to_merge([allocated(file) for file in files], MAX_CHAIN)
             if count == 0:
                 return False
-            temporary = self._layers / f".merging-{secrets.token_hex(10)}.qcow2"
+            merged = self._layers / f"{secrets.token_hex(10)}.qcow2"
+            temporary = merged.with_name(f".merging-{merged.name}")
+            self._merged = {temporary.name, merged.name}
             try:
                 temporary.touch(mode=0o600)
                 await merge(files[:count], (*files[count:], *bottom), temporary)
-                return await finished(self._replace(layer_id, temporary, rows[count - 1].parent))
+                return await finished(self._replace(layer_id, temporary, merged, rows[count - 1].parent))
+            except HostError:
+                if await self._store.get(layer_id) is None:
+                    # Nobody needs it any more, and its files went while they were read.
+                    return False
+                raise
             except OSError as error:
                 raise HostError(f"cannot merge disk layers: {error.strerror}") from error
             finally:
                 temporary.unlink(missing_ok=True)
+                self._merged = set()
 
-    async def _replace(self, layer_id: str, temporary: Path, parent: str | None) -> bool:
+    async def _replace(self, layer_id: str, temporary: Path, merged: Path, parent: str | None) -> bool:
         """Give a layer its new file, which an error leaves where it is: by then the row may name it."""
-        merged = self._layers / f"{secrets.token_hex(10)}.qcow2"
         await in_thread(_rename, temporary, merged)
         if await self._store.rebase(layer_id, merged.name, parent):
             return True

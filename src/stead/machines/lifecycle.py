@@ -291,12 +291,18 @@ class Lifecycle:
     async def settle_disk(self, row: MachineRow) -> None:
         """A machine whose QEMU is gone: if it was about to go on with another layer, it does so.
 
-        Whether QEMU had been told or not, an empty layer over the old one is the same disk.
+        Whether QEMU had been told or not, an empty layer over the old one is the same disk. One that was
+        only being made for a start, so that it may be there or not or half, is left to the next start.
         """
         recorded = await self.store.get(row.id)
-        if recorded is None or recorded.next_top is None or recorded.top is None:
+        if recorded is None or recorded.top is None:
             return
-        if self.host.layer(row.id, recorded.next_top).exists():
+        if (recorded.state, recorded.step) == (State.STARTING, "disk"):
+            self.host.layer(row.id, recorded.top).unlink(missing_ok=True)
+            await self.store.update(row.id, top=None)
+        elif recorded.next_top is None:
+            return
+        elif self.host.layer(row.id, recorded.next_top).exists():
             await self.record_frozen(recorded, top=recorded.next_top)
         else:
             await self.store.update(row.id, next_top=None)
@@ -342,7 +348,8 @@ class Lifecycle:
         template = await self.whole_disk(row)
         fresh = row.top is None
         row = replace(row, top=row.top or new_id())
-        await self.store.update(row.id, state=State.STARTING, step="disk", reason=None, top=row.top)
+        step = "disk" if fresh else "process"
+        await self.store.update(row.id, state=State.STARTING, step=step, reason=None, top=row.top)
         try:
             if fresh:
                 await self.make_top(row)

@@ -82,6 +82,7 @@ async def _go_on(checkpointing: Checkpointing, row: MachineRow, live: Live) -> N
             live.vm.retry_disk()
         case "paused":
             await live.vm.resume()
+    live.vm.files.drop_devices()
     if row.next_top is not None:
         await checkpointing.settle(row, live)
 

@@ -176,9 +176,10 @@ class Snapshots:
         """Make a snapshot of a running machine durable; the machine need not wait for it."""
         checkpoint = new_id()
         try:
-            (layer, *_) = await self._lifecycle.layers.chain(taken.machine.layer)
             with self._lifecycle.layers.building(checkpoint):
-                await self._checkpointing.keep(taken.moment, checkpoint, layer)
+                async with self._lifecycle.layers.reading():
+                    (layer, *_) = await self._lifecycle.layers.chain(taken.machine.layer)
+                    await self._checkpointing.keep(taken.moment, checkpoint, layer)
                 await self._store.update(snapshot.id, checkpoint=checkpoint, state=SnapshotState.READY)
         finally:
             taken.moment.close()

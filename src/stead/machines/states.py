@@ -69,7 +69,7 @@ STEPS: Mapping[State, tuple[str, ...]] = {
     State.PREPARING: ("allocate", "disk", "process", "restore", "warm"),
     State.CREATING: ("allocate", "disk", "process", "restore", "boot", "identify"),
     State.RUNNING: ("freeze",),
-    State.SUSPENDING: ("freeze", "keep"),
+    State.SUSPENDING: ("freeze",),
     State.STARTING: ("disk", "process", "boot", "restore", "identify"),
     State.STOPPING: ("shutdown", "clean"),
     State.DELETING: ("end", "clean"),
