@@ -24,8 +24,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from waiting import until
 
 from stead.errors import HostError
+from stead.host.merging import allocated
 from stead.machines import layers as layers_module
-from stead.machines.chains import allocated, how_many_to_merge, needed
+from stead.machines.chains import how_many_to_merge, needed
 from stead.machines.layers import MAX_CHAIN, Collected, Layers
 from stead.store.database import open_database
 from stead.store.layers import LayerStore

@@ -1,5 +1,6 @@
 """Disk layers: qcow2 files, each standing on frozen ones below it."""
 
+import json
 import os
 import stat
 import struct
@@ -51,7 +52,10 @@ def _write(path: Path, content: bytes, uid: int) -> None:
 async def grow_layer(path: Path, size_gib: int) -> None:
     """Make a layer that no QEMU has open larger; one that is as large already stays as it is."""
     check_layer(path)
-    await run("qemu-img", "resize", "-q", "-f", "qcow2", path, f"{size_gib}G")
+    # Whatever its header says, nothing below it is opened.
+    file = {"driver": "file", "filename": str(path)}
+    node = {"driver": "qcow2", "file": file, "backing": None}
+    await run("qemu-img", "resize", "-q", f"json:{json.dumps(node)}", f"{size_gib}G")
 
 
 def check_layer(path: Path) -> None:

@@ -3,13 +3,23 @@
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from stead.errors import CheckpointUnusable, GuestError, GuestUnreachable, HostError, StartFailed, SteadError
+from stead.errors import (
+    CapacityExceeded,
+    CheckpointUnusable,
+    GuestError,
+    GuestUnreachable,
+    HostError,
+    StartFailed,
+    SteadError,
+)
 from stead.host import checkpoints
 from stead.host.checkpoints import DiskSwitch, Moment, Pause
+from stead.host.memory import check_memory
 from stead.host.qemu import Saved
 from stead.host.templates import Template
 from stead.logs import get_logger
@@ -131,7 +141,7 @@ class Checkpointing:
                 await finished(checkpoints.keep(live.vm, size_of(row), row.memory_base, platform, folder))
                 await in_thread(_sync, self._host.layer(row.id, row.top))
                 asleep: dict[str, object] = {"state": State.SUSPENDED, "checkpoint": checkpoint}
-                asleep |= {"reason": reason, **_NO_PROCESS}
+                asleep |= {"reason": reason, "active_at": time.time_ns(), **_NO_PROCESS}
                 # From here on the kept memory is the machine, and its QEMU is not.
                 live.ending = True
                 updated = await finished(self._lifecycle.record_frozen(row, **asleep))
@@ -147,7 +157,11 @@ class Checkpointing:
 
     async def _stay_awake(self, row: MachineRow, live: Live) -> None:
         recorded = await self._store.get(row.id)
+        self._lifecycle.sweep()
         if recorded is None or recorded.state == State.SUSPENDED:
+            # It is recorded as asleep, and so it is.
+            await self._lifecycle.end_process(row)
+            self._host.tidy(row.id)
             return
         live.ending = False
         # If its QEMU has ended, whoever watches it finds a machine that was running and records its end.
@@ -171,6 +185,7 @@ class Checkpointing:
         row = replace(row, top=new_id())
         await self._store.update(row.id, state=State.STARTING, step="disk", top=row.top)
         try:
+            check_memory(moment.memory.size)
             await self._lifecycle.make_top(row)
             live = await self.revive(row, template, moment, base, new_keys=False)
             updated = await self._lifecycle.record_running(row, live)
@@ -179,7 +194,7 @@ class Checkpointing:
             return await self._start_from_disk(row, error)
         except BaseException as error:
             await finished(self.sleep_on(row))
-            if isinstance(error, SteadError) and not isinstance(error, StartFailed):
+            if isinstance(error, SteadError) and not isinstance(error, StartFailed | CapacityExceeded):
                 raise StartFailed(f"machine {row.id} did not wake: {error}") from error
             raise
         finally:

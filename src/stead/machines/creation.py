@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from stead.errors import CheckpointUnusable, InvalidRequest, StartFailed, SteadError
+from stead.errors import CapacityExceeded, CheckpointUnusable, InvalidRequest, StartFailed, SteadError
 from stead.host.checkpoints import Moment
 from stead.host.memory import check_memory
 from stead.host.templates import Template
@@ -121,7 +121,9 @@ class Creation:
         self, row: MachineRow, template: Callable[[], Awaitable[Template]], snapshot: SnapshotRow | None
     ) -> MachineRow:
         """Make a deleted machine anew, from where it once came. Call in its turn."""
+        # The reason tells a crash that this one is known: its name is kept.
         facts: dict[str, object] = {"state": State.CREATING, "step": "allocate", "top": new_id()}
+        facts["reason"] = "it is made anew"
         if snapshot is not None:
             facts |= {"layer": snapshot.layer, "template": snapshot.template}
         else:
@@ -219,7 +221,7 @@ class Creation:
             return await self._lifecycle.record_running(row, live, note)
         except BaseException as error:
             await finished(self._lifecycle.remove(row, forget=forget))
-            if isinstance(error, SteadError) and not isinstance(error, StartFailed):
+            if isinstance(error, SteadError) and not isinstance(error, StartFailed | CapacityExceeded):
                 raise StartFailed(f"no machine could be created: {error}") from error
             if isinstance(error, OSError):
                 raise StartFailed(f"no machine could be created: {error.strerror}") from error

@@ -59,11 +59,6 @@ class IdleWatch:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def active_at(self, machine_id: str) -> float | None:
-        """When the machine was last seen at work, by the loop's clock."""
-        activity = self._activities.get(machine_id)
-        return None if activity is None else activity.active_at
-
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._interval)
@@ -100,3 +95,6 @@ class IdleWatch:
             await self._suspend(machine_id)
         except SteadError as error:
             log.warning("an idle machine could not be suspended", machine=machine_id, error=str(error))
+            # Not again at once: trying has its price.
+            if (activity := self._activities.get(machine_id)) is not None:
+                activity.active_at = asyncio.get_running_loop().time()

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from stead.errors import HostError
 from stead.host.files import remove_folder, sync_folder
+from stead.host.merging import allocated, merge
 from stead.logs import get_logger
-from stead.machines.chains import allocated, how_many_to_merge, merge, needed
+from stead.machines.chains import how_many_to_merge, needed
 from stead.store.layers import LayerStore
 from stead.store.machines import LayerRow
 from stead.tasks import finished, in_thread
@@ -35,7 +36,8 @@ class Collected:
 class Layers:
     """The files of frozen layers and checkpoints, in step with the rows that need them.
 
-    A row comes before its file and goes before it: whatever interrupts, a file that no row knows is garbage.
+    A layer's row comes before its file, and every row goes before its file: whatever interrupts, what no row
+    knows is garbage, unless it is being built.
     """
 
     def __init__(self, data: Path, store: LayerStore) -> None:

@@ -286,7 +286,8 @@ class Lifecycle:
                 await self.remove(row, forget=False)
                 return None
         down: dict[str, object] = dict.fromkeys(("step", "pid", "pid_started", "memory_base"))
-        return await self.store.update(row.id, state=State.STOPPED, reason=reason, **down)
+        down |= {"reason": reason, "active_at": time.time_ns()}
+        return await self.store.update(row.id, state=State.STOPPED, **down)
 
     async def settle_disk(self, row: MachineRow) -> None:
         """A machine whose QEMU is gone: if it was about to go on with another layer, it does so.
@@ -361,7 +362,9 @@ class Lifecycle:
             return await self.record_running(row, live, note)
         except BaseException as error:
             why = str(error) if isinstance(error, SteadError) else "the start was interrupted"
-            await finished(self.record_stopped(row, f"it could not be started: {why}", for_good=False))
+            reason = f"it could not be started: {why}"
+            await finished(self.record_stopped(row, reason, for_good=False))
+            self.tell_exit(row.id, reason)
             if isinstance(error, SteadError) and not isinstance(error, StartFailed):
                 raise StartFailed(f"machine {row.id} did not start: {error}") from error
             raise
@@ -372,13 +375,21 @@ class Lifecycle:
         reason = "the disk layers that it stands on are gone"
         if template is not None and (row.top is None or self.host.layer(row.id, row.top).exists()):
             try:
-                await self.layers.chain(row.layer)
+                return await self._with_all_layers(row, template)
             except HostError as error:
                 reason = str(error)
-            else:
-                return template
         await self.store.update(row.id, state=State.LOST, step=None, reason=reason)
+        self.tell_exit(row.id, reason)
         raise StartFailed(f"machine {row.id} is lost: {reason}")
+
+    async def _with_all_layers(self, row: MachineRow, template: Template) -> Template:
+        try:
+            await self.layers.chain(row.layer)
+        except HostError:
+            # What was frozen may not have been taken in.
+            await self.layers.finish_adoptions()
+            await self.layers.chain(row.layer)
+        return template
 
     async def grow_root(self, live: Live) -> None:
         """Let the root file system have the whole disk; there is nothing to do when it has it already."""

@@ -109,7 +109,7 @@ class Keeper(Protocol):
     async def wait_for_exit(self, machine_id: str) -> str: ...
     async def stop(self, machine_id: str, timeout: float = STOP_TIMEOUT) -> None: ...
     async def kill(self, machine_id: str) -> None: ...
-    async def delete(self, machine_id: str) -> None: ...
+    async def delete(self, machine_id: str, *, forget: bool = False) -> None: ...
 
 
 class Machine:
@@ -209,5 +209,6 @@ class Machine:
     async def kill(self) -> None:
         await self._machines.kill(self.id)
 
-    async def delete(self) -> None:
-        await self._machines.delete(self.id)
+    async def delete(self, *, forget: bool = False) -> None:
+        """Remove it. One that may be made anew keeps its name, unless it is to be forgotten."""
+        await self._machines.delete(self.id, forget=forget)

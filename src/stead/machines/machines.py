@@ -71,7 +71,7 @@ class Machines:
         self._checkpointing = checkpointing
         self._creation = Creation(lifecycle, checkpointing, self.pool)
         self._idle = IdleWatch(lifecycle, lifecycle.host.network, self._doze_off, settings.idle_check)
-        self._room = Room(lifecycle, snapshots, self.delete)
+        self._room = Room(lifecycle, snapshots)
         self._building: dict[Size, asyncio.Task[Template]] = {}
         self._waking: dict[str, asyncio.Task[None]] = {}
 
@@ -168,7 +168,7 @@ class Machines:
         check_name(name)
         own_timeout = self.settings.idle_timeout if isinstance(idle_timeout, Unchanged) else idle_timeout
         options = Options(name, persistence, own_timeout, activity_threshold, recreate)
-        await self._room.make()
+        await self._room.make(keeping=snapshot)
         if snapshot is None:
             row = await self._creation.from_template(await self.template(size, report), options)
         else:
@@ -190,7 +190,7 @@ class Machines:
         """Machines with the memory, processes and files that this one has now: all of them, or none."""
         if not 1 <= count <= MAX_FORKS:
             raise InvalidRequest(f"a fork has 1 to {MAX_FORKS} children, not {count}")
-        await self._room.make()
+        await self._room.make(keeping=machine_id)
         return await self._carry_through(self._fork(machine_id, count, persistence))
 
     async def _fork(self, machine_id: str, count: int, persistence: Persistence | None) -> list[Machine]:
@@ -220,7 +220,7 @@ class Machines:
     ) -> SnapshotInfo:
         """Keep a machine's memory and disk as they are now; it goes on. Of a stopped one, the disk."""
         check_name(name)
-        await self._room.make()
+        await self._room.make(keeping=machine_id)
         return await self._carry_through(self._snapshot(machine_id, name, persistence))
 
     async def _snapshot(
@@ -348,11 +348,11 @@ class Machines:
             await self.wait_until_ready(machine_id, ready_timeout)
 
     async def _start(self, machine_id: str) -> None:
+        await self._room.make(keeping=machine_id)
         async with self._lifecycle.turns.of(machine_id):
             row = await self._check(machine_id, Operation.START)
             if row is None:
                 return
-            await self._room.make()
             async with self._creation.restores:
                 if row.state == State.SUSPENDED:
                     await self._checkpointing.wake(row)
@@ -362,6 +362,8 @@ class Machines:
                     return
             snapshot = None if row.snapshot is None else await self.snapshots.ready(row.snapshot)
             await self._creation.again(row, lambda: self.template(size_of(row)), snapshot)
+            if snapshot is not None:
+                await self.snapshots.touch(snapshot.id)
 
     async def suspend(self, machine_id: str) -> None:
         """Keep a machine's memory and disk and end its process; the next use wakes it."""

@@ -51,7 +51,9 @@ async def _apply(
         case Recovery.END_AND_SLEEP:
             await checkpointing.sleep_on(row)
         case Recovery.REMOVE:
-            await lifecycle.remove(row, forget=not row.recreate)
+            # Of a machine that was being created for the first time nobody was told.
+            unknown = row.state == State.CREATING and row.reason is None
+            await lifecycle.remove(row, forget=unknown)
         case Recovery.KEEP:
             pass
 

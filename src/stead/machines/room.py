@@ -1,14 +1,15 @@
 """Room on the host: what is refused for want of it, and what goes before that."""
 
 import contextlib
-from collections.abc import Awaitable, Callable
 
-from stead.errors import CapacityExceeded, MachineNotFound, SnapshotNotFound, WrongState
+from stead.errors import CapacityExceeded, SnapshotNotFound, WrongSnapshotState
 from stead.logs import get_logger
 from stead.machines.lifecycle import Lifecycle, persistence_of
 from stead.machines.persistence import DEFAULT_PRIORITY, Evictable, Sticky, eviction_order
 from stead.machines.snapshots import Snapshots
 from stead.machines.states import State
+from stead.store.machines import MachineRow
+from stead.tasks import finished
 
 log = get_logger("stead.room")
 
@@ -16,15 +17,15 @@ log = get_logger("stead.room")
 class Room:
     """Refuses what the host cannot bear; sticky things that nobody uses make way first."""
 
-    def __init__(
-        self, lifecycle: Lifecycle, snapshots: Snapshots, delete_machine: Callable[[str], Awaitable[None]]
-    ) -> None:
+    def __init__(self, lifecycle: Lifecycle, snapshots: Snapshots) -> None:
         self._lifecycle = lifecycle
         self._snapshots = snapshots
-        self._delete_machine = delete_machine
 
-    async def make(self) -> None:
-        """CapacityExceeded when there is no room for one more, even without what may be evicted."""
+    async def make(self, keeping: str | None = None) -> None:
+        """CapacityExceeded when there is no room for one more, even without what may be evicted.
+
+        What the room is made for is kept. Never call this in a machine's turn: others may be waited for.
+        """
         host = self._lifecycle.host
         try:
             host.check_capacity()
@@ -33,8 +34,10 @@ class Room:
             if host.has_disk_room():
                 raise
         for candidate in eviction_order(await self._evictable()):
+            if candidate.id == keeping:
+                continue
             log.warning("evicted for want of disk space", id=candidate.id, priority=candidate.priority)
-            with contextlib.suppress(MachineNotFound, SnapshotNotFound, WrongState):
+            with contextlib.suppress(SnapshotNotFound, WrongSnapshotState):
                 await candidate.delete(candidate.id)
             await self._lifecycle.layers.collect()
             if host.has_disk_room():
@@ -45,13 +48,24 @@ class Room:
         machines = [
             Evictable(row.id, _priority(row.priority), row.active_at, self._delete_machine)
             for row in await self._lifecycle.store.list()
-            if isinstance(persistence_of(row), Sticky) and row.state in (State.STOPPED, State.SUSPENDED)
+            if _can_go(row)
         ]
         snapshots = [
             Evictable(row.id, _priority(row.priority), row.used_at, self._snapshots.delete)
             for row in await self._snapshots.sticky()
         ]
         return machines + snapshots
+
+    async def _delete_machine(self, machine_id: str) -> None:
+        async with self._lifecycle.turns.of(machine_id):
+            row = await self._lifecycle.store.get(machine_id)
+            # It may have been woken while its turn was waited for.
+            if row is not None and _can_go(row):
+                await finished(self._lifecycle.remove(row, forget=False))
+
+
+def _can_go(row: MachineRow) -> bool:
+    return isinstance(persistence_of(row), Sticky) and row.state in (State.STOPPED, State.SUSPENDED)
 
 
 def _priority(recorded: int | None) -> int:

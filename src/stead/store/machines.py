@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
+from stead.errors import HostError
 from stead.store.rows import Rows
 from stead.store.tables import layers, machines
 
@@ -70,11 +71,11 @@ class MachineStore(Rows[MachineRow]):
 
     async def insert(self, row: MachineRow) -> MachineRow:
         now = time.time_ns()
-        return await super().insert(
-            dataclasses.replace(
-                row, created_at=row.created_at or now, updated_at=now, active_at=row.active_at or now
-            )
-        )
+        row = dataclasses.replace(row, created_at=row.created_at or now, updated_at=now)
+        try:
+            return await super().insert(dataclasses.replace(row, active_at=row.active_at or now))
+        except sa.exc.IntegrityError as error:
+            raise HostError("the disk layer that it was to stand on has been removed") from error
 
     async def update(self, row_id: str, **changes: object) -> MachineRow | None:
         return await super().update(row_id, **changes, updated_at=time.time_ns())
