@@ -28,6 +28,7 @@ setup: .venv/.ready
 
 bench: .venv/.ready
 	bench/engine
+	bench/checkpoints
 
 clean:
 	rm -rf .venv dist

@@ -2,10 +2,8 @@
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
-import platform
 import socket
 import sys
 import tempfile
@@ -14,37 +12,26 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from common import (
+    Figure,
+    figure,
+    host_facts,
+    installation,
+    proportional_memory,
+    run,
+    say,
+    show,
+    since,
+    succeed,
+    timed,
+)
+
 from stead.host.execution import ExecResult
 from stead.host.processes import kill
 from stead.host.qemu import Platform
-from stead.host.vm import Spawner, VmFiles, running_machines
+from stead.host.vm import Spawner, VmFiles
 from stead.machines import Machine, Machines
-from stead.settings import Settings, Size
-
-Figure = dict[str, float | int]
-
-
-def figure(samples: list[float]) -> Figure:
-    ordered = sorted(samples)
-    return {
-        "p50": round(ordered[len(ordered) // 2], 2),
-        "p99": round(ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))], 2),
-        "n": len(ordered),
-    }
-
-
-async def timed(work: Awaitable[object]) -> float:
-    """Milliseconds that something takes."""
-    start = time.perf_counter()
-    await work
-    return (time.perf_counter() - start) * 1000
-
-
-async def succeed(work: Awaitable[ExecResult]) -> ExecResult:
-    result = await work
-    if not result.ok:
-        raise SystemExit(f"a command failed: {result}")
-    return result
+from stead.settings import Size
 
 
 def floor_arguments(facts: Platform, qmp: int) -> list[str]:
@@ -70,7 +57,7 @@ async def qmp_floor(facts: Platform, samples: int) -> Figure:
             with socket.socket(socket.AF_UNIX) as monitor:
                 monitor.connect(str(files.qmp))
                 await asyncio.to_thread(monitor.recv, 4096)
-            results.append((time.perf_counter() - start) * 1000)
+            results.append(since(start))
             await kill(process)
     spawner.close()
     return figure(results)
@@ -85,9 +72,9 @@ async def creates(
         await ready()
         start = time.perf_counter()
         machine = await machines.create()
-        running.append((time.perf_counter() - start) * 1000)
+        running.append(since(start))
         await succeed(machine.exec("true"))
-        answered.append((time.perf_counter() - start) * 1000)
+        answered.append(since(start))
         await machine.delete()
     return figure(running), figure(answered)
 
@@ -113,7 +100,7 @@ async def commands(machine: Machine, samples: int) -> tuple[Figure, Figure]:
     for _ in range(samples):
         start = time.perf_counter()
         result = await succeed(machine.exec("true"))
-        whole.append((time.perf_counter() - start) * 1000)
+        whole.append(since(start))
         overhead.append(whole[-1] - result.duration * 1000)
     return figure(whole), figure(overhead)
 
@@ -122,7 +109,7 @@ async def burst(machines: Machines, count: int) -> tuple[int, Figure]:
     async def one() -> tuple[float, Machine]:
         start = time.perf_counter()
         machine = await machines.create()
-        return (time.perf_counter() - start) * 1000, machine
+        return since(start), machine
 
     results = await asyncio.gather(*(one() for _ in range(count)), return_exceptions=True)
     made = [result for result in results if not isinstance(result, BaseException)]
@@ -135,20 +122,14 @@ async def burst(machines: Machines, count: int) -> tuple[int, Figure]:
     return ok, figure([duration for duration, _ in made])
 
 
-async def idle_memory(machines: Machines, settings: Settings, count: int) -> Figure:
+async def idle_memory(machines: Machines, count: int) -> Figure:
     """Proportional memory of clones that were created and left alone."""
     owned = [await machines.create() for _ in range(count)]
     await asyncio.sleep(5)
-    ids = {machine.id for machine in owned}
-    pids = [pid for pid, name in running_machines(settings.instance).items() if name in ids]
-    sizes = []
-    for pid in pids:
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                sizes.append(int(line.split()[1]) / 1024)
+    memory = proportional_memory(machines.settings, owned)
     for machine in owned:
         await machine.delete()
-    return figure(sizes)
+    return memory
 
 
 async def files(machine: Machine, size_mib: int) -> tuple[float, float]:
@@ -165,66 +146,44 @@ async def files(machine: Machine, size_mib: int) -> tuple[float, float]:
         async for chunk in machine.files().stream("/var/tmp/bench"):
             received += len(chunk)
         if received != size_mib << 20:
-            raise SystemExit(f"{received} bytes came back of {size_mib} MiB")
+            raise RuntimeError(f"{received} bytes came back of {size_mib} MiB")
 
     down = await timed(download())
     await machine.files().remove("/var/tmp/bench")
     return round(size_mib / up * 1000, 1), round(size_mib / down * 1000, 1)
 
 
-async def measure(size: Size, samples: int, boots: int, say: Callable[[str], None]) -> dict[str, Any]:
+async def measure(size: Size, samples: int, boots: int) -> dict[str, Any]:
     results: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="stead-bench-", dir="/var/tmp") as folder:
-        shared = Settings.from_environment()
-        settings = Settings(
-            data=Path(folder),
-            cache=shared.cache_folder,
-            default_size=size,
-            pool=2,
-            accelerator=shared.accelerator,
-        )
-        async with contextlib.AsyncExitStack() as stack:
-            machines = await stack.enter_async_context(Machines.open(settings))
-            say("image and template")
-            await machines.template()
-            facts = await machines.platform()
-            results |= {
-                "accelerator": facts.accelerator,
-                "qemu": ".".join(map(str, facts.version)),
-                "cores": os.cpu_count(),
-                "host_kernel": platform.release(),
-                "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30), 1),
-                "size": str(size),
-                "pool": settings.pool,
-            }
-            await machines.pool.filled(120)
-            say("QEMU's floor")
-            results["qmp_floor_ms"] = await qmp_floor(facts, samples)
-            say("creates from the pool")
-            running, answered = await creates(machines, samples, lambda: machines.pool.filled(60))
-            results |= {"create_running_ms": running, "create_first_exec_ms": answered}
-            say("idle memory")
-            results["pss_idle_clone_mb"] = await idle_memory(machines, settings, 4)
-            say("a burst of 20")
-            await machines.pool.filled(60)
-            ok, spread = await burst(machines, 20)
-            results |= {"burst_20_ok": ok, "burst_20_p50_ms": spread["p50"], "burst_20_ms": spread}
-        without_pool = Settings(
-            data=Path(folder), cache=settings.cache, default_size=size, pool=0, accelerator=shared.accelerator
-        )
-        async with Machines.open(without_pool) as machines:
-            say("creates without the pool")
-            running, answered = await creates(machines, samples, lambda: asyncio.sleep(0))
-            results |= {"create_running_unpooled_ms": running, "create_first_exec_unpooled_ms": answered}
-            machine = await machines.create()
-            say("commands")
-            whole, overhead = await commands(machine, samples * 2)
-            results |= {"exec_true_ms": whole, "exec_overhead_ms": overhead}
-            say("files")
-            results["file_up_mb_s"], results["file_down_mb_s"] = await files(machine, 256)
-            say("cold boots")
-            results["cold_boot_ms"] = await cold_boots(machine, boots)
-            await machine.delete()
+    say("image and template")
+    async with installation(size, pool=2) as machines:
+        results |= await host_facts(machines)
+        results["pool"] = machines.settings.pool
+        await machines.pool.filled(120)
+        say("QEMU's floor")
+        results["qmp_floor_ms"] = await qmp_floor(await machines.platform(), samples)
+        say("creates from the pool")
+        running, answered = await creates(machines, samples, lambda: machines.pool.filled(60))
+        results |= {"create_running_ms": running, "create_first_exec_ms": answered}
+        say("idle memory")
+        results["pss_idle_clone_mb"] = await idle_memory(machines, 4)
+        say("a burst of 20")
+        await machines.pool.filled(60)
+        ok, spread = await burst(machines, 20)
+        results |= {"burst_20_ok": ok, "burst_20_p50_ms": spread["p50"], "burst_20_ms": spread}
+    async with installation(size, pool=0) as machines:
+        say("creates without the pool")
+        running, answered = await creates(machines, samples, lambda: asyncio.sleep(0))
+        results |= {"create_running_unpooled_ms": running, "create_first_exec_unpooled_ms": answered}
+        machine = await machines.create()
+        say("commands")
+        whole, overhead = await commands(machine, samples * 2)
+        results |= {"exec_true_ms": whole, "exec_overhead_ms": overhead}
+        say("files")
+        results["file_up_mb_s"], results["file_down_mb_s"] = await files(machine, 256)
+        say("cold boots")
+        results["cold_boot_ms"] = await cold_boots(machine, boots)
+        await machine.delete()
     floor, cold = results["qmp_floor_ms"]["p50"], results["cold_boot_ms"]["p50"]
     results["create_running_over_floor"] = round(results["create_running_ms"]["p50"] / floor, 2)
     results["cold_boot_over_first_exec"] = round(cold / results["create_first_exec_ms"]["p50"], 1)
@@ -241,18 +200,11 @@ def main() -> None:
     parser.add_argument("--boots", type=int, default=3, help="cold boots (default %(default)s)")
     arguments = parser.parse_args()
 
-    def say(words: str) -> None:
-        print(f"measuring: {words}", file=sys.stderr, flush=True)
-
-    results = asyncio.run(measure(Size.parse(arguments.size), arguments.samples, arguments.boots, say))
+    results = run(measure(Size.parse(arguments.size), arguments.samples, arguments.boots))
     if arguments.json:
         print(json.dumps(results))
         return
-    for name, value in results.items():
-        words = (
-            " ".join(f"{key} {number}" for key, number in value.items()) if isinstance(value, dict) else value
-        )
-        print(f"{name:32} {words}")
+    show(results)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """A Stead that is killed while it works: `crash_driver.py DATA CACHE OPERATION`.
 
-Doing the operation once shows how often it writes. Then it is done again for every write, each time on a
-machine of its own, and held just before or just after that write. When all are held the process kills itself.
-For what is on disk and what runs, being held somewhere is being killed there, and one recovery meets it all.
+Doing the operation once shows how often it writes to its database or gives an order to a QEMU. Then it is
+done again for each of these points, every time on a machine of its own, and held just before or just after
+it. When all are held the process kills itself. For what is on disk and what runs, being held somewhere is
+being killed there, and one recovery meets it all.
 """
 
 import asyncio
@@ -18,23 +19,41 @@ from pathlib import Path
 from typing import Any
 
 from stead.host.agent import Agent
+from stead.host.vm import Vm
 from stead.machines import Machine, Machines
 from stead.machines.lifecycle import Lifecycle
 from stead.settings import Settings, Size
+from stead.store.layers import LayerStore
 from stead.store.machines import MachineRow, MachineStore
+from stead.store.snapshots import SnapshotStore
 
-_WRITES = ("insert", "update", "take", "delete")
+_WRITES: dict[type, tuple[str, ...]] = {
+    MachineStore: ("insert", "update", "take", "freeze", "delete"),
+    SnapshotStore: ("insert", "update", "delete"),
+    LayerStore: ("insert", "update", "delete", "remove"),
+}
+_ORDERS = frozenset(
+    {
+        *("stop", "cont", "system_powerdown", "xen-save-devices-state", "migrate-incoming"),
+        *("blockdev-add", "blockdev-snapshot", "blockdev-del"),
+    }
+)
 _HOLD_LIMIT = 120.0
 
 
 @dataclass
 class Hold:
-    """Counts the writes of one operation and stops it at one of them until it is released; at 0, at none."""
+    """Counts the points of one operation and stops it at one of them until it is released; at 0, at none."""
 
     number: int = 0
     before: bool = False
+    orders: bool = True
+    """Whether what a QEMU is told counts, or only what is written."""
     seen: int = 0
+    point: str = ""
     machine: str | None = None
+    children: list[str] = field(default_factory=list)
+    """Other machines that the operation made."""
     reached: asyncio.Event = field(default_factory=asyncio.Event)
     released: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -43,42 +62,61 @@ class Hold:
         self.reached.set()
         await self.released.wait()
 
+    def note(self, row: MachineRow) -> None:
+        self.machine = self.machine or row.id
+        if row.id not in (self.machine, *self.children):
+            self.children.append(row.id)
+
 
 _holds: list["Hold"] = []
 """Keeps what is held from being collected as garbage."""
 _current: ContextVar[Hold | None] = ContextVar("hold", default=None)
+Call = Callable[..., Awaitable[Any]]
+
+
+def _held(call: Call, name: str | None = None) -> Call:
+    """A store's write, or without a name the giving of an order, as a point to be held at."""
+
+    async def at_point(*arguments: Any, **options: Any) -> Any:
+        hold = _current.get()
+        point = name or arguments[1]
+        if hold is None or (name is None and not (hold.orders and point in _ORDERS)):
+            return await call(*arguments, **options)
+        hold.seen += 1
+        here = hold.seen == hold.number
+        if here:
+            hold.point = point
+        if here and hold.before:
+            await hold.stop()
+        result = await call(*arguments, **options)
+        if isinstance(result, MachineRow):
+            hold.note(result)
+        if here:
+            await hold.stop()
+        return result
+
+    return at_point
 
 
 @contextlib.contextmanager
-def held_writes() -> Iterator[None]:
-    """Let operations that run under a Hold be stopped at their durable writes."""
-    originals = {name: getattr(MachineStore, name) for name in _WRITES}
+def held_points() -> Iterator[None]:
+    """Let operations that run under a Hold be stopped at their durable writes and their orders to QEMU."""
+    with contextlib.ExitStack() as undoing:
 
-    def wrapped(write: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        async def call(*arguments: Any, **changes: Any) -> Any:
-            hold = _current.get()
-            if hold is None:
-                return await write(*arguments, **changes)
-            hold.seen += 1
-            here = hold.seen == hold.number
-            if here and hold.before:
-                await hold.stop()
-            result = await write(*arguments, **changes)
-            if isinstance(result, MachineRow):
-                hold.machine = result.id
-            if here:
-                await hold.stop()
-            return result
+        def put(owner: type, name: str, call: Call) -> None:
+            undo = (
+                (setattr, owner, name, getattr(owner, name))
+                if name in vars(owner)
+                else (delattr, owner, name)
+            )
+            undoing.callback(*undo)
+            setattr(owner, name, call)
 
-        return call
-
-    for name, write in originals.items():
-        setattr(MachineStore, name, wrapped(write))
-    try:
+        for store, names in _WRITES.items():
+            for name in names:
+                put(store, name, _held(getattr(store, name), name))
+        put(Vm, "execute", _held(Vm.execute))
         yield
-    finally:
-        for name, write in originals.items():
-            setattr(MachineStore, name, write)
 
 
 async def run_held(hold: Hold, operation: Callable[[], Awaitable[object]]) -> None:
@@ -93,15 +131,16 @@ class Case:
 
     number: int
     before: bool
+    point: str
     machine: str | None
+    children: list[str]
 
 
 @dataclass(frozen=True)
 class Report:
-    writes: int
-    survivor: str | None
-    """The machine of the first, whole run of the operation."""
+    points: int
     cases: list[Case]
+    """The first is that of the whole operation."""
     facts: dict[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -109,18 +148,29 @@ class Report:
         read = json.loads(text)
         return cls(**read | {"cases": [Case(**case) for case in read["cases"]]})
 
+    def whole(self, case: Case) -> bool:
+        """Everything that the operation records was recorded."""
+        return case.number == self.points and not case.before
+
 
 class Driver:
     def __init__(self, machines: Machines) -> None:
         self.machines = machines
         self.lifecycle: Lifecycle = machines._lifecycle
         # Operations that are held keep what they hold: none of it may be in the way of the others.
-        self.machines._restores = asyncio.Semaphore(1000)
+        self.machines._creation.restores = asyncio.Semaphore(1000)
         self.lifecycle._slots = contextlib.nullcontext()  # type: ignore[assignment]
+        self.lifecycle.layers._collecting = contextlib.nullcontext()  # type: ignore[assignment]
+        # What is removed in the background would be now in one operation, now in another.
+        self.lifecycle.sweep = lambda: None  # type: ignore[method-assign]
 
     async def existing(self) -> Machine:
+        """A machine with something on disk, something in memory, and something that runs."""
         machine = await self.machines.create()
-        result = await machine.exec("echo kept > /root/data && sync")
+        fill = (
+            "echo kept > /root/data; sync; echo memory > /run/data; setsid sleep 100000 & echo $! > /run/pid"
+        )
+        result = await machine.exec(f"{{ {fill}; }} > /dev/null 2>&1")
         assert result.ok, result
         return machine
 
@@ -138,19 +188,42 @@ class Driver:
             case "prepare":
                 return None, self.prepare
         machine = await self.existing()
-        if operation == "start":
-            await machine.kill()
-            return machine.id, lambda: _without_waiting_for_the_boot(machine.start)
+        match operation:
+            case "start":
+                await machine.kill()
+                return machine.id, lambda: _without_waiting_for_the_boot(machine.start)
+            case "start_on_a_new_layer":
+                await machine.kill()
+                await machine.snapshot()
+                return machine.id, lambda: _without_waiting_for_the_boot(machine.start)
+            case "wake":
+                await machine.suspend()
+                return machine.id, machine.start
+            case "snapshot_stopped":
+                await machine.kill()
+                return machine.id, machine.snapshot
+            case "delete_suspended":
+                await machine.suspend()
+                return machine.id, lambda: self._delete_and_collect(machine)
+            case "resize":
+                await machine.kill()
+                return machine.id, lambda: machine.resize(disk_gib=21)
         return machine.id, getattr(machine, operation)
 
+    async def _delete_and_collect(self, machine: Machine) -> None:
+        await machine.delete()
+        await self.lifecycle.layers.collect()
+
     async def crash_everywhere(self, operation: str) -> Report:
-        hold = Hold()
-        machine, work = await self.ready(operation)
-        await asyncio.create_task(run_held(hold, work))
-        survivor = machine or hold.machine
-        writes = hold.seen
+        # The orders of a fork are those of a snapshot and of waking up, and so many machines have no room.
+        orders = operation != "fork"
+        whole = Hold(orders=orders)
+        whole.machine, work = await self.ready(operation)
+        await asyncio.create_task(run_held(whole, work))
+        whole.number = whole.seen
         # All are made ready first: what one operation does must not disturb another's beginning.
-        held = [Hold(number, before) for number in range(1, writes + 1) for before in (True, False)]
+        numbers = range(1, whole.seen + 1)
+        held = [Hold(number, before, orders) for number in numbers for before in (True, False)]
         works = []
         for hold in held:
             hold.machine, work = await self.ready(operation)
@@ -160,17 +233,19 @@ class Driver:
             task.add_done_callback(_must_not_end)
             async with asyncio.timeout(_HOLD_LIMIT):
                 await hold.reached.wait()
-            if operation == "start" and (live := self.lifecycle.lives.get(str(hold.machine))):
+            if operation.startswith("start") and (live := self.lifecycle.lives.get(str(hold.machine))):
                 # Boots that nobody will wait for need not take the processor from the others.
                 await live.vm.pause()
-        return Report(writes, survivor, [Case(hold.number, hold.before, hold.machine) for hold in held])
+        return Report(whole.number, [_case(hold) for hold in (whole, *held)])
 
     async def crash_while_running(self) -> Report:
-        machine = await self.machines.create()
-        started = await machine.exec("setsid sleep 1000 >/dev/null 2>&1 & echo $!")
+        machine = await self.existing()
         boot = await machine.exec("cat /proc/sys/kernel/random/boot_id")
-        facts = {"background": started.stdout.decode().strip(), "boot": boot.stdout.decode().strip()}
-        return Report(0, machine.id, [], facts)
+        return Report(0, [Case(0, False, "", machine.id, [])], {"boot": boot.stdout.decode().strip()})
+
+
+def _case(hold: Hold) -> Case:
+    return Case(hold.number, hold.before, hold.point, hold.machine, hold.children)
 
 
 def _must_not_end(task: asyncio.Task[None]) -> None:
@@ -181,7 +256,7 @@ def _must_not_end(task: asyncio.Task[None]) -> None:
 
 @contextlib.asynccontextmanager
 async def opened(data: Path, cache: Path) -> AsyncIterator[Driver]:
-    settings = Settings(data=data, cache=cache, default_size=Size(2, 512, 20), pool=0)
+    settings = Settings(data=data, cache=cache, default_size=Size(2, 512, 20), pool=0, idle_timeout=None)
     async with Machines.open(settings) as machines:
         await machines.template()
         yield Driver(machines)
@@ -206,7 +281,7 @@ async def _without_waiting_for_the_boot(start: Callable[[], Awaitable[None]]) ->
 
 async def main(data: str, cache: str, operation: str) -> None:
     async with opened(Path(data), Path(cache)) as driver:
-        with held_writes():
+        with held_points():
             if operation == "run":
                 report = await driver.crash_while_running()
             else:

@@ -1,23 +1,38 @@
-"""A second installation of Stead beside the one of the test run, with settings of its own."""
+"""Installations of Stead: a second one beside that of the test run, and what is left of one."""
 
 import asyncio
 import contextlib
 import dataclasses
+import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from conftest import leftovers
-
 from stead.host import network
 from stead.host.cgroups import ControlGroups
 from stead.host.processes import ProcessId, kill
 from stead.host.vm import running_machines
-from stead.machines import Machines
+from stead.machines import Machines, State
 from stead.settings import Settings
+
+
+def leftovers(settings: Settings) -> list[str]:
+    """Everything on this host that carries an installation's name, and what it keeps of machines."""
+    instance = settings.instance
+    found = [f"process {pid} of {name}" for pid, name in running_machines(instance).items()]
+    found += [f"namespace {path}" for path in Path("/run/netns").glob(f"stead-{instance}*")]
+    found += [f"interface {path.name}" for path in Path("/sys/class/net").glob(f"st{instance}*")]
+    found += [f"group {path}" for path in Path("/sys/fs/cgroup").glob(f"**/stead-{instance}*/*/")]
+    for kept in ("machines", "layers", "checkpoints"):
+        found += [f"{kept}: {path}" for path in (settings.data / kept).glob("*")]
+    found += [f"folder {path}" for path in settings.runtime.glob(f"{instance}/**")]
+    tables = subprocess.run(["nft", "list", "tables"], check=True, capture_output=True, text=True).stdout
+    found += [line for line in tables.splitlines() if f"stead_{instance}" in line]
+    return found
 
 
 @contextlib.contextmanager
@@ -51,6 +66,25 @@ def _sweep(settings: Settings) -> None:
     shutil.rmtree(settings.runtime / settings.instance, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def small_disk(mib: int) -> Iterator[Path]:
+    """A folder on a disk of its own, which has no more room than that."""
+    with tempfile.TemporaryDirectory(prefix="stead-test-", dir="/var/tmp") as folder:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mib}m", "none", folder], check=True)
+        try:
+            yield Path(folder)
+        finally:
+            subprocess.run(["umount", folder], check=True)
+
+
+def fill_up(disk: Path, left: int) -> Path:
+    """A file that leaves only so many bytes of a disk free."""
+    filler = disk / "filler"
+    with filler.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(disk).free - left)
+    return filler
+
+
 @contextlib.asynccontextmanager
 async def another_installation(settings: Settings, **changes: Any) -> AsyncIterator[Machines]:
     """An installation that is open for the length of a block, and gone after it."""
@@ -61,5 +95,12 @@ async def another_installation(settings: Settings, **changes: Any) -> AsyncItera
 
 
 async def delete_all(machines: Machines) -> None:
+    """Delete everything that users can make, also names that are kept; what nobody needs then is removed."""
     for info in await machines.list():
-        await machines.delete(info.id)
+        await machines.delete(info.id, forget=True)
+    for row in await machines._lifecycle.store.list():
+        if row.state == State.DELETED:
+            await machines.delete(row.id, forget=True)
+    for snapshot in await machines.snapshots.list():
+        await machines.snapshots.delete(snapshot.id)
+    await machines._lifecycle.layers.collect()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from stead.host import cgroups
 from stead.host.vm import running_machines
@@ -35,6 +36,14 @@ def process(settings: Settings, shared: Machine) -> Path:
 @pytest.fixture(scope="module")
 def folder(settings: Settings, shared: Machine) -> Path:
     return settings.data / "machines" / shared.id
+
+
+@pytest_asyncio.fixture(scope="module")
+async def top(machines: Machines, shared: Machine) -> str:
+    """The name of the file with the disk layer that is the machine's own to write."""
+    row = await machines._lifecycle.store.get(shared.id)
+    assert row is not None
+    return f"{row.top}.qcow2"
 
 
 def status(task: Path) -> dict[str, list[str]]:
@@ -72,9 +81,9 @@ async def test_two_machines_are_two_users(settings: Settings, shared: Machine, m
     assert [stat.S_IMODE(path.stat().st_mode) for path in folders] == [0o700, 0o700]
 
 
-async def test_its_world_is_its_own_folder(process: Path, folder: Path) -> None:
+async def test_its_world_is_its_own_folder(process: Path, folder: Path, top: str) -> None:
     assert (process / "root").readlink() == folder
-    assert {path.name for path in (process / "root").iterdir()} == {"disk.qcow2"}
+    assert {path.name for path in (process / "root").iterdir()} == {top}
     environment = (process / "environ").read_bytes().split(b"\0")
     assert {line.partition(b"=")[0] for line in environment if line} <= {b"PATH", b"LC_ALL"}
 
@@ -152,11 +161,11 @@ def descriptors(process: Path) -> Iterator[Descriptor]:
 
 
 async def test_nothing_it_may_write_is_outside_of_its_own(
-    settings: Settings, shared: Machine, process: Path
+    settings: Settings, shared: Machine, process: Path, top: str
 ) -> None:
     own = (settings.data / "machines" / shared.id, settings.runtime / settings.instance / shared.id)
     opened = list(descriptors(process))
-    assert any(each.target == str(own[0] / "disk.qcow2") and each.writable for each in opened)
+    assert any(each.target == str(own[0] / top) and each.writable for each in opened)
     for each in opened:
         if not each.writable or each.target.startswith(("socket:", "anon_inode:", "pipe:")):
             continue

@@ -2,19 +2,15 @@
 
 import asyncio
 import contextlib
+import functools
 import os
-import shutil
 import signal
-import subprocess
-import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 
 import pytest
-from conftest import leftovers
-from crash_driver import Hold, held_writes, run_held
-from installations import another_installation, delete_all, other_settings
+from crash_driver import Hold, held_points, run_held
+from installations import another_installation, delete_all, fill_up, leftovers, other_settings, small_disk
 from waiting import until
 
 from stead.errors import (
@@ -97,6 +93,11 @@ async def test_an_unknown_machine_is_not_found(machines: Machines) -> None:
         nobody.start,
         nobody.stop,
         nobody.kill,
+        nobody.suspend,
+        nobody.snapshot,
+        nobody.fork,
+        lambda: nobody.resize(disk_gib=30),
+        nobody.wait_for_exit,
         nobody.delete,
         lambda: nobody.exec("true"),
         lambda: nobody.files().read("/etc/hostname"),
@@ -144,9 +145,8 @@ async def test_a_stopped_machine_keeps_its_disk_and_its_name(settings: Settings,
     info = await machine.info()
     assert (info.state, info.reason) == (State.STOPPED, "stopped")
     assert machine.id not in running_machines(settings.instance).values()
-    for use in (lambda: machine.exec("true"), lambda: machine.files().read("/root/note")):
-        with pytest.raises(WrongState, match=f"^cannot use machine {machine.id}: it is stopped"):
-            await use()
+    with pytest.raises(WrongState, match=f"^cannot suspend machine {machine.id}: it is stopped: stopped$"):
+        await machine.suspend()
     await machine.stop()
     await machine.kill()
     assert await machine.info() == info, "what is stopped stays so, with its reason"
@@ -174,6 +174,29 @@ async def test_a_stopped_machine_keeps_its_disk_and_its_name(settings: Settings,
     assert (await machine.info()).state is State.RUNNING
     assert await sh(machine, names) == before
     assert await sh(machine, "cat /root/note") == "unsynced"
+
+
+async def test_a_stopped_machine_is_started_once_by_all_who_use_it(
+    settings: Settings, machine: Machine
+) -> None:
+    """Commands, files and a start at the same time: one boot, and everybody is answered."""
+    boot = "cat /proc/sys/kernel/random/boot_id"
+    await machine.files().write("/root/note", b"kept")
+    before = await sh(machine, boot)
+    await machine.stop()
+    boots, notes, started = await asyncio.gather(
+        asyncio.gather(*(sh(machine, boot) for _ in range(12))),
+        asyncio.gather(*(machine.files().read("/root/note") for _ in range(4))),
+        machine.start(),
+    )
+    assert started is None
+    assert len(set(boots)) == 1
+    assert before not in boots
+    assert notes == [b"kept"] * 4
+    assert qemu_pid(settings, machine)
+    info = await machine.info()
+    assert (info.state, info.reason) == (State.RUNNING, None)
+    assert await sh(machine, boot) == boots[0], "and it stays up"
 
 
 async def test_a_killed_machine_says_so(settings: Settings, machine: Machine) -> None:
@@ -217,7 +240,11 @@ async def test_a_guest_whose_kernel_panics_says_so(machine: Machine) -> None:
 
 
 async def test_a_qemu_that_dies_is_noticed_at_once(settings: Settings, machine: Machine) -> None:
-    """The host's OOM killer, say: a command under way fails now, not when its time is up."""
+    """The host's OOM killer, say: a command under way fails now, not when its time is up.
+
+    The next use starts the machine again, with all that had reached its disk.
+    """
+    await sh(machine, "echo kept > /root/note && sync")
     running = asyncio.create_task(machine.exec("sleep 60", timeout=60))
     await until(lambda: _sleeps(machine), 10)
     os.kill(qemu_pid(settings, machine), signal.SIGKILL)
@@ -225,8 +252,9 @@ async def test_a_qemu_that_dies_is_noticed_at_once(settings: Settings, machine: 
     assert info.reason == "QEMU ended by SIGKILL"
     with pytest.raises(GuestUnreachable, match="SIGKILL"):
         await asyncio.wait_for(running, 1)
-    with pytest.raises(WrongState, match="it is stopped: QEMU ended by SIGKILL"):
-        await machine.exec("true")
+    assert await sh(machine, "cat /root/note") == "kept"
+    info = await machine.info()
+    assert (info.state, info.reason) == (State.RUNNING, None)
 
 
 async def test_everything_at_once_ends_in_clear_words(machines: Machines, settings: Settings) -> None:
@@ -259,26 +287,32 @@ async def test_a_guest_that_does_not_confirm_is_not_handed_out(
     assert await rows(machines) == recorded
 
 
-@pytest.mark.parametrize("pooled", [False, True])
-async def test_a_create_that_is_given_up_leaves_nothing(settings: Settings, pooled: bool) -> None:
-    """Cancelled while any of its writes is under way, before it takes effect and after."""
+@pytest.mark.parametrize("source", ["template", "pool", "snapshot"])
+async def test_a_create_that_is_given_up_leaves_nothing(settings: Settings, source: str) -> None:
+    """Cancelled at any of its writes and orders to QEMU, before it takes effect and after."""
     async with another_installation(settings) as machines:
+        create: Callable[[], Awaitable[Machine]] = machines.create
+        if source == "snapshot":
+            original = await machines.create()
+            snapshot = (await original.snapshot()).id
+            await original.delete()
+            create = functools.partial(machines.create, snapshot=snapshot)
 
         async def ready() -> dict[str, str]:
-            if pooled and not await machines.pool.prepared():
+            if source == "pool" and not await machines.pool.prepared():
                 await machines.pool._prepare(await machines.template())
             return await rows(machines)
 
         await ready()
-        with held_writes():
+        with held_points():
             whole = Hold()
-            await asyncio.create_task(run_held(whole, machines.create))
-        await delete_all(machines)
+            await asyncio.create_task(run_held(whole, create))
+        await machines.delete(str(whole.machine))
         left = []
         for hold in (Hold(number, before) for number in range(1, whole.seen + 1) for before in (True, False)):
             before = await ready()
-            with held_writes():
-                await _give_up(machines, hold)
+            with held_points():
+                await _give_up(create, hold)
             for row in await machines._lifecycle.store.list():
                 if before.get(row.id) != row.state:
                     left.append((hold.number, hold.before, row.state, row.step))
@@ -287,11 +321,11 @@ async def test_a_create_that_is_given_up_leaves_nothing(settings: Settings, pool
             assert known.keys() <= before.keys()
             assert set(running_machines(machines.settings.instance).values()) == known.keys()
         assert left == []
-        await machines.create()
+        await create()
 
 
-async def _give_up(machines: Machines, hold: Hold) -> None:
-    creating = asyncio.create_task(run_held(hold, machines.create))
+async def _give_up(create: Callable[[], Awaitable[Machine]], hold: Hold) -> None:
+    creating = asyncio.create_task(run_held(hold, create))
     async with asyncio.timeout(30):
         await hold.reached.wait()
     creating.cancel()
@@ -300,23 +334,11 @@ async def _give_up(machines: Machines, hold: Hold) -> None:
         await creating
 
 
-@contextlib.contextmanager
-def small_disk(mib: int) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="stead-test-", dir="/var/tmp") as folder:
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mib}m", "none", folder], check=True)
-        try:
-            yield Path(folder)
-        finally:
-            subprocess.run(["umount", folder], check=True)
-
-
 async def test_a_full_disk_is_said_before_anything_is_made(settings: Settings) -> None:
     with small_disk(1200) as disk:
         async with another_installation(settings, data=disk / "data") as machines:
             clean = leftovers(machines.settings)
-            filler = disk / "filler"
-            with filler.open("wb") as file:
-                os.posix_fallocate(file.fileno(), 0, 400 << 20)
+            filler = fill_up(disk, 800 << 20)
             with pytest.raises(CapacityExceeded, match=r"^less than 1 GiB of disk is free under \S+$"):
                 await machines.create()
             assert await rows(machines) == {}
@@ -330,9 +352,7 @@ async def test_a_guest_waits_while_the_disk_of_the_host_is_full_and_loses_nothin
         async with another_installation(settings, data=disk / "data") as machines:
             machine = await machines.create()
             vm = machines._lifecycle.lives[machine.id].vm
-            filler = disk / "filler"
-            with filler.open("wb") as file:
-                os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(disk).free - (24 << 20))
+            filler = fill_up(disk, 24 << 20)
             write = "head -c 48M /dev/zero | tr '\\0' x >/var/tmp/big && sync && echo written"
             writing = asyncio.create_task(machine.exec(write, timeout=120))
 

@@ -14,8 +14,7 @@ from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
 import pytest_asyncio
-from conftest import leftovers
-from installations import another_installation, other_settings
+from installations import another_installation, leftovers, other_settings
 from waiting import until
 
 from stead.host import addresses

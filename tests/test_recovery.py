@@ -11,15 +11,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import leftovers
-from crash_driver import Case, Report
-from installations import another_installation, delete_all, other_settings
+from crash_driver import Report
+from installations import another_installation, delete_all, leftovers, other_settings
 from waiting import until
 
 from stead.errors import HostError, StartFailed, TemplateError
@@ -28,10 +27,11 @@ from stead.host.commands import run
 from stead.host.image import BaseImage
 from stead.host.processes import ProcessId
 from stead.host.vm import running_machines
-from stead.machines import Machine, Machines, State
-from stead.machines.states import STEPS
+from stead.machines import Machine, Machines, SnapshotState, State
+from stead.machines.states import PASSING, STEPS
 from stead.settings import Settings
 from stead.store.database import open_database
+from stead.store.layers import LayerStore
 from stead.store.machines import MachineRow, MachineStore
 
 
@@ -44,7 +44,7 @@ async def crash(settings: Settings, operation: str) -> Report:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    async with asyncio.timeout(150):
+    async with asyncio.timeout(300):
         said, complaints = await process.communicate()
     assert process.returncode == -signal.SIGKILL, complaints.decode()
     return Report.parse(said.decode())
@@ -73,23 +73,54 @@ async def taps(machines: Machines) -> set[int]:
 
 async def in_step(machines: Machines) -> None:
     """What runs and lies around on the host is what the rows say, and nothing else."""
-    rows = await machines._lifecycle.store.list()
-    inventory = machines._lifecycle.host.inventory()
+    lifecycle = machines._lifecycle
+    rows = await lifecycle.store.list()
+    inventory = lifecycle.host.inventory()
     alive = {row.id: row.pid for row in rows if row.state in (State.RUNNING, State.PREPARED)}
     assert {machine: pid for pid, machine in inventory.processes.items()} == alive
-    assert inventory.folders == {row.id for row in rows}
+    assert inventory.folders == {row.id for row in rows if row.state != State.DELETED}
     assert inventory.groups <= alive.keys()
     assert await taps(machines) == {row.slot for row in rows if row.id in alive}
-    assert [row for row in rows if row.step is not None] == []
+    assert [row for row in rows if row.step is not None or row.next_top is not None] == []
+    await lifecycle.layers.collect()
+    store = LayerStore(machines._database)
+    assert names(machines.settings.data / "layers") == {layer.file for layer in await store.list()}
+    assert names(machines.settings.data / "checkpoints") == await store.checkpoints()
+    for row in rows:
+        own = machines.settings.data / "machines" / row.id
+        assert names(own) == ({f"{row.top}.qcow2"} if row.top else set())
+        if row.id in alive:
+            await _writes_its_own_disk(machines, row)
+
+
+async def _writes_its_own_disk(machines: Machines, row: MachineRow) -> None:
+    """The disk that a QEMU has open is the one that would be booted from, layer for layer."""
+    lifecycle = machines._lifecycle
+    assert await lifecycle.lives[row.id].vm.written_layer() == row.top
+    template = lifecycle.host.load_template(row.template)
+    assert template is not None
+    async with lifecycle.disk(row, template) as layers:
+        opened = [each.readlink() for each in Path(f"/proc/{row.pid}/fd").iterdir()]
+        assert {path for path in opened if path.suffix in (".qcow2", ".raw")} == set(layers)
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.glob("*")}
 
 
 async def data_of(machine: Machine) -> bytes:
     return (await machine.exec("cat /root/data")).stdout.strip()
 
 
-# Killed at every write
+async def it_is_all_there(machine: Machine) -> None:
+    """What was on disk, what was in memory, and what ran."""
+    found = await machine.exec("cat /root/data /run/data && kill -0 $(cat /run/pid)")
+    assert (found.stdout, found.exit_code) == (b"kept\nmemory\n", 0), found
 
-# What a machine is after recovery: when nothing had been written, when something had, when everything had.
+
+# Killed at every point
+
+# What a machine is after recovery: when nothing had been done, when something had, when everything had.
 OUTCOMES: dict[str, tuple[State | None, State | None, State | None]] = {
     "create": (None, None, State.RUNNING),
     "create_from_pool": (None, None, State.RUNNING),
@@ -97,29 +128,43 @@ OUTCOMES: dict[str, tuple[State | None, State | None, State | None]] = {
     "stop": (State.RUNNING, State.STOPPED, State.STOPPED),
     "kill": (State.RUNNING, State.STOPPED, State.STOPPED),
     "start": (State.STOPPED, State.STOPPED, State.RUNNING),
+    "start_on_a_new_layer": (State.STOPPED, State.STOPPED, State.RUNNING),
+    "suspend": (State.RUNNING, State.RUNNING, State.SUSPENDED),
+    "wake": (State.SUSPENDED, State.SUSPENDED, State.RUNNING),
+    "fork": (State.RUNNING, State.RUNNING, State.RUNNING),
+    "snapshot": (State.RUNNING, State.RUNNING, State.RUNNING),
+    "snapshot_stopped": (State.STOPPED, State.STOPPED, State.STOPPED),
+    "resize": (State.STOPPED, State.STOPPED, State.STOPPED),
     "delete": (State.RUNNING, None, None),
+    "delete_suspended": (State.SUSPENDED, None, None),
 }
 
 
-def outcome(operation: str, case: Case, writes: int) -> State | None:
+def expected_of(operation: str, report: Report) -> dict[str, State | None]:
+    """What each machine is after recovery.
+
+    A child of a fork that was recorded as running stays, and is in the list, though the fork did not return:
+    its owner may delete it or use it. One that was not is gone, as everything that nobody was told of.
+    """
     nothing, something, everything = OUTCOMES[operation]
-    if case.before and case.number == 1:
-        return nothing
-    return everything if case.number == writes and not case.before else something
+    expected: dict[str, State | None] = {}
+    for case in report.cases:
+        whole = report.whole(case)
+        if case.machine is not None:
+            begun = something if case.number > 1 or not case.before else nothing
+            expected[case.machine] = everything if whole else begun
+        expected |= dict.fromkeys(case.children, State.RUNNING if whole else None)
+    return expected
 
 
 @pytest.mark.parametrize("operation", OUTCOMES)
-async def test_a_crash_at_any_write_is_recovered(
+async def test_a_crash_at_any_point_is_recovered(
     settings: Settings, image: BaseImage, operation: str
 ) -> None:
     with other_settings(settings) as other:
         report = await crash(other, operation)
-        expected = {
-            case.machine: outcome(operation, case, report.writes) for case in report.cases if case.machine
-        }
-        if report.survivor is not None:
-            expected[report.survivor] = OUTCOMES[operation][2]
-        assert len(expected) > report.writes >= 2, "a machine was held at every write"
+        expected = expected_of(operation, report)
+        assert len(expected) > report.points >= 1, "a machine was held at every point"
         async with Machines.open(other) as machines:
 
             async def recovered() -> bool:
@@ -129,49 +174,117 @@ async def test_a_crash_at_any_write_is_recovered(
             try:
                 await until(recovered, 60)
             except TimeoutError:
-                assert await states(machines) == expected
+                reasons = {row.id: row.reason for row in await machines._lifecycle.store.list()}
+                assert await states(machines) == expected, (report, reasons)
             extra = [state for machine, state in (await states(machines)).items() if machine not in expected]
             assert extra == ([State.PREPARED] if operation == "create_from_pool" else [])
             await in_step(machines)
             await _usable(machines, operation, expected)
+            await AFTERWARDS.get(operation, _nothing_more)(machines, report)
+            await in_step(machines)
             fresh = await machines.create()
             assert (await fresh.exec("true")).ok
             await delete_all(machines)
 
 
 async def _usable(machines: Machines, operation: str, expected: dict[str, State | None]) -> None:
-    """Machines that run answer with their data; of those that were stopped, one is started to see."""
+    """Machines that run answer with all they had, and those that sleep wake up with it."""
+    if operation.startswith("start"):
+        return
     for machine, state in expected.items():
-        if state is State.RUNNING and operation != "start":
-            kept = await data_of(Machine(machines, machine))
-            assert kept == (b"" if operation.startswith("create") else b"kept")
-    if operation == "start":
-        found = (
-            await machines.info(machine) for machine, state in expected.items() if state is State.STOPPED
-        )
-        reasons = {info.reason: info.id async for info in found}
-        assert set(reasons) == {"killed", "its start was interrupted"}
-        interrupted = Machine(machines, reasons["its start was interrupted"])
-        # The ones that go on booting would only make this one slow.
-        for each, state in expected.items():
-            if state is State.RUNNING:
-                await machines.kill(each)
-        await interrupted.start()
-        assert await data_of(interrupted) == b"kept"
+        if state not in (State.RUNNING, State.SUSPENDED):
+            continue
+        if operation.startswith("create"):
+            assert (await Machine(machines, machine).exec("true")).ok
+        else:
+            await it_is_all_there(Machine(machines, machine))
+
+
+async def _nothing_more(machines: Machines, report: Report) -> None:
+    pass
+
+
+async def _one_can_be_started(machines: Machines, report: Report) -> None:
+    """Of those whose start was interrupted, the one that had got least far."""
+    found = [await machines.info(case.machine) for case in report.cases if case.machine]
+    assert {info.reason for info in found} == {None, "killed", "its start was interrupted"}
+    # The ones that go on booting would only make this one slow.
+    for info in found:
+        if info.state is State.RUNNING:
+            await machines.kill(info.id)
+    first = next(info for info in found if info.reason == "its start was interrupted")
+    assert await data_of(Machine(machines, first.id)) == b"kept"
+
+
+async def _parents_have_whole_disks(machines: Machines, report: Report) -> None:
+    """Above all the one whose QEMU had gone on to a new layer which its row did not name yet."""
+    frozen = [Machine(machines, str(case.machine)) for case in report.cases if case.point == "freeze"]
+    assert len(frozen) == 2
+    for parent in frozen:
+        assert (await parent.exec("echo written after the crash >> /root/data")).ok
+    for case in report.cases:
+        if case.machine not in [parent.id for parent in frozen]:
+            await machines.delete(str(case.machine))
+    for parent in frozen:
+        await parent.stop()
+    read = await asyncio.gather(*map(data_of, frozen))
+    assert read == [b"kept\nwritten after the crash"] * 2
+
+
+async def _snapshots_are_whole_or_gone(machines: Machines, report: Report) -> None:
+    """A machine is made from one whose snapshot was ready when the crash came."""
+    found = {snapshot.source_machine: snapshot for snapshot in await machines.snapshots.list()}
+    whole = [case.machine for case in report.cases if report.whole(case)]
+    assert set(found) == set(whole)
+    assert {snapshot.state for snapshot in found.values()} == {SnapshotState.READY}
+    snapshot = found[str(whole[-1])]
+    copy = await machines.create(snapshot=snapshot.id)
+    if snapshot.has_memory:
+        await it_is_all_there(copy)
+    else:
+        assert await data_of(copy) == b"kept"
+
+
+async def _stopped_ones_boot(machines: Machines, report: Report) -> None:
+    """A machine whose disk was recorded as frozen while its file was still where it had been."""
+    await _snapshots_are_whole_or_gone(machines, report)
+    (frozen,) = (case for case in report.cases if case.point == "freeze" and not case.before)
+    assert await data_of(Machine(machines, str(frozen.machine))) == b"kept"
+
+
+async def _the_disk_is_as_large_as_it_is_said(machines: Machines, report: Report) -> None:
+    """A disk that was made larger without a record of it can still be made that large."""
+    sizes = {case.machine: (await machines.info(str(case.machine))).size.disk_gib for case in report.cases}
+    assert sizes == {case.machine: 21 if report.whole(case) else 20 for case in report.cases}
+    (interrupted,) = (machine for machine, size in sizes.items() if size == 20)
+    machine = Machine(machines, str(interrupted))
+    await machine.resize(disk_gib=21)
+    assert await data_of(machine) == b"kept"
+    room = await machine.exec("df --block-size=1M --output=size / | tail -1")
+    assert int(room.stdout) > 20 << 10
+
+
+AFTERWARDS: dict[str, Callable[[Machines, Report], Awaitable[None]]] = {
+    "start": _one_can_be_started,
+    "start_on_a_new_layer": _one_can_be_started,
+    "fork": _parents_have_whole_disks,
+    "snapshot": _snapshots_are_whole_or_gone,
+    "snapshot_stopped": _stopped_ones_boot,
+    "resize": _the_disk_is_as_large_as_it_is_said,
+}
 
 
 async def test_a_running_machine_does_not_notice(settings: Settings, image: BaseImage) -> None:
     """Stead is killed and comes back: same boot, same processes, and it is watched as before."""
     with other_settings(settings) as other:
         report = await crash(other, "run")
-        assert report.survivor is not None
         (pid,) = running_machines(other.instance)
         async with Machines.open(other) as machines:
-            machine = await machines.get(report.survivor)
+            machine = await machines.get(str(report.cases[0].machine))
             assert (await machine.info()).state is State.RUNNING
             boot = await machine.exec("cat /proc/sys/kernel/random/boot_id")
             assert boot.stdout.decode().strip() == report.facts["boot"]
-            assert (await machine.exec(["kill", "-0", report.facts["background"]])).ok
+            await it_is_all_there(machine)
             await in_step(machines)
             os.kill(pid, signal.SIGKILL)
 
@@ -202,11 +315,15 @@ async def test_every_row_that_a_crash_can_leave_is_put_right(settings: Settings,
     """All states, at all their steps, with no process, a dead one, and a pid that a stranger has now."""
     settled = {
         State.RUNNING: State.STOPPED,
+        State.SUSPENDING: State.STOPPED,
+        State.SUSPENDED: State.SUSPENDED,
         State.STOPPING: State.STOPPED,
         State.STARTING: State.STOPPED,
         State.STOPPED: State.STOPPED,
+        State.DELETED: State.DELETED,
         State.LOST: State.LOST,
     }
+    without_process = (State.SUSPENDED, State.STOPPED, State.DELETED, State.LOST)
     with other_settings(settings) as other, stranger() as somebody:
         pids = [(None, None), (4_194_303, 1), (somebody.pid, somebody.started), (somebody.pid, 1)]
         rows = [
@@ -226,15 +343,14 @@ async def test_every_row_that_a_crash_can_leave_is_put_right(settings: Settings,
                 pid_started=started,
             )
             for state in State
-            for step in STEPS.get(state, (None,))
-            for number, (pid, started) in enumerate(
-                pids if state not in (State.STOPPED, State.LOST) else pids[:1]
-            )
+            for step in (*STEPS.get(state, ()), *(() if state in PASSING else (None,)))
+            for number, (pid, started) in enumerate(pids[:1] if state in without_process else pids)
         ]
         async with rows_of(other) as store:
             for slot, row in enumerate(rows):
                 await store.insert(replace(row, slot=slot))
-                (other.data / "machines" / row.id).mkdir(parents=True)
+                if row.state != State.DELETED:
+                    (other.data / "machines" / row.id).mkdir(parents=True)
         async with Machines.open(other) as machines:
 
             async def all_settled() -> bool:

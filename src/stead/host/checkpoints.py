@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import stat
 import time
 from collections.abc import AsyncIterator, Callable
@@ -187,8 +188,12 @@ def _save(
         content = json.dumps({"facts": facts, "sha256": _checksum(facts)}).encode()
         write_atomically(folder / _FACTS, content)
         sync_folder(folder.parent)
-    except OSError as error:
-        raise HostError(f"cannot keep the memory: {error.strerror}") from error
+    except BaseException as error:
+        # On a disk that is full the database needs the room, to record what became of this.
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise HostError(f"cannot keep the memory: {error.strerror}") from error
+        raise
 
 
 def copy(source: Path, target: Path) -> None:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from qemu.qmp import EventListener, Message, QMPClient, QMPError
+from qemu.qmp import ConnectError, EventListener, Message, QMPClient, QMPError
+from qemu.qmp.qmp_client import NegotiationError
 
 from stead.errors import HostError, StartFailed
 from stead.host.namespaces import NamespaceThread
@@ -22,6 +23,7 @@ from stead.logs import get_logger
 
 QMP_TIMEOUT = 20.0
 _LAST_MOMENT = 0.5
+_GREETINGS = 3
 _DISK_RETRY = 1.0
 _DISK_ROOM = 16 << 20
 # Guest memory must never land in a core file. Set before QEMU starts: later it is another user's process.
@@ -121,25 +123,8 @@ class Vm:
     async def connect(cls, identity: ProcessId, files: VmFiles) -> Self:
         """Take hold of a QEMU by its process and monitor; ends with ProcessLookupError when it is gone."""
         process = WatchedProcess(identity)
-        monitor = QMPClient(f"stead-{identity.pid}")
         try:
-            connecting = asyncio.ensure_future(monitor.connect(str(files.qmp)))
-            ending = asyncio.ensure_future(process.wait())
-            try:
-                await asyncio.wait(
-                    {connecting, ending}, timeout=QMP_TIMEOUT, return_when=asyncio.FIRST_COMPLETED
-                )
-                if not connecting.done():
-                    raise StartFailed(
-                        f"QEMU {ending.result()}: {last_words(files)}"
-                        if ending.done()
-                        else "QEMU did not answer its monitor"
-                    )
-                connecting.result()
-            finally:
-                for task in (connecting, ending):
-                    task.cancel()
-                await asyncio.gather(connecting, ending, return_exceptions=True)
+            monitor = await _monitor(process, files)
         except (QMPError, OSError) as error:
             # The monitor of a QEMU that gives up is closed a moment before its process ends.
             with contextlib.suppress(TimeoutError):
@@ -288,6 +273,38 @@ class Vm:
         with contextlib.suppress(QMPError, OSError, EOFError):
             await self._monitor.disconnect()
         self.process.forget()
+
+
+async def _monitor(process: WatchedProcess, files: VmFiles) -> QMPClient:
+    """A connection to the monitor, if it comes about before the process ends."""
+    monitor = QMPClient(f"stead-{process.identity.pid}")
+    connecting = asyncio.ensure_future(_greet(monitor, files.qmp))
+    ending = asyncio.ensure_future(process.wait())
+    try:
+        await asyncio.wait({connecting, ending}, timeout=QMP_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
+        if not connecting.done():
+            raise StartFailed(
+                f"QEMU {ending.result()}: {last_words(files)}"
+                if ending.done()
+                else "QEMU did not answer its monitor"
+            )
+        connecting.result()
+    finally:
+        for task in (connecting, ending):
+            task.cancel()
+        await asyncio.gather(connecting, ending, return_exceptions=True)
+    return monitor
+
+
+async def _greet(monitor: QMPClient, path: Path) -> None:
+    """Connect; again when an event, as of a guest that begins to run, was taken for the first answer."""
+    for _ in range(_GREETINGS):
+        try:
+            return await monitor.connect(str(path))
+        except ConnectError as error:
+            if not isinstance(error.exc, NegotiationError):
+                raise
+    return await monitor.connect(str(path))
 
 
 async def launch(

@@ -164,12 +164,12 @@ class Checkpointing:
             self._host.tidy(row.id)
             return
         live.ending = False
-        # If its QEMU has ended, whoever watches it finds a machine that was running and records its end.
-        await self._store.update(row.id, state=State.RUNNING, step=None)
         if not live.vm.process.ended:
             with contextlib.suppress(HostError):
                 await self._go_on(live)
-            live.running = True
+            live.running = not live.vm.process.ended
+        # If its QEMU has ended, whoever watches it finds a machine that was running and records its end.
+        await self._store.update(row.id, state=State.RUNNING, step=None)
 
     async def wake(self, row: MachineRow) -> MachineRow:
         """Bring a suspended machine back as it was; a failure leaves it asleep.

@@ -6,7 +6,7 @@ import itertools
 import secrets
 import string
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -434,14 +434,14 @@ class Lifecycle:
         finally:
             self._sweeping = False
 
-    def background(self, work: Awaitable[None]) -> None:
-        async def guarded() -> None:
-            try:
-                await work
-            except Exception:
-                log.exception("background work failed")
+    def background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something that nobody waits for; `close` ends it, even if it has not begun."""
 
-        self.keep(asyncio.create_task(guarded()))
+        def done(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.error("background work failed", error=repr(error))
+
+        self.keep(asyncio.create_task(work)).add_done_callback(done)
 
     def keep(self, task: asyncio.Task[T]) -> asyncio.Task[T]:
         """Hold on to a task until it ends; `close` ends it."""

@@ -173,8 +173,8 @@ class Machines:
             row = await self._creation.from_template(await self.template(size, report), options)
         else:
             source = await self.snapshots.ready(snapshot)
-            row = await self._creation.from_snapshot(source, size, options)
             await self.snapshots.touch(snapshot)
+            row = await self._creation.from_snapshot(source, size, options)
         machine = Machine(self, row.id)
         if ready_timeout is not None:
             try:

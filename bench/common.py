@@ -1,0 +1,146 @@
+"""What the benchmarks share: an installation of their own, figures, the facts of the host, the table."""
+
+import asyncio
+import contextlib
+import os
+import platform
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from stead.host.execution import ExecResult
+from stead.host.vm import running_machines
+from stead.machines import Machine, Machines, SnapshotState
+from stead.settings import Settings, Size
+from stead.tasks import finished
+
+Figure = dict[str, float | int]
+T = TypeVar("T")
+
+
+def figure(samples: Iterable[float]) -> Figure:
+    ordered = sorted(samples)
+    return {
+        "p50": round(ordered[len(ordered) // 2], 2),
+        "p99": round(ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))], 2),
+        "n": len(ordered),
+    }
+
+
+def since(start: float) -> float:
+    """Milliseconds since a reading of the performance counter."""
+    return (time.perf_counter() - start) * 1000
+
+
+async def timed(work: Awaitable[object]) -> float:
+    """Milliseconds that something takes."""
+    start = time.perf_counter()
+    await work
+    return since(start)
+
+
+async def succeed(work: Awaitable[ExecResult]) -> ExecResult:
+    result = await work
+    if not result.ok:
+        raise RuntimeError(f"a command failed: {result}")
+    return result
+
+
+def proportional_memory(settings: Settings, machines: Iterable[Machine]) -> Figure:
+    """MiB of the machines' QEMUs; what several have in common is shared out among them."""
+    ids = {machine.id for machine in machines}
+    sizes = []
+    for pid, name in running_machines(settings.instance).items():
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if name in ids and line.startswith("Pss:"):
+                sizes.append(int(line.split()[1]) / 1024)
+    return figure(sizes)
+
+
+# The installation
+
+
+@contextlib.asynccontextmanager
+async def installation(size: Size, pool: int) -> AsyncIterator[Machines]:
+    """An installation in a folder of its own, with the shared cache; nothing of it is left, come what may."""
+    shared = Settings.from_environment()
+    with tempfile.TemporaryDirectory(prefix="stead-bench-", dir="/var/tmp") as folder:
+        settings = Settings(
+            data=Path(folder),
+            cache=shared.cache_folder,
+            default_size=size,
+            pool=pool,
+            idle_timeout=None,
+            accelerator=shared.accelerator,
+        )
+        try:
+            async with Machines.open(settings) as machines:
+                await machines.template()
+                yield machines
+                await clear(machines)
+        except BaseException:
+            await finished(_remove_remains(settings))
+            raise
+
+
+async def clear(machines: Machines) -> None:
+    """Delete every machine and every snapshot."""
+    for machine in await machines.list():
+        await machines.delete(machine.id, forget=True)
+    for snapshot in await machines.snapshots.list():
+        if snapshot.state is SnapshotState.READY:
+            await machines.snapshots.delete(snapshot.id)
+
+
+async def _remove_remains(settings: Settings) -> None:
+    """Opened anew, an installation knows of all that an interrupted operation left behind."""
+    if (settings.data / "stead.db").exists():
+        say("nothing more: removing the machines")
+        async with Machines.open(replace(settings, pool=0)) as machines:
+            await clear(machines)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Do the work of a benchmark. Ctrl-C and SIGTERM end it in good order."""
+    # A shell may have had SIGINT ignored for what it runs in the background.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        return asyncio.run(work)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+# What is told
+
+
+def say(words: str) -> None:
+    print(f"measuring: {words}", file=sys.stderr, flush=True)
+
+
+async def host_facts(machines: Machines) -> dict[str, Any]:
+    facts = await machines.platform()
+    return {
+        "accelerator": facts.accelerator,
+        "qemu": ".".join(map(str, facts.version)),
+        "cores": os.cpu_count(),
+        "host_kernel": platform.release(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30), 1),
+        "size": str(machines.settings.default_size),
+    }
+
+
+def show(results: dict[str, Any], indent: str = "") -> None:
+    """The results for people, one to a line; a dictionary of dictionaries is a section."""
+    for name, value in results.items():
+        if isinstance(value, dict) and all(isinstance(each, dict) for each in value.values()):
+            print(f"{indent}{name}")
+            show(value, indent + "  ")
+            continue
+        words = " ".join(f"{key} {each}" for key, each in value.items()) if isinstance(value, dict) else value
+        print(f"{indent + name:46} {words}")
