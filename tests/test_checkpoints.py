@@ -50,7 +50,8 @@ async def source(machines: Machines) -> AsyncIterator[Machine]:
     """A machine in which something runs, with files on disk and in memory."""
     machine = await machines.create(name="source")
     await sh(machine, COUNTER)
-    await sh(machine, "echo on-disk > /root/file && echo in-memory > /run/file && sleep 0.3")
+    await sh(machine, "echo on-disk > /root/file && echo in-memory > /run/file")
+    await sh(machine, "until [ -s /run/counter ]; do sleep 0.1; done")
     yield machine
     await machine.delete()
 

@@ -232,7 +232,7 @@ class Host:
             wake=wake,
         )
         process = await launch(self._spawner, command, files, taps, inherited)
-        self.groups.confine(place.machine, size, process.pid)
+        await in_thread(self.groups.confine, place.machine, size, process.pid)
         return process
 
     async def connect(self, machine: str, process: ProcessId) -> Vm:

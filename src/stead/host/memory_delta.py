@@ -7,6 +7,7 @@ import mmap
 import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from mmap import PAGESIZE
 from pathlib import Path
@@ -30,7 +31,8 @@ _MADV_POPULATE_WRITE = 23
 _SLACK = 4096
 _PIECE = (64 << 20) // PAGESIZE
 _PIECES_PER_CALL = 1024
-_BYTES_PER_CALL = 256 << 20
+_BYTES_PER_CALL = 8 << 20
+_THREADS = min(4, os.cpu_count() or 1)
 _BLOCK = 1 << 20
 
 _REASONS = {
@@ -277,18 +279,31 @@ def _pieces(region: Region, runs: Runs) -> "Iterator[array[int]]":
 def _transfer(
     call: Callable[..., int], verb: str, pid: int, batches: "Iterator[array[int]]", place: int
 ) -> None:
-    """Copy between pieces of another process' memory and ours, which is contiguous."""
-    for batch in batches:
-        pieces = batch
+    """Copy between pieces of another process' memory and ours, which is contiguous; with several threads."""
+
+    def copy(batch: "tuple[array[int], int]") -> None:
+        pieces, position = batch
         while pieces:
-            here = array("Q", (place, sum(pieces[1::2])))
+            here = array("Q", (position, sum(pieces[1::2])))
             done = call(pid, here.buffer_info()[0], 1, pieces.buffer_info()[0], len(pieces) // 2, 0)
             if done <= 0:
                 number = ctypes.get_errno()
                 reason = _REASONS.get(number, os.strerror(number))
                 raise HostError(f"cannot {verb} the memory of process {pid}: {reason}")
-            place += done
+            position += done
             pieces = _after(pieces, done)
+
+    placed = []
+    for batch in batches:
+        placed.append((batch, place))
+        place += sum(batch[1::2])
+    if len(placed) < 2:
+        for only in placed:
+            copy(only)
+        return
+    with ThreadPoolExecutor(min(_THREADS, len(placed))) as threads:
+        # Errors are raised as the results are asked for.
+        list(threads.map(copy, placed))
 
 
 def _after(pieces: "array[int]", done: int) -> "array[int]":
