@@ -221,6 +221,7 @@ class Driver:
         whole.machine, work = await self.ready(operation)
         await asyncio.create_task(run_held(whole, work))
         whole.number = whole.seen
+        await self._quiet(operation, whole)
         # All are made ready first: what one operation does must not disturb another's beginning.
         numbers = range(1, whole.seen + 1)
         held = [Hold(number, before, orders) for number in numbers for before in (True, False)]
@@ -233,10 +234,13 @@ class Driver:
             task.add_done_callback(_must_not_end)
             async with asyncio.timeout(_HOLD_LIMIT):
                 await hold.reached.wait()
-            if operation.startswith("start") and (live := self.lifecycle.lives.get(str(hold.machine))):
-                # Boots that nobody will wait for need not take the processor from the others.
-                await live.vm.pause()
+            await self._quiet(operation, hold)
         return Report(whole.number, [_case(hold) for hold in (whole, *held)])
+
+    async def _quiet(self, operation: str, hold: Hold) -> None:
+        """Boots that nobody will wait for need not take the processor from the others."""
+        if operation.startswith("start") and (live := self.lifecycle.lives.get(str(hold.machine))):
+            await live.vm.pause()
 
     async def crash_while_running(self) -> Report:
         machine = await self.existing()

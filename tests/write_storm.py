@@ -4,6 +4,7 @@
 to the end of what they are doing and then checks everything that they ever said was written.
 """
 
+import contextlib
 import hashlib
 import os
 import sqlite3
@@ -167,9 +168,10 @@ def check(base: Path) -> None:
     while pids := list(RUN.glob("*.pid")):
         assert time.monotonic() < deadline, [path.name for path in pids]
         for path in pids:
-            alive = Path(f"/proc/{path.read_text() or 0}").exists()
-            log = RUN / path.name.replace(".pid", ".log")
-            assert alive or not path.exists(), (path.name, log.read_text())
+            with contextlib.suppress(FileNotFoundError):  # it has just come to its end
+                alive = Path(f"/proc/{path.read_text() or 0}").exists()
+                log = RUN / path.name.replace(".pid", ".log")
+                assert alive or not path.exists(), (path.name, log.read_text())
         time.sleep(0.05)
     for name, (_, verify) in WRITERS.items():
         verify(base / name, acknowledged(name))
