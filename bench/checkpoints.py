@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from common import (
+from measuring import (
     Figure,
     clear,
     figure,

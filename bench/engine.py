@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from common import (
+from measuring import (
     Figure,
     figure,
     host_facts,

@@ -259,14 +259,17 @@ async def test_killing_a_machine_that_sleeps_drops_its_memory(machines: Machines
 
 def test_traffic_calls_and_commands_count_as_activity() -> None:
     activity = Activity(traffic=100, active_at=0.0)
-    quiet = {"busy": False, "last_call": 0.0}
-    assert activity.observe(10, 100, 0, **quiet) == 10
-    assert activity.observe(20, 101, 0, **quiet) == 0, "without a threshold every byte counts"
-    assert activity.observe(30, 201, 101, **quiet) == 10, "a hundred bytes are below the threshold"
-    assert activity.observe(40, 302, 101, **quiet) == 0
+
+    def look(now: float, traffic: int, threshold: int = 0) -> float:
+        return activity.observe(now, traffic, threshold, busy=False, last_call=0.0)
+
+    assert look(10, 100, 0) == 10
+    assert look(20, 101, 0) == 0, "without a threshold every byte counts"
+    assert look(30, 201, 101) == 10, "a hundred bytes are below the threshold"
+    assert look(40, 302, 101) == 0
     assert activity.observe(50, 302, 0, busy=True, last_call=0.0) == 0, "a command holds it awake"
     assert activity.observe(60, 302, 0, busy=False, last_call=55.0) == 5
-    assert activity.observe(70, 10, 0, **quiet) == 0, "a new tap counts from nothing: it was started"
+    assert look(70, 10, 0) == 0, "a new tap counts from nothing: it was started"
 
 
 async def test_an_idle_machine_falls_asleep_and_keeps_every_write(

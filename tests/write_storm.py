@@ -108,11 +108,14 @@ def write_packages(folder: Path, number: int) -> None:
     (package / "usr/share/storm/data").write_bytes(os.urandom(50_000))
     control = f"Package: storm\nVersion: {number}\nArchitecture: all\nMaintainer: storm\nDescription: storm\n"
     (package / "DEBIAN/control").write_text(control)
-    quiet = {"check": True, "capture_output": True}
-    subprocess.run(["dpkg-deb", "-Znone", "--build", str(package), str(folder / "storm.deb")], **quiet)
-    subprocess.run(["dpkg", "-i", str(folder / "storm.deb")], **quiet)
+    subprocess.run(
+        ["dpkg-deb", "-Znone", "--build", str(package), str(folder / "storm.deb")],
+        check=True,
+        capture_output=True,
+    )
+    subprocess.run(["dpkg", "-i", str(folder / "storm.deb")], check=True, capture_output=True)
     if number % 2:
-        subprocess.run(["dpkg", "-r", "storm"], **quiet)
+        subprocess.run(["dpkg", "-r", "storm"], check=True, capture_output=True)
 
 
 def check_packages(folder: Path, last: int) -> None:
