@@ -45,6 +45,9 @@ def _write(path: Path, content: bytes, uid: int) -> None:
         with os.fdopen(descriptor, "wb") as layer:
             layer.write(content)
             os.fchown(descriptor, uid, uid)
+            layer.flush()
+            # A machine whose memory is dropped once it runs must find this after a power cut.
+            os.fsync(descriptor)
     except OSError as error:
         raise HostError(f"cannot make a disk layer: {error.strerror}") from error
 
