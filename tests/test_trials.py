@@ -127,3 +127,26 @@ async def test_a_write_storm_survives_thirty_rounds(settings: Settings, machines
         # Once more from the disk alone: a memory that is lost is as a power cut.
         await weathered(machine)
         await machine.delete()
+
+
+async def test_a_database_that_runs_in_a_snapshot_answers_at_once(machines: Machines) -> None:
+    """Redis is installed and filled once; machines from the snapshot have it running, with what it holds."""
+    builder = await machines.create()
+    await sh(
+        builder, "apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq redis-server"
+    )
+    await sh(builder, "systemctl start redis-server && until redis-cli ping; do sleep 0.2; done")
+    # Only in its memory: nothing of it is on the disk.
+    await sh(builder, "redis-cli config set save '' && redis-cli set answer 42")
+    server = await sh(builder, "pidof redis-server")
+    snapshot = await builder.snapshot("redis")
+    copies = await asyncio.gather(*(machines.create(snapshot=snapshot.id) for _ in range(2)))
+    for number, copy in enumerate(copies):
+        assert await sh(copy, "redis-cli get answer") == "42"
+        assert await sh(copy, "pidof redis-server") == server
+        await sh(copy, f"redis-cli set answer {number}")
+    assert await asyncio.gather(*(sh(copy, "redis-cli get answer") for copy in copies)) == ["0", "1"]
+    assert await sh(builder, "redis-cli get answer") == "42"
+    for each in (builder, *copies):
+        await each.delete()
+    await machines.snapshots.delete(snapshot.id)
