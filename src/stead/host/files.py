@@ -28,6 +28,15 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
     sync_folder(path.parent)
 
 
+def sync_file(path: Path) -> None:
+    """Make what a file holds durable; a link is not followed."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def sync_folder(path: Path) -> None:
     """Make renames and removals inside a folder durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

@@ -15,7 +15,7 @@ from stead.errors import HostError, ImageError
 from stead.guest_agent import agent_path
 from stead.host.bootstrap import Progress, bootstrap
 from stead.host.commands import run
-from stead.host.files import locked, sync_folder
+from stead.host.files import locked, sync_file, sync_folder
 from stead.settings import Settings
 from stead.tasks import in_thread
 
@@ -160,7 +160,7 @@ async def _build(
         await _remove(folder)
     for path in (image.disk, image.kernel, image.initrd):
         path.chmod(0o444)
-        await in_thread(_sync_file, path)
+        await in_thread(sync_file, path)
     building.chmod(0o755)
     sync_folder(building)
     progress(Progress("done", "", 1.0))
@@ -240,11 +240,6 @@ async def _verify(image: BaseImage) -> None:
     allocated = image.disk.stat().st_blocks * 512
     if allocated > _MAX_ALLOCATED:
         raise ImageError(f"the image takes {allocated / 1e9:.2f} GB, more than {_MAX_ALLOCATED / 1e9:.1f} GB")
-
-
-def _sync_file(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 async def _remove(folder: Path) -> None:

@@ -1,7 +1,6 @@
 """Merging disk layers into one."""
 
 import json
-import os
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 from stead.errors import HostError
 from stead.host.commands import run
 from stead.host.disks import check_layer
+from stead.host.files import sync_file
 from stead.tasks import in_thread
 
 _TIMEOUT = 6 * 3600.0
@@ -47,7 +47,7 @@ async def merge(layers: Sequence[Path], below: Sequence[Path], target: Path) -> 
         chain = _node(layer, _node(target, rest) | {"discard": "unmap"})
         commit = ("commit", "-q", "-d", f"json:{json.dumps(chain)}")
         await run(*_GENTLY, "qemu-img", *commit, timeout=_TIMEOUT)
-    await in_thread(_sync, target)
+    await in_thread(sync_file, target)
 
 
 def _kind(path: Path) -> str:
@@ -73,8 +73,3 @@ def _sizes(paths: Sequence[Path]) -> list[int]:
             raise HostError(f"the disk layer {path.name} is not in good order")
         sizes.append(size)
     return sizes
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

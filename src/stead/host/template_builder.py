@@ -12,7 +12,7 @@ from pathlib import Path
 from stead.errors import SteadError, TemplateError
 from stead.host import addresses, disks, templates
 from stead.host.execution import ExecRequest, collect
-from stead.host.files import locked, sync_folder, write_atomically
+from stead.host.files import locked, sync_file, sync_folder, write_atomically
 from stead.host.host import Host, Place
 from stead.host.image import DISK_GIB, BaseImage, Progress
 from stead.host.qemu import Platform
@@ -146,8 +146,4 @@ async def _abort_with(vm: Vm, abort: Callable[[str], None]) -> None:
 
 def _sync(folder: Path) -> None:
     for path in folder.iterdir():
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_file(path)

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,6 +18,7 @@ from stead.errors import (
 )
 from stead.host import checkpoints
 from stead.host.checkpoints import DiskSwitch, Moment, Pause
+from stead.host.files import sync_file
 from stead.host.memory import check_memory
 from stead.host.qemu import Saved
 from stead.host.templates import Template
@@ -265,10 +265,6 @@ class Checkpointing:
 
 def _sync(path: Path) -> None:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        sync_file(path)
     except OSError as error:
         raise HostError(f"cannot read the disk layer {path.name}: {error.strerror}") from error
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -75,7 +75,7 @@ class Creation:
 
     async def from_snapshot(self, snapshot: SnapshotRow, size: Size | None, options: Options) -> MachineRow:
         """With the snapshot's memory when it has one that fits; else it boots from the snapshot's disk."""
-        own = Size(snapshot.vcpus, snapshot.memory_mib, snapshot.disk_gib)
+        own = size_of(snapshot)
         size = size or own
         if size.disk_gib < own.disk_gib:
             raise InvalidRequest(f"the disk of this snapshot has {own.disk_gib} GiB and cannot shrink")
@@ -134,8 +134,7 @@ class Creation:
             raise StartFailed(f"machine {row.id} was removed")
         if snapshot is None:
             return await self._finish_in_turn(renewed, self._restore(renewed, found), forget=False)
-        own = Size(snapshot.vcpus, snapshot.memory_mib, snapshot.disk_gib)
-        work = self._from_snapshot(renewed, snapshot, size_of(renewed) == own)
+        work = self._from_snapshot(renewed, snapshot, size_of(renewed) == size_of(snapshot))
         return await self._finish_in_turn(renewed, work, forget=False)
 
     async def remove(self, rows: list[MachineRow]) -> None:
@@ -186,12 +185,7 @@ class Creation:
                     log.warning("a snapshot's memory cannot be used", snapshot=snapshot.id, reason=str(error))
                     await self._lifecycle.end_process(row)
                     self._lifecycle.host.tidy(row.id)
-            live = await self._lifecycle.boot(row, template)
-            await self._lifecycle.step(row, "identify")
-            await self._lifecycle.identify(row, live, new_keys=True)
-            if row.disk_gib > template.size.disk_gib:
-                await self._lifecycle.grow_root(live)
-            return live, note
+            return await self._lifecycle.bring_up_from_disk(row, template, new_keys=True), note
 
     async def _with_memory(self, row: MachineRow, template: Template, checkpoint: str) -> Live:
         moment, base = await self._checkpointing.read(checkpoint, size_of(row))

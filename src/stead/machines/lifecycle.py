@@ -26,6 +26,7 @@ from stead.machines.persistence import Persistence, ends_with, from_columns
 from stead.machines.states import State, unexpected_end
 from stead.settings import Size
 from stead.store.machines import LayerRow, MachineRow, MachineStore
+from stead.store.snapshots import SnapshotRow
 from stead.tasks import finished
 
 CONFIRM_TIMEOUT = 60.0
@@ -47,7 +48,7 @@ def place_of(row: MachineRow) -> Place:
     return Place(row.id, row.slot)
 
 
-def size_of(row: MachineRow) -> Size:
+def size_of(row: MachineRow | SnapshotRow) -> Size:
     return Size(row.vcpus, row.memory_mib, row.disk_gib)
 
 
@@ -354,11 +355,7 @@ class Lifecycle:
         try:
             if fresh:
                 await self.make_top(row)
-            live = await self.boot(row, template)
-            await self.step(row, "identify")
-            await self.identify(row, live, new_keys=False)
-            if row.disk_gib > template.size.disk_gib:
-                await self.grow_root(live)
+            live = await self.bring_up_from_disk(row, template, new_keys=False)
             return await self.record_running(row, live, note)
         except BaseException as error:
             why = str(error) if isinstance(error, SteadError) else "the start was interrupted"
@@ -391,7 +388,16 @@ class Lifecycle:
             await self.layers.chain(row.layer)
         return template
 
-    async def grow_root(self, live: Live) -> None:
+    async def bring_up_from_disk(self, row: MachineRow, template: Template, *, new_keys: bool) -> Live:
+        """Boot a machine, make it the one of its row and let it have its whole disk."""
+        live = await self.boot(row, template)
+        await self.step(row, "identify")
+        await self.identify(row, live, new_keys=new_keys)
+        if row.disk_gib > template.size.disk_gib:
+            await self._grow_root(live)
+        return live
+
+    async def _grow_root(self, live: Live) -> None:
         """Let the root file system have the whole disk; there is nothing to do when it has it already."""
         result = await collect(live.agent, ExecRequest("resize2fs /dev/vda", timeout=BOOT_TIMEOUT))
         if not result.ok:

@@ -194,7 +194,7 @@ class Machines:
         return await self._carry_through(self._fork(machine_id, count, persistence))
 
     async def _fork(self, machine_id: str, count: int, persistence: Persistence | None) -> list[Machine]:
-        row = await self._check_up(machine_id, Operation.FORK)
+        await self._check_up(machine_id, Operation.FORK)
         async with self._lifecycle.turns.of(machine_id):
             row, live = await self._running(machine_id, Operation.FORK)
             row, moment = await self._checkpointing.take(row, live)
@@ -275,17 +275,15 @@ class Machines:
             raise GuestUnreachable(f"machine {machine_id} has just ended")
         return live.agent
 
-    async def _check_up(self, machine_id: str, operation: Operation) -> MachineRow:
+    async def _check_up(self, machine_id: str, operation: Operation) -> None:
         """Wait for what is under way, and bring the machine up if the operation needs it."""
         async with self._lifecycle.turns.of(machine_id):
             row = await self._row(machine_id)
             verdict = decide(operation, State(row.state))
         if verdict is Verdict.WAKE:
             await self._bring_up(machine_id)
-            return await self._row(machine_id)
-        if verdict is Verdict.GO:
-            return row
-        raise WrongState(machine_id, operation, row.state, row.reason or "")
+        elif verdict is not Verdict.GO:
+            raise WrongState(machine_id, operation, row.state, row.reason or "")
 
     async def _bring_up(self, machine_id: str) -> None:
         """Bring a machine up, once, however many ask for it at the same time."""

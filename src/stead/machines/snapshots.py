@@ -1,7 +1,5 @@
 """Snapshots: kept checkpoints with a name, from which any number of machines can be made."""
 
-import secrets
-import string
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +10,7 @@ from stead.errors import InvalidRequest, SnapshotNotFound, WrongSnapshotState
 from stead.host import checkpoints
 from stead.host.checkpoints import Moment
 from stead.machines.checkpointing import Checkpointing
-from stead.machines.lifecycle import Lifecycle, new_id
+from stead.machines.lifecycle import Lifecycle, new_id, size_of
 from stead.machines.persistence import SnapshotPersistence, Sticky, columns, from_columns
 from stead.machines.states import State
 from stead.settings import Size
@@ -50,7 +48,7 @@ def snapshot_info(row: SnapshotRow) -> SnapshotInfo:
         name=row.name,
         state=SnapshotState(row.state),
         source_machine=row.source_machine,
-        size=Size(row.vcpus, row.memory_mib, row.disk_gib),
+        size=size_of(row),
         has_memory=row.checkpoint is not None,
         persistence=persistence,
         created_at=row.created_at / 1e9,
@@ -126,7 +124,7 @@ class Snapshots:
         kept.pop("delete_event")
         return await self._store.insert(
             SnapshotRow(
-                id="sc-" + "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(20)),
+                id=f"sc-{new_id()}",
                 name=name,
                 state=SnapshotState.BUILDING,
                 source_machine=machine.id,
