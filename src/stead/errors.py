@@ -98,6 +98,21 @@ class CapacityExceeded(SteadError):
     code = "capacity_exceeded"
 
 
+class LimitExceeded(SteadError):
+    """An account has as much as it may have."""
+
+    code = "limit_exceeded"
+
+    def __init__(self, what: str, limit: int, current: float, requested: float) -> None:
+        words = what.replace("_gib", " (GiB)").replace("_", " ")
+        have = f"{current:g} in use, {requested:g} more asked for" if current else f"{requested:g} asked for"
+        super().__init__(f"this account's limit for {words} is {limit}: {have}")
+        self.what = what
+        self.limit = limit
+        self.current = current
+        self.requested = requested
+
+
 class GuestUnreachable(SteadError):
     """The agent inside the machine did not answer in time."""
 

@@ -5,9 +5,19 @@ from typing import Any
 
 import structlog
 
+_LOGFMT = structlog.processors.LogfmtRenderer(key_order=["event"])
+
+
+def _rendered(logger: Any, method: str, event: dict[str, Any]) -> tuple[tuple[str], dict[str, Any]]:
+    """A text for every handler there is, and beside it the fields for those that format them otherwise."""
+    failure = event.pop("exc_info", None)
+    return (_LOGFMT(logger, method, dict(event)),), {"extra": {"fields": event}, "exc_info": failure}
+
+
 _PROCESSORS: list[Any] = [
     structlog.stdlib.filter_by_level,
-    structlog.processors.LogfmtRenderer(key_order=["event"]),
+    structlog.contextvars.merge_contextvars,
+    _rendered,
 ]
 
 

@@ -4,12 +4,13 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Literal, Self, get_args
 
 from stead.errors import InvalidRequest
+from stead.limits import UNLIMITED, Limits
 
 Accelerator = Literal["auto", "kvm", "tcg"]
 
@@ -83,6 +84,26 @@ class Settings:
     allowed_private_networks: tuple[IPv4Network, ...] = ()
     """Private ranges that machines may reach although they are not the internet."""
     uid_base: int = 1_900_000_000
+    listen: str = "127.0.0.1:8600"
+    """Where the API is served. Whatever is not loopback belongs behind TLS."""
+    max_calls: int = 1000
+    """Calls under way at the same time; one more is refused."""
+    max_creations: int = 64
+    """Machines that are being made, or wait for it, at the same time; one more is refused."""
+    origins: tuple[str, ...] = ("*",)
+    """Web pages that may call the API; they bring a token, never a cookie."""
+    limits: Limits = UNLIMITED
+    """What each account may have that has no limits of its own."""
+
+    def __post_init__(self) -> None:
+        host, port = self.address
+        if not host or not 0 <= port < 65536:
+            raise InvalidRequest(f"an address to listen on looks like 127.0.0.1:8600, not {self.listen!r}")
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, _, port = self.listen.rpartition(":")
+        return host.strip("[]"), int(port) if port.isdigit() else -1
 
     @property
     def instance(self) -> str:
@@ -114,9 +135,20 @@ class Settings:
                 mirror=environment.get("STEAD_MIRROR"),
                 allowed_private_networks=tuple(IPv4Network(network) for network in networks),
                 uid_base=int(environment.get("STEAD_UID_BASE", defaults.uid_base)),
+                listen=environment.get("STEAD_LISTEN", defaults.listen),
+                max_calls=int(environment.get("STEAD_MAX_CALLS", defaults.max_calls)),
+                max_creations=int(environment.get("STEAD_MAX_CREATIONS", defaults.max_creations)),
+                origins=tuple(environment.get("STEAD_ORIGINS", "*").replace(",", " ").split()),
+                limits=_limits(environment),
             )
         except ValueError as error:
             raise InvalidRequest(f"bad STEAD_ setting in the environment: {error}") from error
+
+
+def _limits(environment: Mapping[str, str]) -> Limits:
+    """`STEAD_LIMIT_VMS=20`, `STEAD_LIMIT_TOTAL_MEMORY_GIB=64` and so on."""
+    given = ((field.name, environment.get(f"STEAD_LIMIT_{field.name.upper()}")) for field in fields(Limits))
+    return Limits(**{name: int(value) for name, value in given if value})
 
 
 def _seconds(text: str) -> int | None:

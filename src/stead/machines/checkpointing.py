@@ -151,6 +151,7 @@ class Checkpointing:
         await finished(self._lifecycle.end_process(row))
         self._host.tidy(row.id)
         self._lifecycle.tell_exit(row.id, reason)
+        self._lifecycle.on_change(row, reason)
         if updated is not None:
             self.merge_if_long(updated)
         return updated

@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from stead.errors import CapacityExceeded, CheckpointUnusable, InvalidRequest, StartFailed, SteadError
 from stead.host.checkpoints import Moment
@@ -27,6 +27,8 @@ _CHILD_OVERHEAD = 64 << 20
 
 log = get_logger("stead.machines")
 
+Purpose = Literal["use", "build"]
+
 
 @dataclass(frozen=True)
 class Options:
@@ -38,12 +40,19 @@ class Options:
     """Seconds without activity after which it is suspended; None is never."""
     activity_threshold: int = 0
     recreate: bool = False
+    account: str | None = None
+    purpose: Purpose = "use"
+    workdir: str | None = None
+    build: str | None = None
+    request: str | None = None
 
     def __post_init__(self) -> None:
         if self.idle_timeout is not None and self.idle_timeout <= 0:
             raise InvalidRequest(f"an idle timeout is at least a second, not {self.idle_timeout}")
         if self.activity_threshold < 0:
             raise InvalidRequest("an activity threshold is a number of bytes, not negative")
+        if self.workdir is not None and (not self.workdir.startswith("/") or "\0" in self.workdir):
+            raise InvalidRequest(f"a working directory is an absolute path, not {self.workdir!r}")
 
     def columns(self) -> dict[str, Any]:
         return columns(self.persistence) | {
@@ -51,6 +60,11 @@ class Options:
             "idle_timeout": self.idle_timeout,
             "activity_threshold": self.activity_threshold,
             "recreate": self.recreate,
+            "account": self.account,
+            "purpose": self.purpose,
+            "workdir": self.workdir,
+            "build": self.build,
+            "request": self.request,
         }
 
 
@@ -66,7 +80,7 @@ class Creation:
 
     async def from_template(self, template: Template, options: Options) -> MachineRow:
         with self._pool.giving_way():
-            taken = await or_undo(self._pool.take(template, **options.columns()), self._give_up)
+            taken = await or_undo(self._take(template, options), self._give_up)
             if taken is not None:
                 row, live = taken
                 return await self._finish(row, self._resume(row, live))
@@ -91,6 +105,9 @@ class Creation:
         facts = {
             "layer": parent.layer,
             "snapshot": parent.snapshot,
+            "account": parent.account,
+            "workdir": parent.workdir,
+            "build": parent.build,
             "idle_timeout": parent.idle_timeout,
             "activity_threshold": parent.activity_threshold,
         } | columns(persistence)
@@ -145,6 +162,10 @@ class Creation:
         allocation = self._lifecycle.allocate(State.CREATING, size, template, **facts)
         return await or_undo(allocation, self._lifecycle.remove)
 
+    async def _take(self, template: Template, options: Options) -> tuple[MachineRow, Live] | None:
+        async with self._lifecycle.quotas.admitting(options.account, template.size):
+            return await self._pool.take(template, **options.columns())
+
     async def _give_up(self, taken: tuple[MachineRow, Live] | None) -> None:
         if taken is not None:
             await self._lifecycle.remove(taken[0])
@@ -159,6 +180,7 @@ class Creation:
 
     async def _restore(self, row: MachineRow, template: Template) -> tuple[Live, str | None]:
         async with self.restores:
+            self._lifecycle.host.check_capacity()
             live = await self._lifecycle.restore(row, template)
             await self._lifecycle.step(row, "identify")
             await self._lifecycle.identify(row, live, new_keys=True)
@@ -166,6 +188,7 @@ class Creation:
 
     async def _child(self, row: MachineRow, moment: Moment, base: Template | None) -> tuple[Live, str | None]:
         async with self.restores:
+            self._lifecycle.host.check_capacity()
             template = self._template_of(row)
             await self._lifecycle.make_disk(row)
             return await self._checkpointing.revive(row, template, moment, base, new_keys=True), None
@@ -174,6 +197,7 @@ class Creation:
         self, row: MachineRow, snapshot: SnapshotRow, same_size: bool
     ) -> tuple[Live, str | None]:
         async with self.restores:
+            self._lifecycle.host.check_capacity()
             template = self._template_of(row)
             await self._lifecycle.make_disk(row)
             note = None

@@ -23,6 +23,7 @@ from stead.logs import get_logger
 from stead.machines.layers import Layers
 from stead.machines.live import Live, Turns
 from stead.machines.persistence import Persistence, ends_with, from_columns
+from stead.machines.quotas import Quotas
 from stead.machines.states import State, unexpected_end
 from stead.settings import Size
 from stead.store.machines import LayerRow, MachineRow, MachineStore
@@ -35,6 +36,7 @@ STOP_TIMEOUT = 60.0
 _BOOTS = 3
 _ID_ALPHABET = string.ascii_lowercase + string.digits
 _PLACEHOLDER = "prepared"
+OnChange = Callable[[MachineRow, str], None]
 T = TypeVar("T")
 
 log = get_logger("stead.machines")
@@ -71,19 +73,20 @@ class Lifecycle:
         self.layers = layers
         self.lives: dict[str, Live] = {}
         self.turns = Turns()
-        self._slots = asyncio.Lock()
+        self.quotas = Quotas(store)
         self._next_slot = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._exits: dict[str, set[asyncio.Future[str]]] = {}
         self._sweeping = False
         self._sweep_again = False
         self.on_unowned_end: Callable[[], None] = lambda: None
+        self.on_change: OnChange = lambda row, what: None
 
     # Rows
 
     async def allocate(self, state: State, size: Size, template: str, **facts: Any) -> MachineRow:
-        """A new row with a slot of its own."""
-        async with self._slots:
+        """A new row with a slot of its own; LimitExceeded when its account may have no more."""
+        async with self.quotas.admitting(facts.get("account"), size):
             taken = await self.store.slots()
             slots = machine_slots()
             # Round robin: an address is not used again right away.
@@ -207,6 +210,7 @@ class Lifecycle:
         if live.vm.process.ended:
             raise StartFailed(f"machine {row.id} ended while it started")
         live.running = True
+        self.on_change(updated, f"running: {note}" if note else "running")
         return updated
 
     async def while_alive(self, live: Live, work: Coroutine[Any, Any, None]) -> None:
@@ -256,15 +260,18 @@ class Lifecycle:
         else:
             await self.store.delete(row.id)
         self.tell_exit(row.id, "deleted")
+        self.on_change(row, "deleted")
         self.sweep()
 
     async def shut_down(self, row: MachineRow, live: Live, timeout: float = STOP_TIMEOUT) -> str | None:
         """Ask the guest to power off and wait; says so when it had to be ended by force."""
         live.running, live.ending = False, True
-        with contextlib.suppress(GuestUnreachable, GuestError):
+        try:
             await live.agent.call("POST", "/v1/shutdown", timeout=5, connect_timeout=5)
-        with contextlib.suppress(HostError):
-            await live.vm.execute("system_powerdown")
+        except (GuestUnreachable, GuestError):
+            # Never both: the agent takes a shutdown that is refused, as one is under way, for a broken guest.
+            with contextlib.suppress(HostError):
+                await live.vm.execute("system_powerdown")
         try:
             await asyncio.wait_for(live.vm.wait(), timeout)
         except TimeoutError:
@@ -279,6 +286,7 @@ class Lifecycle:
         A machine that ends with its run is removed, unless it is to be started again at once.
         """
         await self.end_process(row)
+        self.on_change(row, f"stopped: {reason}" if reason != "stopped" else reason)
         self.host.tidy(row.id)
         await self.settle_disk(row)
         if for_good:

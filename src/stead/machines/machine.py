@@ -1,6 +1,7 @@
 """A handle on one machine."""
 
 import contextlib
+import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -21,6 +22,7 @@ from stead.host.execution import (
     parse_oom,
 )
 from stead.host.guest_files import GuestFiles
+from stead.host.watching import FileEvent, watch
 from stead.machines.lifecycle import STOP_TIMEOUT, persistence_of, size_of
 from stead.machines.persistence import PERSISTENT, Persistence, SnapshotPersistence
 from stead.machines.snapshots import SnapshotInfo
@@ -58,6 +60,16 @@ class MachineInfo:
     idle_timeout: int | None
     activity_threshold: int
     recreate: bool
+    active_at: float
+    """When it was last seen at work."""
+    account: str | None
+    purpose: str
+    workdir: str | None
+    build: str | None
+    instance: str | None
+    """This run of it: another one after every start; None when it is not up."""
+    layer: str | None
+    """The frozen disk layer that it stands on."""
 
 
 def machine_info(row: MachineRow) -> MachineInfo:
@@ -75,7 +87,20 @@ def machine_info(row: MachineRow) -> MachineInfo:
         idle_timeout=row.idle_timeout,
         activity_threshold=row.activity_threshold,
         recreate=row.recreate,
+        active_at=row.active_at / 1e9,
+        account=row.account,
+        purpose=row.purpose,
+        workdir=row.workdir,
+        build=row.build,
+        instance=_instance(row),
+        layer=row.layer,
     )
+
+
+def _instance(row: MachineRow) -> str | None:
+    if row.pid is None:
+        return None
+    return hashlib.sha256(f"{row.id} {row.pid} {row.pid_started}".encode()).hexdigest()[:20]
 
 
 class Keeper(Protocol):
@@ -157,6 +182,19 @@ class Machine:
     def files(self, user: str | None = None) -> GuestFiles:
         """The machine's files as a Linux user sees them; root by default."""
         return GuestFiles(lambda: self._machines.agent(self.id), user)
+
+    @contextlib.asynccontextmanager
+    async def watch(self, user: str | None = None) -> AsyncIterator[AsyncGenerator[FileEvent, None]]:
+        """The changes on its disk that a Linux user may see, from here to the end of the block.
+
+        While somebody watches, the machine is not put to sleep for being idle.
+        """
+        async with watch(await self.agent(), user) as events:
+            yield events
+
+    async def agent(self) -> Agent:
+        """The link to its guest; a machine that is down is brought up for it."""
+        return await self._machines.agent(self.id)
 
     async def out_of_memory(self) -> list[OutOfMemory]:
         """The last processes that the guest's kernel ended for want of memory."""

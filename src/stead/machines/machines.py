@@ -25,16 +25,17 @@ from stead.host.qemu import Platform
 from stead.host.template_builder import ensure_template
 from stead.host.templates import Template
 from stead.machines.checkpointing import Checkpointing
-from stead.machines.creation import Creation, Options
+from stead.machines.creation import Creation, Options, Purpose
 from stead.machines.idle import IdleWatch
 from stead.machines.layers import Layers
-from stead.machines.lifecycle import STOP_TIMEOUT, Lifecycle, persistence_of, size_of
+from stead.machines.lifecycle import STOP_TIMEOUT, Lifecycle, OnChange, persistence_of, size_of
 from stead.machines.machine import UNCHANGED, Machine, MachineInfo, Unchanged, machine_info
 from stead.machines.persistence import PERSISTENT, Persistence, SnapshotPersistence
 from stead.machines.pool import Pool
+from stead.machines.quotas import LimitsOf
 from stead.machines.recovery import reconcile
 from stead.machines.room import Room
-from stead.machines.snapshots import SnapshotInfo, Snapshots, check_name
+from stead.machines.snapshots import About, SnapshotInfo, Snapshots, check_name
 from stead.machines.states import DOWN, UNOWNED, Operation, State, Verdict, decide
 from stead.settings import Settings, Size
 from stead.store.database import open_database
@@ -83,9 +84,11 @@ class Machines:
         On leaving, machines go on; the pool goes, and with the last machine the network goes too.
         """
         require_root()
-        settings.data.mkdir(parents=True, exist_ok=True, mode=0o711)
-        (settings.runtime / settings.instance).mkdir(parents=True, exist_ok=True, mode=0o711)
+        if not settings.data.exists():
+            settings.data.mkdir(parents=True)
+            settings.data.chmod(0o711)
         async with locked(settings.data / "stead.lock", _LOCK_TIMEOUT):
+            (settings.runtime / settings.instance).mkdir(parents=True, exist_ok=True, mode=0o711)
             database = await open_database(settings.data / "stead.db")
             host = await Host.open(settings)
             layers = Layers(settings.data, LayerStore(database))
@@ -118,6 +121,19 @@ class Machines:
             task.cancel()
         await asyncio.gather(*self._building.values(), return_exceptions=True)
         await self.pool.close()
+
+    def watch(self, on_change: OnChange) -> None:
+        """From now on tell this of what happens to machines."""
+        self._lifecycle.on_change = on_change
+
+    def limit(self, limits_of: LimitsOf) -> None:
+        """From now on accounts may have no more than this says."""
+        self._lifecycle.quotas.limits_of = limits_of
+
+    @property
+    def database(self) -> AsyncEngine:
+        """Where everything about this installation is recorded."""
+        return self._database
 
     async def platform(self) -> Platform:
         """What machines run on here: accelerator, QEMU, machine type."""
@@ -158,6 +174,11 @@ class Machines:
         activity_threshold: int = 0,
         recreate: bool = False,
         ready_timeout: float | None = None,
+        account: str | None = None,
+        purpose: Purpose = "use",
+        workdir: str | None = None,
+        build: str | None = None,
+        request: str | None = None,
         report: Report = lambda _: None,
     ) -> Machine:
         """A new running machine that has confirmed its identity; a failure leaves nothing.
@@ -167,7 +188,18 @@ class Machines:
         """
         check_name(name)
         own_timeout = self.settings.idle_timeout if isinstance(idle_timeout, Unchanged) else idle_timeout
-        options = Options(name, persistence, own_timeout, activity_threshold, recreate)
+        options = Options(
+            name=name,
+            persistence=persistence,
+            idle_timeout=own_timeout,
+            activity_threshold=activity_threshold,
+            recreate=recreate,
+            account=account,
+            purpose=purpose,
+            workdir=workdir,
+            build=build,
+            request=request,
+        )
         await self._room.make(keeping=snapshot)
         if snapshot is None:
             row = await self._creation.from_template(await self.template(size, report), options)
@@ -217,19 +249,24 @@ class Machines:
         *,
         name: str | None = None,
         persistence: SnapshotPersistence = PERSISTENT,
+        build: str | None = None,
+        template_hash: str | None = None,
+        failure: str | None = None,
     ) -> SnapshotInfo:
-        """Keep a machine's memory and disk as they are now; it goes on. Of a stopped one, the disk."""
+        """Keep a machine's memory and disk as they are now; it goes on. Of a stopped one, the disk.
+
+        With `failure`, it is the remains of a build that went wrong, kept to be looked at.
+        """
         check_name(name)
         await self._room.make(keeping=machine_id)
-        return await self._carry_through(self._snapshot(machine_id, name, persistence))
+        about = About(name, persistence, build, template_hash, failure)
+        return await self._carry_through(self._snapshot(machine_id, about))
 
-    async def _snapshot(
-        self, machine_id: str, name: str | None, persistence: SnapshotPersistence
-    ) -> SnapshotInfo:
+    async def _snapshot(self, machine_id: str, about: About) -> SnapshotInfo:
         async with self._lifecycle.turns.of(machine_id):
             row = await self._check(machine_id, Operation.SNAPSHOT)
             assert row is not None  # noqa: S101  # there is always something to do
-            snapshot = await self.snapshots.begin(row, name, persistence)
+            snapshot = await self.snapshots.begin(row, about)
             try:
                 taken = await self.snapshots.take(snapshot, row)
             except BaseException:
@@ -249,9 +286,28 @@ class Machines:
         await self.info(machine_id)
         return Machine(self, machine_id)
 
-    async def list(self) -> list[MachineInfo]:
-        rows = await self._lifecycle.store.list(excluding=_UNLISTED)
+    async def list(self, account: str | None = None, *, deleted: bool = False) -> list[MachineInfo]:
+        """All machines, or those of an account; not those in which something is being built.
+
+        With `deleted`, also names under which a machine can be made anew.
+        """
+        hidden = _HIDDEN if deleted else _UNLISTED
+        rows = await self._lifecycle.store.list(excluding=hidden, account=account, purpose="use")
         return [machine_info(row) for row in rows]
+
+    async def count(self) -> dict[str, int]:
+        """How many machines there are in each state, those that belong to nobody yet too."""
+        return await self._lifecycle.store.count()
+
+    async def made_for(self, request: str) -> MachineInfo | None:
+        """The machine that was created for a request, if it is there."""
+        row = await self._lifecycle.store.made_for(request)
+        return None if row is None or row.state in _UNLISTED else machine_info(row)
+
+    async def hand_over(self, machine_id: str) -> None:
+        """What was being built is its account's to see and use from now on."""
+        await self._row(machine_id)
+        await self._lifecycle.store.update(machine_id, purpose="use")
 
     async def info(self, machine_id: str) -> MachineInfo:
         return machine_info(await self._row(machine_id))
@@ -351,17 +407,21 @@ class Machines:
             row = await self._check(machine_id, Operation.START)
             if row is None:
                 return
-            async with self._creation.restores:
-                if row.state == State.SUSPENDED:
-                    await self._checkpointing.wake(row)
-                    return
-                if row.state == State.STOPPED:
-                    await self._lifecycle.start(row)
-                    return
-            snapshot = None if row.snapshot is None else await self.snapshots.ready(row.snapshot)
-            await self._creation.again(row, lambda: self.template(size_of(row)), snapshot)
-            if snapshot is not None:
-                await self.snapshots.touch(snapshot.id)
+            async with self._lifecycle.quotas.starting(row, size_of(row)):
+                await self._start_in_turn(row)
+
+    async def _start_in_turn(self, row: MachineRow) -> None:
+        async with self._creation.restores:
+            if row.state == State.SUSPENDED:
+                await self._checkpointing.wake(row)
+                return
+            if row.state == State.STOPPED:
+                await self._lifecycle.start(row)
+                return
+        snapshot = None if row.snapshot is None else await self.snapshots.ready(row.snapshot)
+        await self._creation.again(row, lambda: self.template(size_of(row)), snapshot)
+        if snapshot is not None:
+            await self.snapshots.touch(snapshot.id)
 
     async def suspend(self, machine_id: str) -> None:
         """Keep a machine's memory and disk and end its process; the next use wakes it."""
@@ -454,6 +514,7 @@ class Machines:
             checked = await self._check(machine_id, Operation.RESIZE)
             assert checked is not None  # noqa: S101  # there is always something to do
             size = _resized(checked, vcpus, memory_mib, disk_gib)
+            await lifecycle.quotas.check_resize(checked, size)
             was_running = checked.state == State.RUNNING
             if was_running:
                 checked = await self._shut_down(checked, STOP_TIMEOUT, for_good=False) or checked

@@ -20,6 +20,10 @@ async def reconcile(lifecycle: Lifecycle, checkpointing: Checkpointing) -> None:
     rows = await lifecycle.store.list()
     processes = lifecycle.host.inventory().processes
     for row in rows:
+        if row.purpose == "build":
+            # What was being built is begun anew by whoever asks for it again.
+            await lifecycle.remove(row)
+            continue
         process = process_of(row)
         alive = process is not None and process.alive() and processes.get(process.pid) == row.id
         if not alive:

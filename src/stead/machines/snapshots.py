@@ -11,7 +11,7 @@ from stead.host import checkpoints
 from stead.host.checkpoints import Moment
 from stead.machines.checkpointing import Checkpointing
 from stead.machines.lifecycle import Lifecycle, new_id, size_of
-from stead.machines.persistence import SnapshotPersistence, Sticky, columns, from_columns
+from stead.machines.persistence import PERSISTENT, SnapshotPersistence, Sticky, columns, from_columns
 from stead.machines.states import State
 from stead.settings import Size
 from stead.store.machines import MachineRow
@@ -19,11 +19,18 @@ from stead.store.snapshots import SnapshotRow, SnapshotStore
 from stead.tasks import finished, in_thread
 
 MAX_NAME = 200
+REMEMBERED = 30 * 24 * 3600 * 10**9
+"""For how long a snapshot that was deleted is remembered, in nanoseconds."""
 
 
 class SnapshotState(StrEnum):
     BUILDING = "building"
     READY = "ready"
+    FAILED = "failed"
+    """What was there when a build failed; machines can be made from it to look at it."""
+
+
+USABLE = (SnapshotState.READY, SnapshotState.FAILED)
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,11 @@ class SnapshotInfo:
     has_memory: bool
     persistence: SnapshotPersistence
     created_at: float
+    account: str | None
+    failure: str | None
+    build: str | None
+    template_hash: str | None
+    deleted_at: float | None
 
 
 def snapshot_info(row: SnapshotRow) -> SnapshotInfo:
@@ -52,12 +64,28 @@ def snapshot_info(row: SnapshotRow) -> SnapshotInfo:
         has_memory=row.checkpoint is not None,
         persistence=persistence,
         created_at=row.created_at / 1e9,
+        account=row.account,
+        failure=row.failure,
+        build=row.build,
+        template_hash=row.template_hash,
+        deleted_at=None if row.deleted_at is None else row.deleted_at / 1e9,
     )
 
 
 def check_name(name: str | None) -> None:
-    if name is not None and (not name.strip() or len(name) > MAX_NAME):
-        raise InvalidRequest(f"a name has 1 to {MAX_NAME} characters")
+    if name is not None and (not name.strip() or len(name) > MAX_NAME or not name.isprintable()):
+        raise InvalidRequest(f"a name has 1 to {MAX_NAME} printable characters")
+
+
+@dataclass(frozen=True)
+class About:
+    """What is decided of a snapshot when it is taken."""
+
+    name: str | None = None
+    persistence: SnapshotPersistence = PERSISTENT
+    build: str | None = None
+    template_hash: str | None = None
+    failure: str | None = None
 
 
 @dataclass(frozen=True)
@@ -76,15 +104,37 @@ class Snapshots:
         self._lifecycle = lifecycle
         self._checkpointing = checkpointing
 
-    async def list(self) -> list[SnapshotInfo]:
-        return [snapshot_info(row) for row in await self._store.list()]
+    async def list(self, account: str | None = None, *, deleted: bool = False) -> list[SnapshotInfo]:
+        """All snapshots, or those of an account; with `deleted`, also what is remembered of old ones."""
+        rows = await self._store.list(account)
+        return [snapshot_info(row) for row in rows if deleted or row.deleted_at is None]
 
-    async def get(self, snapshot_id: str) -> SnapshotInfo:
-        return snapshot_info(await self.row(snapshot_id))
+    async def get(self, snapshot_id: str, *, deleted: bool = False) -> SnapshotInfo:
+        """A snapshot; with `deleted`, also one of which nothing but its row is left."""
+        row = await self._store.get(snapshot_id) if deleted else await self.row(snapshot_id)
+        if row is None:
+            raise SnapshotNotFound(snapshot_id)
+        return snapshot_info(row)
+
+    async def find(self, account: str, template_hash: str) -> SnapshotInfo | None:
+        """The newest ready snapshot of an account that was built from this."""
+        row = await self._store.newest(account, template_hash, SnapshotState.READY)
+        return None if row is None else snapshot_info(row)
 
     async def rename(self, snapshot_id: str, name: str | None) -> SnapshotInfo:
         check_name(name)
+        await self.row(snapshot_id)
         row = await self._store.update(snapshot_id, name=name)
+        if row is None:
+            raise SnapshotNotFound(snapshot_id)
+        return snapshot_info(row)
+
+    async def set_persistence(self, snapshot_id: str, persistence: SnapshotPersistence) -> SnapshotInfo:
+        """From now on it is kept as long as this says."""
+        await self.row(snapshot_id)
+        kept = columns(persistence)
+        kept.pop("delete_event")
+        row = await self._store.update(snapshot_id, **kept)
         if row is None:
             raise SnapshotNotFound(snapshot_id)
         return snapshot_info(row)
@@ -92,18 +142,18 @@ class Snapshots:
     async def delete(self, snapshot_id: str) -> None:
         """Forget a snapshot; machines that were made from it keep what they stand on."""
         await self.ready(snapshot_id)
-        await self._store.delete(snapshot_id)
+        await self._store.update(snapshot_id, deleted_at=time.time_ns(), layer=None, checkpoint=None)
         self._lifecycle.sweep()
 
     async def row(self, snapshot_id: str) -> SnapshotRow:
         row = await self._store.get(snapshot_id)
-        if row is None:
+        if row is None or row.deleted_at is not None:
             raise SnapshotNotFound(snapshot_id)
         return row
 
     async def ready(self, snapshot_id: str) -> SnapshotRow:
         row = await self.row(snapshot_id)
-        if row.state != SnapshotState.READY:
+        if row.state not in USABLE:
             raise WrongSnapshotState(snapshot_id, row.state)
         return row
 
@@ -113,28 +163,31 @@ class Snapshots:
 
     async def sticky(self) -> Sequence[SnapshotRow]:
         rows = await self._store.list()
-        return [row for row in rows if row.persistence == Sticky().type and row.state == SnapshotState.READY]
+        kept = [row for row in rows if row.deleted_at is None and row.state in USABLE]
+        return [row for row in kept if row.persistence == Sticky().type]
 
     # Taking: `begin` and `take` are called in the machine's turn, `keep` after it
 
-    async def begin(
-        self, machine: MachineRow, name: str | None, persistence: SnapshotPersistence
-    ) -> SnapshotRow:
-        kept: dict[str, Any] = columns(persistence)
+    async def begin(self, machine: MachineRow, about: About) -> SnapshotRow:
+        kept: dict[str, Any] = columns(about.persistence)
         kept.pop("delete_event")
-        return await self._store.insert(
-            SnapshotRow(
-                id=f"sc-{new_id()}",
-                name=name,
-                state=SnapshotState.BUILDING,
-                source_machine=machine.id,
-                vcpus=machine.vcpus,
-                memory_mib=machine.memory_mib,
-                disk_gib=machine.disk_gib,
-                template=machine.template,
-                **kept,
-            )
+        row = SnapshotRow(
+            id=f"sc-{new_id()}",
+            name=about.name,
+            state=SnapshotState.BUILDING,
+            source_machine=machine.id,
+            vcpus=machine.vcpus,
+            memory_mib=machine.memory_mib,
+            disk_gib=machine.disk_gib,
+            template=machine.template,
+            account=machine.account,
+            build=about.build,
+            template_hash=about.template_hash,
+            failure=about.failure,
+            **kept,
         )
+        async with self._lifecycle.quotas.keeping(machine.account, self._store.count):
+            return await self._store.insert(row)
 
     async def take(self, snapshot: SnapshotRow, machine: MachineRow) -> Taken | None:
         """Freeze what a snapshot is to hold. Memory that is still to be written is for `keep`."""
@@ -146,7 +199,7 @@ class Snapshots:
             case _:
                 if machine.top is not None:
                     machine = await self._lifecycle.record_frozen(machine, top=None) or machine
-                await self._store.update(snapshot.id, layer=machine.layer, state=SnapshotState.READY)
+                await self._store.update(snapshot.id, layer=machine.layer, state=_complete(snapshot))
         return None
 
     async def _take_running(self, snapshot: SnapshotRow, machine: MachineRow) -> Taken:
@@ -167,7 +220,7 @@ class Snapshots:
         with self._lifecycle.layers.building(checkpoint):
             await in_thread(checkpoints.copy, folder(machine.checkpoint), folder(checkpoint))
             await self._store.update(
-                snapshot.id, layer=machine.layer, checkpoint=checkpoint, state=SnapshotState.READY
+                snapshot.id, layer=machine.layer, checkpoint=checkpoint, state=_complete(snapshot)
             )
 
     async def keep(self, snapshot: SnapshotRow, taken: Taken) -> None:
@@ -178,7 +231,7 @@ class Snapshots:
                 async with self._lifecycle.layers.reading():
                     (layer, *_) = await self._lifecycle.layers.chain(taken.machine.layer)
                     await self._checkpointing.keep(taken.moment, checkpoint, layer)
-                await self._store.update(snapshot.id, checkpoint=checkpoint, state=SnapshotState.READY)
+                await self._store.update(snapshot.id, checkpoint=checkpoint, state=_complete(snapshot))
         finally:
             taken.moment.close()
         self._checkpointing.merge_if_long(taken.machine)
@@ -188,7 +241,15 @@ class Snapshots:
         self._lifecycle.sweep()
 
     async def forget_unfinished(self) -> None:
-        """After a crash: nobody was told of snapshots that were not ready."""
+        """After a crash: nobody was told of snapshots that were not ready. Old ones are forgotten too."""
         for row in await self._store.list():
-            if row.state != SnapshotState.READY:
+            if row.state == SnapshotState.BUILDING or _long_gone(row):
                 await self._store.delete(row.id)
+
+
+def _complete(snapshot: SnapshotRow) -> SnapshotState:
+    return SnapshotState.READY if snapshot.failure is None else SnapshotState.FAILED
+
+
+def _long_gone(row: SnapshotRow) -> bool:
+    return row.deleted_at is not None and row.deleted_at < time.time_ns() - REMEMBERED

@@ -52,6 +52,26 @@ class MachineRow:
     recreate: bool = False
     active_at: int = 0
     """When it was last seen at work, in nanoseconds."""
+    account: str | None = None
+    """Whose it is; None for machines that nobody has taken yet, and for those of a program of one's own."""
+    purpose: str = "use"
+    """`build` for a machine in which a snapshot is made: its account does not see it."""
+    workdir: str | None = None
+    """Where commands run that do not say where."""
+    build: str | None = None
+    """The build that made what it was created from."""
+    request: str | None = None
+    """The request that it was created for."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What an account has: all its machines and disks, and the memory of those that are up."""
+
+    machines: int
+    up: int
+    disk_gib: int
+    memory_mib: int
 
 
 @dataclass(frozen=True)
@@ -108,9 +128,40 @@ class MachineStore(Rows[MachineRow]):
         async with self.engine.begin() as connection:
             return self._one(await connection.execute(statement))
 
-    async def list(self, *, excluding: Sequence[str] = ()) -> list[MachineRow]:
+    async def list(
+        self, *, excluding: Sequence[str] = (), account: str | None = None, purpose: str | None = None
+    ) -> list[MachineRow]:
         statement = sa.select(machines).where(machines.c.state.not_in(excluding))
+        if account is not None:
+            statement = statement.where(machines.c.account == account)
+        if purpose is not None:
+            statement = statement.where(machines.c.purpose == purpose)
         return await self._select(statement.order_by(machines.c.created_at))
+
+    async def usage(
+        self, account: str, *, not_up: Sequence[str], arriving: Sequence[str], without: str | None
+    ) -> Usage:
+        """What an account has, apart from one machine; those that are arriving count as up."""
+        up = sa.or_(machines.c.state.not_in(not_up), machines.c.id.in_(arriving))
+        statement = sa.select(
+            sa.func.count(),
+            sa.func.coalesce(sa.func.sum(sa.case((up, 1), else_=0)), 0),
+            sa.func.coalesce(sa.func.sum(machines.c.disk_gib), 0),
+            sa.func.coalesce(sa.func.sum(sa.case((up, machines.c.memory_mib), else_=0)), 0),
+        ).where(machines.c.account == account, machines.c.state != "deleted")
+        if without is not None:
+            statement = statement.where(machines.c.id != without)
+        async with self.engine.connect() as connection:
+            return Usage(*(await connection.execute(statement)).one())
+
+    async def count(self) -> dict[str, int]:
+        statement = sa.select(machines.c.state, sa.func.count().label("number")).group_by(machines.c.state)
+        async with self.engine.connect() as connection:
+            return {row.state: row.number for row in await connection.execute(statement)}
+
+    async def made_for(self, request: str) -> MachineRow | None:
+        found = await self._select(sa.select(machines).where(machines.c.request == request).limit(1))
+        return next(iter(found), None)
 
     async def slots(self) -> set[int]:
         async with self.engine.connect() as connection:

@@ -28,6 +28,13 @@ class SnapshotRow:
     priority: int | None = None
     created_at: int = 0
     used_at: int = 0
+    account: str | None = None
+    failure: str | None = None
+    """Why the build that it was to be the result of failed; it holds what there was by then."""
+    build: str | None = None
+    template_hash: str | None = None
+    """What it was built from; the newest of a hash is the one that is used again."""
+    deleted_at: int | None = None
 
 
 class SnapshotStore(Rows[SnapshotRow]):
@@ -38,5 +45,26 @@ class SnapshotStore(Rows[SnapshotRow]):
         now = time.time_ns()
         return await super().insert(dataclasses.replace(row, created_at=now, used_at=now))
 
-    async def list(self) -> list[SnapshotRow]:
-        return await self._select(sa.select(snapshots).order_by(snapshots.c.created_at))
+    async def list(self, account: str | None = None) -> list[SnapshotRow]:
+        statement = sa.select(snapshots).order_by(snapshots.c.created_at)
+        return await self._select(
+            statement if account is None else statement.where(snapshots.c.account == account)
+        )
+
+    async def newest(self, account: str, template_hash: str, state: str) -> SnapshotRow | None:
+        """The newest snapshot of an account that was built from this and is still there."""
+        same = (
+            snapshots.c.account == account,
+            snapshots.c.template_hash == template_hash,
+            snapshots.c.state == state,
+            snapshots.c.deleted_at.is_(None),
+        )
+        statement = sa.select(snapshots).where(*same).order_by(snapshots.c.created_at.desc()).limit(1)
+        return next(iter(await self._select(statement)), None)
+
+    async def count(self, account: str) -> int:
+        statement = sa.select(sa.func.count()).where(
+            snapshots.c.account == account, snapshots.c.deleted_at.is_(None)
+        )
+        async with self.engine.connect() as connection:
+            return (await connection.execute(statement)).scalar_one()

@@ -1,6 +1,19 @@
 """The tables. Migrations in `migrations/` bring a database to this shape."""
 
-from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Integer, MetaData, String, Table, Text, false
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    false,
+)
 
 metadata = MetaData()
 
@@ -36,6 +49,11 @@ machines = Table(
     Column("delete_event", String(16)),
     Column("recreate", Boolean, nullable=False, server_default=false()),
     Column("active_at", BigInteger, nullable=False, server_default="0"),
+    Column("account", String(36), index=True),
+    Column("purpose", String(8), nullable=False, server_default="use"),
+    Column("workdir", Text),
+    Column("build", String(24)),
+    Column("request", String(24)),
 )
 
 layers = Table(
@@ -65,4 +83,122 @@ snapshots = Table(
     Column("priority", Integer),
     Column("created_at", BigInteger, nullable=False),
     Column("used_at", BigInteger, nullable=False),
+    Column("account", String(36), index=True),
+    Column("failure", Text),
+    Column("build", String(24)),
+    Column("template_hash", String(64)),
+    Column("deleted_at", BigInteger),
+    Index("ix_snapshots_template_hash", "account", "template_hash"),
+)
+
+accounts = Table(
+    "accounts",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("name", Text, nullable=False, unique=True),
+    Column("limits", Text, nullable=False, server_default="{}"),
+    Column("created_at", BigInteger, nullable=False),
+)
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("id", String(20), primary_key=True),
+    Column("account", String(36), ForeignKey("accounts.id"), nullable=False, index=True),
+    Column("name", Text),
+    Column("hash", String(64), nullable=False, unique=True),
+    Column("hint", String(16), nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("used_at", BigInteger),
+    Column("revoked_at", BigInteger),
+)
+
+identities = Table(
+    "identities",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("account", String(36), ForeignKey("accounts.id"), nullable=False, index=True),
+    Column("managed", Boolean, nullable=False, server_default=false()),
+    Column("created_at", BigInteger, nullable=False),
+)
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column(
+        "identity", String(36), ForeignKey("identities.id", ondelete="CASCADE"), nullable=False, index=True
+    ),
+    Column("hash", String(64), nullable=False, unique=True),
+    Column("created_at", BigInteger, nullable=False),
+    Column("used_at", BigInteger),
+)
+
+vm_permissions = Table(
+    "vm_permissions",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("identity", String(36), ForeignKey("identities.id", ondelete="CASCADE"), nullable=False),
+    Column("machine", String(20), nullable=False, index=True),
+    Column("allowed_users", Text),
+    Column("granted_at", BigInteger, nullable=False),
+    Column("granted_by", String(36), nullable=False),
+    UniqueConstraint("identity", "machine", name="uq_vm_permissions"),
+)
+
+builds = Table(
+    "builds",
+    metadata,
+    Column("id", String(24), primary_key=True),
+    Column("account", String(36), nullable=False, index=True),
+    Column("request", String(24)),
+    Column("state", String(16), nullable=False, index=True),
+    Column("template_hash", String(64)),
+    Column("failure", Text),
+    Column("planned_phases", Text, nullable=False),
+    Column("started_at", BigInteger, nullable=False),
+    Column("finished_at", BigInteger),
+    Column("updated_at", BigInteger, nullable=False),
+)
+
+build_phases = Table(
+    "build_phases",
+    metadata,
+    Column("id", String(24), primary_key=True),
+    Column("build", String(24), ForeignKey("builds.id", ondelete="CASCADE"), nullable=False, index=True),
+    Column("position", Integer, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("snapshot", String(23)),
+    Column("started_at", BigInteger, nullable=False),
+)
+
+log_entries = Table(
+    "log_entries",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("account", String(36), nullable=False),
+    Column("at", BigInteger, nullable=False),
+    Column("message", Text, nullable=False),
+    Column("level", String(8), nullable=False, server_default="info"),
+    Column("source", String(16)),
+    Column("machine", String(20)),
+    Column("service", Text),
+    Column("request", String(24)),
+    Column("build", String(24)),
+    Index("ix_log_entries_time", "account", "at"),
+    Index("ix_log_entries_machine", "machine", "at"),
+    Index("ix_log_entries_request", "request", "at"),
+    Index("ix_log_entries_build", "build", "at"),
+)
+
+background_requests = Table(
+    "background_requests",
+    metadata,
+    Column("id", String(23), primary_key=True),
+    Column("account", String(36), nullable=False, index=True),
+    Column("state", String(16), nullable=False),
+    Column("status", Integer),
+    Column("answer", Text),
+    Column("created_at", BigInteger, nullable=False),
+    Column("finished_at", BigInteger),
 )

@@ -1,0 +1,92 @@
+"""Accounts and their API keys as rows."""
+
+import time
+from dataclasses import dataclass, replace
+
+import sqlalchemy as sa
+
+from stead.store.rows import Rows
+from stead.store.tables import accounts, api_keys
+
+
+@dataclass(frozen=True)
+class AccountRow:
+    """One account as it is recorded. `limits` is a JSON object of those that differ from the defaults."""
+
+    id: str
+    name: str
+    limits: str = "{}"
+    created_at: int = 0
+
+
+@dataclass(frozen=True)
+class KeyRow:
+    """One API key as it is recorded: its hash, and of the key itself only how it begins."""
+
+    id: str
+    account: str
+    name: str | None
+    hash: str
+    hint: str
+    created_at: int = 0
+    used_at: int | None = None
+    revoked_at: int | None = None
+
+
+class AccountStore(Rows[AccountRow]):
+    table = accounts
+    row = AccountRow
+
+    async def add(self, row: AccountRow) -> AccountRow | None:
+        """Record an account; None when its name is taken."""
+        try:
+            return await self.insert(replace(row, created_at=time.time_ns()))
+        except sa.exc.IntegrityError:
+            return None
+
+    async def by_name(self, name: str) -> AccountRow | None:
+        async with self.engine.connect() as connection:
+            return self._one(await connection.execute(sa.select(accounts).where(accounts.c.name == name)))
+
+    async def list(self) -> list[AccountRow]:
+        return await self._select(sa.select(accounts).order_by(accounts.c.created_at, accounts.c.id))
+
+    async def change_limits(self, account_id: str, before: str, after: str) -> AccountRow | None:
+        """Replace the limits if they are still those that were read; None when they are not."""
+        statement = (
+            accounts.update()
+            .where(accounts.c.id == account_id, accounts.c.limits == before)
+            .values(limits=after)
+            .returning(accounts)
+        )
+        async with self.engine.begin() as connection:
+            return self._one(await connection.execute(statement))
+
+
+class KeyStore(Rows[KeyRow]):
+    table = api_keys
+    row = KeyRow
+
+    async def add(self, row: KeyRow) -> KeyRow | None:
+        """Record a key; None when there is no such account."""
+        try:
+            return await self.insert(replace(row, created_at=time.time_ns()))
+        except sa.exc.IntegrityError:
+            return None
+
+    async def valid(self, key_hash: str) -> KeyRow | None:
+        """The key with this hash, unless it was revoked."""
+        statement = sa.select(api_keys).where(api_keys.c.hash == key_hash, api_keys.c.revoked_at.is_(None))
+        async with self.engine.connect() as connection:
+            return self._one(await connection.execute(statement))
+
+    async def list(self, account: str | None = None) -> list[KeyRow]:
+        statement = sa.select(api_keys).order_by(api_keys.c.created_at, api_keys.c.id)
+        return await self._select(
+            statement if account is None else statement.where(api_keys.c.account == account)
+        )
+
+    async def revoke(self, key_id: str) -> KeyRow | None:
+        """The key, revoked; when it was revoked before, that time stays."""
+        revoked_at = sa.func.coalesce(api_keys.c.revoked_at, time.time_ns())
+        return await self.update(key_id, revoked_at=revoked_at)

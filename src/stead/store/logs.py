@@ -1,0 +1,84 @@
+"""What happened, as rows that users can read."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from stead.store.tables import log_entries
+
+
+@dataclass(frozen=True)
+class LogRow:
+    """One line. `at` is in nanoseconds."""
+
+    account: str
+    at: int
+    message: str
+    level: str = "info"
+    source: str | None = None
+    machine: str | None = None
+    service: str | None = None
+    request: str | None = None
+    build: str | None = None
+    id: int | None = None
+
+
+@dataclass(frozen=True)
+class LogQuery:
+    """Which lines are wanted; times in nanoseconds, both ends included."""
+
+    account: str
+    since: int
+    until: int
+    machine: str | None = None
+    machines: tuple[str, ...] | None = None
+    """Only lines of these machines: what an identity may see."""
+    service: str | None = None
+    request: str | None = None
+    build: str | None = None
+    search: str | None = None
+    after: tuple[int, int] | None = None
+    """Where the page before ended: time and id."""
+    limit: int = 1000
+
+
+class LogStore:
+    def __init__(self, engine: AsyncEngine) -> None:
+        self.engine = engine
+
+    async def add(self, rows: Sequence[LogRow]) -> None:
+        values = [dataclasses.asdict(row) for row in rows]
+        for value in values:
+            del value["id"]
+        async with self.engine.begin() as connection:
+            await connection.execute(log_entries.insert(), values)
+
+    async def find(self, query: LogQuery) -> list[LogRow]:
+        """The oldest lines that fit, in the order in which they were written."""
+        columns = log_entries.c
+        wanted = [columns.account == query.account, columns.at >= query.since, columns.at <= query.until]
+        for column, value in (
+            (columns.machine, query.machine),
+            (columns.service, query.service),
+            (columns.request, query.request),
+            (columns.build, query.build),
+        ):
+            if value is not None:
+                wanted.append(column == value)
+        if query.machines is not None:
+            wanted.append(columns.machine.in_(query.machines))
+        if query.search:
+            wanted.append(columns.message.icontains(query.search, autoescape=True))
+        if query.after is not None:
+            wanted.append(sa.tuple_(columns.at, columns.id) > sa.tuple_(*map(sa.literal, query.after)))
+        statement = sa.select(log_entries).where(*wanted).order_by(columns.at, columns.id)
+        async with self.engine.connect() as connection:
+            found = await connection.execute(statement.limit(query.limit))
+            return [LogRow(**row._mapping) for row in found]
+
+    async def prune(self, before: int) -> None:
+        async with self.engine.begin() as connection:
+            await connection.execute(log_entries.delete().where(log_entries.c.at < before))

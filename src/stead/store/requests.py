@@ -1,0 +1,44 @@
+"""Calls that go on after their client was told to ask again, as rows."""
+
+import time
+from dataclasses import dataclass, replace
+
+import sqlalchemy as sa
+
+from stead.store.rows import Rows
+from stead.store.tables import background_requests
+
+
+@dataclass(frozen=True)
+class RequestRow:
+    """One call. `answer` is the JSON body that it ended with."""
+
+    id: str
+    account: str
+    state: str = "pending"
+    status: int | None = None
+    answer: str | None = None
+    created_at: int = 0
+    finished_at: int | None = None
+
+
+class RequestStore(Rows[RequestRow]):
+    table = background_requests
+    row = RequestRow
+
+    async def insert(self, row: RequestRow) -> RequestRow:
+        return await super().insert(replace(row, created_at=time.time_ns()))
+
+    async def finish(self, request_id: str, status: int, answer: str) -> None:
+        await self.update(request_id, state="done", status=status, answer=answer, finished_at=time.time_ns())
+
+    async def pending(self) -> list[RequestRow]:
+        return await self._select(
+            sa.select(background_requests).where(background_requests.c.state == "pending")
+        )
+
+    async def prune(self, before: int) -> None:
+        async with self.engine.begin() as connection:
+            await connection.execute(
+                background_requests.delete().where(background_requests.c.finished_at < before)
+            )
