@@ -1,0 +1,1 @@
+"""Who may do what: accounts and their keys, identities with tokens and permissions."""
