@@ -42,7 +42,11 @@ func start(t *testing.T) *harness {
 	launcher, err := newLauncher(nil)
 	must(t, err)
 	users := &accounts{root: filepath.Dir(etc)}
-	a := &agent{identity: newIdentity(t.TempDir()), executions: newExecutions(users, launcher), files: &files{accounts: users}}
+	terminals := newTerminals(users, t.TempDir())
+	a := &agent{
+		identity: newIdentity(t.TempDir()), executions: newExecutions(users, launcher, terminals),
+		files: &files{accounts: users}, terminals: terminals, watches: newWatches(users, t.TempDir()),
+	}
 	server := httptest.NewServer(a.handler())
 	t.Cleanup(server.Close)
 	return &harness{t, a, server.URL}

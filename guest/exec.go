@@ -28,6 +28,7 @@ type execRequest struct {
 	Stdin     string            `json:"stdin"`
 	StdinB64  []byte            `json:"stdin_b64"`
 	TimeoutMs int64             `json:"timeout_ms"`
+	Terminal  string            `json:"terminal"`
 }
 
 type execResult struct {
@@ -40,9 +41,10 @@ type execResult struct {
 
 // executions are the commands that run now.
 type executions struct {
-	accounts *accounts
-	launcher *launcher
-	oom      *oomLog
+	accounts  *accounts
+	launcher  *launcher
+	terminals *terminals
+	oom       *oomLog
 
 	mu     sync.Mutex
 	prefix string
@@ -51,10 +53,11 @@ type executions struct {
 	byPID  map[int]*execution
 }
 
-func newExecutions(accounts *accounts, launcher *launcher) *executions {
+func newExecutions(accounts *accounts, launcher *launcher, terminals *terminals) *executions {
 	e := &executions{
-		accounts: accounts,
-		launcher: launcher,
+		accounts:  accounts,
+		launcher:  launcher,
+		terminals: terminals,
 		// An id of an agent before this one must not name a command of ours.
 		prefix: strconv.FormatInt(time.Now().UnixNano(), 36) + "-",
 		byID:   map[string]*execution{},
@@ -188,14 +191,25 @@ func (e *executions) handleExec(w http.ResponseWriter, r *http.Request) {
 		writeError(w, err)
 		return
 	}
+	var record *terminal
+	if request.Terminal != "" {
+		if record, err = e.terminals.record(request.Terminal, actor); err != nil {
+			writeError(w, err)
+			return
+		}
+	}
 	running, err := e.launcher.launch(&request, actor)
 	if err != nil {
+		if record != nil {
+			record.release()
+			record.release()
+		}
 		writeError(w, err)
 		return
 	}
 	e.add(running)
 	w.Header().Set("Content-Type", "application/octet-stream")
-	frames := &frameWriter{out: w}
+	frames := &frameWriter{out: w, record: record}
 	frame := append(make([]byte, frameHeader, 96), `{"id":"`+running.id+`","pid":`+strconv.Itoa(running.pid)+`}`...)
 	// A short command is answered in one packet; a caller that has to feed or may cancel it learns the id in time.
 	frames.send(frameStarted, frame, request.Stdin == "stream")

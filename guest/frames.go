@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/binary"
+	"io"
 	"net/http"
 	"sync"
 )
@@ -17,9 +18,10 @@ const (
 
 // frameWriter sends frames of several goroutines over one answer.
 type frameWriter struct {
-	mu   sync.Mutex
-	out  http.ResponseWriter
-	gone bool
+	mu     sync.Mutex
+	out    http.ResponseWriter
+	record *terminal // nil for most commands
+	gone   bool
 }
 
 // send fills in the header, for which the first frameHeader bytes of frame are reserved.
@@ -29,6 +31,9 @@ func (f *frameWriter) send(kind byte, frame []byte, flush bool) {
 	binary.BigEndian.PutUint32(frame[4:], uint32(len(frame)-frameHeader))
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.record != nil && kind != frameStarted && kind != frameResult {
+		f.record.write(kind, frame[frameHeader:])
+	}
 	if f.gone {
 		return
 	}
@@ -61,4 +66,22 @@ func (f *frameWriter) flushLocked() {
 	if err := http.NewResponseController(f.out).Flush(); err != nil {
 		f.gone = true
 	}
+}
+
+// rest is where output goes that comes after the command's end: to its terminal if it has one.
+func (f *frameWriter) rest(kind byte) io.Writer {
+	if f.record == nil {
+		return io.Discard
+	}
+	return terminalStream{f.record, kind}
+}
+
+type terminalStream struct {
+	terminal *terminal
+	kind     byte
+}
+
+func (s terminalStream) Write(data []byte) (int, error) {
+	s.terminal.write(s.kind, data)
+	return len(data), nil
 }

@@ -52,10 +52,13 @@ func run(address string) error {
 		return err
 	}
 	accounts := &accounts{}
+	terminals := newTerminals(accounts, "")
 	agent := &agent{
 		identity:   newIdentity(""),
-		executions: newExecutions(accounts, launcher),
+		executions: newExecutions(accounts, launcher, terminals),
 		files:      &files{accounts: accounts},
+		terminals:  terminals,
+		watches:    newWatches(accounts, "/"),
 	}
 	go agent.executions.oom.follow()
 	var listener net.Listener

@@ -29,13 +29,18 @@ type agent struct {
 	identity   *identity
 	executions *executions
 	files      *files
+	terminals  *terminals
+	watches    *watches
 }
 
 func (a *agent) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/health", a.handleHealth)
 	mux.HandleFunc("GET /v1/oom", a.executions.oom.handleList)
-	mux.HandleFunc("POST /v1/identity", a.identity.handleApply)
+	mux.HandleFunc("POST /v1/identity", func(w http.ResponseWriter, r *http.Request) {
+		a.watches.endAll()
+		a.identity.handleApply(w, r)
+	})
 	mux.HandleFunc("POST /v1/exec", a.executions.handleExec)
 	mux.HandleFunc("POST /v1/exec/{id}/stdin", a.executions.handleStdin)
 	mux.HandleFunc("DELETE /v1/exec/{id}", a.executions.handleKill)
@@ -48,6 +53,9 @@ func (a *agent) handler() http.Handler {
 	mux.HandleFunc("POST /v1/move", a.files.answer(a.files.move))
 	mux.HandleFunc("GET /v1/archive", a.files.answer(a.files.pack))
 	mux.HandleFunc("PUT /v1/archive", a.files.answer(a.files.unpack))
+	mux.HandleFunc("GET /v1/watch", a.watches.handleWatch)
+	mux.HandleFunc("GET /v1/terminals", a.terminals.handleList)
+	mux.HandleFunc("GET /v1/terminals/{name}", a.terminals.handleOutput)
 	mux.HandleFunc("POST /v1/sync", handleSync)
 	mux.HandleFunc("POST /v1/shutdown", handleShutdown)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {

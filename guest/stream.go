@@ -45,12 +45,18 @@ func (s *stream) end() {
 // forward sends what the command prints, then keeps the pipe open for background children that still hold it.
 func (s *stream) forward(frames *frameWriter, kind byte, done *sync.WaitGroup) {
 	more := s.copy(frames, kind)
-	done.Done()
 	if more {
+		done.Done()
 		s.file.SetReadDeadline(time.Time{})
-		io.CopyBuffer(io.Discard, readOnly{s.file}, make([]byte, 4096))
+		io.CopyBuffer(frames.rest(kind), readOnly{s.file}, make([]byte, 4096))
 	}
 	s.file.Close()
+	if frames.record != nil {
+		frames.record.release()
+	}
+	if !more {
+		done.Done()
+	}
 }
 
 // copy reports whether someone still holds the pipe's other end.

@@ -80,6 +80,8 @@ class ExecRequest:
     stdin: bytes | AsyncIterator[bytes] | None = None
     user: str | None = None
     timeout: float | None = None
+    terminal: str | None = None
+    """The guest also records the output, under this name."""
 
     def __post_init__(self) -> None:
         if not self.command or not self.command[0]:
@@ -124,6 +126,8 @@ class ExecRequest:
             request |= {"stdin": "inline", "stdin_b64": base64.b64encode(self.stdin).decode()}
         if self.timeout is not None:
             request["timeout_ms"] = max(1, round(self.timeout * 1000))
+        if self.terminal is not None:
+            request["terminal"] = self.terminal
         return json.dumps(request).encode()
 
     @property

@@ -1,0 +1,188 @@
+package main
+
+import (
+	"encoding/binary"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"unsafe"
+)
+
+// The parts of linux/fanotify.h that a watch needs.
+const (
+	fanCloexec  = 0x1
+	fanNonblock = 0x2
+	// FAN_REPORT_DFID_NAME_TARGET: the folder's handle, the name in it, and the handle of what has that name.
+	fanReportNames = 0x200 | 0x400 | 0x800 | 0x1000
+
+	fanMarkAdd        = 0x1
+	fanMarkFilesystem = 0x100
+
+	fanModify    = 0x2
+	fanAttrib    = 0x4
+	fanMovedFrom = 0x40
+	fanMovedTo   = 0x80
+	fanCreate    = 0x100
+	fanDelete    = 0x200
+	fanOverflow  = 0x4000
+	fanOnFolder  = 0x40000000
+	fanWatched   = fanModify | fanAttrib | fanMovedFrom | fanMovedTo | fanCreate | fanDelete | fanOnFolder
+
+	infoTarget     = 1
+	infoFolderName = 2
+
+	eventHeader  = 24
+	infoHeader   = 12 // kind, padding, length, file system id
+	handleHeader = 8  // size and type
+)
+
+// notices is the kernel's queue of changes on one file system. It is bounded: when nobody reads it, it fills up
+// and the kernel says that changes were lost.
+type notices struct {
+	file   *os.File
+	conn   syscall.RawConn
+	folder int // any open folder of the file system, to open others by their handles
+	buffer []byte
+}
+
+// notice is one change: of which name in which folder. Handles are the kernel's bytes.
+type notice struct {
+	mask   uint64
+	folder string
+	name   string
+	target string
+	held   bool
+}
+
+func openNotices(path string) (*notices, error) {
+	group, _, number := syscall.Syscall(syscall.SYS_FANOTIFY_INIT, fanCloexec|fanNonblock|fanReportNames, syscall.O_RDONLY, 0)
+	if number == syscall.EMFILE {
+		return nil, &apiError{503, "busy", "the machine has no room for one more watch"}
+	}
+	if number != 0 {
+		return nil, fmt.Errorf("fanotify_init: %w", number)
+	}
+	n := &notices{file: os.NewFile(group, "fanotify"), buffer: make([]byte, 64<<10)}
+	var err error
+	if n.conn, err = n.file.SyscallConn(); err != nil {
+		n.file.Close()
+		return nil, err
+	}
+	if n.folder, err = syscall.Open(path, syscall.O_RDONLY|syscall.O_DIRECTORY|syscall.O_CLOEXEC, 0); err != nil {
+		n.file.Close()
+		return nil, err
+	}
+	_, _, number = syscall.Syscall6(syscall.SYS_FANOTIFY_MARK, group, fanMarkAdd|fanMarkFilesystem, fanWatched, uintptr(n.folder), 0, 0)
+	if number != 0 {
+		n.close()
+		return nil, fmt.Errorf("fanotify_mark: %w", number)
+	}
+	return n, nil
+}
+
+// end makes a read that waits return; it may come from any goroutine, and more than once.
+func (n *notices) end() { n.file.Close() }
+
+func (n *notices) close() {
+	n.end()
+	syscall.Close(n.folder)
+}
+
+// wait blocks until there is something and returns it.
+func (n *notices) wait(into []notice) ([]notice, error) {
+	var got int
+	var failed error
+	err := n.conn.Read(func(fd uintptr) bool {
+		got, failed = n.read(fd)
+		return failed != syscall.EAGAIN
+	})
+	if err == nil {
+		err = failed
+	}
+	if err != nil {
+		return into, err
+	}
+	return parseNotices(into, n.buffer[:got]), nil
+}
+
+func (n *notices) read(fd uintptr) (got int, err error) {
+	for {
+		if got, err = syscall.Read(int(fd), n.buffer); err != syscall.EINTR {
+			return got, err
+		}
+	}
+}
+
+// more returns what is there now, up to about as many as asked for; drained says that nothing is left.
+func (n *notices) more(into []notice, limit int) (_ []notice, drained bool, err error) {
+	for len(into) < limit {
+		var got int
+		var failed error
+		if err := n.conn.Control(func(fd uintptr) { got, failed = n.read(fd) }); err != nil {
+			return into, false, err
+		}
+		if failed == syscall.EAGAIN {
+			return into, true, nil
+		}
+		if failed != nil {
+			return into, false, failed
+		}
+		into = parseNotices(into, n.buffer[:got])
+	}
+	return into, false, nil
+}
+
+func parseNotices(into []notice, raw []byte) []notice {
+	for len(raw) >= eventHeader {
+		length := int(binary.NativeEndian.Uint32(raw))
+		if length < eventHeader || length > len(raw) {
+			break
+		}
+		found := notice{mask: binary.NativeEndian.Uint64(raw[8:])}
+		for info := raw[binary.NativeEndian.Uint16(raw[6:]):length]; len(info) >= infoHeader+handleHeader; {
+			size := int(binary.NativeEndian.Uint16(info[2:]))
+			if size < infoHeader+handleHeader || size > len(info) {
+				break
+			}
+			handle := handleHeader + int(binary.NativeEndian.Uint32(info[infoHeader:]))
+			if infoHeader+handle <= size {
+				switch info[0] {
+				case infoTarget:
+					found.target = string(info[infoHeader : infoHeader+handle])
+				case infoFolderName:
+					found.folder = string(info[infoHeader : infoHeader+handle])
+					found.name, _, _ = strings.Cut(string(info[infoHeader+handle:size]), "\x00")
+				}
+			}
+			info = info[size:]
+		}
+		// What has no folder is an inode without a name any more, such as the rest of a deleted file.
+		if found.folder != "" || found.mask&fanOverflow != 0 {
+			into = append(into, found)
+		}
+		raw = raw[length:]
+	}
+	return into
+}
+
+// path finds where a folder is now; a folder that was deleted is nowhere.
+func (n *notices) path(handle string) (string, bool) {
+	raw := []byte(handle)
+	fd, _, number := syscall.Syscall(sysOpenByHandleAt, uintptr(n.folder), uintptr(unsafe.Pointer(&raw[0])), oPath|syscall.O_CLOEXEC)
+	if number != 0 {
+		return "", false
+	}
+	defer syscall.Close(int(fd))
+	path, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
+	if err != nil || path[0] != '/' {
+		return "", false
+	}
+	if strings.HasSuffix(path, " (deleted)") {
+		var stat syscall.Stat_t
+		if syscall.Fstat(int(fd), &stat) != nil || stat.Nlink == 0 {
+			return "", false
+		}
+	}
+	return path, true
+}

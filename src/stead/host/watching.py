@@ -1,0 +1,59 @@
+"""Changes of a guest's files, told as they happen."""
+
+import base64
+import contextlib
+import json
+import os
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+from typing import Literal
+
+import httpcore2
+
+from stead.errors import GuestUnreachable
+from stead.host.agent import Agent
+
+Kind = Literal["create", "change", "delete", "moved_from", "moved_to", "overflow"]
+
+
+@dataclass(frozen=True)
+class FileEvent:
+    """A change of what is at a path: of the file's content or attributes, or of its being there.
+
+    `overflow` says that changes were lost because they were not read in time; its path is `/`.
+    Paths are text with undecodable bytes kept (os.fsencode gives them back).
+    """
+
+    kind: Kind
+    path: str
+
+
+@contextlib.asynccontextmanager
+async def watch(agent: Agent, user: str | None = None) -> AsyncIterator[AsyncGenerator[FileEvent, None]]:
+    """The changes on the guest's disk that a Linux user may see, from the moment that the block is entered.
+
+    The events end with the block. GuestUnreachable is raised from them when the guest is gone or asleep.
+    """
+    async with (
+        agent.stream("GET", "/v1/watch", user=user) as response,
+        contextlib.aclosing(_events(response)) as events,
+    ):
+        yield events
+
+
+async def _events(response: httpcore2.Response) -> AsyncGenerator[FileEvent, None]:
+    rest = b""
+    try:
+        async for chunk in response.aiter_stream():
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                yield _event(line)
+    except (httpcore2.NetworkError, httpcore2.ProtocolError) as error:
+        raise GuestUnreachable("the guest cannot tell of changes any more") from error
+    raise GuestUnreachable("the guest agent stopped telling of changes")
+
+
+def _event(line: bytes) -> FileEvent:
+    told = json.loads(line)
+    path = base64.b64decode(told.get("path_b64", "Lw=="))
+    return FileEvent(told["event"], os.fsdecode(path))

@@ -1,0 +1,126 @@
+"""Named terminals: what commands printed is kept inside the machine, under a name.
+
+They go with the machine: through sleep, forks, snapshots and stops. A terminal belongs to the Linux user who
+first ran something in it; root sees all.
+"""
+
+import base64
+import json
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import quote
+
+from stead.errors import GuestError, InvalidRequest
+from stead.host.execution import DEFAULT_OUTPUT_LIMIT, ExecRequest, ExecResult, collect
+from stead.machines.machine import Machine
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True)
+class TerminalInfo:
+    """A terminal; it is running while anything that was started in it may still print."""
+
+    name: str
+    user: str
+    status: Literal["running", "exited"]
+    created_at: float
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """A line, without its end, and when it began to be printed."""
+
+    text: str
+    at: float
+
+
+@dataclass(frozen=True)
+class _Piece:
+    at: float
+    data: bytes
+
+
+async def run(
+    machine: Machine,
+    name: str,
+    command: str | Sequence[str],
+    *,
+    cwd: str = "/",
+    env: Mapping[str, str] | None = None,
+    stdin: bytes | AsyncIterator[bytes] | None = None,
+    user: str | None = None,
+    timeout: float | None = None,
+    output_limit: int = DEFAULT_OUTPUT_LIMIT,
+) -> ExecResult:
+    """Run a command to its end, like `Machine.exec`. The guest records what it and its children print.
+
+    A terminal of that name is made if there is none; of more than 64 the oldest is forgotten.
+    """
+    if not _NAME.fullmatch(name):
+        raise InvalidRequest(
+            f"{name!r} is not a name for a terminal: it has up to 64 letters, digits and . _ -"
+        )
+    request = ExecRequest(command, cwd, env or {}, stdin, user, timeout, terminal=name)
+    return await collect(await machine.agent(), request, output_limit)
+
+
+async def find(machine: Machine, user: str | None = None) -> list[TerminalInfo]:
+    """The terminals that a user may see, the oldest first."""
+    agent = await machine.agent()
+    answer = await agent.call("GET", "/v1/terminals", user=user)
+    return [
+        TerminalInfo(
+            name=entry["name"],
+            user=entry["user"],
+            status="running" if entry["running"] else "exited",
+            created_at=entry["created_ms"] / 1000,
+        )
+        for entry in answer["terminals"]
+    ]
+
+
+async def output(machine: Machine, name: str, user: str | None = None) -> bytes:
+    """What was printed, both streams as they came: about the last MiB of it."""
+    return b"".join(piece.data for piece in await _pieces(machine, name, user))
+
+
+async def logs(machine: Machine, name: str, user: str | None = None) -> list[LogLine]:
+    """What was printed, in lines."""
+    lines: list[LogLine] = []
+    begun, began = bytearray(), 0.0
+    for piece in await _pieces(machine, name, user):
+        for part in _parts(piece.data):
+            if not begun:
+                began = piece.at
+            begun += part
+            if part.endswith(b"\n"):
+                lines.append(_line(begun, began))
+                begun.clear()
+    if begun:
+        lines.append(_line(begun, began))
+    return lines
+
+
+def _parts(data: bytes) -> list[bytes]:
+    *whole, rest = data.split(b"\n")
+    return [*(line + b"\n" for line in whole), *([rest] if rest else [])]
+
+
+def _line(data: bytes | bytearray, at: float) -> LogLine:
+    return LogLine(bytes(data).removesuffix(b"\n").removesuffix(b"\r").decode(errors="replace"), at)
+
+
+async def _pieces(machine: Machine, name: str, user: str | None) -> list[_Piece]:
+    if not _NAME.fullmatch(name):
+        raise GuestError("not_found", f"no terminal {name!r}")
+    agent = await machine.agent()
+    async with agent.stream("GET", f"/v1/terminals/{quote(name, safe='')}", user=user) as response:
+        content = await response.aread()
+    pieces = []
+    for line in content.splitlines():
+        piece = json.loads(line)
+        pieces.append(_Piece(piece["at_ms"] / 1000, base64.b64decode(piece["data_b64"])))
+    return pieces
