@@ -1,0 +1,1 @@
+"""Builds: from the spec of a machine or a snapshot to the thing itself."""

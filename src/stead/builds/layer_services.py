@@ -1,0 +1,271 @@
+"""The services of a layer: written, started in systemd's order, waited for, and asked what went wrong."""
+
+import asyncio
+import contextlib
+import json
+import secrets
+from collections.abc import AsyncIterator, Collection, Sequence
+from dataclasses import dataclass
+
+from stead.builds.errors import Diagnostics, ServiceLog, ServiceStates, SetupFailed
+from stead.builds.records import Record
+from stead.builds.spec import Service, ServicePatch
+from stead.builds.units import (
+    FOLDER,
+    passing_file,
+    passing_requirement,
+    passing_units,
+    patch_unit,
+    reference,
+    service_unit,
+)
+from stead.builds.validation import unit_name
+from stead.errors import SteadError
+from stead.host.execution import Ended, ExecResult
+from stead.machines.machine import Machine
+
+_ASK_TIMEOUT = 120.0
+_DRAIN_TIMEOUT = 15.0
+_LOG_LINES = 100
+_LOG_CHARACTERS = 16_000
+_MOST_LOGS = 8
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """How long services are waited for: oneshots until they have ended, others until they are ready.
+
+    None is without end, 0 not at all. When the time is over, `must` says whether that is a failure.
+    """
+
+    timeout: float | None = None
+    must: bool = True
+
+
+@dataclass(frozen=True)
+class UnitState:
+    unit: str
+    load: str
+    active: str
+    sub: str
+    result: str
+    exit_status: str
+    job: str
+
+    @property
+    def failed(self) -> bool:
+        """A unit that has removed itself is active, although its file is not there."""
+        return self.active == "failed" or (self.load != "loaded" and self.active == "inactive")
+
+    @property
+    def late(self) -> bool:
+        return self.active not in ("active", "inactive") or self.job not in ("", "0")
+
+    def __str__(self) -> str:
+        if self.load == "not-found":
+            return f"{self.unit} is not there"
+        if self.load != "loaded":
+            return f"{self.unit} has an error in its unit file"
+        if self.result == "exit-code":
+            return f"{self.unit} failed: exit code {self.exit_status}"
+        if self.result not in ("", "success"):
+            return f"{self.unit} failed: {self.result}"
+        return f"{self.unit} is {self.active} ({self.sub})"
+
+
+class LayerServices:
+    """The services of a layer in one machine."""
+
+    def __init__(
+        self, machine: Machine, services: Sequence[Service], patches: Sequence[ServicePatch] = ()
+    ) -> None:
+        self._machine = machine
+        self._services = services
+        self._patches = patches
+        self._own = {unit_name(service.name) for service in services}
+        self._passing = passing_units(services)
+
+    async def install(self) -> None:
+        """Write unit files and drop-ins and have systemd read them; what is wanted at boot is enabled."""
+        files = self._machine.files()
+        for service in self._services:
+            unit = unit_name(service.name)
+            text = service_unit(service, self._own, self._passing)
+            await files.write(f"{FOLDER}/{unit}", text.encode(), mode=0o644)
+            for required in {reference(name, self._own) for name in service.requires} & self._passing:
+                drop_in = passing_requirement(required).encode()
+                await files.write(passing_file(unit, required), drop_in, mode=0o644)
+        for patch in self._patches:
+            drop_in = patch_unit(patch, self._own).encode()
+            await files.write(f"{FOLDER}/{unit_name(patch.name)}.d/stead.conf", drop_in, mode=0o644)
+        await self._check_patched()
+        enabled = [unit_name(service.name) for service in self._services if service.enable is not False]
+        enabled += [unit_name(patch.name) for patch in self._patches if patch.enable]
+        # Enabling makes systemd read its files anew by itself.
+        await self._systemctl(*(("enable", *enabled) if enabled else ("daemon-reload",)))
+        disabled = [unit_name(patch.name) for patch in self._patches if patch.enable is False]
+        if disabled:
+            await self._systemctl("disable", "--now", *disabled)
+        for patch in self._patches:
+            for target in patch.wanted_by or ():
+                await self._systemctl("add-wants", reference(target, self._own), unit_name(patch.name))
+
+    async def start(self, record: Record, waiting: Waiting) -> None:
+        """Start what is to run, in dependency order. SetupFailed, with diagnostics, when something fails."""
+        units = [unit_name(service.name) for service in self._services if service.enable is not False]
+        units += [unit_name(patch.name) for patch in self._patches if patch.enable]
+        # Others that were changed go on with the change, if they run.
+        changed = [unit_name(patch.name) for patch in self._patches if patch.enable is None]
+        changed = [unit for unit in changed if unit not in units]
+        try:
+            if changed:
+                await self._systemctl("try-restart", *changed)
+            if units:
+                await self._start(record, units, waiting)
+        except SetupFailed as error:
+            error.diagnostics = await self._diagnose(units + changed)
+            for log in error.diagnostics["failedServiceLogs"]:
+                await record.note(f"the log of {log['unitName']}:\n{log['log']}", service=log["unitName"])
+            raise
+
+    async def _start(self, record: Record, units: list[str], waiting: Waiting) -> None:
+        """`restart`, because a service of the same name may run since a layer below."""
+        if waiting.timeout == 0:
+            result = await self._run("systemctl", "restart", "--no-block", "--", *units)
+            if not result.ok:
+                raise _refused(result)
+            self._judge(await self._states(units))
+            return
+        async with self._following(record, units):
+            command = ["systemctl", "restart", "--", *units]
+            result = await self._machine.exec(command, timeout=waiting.timeout)
+        states = await self._states(units)
+        self._judge(states)
+        if result.timed_out:
+            late = ", ".join(state.unit for state in states if state.late)
+            text = f"not ready within {waiting.timeout:g} s: {late or 'systemd is at work'}"
+            if waiting.must:
+                raise SetupFailed("services", text)
+            await record.note(f"{text}; the machine goes on without waiting", level="warn")
+        elif not result.ok:
+            down = next((state for state in states if state.late), None)
+            raise _refused(result) if down is None else SetupFailed("services", str(down))
+        else:
+            await self._forget_passing()
+
+    async def _forget_passing(self) -> None:
+        """Units that have removed themselves are let go of; what depended on them no longer does."""
+        gone = sorted(self._passing)
+        if gone:
+            await self._systemctl("daemon-reload")
+            await self._run("systemctl", "stop", "--", *gone)
+
+    def _judge(self, states: Sequence[UnitState]) -> None:
+        failed = [state for state in states if state.failed]
+        if failed:
+            raise SetupFailed("services", str(failed[0]))
+
+    async def _check_patched(self) -> None:
+        units = [unit_name(patch.name) for patch in self._patches]
+        for state in await self._states(units) if units else ():
+            if state.load == "not-found":
+                raise SetupFailed("services", f"there is no {state.unit} to be changed")
+
+    # What systemd says
+
+    async def _states(self, units: Sequence[str]) -> list[UnitState]:
+        names = ("LoadState", "ActiveState", "SubState", "Result", "ExecMainStatus", "Job")
+        wanted = f"--property={','.join(names)}"
+        result = await self._run("systemctl", "show", "--no-pager", wanted, "--", *units)
+        states = []
+        for unit, block in zip(units, result.stdout.decode(errors="replace").split("\n\n"), strict=False):
+            facts = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+            states.append(UnitState(unit, *(facts.get(name, "") for name in names)))
+        return states
+
+    async def _diagnose(self, units: Collection[str]) -> Diagnostics:
+        """How all services are, and the last lines of those that failed, or are ours and did not come up."""
+        found: dict[tuple[str, str], list[str]] = {}
+        logs: list[ServiceLog] = []
+        with contextlib.suppress(SteadError, ValueError):
+            arguments = ("list-units", "--type=service", "--all", "--no-pager", "--output=json")
+            listed = json.loads((await self._run("systemctl", *arguments)).stdout)
+            for each in listed:
+                found.setdefault((each["active"], each["sub"]), []).append(each["unit"])
+            bad = [each["unit"] for each in listed if each["active"] in ("failed", "activating")]
+            bad.sort(key=lambda unit: unit not in units)
+            for unit in bad[:_MOST_LOGS]:
+                logs.append(ServiceLog(unitName=unit, log=await self._log(unit)))
+        states = [
+            ServiceStates(activeState=active, subState=sub, services=sorted(names))
+            for (active, sub), names in sorted(found.items())
+        ]
+        return Diagnostics(serviceStates=states, failedServiceLogs=logs)
+
+    async def _log(self, unit: str) -> str:
+        command = ["journalctl", "--no-pager", "--output=cat", f"--lines={_LOG_LINES}", f"--unit={unit}"]
+        result = await self._run(*command)
+        return result.stdout.decode(errors="replace").strip()[-_LOG_CHARACTERS:]
+
+    @contextlib.asynccontextmanager
+    async def _following(self, record: Record, units: Sequence[str]) -> AsyncIterator[None]:
+        """What these units print while the block lasts goes into the build's log, to the last line."""
+        mark = f"stead-{secrets.token_hex(8)}"
+        since = (await self._run("date", "+%s.%6N")).stdout.decode().strip()
+        follower = asyncio.create_task(self._follow(record, units, since, mark))
+        try:
+            yield
+            # Whatever was logged before the mark has been read when the mark is.
+            await self._run("systemd-cat", "--identifier", mark, "echo", "end")
+            await asyncio.wait({follower}, timeout=_DRAIN_TIMEOUT)
+        finally:
+            follower.cancel()
+            await asyncio.gather(follower, return_exceptions=True)
+
+    async def _follow(self, record: Record, units: Sequence[str], since: str, mark: str) -> None:
+        matches = [word for unit in units for word in (f"_SYSTEMD_UNIT={unit}", "+", f"UNIT={unit}", "+")]
+        fields = "--output-fields=MESSAGE,SYSLOG_IDENTIFIER,_SYSTEMD_UNIT,UNIT"
+        command = ["journalctl", "--follow", "--no-tail", "--output=json", fields, f"--since=@{since}"]
+        rest = b""
+        stream = self._machine.stream([*command, *matches, f"SYSLOG_IDENTIFIER={mark}"])
+        async with contextlib.aclosing(stream) as events:
+            async for event in events:
+                if isinstance(event, Ended) or event.stream != "stdout":
+                    continue
+                *lines, rest = (rest + event.data).split(b"\n")
+                for line in lines:
+                    entry = _entry(line)
+                    if entry.get("SYSLOG_IDENTIFIER") == mark:
+                        return
+                    message = _message(entry.get("MESSAGE"))
+                    unit = entry.get("UNIT") or entry.get("_SYSTEMD_UNIT")
+                    if message:
+                        await record.note(message, service=str(unit) if unit else None)
+
+    async def _systemctl(self, verb: str, *arguments: str) -> None:
+        result = await self._run("systemctl", "--quiet", verb, *arguments)
+        if not result.ok:
+            raise _refused(result)
+
+    async def _run(self, *command: str) -> ExecResult:
+        return await self._machine.exec(command, timeout=_ASK_TIMEOUT)
+
+
+def _refused(result: ExecResult) -> SetupFailed:
+    said = result.stderr.decode(errors="replace").strip() or "systemd did not answer in time"
+    return SetupFailed("services", said[-2000:])
+
+
+def _entry(line: bytes) -> dict[str, object]:
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return {}
+    return entry if isinstance(entry, dict) else {}
+
+
+def _message(value: object) -> str:
+    """A line of the journal; one that is not text comes as numbers."""
+    if isinstance(value, list):
+        value = bytes(number for number in value if isinstance(number, int)).decode(errors="replace")
+    return str(value or "").strip()

@@ -1,0 +1,106 @@
+"""From what was asked for to what has to be done, in order."""
+
+from dataclasses import dataclass, replace
+
+from stead.builds.dockerfile import commands_of
+from stead.builds.errors import InvalidSpec
+from stead.builds.spec import LEAF_FIELDS, Layer, Port, bare, chain, combine
+from stead.builds.validation import check, conflict
+from stead.machines.machine import UNCHANGED, Unchanged
+from stead.settings import Size
+
+
+@dataclass(frozen=True)
+class Base:
+    """What the innermost layer stands on: a snapshot, or the base image; and what is said of its size."""
+
+    snapshot: str | None = None
+    vcpus: int | None = None
+    memory_gb: float | None = None
+    disk_gb: float | None = None
+
+    def size(self, default: Size) -> Size:
+        memory = default.memory_mib if self.memory_gb is None else int(self.memory_gb * 1024)
+        disk = default.disk_gib if self.disk_gb is None else int(self.disk_gb)
+        return Size(self.vcpus or default.vcpus, memory, disk)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Layers that become snapshots, innermost first, and what is done to the machine itself."""
+
+    base: Base
+    layers: tuple[Layer, ...]
+    own: Layer
+    workdir: str | None = None
+    idle_timeout: int | Unchanged | None = UNCHANGED
+    ports: tuple[Port, ...] | None = None
+    wait_for_ready: bool | None = None
+    ready_timeout: float | None = None
+
+
+def plan_machine(spec: Layer | None, template: Layer | None, top: Layer) -> Plan:
+    """A machine: of a spec, all layers but the outermost are built; of a template, all.
+
+    `top` is what the request says beside them. It is done to the machine itself, after the outermost layer of
+    the spec. What it says of the base counts where spec or template say nothing.
+    """
+    if spec is not None and template is not None:
+        raise conflict(0, "spec", "template")
+    if top.snapshot is not None:
+        raise InvalidSpec("validation_error", "layers belong into a spec")
+    check(top)
+    given = spec or template
+    if given is None:
+        given = spec = replace(Layer(), **{name: getattr(top, name) for name in LEAF_FIELDS})
+    check(given)
+    layers = chain(given)
+    base = _base(layers[-1], top)
+    built = [bare(layer) for layer in (layers[1:] if spec is not None else layers)]
+    own = combine(bare(layers[0]), bare(top)) if spec is not None else bare(top)
+    settings = combine(combine_all(built), own)
+    return Plan(
+        base,
+        _with_image(layers[-1], built),
+        own,
+        workdir=settings.workdir,
+        idle_timeout=settings.idle_timeout,
+        ports=settings.ports,
+        wait_for_ready=own.wait_for_ready,
+        ready_timeout=own.ready_timeout,
+    )
+
+
+def plan_snapshot(layer: Layer) -> Plan:
+    """A snapshot: every layer is built."""
+    check(layer)
+    layers = chain(layer)
+    return Plan(_base(layers[-1], Layer()), _with_image(layers[-1], [bare(each) for each in layers]), Layer())
+
+
+def combine_all(layers: list[Layer]) -> Layer:
+    """What the layers say together; they come outermost first."""
+    combined = Layer()
+    for layer in reversed(layers):
+        combined = combine(combined, layer)
+    return combined
+
+
+def _base(leaf: Layer, top: Layer) -> Base:
+    if leaf.snapshot_id is not None and top.snapshot_id not in (None, leaf.snapshot_id):
+        raise conflict(0, "snapshotId", "spec.snapshotId")
+    if leaf.base_image is not None and top.snapshot_id is not None:
+        raise conflict(0, "snapshotId", "baseImage")
+    sized = any(value is not None for value in (leaf.vcpus, leaf.memory_gb, leaf.disk_gb))
+    size = leaf if sized else top
+    return Base(leaf.snapshot_id or top.snapshot_id, size.vcpus, size.memory_gb, size.disk_gb)
+
+
+def _with_image(leaf: Layer, outermost_first: list[Layer]) -> tuple[Layer, ...]:
+    """Commands of a base image are a layer of their own, below all others."""
+    layers = tuple(reversed(outermost_first))
+    commands = () if leaf.base_image is None else commands_of(leaf.base_image)
+    if not commands:
+        return layers
+    image = Layer(commands=commands, discriminator=leaf.discriminator, skip_cache=leaf.skip_cache)
+    return image, *layers

@@ -1,0 +1,65 @@
+"""Programs that a set-up runs in a guest: their output goes into the build's log, their failure ends it."""
+
+import collections
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+from stead.builds.errors import CommandFailed
+from stead.builds.records import Record
+from stead.host.execution import Ended
+from stead.machines.machine import Machine
+
+MAX_LINES = 2000
+"""Lines of one program that are noted; the end of what it prints is kept in any case."""
+MAX_LINE = 2000
+_TAIL_LINES = 60
+_TAIL_CHARACTERS = 8000
+
+
+async def run_program(
+    machine: Machine,
+    record: Record,
+    what: str,
+    argv: Sequence[str],
+    env: Mapping[str, str] | None = None,
+) -> None:
+    """Run a program to its end; CommandFailed, with the end of what it printed, unless it succeeds."""
+    tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
+    noted = 0
+    async for line in _lines(machine, argv, env or {}):
+        if isinstance(line, Ended):
+            if line.exit_code != 0:
+                output = "".join(f"{each}\n" for each in tail)[-_TAIL_CHARACTERS:]
+                raise CommandFailed(record.phase, what, line.exit_code, output)
+            continue
+        tail.append(line)
+        noted += 1
+        if noted <= MAX_LINES:
+            await record.note(line)
+        elif noted == MAX_LINES + 1:
+            await record.note("(it prints more than is noted here)")
+
+
+async def _lines(machine: Machine, argv: Sequence[str], env: Mapping[str, str]) -> AsyncIterator[str | Ended]:
+    """Both outputs line by line, then how it ended."""
+    rest = {"stdout": b"", "stderr": b""}
+    async with contextlib.aclosing(machine.stream(argv, env=env)) as events:
+        async for event in events:
+            if isinstance(event, Ended):
+                for left in rest.values():
+                    if left.strip():
+                        yield _readable(left)
+                yield event
+                return
+            *lines, last = (rest[event.stream] + event.data).split(b"\n")
+            # A program that prints no line breaks must not fill the memory.
+            rest[event.stream] = last[-65_536:]
+            for line in lines:
+                if line.strip():
+                    yield _readable(line)
+
+
+def _readable(line: bytes) -> str:
+    """A line as a terminal would show it at the end: what was before a carriage return is overwritten."""
+    text = line.decode(errors="replace").rstrip().rsplit("\r", 1)[-1].replace("\0", "")
+    return text[:MAX_LINE]

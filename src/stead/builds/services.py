@@ -1,0 +1,290 @@
+"""The systemd services of a machine that runs: looked at, made, removed, started and stopped."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from stead.builds.errors import InvalidSpec
+from stead.builds.spec import Service
+from stead.builds.units import FOLDER, service_unit
+from stead.builds.validation import check_service, check_service_name, unit_name
+from stead.errors import GuestError, InvalidRequest, SteadError
+from stead.host.execution import ExecResult
+from stead.machines.machine import Machine
+
+Verb = Literal["start", "stop", "restart"]
+
+DEFAULT_LINES = 1000
+MAX_LINES = 10_000
+_TIMEOUT = 120.0
+_JOB_TIMEOUT = 120.0
+"""How long a start or a stop is waited for; systemd goes on with it after that."""
+_LOG_LIMIT = 64 << 20
+_EXISTS = 17
+_DENIED = 13
+_REFUSALS = ("authentication", "access denied", "permission denied", "insufficient permissions")
+
+
+class ServiceNotFound(SteadError):
+    code = "service_not_found"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"no service {name}")
+        self.name = name
+
+
+class ServiceExists(SteadError):
+    code = "service_exists"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"there is a service {name} already")
+        self.name = name
+
+
+@dataclass(frozen=True)
+class ServiceStatus:
+    """A service as systemd sees it, in systemd's words."""
+
+    name: str
+    active_state: str
+    sub_state: str
+    load_state: str
+    description: str
+
+
+@dataclass(frozen=True)
+class LogEntry:
+    message: str
+    at: float
+    priority: str | None
+    unit: str | None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a start or a stop."""
+
+    service: str
+    ok: bool
+    message: str
+
+
+class GuestServices:
+    """The services of one machine, as a Linux user may see and change them; most of it takes root."""
+
+    def __init__(self, machine: Machine, user: str | None = None) -> None:
+        self._machine = machine
+        self._user = user
+
+    async def list(self) -> list[str]:
+        """The names of the services that systemd has loaded, and of those that were added to the machine."""
+        answer = await self._script(_LIST)
+        loaded, _, added = answer.stdout.partition(b"\0")
+        names = {entry["unit"] for entry in json.loads(loaded or b"[]") if entry["load"] == "loaded"}
+        names |= {name for name in added.decode(errors="replace").splitlines() if "@." not in name}
+        return sorted(_short(name) for name in names if not _own(name))
+
+    async def create(self, service: Service) -> str:
+        """Make a service; unless it is not to be enabled, it is started now and at every boot.
+
+        Says what was done. Its start is not waited for, and if it fails the service is there all the same.
+        """
+        check_service(service)
+        unit = unit_name(service.name)
+        enable = service.enable is not False
+        done = await self._script(
+            _CREATE, unit, "1" if enable else "", stdin=service_unit(service, {unit}).encode()
+        )
+        match done.stdout.strip():
+            case b"off":
+                return f"{_short(unit)} was created"
+            case b"on":
+                return f"{_short(unit)} was created and is being started"
+            case _:
+                return f"{_short(unit)} was created, but cannot be started: {_reason(done)}"
+
+    async def delete(self, name: str) -> None:
+        """Stop a service that is not part of the system and remove it."""
+        unit = _unit(name)
+        facts = await self._show(unit)
+        if not facts["FragmentPath"].startswith(f"{FOLDER}/"):
+            raise InvalidRequest(f"{_short(unit)} is part of the system; it can be stopped, but not removed")
+        await self._script(_DELETE, unit, timeout=_JOB_TIMEOUT)
+
+    async def status(self, name: str) -> ServiceStatus:
+        unit = _unit(name)
+        facts = await self._show(unit)
+        return ServiceStatus(
+            name=_short(unit),
+            active_state=facts["ActiveState"],
+            sub_state=facts["SubState"],
+            load_state=facts["LoadState"],
+            description=facts["Description"],
+        )
+
+    async def logs(self, name: str, lines: int | None = None, since: str | None = None) -> Sequence[LogEntry]:
+        """The last lines of what a service printed and of what systemd says of it.
+
+        `since` is a time in ISO 8601, or in journalctl's words.
+        """
+        unit = _unit(name)
+        count = min(DEFAULT_LINES if lines is None else lines, MAX_LINES)
+        command = ["journalctl", f"--unit={unit}", f"--lines={count}", "--output=json", "--quiet"]
+        command.append("--output-fields=MESSAGE,PRIORITY,UNIT,_SYSTEMD_UNIT")
+        if since is not None:
+            command.append(f"--since={_moment(since)}")
+        done = await self._machine.exec(command, user=self._user, timeout=_TIMEOUT, output_limit=_LOG_LIMIT)
+        if b"parse timestamp" in done.stderr:
+            raise InvalidRequest(f"{since!r} is not a time: give one like 2026-01-31T12:00:00Z")
+        if not done.ok:
+            # It also fails when there is nothing to show yet.
+            self._refuse(done)
+        entries = [_entry(json.loads(line)) for line in done.stdout.splitlines()]
+        if not entries:
+            await self._show(unit)
+        return entries
+
+    async def start(self, names: Sequence[str]) -> Sequence[Outcome]:
+        return await self._change("start", names)
+
+    async def stop(self, names: Sequence[str]) -> Sequence[Outcome]:
+        return await self._change("stop", names)
+
+    async def restart(self, names: Sequence[str]) -> Sequence[Outcome]:
+        return await self._change("restart", names)
+
+    async def _change(self, verb: Verb, names: Sequence[str]) -> Sequence[Outcome]:
+        """One after the other, in the order given; one that fails does not keep the others."""
+        return [await self._change_one(verb, name) for name in names]
+
+    async def _change_one(self, verb: Verb, name: str) -> Outcome:
+        try:
+            unit = _unit(name)
+        except SteadError as error:
+            return Outcome(name, False, str(error))
+        command = ["systemctl", verb, unit]
+        done = await self._machine.exec(command, user=self._user, timeout=_JOB_TIMEOUT)
+        if done.timed_out:
+            return Outcome(name, False, f"{verb} of {name} is not done after {_JOB_TIMEOUT:g} s and goes on")
+        past = {"start": "started", "stop": "stopped", "restart": "restarted"}[verb]
+        return Outcome(name, done.ok, f"{name} was {past}" if done.ok else _reason(done))
+
+    async def _show(self, unit: str) -> dict[str, str]:
+        properties = "LoadState,ActiveState,SubState,Description,FragmentPath"
+        done = await self._machine.exec(
+            ["systemctl", "show", f"--property={properties}", unit], user=self._user, timeout=_TIMEOUT
+        )
+        self._check(done)
+        text = done.stdout.decode(errors="replace")
+        facts = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+        if facts.get("LoadState", "not-found") == "not-found":
+            raise ServiceNotFound(_short(unit))
+        return facts
+
+    async def _script(
+        self, script: str, unit: str = "", *arguments: str, stdin: bytes = b"", timeout: float = _TIMEOUT
+    ) -> ExecResult:
+        command = ["/bin/sh", "-c", script, "sh", unit, *arguments]
+        done = await self._machine.exec(command, user=self._user, stdin=stdin, timeout=timeout)
+        if done.exit_code == _EXISTS:
+            raise ServiceExists(_short(unit))
+        self._check(done)
+        return done
+
+    def _check(self, done: ExecResult) -> None:
+        if done.timed_out:
+            raise GuestError("busy", "the machine's systemd did not answer in time")
+        if not done.ok:
+            self._refuse(done)
+            raise GuestError("internal", _reason(done))
+
+    def _refuse(self, done: ExecResult) -> None:
+        said = done.stderr.decode(errors="replace").lower()
+        if done.exit_code == _DENIED or any(word in said for word in _REFUSALS):
+            who = self._user or "root"
+            raise GuestError("permission_denied", f"{who} may not do this to services: {_reason(done)}")
+
+
+_LIST = f"""
+set -e
+systemctl list-units --type=service --all --output=json --no-pager
+printf '\\0'
+find {FOLDER} -maxdepth 1 -name '*.service' -type f -printf '%f\\n'
+"""
+
+_CREATE = f"""
+set -e
+state=$(systemctl show --property=LoadState --value "$1")
+[ "$state" = not-found ] || exit {_EXISTS}
+[ -w {FOLDER} ] || {{ echo "{FOLDER} is not writable" >&2; exit {_DENIED}; }}
+umask 022
+set -C
+true >"{FOLDER}/$1" || exit {_EXISTS}
+set +C
+cat >"{FOLDER}/$1" || {{ rm -f "{FOLDER}/$1"; exit 1; }}
+[ -n "$2" ] || {{ systemctl daemon-reload; echo off; exit; }}
+systemctl --quiet enable "$1" || exit 0
+systemctl --no-block start "$1" && echo on || true
+"""
+
+_DELETE = f"""
+systemctl stop "$1" || exit
+rm -rf "{FOLDER}/$1" "{FOLDER}/$1.d" "{FOLDER}"/*.wants/"$1" || exit
+systemctl daemon-reload || exit
+systemctl --quiet reset-failed "$1" 2>/dev/null || true
+"""
+
+
+def _unit(name: str) -> str:
+    """The unit that a client means. Stead's own service is none of the machine's."""
+    check = unit_name(name)
+    if _own(check):
+        raise ServiceNotFound(name)
+    check_service_name(name)
+    return check
+
+
+def _own(unit: str) -> bool:
+    try:
+        check_service_name(unit)
+    except InvalidSpec as error:
+        return error.problem == "service_already_exists"
+    return False
+
+
+def _short(unit: str) -> str:
+    return unit.removesuffix(".service")
+
+
+def _reason(done: ExecResult) -> str:
+    """The first line of what systemctl has to say; the rest are hints for people at a terminal."""
+    lines = done.stderr.decode(errors="replace").strip().splitlines()
+    return lines[0] if lines else f"systemctl ended with {done.exit_code or done.signal}"
+
+
+def _moment(since: str) -> str:
+    try:
+        moment = datetime.fromisoformat(since)
+    except ValueError:
+        if not since or not since.isprintable():
+            raise InvalidRequest(f"{since!r} is not a time") from None
+        return since
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return f"@{moment.timestamp():.6f}"
+
+
+def _entry(record: dict[str, Any]) -> LogEntry:
+    message = record.get("MESSAGE")
+    if isinstance(message, list):
+        # What is not UTF-8 comes as numbers.
+        message = bytes(message).decode(errors="replace")
+    unit = record.get("UNIT") or record.get("_SYSTEMD_UNIT")
+    return LogEntry(
+        message=str(message or ""),
+        at=int(record["__REALTIME_TIMESTAMP"]) / 1e6,
+        priority=record.get("PRIORITY"),
+        unit=unit if unit is None else str(unit),
+    )

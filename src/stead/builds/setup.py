@@ -1,0 +1,169 @@
+"""One layer applied to a running machine, phase by phase."""
+
+import shlex
+from collections.abc import Awaitable, Callable, Sequence
+
+from stead.builds import repositories
+from stead.builds.errors import BuildError, SetupFailed
+from stead.builds.layer_services import LayerServices, Waiting
+from stead.builds.programs import run_program
+from stead.builds.records import Record
+from stead.builds.spec import File, Group, Layer, User
+from stead.errors import SteadError
+from stead.machines.machine import Machine
+
+_RUN_FILE = "/run/stead-build-command"
+_INSTALL = """
+exec 2>&1
+export DEBIAN_FRONTEND=noninteractive
+fetched=
+installed() {
+    for each; do
+        status=$(dpkg-query --show --showformat '${db:Status-Status}' "$each" 2>/dev/null)
+        [ "$status" = installed ] || return 1
+    done
+}
+get() {
+    apt-get --quiet --assume-yes -o Dpkg::Use-Pty=0 -o Acquire::Retries=3 -o DPkg::Lock::Timeout=120 \\
+        -o Dpkg::Options::=--force-confdef -o Dpkg::Options::=--force-confold "$@"
+}
+update() {
+    fetched=1
+    get update -o Acquire::Languages=none
+}
+installed "$@" && exit 0
+ls /var/lib/apt/lists/*_Packages* >/dev/null 2>&1 || update || exit
+get install -- "$@" && exit 0
+status=$?
+[ -z "$fetched" ] || exit "$status"
+# The lists that a layer below has fetched may be too old.
+update && get install -- "$@"
+"""
+
+
+def planned(layer: Layer) -> tuple[str, ...]:
+    """The phases that a layer will go through."""
+    work = layer.work
+    named = {
+        "image": "commands" in work,
+        "groups": "groups" in work,
+        "users": "users" in work,
+        "files": "files" in work,
+        "packages": "packages" in work,
+        "repositories": "git_user" in work or "repositories" in work or "workdir" in work,
+        "services": "services" in work or "patches" in work,
+    }
+    return tuple(name for name, wanted in named.items() if wanted)
+
+
+async def apply(machine: Machine, layer: Layer, record: Record, waiting: Waiting) -> None:
+    """Make a machine what a layer says. BuildError says in which phase that failed, and why."""
+    phases: dict[str, Callable[[], Awaitable[None]]] = {
+        "image": lambda: _run_commands(machine, record, layer.commands),
+        "groups": lambda: _make_groups(machine, record, layer.groups),
+        "users": lambda: _make_users(machine, record, layer.users),
+        "files": lambda: _write_files(machine, record, _apart_from_repositories(layer)),
+        "packages": lambda: _install(machine, record, layer.packages),
+        "repositories": lambda: _clone(machine, record, layer),
+        "services": lambda: _serve(machine, record, layer, waiting),
+    }
+    for phase in planned(layer):
+        await record.begin(phase)
+        try:
+            await phases[phase]()
+        except BuildError:
+            raise
+        except SteadError as error:
+            raise SetupFailed(phase, str(error)) from error
+
+
+async def _run_commands(machine: Machine, record: Record, commands: Sequence[str]) -> None:
+    for command in commands:
+        argv: Sequence[str] = ["/bin/sh", "-c", command]
+        if command.startswith("#!"):
+            await machine.files().write(_RUN_FILE, command.encode(), mode=0o700)
+            argv = [_RUN_FILE]
+        what = next((line for line in command.splitlines() if line.strip()), command)[:200]
+        await record.note(f"+ {what}")
+        await run_program(machine, record, f"{what!r}", argv, {"HOME": "/root"})
+
+
+async def _make_groups(machine: Machine, record: Record, groups: Sequence[Group]) -> None:
+    script = ["set -e"]
+    for group in groups:
+        options = [*_option("--gid", group.gid), *(["--system"] if group.system else [])]
+        script.append(_unless_there("group", group.name, 3, group.gid, ["groupadd", *options, group.name]))
+    await run_program(machine, record, "groupadd", ["/bin/sh", "-c", "\n".join(script)])
+
+
+async def _make_users(machine: Machine, record: Record, users: Sequence[User]) -> None:
+    """Those that are there already stay as they are, but for the groups that they come into."""
+    script = ["set -e"]
+    for user in users:
+        home = user.home or ("/" if user.system else f"/home/{user.name}")
+        shell = user.shell or ("/usr/sbin/nologin" if user.system else "/bin/bash")
+        command = ["useradd", "--home-dir", home, "--shell", shell]
+        command += [*_option("--uid", user.uid), *_option("--comment", user.gecos)]
+        command += ["--no-create-home"] if home == "/" else ["--create-home"]
+        command += ["--system"] if user.system else []
+        # A group of the same name may have been made before.
+        alone = shlex.join([*command, "--user-group", user.name])
+        joined = shlex.join([*command, "--gid", user.name, user.name])
+        make = f"if getent group {user.name} >/dev/null; then {joined}; else {alone}; fi"
+        script.append(_unless_there("passwd", user.name, 3, user.uid, make))
+        for group in user.groups:
+            script.append(f"getent group {shlex.quote(group)} >/dev/null || groupadd {shlex.quote(group)}")
+        if user.groups:
+            script.append(shlex.join(["usermod", "--append", "--groups", ",".join(user.groups), user.name]))
+    await run_program(machine, record, "useradd", ["/bin/sh", "-c", "\n".join(script)])
+
+
+def _unless_there(
+    database: str, name: str, column: int, number: int | None, make: Sequence[str] | str
+) -> str:
+    """A script that makes something unless it is there, with the same number if one is asked for."""
+    check = ":"
+    if number is not None:
+        found = f"$(getent {database} {name} | cut -d: -f{column})"
+        check = (
+            f'[ "{found}" = {number} ] || {{ echo "{name} is there with the number {found}" >&2; exit 1; }}'
+        )
+    make = make if isinstance(make, str) else shlex.join(make)
+    return f"if getent {database} {name} >/dev/null; then\n{check}\nelse\n{make}\nfi"
+
+
+def _option(name: str, value: object) -> list[str]:
+    return [] if value is None else [name, str(value)]
+
+
+def _apart_from_repositories(layer: Layer, *, within: bool = False) -> list[File]:
+    """Files outside of repositories, or those within one: git clones into nothing but an empty folder."""
+    folders = tuple(f"{each.path.rstrip('/')}/" for each in layer.repositories)
+    return [file for file in layer.files if file.path.startswith(folders) == within]
+
+
+async def _write_files(machine: Machine, record: Record, files: Sequence[File]) -> None:
+    guest = machine.files()
+    for file in files:
+        await guest.write(file.path, file.content, mode=0o755 if file.executable else None)
+        await record.note(f"wrote {file.path} ({len(file.content)} bytes)")
+
+
+async def _install(machine: Machine, record: Record, packages: Sequence[str]) -> None:
+    await run_program(machine, record, "apt-get", ["/bin/sh", "-c", _INSTALL, "sh", *packages])
+
+
+async def _clone(machine: Machine, record: Record, layer: Layer) -> None:
+    if layer.git_user is not None:
+        await repositories.configure(machine, record, layer.git_user)
+    for repository in layer.repositories:
+        await repositories.clone(machine, record, repository)
+    await _write_files(machine, record, _apart_from_repositories(layer, within=True))
+    if layer.workdir is not None and layer.workdir.rstrip("/"):
+        await machine.files().make_folder(layer.workdir, parents=True)
+
+
+async def _serve(machine: Machine, record: Record, layer: Layer, waiting: Waiting) -> None:
+    services = LayerServices(machine, layer.services, layer.patches)
+    await services.install()
+    await services.start(record, waiting)

@@ -1,0 +1,254 @@
+"""What a machine is to be made of: layers of users, files, packages, repositories and services."""
+
+import base64
+import binascii
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Literal, TypeVar
+
+from stead.builds.errors import InvalidSpec
+from stead.machines.machine import UNCHANGED, Unchanged
+
+_FORMAT = 1
+"""Raised when the same spec is set up in another way, so that what was built before is not used again."""
+
+Mode = Literal["oneshot", "service"]
+RestartWhen = Literal["no", "on-failure", "always", "on-abnormal"]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Group:
+    name: str
+    gid: int | None = None
+    system: bool = False
+
+
+@dataclass(frozen=True)
+class User:
+    name: str
+    uid: int | None = None
+    gecos: str | None = None
+    groups: tuple[str, ...] = ()
+    home: str | None = None
+    shell: str | None = None
+    system: bool = False
+
+
+@dataclass(frozen=True)
+class File:
+    path: str
+    content: bytes = b""
+    executable: bool = False
+
+    @classmethod
+    def encoded(cls, path: str, content: str, encoding: str | None, executable: bool = False) -> "File":
+        match (encoding or "utf-8").lower():
+            case "utf-8" | "utf8":
+                try:
+                    return cls(path, content.encode(), executable)
+                except UnicodeEncodeError:
+                    raise InvalidSpec("files_bad_request", f"{path}: the content is not text") from None
+            case "base64":
+                try:
+                    return cls(path, base64.b64decode(content, validate=True), executable)
+                except (binascii.Error, ValueError):
+                    raise InvalidSpec("files_bad_request", f"{path}: the content is not base64") from None
+            case _:
+                problem = f"{path}: an encoding is utf-8 or base64, not {encoding!r}"
+                raise InvalidSpec("files_bad_request", problem)
+
+
+@dataclass(frozen=True)
+class Restart:
+    when: RestartWhen = "no"
+    delay: float | None = None
+    limit_burst: int | None = None
+    limit_interval: float | None = None
+
+
+@dataclass(frozen=True)
+class ServicePatch:
+    """What is changed of a service that is there already; None is what stays."""
+
+    name: str
+    mode: Mode | None = None
+    exec: tuple[str, ...] | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    user: str | None = None
+    group: str | None = None
+    workdir: str | None = None
+    after: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
+    on_failure: tuple[str, ...] = ()
+    wanted_by: tuple[str, ...] | None = None
+    enable: bool | None = None
+    timeout: float | None = None
+    """Seconds; 0 is no limit."""
+    delete_after_success: bool = False
+    ready_signal: bool | None = None
+    watchdog: float | None = None
+    restart: Restart | None = None
+
+
+@dataclass(frozen=True)
+class Service(ServicePatch):
+    """A systemd service of the user's own. Unless `enable` is False, it is started, now and at every boot."""
+
+    mode: Mode = "service"
+    exec: tuple[str, ...] = ()
+    remain_after_exit: bool = True
+
+
+@dataclass(frozen=True)
+class GitUser:
+    name: str | None = None
+    email: str | None = None
+    signing_key: str | None = None
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A Git repository, by its URL, to be cloned to a path."""
+
+    repo: str
+    path: str
+    rev: str | None = None
+
+
+@dataclass(frozen=True)
+class Port:
+    port: int
+    target_port: int
+    protocol: str = "tcp"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One step from a base to a machine; `snapshot` is the layer below it.
+
+    `base_image` is the text of a Dockerfile, `commands` what is run before anything else is done.
+    """
+
+    snapshot: "Layer | None" = None
+    snapshot_id: str | None = None
+    base_image: str | None = None
+    vcpus: int | None = None
+    memory_gb: float | None = None
+    disk_gb: float | None = None
+
+    commands: tuple[str, ...] = ()
+    groups: tuple[Group, ...] = ()
+    users: tuple[User, ...] = ()
+    files: tuple[File, ...] = ()
+    packages: tuple[str, ...] = ()
+    git_user: GitUser | None = None
+    repositories: tuple[Repository, ...] = ()
+    services: tuple[Service, ...] = ()
+    patches: tuple[ServicePatch, ...] = ()
+    workdir: str | None = None
+
+    ports: tuple[Port, ...] | None = None
+    idle_timeout: int | Unchanged | None = UNCHANGED
+    wait_for_ready: bool | None = None
+    ready_timeout: float | None = None
+
+    discriminator: str | None = None
+    skip_cache: bool = False
+
+    @property
+    def work(self) -> dict[str, Any]:
+        """What has to be done for it in a machine, by field; empty when it is the same as the layer below."""
+        found = {name: getattr(self, name) for name in _WORK if getattr(self, name)}
+        if self.workdir is not None and self.workdir.rstrip("/"):
+            found["workdir"] = self.workdir
+        if self.git_user == GitUser():
+            found.pop("git_user", None)
+        return found
+
+
+_WORK = (
+    "commands",
+    "groups",
+    "users",
+    "files",
+    "packages",
+    "git_user",
+    "repositories",
+    "services",
+    "patches",
+)
+LEAF_FIELDS = {
+    "snapshot_id": "snapshotId",
+    "base_image": "baseImage",
+    "vcpus": "vcpuCount",
+    "memory_gb": "memSizeGb",
+    "disk_gb": "rootfsSizeGb",
+}
+"""What only the innermost layer can say, and its name for users."""
+
+
+def chain(layer: Layer) -> list[Layer]:
+    """A layer and all below it, outermost first."""
+    found = [layer]
+    while (below := found[-1].snapshot) is not None:
+        found.append(below)
+    return found
+
+
+def combine(below: Layer, above: Layer) -> Layer:
+    """One layer that does what both do; where both name the same thing, the upper one counts."""
+    merged: dict[str, Any] = {
+        "commands": below.commands + above.commands,
+        "groups": _by(lambda group: group.name, below.groups, above.groups),
+        "users": _by(lambda user: user.name, below.users, above.users),
+        "files": _by(lambda file: file.path, below.files, above.files),
+        "packages": _by(lambda name: name, below.packages, above.packages),
+        "repositories": _by(lambda repository: repository.path, below.repositories, above.repositories),
+        "services": _by(lambda service: service.name, below.services, above.services),
+        "patches": _by(lambda patch: patch.name, below.patches, above.patches),
+        "idle_timeout": below.idle_timeout if above.idle_timeout is UNCHANGED else above.idle_timeout,
+        "skip_cache": below.skip_cache or above.skip_cache,
+    }
+    for each in fields(Layer):
+        if each.name not in merged:
+            mine = getattr(above, each.name)
+            merged[each.name] = getattr(below, each.name) if mine is None else mine
+    return Layer(**merged)
+
+
+def _by(name: Callable[[T], str], below: Iterable[T], above: Iterable[T]) -> tuple[T, ...]:
+    return tuple({name(each): each for each in (*below, *above)}.values())
+
+
+def bare(layer: Layer) -> Layer:
+    """A layer without what it says of its base."""
+    nothing: dict[str, Any] = dict.fromkeys(LEAF_FIELDS)
+    return replace(layer, snapshot=None, **nothing)
+
+
+def layer_hash(account: str, parent: str, layer: Layer) -> str:
+    """Tells apart what is built: equal for the same account, the same parent and the same content.
+
+    What does not change a snapshot's content is left out: how long a machine may be idle, its ports, names.
+    """
+    content = {name: _plain(value) for name, value in layer.work.items()}
+    text = json.dumps(
+        [_FORMAT, account, parent, layer.discriminator, content], sort_keys=True, ensure_ascii=True
+    )
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case File():
+            digest = hashlib.sha256(value.content).hexdigest()
+            return [value.path, digest, value.executable]
+        case tuple():
+            return [_plain(each) for each in value]
+        case str() | int() | float() | None:
+            return value
+        case _:
+            return asdict(value)

@@ -1,0 +1,578 @@
+"""Specs become machines and snapshots: each layer is built once, and what fails says where and why."""
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from waiting import until
+
+from stead.builds import builder as builder_module
+from stead.builds.builder import Builder, MachineOrder, SnapshotOrder
+from stead.builds.errors import (
+    BuildBudgetExceeded,
+    BuildNotFound,
+    CommandFailed,
+    InvalidSpec,
+    SetupFailed,
+    SnapshotDeleted,
+)
+from stead.builds.records import BuildInfo
+from stead.builds.spec import File, GitUser, Group, Layer, Repository, Restart, Service, ServicePatch, User
+from stead.errors import SnapshotNotFound
+from stead.machines import Machine, Machines, Persistent, SnapshotState, State, Sticky
+from stead.machines.snapshots import SnapshotInfo
+from stead.store.builds import BuildRow, BuildStore
+
+AWKWARD = 'a "quoted" \\ back, 100% and $HOME\nsecond line\ttab é'
+
+
+@dataclass
+class Lines:
+    """A logbook that remembers."""
+
+    entries: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
+
+    async def write(self, account: str, message: str, **about: Any) -> None:
+        self.entries.append((account, message, about))
+
+    def of(self, account: str) -> list[str]:
+        return [message for whose, message, _ in self.entries if whose == account]
+
+
+@pytest.fixture(scope="module")
+def lines() -> Lines:
+    return Lines()
+
+
+@pytest_asyncio.fixture(scope="module")
+async def builder(machines: Machines, lines: Lines) -> AsyncIterator[Builder]:
+    builder = Builder(machines, BuildStore(machines.database), lines, linger=0)
+    yield builder
+    await builder.close()
+
+
+@pytest_asyncio.fixture
+async def account(machines: Machines) -> AsyncIterator[str]:
+    """An account of which nothing is left after the test."""
+    name = str(uuid.uuid4())
+    yield name
+    for info in await machines.list(name):
+        await machines.delete(info.id, forget=True)
+    for snapshot in await machines.snapshots.list(name):
+        await machines.snapshots.delete(snapshot.id)
+
+
+async def builds_of(machines: Machines, account: str) -> list[BuildRow]:
+    store = BuildStore(machines.database)
+    return await store._select(store.table.select().where(store.table.c.account == account))
+
+
+async def hidden(machines: Machines, account: str) -> list[str]:
+    """Machines of an account that it cannot see."""
+    rows = await machines._lifecycle.store.list(account=account, purpose="build")
+    return [row.id for row in rows]
+
+
+async def sh(machine: Machine, command: str, user: str | None = None) -> str:
+    result = await machine.exec(command, user=user, timeout=60)
+    assert result.ok, (command, result)
+    return result.stdout.decode().strip()
+
+
+async def said(lines: Lines, account: str, message: str) -> bool:
+    return message in lines.of(account)
+
+
+async def active(machine: Machine, unit: str) -> str:
+    return (await machine.exec(f"systemctl is-active {unit}")).stdout.decode().strip()
+
+
+def run_command(number: int, script: str, after: str | None = None) -> tuple[Service, File]:
+    """A command as the client library for Node sends it."""
+    name = f"freestyle-run-command-{number}"
+    path = f"/opt/freestyle/scripts/{name}.sh"
+    before = () if after is None else (f"{after}.service",)
+    service = Service(
+        name,
+        mode="oneshot",
+        exec=(f"/bin/bash {path}",),
+        env={"HOME": "/root"},
+        workdir="/root",
+        after=before,
+        requires=before,
+        delete_after_success=True,
+    )
+    return service, File(path, f"#!/bin/bash\n{script}".encode())
+
+
+def with_commands(*scripts: str, **more: Any) -> Layer:
+    pairs, last = [], None
+    for number, script in enumerate(scripts, 1):
+        pairs.append(run_command(number, script, last))
+        last = pairs[-1][0].name
+    services, files = (tuple(column) for column in zip(*pairs, strict=True))
+    return Layer(**{"services": services, "files": files} | more)
+
+
+def note(text: str, **more: Any) -> Layer:
+    return Layer(files=(File("/srv/note", text.encode()),), **more)
+
+
+async def test_users_groups_files_and_a_service_of_a_layer_are_there(
+    builder: Builder, machines: Machines, account: str, lines: Lines
+) -> None:
+    """A layer is built once; machines that are made from it have it all, running, and are not built again."""
+    server = "/bin/sh -c 'id -un >who; pwd >where; printf %s \"$$AWKWARD\" >what; exec sleep infinity'"
+    layer = Layer(
+        groups=(Group("crew", 4321), Group("sudo")),
+        users=(
+            User("alice", 1234, "Alice A.", ("crew", "sudo", "made-for-her"), shell="/bin/sh"),
+            User("daemon-user", system=True),
+        ),
+        files=(
+            File("/opt/app/bin/tool", b"#!/bin/sh\necho tooled\n", executable=True),
+            File("/home/alice/data", bytes(range(256))),
+        ),
+        git_user=GitUser("Ada L.", "ada@example.com", "ABCD"),
+        workdir="/home/alice/work",
+        services=(
+            Service(
+                "web",
+                exec=("/bin/sh -c 'echo first > /home/alice/order'", server),
+                env={"AWKWARD": AWKWARD},
+                user="alice",
+                workdir="/home/alice",
+                wanted_by=("multi-user.service",),
+                restart=Restart("on-failure", 0.5, 3, 10),
+            ),
+            Service("asleep", exec=("/bin/false",), enable=False),
+        ),
+    )
+    heard: list[str] = []
+    order = MachineOrder(account, spec=Layer(snapshot=layer), name="mine")
+    machine = await builder.create_machine(order, heard.append)
+    info = await machine.info()
+    assert (info.name, info.account, info.workdir) == ("mine", account, "/home/alice/work")
+    assert info.purpose == "use"
+
+    assert await sh(machine, "id alice") == (
+        "uid=1234(alice) gid=1234(alice) groups=1234(alice),27(sudo),4321(crew),"
+        + (await sh(machine, "getent group made-for-her")).split(":")[2]
+        + "(made-for-her)"
+    )
+    assert await sh(machine, "getent passwd alice") == "alice:x:1234:1234:Alice A.:/home/alice:/bin/sh"
+    assert (await sh(machine, "getent passwd daemon-user")).endswith(":/:/usr/sbin/nologin")
+    assert await sh(machine, "/opt/app/bin/tool") == "tooled"
+    assert await machine.files().read("/home/alice/data") == bytes(range(256))
+    assert await sh(machine, "git config user.name; git config user.email; git config user.signingkey") == (
+        "Ada L.\nada@example.com\nABCD"
+    )
+    assert await sh(machine, "test -d /home/alice/work && cat /home/alice/order") == "first"
+    assert await active(machine, "web") == "active"
+    assert await sh(machine, "systemctl is-enabled web") == "enabled"
+    assert await active(machine, "asleep") == "inactive"
+    assert await sh(machine, "cat /home/alice/who /home/alice/where") == "alice\n/home/alice"
+    assert (await machine.files().read("/home/alice/what")).decode() == AWKWARD
+
+    (build,) = await builds_of(machines, account)
+    assert info.build == build.id
+    record = await builder.build(account, build.id)
+    assert (record.state, record.failure, record.account) == ("succeeded", None, account)
+    phases = await builder.phases(account, build.id)
+    assert tuple(phase.name for phase in phases) == record.planned_phases
+    expected = ("machine", "groups", "users", "files", "repositories", "services", "snapshot")
+    assert record.planned_phases == expected
+    assert all(phase.snapshot is None for phase in phases)
+    assert "wrote /opt/app/bin/tool (22 bytes)" in heard
+    assert set(heard) <= set(lines.of(account))
+    with pytest.raises(BuildNotFound):
+        await builder.build(str(uuid.uuid4()), build.id)
+
+    again = await builder.create_machine(replace(order, name=None))
+    assert (await again.info()).snapshot == info.snapshot
+    assert await active(again, "web") == "active"
+    assert len(await builds_of(machines, account)) == 1
+    assert await hidden(machines, account) == []
+
+
+async def test_commands_run_in_order_and_leave_no_units(builder: Builder, account: str, lines: Lines) -> None:
+    """As the client for Node has them: a chain of commands, then a service that requires the last of them.
+
+    The commands are gone after they have succeeded. The service comes up again at a boot, without them.
+    """
+    layer = with_commands(
+        "sleep 1; echo one >>log; echo said-by-one",
+        "cat log; echo two >>log; systemctl daemon-reload",
+        "echo three >>log",
+    )
+    last = layer.services[-1].name
+    server = Service(
+        "web",
+        exec=("/bin/sleep infinity",),
+        after=(f"{last}.service",),
+        requires=(f"{last}.service",),
+    )
+    spec = replace(layer, services=(*layer.services, server))
+    machine = await builder.create_machine(MachineOrder(account, spec=spec))
+
+    assert await sh(machine, "cat /root/log") == "one\ntwo\nthree"
+    assert "said-by-one" in lines.of(account)
+    assert await active(machine, "web") == "active"
+    listed = "systemctl list-units --all | grep -v not-found; systemctl list-unit-files"
+    units = await sh(machine, f"{listed}; find /etc/systemd /run/systemd/system ! -type d")
+    assert "freestyle-run-command" not in units
+    await sh(machine, "systemctl restart web")
+
+    await machine.stop()
+    await machine.start(ready_timeout=120)
+    assert await active(machine, "web") == "active"
+    assert await sh(machine, "systemctl is-system-running; cat /root/log") == "running\none\ntwo\nthree"
+
+
+async def test_ten_that_ask_together_get_one_build(
+    builder: Builder, machines: Machines, account: str
+) -> None:
+    order = SnapshotOrder(account, note("shared"), name="first name")
+    other = replace(order, name=None)
+    snapshots = await asyncio.gather(*(builder.ensure_snapshot(each) for each in [order, *[other] * 9]))
+    (one,) = {snapshot.id for snapshot in snapshots}
+    assert len(await builds_of(machines, account)) == 1
+
+    kept = await machines.snapshots.get(one)
+    assert (kept.name, kept.persistence, kept.state) == ("first name", Persistent(), SnapshotState.READY)
+    stranger = str(uuid.uuid4())
+    with pytest.raises(SnapshotNotFound):
+        await builder.create_machine(MachineOrder(stranger, top=Layer(snapshot_id=one)))
+    assert await machines.snapshots.find(stranger, kept.template_hash or "") is None
+
+    await machines.snapshots.delete(one)
+    with pytest.raises(SnapshotDeleted):
+        await builder.create_machine(MachineOrder(account, top=Layer(snapshot_id=one)))
+    anew = await builder.ensure_snapshot(order)
+    assert anew.id != one
+
+
+async def test_a_layer_is_built_again_when_it_or_its_discriminator_changes(
+    builder: Builder, machines: Machines, account: str
+) -> None:
+    """And when the cache is to be left alone; that snapshot is the one that is used from then on."""
+
+    async def ensure(layer: Layer, persistence: Any = None) -> SnapshotInfo:
+        return await builder.ensure_snapshot(
+            SnapshotOrder(account, layer, persistence=persistence or Sticky())
+        )
+
+    first = await ensure(note("one"))
+    assert (await ensure(note("one"))).id == first.id
+    assert (await ensure(note("one", discriminator="x"))).id != first.id
+    fresh = await ensure(note("one", skip_cache=True))
+    assert fresh.id != first.id
+    assert (await ensure(note("one"))).id == fresh.id
+    assert len(await builds_of(machines, account)) == 3
+
+    assert fresh.persistence == Sticky()
+    assert (await ensure(note("one"), Persistent())).persistence == Persistent()
+    assert (await ensure(note("one"))).persistence == Persistent()
+
+
+async def test_layers_stand_on_each_other(builder: Builder, machines: Machines, account: str) -> None:
+    """Only what has changed is built, on what has not; a service goes on from layer to layer."""
+    counter = Service("counter", exec=("/bin/sh -c 'while :; do echo >>/srv/ticks; sleep 0.1; done'",))
+    inner = Layer(users=(User("bob"),), services=(counter,), discriminator="inner")
+    patch = ServicePatch("counter", env={"COLOUR": "red"}, restart=Restart("always"))
+
+    async def create(text: str) -> tuple[Machine, BuildInfo]:
+        layer = Layer(snapshot=inner, files=(File("/home/bob/note", text.encode()),), patches=(patch,))
+        machine = await builder.create_machine(MachineOrder(account, spec=Layer(snapshot=layer)))
+        info = await machine.info()
+        return machine, await builder.build(account, info.build or "")
+
+    machine, build = await create("one")
+    assert build.planned_phases == ("machine", "files", "services", "snapshot")
+    assert len(await builds_of(machines, account)) == 2
+    assert await sh(machine, "cat /home/bob/note") == "one"
+    environ = "tr '\\0' '\\n' </proc/$(systemctl show -P MainPID counter)/environ"
+    assert "COLOUR=red" in await sh(machine, environ)
+    before = int(await sh(machine, "wc -l </srv/ticks"))
+
+    async def ticked() -> bool:
+        return int(await sh(machine, "wc -l </srv/ticks")) > before
+
+    await until(ticked, 10)
+    machine, _ = await create("two")
+    assert await sh(machine, "cat /home/bob/note; id -un bob") == "twobob"
+    assert len(await builds_of(machines, account)) == 3
+
+
+async def test_a_service_that_fails_says_what_it_printed(
+    builder: Builder, machines: Machines, account: str, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of the machine is left but a snapshot of how it was, to look at."""
+    monkeypatch.setattr(builder_module, "KEPT_FAILURES", 1)
+    spec = with_commands("echo fine", "echo something is wrong >&2; exit 3", "echo never >/root/never")
+    with pytest.raises(SetupFailed) as raised:
+        await builder.create_machine(MachineOrder(account, spec=spec, name="broken"))
+    error = raised.value
+    assert str(error) == "services: freestyle-run-command-2.service failed: exit code 3"
+    assert error.phase == "services"
+    assert error.diagnostics is not None
+    (log,) = error.diagnostics["failedServiceLogs"]
+    assert log["unitName"] == "freestyle-run-command-2.service"
+    assert "something is wrong" in log["log"]
+    states = {(each["activeState"], each["subState"]): each for each in error.diagnostics["serviceStates"]}
+    assert states["failed", "failed"]["services"] == ["freestyle-run-command-2.service"]
+    assert "stead-agent.service" in states["active", "running"]["services"]
+    assert "something is wrong" in lines.of(account)
+
+    build = await builder.build(account, error.build or "")
+    assert (build.state, build.failure) == ("failed", str(error))
+    failed = (await builder.phases(account, build.id))[-1]
+    assert (failed.name, failed.snapshot) == ("services", error.snapshot)
+    assert await machines.list(account) == []
+    assert await hidden(machines, account) == []
+
+    kept = await machines.snapshots.get(error.snapshot or "")
+    assert (kept.state, kept.failure, kept.persistence) == (SnapshotState.FAILED, str(error), Sticky(0))
+    machine = await builder.create_machine(MachineOrder(account, spec=Layer(snapshot_id=kept.id)))
+    assert await active(machine, "freestyle-run-command-2") == "failed"
+    assert (await machine.exec("test -e /root/never")).exit_code == 1
+
+    layer = Layer(services=(Service("missing", exec=("/no/such/program",)),))
+    order = SnapshotOrder(account, layer)
+    results = await asyncio.gather(
+        *(builder.ensure_snapshot(order) for _ in range(3)), return_exceptions=True
+    )
+    assert all(isinstance(result, SetupFailed) for result in results)
+    assert len({getattr(result, "build", None) for result in results}) == 1
+    assert "missing.service failed: exit code 203" in str(results[0])
+    (newest,) = [each for each in await machines.snapshots.list(account) if each.failure is not None]
+    assert newest.id == getattr(results[0], "snapshot", None)
+    with pytest.raises(SetupFailed):
+        await builder.ensure_snapshot(order)
+    assert len(await builds_of(machines, account)) == 3
+
+
+async def test_readiness_is_waited_for_as_asked(builder: Builder, machines: Machines, account: str) -> None:
+    """A service says when it is ready. Who insists on that gets it or an error, who does not a machine."""
+    soon = "/bin/sh -c 'sleep 1.5; touch /run/was-ready; systemd-notify --ready; exec sleep infinity'"
+    ready = Layer(services=(Service("late", exec=(soon,), ready_signal=True),), wait_for_ready=True)
+    machine = await builder.create_machine(MachineOrder(account, spec=ready))
+    assert await active(machine, "late") == "active"
+    await sh(machine, "test -e /run/was-ready")
+
+    never = Service("never", exec=("/bin/sleep infinity",), ready_signal=True, timeout=0)
+    layer = Layer(services=(never,), ready_timeout=1.5)
+    with pytest.raises(SetupFailed, match=r"not ready within 1\.5 s: never\.service") as raised:
+        await builder.create_machine(MachineOrder(account, spec=replace(layer, wait_for_ready=True)))
+    assert raised.value.diagnostics is not None
+    assert [log["unitName"] for log in raised.value.diagnostics["failedServiceLogs"]] == ["never.service"]
+
+    for patience in (None, False):
+        machine = await builder.create_machine(
+            MachineOrder(account, spec=replace(layer, wait_for_ready=patience))
+        )
+        assert await active(machine, "never") == "activating"
+    assert len(await machines.list(account)) == 3
+
+
+async def test_packages_come_from_debian(builder: Builder, account: str, lines: Lines) -> None:
+    layer = Layer(packages=("hello", "git"))
+    machine = await builder.create_machine(MachineOrder(account, spec=Layer(snapshot=layer)))
+    assert await sh(machine, "hello") == "Hello, world!"
+    assert any(line.startswith("Setting up hello") for line in lines.of(account))
+
+    sources = File("/etc/apt/sources.list", b"")
+    with pytest.raises(CommandFailed) as raised:
+        await builder.create_machine(
+            MachineOrder(account, top=Layer(packages=("no-such-thing",), files=(sources,)))
+        )
+    assert raised.value.exit_code == 100
+    assert "Unable to locate package no-such-thing" in raised.value.stderr
+    assert str(raised.value).startswith("packages: apt-get exited with 100: E: Unable to locate package")
+
+
+SERVER = """
+import base64, functools, http.server
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    def do_GET(self):
+        if self.headers.get("Authorization") != "Basic " + base64.b64encode(b"me:s3cr@t").decode():
+            self.send_response(401)
+            self.send_header("WWW-Authenticate", 'Basic realm="git"')
+            self.end_headers()
+            return
+        super().do_GET()
+
+handler = functools.partial(Handler, directory="/srv")
+http.server.ThreadingHTTPServer(("127.0.0.1", 8000), handler).serve_forever()
+"""
+
+
+async def test_repositories_are_cloned_without_their_credentials(builder: Builder, account: str) -> None:
+    """By branch, tag and commit; what a file says wins over the repository that it is in."""
+    history = """
+    git init -q --bare -b main /srv/repo.git && git init -q -b main /tmp/work && cd /tmp/work
+    git config user.name me && git config user.email me@example.com
+    echo one >file && git add . && git commit -qm one && git tag v1
+    git checkout -qb next && echo two >file && git commit -qam two
+    git push -q /srv/repo.git main next v1 && git -C /srv/repo.git update-server-info
+    git rev-parse main >/srv/main
+    """
+    image = f"# the base\nFROM debian:trixie-slim AS base\n\nRUN <<'END'\n{history}\nEND\n"
+    server = Service("server", exec=("/usr/bin/python3 /opt/server.py",))
+    repositories = Layer(
+        base_image=image,
+        services=(server,),
+        files=(File("/opt/server.py", SERVER.encode()),),
+    )
+    ready = Service(
+        "reachable",
+        mode="oneshot",
+        exec=("/bin/sh -c 'until curl -s -o /dev/null http://127.0.0.1:8000; do sleep 0.1; done'",),
+        after=("server",),
+    )
+    repositories = replace(repositories, services=(server, ready))
+    base = await builder.ensure_snapshot(SnapshotOrder(account, repositories))
+    probe = await builder.create_machine(MachineOrder(account, top=Layer(snapshot_id=base.id)))
+    main = await sh(probe, "cat /srv/main")
+
+    clones = Layer(
+        snapshot_id=base.id,
+        repositories=(
+            Repository("file:///srv/repo.git", "/root/plain"),
+            Repository("http://me:s3cr%40t@127.0.0.1:8000/repo.git", "/root/next/", "next"),
+            Repository("file:///srv/repo.git", "/root/tag", "v1"),
+            Repository("file:///srv/repo.git", "/root/commit", main),
+        ),
+        files=(File("/root/plain/extra", b"mine"), File("/root/tag/file", b"mine")),
+        workdir="/root/plain",
+    )
+    machine = await builder.create_machine(MachineOrder(account, spec=clones))
+    assert await sh(machine, "cd /root && cat plain/file next/file commit/file") == "one\ntwo\none"
+    assert await sh(machine, "cat /root/plain/extra /root/tag/file") == "minemine"
+    branches = "for each in plain next tag commit; do git -C /root/$each rev-parse --abbrev-ref HEAD; done"
+    assert await sh(machine, branches) == "main\nnext\nHEAD\nHEAD"
+    assert await sh(machine, "git -C /root/next remote get-url origin") == "http://127.0.0.1:8000/repo.git"
+    assert (await machine.exec("grep -r s3cr /root /etc")).exit_code == 1
+
+    wrong = replace(
+        clones, repositories=(Repository("http://me:no@127.0.0.1:8000/repo.git", "/x"),), files=()
+    )
+    with pytest.raises(CommandFailed, match=r"repositories: git clone of http://127\.0\.0\.1:8000/repo\.git"):
+        await builder.create_machine(MachineOrder(account, spec=wrong))
+    with pytest.raises(InvalidSpec):
+        await builder.create_machine(MachineOrder(account, spec=replace(clones, base_image="FROM alpine")))
+
+
+async def test_what_nobody_waits_for_is_given_up(
+    builder: Builder, machines: Machines, account: str, lines: Lines
+) -> None:
+    """Of two that wait, one goes and the build goes on; with the last, it ends and nothing is left."""
+    order = SnapshotOrder(account, with_commands("echo at work; sleep 600"))
+    waiting = [asyncio.create_task(builder.ensure_snapshot(order)) for _ in range(2)]
+
+    await until(lambda: said(lines, account, "at work"), 180)
+    waiting[0].cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await waiting[0]
+    assert not waiting[1].done()
+    assert len(await hidden(machines, account)) == 1
+    assert await machines.list(account) == []
+
+    waiting[1].cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await waiting[1]
+    assert await hidden(machines, account) == []
+    assert await machines.snapshots.list(account, deleted=True) == []
+    (build,) = await builds_of(machines, account)
+    assert (build.state, build.failure) == ("failed", "nobody waited for it any more")
+
+
+async def test_a_machine_whose_caller_has_gone_is_not_there(
+    builder: Builder, machines: Machines, account: str, lines: Lines
+) -> None:
+    task = asyncio.create_task(
+        builder.create_machine(MachineOrder(account, spec=with_commands("echo at work; sleep 600")))
+    )
+
+    await until(lambda: said(lines, account, "at work"), 180)
+    assert await machines.list(account) == []
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    assert await hidden(machines, account) == []
+    assert await machines.snapshots.list(account, deleted=True) == []
+
+
+async def test_a_build_goes_on_for_those_who_ask_again(
+    machines: Machines, account: str, lines: Lines
+) -> None:
+    """A client whose connection broke asks a moment later; and a build may take only so long."""
+    builder = Builder(machines, BuildStore(machines.database), lines, linger=60)
+    order = SnapshotOrder(account, with_commands("echo at work; until [ -e /root/go ]; do sleep 0.1; done"))
+    first = asyncio.create_task(builder.ensure_snapshot(order))
+
+    await until(lambda: said(lines, account, "at work"), 180)
+    first.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await first
+    second = asyncio.create_task(builder.ensure_snapshot(order))
+    (machine_id,) = await hidden(machines, account)
+    await Machine(machines, machine_id).files().write("/root/go", b"")
+    assert (await second).state is SnapshotState.READY
+    assert len(await builds_of(machines, account)) == 1
+
+    hurried = Builder(machines, BuildStore(machines.database), lines, budget=4, linger=60)
+    with pytest.raises(BuildBudgetExceeded) as raised:
+        await hurried.ensure_snapshot(SnapshotOrder(account, with_commands("sleep 600")))
+    reached = (await builder.phases(account, raised.value.build or ""))[-1]
+    assert (raised.value.phase, raised.value.seconds) == (reached.name, 4)
+    assert raised.value.snapshot == reached.snapshot
+    assert await hidden(machines, account) == []
+
+    abandoned = asyncio.create_task(
+        builder.ensure_snapshot(SnapshotOrder(account, with_commands("echo second; sleep 600")))
+    )
+
+    await until(lambda: said(lines, account, "second"), 180)
+    await builder.close()
+    with pytest.raises(SetupFailed, match="Stead is being stopped"):
+        await abandoned
+    assert await hidden(machines, account) == []
+
+
+async def test_what_needs_no_set_up_needs_no_build(
+    builder: Builder, machines: Machines, account: str
+) -> None:
+    """A snapshot of the base is made when it is asked for; a layer with nothing to do is its base."""
+    machine = await builder.create_machine(MachineOrder(account, spec=Layer(packages=(), skip_cache=True)))
+    assert (await machine.info()).state is State.RUNNING
+    assert await builds_of(machines, account) == []
+
+    base = await builder.ensure_snapshot(SnapshotOrder(account, Layer(), name="base"))
+    assert (await builder.ensure_snapshot(SnapshotOrder(account, Layer()))).id == base.id
+    empty = Layer(snapshot=Layer(snapshot_id=base.id))
+    assert (await builder.ensure_snapshot(SnapshotOrder(account, empty))).id == base.id
+    with pytest.raises(InvalidSpec) as raised:
+        await builder.ensure_snapshot(SnapshotOrder(account, Layer(vcpus=3)))
+    assert raised.value.problem == "create_vm_vcpu_not_power_of_two"
+    assert len(await builds_of(machines, account)) == 1
+
+
+async def test_builds_of_a_stead_that_was_killed_have_failed(
+    builder: Builder, machines: Machines, account: str
+) -> None:
+    store = BuildStore(machines.database)
+    await store.insert(BuildRow("bld-" + "a" * 20, account, "running", "[]"))
+    await store.insert(BuildRow("bld-" + "b" * 20, account, "running", "[]"))
+    await store.finish("bld-" + "b" * 20, "succeeded")
+    await builder.recover()
+    lost = await builder.build(account, "bld-" + "a" * 20)
+    assert (lost.state, lost.failure) == ("failed", "Stead was restarted while it was built")
+    assert lost.finished_at is not None
+    assert (await builder.build(account, "bld-" + "b" * 20)).state == "succeeded"

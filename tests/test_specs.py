@@ -1,0 +1,714 @@
+"""What a spec may say, what it is the same as, and which unit files come of it. No machine is needed."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from stead.api.wire.builds import BuildRecord, PhaseRecord
+from stead.api.wire.layers import LayerFields, LayerModel, Spec
+from stead.builds.dockerfile import commands_of
+from stead.builds.errors import InvalidSpec
+from stead.builds.plan import Base, plan_machine, plan_snapshot
+from stead.builds.records import BuildInfo, PhaseInfo
+from stead.builds.repositories import source_of
+from stead.builds.setup import planned
+from stead.builds.spec import (
+    File,
+    GitUser,
+    Group,
+    Layer,
+    Port,
+    Repository,
+    Restart,
+    Service,
+    ServicePatch,
+    User,
+    combine,
+    layer_hash,
+)
+from stead.builds.units import passing_units, patch_unit, reference, service_unit
+from stead.builds.validation import check, check_service
+from stead.machines.machine import UNCHANGED
+from stead.settings import Size
+
+SNAPSHOT = "sc-" + "a" * 20
+
+
+def problem_of(layer: Layer) -> str:
+    with pytest.raises(InvalidSpec) as raised:
+        check(layer)
+    return raised.value.problem
+
+
+def user(**facts: Any) -> Layer:
+    return Layer(users=(User(**{"name": "alice"} | facts),))
+
+
+def group(name: str, **facts: Any) -> Layer:
+    return Layer(groups=(Group(name, **facts),))
+
+
+def service(**facts: Any) -> Layer:
+    return Layer(services=(Service(**{"name": "web", "exec": ("/bin/true",)} | facts),))
+
+
+def repository(repo: str = "https://example.com/r.git", path: str = "/r", rev: str | None = None) -> Layer:
+    return Layer(repositories=(Repository(repo, path, rev),))
+
+
+INVALID = {
+    "users": [
+        ("duplicate_user_name", Layer(users=(User("a"), User("a")))),
+        ("user_group_empty", user(groups=("crew", ""))),
+        ("user_system_flag_mismatch", user(uid=1000, system=True)),
+        ("user_uid_out_of_range", user(uid=65_536)),
+        ("user_uid_out_of_range", user(uid=-1)),
+        ("user_home_invalid", user(home="home/alice")),
+        ("user_home_invalid", user(home="/home/a:b")),
+        ("user_shell_invalid", user(shell="bash")),
+        ("user_shell_invalid", user(shell="/bin/sh\nroot::0:0")),
+        ("validation_error", user(name="")),
+        ("validation_error", user(name="Alice Smith")),
+        ("validation_error", user(name="-alice")),
+        ("validation_error", user(name="a" * 33)),
+        ("validation_error", user(gecos="a:b")),
+        ("validation_error", user(groups=("--help",))),
+    ],
+    "groups": [
+        ("duplicate_group_name", Layer(groups=(Group("a"), Group("a")))),
+        ("group_name_reserved", group("root")),
+        ("group_name_reserved", group("systemd-journal")),
+        ("group_name_invalid_chars", group("my crew")),
+        ("group_name_invalid_chars", group("1crew")),
+        ("group_name_too_long", group("a" * 33)),
+        ("group_name_empty", group("")),
+        ("validation_error", group("crew", gid=70_000)),
+        ("validation_error", group("crew", gid=1000, system=True)),
+    ],
+    "services": [
+        ("wanted_by_empty", service(wanted_by=())),
+        ("wanted_by_empty", service(wanted_by=("",))),
+        ("workdir_empty", service(workdir="")),
+        ("group_empty", service(group="")),
+        ("user_empty", service(user="")),
+        ("on_failure_array_contains_empty", service(on_failure=("",))),
+        ("requires_array_contains_empty", service(requires=("a", ""))),
+        ("after_array_contains_empty", service(after=(" ",))),
+        ("env_key_contains_equals", service(env={"A=B": "c"})),
+        ("env_key_empty", service(env={"": "c"})),
+        ("exec_empty", service(exec=())),
+        ("exec_empty", service(exec=("/bin/true", " "))),
+        ("service_name_too_long", service(name="a" * 201)),
+        ("service_name_invalid_prefix", service(name=".hidden")),
+        ("service_name_invalid_prefix", service(name="-option")),
+        ("service_name_invalid_chars", service(name="a/b")),
+        ("service_name_invalid_chars", service(name="a b")),
+        ("service_name_empty", service(name="")),
+        ("service_name_empty", service(name=".service")),
+        ("service_already_exists", service(name="stead-agent")),
+        (
+            "service_already_exists",
+            Layer(services=(Service("a", exec=("b",)), Service("a.service", exec=("b",)))),
+        ),
+        ("validation_error", service(env={"A B": "c"})),
+        ("validation_error", service(env={"A": "b\0"})),
+        ("validation_error", service(user="root\nExecStart=/bin/sh")),
+        ("validation_error", service(after=("network.target\nRequires=x",))),
+        ("validation_error", service(exec=("/bin/true\n[Install]",))),
+        ("validation_error", service(exec=("/bin/true \\",))),
+        ("validation_error", service(workdir="relative")),
+        ("validation_error", service(workdir="/a\nUser=root")),
+        ("validation_error", service(timeout=-1)),
+        ("validation_error", service(watchdog=float("nan"))),
+        ("validation_error", service(mode="oneshot", restart=Restart("always"))),
+        ("exec_empty", Layer(patches=(ServicePatch("web", exec=()),))),
+        ("service_name_empty", Layer(patches=(ServicePatch(""),))),
+    ],
+    "files": [
+        ("files_bad_request", Layer(files=(File("relative"),))),
+        ("files_bad_request", Layer(files=(File("/a/"),))),
+        ("files_bad_request", Layer(files=(File("/a\0b"),))),
+        ("files_bad_request", Layer(files=(File("/a"), File("/a")))),
+        ("files_bad_request", Layer(files=(File("/a", bytes((64 << 20) + 1)),))),
+    ],
+    "packages": [
+        ("validation_error", Layer(packages=(name,)))
+        for name in ("--reinstall", "-y", "a b", "git-", "Git", "", "./local.deb", "a;b", "git=1 -o")
+    ],
+    "repositories": [
+        ("invalid_git_repo_spec_error", repository(repo))
+        for repo in (
+            *("8f3c1a52-65d8-4dd0-9c0e-0f5e1a6d3a11", "", "-u", "--upload-pack=x", "/srv/repo.git"),
+            *(
+                "ext::sh -c id",
+                "ext::https://x",
+                "ftp://example.com/r",
+                "https://",
+                "https://h:port/r",
+                "a\nb",
+            ),
+        )
+    ]
+    + [
+        ("invalid_git_repo_spec_error", repository(path="relative")),
+        ("invalid_git_repo_spec_error", repository(path="/")),
+        ("invalid_git_repo_spec_error", repository(rev="--force")),
+        ("invalid_git_repo_spec_error", repository(rev="")),
+        ("invalid_git_repo_spec_error", repository(rev="a b")),
+        (
+            "invalid_git_repo_spec_error",
+            Layer(repositories=(Repository("https://a/b", "/r"), Repository("https://a/c", "/r/"))),
+        ),
+        ("validation_error", Layer(git_user=GitUser(name="a\n[core]"))),
+    ],
+    "sizes": [
+        ("create_vm_vcpu_not_power_of_two", Layer(vcpus=3)),
+        ("create_vm_vcpu_out_of_range", Layer(vcpus=128)),
+        ("create_vm_vcpu_out_of_range", Layer(vcpus=0)),
+        ("create_vm_mem_not_power_of_two", Layer(memory_gb=3)),
+        ("create_vm_mem_not_power_of_two", Layer(memory_gb=1.0001)),
+        ("create_vm_mem_out_of_range", Layer(memory_gb=0.25)),
+        ("create_vm_mem_out_of_range", Layer(memory_gb=1024)),
+        ("mem_size_too_large", Layer(memory_gb=1e12)),
+        ("create_vm_rootfs_out_of_range", Layer(disk_gb=10)),
+        ("create_vm_rootfs_out_of_range", Layer(disk_gb=20.5)),
+        ("rootfs_size_too_large", Layer(disk_gb=1e12)),
+    ],
+    "others": [
+        ("workdir_empty", Layer(workdir="")),
+        ("validation_error", Layer(workdir="here")),
+        ("validation_error", Layer(ports=(Port(443, 0),))),
+        ("validation_error", Layer(ports=(Port(443, 3000, "icmp"),))),
+        ("validation_error", Layer(ready_timeout=0)),
+        ("validation_error", Layer(idle_timeout=0)),
+        ("invalid_snapshot_id", Layer(snapshot_id="")),
+        ("invalid_snapshot_id", Layer(snapshot_id="../../etc")),
+    ],
+}
+
+
+@pytest.mark.parametrize("problem, layer", [each for cases in INVALID.values() for each in cases])
+def test_what_can_never_work_is_refused_with_its_reason(problem: str, layer: Layer) -> None:
+    assert problem_of(layer) == problem
+
+
+def test_facts_come_with_the_problem() -> None:
+    facts = {
+        Layer(vcpus=3): {"got": 3},
+        Layer(memory_gb=3): {"got": 3072},
+        Layer(vcpus=128): {"got": 128, "max": Size.MAX_VCPUS},
+        Layer(disk_gb=10): {"got": 10_240, "min": 20_480, "max": Size.MAX_DISK_GIB * 1024},
+        Layer(memory_gb=1e12): {"gotGb": 1e12},
+    }
+    for layer, expected in facts.items():
+        with pytest.raises(InvalidSpec) as raised:
+            check(layer)
+        assert raised.value.facts == expected
+
+
+def test_only_the_innermost_layer_says_what_it_stands_on() -> None:
+    """Depth 0 is the outermost layer."""
+    inner = Layer(snapshot_id=SNAPSHOT, vcpus=2, memory_gb=4, disk_gb=20)
+    check(Layer(snapshot=Layer(snapshot=inner)))
+    for name, wire in (("vcpus", "vcpuCount"), ("memory_gb", "memSizeGb"), ("disk_gb", "rootfsSizeGb")):
+        given: dict[str, Any] = {name: 32}
+        with pytest.raises(InvalidSpec) as raised:
+            check(Layer(snapshot=Layer(snapshot=inner, **given)))
+        assert raised.value.problem == "non_leaf_layer_field_error"
+        assert raised.value.facts == {"depth": 1, "field": wire}
+    conflicts = {
+        ("snapshot", "snapshotId"): Layer(snapshot=inner, snapshot_id=SNAPSHOT),
+        ("snapshot", "baseImage"): Layer(snapshot=inner, base_image="FROM debian:trixie-slim"),
+        ("snapshotId", "baseImage"): Layer(snapshot_id=SNAPSHOT, base_image="FROM debian:trixie-slim"),
+    }
+    for (first, second), layer in conflicts.items():
+        with pytest.raises(InvalidSpec) as raised:
+            check(Layer(snapshot=layer))
+        assert raised.value.problem == "conflicting_spec_sources_error"
+        assert raised.value.facts == {"depth": 1, "fieldA": first, "fieldB": second}
+    deep = Layer()
+    for _ in range(32):
+        deep = Layer(snapshot=deep)
+    assert problem_of(deep) == "validation_error"
+
+
+def test_ordinary_specs_are_let_pass() -> None:
+    check(
+        Layer(
+            groups=(Group("crew", 1001), Group("_svc", 150, system=True)),
+            users=(User("alice", 1000, "Alice A.", ("crew", "docker.io"), "/srv/alice", "/bin/zsh"),),
+            packages=(
+                "git",
+                "g++",
+                "libstdc++6",
+                "python3.13",
+                "nginx=1.26.0-1",
+                "libc6:amd64",
+                "vim/trixie",
+            ),
+            repositories=(
+                Repository("https://user:pass@example.com:8443/a/b.git", "/srv/b", "feature/x"),
+                Repository("git@example.com:a/b.git", "/srv/c", "v1.0"),
+                Repository("ssh://git@example.com/a/b", "/srv/d"),
+                Repository("file:///srv/repo.git", "/srv/e", "0123abc"),
+            ),
+            services=(
+                Service("getty@tty9", exec=("/bin/true",), workdir="~", user="1000", env={"A": "b\nc"}),
+            ),
+            ports=(Port(443, 3000), Port(8081, 5000, "udp")),
+            idle_timeout=None,
+        )
+    )
+
+
+# The same or not
+
+
+LAYERS = st.builds(
+    Layer,
+    files=st.lists(st.builds(File, st.sampled_from(["/a", "/b"]), st.binary(max_size=4), st.booleans())).map(
+        tuple
+    ),
+    packages=st.lists(st.sampled_from(["git", "tree"]), max_size=2).map(tuple),
+    users=st.lists(st.builds(User, st.sampled_from(["a", "b"]), st.none() | st.integers(0, 9))).map(tuple),
+    discriminator=st.none() | st.text(max_size=2),
+)
+
+
+@given(LAYERS, LAYERS)
+def test_equal_layers_and_no_others_have_the_same_hash(one: Layer, other: Layer) -> None:
+    same = layer_hash("account", "base", one) == layer_hash("account", "base", other)
+    assert same == (one == other)
+
+
+def test_what_a_hash_is_made_of() -> None:
+    layer = Layer(
+        packages=("git",),
+        files=(File("/a", b"b"),),
+        services=(Service("web", exec=("a",), env={"B": "1", "A": "2"}),),
+        workdir="/srv",
+    )
+    own = layer_hash("account", "base", layer)
+    assert own != layer_hash("another", "base", layer)
+    assert own != layer_hash("account", "base built anew", layer)
+    different: list[dict[str, Any]] = [
+        {"packages": ("tree",)},
+        {"files": (File("/a", b"c"),)},
+        {"files": (File("/a", b"b", executable=True),)},
+        {"services": (Service("web", exec=("a",), env={"B": "1"}),)},
+        {"services": (*layer.services, Service("db", exec=("a",)))},
+        {"workdir": "/"},
+        {"git_user": GitUser("a")},
+        {"discriminator": "x"},
+        {"commands": ("true",)},
+    ]
+    hashes = {layer_hash("account", "base", replace(layer, **each)) for each in different}
+    assert len(hashes | {own}) == len(different) + 1
+    alike: list[dict[str, Any]] = [
+        {"skip_cache": True},
+        {"ports": (Port(443, 1),)},
+        {"idle_timeout": 7},
+        {"wait_for_ready": True},
+        {"ready_timeout": 7.0},
+        {"services": (Service("web", exec=("a",), env={"A": "2", "B": "1"}),)},
+    ]
+    for each in alike:
+        assert layer_hash("account", "base", replace(layer, **each)) == own
+
+
+# What has to be done
+
+
+def test_a_spec_is_built_but_for_its_outermost_layer() -> None:
+    inner = Layer(vcpus=2, packages=("git",), workdir="/inner", idle_timeout=10)
+    middle = Layer(snapshot=inner, users=(User("a"),))
+    outer = Layer(snapshot=middle, users=(User("b"), User("c", 7)), ready_timeout=5)
+    top = Layer(users=(User("c", 8),), vcpus=8, idle_timeout=None, wait_for_ready=True)
+    plan = plan_machine(outer, None, top)
+    assert plan.base == Base(None, vcpus=2)
+    assert plan.base.size(Size(4, 1024, 20)) == Size(2, 1024, 20)
+    assert [planned(layer) for layer in plan.layers] == [("packages", "repositories"), ("users",)]
+    assert plan.own.users == (User("b"), User("c", 8))
+    assert (plan.workdir, plan.idle_timeout) == ("/inner", None)
+    assert (plan.wait_for_ready, plan.ready_timeout) == (True, 5)
+
+
+def test_a_template_is_built_as_a_whole() -> None:
+    template = Layer(snapshot_id=SNAPSHOT, vcpus=2, packages=("git",), workdir="/t")
+    plan = plan_machine(None, template, Layer(files=(File("/a"),)))
+    assert plan.base == Base(SNAPSHOT, vcpus=2)
+    assert [planned(layer) for layer in plan.layers] == [("packages", "repositories")]
+    assert planned(plan.own) == ("files",)
+    assert plan.workdir == "/t"
+    assert [
+        planned(layer) for layer in plan_snapshot(Layer(snapshot=template, users=(User("a"),))).layers
+    ] == [
+        ("packages", "repositories"),
+        ("users",),
+    ]
+
+
+def test_a_base_can_be_named_in_three_places() -> None:
+    for spec, template, top in (
+        (None, None, Layer(snapshot_id=SNAPSHOT)),
+        (Layer(snapshot_id=SNAPSHOT), None, Layer()),
+        (Layer(), None, Layer(snapshot_id=SNAPSHOT)),
+        (None, Layer(snapshot_id=SNAPSHOT), Layer(snapshot_id=SNAPSHOT)),
+        (Layer(snapshot=Layer(snapshot_id=SNAPSHOT)), None, Layer()),
+    ):
+        plan = plan_machine(spec, template, top)
+        assert plan.base.snapshot == SNAPSHOT
+        assert not plan.own.work
+    for spec, template, top in (
+        (Layer(), Layer(), Layer()),
+        (Layer(snapshot_id=SNAPSHOT), None, Layer(snapshot_id="sc-" + "b" * 20)),
+        (Layer(base_image="FROM debian:trixie-slim"), None, Layer(snapshot_id=SNAPSHOT)),
+    ):
+        with pytest.raises(InvalidSpec) as raised:
+            plan_machine(spec, template, top)
+        assert raised.value.problem == "conflicting_spec_sources_error"
+
+
+def test_where_two_layers_name_the_same_the_upper_one_counts() -> None:
+    below = Layer(
+        files=(File("/a", b"1"), File("/b", b"1")), packages=("git",), workdir="/below", skip_cache=True
+    )
+    above = Layer(files=(File("/b", b"2"),), packages=("git", "tree"))
+    both = combine(below, above)
+    assert both.files == (File("/a", b"1"), File("/b", b"2"))
+    assert both.packages == ("git", "tree")
+    assert (both.workdir, both.skip_cache) == ("/below", True)
+
+
+def test_a_layer_that_does_nothing_has_no_phases() -> None:
+    for layer in (
+        Layer(),
+        Layer(workdir="/", git_user=GitUser(), discriminator="x", skip_cache=True, ports=(), idle_timeout=5),
+    ):
+        assert not layer.work
+        assert planned(layer) == ()
+
+
+# Base images
+
+
+def test_the_base_image_and_commands_on_it_are_understood() -> None:
+    assert commands_of("FROM debian:trixie-slim") == ()
+    assert (
+        commands_of(
+            "\n# syntax=docker/dockerfile:1\nfrom --platform=linux/amd64 docker.io/library/debian:13 as x\n"
+        )
+        == ()
+    )
+    text = """FROM debian:trixie-slim
+
+RUN <<'FREESTYLE_EOF'
+echo "one" && \\
+  echo two
+# not a comment here
+FREESTYLE_EOF
+
+RUN apt-get update && \\
+    # a comment
+    apt-get install -y git
+RUN ["echo", "a b"]
+"""
+    assert commands_of(text) == (
+        'echo "one" && \\\n  echo two\n# not a comment here',
+        "apt-get update && \\\n    apt-get install -y git",
+        "echo 'a b'",
+    )
+    plan = plan_machine(Layer(base_image=text, users=(User("a"),)), None, Layer())
+    assert [planned(layer) for layer in plan.layers] == [("image",)]
+    assert planned(plan.own) == ("users",)
+
+
+@pytest.mark.parametrize(
+    "text, problem",
+    [
+        ("FROM ubuntu:24.04", "unsupported_os"),
+        ("FROM debian:bookworm-slim", "unsupported_os"),
+        ("FROM debian", "unsupported_os"),
+        ("FROM debian:trixie-slim\nFROM debian:trixie-slim", "unsupported_os"),
+        ("FROM debian:trixie-slim\nCOPY . /", "validation_error"),
+        ("FROM debian:trixie-slim\nRUN --mount=type=cache,target=/x true", "validation_error"),
+        ("FROM debian:trixie-slim\nRUN <<EOF\ntrue", "validation_error"),
+        ("RUN true", "validation_error"),
+        ("", "validation_error"),
+        ("\x00", "validation_error"),
+    ],
+)
+def test_other_base_images_are_refused(text: str, problem: str) -> None:
+    with pytest.raises(InvalidSpec) as raised:
+        commands_of(text)
+    assert raised.value.problem == problem
+
+
+# Units
+
+
+def test_a_unit_says_what_the_service_does() -> None:
+    unit = service_unit(
+        Service(
+            "web",
+            exec=("/bin/prepare 100%", "/usr/bin/node server.js $PORT"),
+            env={"PORT": "3000", "TEXT": 'a "b" \\ 5%\nc'},
+            user="app",
+            group="crew",
+            workdir="/srv/app",
+            after=("network-online", "db"),
+            requires=("db.service",),
+            on_failure=("rescue-me",),
+            timeout=0,
+            ready_signal=True,
+            watchdog=1.5,
+            restart=Restart("on-failure", 2, 5, 60),
+        )
+    )
+    assert (
+        unit
+        == """[Unit]
+Description=web
+After=network-online.target db.service
+Requires=db.service
+OnFailure=rescue-me.service
+StartLimitIntervalSec=60
+StartLimitBurst=5
+
+[Service]
+Type=notify
+ExecStartPre=/bin/prepare 100%%
+ExecStart=/usr/bin/node server.js $PORT
+Environment="PORT=3000"
+Environment="TEXT=a \\"b\\" \\\\ 5%%\\nc"
+User=app
+Group=crew
+WorkingDirectory=/srv/app
+TimeoutSec=infinity
+WatchdogSec=1.5
+NotifyAccess=all
+Restart=on-failure
+RestartSec=2
+
+[Install]
+WantedBy=multi-user.target
+"""
+    )
+
+
+def test_a_oneshot_runs_its_lines_in_order_and_stays() -> None:
+    lines = service_unit(Service("job", mode="oneshot", exec=("/bin/a", "/bin/b"), timeout=30)).splitlines()
+    assert [line for line in lines if line.startswith(("Type", "Exec", "Remain", "Timeout"))] == [
+        "Type=oneshot",
+        "ExecStart=/bin/a",
+        "ExecStart=/bin/b",
+        "RemainAfterExit=yes",
+        "TimeoutSec=30",
+    ]
+    again = service_unit(Service("job", mode="oneshot", exec=("/bin/a",), remain_after_exit=False))
+    assert "RemainAfterExit" not in again
+
+
+def test_what_is_deleted_after_success_is_required_only_until_then() -> None:
+    """After a boot it is not there: who required it must be able to start."""
+    first = Service(
+        "first", mode="oneshot", exec=("/bin/a",), delete_after_success=True, remain_after_exit=False
+    )
+    web = Service("web", exec=("/bin/b",), requires=("first.service", "db.service"), after=("first.service",))
+    own, passing = {"first.service", "web.service"}, passing_units([first, web])
+    assert passing == {"first.service"}
+    unit = service_unit(web, own, passing)
+    assert "Requires=db.service\nWants=first.service\n" in unit
+    text = service_unit(first, own, passing)
+    assert "RemainAfterExit=yes" in text
+    assert "ExecStartPost=+-/bin/sh -c 'rm -f /etc/systemd/system/first.service " in text
+
+
+def test_names_that_clients_made_services_of_are_targets_again() -> None:
+    assert reference("multi-user.service") == "multi-user.target"
+    assert reference("network-online") == "network-online.target"
+    assert reference("multi-user.target") == "multi-user.target"
+    assert reference("app.web") == "app.web.service"
+    assert reference("db") == "db.service"
+    assert reference("network.service", own={"network.service"}) == "network.service"
+    assert reference("x.timer") == "x.timer"
+
+
+def test_a_patch_changes_only_what_it_names() -> None:
+    assert patch_unit(ServicePatch("ssh", env={"A": "b"})) == '[Service]\nEnvironment="A=b"\n'
+    assert patch_unit(ServicePatch("ssh", exec=("/bin/a", "/bin/b"), after=("db",))) == (
+        "[Unit]\nAfter=db.service\n\n"
+        "[Service]\nExecStart=\nExecStartPre=\nExecStartPre=/bin/a\nExecStart=/bin/b\n"
+    )
+
+
+NASTY = st.text(alphabet=st.sampled_from("a/ =%\"'\\\n\r\t;$[]#~.-:@0é\x00\u2028"), max_size=12)
+
+
+@given(
+    NASTY,
+    st.lists(NASTY, max_size=2),
+    st.dictionaries(NASTY, NASTY, max_size=2),
+    NASTY,
+    NASTY,
+    st.lists(NASTY, max_size=2),
+)
+def test_no_value_becomes_a_line_of_its_own(
+    name: str, lines: list[str], env: dict[str, str], who: str, workdir: str, units: list[str]
+) -> None:
+    """Whatever a service says: it is refused, or its unit has the lines that it should have and no others."""
+    wanted = Service(
+        name or "x",
+        exec=tuple(lines),
+        env=env,
+        user=who,
+        workdir=workdir,
+        after=tuple(units),
+        requires=tuple(units),
+    )
+    try:
+        check_service(wanted)
+    except InvalidSpec:
+        return
+    text = service_unit(wanted)
+    keys = [line.split("=")[0] for line in text.split("\n") if line]
+    expected = ["[Unit]", "Description", *(["After", "Requires"] if units else [])]
+    expected += ["[Service]", "Type", *["ExecStartPre"] * (len(lines) - 1), "ExecStart"]
+    expected += [*["Environment"] * len(env), "User", "WorkingDirectory", "[Install]", "WantedBy"]
+    assert keys == expected
+    assert not any(line.endswith("\\") for line in text.split("\n"))
+
+
+# Repositories
+
+
+def test_credentials_are_given_to_git_apart_from_the_address() -> None:
+    source = source_of("https://me:p%40ss@example.com:8443/a/b.git")
+    assert source.url == "https://example.com:8443/a/b.git"
+    assert (source.environment["STEAD_USER"], source.environment["STEAD_PASSWORD"]) == ("me", "p@ss")
+    assert "credential.https://example.com:8443.helper" in source.environment.values()
+    assert "p@ss" not in repr(source)
+    assert source_of("ssh://git:secret@example.com/a").url == "ssh://git@example.com/a"
+    assert source_of("git@example.com:a/b.git").url == "git@example.com:a/b.git"
+    plain = source_of("https://example.com/a")
+    assert plain.url == "https://example.com/a"
+    assert "STEAD_PASSWORD" not in plain.environment
+
+
+# The wire
+
+
+def test_a_spec_of_the_client_for_node_is_understood() -> None:
+    sent = {
+        "name": None,
+        "aptDeps": ["git", "git"],
+        "users": [{"name": "alice", "groups": None, "uid": None, "system": None}],
+        "additionalFiles": {
+            "/opt/freestyle/scripts/freestyle-run-command-1.sh": {
+                "content": "#!/bin/bash\nls",
+                "encoding": "utf-8",
+            },
+            "/b": {"content": "AAE=", "encoding": "base64", "executable": True},
+        },
+        "systemd": {
+            "services": [
+                {
+                    "name": "freestyle-run-command-1",
+                    "mode": "oneshot",
+                    "deleteAfterSuccess": True,
+                    "workdir": "/root",
+                    "env": {"HOME": "/root"},
+                    "exec": ["/bin/bash /opt/freestyle/scripts/freestyle-run-command-1.sh"],
+                    "bash": "ls",
+                }
+            ],
+            "patchedServices": [{"name": "ssh", "env": None, "restartPolicy": {"policy": "always"}}],
+        },
+        "git": {"config": {}, "repos": [{"repo": "https://example.com/r", "path": "/r", "rev": None}]},
+        "snapshot": {
+            "vcpuCount": 2,
+            "memSizeGb": 4,
+            "baseImage": {"dockerfileContent": "FROM debian:trixie-slim"},
+            "discriminator": "x",
+            "skipCache": None,
+            "idleTimeoutSeconds": None,
+            "snapshot": None,
+            "ports": [{"port": 443, "targetPort": 3000, "protocol": None}],
+            "somethingNew": {"a": 1},
+        },
+    }
+    layer = TypeAdapter(Spec).validate_json(json.dumps(sent)).layer()
+    check(layer)
+    assert layer.packages == ("git",)
+    assert layer.files[1] == File("/b", b"\0\1", executable=True)
+    (service_,) = layer.services
+    assert (service_.mode, service_.delete_after_success, service_.enable) == ("oneshot", True, None)
+    assert layer.patches[0].restart == Restart("always")
+    assert layer.repositories == (Repository("https://example.com/r", "/r"),)
+    assert layer.idle_timeout is UNCHANGED
+    assert layer.snapshot is not None
+    assert (layer.snapshot.vcpus, layer.snapshot.memory_gb, layer.snapshot.skip_cache) == (2, 4, False)
+    assert layer.snapshot.idle_timeout is None
+    assert layer.snapshot.ports == (Port(443, 3000),)
+
+
+def test_nothing_and_null_are_the_same_but_for_the_idle_timeout() -> None:
+    nulls = dict.fromkeys(LayerFields.model_json_schema()["properties"])
+    layer = LayerModel.model_validate(nulls).layer()
+    assert replace(layer, idle_timeout=UNCHANGED) == Layer() == LayerModel.model_validate({}).layer()
+    assert layer.idle_timeout is None
+
+
+@pytest.mark.parametrize(
+    "sent, problem",
+    [
+        (
+            {"gitRepos": [{"repo": "a", "path": "b"}], "git": {"repos": [{"repo": "a", "path": "b"}]}},
+            "invalid_git_repo_spec_error",
+        ),
+        ({"additionalFiles": {"/a": {"content": "*", "encoding": "base64"}}}, "files_bad_request"),
+        ({"additionalFiles": {"/a": {"content": "", "encoding": "latin1"}}}, "files_bad_request"),
+        ({"additionalFiles": {"/a": {"content": "\ud800"}}}, "files_bad_request"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused_on_the_way_in(sent: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InvalidSpec) as raised:
+        LayerModel.model_validate(sent).layer()
+    assert raised.value.problem == problem
+
+
+def test_a_build_is_shown_with_the_names_that_clients_know() -> None:
+    info = BuildInfo("bld-1", "me", None, "failed", None, "files: /a is a folder", ("files",), 1.5, 2.0, 2.0)
+    assert BuildRecord.of(info).model_dump(mode="json", by_alias=True) == {
+        "buildId": "bld-1",
+        "accountId": "me",
+        "requestId": None,
+        "state": "failed",
+        "templateHash": None,
+        "failureReason": "files: /a is a folder",
+        "plannedPhases": ["files"],
+        "startedAt": "1970-01-01T00:00:01.500000Z",
+        "finishedAt": "1970-01-01T00:00:02.000000Z",
+        "updatedAt": "1970-01-01T00:00:02.000000Z",
+    }
+    phase = PhaseRecord.of(PhaseInfo("bph-1", "bld-1", "files", "sc-1", 1.5))
+    assert phase.model_dump(mode="json", by_alias=True) == {
+        "phaseId": "bph-1",
+        "buildId": "bld-1",
+        "name": "files",
+        "snapshotId": "sc-1",
+        "startedAt": "1970-01-01T00:00:01.500000Z",
+    }
+
+
+def test_a_nest_without_end_is_refused() -> None:
+    nest: dict[str, Any] = {}
+    for _ in range(500):
+        nest = {"snapshot": nest}
+    with pytest.raises(ValidationError, match="layers"):
+        TypeAdapter(Spec).validate_python(nest)
