@@ -1,9 +1,14 @@
-"""Real machines for tests: one image and one small template for the whole run, kept outside the checkout."""
+"""Real machines for tests: one image and one small template for the whole run, kept outside the checkout.
+
+Several processes may share the tests: each is then an installation of its own, beside the others.
+"""
 
 import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -12,6 +17,17 @@ from installations import delete_all, leftovers
 from stead.host.image import BaseImage, ensure_image
 from stead.machines import Machine, Machines
 from stead.settings import Settings, Size
+
+
+@dataclass(frozen=True)
+class Server:
+    """A served API, with the API key of an account of the tests' own."""
+
+    url: str
+    key: str
+    account: str
+    services: Any
+
 
 SMALL = Size(vcpus=2, memory_mib=512, disk_gib=20)
 
@@ -41,6 +57,21 @@ async def machines(settings: Settings, image: BaseImage) -> AsyncIterator[Machin
         yield machines
         await delete_all(machines)
     assert leftovers(settings) == []
+
+
+@pytest_asyncio.fixture(scope="session")
+async def server(machines: Machines, settings: Settings) -> AsyncIterator[Server]:
+    """The API, served over the machines of this run on a port of its own."""
+    from stead.api.server import running
+    from stead.api.services import assemble
+
+    async with (
+        assemble(machines) as services,
+        running(replace(settings, listen="127.0.0.1:0"), services) as url,
+    ):
+        account = await services.accounts.create("tests")
+        _, key = await services.accounts.create_key(account.id)
+        yield Server(url, key, account.id, services)
 
 
 @pytest_asyncio.fixture(scope="module")

@@ -1,0 +1,49 @@
+"""What clients may ask for and Stead does not have: each gets an answer that they can read."""
+
+from typing import NoReturn
+
+from fastapi import APIRouter
+
+from stead.api.callers import AnyCaller, Guest
+from stead.api.errors import ApiError
+
+router = APIRouter(include_in_schema=False)
+
+_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+_NEVER = {
+    "/web/v1": "serverless deployments",
+    "/execute": "serverless runs",
+    "/v1/cron": "cron schedules",
+    "/dns/v1": "DNS records",
+}
+_NOT_YET = {
+    "/git/v1": "Git repositories",
+    "/domains/v1": "domains",
+    "/v1/vpcs": "private networks",
+}
+
+
+def _refuse(text: str) -> NoReturn:
+    raise ApiError("NOT_FOUND", text)
+
+
+def _place(prefix: str, text: str) -> None:
+    async def absent(caller: AnyCaller) -> None:
+        _refuse(text)
+
+    for path in (prefix, f"{prefix}/{{rest:path}}"):
+        router.add_api_route(path, absent, methods=_METHODS)
+
+
+for _prefix, _what in _NEVER.items():
+    _place(_prefix, f"Stead has no {_what}: run what you need in a VM")
+for _prefix, _what in _NOT_YET.items():
+    _place(_prefix, f"this version of Stead has no {_what} yet")
+
+
+async def _pty(guest: Guest) -> None:
+    _refuse("this version of Stead has no terminals (PTY) yet; use exec")
+
+
+for _path in ("/v1/vms/{vm_id}/pty", "/v1/vms/{vm_id}/pty/{rest:path}"):
+    router.add_api_route(_path, _pty, methods=_METHODS)

@@ -1,0 +1,128 @@
+"""The API, put together."""
+
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from pydantic import ConfigDict
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import HTMLResponse, Response
+from starlette.types import ASGIApp
+
+from stead.api import (
+    absent,
+    account,
+    builds,
+    creation,
+    errors,
+    guests,
+    identities,
+    logs,
+    metrics,
+    snapshots,
+    systemd,
+    terminals,
+    vms,
+    watching,
+)
+from stead.api.background import AFTER_HEADER, ID_HEADER
+from stead.api.callers import TOKEN_HEADER, USER_HEADER, Gate
+from stead.api.calls import TRACE_HEADER, Calls
+from stead.api.documentation import page
+from stead.api.services import Services
+from stead.api.wire import Wire
+from stead.errors import SteadError
+
+_HEADERS = (
+    "authorization",
+    "content-type",
+    "user-agent",
+    TOKEN_HEADER.lower(),
+    USER_HEADER.lower(),
+    AFTER_HEADER,
+    "x-freestyle-sdk",
+    "x-freestyle-sdk-version",
+    "x-freestyle-request-url",
+)
+
+
+class Health(Wire):
+    status: str
+    version: str
+
+
+def create_app(services: Services | None = None) -> FastAPI:
+    """The whole API over an installation that is open; without one it can only be described."""
+    app = FastAPI(
+        title="Stead",
+        version=version("stead"),
+        description="Real Linux computers for programs and agents, on machines you own.",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        responses=_failures(),
+    )
+    app.state.services = services
+    # The order matters: /v1/vms/snapshots is not a machine called snapshots.
+    for module in (creation, snapshots, builds, vms, guests, watching, terminals, systemd, identities):
+        app.include_router(module.router)
+    for module in (logs, account, absent):
+        app.include_router(module.router)
+    _add_own_pages(app)
+    app.add_exception_handler(errors.ApiError, errors.on_api_error)
+    app.add_exception_handler(SteadError, errors.on_product_error)
+    app.add_exception_handler(RequestValidationError, errors.on_invalid)
+    app.add_exception_handler(HTTPException, errors.on_http_error)
+    app.add_exception_handler(Exception, errors.on_anything)
+    return app
+
+
+def _add_own_pages(app: FastAPI) -> None:
+    @app.get("/healthz", tags=["server"])
+    async def healthz() -> Health:
+        """The server answers."""
+        return Health(status="ok", version=app.version)
+
+    @app.get("/metrics", include_in_schema=False)
+    async def prometheus() -> Response:
+        services: Services = app.state.services
+        return await metrics.exposition(services.machines)
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return HTMLResponse(page(app.openapi()))
+
+
+class ErrorBody(Wire):
+    """Every failure: a code that clients know, and a sentence for people."""
+
+    code: str
+    error: str
+    message: str
+    description: str
+
+    model_config = ConfigDict(extra="allow")
+
+
+def _failures() -> dict[int | str, dict[str, Any]]:
+    answers = {"4XX": "The call was refused, and why.", "5XX": "The server could not do it."}
+    return {status: {"model": ErrorBody, "description": text} for status, text in answers.items()}
+
+
+def surrounded(app: FastAPI, services: Services) -> tuple[ASGIApp, Calls]:
+    """The API as it is served: behind its gate, with trace ids and limits, and CORS."""
+    settings = services.settings
+    calls = Calls(Gate(app, services.callers), settings.max_calls)
+    return (
+        CORSMiddleware(
+            calls,
+            allow_origins=settings.origins,
+            allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
+            allow_headers=_HEADERS,
+            expose_headers=[TRACE_HEADER, ID_HEADER],
+            max_age=600,
+        ),
+        calls,
+    )

@@ -1,0 +1,108 @@
+"""Calls that may take minutes: their clients are given a number to ask with, and the work goes on."""
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+from stead.api.errors import ApiError, from_anything, from_product
+from stead.errors import SteadError
+from stead.machines.lifecycle import new_id
+from stead.store.requests import RequestRow, RequestStore
+
+AFTER_HEADER = "x-freestyle-background-after-secs"
+ID_HEADER = "x-freestyle-background-request-id"
+_KEPT = 7 * 24 * 3600 * 10**9
+
+Answer = dict[str, Any]
+Work = Coroutine[Any, Any, Answer]
+
+
+Finder = Callable[[str], Awaitable[Answer | None]]
+"""Finds what a call that was cut short by a crash had made, as the answer that it would have had."""
+
+
+def new_request_id() -> str:
+    return f"ri-{new_id()}"
+
+
+class BackgroundRequests:
+    """Work that outlasts its call. What a client was told to ask for again is there after a restart too."""
+
+    def __init__(self, store: RequestStore) -> None:
+        self._store = store
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def run(
+        self, account: str, request_id: str, after: float, work: Work, invalid: str
+    ) -> JSONResponse:
+        """The answer, when it comes within `after` seconds; else where to ask for it."""
+        task = asyncio.ensure_future(work)
+        try:
+            done, _ = await asyncio.wait({task}, timeout=after)
+        except BaseException:
+            # Nobody was given the number yet, so nobody can ask for the result.
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            raise
+        if done:
+            return JSONResponse(task.result())
+        await self._store.insert(RequestRow(request_id, account))
+        follower = asyncio.create_task(self._follow(request_id, task, invalid))
+        self._tasks[request_id] = follower
+        follower.add_done_callback(lambda _: self._tasks.pop(request_id, None))
+        return _pending(request_id)
+
+    async def _follow(self, request_id: str, task: asyncio.Task[Answer], invalid: str) -> None:
+        try:
+            status, answer = 200, await task
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            status, answer = _failed(_restarted())
+        except ApiError as error:
+            status, answer = _failed(error)
+        except SteadError as error:
+            status, answer = _failed(from_product(error, invalid))
+        except Exception as error:
+            status, answer = _failed(from_anything(error))
+        await self._store.finish(request_id, status, json.dumps(answer))
+
+    async def result(self, account: str, request_id: str) -> JSONResponse:
+        row = await self._store.get(request_id)
+        if row is None or row.account != account:
+            raise ApiError("NOT_FOUND", f"no request {request_id}")
+        if row.status is None or row.answer is None:
+            return _pending(request_id)
+        return JSONResponse(json.loads(row.answer), row.status)
+
+    async def recover(self, find: Finder) -> None:
+        """After a crash: what had been made by then is the answer; the rest has to be asked for anew."""
+        await self._store.prune(time.time_ns() - _KEPT)
+        for row in await self._store.pending():
+            found = await find(row.id)
+            status, answer = (200, found) if found is not None else _failed(_restarted())
+            await self._store.finish(row.id, status, json.dumps(answer))
+
+    async def close(self) -> None:
+        """End what is under way; it is recorded as such."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _pending(request_id: str) -> JSONResponse:
+    body = {"requestId": request_id, "status": "pending"}
+    return JSONResponse(body, 202, {ID_HEADER: request_id})
+
+
+def _restarted() -> ApiError:
+    return ApiError("SERVICE_UNAVAILABLE", "Stead was stopped while this was under way; ask for it again")
+
+
+def _failed(error: ApiError) -> tuple[int, Answer]:
+    return error.status, error.body()

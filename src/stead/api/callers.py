@@ -1,0 +1,147 @@
+"""Who calls, and what of the machines they may touch."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Header, Path
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from stead.api.calls import Call
+from stead.api.errors import ApiError
+from stead.api.services import Services, ServicesDep
+from stead.errors import MachineNotFound, SnapshotNotFound
+from stead.identity.callers import Caller, Callers
+from stead.machines import Machine, MachineInfo
+from stead.machines.snapshots import SnapshotInfo
+
+TOKEN_HEADER = "X-Freestyle-Identity-Access-Token"  # noqa: S105  # a header's name
+USER_HEADER = "X-Freestyle-Vm-Linux-User-Id"
+
+VmId = Annotated[str, Path(description="The id of a VM.")]
+
+
+PUBLIC = frozenset({"/healthz", "/metrics", "/docs", "/openapi.json"})
+
+
+class Gate:
+    """Lets in who has a key or a token, before anything of their call is read; an ASGI middleware."""
+
+    def __init__(self, app: ASGIApp, callers: Callers) -> None:
+        self._app = app
+        self._callers = callers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in PUBLIC:
+            scope["state"]["caller"] = await self._authenticate(scope)
+        await self._app(scope, receive, send)
+
+    async def _authenticate(self, scope: Scope) -> Caller:
+        """The caller, by API key or by an identity's token, in either of the two headers."""
+        headers = Headers(scope=scope)
+        scheme, _, secret = headers.get("authorization", "").partition(" ")
+        secret = secret.strip() if scheme.lower() == "bearer" else ""
+        secret = secret or headers.get(TOKEN_HEADER, "").strip()
+        if not secret:
+            wanted = f"give an API key (Authorization: Bearer ...) or a token ({TOKEN_HEADER})"
+            raise _unauthorized(scope, wanted)
+        caller = await self._callers.authenticate(secret)
+        if caller is None:
+            raise _unauthorized(scope, "this key or token is not known, or was revoked")
+        return caller
+
+
+def _unauthorized(scope: Scope, reason: str) -> ApiError:
+    headers = {"WWW-Authenticate": "Bearer"}
+    return ApiError("UNAUTHORIZED_ERROR", reason, headers=headers, route=scope["path"], reason=reason)
+
+
+def current_caller(request: Request) -> Caller:
+    caller: Caller = request.scope["state"]["caller"]
+    return caller
+
+
+AnyCaller = Annotated[Caller, Depends(current_caller)]
+
+
+async def owner(caller: AnyCaller) -> Caller:
+    """A caller with an API key: an identity's token is for using machines, not for having them."""
+    if caller.identity is not None:
+        raise ApiError("FORBIDDEN", "an identity's token cannot do this; use an API key")
+    return caller
+
+
+Owner = Annotated[Caller, Depends(owner)]
+
+
+async def owned_vm(vm_id: VmId, caller: Owner, services: ServicesDep) -> MachineInfo:
+    """A machine of the caller's account. Somebody else's is answered like one that does not exist."""
+    return await find_owned(services, caller, vm_id)
+
+
+async def find_owned(services: Services, caller: Caller, vm_id: str) -> MachineInfo:
+    info = await services.machines.info(vm_id)
+    if info.account != caller.account or info.purpose != "use":
+        raise MachineNotFound(vm_id)
+    return info
+
+
+OwnedVm = Annotated[MachineInfo, Depends(owned_vm)]
+
+
+async def usable_vm(vm_id: VmId, caller: AnyCaller, services: ServicesDep) -> MachineInfo:
+    """A machine that the caller has, or that its identity was granted."""
+    info = await find_owned(services, caller, vm_id)
+    if caller.identity is not None and await services.identities.permission(caller.identity, vm_id) is None:
+        raise MachineNotFound(vm_id)
+    return info
+
+
+UsableVm = Annotated[MachineInfo, Depends(usable_vm)]
+
+
+@dataclass(frozen=True)
+class GuestAccess:
+    """A machine to work in, and the Linux user to do it as; None is root."""
+
+    info: MachineInfo
+    machine: Machine
+    user: str | None
+
+
+async def guest(
+    vm_id: VmId,
+    caller: AnyCaller,
+    services: ServicesDep,
+    user: Annotated[str | None, Header(alias=USER_HEADER, description="The Linux user to act as.")] = None,
+) -> GuestAccess:
+    info = await find_owned(services, caller, vm_id)
+    if caller.identity is not None:
+        permission = await services.identities.permission(caller.identity, vm_id)
+        if permission is None:
+            raise MachineNotFound(vm_id)
+        user = permission.user(user)
+    return GuestAccess(info, Machine(services.machines, vm_id), user or None)
+
+
+Guest = Annotated[GuestAccess, Depends(guest)]
+
+
+async def owned_snapshot(snapshot_id: str, caller: Owner, services: ServicesDep) -> SnapshotInfo:
+    """A snapshot of the caller's account, or what is remembered of it."""
+    info = await services.machines.snapshots.get(snapshot_id, deleted=True)
+    if info.account != caller.account:
+        raise SnapshotNotFound(snapshot_id)
+    return info
+
+
+OwnedSnapshot = Annotated[SnapshotInfo, Depends(owned_snapshot)]
+
+
+def current_call(request: Request) -> Call:
+    call: Call = request.scope["state"]["call"]
+    return call
+
+
+CurrentCall = Annotated[Call, Depends(current_call)]

@@ -1,0 +1,216 @@
+"""What surrounds every call: its trace id, its errors, its end when the client leaves or the server stops."""
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+
+import structlog
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from stead.api.errors import ApiError, from_anything
+from stead.api.metrics import observe
+from stead.api.protocol import EXTENSION, Connection
+from stead.errors import SteadError
+from stead.logs import get_logger
+from stead.tasks import finished
+
+TRACE_HEADER = "x-freestyle-trace-id"
+MAX_BODY = 64 << 20
+"""Bytes of a body that is read whole; files that are streamed have no limit here."""
+_TICK = 0.25
+_PROCESSING_AFTER = 60.0
+_PROCESSING_EVERY = 60.0
+"""Node gives up a call after 300 seconds without headers, unless it hears that there is work on it."""
+_UNDERSTAND_PROCESSING = (b"freestyle-sdk", b"node", b"undici")
+
+log = get_logger("stead.access")
+
+
+class Call:
+    """One call under way."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.trace = secrets.token_hex(16)
+        self.started = time.monotonic()
+        self.status = 0
+        self.complete = False
+        self.ended_by: ApiError | None = None
+        """Why it was ended before its time."""
+        self.undo: Callable[[], Awaitable[None]] | None = None
+        """Takes back what the client will never hear of."""
+        self.endless = False
+        """Its answer has no end of its own: when the server stops, there is nothing to wait for."""
+        self.task = asyncio.current_task()
+        self.connection: Connection | None = scope.get("extensions", {}).get(EXTENSION)
+        agent = next((value for name, value in scope["headers"] if name == b"user-agent"), b"")
+        self.hears_processing = agent.lower().startswith(_UNDERSTAND_PROCESSING)
+        self.told_processing = self.started
+
+    @property
+    def lost(self) -> bool:
+        return self.connection is not None and self.connection.lost
+
+    def end(self, why: ApiError) -> None:
+        if self.ended_by is None and self.task is not None:
+            self.ended_by = why
+            self.task.cancel()
+
+
+class Calls:
+    """All calls under way; an ASGI middleware, and the clock that looks after slow ones."""
+
+    def __init__(self, app: ASGIApp, most: int) -> None:
+        self._app = app
+        self._most = most
+        self._calls: set[Call] = set()
+        self._clock: asyncio.Task[None] | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        call = Call(scope)
+        scope.setdefault("state", {})["call"] = call
+        if self._clock is None:
+            self._clock = asyncio.create_task(self._tick())
+        answer = self._answer(call, send)
+        if len(self._calls) >= self._most:
+            await _send(busy(len(self._calls)), scope, answer)
+            return
+        self._calls.add(call)
+        self._idle.clear()
+        try:
+            with structlog.contextvars.bound_contextvars(trace=call.trace):
+                await self._run(call, scope, self._limited(scope, receive), answer)
+        finally:
+            self._calls.discard(call)
+            if not self._calls:
+                self._idle.set()
+            seconds = time.monotonic() - call.started
+            observe(scope, call.status, seconds)
+            took = round(seconds * 1000, 1)
+            log.info(
+                "call",
+                method=scope["method"],
+                path=scope["path"],
+                status=call.status,
+                ms=took,
+                trace=call.trace,
+            )
+
+    async def _run(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._app(scope, receive, send)
+        except asyncio.CancelledError:
+            if call.ended_by is None:
+                raise
+            if call.task is not None:
+                call.task.uncancel()
+            failure = call.ended_by
+        except ApiError as error:
+            failure = error
+        except Exception as error:
+            if call.complete:
+                return
+            failure = from_anything(error)
+        else:
+            if not (call.lost and not call.complete):
+                return
+            failure = client_left()
+        if call.undo is not None and not call.complete:
+            with contextlib.suppress(SteadError):
+                await finished(call.undo())
+        if not call.status:
+            await _send(failure, scope, send)
+        elif not call.complete and call.connection is not None:
+            # The answer has begun: to break it off is the only way to say that it is not whole.
+            await call.connection.cut()
+
+    def _answer(self, call: Call, send: Send) -> Send:
+        trace = (TRACE_HEADER.encode(), call.trace.encode())
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                call.status = message["status"]
+                message.setdefault("headers", [])
+                message["headers"] = [*message["headers"], trace]
+            await send(message)
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                call.complete = not call.lost
+
+        return answer
+
+    def _limited(self, scope: Scope, receive: Receive) -> Receive:
+        """Bodies are read whole unless they are files that are streamed: so they have a largest size."""
+        headers = dict(scope["headers"])
+        if headers.get(b"content-type", b"").startswith((b"application/octet-stream", b"application/x-tar")):
+            return receive
+        length = headers.get(b"content-length", b"0")
+        seen = int(length) if length.isdigit() and int(length) > MAX_BODY else 0
+
+        async def limited() -> Message:
+            nonlocal seen
+            if seen > MAX_BODY:
+                raise too_large()
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > MAX_BODY:
+                raise too_large()
+            return message
+
+        return limited
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK)
+            now = time.monotonic()
+            for call in tuple(self._calls):
+                if call.lost and not call.complete:
+                    call.end(client_left())
+                elif not call.status and call.hears_processing and call.connection is not None:
+                    waiting = now - call.started > _PROCESSING_AFTER
+                    if waiting and now - call.told_processing > _PROCESSING_EVERY:
+                        call.told_processing = now
+                        call.connection.processing()
+
+    async def stop(self, grace: float) -> None:
+        """Let calls finish; those that do not in time are told why."""
+        stopping = ApiError("SERVICE_UNAVAILABLE", "Stead is being stopped; ask again when it is back")
+        for call in tuple(self._calls):
+            if call.endless:
+                call.end(stopping)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace):
+                await self._idle.wait()
+        for call in tuple(self._calls):
+            call.end(stopping)
+
+    async def close(self) -> None:
+        if self._clock is not None:
+            self._clock.cancel()
+            await asyncio.gather(self._clock, return_exceptions=True)
+            self._clock = None
+
+
+def too_large() -> ApiError:
+    return ApiError("BAD_REQUEST", f"a body has at most {MAX_BODY >> 20} MiB", 413)
+
+
+def busy(count: int) -> ApiError:
+    text = f"{count} calls are under way, and that is as many as this server takes"
+    return ApiError("SERVICE_UNAVAILABLE", text, headers={"Retry-After": "1"})
+
+
+def client_left() -> ApiError:
+    return ApiError("BAD_REQUEST", "the client left before it had its answer", 499)
+
+
+async def _send(error: ApiError, scope: Scope, send: Send) -> None:
+    async def nothing() -> Message:
+        return {"type": "http.disconnect"}
+
+    await error.response()(scope, nothing, send)

@@ -1,0 +1,269 @@
+"""Failures as clients see them: a code that they know, a sentence, the right status.
+
+Clients find the class of an error by its code alone, and some retry for ever what has none. So every answer
+that is not a success, on every path, is made here.
+"""
+
+import errno
+from http import HTTPStatus
+from typing import Any, NoReturn
+
+import sqlalchemy as sa
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from stead import errors as product
+from stead.builds.errors import (
+    BuildBudgetExceeded,
+    BuildNotFound,
+    CommandFailed,
+    InvalidSpec,
+    SetupFailed,
+    SnapshotDeleted,
+)
+from stead.identity import errors as identity
+from stead.logs import get_logger
+
+log = get_logger("stead.api")
+
+STATUSES: dict[str, int] = {
+    code: status
+    for status, codes in {
+        400: """BAD_REQUEST INVALID_REQUEST CREATE_VM_BAD_REQUEST CREATE_SNAPSHOT_BAD_REQUEST
+            SNAPSHOT_VM_BAD_REQUEST FILES_BAD_REQUEST INVALID_SNAPSHOT_ID INVALID_VM_ID VM_NOT_RUNNING
+            BUILD_FAILED UNSUPPORTED_OS CONFLICTING_SPEC_SOURCES_ERROR NON_LEAF_LAYER_FIELD_ERROR
+            INVALID_GIT_REPO_SPEC_ERROR CREATE_VM_MEM_NOT_POWER_OF_TWO CREATE_VM_VCPU_NOT_POWER_OF_TWO
+            CREATE_VM_MEM_OUT_OF_RANGE CREATE_VM_VCPU_OUT_OF_RANGE CREATE_VM_ROOTFS_OUT_OF_RANGE
+            RESIZE_VM_MEM_NOT_POWER_OF_TWO RESIZE_VM_VCPU_NOT_POWER_OF_TWO RESIZE_VM_MEM_OUT_OF_RANGE
+            RESIZE_VM_VCPU_OUT_OF_RANGE RESIZE_VM_ROOTFS_SHRINK_NOT_SUPPORTED RESIZE_VM_EMPTY_REQUEST
+            ROOTFS_SIZE_TOO_LARGE MEM_SIZE_TOO_LARGE VALIDATION_ERROR DUPLICATE_USER_NAME USER_GROUP_EMPTY
+            USER_SYSTEM_FLAG_MISMATCH USER_UID_OUT_OF_RANGE USER_HOME_INVALID USER_SHELL_INVALID
+            DUPLICATE_GROUP_NAME GROUP_NAME_RESERVED GROUP_NAME_INVALID_CHARS GROUP_NAME_TOO_LONG
+            GROUP_NAME_EMPTY WANTED_BY_EMPTY WORKDIR_EMPTY GROUP_EMPTY USER_EMPTY
+            ON_FAILURE_ARRAY_CONTAINS_EMPTY REQUIRES_ARRAY_CONTAINS_EMPTY AFTER_ARRAY_CONTAINS_EMPTY
+            ENV_KEY_CONTAINS_EQUALS ENV_KEY_EMPTY EXEC_EMPTY SERVICE_NAME_TOO_LONG SERVICE_NAME_INVALID_PREFIX
+            SERVICE_NAME_INVALID_CHARS SERVICE_NAME_EMPTY INVALID_QUERY PREASSIGNED_VM_ID_COUNT_MISMATCH""",
+        401: "UNAUTHORIZED_ERROR",
+        403: """FORBIDDEN VM_ACCESS_DENIED VM_LIMIT_EXCEEDED TOTAL_VM_LIMIT_EXCEEDED SNAPSHOT_LIMIT_EXCEEDED
+            MEMORY_STORAGE_QUOTA_EXCEEDED ROOTFS_STORAGE_QUOTA_EXCEEDED ROOTFS_OVER_PLAN_LIMIT
+            MEM_OVER_PLAN_LIMIT VCPU_OVER_PLAN_LIMIT LIMIT_EXCEEDED CANNOT_DELETE_MANAGED_IDENTITY
+            CANNOT_MODIFY_MANAGED_IDENTITY IDENTITY_ACCESS_DENIED GIT_REPOSITORY_ACCESS_DENIED""",
+        404: """NOT_FOUND VM_NOT_FOUND SNAPSHOT_NOT_FOUND BUILD_NOT_FOUND BUILD_NOT_FOUND_FOR_VM
+            BUILD_NOT_FOUND_FOR_SNAPSHOT FILE_NOT_FOUND USER_NOT_FOUND GROUP_NOT_FOUND SERVICE_NOT_FOUND
+            IDENTITY_NOT_FOUND VM_PERMISSION_NOT_FOUND PERMISSION_NOT_FOUND GIT_REPOSITORY_NOT_FOUND
+            NO_DEFAULT_SNAPSHOT_AVAILABLE""",
+        408: "EXEC_TIMED_OUT",
+        409: """VM_IS_SUSPENDING STILL_CREATING VM_REACTIVATED SNAPSHOT_ALREADY_DELETED
+            SOURCE_SNAPSHOT_BUILDING SOURCE_SNAPSHOT_LOST CONFLICT PERMISSION_ALREADY_EXISTS
+            SERVICE_ALREADY_EXISTS USER_ALREADY_EXISTS GROUP_ALREADY_EXISTS""",
+        410: "SOURCE_SNAPSHOT_DELETED VM_DELETED",
+        500: """INTERNAL INTERNAL_ERROR VM_SETUP_FAILED SNAPSHOT_SETUP_FAILED BUILD_BUDGET_EXCEEDED
+            VM_EXIT_DURING_START RESIZE_FAILED""",
+        503: "SERVICE_UNAVAILABLE NO_LOCAL_STORAGE_CAPACITY",
+        504: "VM_START_TIMEOUT",
+    }.items()
+    for code in codes.split()
+}
+
+
+class ApiError(Exception):
+    """A failure in a client's words; extras go into the body next to code and message."""
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        status: int | None = None,
+        *,
+        headers: dict[str, str] | None = None,
+        **extras: Any,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.status = STATUSES[code] if status is None else status
+        self.headers = headers
+        self.extras = extras
+
+    def body(self) -> dict[str, Any]:
+        known = {"code": self.code, "error": self.code, "message": self.message, "description": self.message}
+        return {**self.extras, **known}
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body(), self.status, self.headers)
+
+
+_LIMITS = {
+    "vms": "TOTAL_VM_LIMIT_EXCEEDED",
+    "running": "VM_LIMIT_EXCEEDED",
+    "snapshots": "SNAPSHOT_LIMIT_EXCEEDED",
+    "vcpus": "VCPU_OVER_PLAN_LIMIT",
+    "memory_gib": "MEM_OVER_PLAN_LIMIT",
+    "disk_gib": "ROOTFS_OVER_PLAN_LIMIT",
+    "total_memory_gib": "MEMORY_STORAGE_QUOTA_EXCEEDED",
+    "total_disk_gib": "ROOTFS_STORAGE_QUOTA_EXCEEDED",
+}
+
+_PASSING = {
+    "creating": "STILL_CREATING",
+    "starting": "STILL_CREATING",
+    "suspending": "VM_IS_SUSPENDING",
+    "stopping": "VM_IS_SUSPENDING",
+}
+
+_IDENTITY: dict[type[product.SteadError], str] = {
+    identity.IdentityNotFound: "IDENTITY_NOT_FOUND",
+    identity.PermissionNotFound: "VM_PERMISSION_NOT_FOUND",
+    identity.PermissionExists: "PERMISSION_ALREADY_EXISTS",
+    identity.UserNotAllowed: "FORBIDDEN",
+    identity.ManagedIdentity: "CANNOT_DELETE_MANAGED_IDENTITY",
+    identity.TokenNotFound: "NOT_FOUND",
+    identity.ManagedIdentity: "CANNOT_DELETE_MANAGED_IDENTITY",
+    identity.TokenNotFound: "NOT_FOUND",
+    identity.UserNotAllowed: "FORBIDDEN",
+}
+
+
+def from_product(error: product.SteadError, invalid: str = "BAD_REQUEST") -> ApiError:
+    """What a product's error is on the wire; `invalid` is the path's own code for bad requests."""
+    text = str(error)
+    match error:
+        case InvalidSpec():
+            code = error.problem.upper()
+            return ApiError(code if code in STATUSES else invalid, text, **error.facts)
+        case product.MachineNotFound():
+            return ApiError("VM_NOT_FOUND", text, vmId=error.machine_id)
+        case SnapshotDeleted():
+            return ApiError("SOURCE_SNAPSHOT_DELETED", text, snapshotId=error.snapshot_id)
+        case BuildNotFound():
+            return ApiError("BUILD_NOT_FOUND", text, buildId=error.build_id)
+        case product.SnapshotNotFound():
+            return ApiError("SNAPSHOT_NOT_FOUND", text, snapshotId=error.snapshot_id)
+        case product.WrongSnapshotState():
+            return ApiError("SOURCE_SNAPSHOT_BUILDING", text, snapshotId=error.snapshot_id)
+        case product.WrongState():
+            if error.state == "deleted":
+                return ApiError("VM_DELETED", text, vmId=error.machine_id)
+            return ApiError(_PASSING.get(error.state, "VM_NOT_RUNNING"), text, vmId=error.machine_id)
+        case product.LimitExceeded():
+            return _limit(error)
+        case product.CapacityExceeded():
+            code = "NO_LOCAL_STORAGE_CAPACITY" if "disk" in text else "SERVICE_UNAVAILABLE"
+            return ApiError(code, text, headers={"Retry-After": "10"})
+        case product.ReadyTimeout():
+            return ApiError("VM_START_TIMEOUT", text)
+        case product.StartFailed():
+            return ApiError("VM_EXIT_DURING_START", text)
+        case product.GuestError():
+            return _guest(error)
+        case product.GuestUnreachable():
+            return ApiError("VM_NOT_RUNNING", text)
+        case product.InvalidRequest():
+            return ApiError(invalid, text)
+        case SetupFailed():
+            extras = {"failedReason": text, "snapshotId": error.snapshot, "diagnostics": error.diagnostics}
+            given: dict[str, Any] = {name: value for name, value in extras.items() if value is not None}
+            code = "SNAPSHOT_SETUP_FAILED" if invalid == "CREATE_SNAPSHOT_BAD_REQUEST" else "VM_SETUP_FAILED"
+            return ApiError(code, text, **given)
+        case CommandFailed():
+            return ApiError("BUILD_FAILED", text, exitCode=error.exit_code, stderr=error.stderr)
+        case BuildBudgetExceeded():
+            return ApiError("BUILD_BUDGET_EXCEEDED", text, durationSecs=error.seconds)
+    for kind, code in _IDENTITY.items():
+        if isinstance(error, kind):
+            return ApiError(code, text)
+    log.error("a call failed", error=text, code=error.code)
+    return ApiError("INTERNAL_ERROR", text)
+
+
+def _limit(error: product.LimitExceeded) -> ApiError:
+    code = _LIMITS[error.what]
+    if code.endswith("PLAN_LIMIT"):
+        return ApiError(code, str(error), got=error.requested, max=error.limit)
+    return ApiError(code, str(error), limit=error.limit, current=error.current, requested=error.requested)
+
+
+def _guest(error: product.GuestError) -> ApiError:
+    text = str(error)
+    match error.code:
+        case "user_not_found":
+            return ApiError("USER_NOT_FOUND", text)
+        case "permission_denied":
+            return ApiError("VM_ACCESS_DENIED", text)
+        case "not_found":
+            return ApiError("FILE_NOT_FOUND", text)
+        case "no_space":
+            return ApiError("FILES_BAD_REQUEST", f"the machine's disk is full: {text}", 507)
+        case "internal":
+            return ApiError("INTERNAL_ERROR", text)
+        case _:
+            return ApiError("FILES_BAD_REQUEST", text)
+
+
+def from_anything(error: Exception) -> ApiError:
+    """For what nobody foresaw: the client hears that it is our fault, the log hears what it was."""
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    if full or (isinstance(error, sa.exc.OperationalError) and "full" in str(error.orig)):
+        return ApiError("NO_LOCAL_STORAGE_CAPACITY", "the host's disk is full")
+    log.error("a call broke", error=repr(error), exc_info=error)
+    return ApiError("INTERNAL", "something went wrong inside Stead; its log has the trace id of this answer")
+
+
+def path_code(path: str, method: str = "POST") -> str:
+    """The code for a bad request on this path."""
+    if path == "/v1/vms":
+        return "CREATE_VM_BAD_REQUEST" if method == "POST" else "INVALID_REQUEST"
+    if path == "/v1/vms/snapshots":
+        return "CREATE_SNAPSHOT_BAD_REQUEST" if method == "POST" else "INVALID_REQUEST"
+    if path.endswith("/snapshot"):
+        return "SNAPSHOT_VM_BAD_REQUEST"
+    if "/files/" in path:
+        return "FILES_BAD_REQUEST"
+    if path.startswith("/observability/"):
+        return "INVALID_QUERY"
+    return "INVALID_REQUEST"
+
+
+async def on_product_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, product.SteadError)  # noqa: S101
+    return from_product(error, path_code(request.url.path, request.method)).response()
+
+
+async def on_api_error(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, ApiError)  # noqa: S101
+    return error.response()
+
+
+async def on_invalid(request: Request, error: Exception) -> JSONResponse:
+    """A body or a parameter that does not fit: say which part and why."""
+    assert isinstance(error, RequestValidationError)  # noqa: S101
+    problems = [
+        f"{'.'.join(str(part) for part in each['loc'][1:])}: {each['msg']}" for each in error.errors()
+    ]
+    text = "; ".join(problem.removeprefix(": ") for problem in problems[:5])
+    return ApiError(
+        path_code(request.url.path, request.method), f"the request does not fit: {text}"
+    ).response()
+
+
+async def on_anything(_: Request, error: Exception) -> NoReturn:
+    """What nobody foresaw is left to what surrounds every call; Starlette would answer in plain text."""
+    raise error
+
+
+async def on_http_error(request: Request, error: Exception) -> JSONResponse:
+    """What the router says: no such path, no such method."""
+    assert isinstance(error, HTTPException)  # noqa: S101
+    if isinstance(error.__cause__, ApiError):
+        # While a body is read, whatever goes wrong is taken for a body that cannot be read.
+        return error.__cause__.response()
+    path, status = request.url.path, error.status_code
+    headers = dict(error.headers or {})
+    if status == HTTPStatus.NOT_FOUND:
+        return ApiError("NOT_FOUND", f"there is nothing at {path}", headers=headers).response()
+    if status == HTTPStatus.METHOD_NOT_ALLOWED:
+        text = f"{path} does not take {request.method}"
+        return ApiError("BAD_REQUEST", text, status, headers=headers).response()
+    return ApiError("BAD_REQUEST", str(error.detail), status, headers=headers).response()

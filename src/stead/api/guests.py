@@ -1,0 +1,308 @@
+"""What happens inside a machine: commands and files."""
+
+import base64
+import contextlib
+import json
+import os
+import signal
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from typing import Annotated, Any
+from urllib.parse import unquote_to_bytes
+
+from fastapi import APIRouter, Depends, Query
+from pydantic import ValidationError
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+
+from stead.api.callers import Guest, GuestAccess
+from stead.api.errors import ApiError, from_product
+from stead.api.wire import Nothing
+from stead.api.wire.guests import (
+    Directory,
+    DirectoryEntry,
+    Exec,
+    Executed,
+    FileContent,
+    FileFacts,
+    Unpacked,
+    WriteFile,
+    decoded,
+)
+from stead.errors import GuestError, SteadError
+from stead.host.execution import Ended, ExecResult, Output
+from stead.host.guest_files import FileInfo, GuestFiles
+from stead.machines import terminals
+
+router = APIRouter(prefix="/v1/vms/{vm_id}", tags=["guests"])
+
+MAX_WHOLE_FILE = 64 << 20
+"""A file that goes over the wire inside a JSON text is held whole."""
+_RAW = "application/octet-stream"
+_TAR = "application/x-tar"
+_NDJSON = "application/x-ndjson"
+_Mode = Annotated[str | None, Query(pattern="^[0-7]{1,4}$", description="Permissions, octal.")]
+
+
+@router.post("/exec-await")
+async def exec_await(guest: Guest, wanted: Exec) -> Executed:
+    """Run a command to its end. Whatever it ends with is a success; only a timeout is not.
+
+    When the client leaves, the command is ended.
+    """
+    arguments = _arguments(guest, wanted)
+    if wanted.terminal:
+        result = await terminals.run(guest.machine, wanted.terminal, wanted.command, **arguments)
+    else:
+        result = await guest.machine.exec(wanted.command, **arguments)
+    stdout, stderr = _text(result.stdout), _text(result.stderr)
+    if result.timed_out:
+        text = f"the command was ended after {wanted.timeout_ms} ms"
+        raise ApiError("EXEC_TIMED_OUT", text, timeoutMs=wanted.timeout_ms, stdout=stdout, stderr=stderr)
+    return Executed(
+        stdout=stdout,
+        stderr=stderr,
+        status_code=_status(result),
+        signal=result.signal,
+        duration_ms=round(result.duration * 1000, 3),
+        stdout_truncated=result.stdout_truncated,
+        stderr_truncated=result.stderr_truncated,
+    )
+
+
+def _arguments(guest: GuestAccess, wanted: Exec) -> dict[str, Any]:
+    return {
+        "cwd": wanted.cwd or guest.info.workdir or "/",
+        "env": wanted.env,
+        "stdin": None if wanted.stdin is None else _decoded(wanted.stdin, "stdin"),
+        "user": guest.user,
+        "timeout": None if wanted.timeout_ms is None else wanted.timeout_ms / 1000,
+    }
+
+
+def _decoded(text: str, what: str) -> bytes:
+    try:
+        return decoded(text, what)
+    except ValueError as error:
+        raise ApiError("INVALID_REQUEST", str(error)) from None
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="replace")
+
+
+def _status(result: ExecResult | Ended) -> int:
+    """The exit code; 128 and the signal's number for a command that was ended by one, as shells say it."""
+    if result.exit_code is not None:
+        return result.exit_code
+    try:
+        return 128 + signal.Signals[result.signal or ""].value
+    except KeyError:
+        return 255
+
+
+@router.post("/exec-stream", response_class=StreamingResponse)
+async def exec_stream(guest: Guest, wanted: Exec) -> StreamingResponse:
+    """Run a command; its output comes in lines of JSON as it is printed, then how it ended.
+
+    When the client leaves, the command is ended.
+    """
+    stream = guest.machine.stream(wanted.command, **_arguments(guest, wanted))
+    # Whether it can be started is known before the answer begins.
+    first = await anext(stream)
+
+    async def lines() -> AsyncIterator[bytes]:
+        async with contextlib.aclosing(stream):
+            try:
+                yield _line(first)
+                async for event in stream:
+                    yield _line(event)
+            except SteadError as error:
+                failure = from_product(error)
+                yield _json({"type": "error", "code": failure.code, "message": failure.message})
+
+    return StreamingResponse(lines(), media_type=_NDJSON)
+
+
+def _line(event: Output | Ended) -> bytes:
+    if isinstance(event, Output):
+        return _json({"type": event.stream, "data": base64.b64encode(event.data).decode()})
+    facts = {"statusCode": _status(event), "signal": event.signal, "timedOut": event.timed_out}
+    return _json({"type": "exit", **facts, "durationMs": round(event.duration * 1000, 3)})
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value).encode() + b"\n"
+
+
+# Files
+
+
+def guest_path(request: Request) -> str:
+    """The path inside the machine, byte for byte: it comes percent-encoded as one segment, or as many."""
+    raw = request.scope.get("raw_path", request.url.path.encode()).partition(b"?")[0]
+    prefix = request.scope["root_path"].encode()
+    # /v1/vms/<id>/<noun>/<path>
+    parts = raw.removeprefix(prefix).split(b"/", 5)
+    path = os.fsdecode(unquote_to_bytes(parts[5])) if len(parts) == 6 else ""
+    path = path if path.startswith("/") else f"/{path}"
+    if "\0" in path:
+        raise ApiError("FILES_BAD_REQUEST", "a path cannot hold a NUL character")
+    return path
+
+
+GuestPath = Annotated[str, Depends(guest_path)]
+
+
+def _files(guest: GuestAccess) -> GuestFiles:
+    return guest.machine.files(guest.user)
+
+
+@contextlib.contextmanager
+def _about(path: str) -> Iterator[None]:
+    """A path that is not there is named in the answer."""
+    try:
+        yield
+    except GuestError as error:
+        if error.code == "not_found":
+            text = f"there is nothing at {_shown(path)}"
+            raise ApiError("FILE_NOT_FOUND", text, path=_shown(path)) from None
+        raise
+
+
+def _shown(path: str) -> str:
+    return os.fsencode(path).decode(errors="replace")
+
+
+@router.get("/files/{path:path}", response_model=FileContent | Directory)
+async def read_file(guest: Guest, path: GuestPath, request: Request) -> Any:
+    """A file's content, or what is in a folder. With `Accept: application/octet-stream`, the plain bytes."""
+    files = _files(guest)
+    with _about(path):
+        found = await files.stat(path)
+        if request.headers.get("accept", "").startswith(_RAW):
+            if found.kind == "directory":
+                raise ApiError("FILES_BAD_REQUEST", f"{_shown(path)} is a folder")
+            return await _streamed(files.stream(path), _RAW)
+        if found.kind == "directory":
+            entries = await files.list(path)
+            return Directory(
+                files=[DirectoryEntry(name=_shown(each.name), kind=_kind(each)) for each in entries]
+            )
+        if found.size > MAX_WHOLE_FILE:
+            most = MAX_WHOLE_FILE >> 20
+            text = f"{_shown(path)} has {found.size} bytes: more than {most} MiB come only as {_RAW}"
+            raise ApiError("FILES_BAD_REQUEST", text, 413)
+        content = await files.read(path, length=MAX_WHOLE_FILE)
+    try:
+        return FileContent(content=content.decode(), encoding="utf8")
+    except UnicodeDecodeError:
+        return FileContent(content=base64.b64encode(content).decode(), encoding="base64")
+
+
+def _kind(entry: FileInfo) -> Any:
+    """Clients know files and folders; whatever is not a folder can at least be tried to read."""
+    return "directory" if entry.kind == "directory" else "file"
+
+
+async def _streamed(chunks: AsyncGenerator[bytes, None], media_type: str) -> StreamingResponse:
+    """An answer in pieces, begun only when the first one is there: until then it can still be an error."""
+    first = await anext(chunks, b"")
+
+    async def content() -> AsyncIterator[bytes]:
+        async with contextlib.aclosing(chunks):
+            yield first
+            async for chunk in chunks:
+                yield chunk
+
+    return StreamingResponse(content(), media_type=media_type)
+
+
+_WRITE_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": WriteFile.model_json_schema()},
+            _RAW: {"schema": {"type": "string", "format": "binary"}},
+        },
+    }
+}
+
+
+@router.put("/files/{path:path}", openapi_extra=_WRITE_BODY)
+async def write_file(guest: Guest, path: GuestPath, request: Request, mode: _Mode = None) -> Nothing:
+    """Replace a file at once and whole, making its folders; a failure leaves the old one."""
+    files = _files(guest)
+    permissions = None if mode is None else int(mode, 8)
+    with _about(path):
+        if request.headers.get("content-type", "").startswith(_RAW):
+            length = request.headers.get("content-length")
+            size = int(length) if length else None
+            await files.write(path, request.stream(), mode=permissions, size=size)
+        else:
+            await files.write(path, await _written(request), mode=permissions)
+    return Nothing()
+
+
+async def _written(request: Request) -> bytes:
+    try:
+        return WriteFile.model_validate_json(await request.body()).data()
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        raise ApiError("FILES_BAD_REQUEST", f"the request does not fit: {where}: {problem['msg']}") from None
+    except ValueError as error:
+        raise ApiError("FILES_BAD_REQUEST", str(error)) from None
+
+
+@router.delete("/files/{path:path}")
+async def remove_file(guest: Guest, path: GuestPath, recursive: bool = False) -> Nothing:
+    """Remove a file, an empty folder, or with `recursive` a folder and all that is in it."""
+    with _about(path):
+        await _files(guest).remove(path, recursive=recursive)
+    return Nothing()
+
+
+@router.get("/stat/{path:path}")
+async def stat_file(guest: Guest, path: GuestPath, follow: bool = True) -> FileFacts:
+    """What is at a path."""
+    with _about(path):
+        found = await _files(guest).stat(path, follow=follow)
+    return FileFacts(
+        name=_shown(found.name),
+        kind=found.kind,
+        size=found.size,
+        mode=found.mode,
+        uid=found.uid,
+        gid=found.gid,
+        user=found.user,
+        group=found.group,
+        mtime_ms=found.mtime_ns / 1e6,
+        target=None if found.target is None else _shown(found.target),
+    )
+
+
+@router.post("/directories/{path:path}")
+async def make_directory(guest: Guest, path: GuestPath, parents: bool = False) -> Nothing:
+    """Make a folder; with `parents` those above it too, and one that is there already is fine."""
+    with _about(path):
+        await _files(guest).make_folder(path, parents=parents)
+    return Nothing()
+
+
+@router.get("/archives/{path:path}", response_class=StreamingResponse)
+async def read_archive(guest: Guest, path: GuestPath) -> StreamingResponse:
+    """A folder's contents as a tar archive."""
+    with _about(path):
+        return await _streamed(_files(guest).download_tar(path), _TAR)
+
+
+_ARCHIVE_BODY = {
+    "requestBody": {"required": True, "content": {_TAR: {"schema": {"type": "string", "format": "binary"}}}}
+}
+
+
+@router.put("/archives/{path:path}", openapi_extra=_ARCHIVE_BODY)
+async def write_archive(guest: Guest, path: GuestPath, request: Request) -> Unpacked:
+    """Unpack a tar archive into a folder, made if missing."""
+    with _about(path):
+        return Unpacked(files=await _files(guest).upload_tar(path, request.stream()))

@@ -1,0 +1,173 @@
+"""Identities, their tokens, and what they may use."""
+
+from typing import Annotated, NoReturn
+
+from fastapi import APIRouter, Query
+
+from stead.api.callers import Owner
+from stead.api.errors import ApiError
+from stead.api.services import ServicesDep
+from stead.api.wire import Nothing
+from stead.api.wire.identities import (
+    AccessibleRepositoryList,
+    IdentityList,
+    IdentityModel,
+    NewToken,
+    RepositoryAccess,
+    RepositoryPermission,
+    TokenList,
+    VmAccess,
+    VmPermissionList,
+    VmPermissionModel,
+)
+from stead.identity.identities import PAGE
+
+MAX_PAGE = 1000
+_LARGEST = 2**53
+
+Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description="How many to answer with.")]
+Offset = Annotated[int, Query(ge=0, le=_LARGEST, description="How many to leave out before them.")]
+
+router = APIRouter(prefix="/identity/v1/identities", tags=["identities"])
+
+
+@router.get("")
+async def list_identities(
+    owner: Owner,
+    services: ServicesDep,
+    limit: Limit = PAGE,
+    offset: Offset = 0,
+    include_managed: Annotated[bool, Query(alias="includeManaged")] = False,
+) -> IdentityList:
+    """The account's identities, oldest first."""
+    page = await services.identities.list(owner.account, limit=limit, offset=offset, managed=include_managed)
+    return IdentityList.of(page)
+
+
+@router.post("")
+async def create_identity(owner: Owner, services: ServicesDep) -> IdentityModel:
+    """Make an identity. It may do nothing until it is granted something."""
+    return IdentityModel.of(await services.identities.create(owner.account))
+
+
+@router.delete("/{identity}")
+async def delete_identity(identity: str, owner: Owner, services: ServicesDep) -> Nothing:
+    """Remove an identity with its tokens and permissions."""
+    await services.identities.delete(owner.account, identity)
+    return Nothing()
+
+
+# Tokens
+
+
+@router.get("/{identity}/tokens")
+async def list_tokens(identity: str, owner: Owner, services: ServicesDep) -> TokenList:
+    """An identity's tokens by their ids; the tokens themselves are known to their holders alone."""
+    return TokenList.of(await services.identities.tokens(owner.account, identity))
+
+
+@router.post("/{identity}/tokens")
+async def create_token(identity: str, owner: Owner, services: ServicesDep) -> NewToken:
+    """Make a token, with which its holder acts as the identity. It is shown this once."""
+    info, secret = await services.identities.create_token(owner.account, identity)
+    return NewToken(id=info.id, token=secret)
+
+
+@router.delete("/{identity}/tokens/{token}")
+async def revoke_token(identity: str, token: str, owner: Owner, services: ServicesDep) -> Nothing:
+    """End a token. From the next call on it is refused."""
+    await services.identities.revoke_token(owner.account, identity, token)
+    return Nothing()
+
+
+# Machines
+
+
+@router.get("/{identity}/permissions/vm")
+async def list_vm_permissions(
+    identity: str, owner: Owner, services: ServicesDep, limit: Limit = PAGE, offset: Offset = 0
+) -> VmPermissionList:
+    """The machines that an identity may use, oldest permission first."""
+    page = await services.identities.permissions(owner.account, identity, limit=limit, offset=offset)
+    return VmPermissionList.of(page)
+
+
+@router.get("/{identity}/permissions/vm/{vm}")
+async def get_vm_permission(identity: str, vm: str, owner: Owner, services: ServicesDep) -> VmPermissionModel:
+    """What an identity may do with one machine."""
+    return VmPermissionModel.of(await services.identities.get_permission(owner.account, identity, vm))
+
+
+@router.post("/{identity}/permissions/vm/{vm}")
+async def grant_vm_permission(
+    identity: str, vm: str, owner: Owner, services: ServicesDep, body: VmAccess | None = None
+) -> VmPermissionModel:
+    """Let an identity use a machine: as any Linux user, or as those that are named."""
+    users = None if body is None else body.allowed_users
+    return VmPermissionModel.of(await services.identities.grant(owner.account, identity, vm, users))
+
+
+@router.put("/{identity}/permissions/vm/{vm}")
+async def update_vm_permission(
+    identity: str, vm: str, owner: Owner, services: ServicesDep, body: VmAccess | None = None
+) -> VmPermissionModel:
+    """Change which Linux users a permission extends to; when none are named, to all."""
+    users = None if body is None else body.allowed_users
+    return VmPermissionModel.of(await services.identities.update(owner.account, identity, vm, users))
+
+
+@router.delete("/{identity}/permissions/vm/{vm}")
+async def revoke_vm_permission(identity: str, vm: str, owner: Owner, services: ServicesDep) -> Nothing:
+    """Take a machine away from an identity."""
+    await services.identities.revoke(owner.account, identity, vm)
+    return Nothing()
+
+
+# Repositories
+
+
+@router.get("/{identity}/permissions/git")
+async def list_git_permissions(
+    identity: str, owner: Owner, services: ServicesDep, limit: Limit = PAGE, offset: Offset = 0
+) -> AccessibleRepositoryList:
+    """The repositories that an identity may use."""
+    await services.identities.get(owner.account, identity)
+    return AccessibleRepositoryList(repositories=[])
+
+
+@router.get("/{identity}/permissions/git/{repo}")
+async def get_git_permission(
+    identity: str, repo: str, owner: Owner, services: ServicesDep
+) -> RepositoryPermission:
+    """What an identity may do with one repository."""
+    await services.identities.get(owner.account, identity)
+    _no_repository(repo)
+
+
+@router.post("/{identity}/permissions/git/{repo}")
+async def grant_git_permission(
+    identity: str, repo: str, body: RepositoryAccess, owner: Owner, services: ServicesDep
+) -> Nothing:
+    """Let an identity read a repository, or write it too."""
+    await services.identities.get(owner.account, identity)
+    _no_repository(repo)
+
+
+@router.put("/{identity}/permissions/git/{repo}")
+async def update_git_permission(
+    identity: str, repo: str, body: RepositoryAccess, owner: Owner, services: ServicesDep
+) -> Nothing:
+    """Change whether an identity may only read a repository."""
+    await services.identities.get(owner.account, identity)
+    _no_repository(repo)
+
+
+@router.delete("/{identity}/permissions/git/{repo}")
+async def revoke_git_permission(identity: str, repo: str, owner: Owner, services: ServicesDep) -> Nothing:
+    """Take a repository away from an identity."""
+    await services.identities.get(owner.account, identity)
+    _no_repository(repo)
+
+
+def _no_repository(repo: str) -> NoReturn:
+    raise ApiError("GIT_REPOSITORY_NOT_FOUND", f"no repository {repo}")

@@ -1,0 +1,53 @@
+"""HTTP/1.1 on the socket: uvicorn's protocol, with what long calls and hostile input need."""
+
+import json
+from http import HTTPStatus
+from typing import Any
+
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+EXTENSION = "stead.connection"
+_PROCESSING = b"HTTP/1.1 102 Processing\r\n\r\n"
+
+
+class Connection:
+    """The client's end of one call."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    @property
+    def lost(self) -> bool:
+        """Nobody is there any more to hear the answer, or the end of it."""
+        return self._cycle.disconnected
+
+    async def cut(self) -> None:
+        """End the connection in the middle of what it carries."""
+        if not self.lost:
+            self._cycle.message_event.clear()
+            self._cycle.transport.abort()
+            await self._cycle.message_event.wait()
+
+    def processing(self) -> None:
+        """Tell a client that its answer is still being worked on, which sets back its timeout for headers."""
+        cycle = self._cycle
+        if cycle.response_started or cycle.disconnected or cycle.scope["http_version"] != "1.1":
+            return
+        cycle.transport.write(_PROCESSING)
+
+
+class Protocol(HttpToolsProtocol):
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        extensions: dict[str, Any] = {EXTENSION: Connection(cycle)}
+        cycle.scope["extensions"] = extensions
+        super()._start_asgi_task(cycle, app)
+
+    def send_400_response(self, msg: str) -> None:
+        """What is not HTTP gets an answer that clients of the API can read all the same."""
+        body = json.dumps({"code": "BAD_REQUEST", "error": "BAD_REQUEST", "message": msg, "description": msg})
+        status = HTTPStatus.BAD_REQUEST
+        head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
+        head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        self.transport.write((head + body).encode())
+        self.transport.close()

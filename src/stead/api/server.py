@@ -1,0 +1,119 @@
+"""The API on a socket, until it is told to stop."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+from asyncio import FIRST_COMPLETED
+from collections.abc import AsyncIterator, Callable
+
+import uvicorn
+
+from stead.api.app import create_app, surrounded
+from stead.api.calls import Calls
+from stead.api.protocol import Protocol
+from stead.api.services import Services, open_services
+from stead.errors import HostError
+from stead.settings import Settings
+
+STOP_GRACE = 10.0
+"""Seconds that calls under way have to finish when the server stops; then they are told."""
+_BACKLOG = 2048
+_KEEP_ALIVE = 75
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, calls: Calls) -> None:
+        super().__init__(config)
+        self._calls = calls
+        self.up = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.up.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no new calls; those under way finish, or hear that they will not."""
+        ending = asyncio.create_task(self._calls.stop(STOP_GRACE))
+        await super().shutdown(sockets)
+        await ending
+        await self._calls.close()
+
+
+def bind(settings: Settings) -> socket.socket:
+    """The socket, taken before anything is opened: a port in use is known at once."""
+    host, port = settings.address
+    try:
+        info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listening = socket.socket(info[0], info[1])
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(info[4])
+            listening.listen(_BACKLOG)
+        except OSError:
+            listening.close()
+            raise
+    except OSError as error:
+        raise HostError(f"cannot listen on {settings.listen}: {error.strerror}") from error
+    return listening
+
+
+def url_of(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def serve(
+    settings: Settings, listening: socket.socket, ready: Callable[[Services], object] = lambda _: None
+) -> None:
+    """Serve until SIGINT or SIGTERM. Machines go on."""
+    async with open_services(settings) as services:
+        server = _make(services)
+        loop = asyncio.get_running_loop()
+
+        def stop() -> None:
+            # Asked a second time, calls that are under way are not waited for.
+            server.force_exit = server.should_exit
+            server.should_exit = True
+
+        for each in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(each, stop)
+        try:
+            ready(services)
+            await server._serve([listening])
+        finally:
+            for each in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(each)
+
+
+def _make(services: Services) -> _Server:
+    app, calls = surrounded(create_app(services), services)
+    config = uvicorn.Config(
+        app,
+        http=Protocol,
+        ws="none",
+        loop="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE,
+        timeout_graceful_shutdown=int(STOP_GRACE) + 30,
+    )
+    return _Server(config, calls)
+
+
+@contextlib.asynccontextmanager
+async def running(settings: Settings, services: Services) -> AsyncIterator[str]:
+    """A server beside other work in this process, for as long as the block lasts; gives its URL."""
+    listening = bind(settings)
+    server = _make(services)
+    with contextlib.ExitStack() as stack:
+        stack.callback(listening.close)
+        task = asyncio.create_task(server._serve([listening]))
+        try:
+            await asyncio.wait({task, asyncio.ensure_future(server.up.wait())}, return_when=FIRST_COMPLETED)
+            yield url_of(listening)
+        finally:
+            server.should_exit = True
+            await task

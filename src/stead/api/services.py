@@ -1,0 +1,133 @@
+"""What the routes work with: the opened parts of one installation."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import Depends
+from starlette.requests import Request
+
+from stead.api.background import BackgroundRequests
+from stead.builds.builder import Builder
+from stead.errors import MachineNotFound
+from stead.identity.accounts import Accounts
+from stead.identity.callers import Callers
+from stead.identity.identities import Identities
+from stead.limits import Limits
+from stead.logbook import Logbook
+from stead.machines import Machines, State
+from stead.settings import Settings
+from stead.store.builds import BuildStore
+from stead.store.logs import LogStore
+from stead.store.machines import MachineRow
+from stead.store.requests import RequestStore
+
+
+@dataclass(frozen=True)
+class Services:
+    settings: Settings
+    machines: Machines
+    accounts: Accounts
+    callers: Callers
+    identities: Identities
+    builder: Builder
+    logbook: Logbook
+    background: BackgroundRequests
+    creations: asyncio.Semaphore
+
+
+@contextlib.asynccontextmanager
+async def open_services(settings: Settings) -> AsyncIterator[Services]:
+    """Open an installation with all that the API needs, after recovering from whatever happened before."""
+    async with Machines.open(settings) as machines, assemble(machines) as services:
+        yield services
+
+
+@contextlib.asynccontextmanager
+async def assemble(machines: Machines) -> AsyncIterator[Services]:
+    """What the API needs besides machines, over an installation that is open."""
+    async with contextlib.AsyncExitStack() as stack:
+        settings = machines.settings
+        database = machines.database
+        logbook = Logbook(LogStore(database))
+        logbook.start()
+        stack.push_async_callback(logbook.close)
+        accounts = Accounts(database, settings.limits)
+        callers = Callers(database)
+        stack.push_async_callback(callers.close)
+
+        async def owns(account: str, machine_id: str) -> bool:
+            try:
+                info = await machines.info(machine_id)
+            except MachineNotFound:
+                return False
+            return info.account == account and info.purpose == "use"
+
+        async def limits_of(account: str) -> Limits:
+            return (await accounts.get(account)).limits
+
+        async def made_for(request: str) -> dict[str, Any] | None:
+            info = await machines.made_for(request)
+            if info is None or info.state is not State.RUNNING or info.purpose != "use":
+                return None
+            return {"id": info.id, "domains": [], "consoleUrl": None, "snapshotId": info.snapshot}
+
+        identities = Identities(database, owns)
+        builder = Builder(machines, BuildStore(database), logbook)
+        background = BackgroundRequests(RequestStore(database))
+        machines.limit(limits_of)
+        machines.watch(_Events(logbook, identities))
+        await identities.recover()
+        await builder.recover()
+        await background.recover(made_for)
+        stack.push_async_callback(builder.close)
+        stack.push_async_callback(background.close)
+        yield Services(
+            settings=settings,
+            machines=machines,
+            accounts=accounts,
+            callers=callers,
+            identities=identities,
+            builder=builder,
+            logbook=logbook,
+            background=background,
+            creations=asyncio.Semaphore(settings.max_creations),
+        )
+
+
+class _Events:
+    """Writes into the logbook what happens to machines; permissions on those that are gone are forgotten."""
+
+    def __init__(self, logbook: Logbook, identities: Identities) -> None:
+        self._logbook = logbook
+        self._identities = identities
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __call__(self, row: MachineRow, what: str) -> None:
+        if row.account is None:
+            return
+        task = asyncio.create_task(self._note(row, row.account, what))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _note(self, row: MachineRow, account: str, what: str) -> None:
+        await self._logbook.write(
+            account,
+            f"machine {row.id} {what}",
+            source="machine",
+            machine=row.id,
+            build=row.build,
+            request=row.request,
+        )
+        if what == "deleted" and not row.recreate:
+            await self._identities.forget_machine(row.id)
+
+
+async def get_services(request: Request) -> Services:
+    services: Services = request.app.state.services
+    return services
+
+
+ServicesDep = Annotated[Services, Depends(get_services)]

@@ -1,0 +1,76 @@
+"""Snapshots: listed, renamed, deleted. They are taken of machines, and built from specs."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from stead.api.callers import OwnedSnapshot, Owner
+from stead.api.errors import ApiError
+from stead.api.services import ServicesDep
+from stead.api.wire.snapshots import Rename, Renamed, SnapshotDeleted, SnapshotList, SnapshotModel
+from stead.errors import SnapshotNotFound
+from stead.machines import SnapshotInfo, SnapshotState
+
+router = APIRouter(prefix="/v1/vms/snapshots", tags=["snapshots"])
+
+
+@router.get("")
+async def list_snapshots(
+    caller: Owner,
+    services: ServicesDep,
+    include_deleted: Annotated[bool, Query(alias="includeDeleted")] = False,
+    include_failed: Annotated[bool, Query(alias="includeFailed")] = True,
+    include_building: Annotated[bool, Query(alias="includeBuilding")] = True,
+    _cancelled: Annotated[bool, Query(alias="includeCancelled")] = False,
+    _lost: Annotated[bool, Query(alias="includeLost")] = False,
+) -> SnapshotList:
+    """The account's snapshots, oldest first."""
+    known = await services.machines.snapshots.list(caller.account, deleted=True)
+    hidden = {
+        state
+        for state, wanted in (
+            (SnapshotState.FAILED, include_failed),
+            (SnapshotState.BUILDING, include_building),
+        )
+        if not wanted
+    }
+    there = [info for info in known if info.deleted_at is None]
+    shown = [info for info in known if info.state not in hidden and (include_deleted or info in there)]
+    states = [info.state for info in there]
+    return SnapshotList(
+        snapshots=[SnapshotModel.of(info) for info in shown],
+        total_count=len(shown),
+        building_count=states.count(SnapshotState.BUILDING),
+        ready_count=states.count(SnapshotState.READY),
+        failed_count=states.count(SnapshotState.FAILED),
+        deleted_count=len(known) - len(there),
+    )
+
+
+@router.get("/{snapshot_id}")
+async def get_snapshot(info: OwnedSnapshot) -> SnapshotModel:
+    """What is known of a snapshot."""
+    return SnapshotModel.of(_there(info))
+
+
+@router.patch("/{snapshot_id}")
+async def rename_snapshot(info: OwnedSnapshot, services: ServicesDep, wanted: Rename) -> Renamed:
+    """Give a snapshot another name."""
+    renamed = await services.machines.snapshots.rename(_there(info).id, wanted.name)
+    return Renamed(snapshot_id=renamed.id, name=renamed.name)
+
+
+@router.delete("/{snapshot_id}")
+async def delete_snapshot(info: OwnedSnapshot, services: ServicesDep) -> SnapshotDeleted:
+    """Forget a snapshot; machines that were made from it keep what they stand on."""
+    if info.deleted_at is not None:
+        text = f"snapshot {info.id} was deleted before"
+        raise ApiError("SNAPSHOT_ALREADY_DELETED", text, snapshotId=info.id)
+    await services.machines.snapshots.delete(info.id)
+    return SnapshotDeleted(snapshot_id=info.id, snapshot_id_too=info.id)
+
+
+def _there(info: SnapshotInfo) -> SnapshotInfo:
+    if info.deleted_at is not None:
+        raise SnapshotNotFound(info.id)
+    return info

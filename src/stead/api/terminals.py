@@ -1,0 +1,47 @@
+"""Named terminals: what commands printed, kept in the machine under a name."""
+
+import contextlib
+from collections.abc import Iterator
+
+from fastapi import APIRouter
+
+from stead.api.callers import Guest, GuestAccess
+from stead.api.errors import ApiError
+from stead.api.wire.terminals import Terminal, TerminalLine, TerminalList, TerminalLogs, TerminalOutput
+from stead.errors import GuestError
+from stead.machines import terminals
+
+router = APIRouter(prefix="/v1/vms/{vm_id}/terminals", tags=["terminals"])
+
+
+@contextlib.contextmanager
+def _about(guest: GuestAccess, name: str) -> Iterator[None]:
+    try:
+        yield
+    except GuestError as error:
+        if error.code == "not_found":
+            raise ApiError("NOT_FOUND", f"there is no terminal {name}", vmId=guest.machine.id) from None
+        raise
+
+
+@router.get("")
+async def list_terminals(guest: Guest) -> TerminalList:
+    """The terminals of the caller's Linux user; root's are all."""
+    found = await terminals.find(guest.machine, guest.user)
+    return TerminalList(terminals=[Terminal.of(each) for each in found])
+
+
+@router.get("/{terminal}/logs")
+async def terminal_logs(guest: Guest, terminal: str) -> TerminalLogs:
+    """What was printed in a terminal, in lines."""
+    with _about(guest, terminal):
+        lines = await terminals.logs(guest.machine, terminal, guest.user)
+    return TerminalLogs(logs=[TerminalLine.of(line) for line in lines])
+
+
+@router.get("/{terminal}/xterm-256color")
+async def terminal_output(guest: Guest, terminal: str) -> TerminalOutput:
+    """What was printed in a terminal, as it was printed."""
+    with _about(guest, terminal):
+        output = await terminals.output(guest.machine, terminal, guest.user)
+    return TerminalOutput(output=output.decode(errors="replace"))

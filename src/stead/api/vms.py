@@ -1,0 +1,247 @@
+"""Machines: listed, started, stopped, forked, kept, resized, deleted."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from stead.api.callers import AnyCaller, CurrentCall, OwnedVm, UsableVm
+from stead.api.errors import ApiError
+from stead.api.services import ServicesDep
+from stead.api.wire import Nothing
+from stead.api.wire.builds import BuildRecord
+from stead.api.wire.vms import (
+    Deleted,
+    Exited,
+    Fork,
+    Forked,
+    Forks,
+    Optimized,
+    Resize,
+    Snapshot,
+    Snapshotted,
+    Start,
+    Started,
+    Stopped,
+    Suspended,
+    VmDetails,
+    VmList,
+    VmRef,
+    VmRow,
+    VmState,
+    wire_state,
+)
+from stead.errors import InvalidRequest, MachineNotFound, WrongState
+from stead.machines import MachineInfo, State
+from stead.machines.machine import UNCHANGED
+from stead.machines.machines import MAX_FORKS, READY_TIMEOUT
+from stead.machines.persistence import PERSISTENT
+from stead.settings import Size
+from stead.tasks import or_undo
+
+router = APIRouter(prefix="/v1/vms", tags=["vms"])
+
+_LARGEST = 2**53
+
+
+@router.get("")
+async def list_vms(
+    caller: AnyCaller,
+    services: ServicesDep,
+    limit: Annotated[int | None, Query(ge=0, le=_LARGEST)] = None,
+    offset: Annotated[int, Query(ge=0, le=_LARGEST)] = 0,
+    vm_state: Annotated[VmState | None, Query(alias="vmState")] = None,
+    include_deleted: Annotated[bool, Query(alias="includeDeleted")] = False,
+    search: Annotated[str | None, Query(description="Part of a name or an id.")] = None,
+) -> VmList:
+    """The account's machines, oldest first; for an identity, those that it was granted.
+
+    Without `limit` all of them come: clients do not ask for a second page.
+    """
+    found = await services.machines.list(caller.account, deleted=include_deleted)
+    if caller.identity is not None:
+        granted = await services.identities.granted(caller.identity)
+        found = [info for info in found if info.id in granted]
+    states = [wire_state(info.state) for info in found]
+    if vm_state is not None:
+        found = [info for info in found if wire_state(info.state) == vm_state]
+    if search:
+        wanted = search.lower()
+        found = [info for info in found if wanted in info.id or wanted in (info.name or "").lower()]
+    page = found[offset:] if limit is None else found[offset : offset + limit]
+    return VmList(
+        vms=[VmRow.of(info) for info in page],
+        total_count=len(found),
+        running_count=states.count("running"),
+        starting_count=states.count("starting"),
+        suspended_count=states.count("suspended"),
+        stopped_count=states.count("stopped"),
+        building_count=states.count("building"),
+        suspending_count=states.count("suspending"),
+        lost_count=states.count("lost"),
+        user_id=caller.account,
+    )
+
+
+@router.get("/{vm_id}")
+async def get_vm(info: UsableVm) -> VmDetails:
+    """What is known of a machine; asking does not wake it."""
+    return VmDetails.of(info)
+
+
+@router.delete("/{vm_id}")
+async def delete_vm(info: OwnedVm, services: ServicesDep) -> Deleted:
+    """Remove a machine with everything it has. One that may be made anew keeps its id."""
+    await services.machines.delete(info.id)
+    return Deleted(id=info.id, recreate=info.recreate)
+
+
+@router.post("/{vm_id}/start")
+async def start_vm(info: UsableVm, services: ServicesDep, options: Start | None = None) -> Started:
+    """Wake a suspended machine, boot a stopped one, make one anew that was deleted and may be."""
+    options = options or Start()
+    given = options.model_fields_set
+    threshold = options.activity_threshold_bytes
+    await services.machines.start(
+        info.id,
+        idle_timeout=options.idle_timeout_seconds if "idle_timeout_seconds" in given else UNCHANGED,
+        activity_threshold=UNCHANGED if threshold is None else threshold,
+        ready_timeout=ready_timeout(options.wait_for_ready_signal, options.ready_signal_timeout_seconds),
+    )
+    return Started(id=info.id)
+
+
+def ready_timeout(wait: bool | None, seconds: float | None) -> float | None:
+    return (seconds or READY_TIMEOUT) if wait else None
+
+
+@router.post("/{vm_id}/stop")
+async def stop_vm(info: OwnedVm, services: ServicesDep) -> Stopped:
+    """Shut a machine down: its disk is kept, its memory is not."""
+    _refuse_if_down(info, "stop", State.STOPPED, State.DELETED)
+    await services.machines.stop(info.id)
+    return Stopped(vm_id=info.id, vm_instance_id=info.instance or info.id)
+
+
+@router.post("/{vm_id}/suspend")
+async def suspend_vm(info: OwnedVm, services: ServicesDep) -> Suspended:
+    """Keep a machine's memory and disk and let it rest; the next use wakes it."""
+    _refuse_if_down(info, "suspend", State.STOPPED, State.DELETED)
+    await services.machines.suspend(info.id)
+    try:
+        layer = (await services.machines.info(info.id)).layer
+    except MachineNotFound:
+        layer = None  # a machine that ends with its run is gone now
+    return Suspended(id=info.id, vm_instance_id=info.instance or info.id, snapshot_layer_id=layer or info.id)
+
+
+def _refuse_if_down(info: MachineInfo, operation: str, *states: State) -> None:
+    if info.state in states:
+        raise WrongState(info.id, operation, info.state if info.state is not State.STOPPED else "stopped")
+
+
+@router.post("/{vm_id}/kill")
+async def kill_vm(info: OwnedVm, services: ServicesDep) -> VmRef:
+    """End a machine at once, as if its plug were pulled; its disk is kept."""
+    await services.machines.kill(info.id)
+    return VmRef(id=info.id)
+
+
+@router.post("/{vm_id}/await")
+async def await_exit(info: UsableVm, services: ServicesDep) -> Exited:
+    """Answer when the machine is no longer running, and say why."""
+    return Exited(id=info.id, exit_status=await services.machines.wait_for_exit(info.id))
+
+
+@router.post("/{vm_id}/snapshot")
+async def snapshot_vm(info: OwnedVm, services: ServicesDep, wanted: Snapshot | None = None) -> Snapshotted:
+    """Keep a machine's memory and disk as they are now; it goes on."""
+    wanted = wanted or Snapshot()
+    kept = PERSISTENT if wanted.persistence is None else wanted.persistence.of_snapshot()
+    snapshots = services.machines.snapshots
+    taken = await or_undo(
+        services.machines.snapshot(info.id, name=wanted.name, persistence=kept),
+        lambda snapshot: snapshots.delete(snapshot.id),
+    )
+    return Snapshotted(snapshot_id=taken.id, source_vm_id=info.id, source_vm_instance_id=info.instance)
+
+
+@router.post("/{vm_id}/fork")
+async def fork_vm(
+    info: OwnedVm, services: ServicesDep, call: CurrentCall, wanted: Fork | None = None
+) -> Forks:
+    """New machines with the memory, processes and files that this one has now: all of them, or none."""
+    wanted = wanted or Fork()
+    if not 1 <= wanted.count <= MAX_FORKS:
+        raise InvalidRequest(f"a fork has 1 to {MAX_FORKS} children, not {wanted.count}")
+    kept = None if wanted.persistence is None else wanted.persistence.persistence()
+
+    async def take_back(ids: list[str]) -> None:
+        for child in ids:
+            await services.machines.delete(child, forget=True)
+
+    async def fork() -> list[str]:
+        return [child.id for child in await services.machines.fork(info.id, wanted.count, persistence=kept)]
+
+    children = await or_undo(fork(), take_back)
+    call.undo = lambda: take_back(children)
+    return Forks(vm_id=info.id, forks=[Forked(id=child) for child in children])
+
+
+@router.post("/{vm_id}/resize")
+async def resize_vm(info: OwnedVm, services: ServicesDep, wanted: Resize) -> Nothing:
+    """Change what a machine has; one that runs is stopped for it and started again."""
+    memory = _memory_mib(wanted.mem_size_gb)
+    if wanted.vcpu_count is None and memory is None and wanted.rootfs_size_gb is None:
+        raise ApiError("RESIZE_VM_EMPTY_REQUEST", "say what to change: vcpuCount, memSizeGb or rootfsSizeGb")
+    _check_resize(info.size, wanted, memory)
+    await services.machines.resize(
+        info.id, vcpus=wanted.vcpu_count, memory_mib=memory, disk_gib=wanted.rootfs_size_gb
+    )
+    return Nothing()
+
+
+def _memory_mib(gib: float | None) -> int | None:
+    return None if gib is None else int(gib * 1024)
+
+
+def _check_resize(size: Size, wanted: Resize, memory: int | None) -> None:
+    """Say in the client's own words what cannot be; the engine would say it in its own."""
+    vcpus, disk = wanted.vcpu_count, wanted.rootfs_size_gb
+    if vcpus is not None:
+        if not 1 <= vcpus <= Size.MAX_VCPUS:
+            text = f"a machine has 1 to {Size.MAX_VCPUS} virtual CPUs, not {vcpus}"
+            raise ApiError("RESIZE_VM_VCPU_OUT_OF_RANGE", text, got=vcpus, max=Size.MAX_VCPUS)
+        if vcpus & (vcpus - 1):
+            text = f"the number of virtual CPUs is a power of two, not {vcpus}"
+            raise ApiError("RESIZE_VM_VCPU_NOT_POWER_OF_TWO", text, got=vcpus)
+    if memory is not None:
+        low, high = Size.MIN_MEMORY_MIB / 1024, Size.MAX_MEMORY_MIB / 1024
+        got = wanted.mem_size_gb
+        if not Size.MIN_MEMORY_MIB <= memory <= Size.MAX_MEMORY_MIB:
+            text = f"a machine has {low:g} to {high:g} GB of memory, not {got:g}"
+            raise ApiError("RESIZE_VM_MEM_OUT_OF_RANGE", text, got=got, min=low, max=high)
+        if memory & (memory - 1) or memory != (got or 0) * 1024:
+            text = f"memory in GB is a power of two, not {got:g}"
+            raise ApiError("RESIZE_VM_MEM_NOT_POWER_OF_TWO", text, got=got)
+    if disk is not None and disk < size.disk_gib:
+        text = f"a disk of {size.disk_gib} GB cannot shrink to {disk}"
+        current, requested = size.disk_gib * 1024, disk * 1024
+        code = "RESIZE_VM_ROOTFS_SHRINK_NOT_SUPPORTED"
+        raise ApiError(code, text, currentMb=current, requestedMb=requested)
+    if disk is not None and disk > Size.MAX_DISK_GIB:
+        text = f"a disk has up to {Size.MAX_DISK_GIB} GB, not {disk}"
+        raise ApiError("ROOTFS_SIZE_TOO_LARGE", text, gotGb=disk)
+
+
+@router.post("/{vm_id}/optimize")
+async def optimize_vm(info: OwnedVm) -> Optimized:
+    """There is nothing to do: machines are kept in shape in the background."""
+    return Optimized(id=info.id, message="disk layers and memory are kept in shape in the background")
+
+
+@router.get("/{vm_id}/build")
+async def build_of_vm(info: UsableVm, services: ServicesDep) -> BuildRecord:
+    """The build that made what this machine was created from."""
+    if info.build is None:
+        raise ApiError("BUILD_NOT_FOUND_FOR_VM", f"machine {info.id} was not built from a spec", vmId=info.id)
+    return BuildRecord.of(await services.builder.build(info.account or "", info.build))

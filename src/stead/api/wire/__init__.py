@@ -1,0 +1,32 @@
+"""What goes over the wire: names in camel case, whatever a client adds is let pass."""
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, PlainSerializer, WithJsonSchema
+from pydantic.alias_generators import to_camel
+
+
+class Wire(BaseModel):
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore")
+
+
+class Nothing(Wire):
+    """An answer that says no more than that it was done: clients expect a body of JSON all the same."""
+
+
+def rfc3339(seconds: float) -> str:
+    """A time as text. Cut, never rounded up: clients ask again from the newest time that they have seen."""
+    microseconds = int(seconds * 1_000_000)
+    moment = datetime.fromtimestamp(microseconds // 1_000_000, UTC).replace(
+        microsecond=microseconds % 1_000_000
+    )
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+Time = Annotated[
+    float,
+    PlainSerializer(rfc3339),
+    WithJsonSchema({"type": "string", "format": "date-time"}, mode="serialization"),
+]
+"""Seconds since the epoch here, RFC 3339 there."""

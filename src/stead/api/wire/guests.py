@@ -1,0 +1,88 @@
+"""Commands and files as clients see them."""
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from stead.api.wire import Wire
+
+MAX_TIMEOUT_MS = 24 * 3600 * 1000
+
+
+def decoded(text: str, what: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise ValueError(f"{what} is not base64") from None
+
+
+class Exec(Wire):
+    """A command to run to its end."""
+
+    command: str | list[str] = Field(description="A line for `sh -c`, or a program and its arguments.")
+    terminal: str | None = Field(default=None, description="Record the output under this name.")
+    timeout_ms: int | None = Field(default=None, gt=0, le=MAX_TIMEOUT_MS)
+    cwd: str | None = None
+    env: Mapping[str, str] | None = None
+    stdin: str | None = Field(default=None, description="Base64.")
+
+
+class Executed(Wire):
+    stdout: str
+    stderr: str
+    status_code: int
+    signal: str | None = None
+    duration_ms: float
+    stdout_truncated: bool = False
+    stderr_truncated: bool = False
+
+
+Encoding = Annotated[
+    Literal["utf8", "base64"], BeforeValidator(lambda text: "utf8" if text in ("utf-8", "UTF-8") else text)
+]
+
+
+class WriteFile(Wire):
+    content: str
+    encoding: Encoding | None = None
+
+    def data(self) -> bytes:
+        if self.encoding == "base64":
+            return decoded(self.content, "the content")
+        return self.content.encode()
+
+
+class FileContent(Wire):
+    content: str
+    encoding: Literal["utf8", "base64"]
+
+
+class DirectoryEntry(Wire):
+    name: str
+    kind: Literal["file", "directory"]
+
+
+class Directory(Wire):
+    files: list[DirectoryEntry]
+
+
+class FileFacts(Wire):
+    """What is at a path."""
+
+    name: str
+    kind: Literal["file", "directory", "symlink", "fifo", "socket", "device"]
+    size: int
+    mode: int
+    uid: int
+    gid: int
+    user: str
+    group: str
+    mtime_ms: float
+    target: str | None = None
+
+
+class Unpacked(Wire):
+    files: int

@@ -1,0 +1,106 @@
+"""Identities, tokens and permissions as they travel."""
+
+from collections.abc import Sequence
+from typing import Literal, Self
+
+from stead.api.wire import Time, Wire
+from stead.identity.identities import Identity, Page, Permission, TokenInfo
+
+AccessLevel = Literal["read", "write"]
+
+
+class IdentityModel(Wire):
+    id: str
+    managed: bool
+
+    @classmethod
+    def of(cls, identity: Identity) -> Self:
+        return cls(id=identity.id, managed=identity.managed)
+
+
+class IdentityList(Wire):
+    identities: list[IdentityModel]
+    offset: int
+    total: int
+
+    @classmethod
+    def of(cls, page: Page[Identity]) -> Self:
+        items = [IdentityModel.of(identity) for identity in page.items]
+        return cls(identities=items, offset=page.offset, total=page.total)
+
+
+class TokenModel(Wire):
+    id: str
+
+
+class TokenList(Wire):
+    tokens: list[TokenModel]
+
+    @classmethod
+    def of(cls, tokens: Sequence[TokenInfo]) -> Self:
+        return cls(tokens=[TokenModel(id=token.id) for token in tokens])
+
+
+class NewToken(TokenModel):
+    token: str
+    """The secret, which is in this answer and nowhere else."""
+
+
+class VmPermissionModel(Wire):
+    id: str
+    vm_id: str
+    identity_id: str
+    allowed_users: list[str] | None
+    granted_at: Time
+    granted_by: str
+
+    @classmethod
+    def of(cls, permission: Permission) -> Self:
+        users = permission.allowed_users
+        return cls(
+            id=permission.id,
+            vm_id=permission.machine,
+            identity_id=permission.identity,
+            allowed_users=None if users is None else list(users),
+            granted_at=permission.granted_at,
+            granted_by=permission.granted_by,
+        )
+
+
+class VmPermissionList(Wire):
+    permissions: list[VmPermissionModel]
+    offset: int
+    total: int
+
+    @classmethod
+    def of(cls, page: Page[Permission]) -> Self:
+        items = [VmPermissionModel.of(permission) for permission in page.items]
+        return cls(permissions=items, offset=page.offset, total=page.total)
+
+
+class VmAccess(Wire):
+    """Which Linux users a permission extends to: when it does not say, to all."""
+
+    allowed_users: list[str] | None = None
+
+
+class RepositoryAccess(Wire):
+    permission: AccessLevel
+
+
+class RepositoryPermission(Wire):
+    identity: str
+    repo: str
+    access_level: AccessLevel | None
+
+
+class AccessibleRepository(Wire):
+    id: str
+    name: str | None = None
+    account_id: str
+    permissions: AccessLevel
+    visibility: Literal["public", "private"]
+
+
+class AccessibleRepositoryList(Wire):
+    repositories: list[AccessibleRepository]

@@ -1,0 +1,82 @@
+"""Snapshots as clients see them."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from stead.api.wire import Time, Wire
+from stead.api.wire.vms import PersistenceModel
+from stead.machines import SnapshotInfo, SnapshotState
+
+
+class SnapshotModel(Wire):
+    snapshot_id: str
+    state: Literal["building", "ready", "failed", "cancelled", "lost"]
+    created_at: Time
+    failed: bool
+    cancelled: bool = False
+    lost: bool = False
+    deleted: bool
+    snapshot_persistence: PersistenceModel
+    source_vm_id: str | None = None
+    account_id: str | None = None
+    name: str | None = None
+    failure_reason: str | None = None
+    build_id: str | None = None
+    template_hash: str | None = None
+    vcpu_count: int
+    mem_size_mib: int
+    rootfs_size_mb: int
+    has_memory: bool
+
+    @classmethod
+    def of(cls, info: SnapshotInfo) -> "SnapshotModel":
+        return cls(
+            snapshot_id=info.id,
+            state=info.state.value,
+            created_at=info.created_at,
+            failed=info.state is SnapshotState.FAILED,
+            deleted=info.deleted_at is not None,
+            snapshot_persistence=PersistenceModel.of(info.persistence),
+            source_vm_id=info.source_machine,
+            account_id=info.account,
+            name=info.name,
+            failure_reason=info.failure,
+            build_id=info.build,
+            template_hash=info.template_hash,
+            vcpu_count=info.size.vcpus,
+            mem_size_mib=info.size.memory_mib,
+            rootfs_size_mb=info.size.disk_gib * 1024,
+            has_memory=info.has_memory,
+        )
+
+
+class SnapshotList(Wire):
+    snapshots: list[SnapshotModel]
+    total_count: int
+    building_count: int
+    ready_count: int
+    failed_count: int
+    cancelled_count: int = 0
+    lost_count: int = 0
+    deleted_count: int
+
+
+class Rename(Wire):
+    name: str | None = None
+
+
+class Renamed(Wire):
+    snapshot_id: Annotated[str, Field(serialization_alias="snapshot_id")]
+    name: str | None = None
+
+
+class SnapshotDeleted(Wire):
+    """Clients of two kinds read two spellings."""
+
+    snapshot_id: str
+    snapshot_id_too: Annotated[str, Field(serialization_alias="snapshot_id")]
+
+
+class SnapshotCreated(Wire):
+    snapshot_id: str

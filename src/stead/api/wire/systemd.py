@@ -1,0 +1,140 @@
+"""Systemd's services as clients see them."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from stead.api.wire import Time, Wire
+from stead.builds.services import LogEntry, Outcome, ServiceStatus
+from stead.builds.spec import Restart, Service
+
+
+class RestartPolicy(Wire):
+    policy: Literal["no", "on-failure", "always", "on-abnormal"]
+    restart_sec: float | None = None
+    start_limit_burst: int | None = None
+    start_limit_interval_sec: float | None = None
+
+    def restart(self) -> Restart:
+        return Restart(self.policy, self.restart_sec, self.start_limit_burst, self.start_limit_interval_sec)
+
+
+class NewService(Wire):
+    """A service to make; what is missing or null is systemd's default."""
+
+    name: str
+    mode: Literal["oneshot", "service"] = "service"
+    exec: list[str] = Field(default_factory=list, description="Whole command lines, run in order.")
+    env: dict[str, str] | None = None
+    user: str | None = None
+    group: str | None = None
+    workdir: str | None = None
+    after: list[str] | None = None
+    requires: list[str] | None = None
+    on_failure: list[str] | None = None
+    wanted_by: list[str] | None = None
+    enable: bool | None = None
+    timeout_sec: float | None = None
+    delete_after_success: bool | None = None
+    remain_after_exit: bool | None = None
+    ready_signal: bool | None = None
+    watchdog_sec: float | None = None
+    restart_policy: RestartPolicy | None = None
+
+    def service(self) -> Service:
+        return Service(
+            name=self.name,
+            mode=self.mode,
+            exec=tuple(self.exec),
+            env=self.env or {},
+            user=self.user,
+            group=self.group,
+            workdir=self.workdir,
+            after=tuple(self.after or ()),
+            requires=tuple(self.requires or ()),
+            on_failure=tuple(self.on_failure or ()),
+            wanted_by=None if self.wanted_by is None else tuple(self.wanted_by),
+            enable=self.enable,
+            timeout=self.timeout_sec,
+            delete_after_success=bool(self.delete_after_success),
+            remain_after_exit=self.remain_after_exit is not False,
+            ready_signal=self.ready_signal,
+            watchdog=self.watchdog_sec,
+            restart=None if self.restart_policy is None else self.restart_policy.restart(),
+        )
+
+
+class ServiceRow(Wire):
+    name: str
+
+
+class ServiceList(Wire):
+    services: list[ServiceRow]
+
+
+class ServiceCreated(Wire):
+    success: bool = True
+    message: str
+    service_name: str
+
+
+class ServiceDeleted(Wire):
+    success: bool = True
+    message: str
+
+
+class ServiceState(Wire):
+    """A service in systemd's words."""
+
+    name: str
+    active_state: str
+    sub_state: str
+    load_state: str
+    description: str
+
+    @classmethod
+    def of(cls, status: ServiceStatus) -> "ServiceState":
+        return cls(
+            name=status.name,
+            active_state=status.active_state,
+            sub_state=status.sub_state,
+            load_state=status.load_state,
+            description=status.description,
+        )
+
+
+class ServiceLogEntry(Wire):
+    message: str
+    timestamp: Time
+    priority: str | None = None
+    unit: str | None = None
+
+    @classmethod
+    def of(cls, entry: LogEntry) -> "ServiceLogEntry":
+        return cls(message=entry.message, timestamp=entry.at, priority=entry.priority, unit=entry.unit)
+
+
+class ServiceLogs(Wire):
+    logs: list[ServiceLogEntry]
+
+
+class ServiceId(Wire):
+    id: str
+
+
+class ServiceIds(Wire):
+    services: list[ServiceId]
+
+
+class ServiceResult(Wire):
+    service_id: str
+    success: bool
+    message: str
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> "ServiceResult":
+        return cls(service_id=outcome.service, success=outcome.ok, message=outcome.message)
+
+
+class ServiceResults(Wire):
+    results: list[ServiceResult]

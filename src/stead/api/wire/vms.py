@@ -1,0 +1,235 @@
+"""Machines as clients see them."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from stead.api.wire import Time, Wire
+from stead.errors import InvalidRequest
+from stead.machines import Ephemeral, MachineInfo, Persistent, State, Sticky
+from stead.machines.persistence import PERSISTENT, Persistence, SnapshotPersistence
+
+VmState = Literal["building", "starting", "running", "suspending", "suspended", "stopped", "lost"]
+
+_STATES: dict[State, VmState] = {
+    State.PREPARING: "starting",
+    State.PREPARED: "starting",
+    State.CREATING: "starting",
+    State.STARTING: "starting",
+    State.RUNNING: "running",
+    State.SUSPENDING: "suspending",
+    State.STOPPING: "suspending",
+    State.SUSPENDED: "suspended",
+    State.STOPPED: "stopped",
+    State.DELETING: "stopped",
+    State.DELETED: "stopped",
+    State.LOST: "lost",
+}
+"""Clients know no word for a machine on its way down; `suspending` is the one that says so."""
+
+
+def wire_state(state: State) -> VmState:
+    return _STATES[state]
+
+
+class PersistenceModel(Wire):
+    """How long something is kept."""
+
+    type: Literal["persistent", "sticky", "ephemeral"]
+    priority: int | None = Field(default=None, ge=0, le=10)
+    delete_event: Literal["OnStop", "OnSuspend"] | None = None
+
+    def persistence(self) -> Persistence:
+        match self.type:
+            case "sticky":
+                return Sticky() if self.priority is None else Sticky(self.priority)
+            case "ephemeral":
+                return Ephemeral() if self.delete_event is None else Ephemeral(self.delete_event)
+            case _:
+                return PERSISTENT
+
+    def of_snapshot(self) -> SnapshotPersistence:
+        kept = self.persistence()
+        if isinstance(kept, Ephemeral):
+            raise InvalidRequest("a snapshot is persistent or sticky")
+        return kept
+
+    @classmethod
+    def of(cls, persistence: Persistence) -> "PersistenceModel":
+        match persistence:
+            case Persistent():
+                return cls(type="persistent")
+            case Sticky():
+                return cls(type="sticky", priority=persistence.priority)
+            case Ephemeral():
+                return cls(type="ephemeral", delete_event=persistence.delete_event)
+
+
+class Sizing(Wire):
+    vcpu_count: int
+    mem_size_mib: int
+    rootfs_size_mb: int
+
+
+class VmRow(Wire):
+    """A machine in a list."""
+
+    id: str
+    state: VmState
+    name: str | None = None
+    created_at: Time
+    last_network_activity: Time | None = None
+    cpu_time_seconds: float | None = None
+    snapshot_id: str | None = None
+    deleted: bool = False
+    created_declaratively: bool = False
+    build_id: str | None = None
+    persistence: PersistenceModel
+    metrics: None = None
+    sizing: Sizing
+
+    @classmethod
+    def of(cls, info: MachineInfo) -> "VmRow":
+        return cls(**row_facts(info))
+
+
+def row_facts(info: MachineInfo) -> dict[str, Any]:
+    return {
+        "id": info.id,
+        "state": wire_state(info.state),
+        "name": info.name,
+        "created_at": info.created_at,
+        "last_network_activity": info.active_at,
+        "snapshot_id": info.snapshot,
+        "deleted": info.state is State.DELETED,
+        "created_declaratively": info.build is not None,
+        "build_id": info.build,
+        "persistence": PersistenceModel.of(info.persistence),
+        "sizing": sizing(info),
+    }
+
+
+def sizing(info: MachineInfo) -> Sizing:
+    size = info.size
+    return Sizing(vcpu_count=size.vcpus, mem_size_mib=size.memory_mib, rootfs_size_mb=size.disk_gib * 1024)
+
+
+class VmList(Wire):
+    vms: list[VmRow]
+    total_count: int
+    running_count: int
+    starting_count: int
+    suspended_count: int
+    stopped_count: int
+    building_count: int
+    suspending_count: int
+    lost_count: int
+    user_id: str
+
+
+class VmDetails(VmRow):
+    """One machine, with what a list does not show."""
+
+    recreate: bool
+    vm_instance_id: str | None = None
+    idle_timeout_seconds: int | None = None
+    activity_threshold_bytes: int
+    workdir: str | None = None
+    reason: str | None = None
+    address: str
+
+    @classmethod
+    def of(cls, info: MachineInfo) -> "VmDetails":
+        return cls(
+            **row_facts(info),
+            recreate=info.recreate,
+            vm_instance_id=info.instance,
+            idle_timeout_seconds=info.idle_timeout,
+            activity_threshold_bytes=info.activity_threshold,
+            workdir=info.workdir,
+            reason=info.reason,
+            address=str(info.address),
+        )
+
+
+class Created(Wire):
+    id: str
+    domains: list[str] = Field(default_factory=list)
+    console_url: str | None = None
+    snapshot_id: str | None = None
+
+
+class Deleted(Wire):
+    id: str
+    recreate: bool
+
+
+class Start(Wire):
+    idle_timeout_seconds: int | None = None
+    ready_signal_timeout_seconds: float | None = Field(default=None, gt=0, le=86_400)
+    wait_for_ready_signal: bool | None = None
+    activity_threshold_bytes: int | None = None
+
+
+class Started(Wire):
+    id: str
+    domains: list[str] = Field(default_factory=list)
+    console_url: Annotated[str | None, Field(serialization_alias="console_url")] = None
+
+
+class Stopped(Wire):
+    vm_id: str
+    vm_instance_id: str
+
+
+class Suspended(Wire):
+    id: str
+    vm_instance_id: str
+    snapshot_layer_id: str
+
+
+class VmRef(Wire):
+    id: str
+
+
+class Exited(Wire):
+    id: str
+    exit_status: str
+
+
+class Optimized(Wire):
+    id: str
+    message: str
+
+
+class Snapshot(Wire):
+    name: str | None = None
+    persistence: PersistenceModel | None = None
+
+
+class Snapshotted(Wire):
+    snapshot_id: str
+    source_vm_id: str
+    source_vm_instance_id: str | None = None
+
+
+class Fork(Wire):
+    count: int = Field(default=1, ge=1, le=100)
+    persistence: PersistenceModel | None = None
+
+
+class Forked(Wire):
+    id: str
+    domains: list[str] = Field(default_factory=list)
+    console_url: str | None = None
+
+
+class Forks(Wire):
+    vm_id: str
+    forks: list[Forked]
+
+
+class Resize(Wire):
+    vcpu_count: int | None = None
+    mem_size_gb: float | None = None
+    rootfs_size_gb: int | None = None

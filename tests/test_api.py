@@ -1,0 +1,699 @@
+"""The server as a client meets it: answers, refusals, long calls, clients that leave, and its end."""
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import tarfile
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import pytest_asyncio
+from conftest import Server
+from waiting import until
+
+from stead.api import calls as calls_module
+from stead.api import server as server_module
+from stead.api.background import BackgroundRequests
+from stead.api.documentation import page
+from stead.api.server import running
+from stead.errors import HostError
+from stead.machines import Machine, State
+from stead.store.database import open_database
+from stead.store.requests import RequestRow, RequestStore
+
+TRACE = "x-freestyle-trace-id"
+
+
+@pytest_asyncio.fixture(scope="module")
+async def http(server: Server) -> AsyncIterator[httpx2.AsyncClient]:
+    async with client_of(server.url, server.key) as client:
+        yield client
+
+
+def client_of(url: str, key: str) -> httpx2.AsyncClient:
+    return httpx2.AsyncClient(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=120)
+
+
+@pytest_asyncio.fixture(scope="module")
+async def vm(server: Server) -> AsyncIterator[Machine]:
+    """One machine of the tests' account, left as it was found."""
+    machine = await server.services.machines.create(account=server.account, name="shared")
+    yield machine
+    await machine.delete()
+
+
+@contextlib.asynccontextmanager
+async def another_account(server: Server, name: str, **limits: int) -> AsyncIterator[httpx2.AsyncClient]:
+    account = await server.services.accounts.create(name, limits)
+    _, key = await server.services.accounts.create_key(account.id)
+    async with client_of(server.url, key) as client:
+        yield client
+        for each in (await client.get("/v1/vms")).json()["vms"]:
+            assert (await client.delete(f"/v1/vms/{each['id']}")).status_code == 200
+
+
+def refused(answer: httpx2.Response, status: int, code: str) -> dict[str, Any]:
+    """An error as clients need it; returns its body."""
+    body: dict[str, Any] = answer.json()
+    assert (answer.status_code, body["code"]) == (status, code), answer.text
+    assert body["message"] == body["description"]
+    assert answer.headers[TRACE]
+    return body
+
+
+# Errors on every path
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content", "status", "code"),
+    [
+        ("GET", "/nothing/here", b"", 404, "NOT_FOUND"),
+        ("PATCH", "/v1/vms", b"", 405, "BAD_REQUEST"),
+        ("POST", "/v1/vms", b"{", 400, "CREATE_VM_BAD_REQUEST"),
+        ("POST", "/v1/vms", b"[]", 400, "CREATE_VM_BAD_REQUEST"),
+        ("POST", "/v1/vms", b'{"name": 7}', 400, "CREATE_VM_BAD_REQUEST"),
+        ("POST", "/v1/vms", b'{"domains": [{"domain": "a.example"}]}', 400, "CREATE_VM_BAD_REQUEST"),
+        ("POST", "/v1/vms", b'{"nics": [{"vpc": "x"}]}', 400, "CREATE_VM_BAD_REQUEST"),
+        ("POST", "/v1/vms", b'{"idleTimeoutSeconds": -1}', 400, "VALIDATION_ERROR"),
+        ("POST", "/v1/vms", b'{"snapshotId": "sc-nobodys"}', 404, "SNAPSHOT_NOT_FOUND"),
+        ("POST", "/v1/vms/snapshots", b"", 400, "CREATE_SNAPSHOT_BAD_REQUEST"),
+        ("POST", "/v1/vms/nobodys/fork", b'{"count": 0}', 404, "VM_NOT_FOUND"),
+        ("GET", "/v1/vms?limit=-1", b"", 400, "INVALID_REQUEST"),
+        ("GET", "/observability/v1/logs?startTime=yesterday", b"", 400, "INVALID_QUERY"),
+        ("GET", "/observability/v1/logs?pageToken=%21", b"", 400, "INVALID_QUERY"),
+        ("GET", "/auth/v1/background-requests/ri-nobodys", b"", 404, "NOT_FOUND"),
+        ("POST", "/execute/v3/script", b'{"script": "1"}', 404, "NOT_FOUND"),
+        ("GET", "/git/v1/repo", b"", 404, "NOT_FOUND"),
+    ],
+)
+async def test_every_refusal_has_a_code_a_sentence_and_a_trace(
+    http: httpx2.AsyncClient, method: str, path: str, content: bytes, status: int, code: str
+) -> None:
+    headers = {"Content-Type": "application/json"} if content else {}
+    refused(await http.request(method, path, content=content, headers=headers), status, code)
+
+
+async def test_what_is_not_http_gets_an_answer_that_clients_can_read(server: Server) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"\x16\x03\x01 hello\r\n\r\n")
+    head, _, body = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400")
+    assert json.loads(body)["code"] == "BAD_REQUEST"
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_a_body_that_is_too_large_is_refused_before_it_is_read(
+    http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls_module, "MAX_BODY", 1000)
+    body = refused(await http.post("/v1/vms", json={"name": "x" * 2000}), 413, "BAD_REQUEST")
+    assert "at most" in body["message"]
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(20):
+            yield b" " * 100
+
+    refused(await http.post("/v1/vms", content=chunks()), 413, "BAD_REQUEST")
+
+
+async def test_nobody_reads_the_body_of_a_stranger(server: Server) -> None:
+    """Who has no key is refused before the body is there."""
+    host, port = server.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"POST /v1/vms HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
+    answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+    assert answer.startswith(b"HTTP/1.1 401")
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
+
+
+async def test_a_crash_is_our_fault_and_says_no_more(
+    server: Server, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a secret of the inside")
+
+    monkeypatch.setattr(server.services.machines, "list", broken)
+    answer = await http.get("/v1/vms")
+    refused(answer, 500, "INTERNAL")
+    assert "secret" not in answer.text
+
+
+async def test_more_calls_than_the_server_takes_are_refused(server: Server, vm: Machine) -> None:
+    services = replace(server.services, settings=replace(server.services.settings, max_calls=2))
+    settings = replace(services.settings, listen="127.0.0.1:0")
+    async with running(settings, services) as url, client_of(url, server.key) as http:
+        path, body = f"/v1/vms/{vm.id}/exec-await", {"command": "sleep 2"}
+        answers = await asyncio.gather(*(http.post(path, json=body) for _ in range(5)))
+        statuses = sorted(answer.status_code for answer in answers)
+        assert statuses == [200, 200, 503, 503, 503]
+        for answer in answers:
+            if answer.status_code == 503:
+                refused(answer, 503, "SERVICE_UNAVAILABLE")
+                assert int(answer.headers["retry-after"]) >= 1
+
+
+async def test_no_more_machines_are_made_at_once_than_the_host_bears(server: Server) -> None:
+    services = replace(server.services, creations=asyncio.Semaphore(0))
+    settings = replace(services.settings, listen="127.0.0.1:0")
+    async with running(settings, services) as url, client_of(url, server.key) as http:
+        refused(await http.post("/v1/vms"), 503, "SERVICE_UNAVAILABLE")
+        again = await http.post("/v1/vms", headers={"x-freestyle-background-after-secs": "5"})
+        refused(again, 503, "SERVICE_UNAVAILABLE")
+
+
+# Clients that leave, and long calls
+
+
+async def leave_during(server: Server, method: str, path: str, body: object, seconds: float) -> None:
+    """Send a call and hang up while it is under way."""
+    host, port = server.url.removeprefix("http://").split(":")
+    content = json.dumps(body).encode()
+    _, writer = await asyncio.open_connection(host, int(port))
+    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {server.key}\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    writer.write(head.encode() + content)
+    await writer.drain()
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        writer.transport.abort()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.05, 0.3])
+async def test_a_client_that_leaves_during_a_create_leaves_no_machine(server: Server, seconds: float) -> None:
+    store = server.services.machines._lifecycle.store
+    before = {row.id for row in await store.list(account=server.account)}
+    await leave_during(server, "POST", "/v1/vms", {}, seconds)
+
+    async def gone() -> bool:
+        rows = {row.id for row in await store.list(account=server.account)}
+        return rows == before
+
+    await asyncio.sleep(0.3)
+    await until(gone, 60)
+
+
+async def test_an_answer_that_nobody_heard_is_taken_back(
+    server: Server, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine was there and the answer on its way when the client left."""
+    machines = server.services.machines
+    before = {info.id for info in await machines.list(server.account)}
+    build = server.services.builder.create_machine
+    made: list[str] = []
+    leaving = asyncio.Event()
+
+    async def create_and_wait(*arguments: Any, **options: Any) -> Machine:
+        machine: Machine = await build(*arguments, **options)
+        made.append(machine.id)
+        leaving.set()
+        # Until the connection is gone, whether that has been noticed or not.
+        await asyncio.sleep(0.02)
+        return machine
+
+    async def gone() -> bool:
+        return {info.id for info in await machines.list(server.account)} == before
+
+    monkeypatch.setattr(server.services.builder, "create_machine", create_and_wait)
+    settings = replace(server.services.settings, listen="127.0.0.1:0")
+    async with running(settings, server.services) as url:
+        task = asyncio.create_task(leave_during(replace(server, url=url), "POST", "/v1/vms", {}, 60))
+        await leaving.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await until(gone, 60)
+    assert len(made) == 1
+
+
+async def test_a_command_ends_when_its_client_leaves(server: Server, vm: Machine) -> None:
+    mark = "sleep 4321"
+    await leave_during(server, "POST", f"/v1/vms/{vm.id}/exec-await", {"command": mark}, 1.0)
+
+    async def ended() -> bool:
+        return (await vm.exec(f"pgrep -fx '{mark}'")).exit_code == 1
+
+    await until(ended, 30)
+
+
+async def test_a_slow_answer_is_announced_to_clients_that_would_give_up(
+    server: Server, vm: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls_module, "_PROCESSING_AFTER", 0.2)
+    monkeypatch.setattr(calls_module, "_PROCESSING_EVERY", 0.2)
+
+    async def heard(agent: str) -> bytes:
+        host, port = server.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        body = b'{"command": "sleep 2; exit 7"}'
+        head = f"POST /v1/vms/{vm.id}/exec-await HTTP/1.1\r\nHost: x\r\nUser-Agent: {agent}\r\n"
+        head += f"Authorization: Bearer {server.key}\r\nConnection: close\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        text = await asyncio.wait_for(reader.read(), 60)
+        writer.close()
+        await writer.wait_closed()
+        return text
+
+    told = await heard("freestyle-sdk-ts/0.1.0")
+    assert told.count(b"HTTP/1.1 102 Processing\r\n\r\n") >= 2
+    assert told.count(b"HTTP/1.1 200 OK") == 1
+    assert b'"statusCode":7' in told
+    assert b"102" not in (await heard("curl/8")).partition(b"\r\n\r\n")[0]
+
+
+# Work in the background
+
+
+async def test_a_long_create_goes_on_in_the_background(server: Server, http: httpx2.AsyncClient) -> None:
+    answer = await http.post("/v1/vms", headers={"x-freestyle-background-after-secs": "0"})
+    assert answer.status_code == 202
+    request = answer.headers["x-freestyle-background-request-id"]
+    assert answer.json() == {"requestId": request, "status": "pending"}
+    path = f"/auth/v1/background-requests/{request}"
+    async with another_account(server, "curious") as stranger:
+        refused(await stranger.get(path), 404, "NOT_FOUND")
+
+    async def done() -> bool:
+        return (await http.get(path)).status_code != 202
+
+    await until(done, 60)
+    result = (await http.get(path)).json()
+    assert result["domains"] == []
+    assert (await http.get(path)).json() == result
+    assert (await http.get(f"/v1/vms/{result['id']}")).json()["state"] == "running"
+    logs = (await http.get(f"/observability/v1/logs?requestId={request}")).json()["logs"]
+    assert any("running" in line["message"] for line in logs)
+    await http.delete(f"/v1/vms/{result['id']}")
+
+
+async def test_a_quick_answer_needs_no_second_call(http: httpx2.AsyncClient) -> None:
+    answer = await http.post("/v1/vms", headers={"x-freestyle-background-after-secs": "100"})
+    assert answer.status_code == 200
+    await http.delete(f"/v1/vms/{answer.json()['id']}")
+
+
+async def test_a_failure_in_the_background_is_the_answer(http: httpx2.AsyncClient) -> None:
+    service = {"name": "broken", "mode": "oneshot", "exec": ["/bin/sh -c 'echo why; exit 3'"]}
+    answer = await http.post(
+        "/v1/vms",
+        json={"systemd": {"services": [service]}},
+        headers={"x-freestyle-background-after-secs": "0"},
+    )
+    path = f"/auth/v1/background-requests/{answer.json()['requestId']}"
+
+    async def done() -> bool:
+        return (await http.get(path)).status_code != 202
+
+    await until(done, 60)
+    body = refused(await http.get(path), 500, "VM_SETUP_FAILED")
+    assert "why" in json.dumps(body["diagnostics"]["failedServiceLogs"])
+    assert body["snapshotId"].startswith("sc-")
+    await http.delete(f"/v1/vms/snapshots/{body['snapshotId']}")
+
+
+async def test_requests_survive_a_crash(tmp_path: Path) -> None:
+    """What had been made by then is the answer; for the rest the client hears that it has to ask anew."""
+    database = await open_database(tmp_path / "stead.db")
+    store = RequestStore(database)
+    for number in (1, 2):
+        await store.insert(RequestRow(f"ri-{number}", "me"))
+
+    async def made_for(request: str) -> dict[str, Any] | None:
+        return {"id": "it"} if request == "ri-1" else None
+
+    background = BackgroundRequests(store)
+    await background.recover(made_for)
+    found = await background.result("me", "ri-1")
+    assert (found.status_code, json.loads(bytes(found.body))) == (200, {"id": "it"})
+    lost = await background.result("me", "ri-2")
+    assert (lost.status_code, json.loads(bytes(lost.body))["code"]) == (503, "SERVICE_UNAVAILABLE")
+    await database.dispose()
+
+
+# The server's end
+
+
+async def test_calls_under_way_finish_when_the_server_stops(server: Server, vm: Machine) -> None:
+    settings = replace(server.services.settings, listen="127.0.0.1:0")
+    async with running(settings, server.services) as url:
+        http = client_of(url, server.key)
+        call = asyncio.create_task(
+            http.post(f"/v1/vms/{vm.id}/exec-await", json={"command": "sleep 1; echo done"})
+        )
+        await asyncio.sleep(0.5)
+    assert (await call).json()["stdout"] == "done\n"
+    await http.aclose()
+
+
+async def test_calls_that_cannot_finish_are_told(
+    server: Server, vm: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "STOP_GRACE", 0.3)
+    settings = replace(server.services.settings, listen="127.0.0.1:0")
+    async with running(settings, server.services) as url:
+        http = client_of(url, server.key)
+        call = asyncio.create_task(http.post(f"/v1/vms/{vm.id}/exec-await", json={"command": "sleep 600"}))
+        await asyncio.sleep(0.5)
+        began = time.monotonic()
+    assert time.monotonic() - began < 30
+    refused(await call, 503, "SERVICE_UNAVAILABLE")
+    await http.aclose()
+    assert (await vm.info()).state is State.RUNNING
+
+
+async def test_a_watch_does_not_keep_the_server_from_stopping(server: Server, vm: Machine) -> None:
+    settings = replace(server.services.settings, listen="127.0.0.1:0")
+    async with contextlib.AsyncExitStack() as stack:
+        serving = running(settings, server.services)
+        http = await stack.enter_async_context(client_of(await serving.__aenter__(), server.key))
+        answer = await stack.enter_async_context(http.stream("POST", f"/v1/vms/{vm.id}/watch-files"))
+        lines = answer.aiter_lines()
+        await vm.exec("touch /srv/seen")
+        assert "/srv/seen" in await anext(lines)
+        began = time.monotonic()
+        await serving.__aexit__(None, None, None)
+        assert time.monotonic() - began < server_module.STOP_GRACE / 2
+        with pytest.raises(httpx2.HTTPError):
+            [line async for line in lines]
+
+
+# Machines
+
+
+async def test_a_machine_has_what_was_asked_for(http: httpx2.AsyncClient) -> None:
+    """Null is not the same as nothing: for ever, or as the server thinks."""
+    body = {
+        "name": "mine",
+        "idleTimeoutSeconds": 600,
+        "activityThresholdBytes": 100,
+        "workdir": "/srv",
+        "persistence": {"type": "sticky", "priority": 3},
+        "someKeyOfTomorrow": True,
+    }
+    created = (await http.post("/v1/vms", json=body)).json()
+    path = f"/v1/vms/{created['id']}"
+    try:
+        details = (await http.get(path)).json()
+        assert details["name"] == "mine"
+        assert details["idleTimeoutSeconds"] == 600
+        assert details["activityThresholdBytes"] == 100
+        assert details["persistence"] == {"type": "sticky", "priority": 3, "deleteEvent": None}
+        assert details["sizing"] == {"vcpuCount": 2, "memSizeMib": 512, "rootfsSizeMb": 20480}
+        where = await http.post(f"{path}/exec-await", json={"command": "pwd"})
+        assert where.json()["stdout"] == "/srv\n"
+        await http.post(f"{path}/start", json={"idleTimeoutSeconds": None})
+        assert (await http.get(path)).json()["idleTimeoutSeconds"] is None
+        await http.post(f"{path}/start", json={})
+        assert (await http.get(path)).json()["idleTimeoutSeconds"] is None
+    finally:
+        await http.delete(path)
+    refused(await http.get(path), 404, "VM_NOT_FOUND")
+    refused(await http.delete(path), 404, "VM_NOT_FOUND")
+
+
+async def test_lists_are_whole_unless_a_part_is_asked_for(http: httpx2.AsyncClient, vm: Machine) -> None:
+    whole = (await http.get("/v1/vms")).json()
+    assert vm.id in [each["id"] for each in whole["vms"]]
+    assert len(whole["vms"]) == whole["totalCount"]
+    assert (await http.get("/v1/vms?limit=0")).json()["vms"] == []
+    assert [each["id"] for each in (await http.get("/v1/vms?search=SHARED")).json()["vms"]] == [vm.id]
+    assert (await http.get("/v1/vms?search=nosuchthing")).json()["vms"] == []
+    stopped = (await http.get("/v1/vms?vmState=stopped")).json()
+    assert vm.id not in [each["id"] for each in stopped["vms"]]
+    assert stopped["runningCount"] == whole["runningCount"]
+
+
+async def test_down_and_up_again(http: httpx2.AsyncClient, server: Server) -> None:
+    """Suspend, wake by use, stop, refuse what a stopped machine cannot do, kill, await."""
+    path = f"/v1/vms/{(await http.post('/v1/vms')).json()['id']}"
+    waiting = asyncio.create_task(http.post(f"{path}/await"))
+    asleep = (await http.post(f"{path}/suspend")).json()
+    assert asleep["vmInstanceId"] and asleep["snapshotLayerId"]
+    assert (await waiting).json()["exitStatus"] == "suspended"
+    assert (await http.get(path)).json()["state"] == "suspended"
+    assert (await http.post(f"{path}/exec-await", json={"command": "echo up"})).json()["stdout"] == "up\n"
+    killed = (await http.post(f"{path}/kill")).json()
+    assert killed["id"] in path
+    assert (await http.get(path)).json()["state"] == "stopped"
+    for verb in ("stop", "suspend"):
+        refused(await http.post(f"{path}/{verb}"), 400, "VM_NOT_RUNNING")
+    assert (await http.delete(path)).json() == {"id": killed["id"], "recreate": False}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({}, 400, "RESIZE_VM_EMPTY_REQUEST"),
+        ({"vcpuCount": 3}, 400, "RESIZE_VM_VCPU_NOT_POWER_OF_TWO"),
+        ({"vcpuCount": 0}, 400, "RESIZE_VM_VCPU_OUT_OF_RANGE"),
+        ({"vcpuCount": 1024}, 400, "RESIZE_VM_VCPU_OUT_OF_RANGE"),
+        ({"memSizeGb": 3}, 400, "RESIZE_VM_MEM_NOT_POWER_OF_TWO"),
+        ({"memSizeGb": 1.7}, 400, "RESIZE_VM_MEM_NOT_POWER_OF_TWO"),
+        ({"memSizeGb": 100000}, 400, "RESIZE_VM_MEM_OUT_OF_RANGE"),
+        ({"rootfsSizeGb": 10}, 400, "RESIZE_VM_ROOTFS_SHRINK_NOT_SUPPORTED"),
+        ({"rootfsSizeGb": 100000}, 400, "ROOTFS_SIZE_TOO_LARGE"),
+        ({"vcpuCount": "many"}, 400, "INVALID_REQUEST"),
+    ],
+)
+async def test_a_size_that_cannot_be_is_refused(
+    http: httpx2.AsyncClient, vm: Machine, body: dict[str, Any], status: int, code: str
+) -> None:
+    refused(await http.post(f"/v1/vms/{vm.id}/resize", json=body), status, code)
+
+
+async def test_limits_are_told_with_their_numbers(server: Server) -> None:
+    async with another_account(server, "frugal", vms=1, snapshots=1, disk_gib=30) as http:
+        vm = (await http.post("/v1/vms")).json()["id"]
+        body = refused(await http.post("/v1/vms"), 403, "TOTAL_VM_LIMIT_EXCEEDED")
+        assert (body["limit"], body["current"]) == (1, 1)
+        refused(await http.post(f"/v1/vms/{vm}/fork"), 403, "TOTAL_VM_LIMIT_EXCEEDED")
+        big = await http.post(f"/v1/vms/{vm}/resize", json={"rootfsSizeGb": 40})
+        body = refused(big, 403, "ROOTFS_OVER_PLAN_LIMIT")
+        assert (body["got"], body["max"]) == (40, 30)
+        first = (await http.post(f"/v1/vms/{vm}/snapshot")).json()["snapshotId"]
+        refused(await http.post(f"/v1/vms/{vm}/snapshot"), 403, "SNAPSHOT_LIMIT_EXCEEDED")
+        assert (await http.get(f"/v1/vms/{vm}")).json()["state"] == "running"
+        await http.delete(f"/v1/vms/snapshots/{first}")
+
+
+async def test_a_snapshot_from_its_beginning_to_its_end(http: httpx2.AsyncClient, vm: Machine) -> None:
+    taken = (await http.post(f"/v1/vms/{vm.id}/snapshot", json={"name": "one"})).json()
+    path = f"/v1/vms/snapshots/{taken['snapshotId']}"
+    found = (await http.get(path)).json()
+    assert (found["name"], found["state"], found["sourceVmId"]) == ("one", "ready", vm.id)
+    assert (found["failed"], found["deleted"]) == (False, False)
+    assert (await http.patch(path, json={"name": "two"})).json() == {
+        "snapshot_id": taken["snapshotId"],
+        "name": "two",
+    }
+    child = (await http.post("/v1/vms", json={"snapshotId": taken["snapshotId"]})).json()
+    assert child["snapshotId"] == taken["snapshotId"]
+    gone = (await http.delete(path)).json()
+    assert gone["snapshotId"] == gone["snapshot_id"] == taken["snapshotId"]
+    refused(await http.delete(path), 409, "SNAPSHOT_ALREADY_DELETED")
+    refused(await http.get(path), 404, "SNAPSHOT_NOT_FOUND")
+    for body in (
+        {"snapshotId": taken["snapshotId"]},
+        {"template": {"snapshotId": taken["snapshotId"]}},
+        {"spec": {"snapshot": {"snapshotId": taken["snapshotId"]}}},
+    ):
+        refused(await http.post("/v1/vms", json=body), 410, "SOURCE_SNAPSHOT_DELETED")
+    listed = (await http.get("/v1/vms/snapshots?includeDeleted=true")).json()
+    assert taken["snapshotId"] in [each["snapshotId"] for each in listed["snapshots"]]
+    assert listed["deletedCount"] >= 1
+    # What was made from it lives on.
+    said = await http.post(f"/v1/vms/{child['id']}/exec-await", json={"command": "echo here"})
+    assert said.json()["stdout"] == "here\n"
+    await http.delete(f"/v1/vms/{child['id']}")
+
+
+# Inside a machine
+
+
+async def test_commands(http: httpx2.AsyncClient, vm: Machine) -> None:
+    path = f"/v1/vms/{vm.id}/exec-await"
+    said = await http.post(
+        path,
+        json={
+            "command": "cat; echo $X >&2; pwd; kill -9 $$",
+            "terminal": None,
+            "timeoutMs": None,
+            "stdin": "aGVsbG8K",
+            "env": {"X": "y"},
+            "cwd": "/tmp",
+        },
+    )
+    body = said.json()
+    assert (body["stdout"], body["stderr"]) == ("hello\n/tmp\n", "y\n")
+    assert (body["statusCode"], body["signal"]) == (137, "SIGKILL")
+    late = await http.post(path, json={"command": "echo early; sleep 60", "timeoutMs": 4000})
+    body = refused(late, 408, "EXEC_TIMED_OUT")
+    assert (body["timeoutMs"], body["stdout"]) == (4000, "early\n")
+    refused(await http.post(path, json={"command": ""}), 400, "INVALID_REQUEST")
+    refused(await http.post(path, json={"command": "true", "stdin": "%"}), 400, "INVALID_REQUEST")
+    refused(await http.post(path, json={"command": "true", "timeoutMs": 0}), 400, "INVALID_REQUEST")
+
+
+async def test_output_comes_as_it_is_printed(http: httpx2.AsyncClient, vm: Machine) -> None:
+    path = f"/v1/vms/{vm.id}/exec-stream"
+    times: list[float] = []
+    lines: list[dict[str, Any]] = []
+    async with http.stream("POST", path, json={"command": "echo a; sleep 1; echo b >&2; exit 4"}) as answer:
+        assert answer.headers["content-type"] == "application/x-ndjson"
+        async for line in answer.aiter_lines():
+            times.append(time.monotonic())
+            lines.append(json.loads(line))
+    assert [line["type"] for line in lines] == ["stdout", "stderr", "exit"]
+    assert (lines[-1]["statusCode"], lines[-1]["timedOut"]) == (4, False)
+    assert times[1] - times[0] > 0.5
+    refused(await http.post(path, json={"command": []}), 400, "INVALID_REQUEST")
+
+
+async def test_files_of_every_kind(http: httpx2.AsyncClient, vm: Machine) -> None:
+    base = f"/v1/vms/{vm.id}"
+    raw = {"Content-Type": "application/octet-stream"}
+    odd = "%2Fsrv%2Fa%20b%25%3F%23%C3%A9%FF.bin"
+    content = os.urandom(3 << 20)
+    assert (await http.put(f"{base}/files/{odd}?mode=600", content=content, headers=raw)).json() == {}
+    back = await http.get(f"{base}/files/{odd}", headers={"Accept": "application/octet-stream"})
+    assert back.content == content
+    assert (await http.get(f"{base}/stat/{odd}")).json()["mode"] & 0o777 == 0o600
+    assert (await http.get(f"{base}/files/{odd}")).json()["encoding"] == "base64"
+    assert (
+        await http.put(f"{base}/files/%2Fsrv%2Ftext", json={"content": "é", "encoding": "utf-8"})
+    ).json() == {}
+    assert (await http.get(f"{base}/files/srv/text")).json() == {"content": "é", "encoding": "utf8"}
+    listed = (await http.get(f"{base}/files/%2Fsrv")).json()["files"]
+    assert {"name": "text", "kind": "file"} in listed
+    missing = refused(await http.get(f"{base}/files/%2Fsrv%2Fnone"), 404, "FILE_NOT_FOUND")
+    assert missing["path"] == "/srv/none"
+    refused(await http.put(f"{base}/files/%2Fsrv", json={"content": ""}), 400, "FILES_BAD_REQUEST")
+    refused(await http.put(f"{base}/files/%2Fx", content=b"{"), 400, "FILES_BAD_REQUEST")
+    refused(
+        await http.put(f"{base}/files/%2Fx", json={"content": "%", "encoding": "base64"}),
+        400,
+        "FILES_BAD_REQUEST",
+    )
+    assert (await http.post(f"{base}/directories/%2Fsrv%2Fd%2Fe?parents=true")).json() == {}
+    refused(await http.delete(f"{base}/files/%2Fsrv%2Fd"), 400, "FILES_BAD_REQUEST")
+    assert (await http.delete(f"{base}/files/%2Fsrv%2Fd?recursive=true")).json() == {}
+    as_nobody = {"X-Freestyle-Vm-Linux-User-Id": "nobody"}
+    refused(await http.get(f"{base}/files/%2Fetc%2Fshadow", headers=as_nobody), 403, "VM_ACCESS_DENIED")
+
+
+async def test_folders_come_and_go_as_archives(http: httpx2.AsyncClient, vm: Machine) -> None:
+    packed = BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        entry = tarfile.TarInfo("sub/one.txt")
+        entry.size = 3
+        archive.addfile(entry, BytesIO(b"one"))
+    path = f"/v1/vms/{vm.id}/archives/%2Fsrv%2Ftree"
+    put = await http.put(path, content=packed.getvalue(), headers={"Content-Type": "application/x-tar"})
+    assert put.json()["files"] >= 1
+    with tarfile.open(fileobj=BytesIO((await http.get(path)).content)) as archive:
+        member = archive.extractfile("sub/one.txt") or pytest.fail("it is not in the archive")
+        assert member.read() == b"one"
+    refused(await http.get(f"/v1/vms/{vm.id}/archives/%2Fnowhere"), 404, "FILE_NOT_FOUND")
+
+
+# What happened
+
+
+async def test_logs_of_machines_and_of_their_services(http: httpx2.AsyncClient, vm: Machine) -> None:
+    await vm.exec("systemd-run --wait --unit talker sh -c 'echo Loud And Clear'")
+    path = f"/observability/v1/logs?vmId={vm.id}"
+    lines = (await http.get(path)).json()["logs"]
+    assert any(line["message"] == f"machine {vm.id} running" for line in lines)
+    assert [line["timestamp"] for line in lines] == sorted(line["timestamp"] for line in lines)
+    spoken = (await http.get(f"{path}&vmService=talker&search=loud")).json()["logs"]
+    assert all("loud" in line["message"].lower() for line in spoken)
+    said = next(line for line in spoken if line["message"] == "Loud And Clear")
+    assert (said["vmService"], said["resourceId"]) == ("talker.service", vm.id)
+    again = (await http.get(f"{path}&vmService=talker&startTime={said['timestamp']}")).json()["logs"]
+    assert said in again
+    refused(await http.get("/observability/v1/logs?vmService=talker"), 400, "INVALID_QUERY")
+
+
+async def test_long_logs_come_in_pages(server: Server) -> None:
+    async with another_account(server, "talkative") as http:
+        account = (await http.get("/auth/v1/whoami")).json()["accountId"]
+        for number in range(25):
+            await server.services.logbook.write(account, f"line {number}", build="bld-1")
+        seen: list[str] = []
+        token = ""
+        for _ in range(4):
+            found = (await http.get(f"/observability/v1/logs?buildId=bld-1&pageSize=10{token}")).json()
+            seen += [line["message"] for line in found["logs"]]
+            if found["nextPageToken"] is None:
+                break
+            token = f"&pageToken={found['nextPageToken']}"
+        assert seen == [f"line {number}" for number in range(25)]
+
+
+# Pages of the server's own
+
+
+async def test_the_servers_own_pages(server: Server) -> None:
+    """Health, counts, schema and docs need no key."""
+    async with httpx2.AsyncClient(base_url=server.url) as http:
+        assert (await http.get("/healthz")).json()["status"] == "ok"
+        counts = (await http.get("/metrics")).text
+        assert 'stead_http_requests_total{method="GET",route="/healthz",status="200"}' in counts
+        assert 'stead_machines{state="running"}' in counts
+        schema = (await http.get("/openapi.json")).json()
+        docs = (await http.get("/docs")).text
+    assert "/v1/vms/{vm_id}/exec-await" in schema["paths"]
+    for path in schema["paths"]:
+        assert path in docs
+    assert "src=" not in docs and "http" not in docs.replace("http-equiv", "")
+
+
+def test_the_docs_page_escapes_what_it_shows() -> None:
+    schema = {
+        "info": {"title": "<b>", "version": "1", "description": "&"},
+        "paths": {"/<x>": {"get": {"description": "<script>", "responses": {}}}},
+    }
+    shown = page(schema)
+    assert "<script>" not in shown and "/<x>" not in shown
+
+
+async def test_pages_of_others_may_call_with_a_token(server: Server) -> None:
+    """What browsers ask before they let a page call."""
+    async with httpx2.AsyncClient(base_url=server.url) as http:
+        for method in ("GET", "POST", "PUT", "PATCH", "DELETE"):
+            asked = {
+                "Origin": "https://app.example",
+                "Access-Control-Request-Method": method,
+                "Access-Control-Request-Headers": "authorization,content-type,user-agent,"
+                "x-freestyle-identity-access-token,x-freestyle-sdk,x-freestyle-sdk-version,"
+                "x-freestyle-vm-linux-user-id,x-freestyle-background-after-secs,x-freestyle-request-url",
+            }
+            allowed = await http.options("/v1/vms/x/exec-await", headers=asked)
+            assert allowed.status_code == 200, allowed.text
+            assert allowed.headers["access-control-allow-origin"] == "*"
+            assert method in allowed.headers["access-control-allow-methods"]
+        refused_call = await http.get("/v1/vms", headers={"Origin": "https://app.example"})
+        assert refused_call.headers["access-control-allow-origin"] == "*"
+        exposed = refused_call.headers["access-control-expose-headers"]
+        assert TRACE in exposed and "x-freestyle-background-request-id" in exposed
+
+
+def test_a_port_in_use_is_known_at_once(server: Server) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        settings = replace(server.services.settings, listen=f"127.0.0.1:{taken.getsockname()[1]}")
+        with pytest.raises(HostError, match="cannot listen"):
+            server_module.bind(settings)

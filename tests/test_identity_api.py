@@ -1,0 +1,294 @@
+"""The identity endpoints as a client sees them. There are no machines: that an account has one is made up."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import httpx2
+import pytest
+import pytest_asyncio
+from fastapi import FastAPI
+
+from stead.api.app import create_app, surrounded
+from stead.identity.accounts import Accounts
+from stead.identity.callers import Callers
+from stead.identity.identities import Identities
+from stead.settings import Settings
+from stead.store.database import open_database
+
+BASE = "/identity/v1/identities"
+NOWHERE = "00000000-0000-4000-8000-000000000000"
+MACHINE = "abcdefghij0123456789"
+FOREIGN = "zyxwvutsrq9876543210"
+UUID4 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z")
+
+ENDPOINTS = [
+    ("GET", ""),
+    ("POST", ""),
+    ("DELETE", "/{i}"),
+    ("POST", "/{i}/tokens"),
+    ("GET", "/{i}/tokens"),
+    ("DELETE", "/{i}/tokens/{t}"),
+    ("GET", "/{i}/permissions/git"),
+    ("GET", "/{i}/permissions/git/{r}"),
+    ("POST", "/{i}/permissions/git/{r}"),
+    ("PUT", "/{i}/permissions/git/{r}"),
+    ("DELETE", "/{i}/permissions/git/{r}"),
+    ("GET", "/{i}/permissions/vm"),
+    ("GET", "/{i}/permissions/vm/{v}"),
+    ("POST", "/{i}/permissions/vm/{v}"),
+    ("PUT", "/{i}/permissions/vm/{v}"),
+    ("DELETE", "/{i}/permissions/vm/{v}"),
+]
+
+
+@dataclass
+class Client:
+    """An account's, or an identity's, way to the API."""
+
+    http: httpx2.AsyncClient
+    headers: dict[str, str]
+
+    async def send(self, method: str, path: str, json: Any = None, **options: Any) -> httpx2.Response:
+        if json is not None:
+            options["json"] = json
+        return await self.http.request(method, BASE + path, headers=self.headers, **options)
+
+    async def succeed(self, method: str, path: str, json: Any = None, **options: Any) -> Any:
+        answer = await self.send(method, path, json, **options)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    async def fail(self, status: int, code: str, method: str, path: str, json: Any = None) -> Any:
+        answer = await self.send(method, path, json)
+        body = answer.json()
+        assert (answer.status_code, body["code"]) == (status, code), body
+        assert body["error"] == code
+        assert body["message"] == body["description"] != ""
+        return body
+
+    async def identity(self) -> str:
+        return cast(str, (await self.succeed("POST", ""))["id"])
+
+
+@dataclass
+class Stage:
+    http: httpx2.AsyncClient
+    ours: Client
+    theirs: Client
+    account: str
+
+
+@pytest.fixture(scope="module")
+def app() -> FastAPI:
+    return create_app()
+
+
+@pytest_asyncio.fixture
+async def stage(app: FastAPI, tmp_path: Path) -> AsyncIterator[Stage]:
+    database = await open_database(tmp_path / "stead.db")
+    accounts, callers = Accounts(database), Callers(database)
+    one, two = [await accounts.create(name) for name in ("ours", "theirs")]
+
+    async def owns(account: str, machine: str) -> bool:
+        return {MACHINE: one.id, FOREIGN: two.id}.get(machine) == account
+
+    identities = Identities(database, owns)
+    services: Any = SimpleNamespace(
+        settings=Settings(), accounts=accounts, callers=callers, identities=identities
+    )
+    app.state.services = services
+    served, calls = surrounded(app, services)
+    transport = httpx2.ASGITransport(served, raise_app_exceptions=False)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://stead.test") as http:
+        clients = []
+        for account in (one, two):
+            _, key = await accounts.create_key(account.id)
+            clients.append(Client(http, {"Authorization": f"Bearer {key}"}))
+        ours, theirs = clients
+        yield Stage(http, ours, theirs, one.id)
+    await calls.close()
+    await callers.close()
+    await database.dispose()
+
+
+def fill(path: str, identity: str, machine: str = MACHINE, token: str = NOWHERE) -> str:
+    return path.format(i=identity, t=token, r=NOWHERE, v=machine)
+
+
+async def test_identities_are_made_listed_and_deleted(stage: Stage) -> None:
+    ours = stage.ours
+    made = [await ours.succeed("POST", "") for _ in range(3)]
+    for identity in made:
+        assert identity == {"id": identity["id"], "managed": False}
+        assert UUID4.fullmatch(identity["id"])
+    assert await ours.succeed("GET", "?offset=0") == {"identities": made, "offset": 0, "total": 3}
+    page = await ours.succeed("GET", "?limit=1&offset=1")
+    assert page == {"identities": made[1:2], "offset": 1, "total": 3}
+    assert await ours.succeed("GET", "?offset=7") == {"identities": [], "offset": 7, "total": 3}
+    assert await ours.succeed("DELETE", f"/{made[0]['id']}") == {}
+    assert (await ours.succeed("GET", ""))["identities"] == made[1:]
+    await ours.fail(404, "IDENTITY_NOT_FOUND", "DELETE", f"/{made[0]['id']}")
+
+
+async def test_a_token_is_shown_once_and_opens_the_door_until_it_is_revoked(stage: Stage) -> None:
+    ours = stage.ours
+    identity = await ours.identity()
+    made = await ours.succeed("POST", f"/{identity}/tokens")
+    assert made.keys() == {"id", "token"}
+    assert re.fullmatch(r"stid_[A-Za-z0-9_-]{43}", made["token"])
+    assert await ours.succeed("GET", f"/{identity}/tokens") == {"tokens": [{"id": made["id"]}]}
+
+    holder = Client(stage.http, {"X-Freestyle-Identity-Access-Token": made["token"]})
+    await holder.fail(403, "FORBIDDEN", "GET", "")
+    assert await ours.succeed("DELETE", f"/{identity}/tokens/{made['id']}") == {}
+    await holder.fail(401, "UNAUTHORIZED_ERROR", "GET", "")
+    assert await ours.succeed("GET", f"/{identity}/tokens") == {"tokens": []}
+    await ours.fail(404, "NOT_FOUND", "DELETE", f"/{identity}/tokens/{made['id']}")
+
+
+async def test_a_permission_is_granted_changed_and_revoked(stage: Stage) -> None:
+    ours = stage.ours
+    identity = await ours.identity()
+    path = f"/{identity}/permissions/vm/{MACHINE}"
+    await ours.fail(404, "VM_PERMISSION_NOT_FOUND", "GET", path)
+    await ours.fail(404, "VM_PERMISSION_NOT_FOUND", "PUT", path)
+
+    granted = await ours.succeed("POST", path, {"allowedUsers": ["alice", "bob"]})
+    assert granted == {
+        "id": granted["id"],
+        "vmId": MACHINE,
+        "identityId": identity,
+        "allowedUsers": ["alice", "bob"],
+        "grantedAt": granted["grantedAt"],
+        "grantedBy": stage.account,
+    }
+    assert TIME.fullmatch(granted["grantedAt"])
+    assert await ours.succeed("GET", path) == granted
+    listed = await ours.succeed("GET", f"/{identity}/permissions/vm?offset=0")
+    assert listed == {"permissions": [granted], "offset": 0, "total": 1}
+    listed = await ours.succeed("GET", f"/{identity}/permissions/vm?limit=5&offset=1")
+    assert listed == {"permissions": [], "offset": 1, "total": 1}
+    await ours.fail(409, "PERMISSION_ALREADY_EXISTS", "POST", path)
+
+    assert await ours.succeed("PUT", path, {}) == {**granted, "allowedUsers": None}
+    assert await ours.succeed("PUT", path, {"allowedUsers": []}) == {**granted, "allowedUsers": []}
+    assert await ours.succeed("DELETE", path) == {}
+    await ours.fail(404, "VM_PERMISSION_NOT_FOUND", "DELETE", path)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"json": {}},
+        {"json": {"allowedUsers": None}},
+        {"json": {"something": {"else": 1}}},
+        {"content": b"", "headers": {"Content-Type": "application/json"}},
+    ],
+)
+async def test_without_users_a_permission_is_for_all_of_them(stage: Stage, options: Any) -> None:
+    identity = await stage.ours.identity()
+    headers = stage.ours.headers | options.pop("headers", {})
+    path = f"{BASE}/{identity}/permissions/vm/{MACHINE}"
+    for method in ("POST", "PUT"):
+        answer = await stage.http.request(method, path, headers=headers, **options)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["allowedUsers"] is None
+
+
+async def test_a_machine_of_another_account_cannot_be_granted(stage: Stage) -> None:
+    identity = await stage.ours.identity()
+    for machine in (FOREIGN, "nowhere"):
+        path = f"/{identity}/permissions/vm/{machine}"
+        body = await stage.ours.fail(404, "VM_NOT_FOUND", "POST", path, {})
+        assert body["vmId"] == machine
+        assert body["message"] == f"no machine {machine}"
+
+
+async def test_of_two_grants_at_the_same_time_one_is_told_that_it_is_late(stage: Stage) -> None:
+    for _ in range(5):
+        path = f"/{await stage.ours.identity()}/permissions/vm/{MACHINE}"
+        answers = await asyncio.gather(*(stage.ours.send("POST", path, {}) for _ in range(4)))
+        assert sorted(answer.status_code for answer in answers) == [200, 409, 409, 409]
+
+
+async def test_there_are_no_repositories_yet(stage: Stage) -> None:
+    ours = stage.ours
+    identity = await ours.identity()
+    assert await ours.succeed("GET", f"/{identity}/permissions/git?offset=0") == {"repositories": []}
+    path = f"/{identity}/permissions/git/{NOWHERE}"
+    for method, body in (("GET", None), ("POST", {"permission": "read"}), ("PUT", {"permission": "write"})):
+        await ours.fail(404, "GIT_REPOSITORY_NOT_FOUND", method, path, body)
+    await ours.fail(404, "GIT_REPOSITORY_NOT_FOUND", "DELETE", path)
+    await ours.fail(400, "INVALID_REQUEST", "POST", path, {"permission": "admin"})
+
+
+@pytest.mark.parametrize(("method", "path"), ENDPOINTS)
+async def test_only_the_accounts_own_key_leads_to_its_identities(
+    stage: Stage, method: str, path: str
+) -> None:
+    """Nobody, a token of the very identity, and another account: each is refused, on every endpoint."""
+    identity = await stage.ours.identity()
+    token = await stage.ours.succeed("POST", f"/{identity}/tokens")
+    granted = await stage.ours.succeed("POST", f"/{identity}/permissions/vm/{MACHINE}")
+    body = {"permission": "read"} if method in ("POST", "PUT") else None
+    where = fill(path, identity, token=token["id"])
+
+    await Client(stage.http, {}).fail(401, "UNAUTHORIZED_ERROR", method, where, body)
+    for headers in (
+        {"X-Freestyle-Identity-Access-Token": token["token"]},
+        {"Authorization": f"Bearer {token['token']}"},
+    ):
+        await Client(stage.http, headers).fail(403, "FORBIDDEN", method, where, body)
+    if path:
+        messages = []
+        for target in (identity, NOWHERE):
+            for machine in (MACHINE, FOREIGN):
+                where = fill(path, target, machine, token["id"])
+                failed = await stage.theirs.fail(404, "IDENTITY_NOT_FOUND", method, where, body)
+                messages.append(str(failed).replace(target, "?"))
+        assert len(set(messages)) == 1
+    else:
+        await stage.theirs.succeed(method, path)
+        assert (await stage.ours.succeed("GET", ""))["total"] == 1
+
+    assert await stage.ours.succeed("GET", f"/{identity}/permissions/vm/{MACHINE}") == granted
+    assert await stage.ours.succeed("GET", f"/{identity}/tokens") == {"tokens": [{"id": token["id"]}]}
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "limit=0",
+        "limit=1001",
+        "limit=-1",
+        "limit=many",
+        "offset=-1",
+        "offset=NaN",
+        "offset=1.5",
+        f"offset={10**30}",
+    ],
+)
+async def test_a_page_that_cannot_be_is_refused(stage: Stage, query: str) -> None:
+    identity = await stage.ours.identity()
+    for path in ("", f"/{identity}/permissions/vm", f"/{identity}/permissions/git"):
+        await stage.ours.fail(400, "INVALID_REQUEST", "GET", f"{path}?{query}")
+
+
+@pytest.mark.parametrize("users", [["a b"], [""], ["a:b"], [1], "alice", {"alice": 1}, ["x"] * 1001])
+async def test_users_that_cannot_be_are_refused(stage: Stage, users: Any) -> None:
+    path = f"/{await stage.ours.identity()}/permissions/vm/{MACHINE}"
+    await stage.ours.fail(400, "INVALID_REQUEST", "POST", path, {"allowedUsers": users})
+    await stage.ours.fail(404, "VM_PERMISSION_NOT_FOUND", "GET", path)
+
+
+@pytest.mark.parametrize("identity", ["x", "a" * 5000, "%00", "%F0%9F%98%80", "%FF", "'", "%25"])
+async def test_an_id_that_is_none_is_not_found(stage: Stage, identity: str) -> None:
+    await stage.ours.fail(404, "IDENTITY_NOT_FOUND", "DELETE", f"/{identity}")
+    await stage.ours.fail(404, "IDENTITY_NOT_FOUND", "POST", f"/{identity}/permissions/vm/{MACHINE}")

@@ -1,0 +1,125 @@
+"""The server keeps to its own description, whatever it is sent."""
+
+import asyncio
+import os
+import random
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+import pytest
+import requests
+import schemathesis
+from conftest import Server
+from hypothesis import HealthCheck, Phase, Verbosity, given, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.generation import GenerationMode
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+]
+QUICK = 6
+"""Cases for each call and kind; the trial has as many as make ten thousand."""
+ALL = 10_000
+DEADLY = ("delete_vm", "stop", "suspend", "kill", "fork", "snapshot", "resize", "await")
+"""Calls that are not made on the one machine that is there: they end it, or take long."""
+
+
+@schemathesis.serializer("application/x-tar")
+def _tar(_: Any, value: Any) -> bytes:
+    return value if isinstance(value, bytes) else repr(value).encode()
+
+
+def _safe(operation: Any) -> bool:
+    return not operation.path.endswith(DEADLY) and operation.label != "DELETE /v1/vms/{vm_id}"
+
+
+class Fuzzing:
+    """Sends what fits the description and what does not, to a machine that is there and to invented ones."""
+
+    def __init__(self, server: Server, key: str, machine: str) -> None:
+        self.cases = 0
+        self._session = requests.Session()
+        self._session.headers["Authorization"] = f"Bearer {key}"
+        self._url = server.url
+        self._machine = machine
+        self._random = random.Random(20261116)
+
+    def run(self, schema: Any, count: Callable[[int], int]) -> None:
+        operations = [found.ok() for found in schema.get_all_operations()]
+        for operation in operations:
+            for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
+                self._fuzz(operation, mode, count(2 * len(operations)))
+        self._session.close()
+
+    def _fuzz(self, operation: Any, mode: GenerationMode, examples: int) -> None:
+        @settings(
+            max_examples=examples,
+            deadline=None,
+            database=None,
+            phases=(Phase.generate,),
+            suppress_health_check=list(HealthCheck),
+            verbosity=Verbosity.quiet,
+        )
+        @given(case=operation.as_strategy(mode))
+        def one(case: Any) -> None:
+            self._send(case)
+
+        try:
+            one()
+        except Exception as error:
+            if "Unsatisfiable" in type(error).__name__ or "NonCheckError" in type(error).__name__:
+                return  # a call without parameters has nothing that could be wrong
+            raise
+
+    def _send(self, case: Any) -> None:
+        self.cases += 1
+        operation = case.operation
+        if "vm_id" in (case.path_parameters or {}) and _safe(operation) and self._random.random() < 0.5:
+            case.path_parameters["vm_id"] = self._machine
+        if operation.path.endswith(("exec-await", "exec-stream")) and isinstance(case.body, dict):
+            # What it runs is the machine's business; that it ends is ours.
+            case.body.update(command="true", timeoutMs=20_000)
+        if operation.path.endswith("watch-files"):
+            case.path_parameters["vm_id"] = "nobodys"
+        case.call_and_validate(base_url=self._url, session=self._session, checks=CHECKS, timeout=120)
+
+
+async def fuzz(server: Server, count: Callable[[int], int]) -> int:
+    """In a thread: the server is in this one."""
+    # One machine, and no room for another: what is sent at random must not fill the host.
+    name = f"fuzz-{os.urandom(4).hex()}"
+    account = await server.services.accounts.create(name, {"vms": 1, "snapshots": 0})
+    _, key = await server.services.accounts.create_key(account.id)
+    machine = await server.services.machines.create(account=account.id)
+    async with httpx2.AsyncClient(base_url=server.url) as http:
+        description = (await http.get("/openapi.json")).json()
+    fuzzing = Fuzzing(server, key, machine.id)
+    try:
+        await asyncio.to_thread(fuzzing.run, schemathesis.openapi.from_dict(description), count)
+        # After all of it the server and the machine are as before.
+        assert (await machine.exec("echo well")).stdout == b"well\n"
+    finally:
+        for info in await server.services.machines.list(account.id):
+            await server.services.machines.delete(info.id, forget=True)
+    return fuzzing.cases
+
+
+async def test_some_of_everything_is_answered_as_described(server: Server) -> None:
+    assert await fuzz(server, lambda _: QUICK) > 300
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+async def test_ten_thousand_cases_are_answered_as_described(server: Server) -> None:
+    cases = await fuzz(server, lambda kinds: 1 + ALL // kinds)
+    assert cases >= ALL * 0.9
+    print(f"{cases} cases")
