@@ -1,0 +1,112 @@
+"""Calls to the server: sent, sent again where that is safe, and their answers read."""
+
+from collections.abc import AsyncGenerator, AsyncIterable, Callable
+from typing import Any
+
+import httpx2
+
+from stead.sdk.answers import error_of, json_of
+from stead.sdk.blocking import async_sleep
+from stead.sdk.errors import Gone, NotFound, SnapshotAlreadyDeleted
+from stead.sdk.requests import Request, Settings, Unset
+from stead.sdk.retries import RetryPolicy, leaves_doubt
+from stead.sdk.transport import async_client, is_hopeless, is_timeout, timeouts, unreachable, was_sent
+
+Body = Callable[[], AsyncIterable[bytes]]
+"""Makes the body of a request anew for each time that it is sent."""
+
+
+class AsyncConnection:
+    """A pool of connections to one server."""
+
+    def __init__(
+        self, settings: Settings, policy: RetryPolicy, http_client: httpx2.AsyncClient | None = None
+    ) -> None:
+        self.settings = settings
+        self.policy = policy
+        self._http = async_client(settings) if http_client is None else http_client
+        self._owned = http_client is None
+
+    async def aclose(self) -> None:
+        """Close the pool; a client that was given from outside stays open."""
+        if self._owned:
+            await self._http.aclose()
+
+    async def call(self, request: Request, body: Body | None = None) -> Any:
+        """Send a request and return the JSON of its answer."""
+        response, doubtful = await self._exchange(request, body, stream=False)
+        if not response.is_success:
+            error = error_of(response)
+            # A delete whose first answer was lost finds nothing the second time: it has succeeded.
+            if (
+                doubtful
+                and request.method == "DELETE"
+                and isinstance(error, NotFound | Gone | SnapshotAlreadyDeleted)
+            ):
+                return {}
+            raise error
+        return json_of(response)
+
+    async def send(self, request: Request, body: Body | None = None) -> httpx2.Response:
+        """Send a request and return its answer, whatever it says, with its body read."""
+        response, _ = await self._exchange(request, body, stream=False)
+        return response
+
+    async def stream(self, request: Request, body: Body | None = None) -> AsyncGenerator[bytes]:
+        """Send a request and yield the bytes of its answer as they come."""
+        response, _ = await self._exchange(request, body, stream=True)
+        try:
+            if not response.is_success:
+                raise error_of(response)
+            async for chunk in response.aiter_bytes():
+                yield chunk
+        except httpx2.TransportError as error:
+            raise unreachable(error, request, self.settings) from error
+        finally:
+            await response.aclose()
+
+    async def _exchange(
+        self, request: Request, body: Body | None, *, stream: bool
+    ) -> tuple[httpx2.Response, bool]:
+        """The final answer, and whether an earlier attempt may have been carried out."""
+        attempt, doubtful = 1, False
+        while True:
+            try:
+                response = await self._http.send(self._build(request, body), stream=True)
+                if not stream or not response.is_success:
+                    try:
+                        await response.aread()
+                    finally:
+                        await response.aclose()
+            except httpx2.TransportError as error:
+                sent = was_sent(error)
+                delay = self.policy.after_failure(
+                    attempt, sent=sent, idempotent=request.idempotent, timed_out=is_timeout(error)
+                )
+                if delay is None or is_hopeless(error):
+                    raise unreachable(error, request, self.settings) from error
+                doubtful = doubtful or sent
+            else:
+                if response.is_success:
+                    return response, doubtful
+                status, code = response.status_code, error_of(response).code
+                found = self.policy.after_answer(
+                    attempt, status, code, response.headers, idempotent=request.idempotent
+                )
+                if found is None:
+                    return response, doubtful
+                delay = found
+                doubtful = doubtful or leaves_doubt(status)
+            attempt += 1
+            await async_sleep(delay)
+
+    def _build(self, request: Request, body: Body | None) -> httpx2.Request:
+        return self._http.build_request(
+            request.method,
+            self.settings.base_url + request.path,
+            params=request.query or None,
+            json=None if isinstance(request.json, Unset) else request.json,
+            content=None if body is None else body(),
+            headers={**self.settings.headers, **request.headers},
+            timeout=timeouts(request, self.settings),
+        )

@@ -1,0 +1,33 @@
+"""Terminals that were opened in a machine."""
+
+from typing import Any
+
+from stead.sdk._async.connection import AsyncConnection
+from stead.sdk.models import Terminal, TerminalLine
+from stead.sdk.parsing import parse_list
+from stead.sdk.requests import request
+
+
+class AsyncTerminals:
+    """What stands on a machine's terminals."""
+
+    def __init__(self, connection: AsyncConnection, vm_id: str, user: str | None) -> None:
+        self._connection = connection
+        self._vm_id = vm_id
+        self._user = user
+
+    async def logs(self, name: str) -> list[TerminalLine]:
+        """The lines of a terminal as plain text."""
+        return parse_list(TerminalLine, await self._get("/{}/logs", name), "logs")
+
+    async def output(self, name: str) -> str:
+        """The terminal's output with its control sequences."""
+        return str((await self._get("/{}/xterm-256color", name)).get("output", ""))
+
+    async def _get(self, path: str, *parts: str) -> Any:
+        call = request("GET", f"/v1/vms/{{}}/terminals{path}", self._vm_id, *parts, user=self._user)
+        return await self._connection.call(call)
+
+    # Last, because its name hides the built-in from the annotations of what follows it.
+    async def list(self) -> list[Terminal]:
+        return parse_list(Terminal, await self._get(""), "terminals")

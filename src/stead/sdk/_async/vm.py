@@ -1,0 +1,302 @@
+"""A handle on one machine."""
+
+import base64
+import shlex
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self
+
+from stead.sdk._async.connection import AsyncConnection
+from stead.sdk._async.files import AsyncFiles
+from stead.sdk._async.logs import AsyncLogs
+from stead.sdk._async.services import AsyncServices
+from stead.sdk._async.streams import AsyncStream
+from stead.sdk._async.terminals import AsyncTerminals
+from stead.sdk.errors import NotFound, SteadException, UnexpectedAnswer
+from stead.sdk.events import ExecEvents, exited
+from stead.sdk.models import Build, CreatedVm, ExecEvent, ExecResult, LogPage, SnapshotRef, VmInfo
+from stead.sdk.parsing import parse, parse_list
+from stead.sdk.parts import PersistenceLike, persistence_to_wire
+from stead.sdk.requests import EXEC_TIMEOUT, GRACE, LIFECYCLE_TIMEOUT, UNSET, Unset, request
+
+
+class AsyncVm:
+    """A machine. Making a handle asks the server nothing; its methods do.
+
+    A machine that sleeps or is stopped is brought up by whatever needs it running. As a context manager,
+    the machine is deleted at the end:
+
+        async with await stead.vms.create() as vm:
+            await vm.exec("uname -a")
+    """
+
+    def __init__(
+        self,
+        connection: AsyncConnection,
+        vm_id: str,
+        *,
+        user: str | None = None,
+        domains: Sequence[str] = (),
+        last_info: VmInfo | None = None,
+    ) -> None:
+        self.id = vm_id
+        self.domains = tuple(domains)
+        """The names under which it was published when it was created."""
+        self.last_info = last_info
+        """What the server said when this handle last asked."""
+        self.linux_user = user
+        """Who commands run as and files belong to; root if None."""
+        self.fs = AsyncFiles(connection, vm_id, user)
+        """Its files."""
+        self.systemd = AsyncServices(connection, vm_id, user, self.fs)
+        """Its services."""
+        self.terminals = AsyncTerminals(connection, vm_id, user)
+        """Its terminals."""
+        self._connection = connection
+
+    def __repr__(self) -> str:
+        user = f", user={self.linux_user!r}" if self.linux_user else ""
+        return f"{type(self).__name__}({self.id!r}{user})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AsyncVm) and (self.id, self.linux_user) == (other.id, other.linux_user)
+
+    def __hash__(self) -> int:
+        return hash((self.id, self.linux_user))
+
+    def user(self, name: str) -> "AsyncVm":
+        """The same machine, used as a Linux user: commands, files, services and terminals."""
+        return AsyncVm(self._connection, self.id, user=name, domains=self.domains)
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | bytes | None = None,
+        timeout: float | None = None,
+        user: str | None = None,
+        terminal: str | None = None,
+        check: bool = False,
+    ) -> ExecResult:
+        """Run a command and wait for its end.
+
+        A string is run by `sh`; a list is a program and its arguments, and `FileNotFound` if there is no such
+        program. A command that fails is a result like any other, unless `check` is set: then `CommandFailed`
+        is raised. `timeout` is in seconds, and the machine ends the command when it is over: `ExecTimedOut`,
+        with the output until then. With `terminal`, its output can be read under that name in `vm.terminals`,
+        also while it runs.
+        """
+        body = {"terminal": terminal, **_exec_body(command, cwd, env, stdin, timeout)}
+        answer = await self._connection.call(
+            request(
+                "POST",
+                "/v1/vms/{}/exec-await",
+                self.id,
+                json=body,
+                user=user or self.linux_user,
+                timeout=(EXEC_TIMEOUT if timeout is None else timeout) + GRACE,
+            )
+        )
+        if not isinstance(answer, dict):
+            raise UnexpectedAnswer("the answer to a command is not an object")
+        end = exited(answer)
+        result = ExecResult(
+            status_code=end.status_code,
+            stdout=str(answer.get("stdout") or ""),
+            stderr=str(answer.get("stderr") or ""),
+            signal=end.signal,
+            duration=end.duration,
+            stdout_truncated=answer.get("stdoutTruncated") is True,
+            stderr_truncated=answer.get("stderrTruncated") is True,
+            command=command if isinstance(command, str) else shlex.join(command),
+        )
+        return result.check() if check else result
+
+    def exec_stream(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | bytes | None = None,
+        timeout: float | None = None,
+        user: str | None = None,
+    ) -> AsyncStream[ExecEvent]:
+        """Run a command and yield what it prints as it does, as `Output`, and its end as `Exited`.
+
+        It starts with the first event that is asked for. Closing the stream ends the command. There is no
+        limit to the output. A timeout does not raise: `Exited.timed_out` tells.
+        """
+        body = _exec_body(command, cwd, env, stdin, timeout)
+        return AsyncStream(self._exec_events(body, user or self.linux_user, timeout))
+
+    async def _exec_events(
+        self, body: dict[str, Any], user: str | None, timeout: float | None
+    ) -> AsyncGenerator[ExecEvent]:
+        call = request(
+            "POST",
+            "/v1/vms/{}/exec-stream",
+            self.id,
+            json=body,
+            user=user,
+            timeout=None if timeout is None else timeout + GRACE,
+        )
+        events = ExecEvents()
+        async with aclosing(self._connection.stream(call)) as chunks:
+            async for chunk in chunks:
+                for event in events.feed(chunk):
+                    yield event
+            for event in events.end():
+                yield event
+
+    async def info(self) -> VmInfo:
+        """Its state and what else the server knows of it."""
+        self.last_info = parse(VmInfo, await self._call("GET", ""))
+        return self.last_info
+
+    async def start(
+        self,
+        *,
+        idle_timeout_seconds: int | Unset | None = UNSET,
+        wait_for_ready_signal: bool | None = None,
+        ready_signal_timeout_seconds: float | None = None,
+        activity_threshold_bytes: int | None = None,
+    ) -> None:
+        """Boot it, or wake it with everything that was running. Nothing happens if it runs.
+
+        `idle_timeout_seconds` None keeps it running until it is stopped.
+        """
+        body: dict[str, Any] = {
+            "waitForReadySignal": wait_for_ready_signal,
+            "readySignalTimeoutSeconds": ready_signal_timeout_seconds,
+            "activityThresholdBytes": activity_threshold_bytes,
+        }
+        body = {key: value for key, value in body.items() if value is not None}
+        if idle_timeout_seconds is not UNSET:
+            body["idleTimeoutSeconds"] = idle_timeout_seconds
+        wait = LIFECYCLE_TIMEOUT + (ready_signal_timeout_seconds or 0)
+        await self._call("POST", "/start", json=body, timeout=wait)
+
+    async def stop(self) -> None:
+        """Shut it down. Its disk is kept, its memory is not."""
+        await self._call("POST", "/stop")
+
+    async def suspend(self) -> None:
+        """Let it sleep with its memory kept: it goes on where it was when it is next needed."""
+        await self._call("POST", "/suspend")
+
+    async def kill(self) -> None:
+        """Cut its power."""
+        await self._call("POST", "/kill")
+
+    async def optimize(self) -> None:
+        """Have the server compact its disk and memory."""
+        await self._call("POST", "/optimize")
+
+    async def wait_for_exit(self, *, timeout: float | None = None) -> str:
+        """Wait until it has stopped; returns how. `NoAnswerInTime` after `timeout` seconds."""
+        answer = await self._call("POST", "/await", timeout=timeout, idempotent=True)
+        return str(answer.get("exitStatus", ""))
+
+    async def delete(self) -> None:
+        """Delete it for good."""
+        await self._call("DELETE", "")
+
+    async def snapshot(
+        self, *, name: str | None = None, persistence: PersistenceLike | None = None
+    ) -> SnapshotRef:
+        """Keep it as it is now, disk and memory. It goes on running."""
+        body: dict[str, Any] = {} if name is None else {"name": name}
+        if persistence is not None:
+            body["persistence"] = persistence_to_wire(persistence)
+        return parse(SnapshotRef, await self._call("POST", "/snapshot", json=body))
+
+    async def fork(self, *, count: int = 1, persistence: PersistenceLike | None = None) -> list["AsyncVm"]:
+        """Make machines that go on from this one's present, with its running programs. It goes on too."""
+        body: dict[str, Any] = {"count": count}
+        if persistence is not None:
+            body["persistence"] = persistence_to_wire(persistence)
+        answer = await self._call("POST", "/fork", json=body)
+        forks = parse_list(CreatedVm, answer, "forks")
+        return [AsyncVm(self._connection, fork.id, domains=fork.domains) for fork in forks]
+
+    async def resize(
+        self, *, cpu: int | None = None, memory: float | None = None, storage: int | None = None
+    ) -> None:
+        """Change its vCPUs, its memory in GB, its disk in GB. A running machine is booted anew.
+
+        vCPUs and memory are powers of two; a disk can only grow.
+        """
+        body = {"vcpuCount": cpu, "memSizeGb": memory, "rootfsSizeGb": storage}
+        await self._call(
+            "POST", "/resize", json={key: size for key, size in body.items() if size is not None}
+        )
+
+    async def build(self) -> Build:
+        """The build that made it; `BuildNotFound` if it was not made from a spec."""
+        return parse(Build, await self._call("GET", "/build"))
+
+    async def logs(
+        self,
+        *,
+        service: str | None = None,
+        search: str | None = None,
+        start_time: datetime | str | None = None,
+        end_time: datetime | str | None = None,
+        page_size: int | None = None,
+        page_token: str | None = None,
+    ) -> LogPage:
+        """What was logged about it, oldest first; of the last day unless times are given."""
+        return await AsyncLogs(self._connection).list(
+            vm_id=self.id,
+            vm_service=service,
+            search=search,
+            start_time=start_time,
+            end_time=end_time,
+            page_size=page_size,
+            page_token=page_token,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self.delete()
+        except NotFound:
+            return
+        except SteadException as failure:
+            if error is None:
+                raise
+            error.add_note(f"machine {self.id} could not be deleted either: {failure}")
+
+    async def _call(self, method: str, path: str, **options: Any) -> Any:
+        options.setdefault("timeout", UNSET if method == "GET" else LIFECYCLE_TIMEOUT)
+        return await self._connection.call(request(method, f"/v1/vms/{{}}{path}", self.id, **options))
+
+
+def _exec_body(
+    command: str | Sequence[str],
+    cwd: str | None,
+    env: Mapping[str, str] | None,
+    stdin: str | bytes | None,
+    timeout: float | None,
+) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "command": command if isinstance(command, str) else list(command),
+        "timeoutMs": None if timeout is None else max(1, round(timeout * 1000)),
+    }
+    if cwd is not None:
+        body["cwd"] = cwd
+    if env is not None:
+        body["env"] = dict(env)
+    if stdin is not None:
+        data = stdin.encode() if isinstance(stdin, str) else stdin
+        body["stdin"] = base64.b64encode(data).decode()
+    return body

@@ -1,0 +1,117 @@
+# Made by scripts/unasync from _async/logs.py.
+"""What the server logged."""
+
+from collections.abc import Generator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from stead.sdk._sync.connection import Connection
+from stead.sdk._sync.streams import Stream
+from stead.sdk.blocking import sync_sleep
+from stead.sdk.following import NewLines
+from stead.sdk.models import LogEntry, LogPage
+from stead.sdk.parsing import parse
+from stead.sdk.requests import request
+
+_SKEW = timedelta(minutes=1)
+"""How far this machine's clock may be off from the server's."""
+
+
+class Logs:
+    """Lines about machines, builds and calls."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def list(
+        self,
+        *,
+        vm_id: str | None = None,
+        vm_service: str | None = None,
+        build_id: str | None = None,
+        request_id: str | None = None,
+        instance_id: str | None = None,
+        resource_type: str | None = None,
+        search: str | None = None,
+        start_time: datetime | str | None = None,
+        end_time: datetime | str | None = None,
+        page_size: int | None = None,
+        page_token: str | None = None,
+    ) -> LogPage:
+        """Lines that fit, oldest first; of the last day unless times are given."""
+        query = _query(vm_id, vm_service, build_id, request_id, instance_id, resource_type, search)
+        query |= {
+            "startTime": _moment(start_time),
+            "endTime": _moment(end_time),
+            "pageSize": page_size,
+            "pageToken": page_token,
+        }
+        return self._page(query)
+
+    def stream(
+        self,
+        *,
+        vm_id: str | None = None,
+        vm_service: str | None = None,
+        build_id: str | None = None,
+        request_id: str | None = None,
+        instance_id: str | None = None,
+        resource_type: str | None = None,
+        search: str | None = None,
+        include_existing: bool = False,
+        interval: float = 2.0,
+    ) -> Stream[LogEntry]:
+        """New lines as they appear, without end; with `include_existing`, those of the last day first."""
+        query = _query(vm_id, vm_service, build_id, request_id, instance_id, resource_type, search)
+        return Stream(self._follow(query, include_existing, interval))
+
+    def _follow(self, query: dict[str, Any], include_existing: bool, interval: float) -> Generator[LogEntry]:
+        lines = NewLines()
+        start = None if include_existing else (datetime.now(UTC) - _SKEW).isoformat()
+        if not include_existing:
+            for page in list(self._pages(query, start)):
+                for _ in lines.among(page):
+                    pass
+        while True:
+            for page in self._pages(query, lines.newest or start):
+                yield from lines.among(page)
+            lines.forget_before_newest()
+            sync_sleep(interval)
+
+    def _pages(self, query: dict[str, Any], start: str | None) -> Generator[LogPage]:
+        token: str | None = None
+        while True:
+            page = self._page({**query, "startTime": start, "pageToken": token})
+            yield page
+            token = page.next_page_token
+            if token is None:
+                return
+
+    def _page(self, query: dict[str, Any]) -> LogPage:
+        return parse(LogPage, self._connection.call(request("GET", "/observability/v1/logs", query=query)))
+
+
+def _query(
+    vm_id: str | None,
+    vm_service: str | None,
+    build_id: str | None,
+    request_id: str | None,
+    instance_id: str | None,
+    resource_type: str | None,
+    search: str | None,
+) -> dict[str, Any]:
+    return {
+        "vmId": vm_id,
+        "vmService": vm_service,
+        "buildId": build_id,
+        "requestId": request_id,
+        "instanceId": instance_id,
+        "resourceType": resource_type,
+        "search": search,
+    }
+
+
+def _moment(time: datetime | str | None) -> str | None:
+    if not isinstance(time, datetime):
+        return time
+    return (time if time.tzinfo else time.astimezone()).isoformat()

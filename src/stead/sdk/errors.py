@@ -1,0 +1,459 @@
+"""What can go wrong, as classes: catch a family (`NotFound`) or one case of it (`VmNotFound`).
+
+Every answer that is not a success becomes a `SteadApiError`. Its class follows from the code in the answer,
+and for codes that have no class of their own from the status. Everything raised here derives from
+`SteadException`.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stead.sdk.models import ExecResult, SetupDiagnostics
+
+
+class SteadException(Exception):
+    """Base of everything that this library raises."""
+
+
+class MissingCredentials(SteadException):
+    """No API key and no access token was given, by argument or by environment."""
+
+
+class ServerUnreachable(SteadException):
+    """The server could not be reached, or the connection broke before its answer was complete.
+
+    `sent` tells whether the server may have got the request, and so may have done what it asks.
+    """
+
+    def __init__(self, message: str, *, sent: bool = True) -> None:
+        super().__init__(message)
+        self.sent = sent
+
+
+class NoAnswerInTime(ServerUnreachable):
+    """The server is there but did not answer within the timeout."""
+
+
+class UnexpectedAnswer(SteadException):
+    """The answer was a success that this library does not understand.
+
+    Is something else listening at that address?
+    """
+
+
+class WaitTimedOut(SteadException):
+    """Something that was waited for did not happen in the time given."""
+
+
+class CommandFailed(SteadException):
+    """A command that was to be checked did not succeed; `result` has its output."""
+
+    def __init__(self, result: "ExecResult", command: str) -> None:
+        ending = f"was ended by {result.signal}" if result.signal else f"exited with {result.status_code}"
+        last = (result.stderr.strip() or result.stdout.strip()).rpartition("\n")[2]
+        shown = command if len(command) <= 80 else command[:79] + "…"
+        super().__init__(f"`{shown}` {ending}" + (f": {last}" if last else ""))
+        self.result = result
+        self.command = command
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.result, self.command)
+
+
+class SteadApiError(SteadException):
+    """The server refused or failed.
+
+    `code` is the server's stable name of the case, None when something in between answered (a proxy).
+    `body` is the whole answer, with facts of the case in camelCase. `retryable` says that the same call may
+    succeed a little later.
+    """
+
+    retryable: bool = False
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        status: int = 0,
+        body: Mapping[str, Any] | None = None,
+        trace_id: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+        self.status = status
+        self.body: Mapping[str, Any] = body or {}
+        self.trace_id = trace_id
+
+    def __init_subclass__(cls, *, codes: str = "", **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for code in codes.split():
+            ERRORS_BY_CODE[code] = cls
+
+    def __str__(self) -> str:
+        named = f"{self.code}: {self.message}" if self.code else self.message
+        return f"{named} (trace {self.trace_id})" if self.trace_id else named
+
+    def _text(self, key: str) -> str | None:
+        value = self.body.get(key)
+        return value if isinstance(value, str) else None
+
+    def _number(self, key: str) -> float | None:
+        value = self.body.get(key)
+        return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+ERRORS_BY_CODE: dict[str, type[SteadApiError]] = {}
+"""The class of each code that has one."""
+
+
+class InvalidRequest(SteadApiError, codes="BAD_REQUEST INVALID_REQUEST VALIDATION_ERROR INVALID_QUERY"):
+    """The request can never work as it is."""
+
+
+class InvalidSize(
+    InvalidRequest,
+    codes="""CREATE_VM_MEM_NOT_POWER_OF_TWO CREATE_VM_VCPU_NOT_POWER_OF_TWO CREATE_VM_MEM_OUT_OF_RANGE
+    CREATE_VM_VCPU_OUT_OF_RANGE CREATE_VM_ROOTFS_OUT_OF_RANGE RESIZE_VM_MEM_NOT_POWER_OF_TWO
+    RESIZE_VM_VCPU_NOT_POWER_OF_TWO RESIZE_VM_MEM_OUT_OF_RANGE RESIZE_VM_VCPU_OUT_OF_RANGE
+    RESIZE_VM_ROOTFS_SHRINK_NOT_SUPPORTED RESIZE_VM_EMPTY_REQUEST ROOTFS_SIZE_TOO_LARGE MEM_SIZE_TOO_LARGE""",
+):
+    """No machine can have this size: not a power of two, out of range, or a disk that would shrink."""
+
+
+class InvalidSpec(
+    InvalidRequest,
+    codes="CONFLICTING_SPEC_SOURCES_ERROR NON_LEAF_LAYER_FIELD_ERROR INVALID_GIT_REPO_SPEC_ERROR",
+):
+    """A spec contradicts itself: two sources for one layer, or a size on an outer layer."""
+
+
+class InvalidLinuxUser(
+    InvalidRequest,
+    codes="""DUPLICATE_USER_NAME USER_GROUP_EMPTY USER_SYSTEM_FLAG_MISMATCH USER_UID_OUT_OF_RANGE
+    USER_HOME_INVALID USER_SHELL_INVALID DUPLICATE_GROUP_NAME GROUP_NAME_RESERVED GROUP_NAME_INVALID_CHARS
+    GROUP_NAME_TOO_LONG GROUP_NAME_EMPTY""",
+):
+    """A Linux user or group cannot be made like this."""
+
+
+class InvalidService(
+    InvalidRequest,
+    codes="""WANTED_BY_EMPTY WORKDIR_EMPTY GROUP_EMPTY USER_EMPTY ON_FAILURE_ARRAY_CONTAINS_EMPTY
+    REQUIRES_ARRAY_CONTAINS_EMPTY AFTER_ARRAY_CONTAINS_EMPTY ENV_KEY_CONTAINS_EQUALS ENV_KEY_EMPTY EXEC_EMPTY
+    SERVICE_NAME_TOO_LONG SERVICE_NAME_INVALID_PREFIX SERVICE_NAME_INVALID_CHARS SERVICE_NAME_EMPTY""",
+):
+    """A systemd service cannot be made like this."""
+
+
+class InvalidFileRequest(InvalidRequest, codes="FILES_BAD_REQUEST"):
+    """A path cannot be read or written like this: it is a folder, it is not empty, the disk is full."""
+
+
+class UnsupportedOs(InvalidRequest, codes="UNSUPPORTED_OS"):
+    """The base image holds a system that the server cannot run."""
+
+
+class Unauthorized(SteadApiError, codes="UNAUTHORIZED UNAUTHORIZED_ERROR PERMISSION_DENIED"):
+    """The API key or token is missing, wrong or revoked."""
+
+
+class Forbidden(SteadApiError, codes="FORBIDDEN NOT_VM_OWNER IDENTITY_ACCESS_DENIED"):
+    """The caller is known but may not do this."""
+
+
+class VmAccessDenied(Forbidden, codes="VM_ACCESS_DENIED ACCESS_DENIED"):
+    """The Linux user may not touch this inside the machine."""
+
+
+class ManagedIdentity(Forbidden, codes="CANNOT_DELETE_MANAGED_IDENTITY CANNOT_MODIFY_MANAGED_IDENTITY"):
+    """The identity belongs to the server and cannot be changed."""
+
+
+class LimitExceeded(Forbidden, codes="LIMIT_EXCEEDED CUSTOM_SIZING_NOT_ALLOWED PERSISTENT_VMS_NOT_ALLOWED"):
+    """A limit of the account is reached."""
+
+    @property
+    def limit(self) -> float | None:
+        """How much the account may have."""
+        found = self._number("limit")
+        return self._number("max") if found is None else found
+
+    @property
+    def current(self) -> float | None:
+        """How much it has now."""
+        return self._number("current")
+
+    @property
+    def requested(self) -> float | None:
+        """How much was asked for."""
+        found = self._number("requested")
+        return self._number("got") if found is None else found
+
+
+class VmLimitExceeded(LimitExceeded, codes="VM_LIMIT_EXCEEDED TOTAL_VM_LIMIT_EXCEEDED"):
+    """The account has as many machines, or as many running ones, as it may have."""
+
+
+class SnapshotLimitExceeded(LimitExceeded, codes="SNAPSHOT_LIMIT_EXCEEDED"):
+    """The account has as many snapshots as it may have."""
+
+
+class SizeLimitExceeded(
+    LimitExceeded, codes="ROOTFS_OVER_PLAN_LIMIT MEM_OVER_PLAN_LIMIT VCPU_OVER_PLAN_LIMIT"
+):
+    """The account may not have a machine this large."""
+
+
+class StorageQuotaExceeded(
+    LimitExceeded, codes="MEMORY_STORAGE_QUOTA_EXCEEDED ROOTFS_STORAGE_QUOTA_EXCEEDED"
+):
+    """The account's machines and snapshots together would take more than they may."""
+
+
+class NotFound(SteadApiError, codes="NOT_FOUND"):
+    """There is no such thing, or the caller may not know of it."""
+
+
+class VmNotFound(
+    NotFound,
+    codes="""VM_NOT_FOUND INTERNAL_VM_NOT_FOUND VM_NOT_FOUND_IN_FS FORK_VM_NOT_FOUND
+    INTERNAL_FORK_VM_NOT_FOUND
+    INTERNAL_RESIZE_VM_NOT_FOUND""",
+):
+    """There is no such machine, or it is somebody else's."""
+
+    @property
+    def vm_id(self) -> str | None:
+        return self._text("vmId")
+
+
+class SnapshotNotFound(NotFound, codes="SNAPSHOT_NOT_FOUND NO_DEFAULT_SNAPSHOT_AVAILABLE"):
+    """There is no such snapshot."""
+
+    @property
+    def snapshot_id(self) -> str | None:
+        return self._text("snapshotId")
+
+
+class BuildNotFound(NotFound, codes="BUILD_NOT_FOUND BUILD_NOT_FOUND_FOR_VM BUILD_NOT_FOUND_FOR_SNAPSHOT"):
+    """There is no such build, or the machine or snapshot was not built."""
+
+
+class FileNotFound(NotFound, codes="FILE_NOT_FOUND"):
+    """There is no such file or folder in the machine."""
+
+    @property
+    def path(self) -> str | None:
+        return self._text("path")
+
+
+class LinuxUserNotFound(NotFound, codes="USER_NOT_FOUND GROUP_NOT_FOUND"):
+    """The machine has no such Linux user or group."""
+
+
+class ServiceNotFound(NotFound, codes="SERVICE_NOT_FOUND"):
+    """The machine has no such systemd service."""
+
+
+class SessionNotFound(NotFound, codes="SESSION_NOT_FOUND"):
+    """The machine has no such terminal session."""
+
+
+class IdentityNotFound(NotFound, codes="IDENTITY_NOT_FOUND"):
+    """There is no such identity."""
+
+
+class PermissionNotFound(NotFound, codes="PERMISSION_NOT_FOUND VM_PERMISSION_NOT_FOUND"):
+    """The identity was never granted this."""
+
+
+class RepoNotFound(NotFound, codes="REPO_NOT_FOUND REPOSITORY_NOT_FOUND GIT_REPOSITORY_NOT_FOUND"):
+    """There is no such repository."""
+
+
+class Gone(NotFound, codes="SESSION_EXPIRED"):
+    """It was there once."""
+
+
+class VmDeleted(Gone, codes="VM_DELETED"):
+    """The machine was deleted."""
+
+
+class SourceSnapshotDeleted(Gone, codes="SOURCE_SNAPSHOT_DELETED"):
+    """The snapshot to start from was deleted."""
+
+
+class Conflict(SteadApiError, codes="CONFLICT"):
+    """It does not go together with the present state of things."""
+
+
+class VmNotRunning(Conflict, codes="VM_NOT_RUNNING"):
+    """The operation needs a running machine."""
+
+
+class VmBusy(Conflict, codes="VM_IS_SUSPENDING STILL_CREATING VM_OPERATION_DENIED_DURING_TRANSACTION"):
+    """The machine is on its way from one state to another; try again when it has arrived."""
+
+    retryable = True
+
+
+class VmReactivated(Conflict, codes="VM_REACTIVATED"):
+    """The machine was woken while it was being suspended."""
+
+
+class SnapshotAlreadyDeleted(Conflict, codes="SNAPSHOT_ALREADY_DELETED"):
+    """The snapshot was deleted before."""
+
+
+class SnapshotInUse(Conflict, codes="SNAPSHOT_IS_ACCOUNT_DEFAULT"):
+    """The snapshot is what the account's machines start from."""
+
+
+class SourceSnapshotBuilding(Conflict, codes="SOURCE_SNAPSHOT_BUILDING"):
+    """The snapshot to start from is not ready yet."""
+
+    retryable = True
+
+
+class SourceSnapshotLost(Conflict, codes="SOURCE_SNAPSHOT_LOST SOURCE_SNAPSHOT_CANCELLED"):
+    """The snapshot to start from cannot be used any more, or never became ready."""
+
+
+class AlreadyExists(
+    Conflict, codes="USER_ALREADY_EXISTS GROUP_ALREADY_EXISTS SERVICE_ALREADY_EXISTS SESSION_ALREADY_EXISTS"
+):
+    """Something of this name is there."""
+
+
+class PermissionAlreadyExists(AlreadyExists, codes="PERMISSION_ALREADY_EXISTS"):
+    """The identity has a permission on this already; update it instead."""
+
+
+class ExecTimedOut(SteadApiError, codes="EXEC_TIMED_OUT"):
+    """The command was ended because its time was up; what it had printed until then is here."""
+
+    @property
+    def stdout(self) -> str:
+        return self._text("stdout") or ""
+
+    @property
+    def stderr(self) -> str:
+        return self._text("stderr") or ""
+
+    @property
+    def timeout(self) -> float | None:
+        """The time that it had, in seconds."""
+        milliseconds = self._number("timeoutMs")
+        return None if milliseconds is None else milliseconds / 1000
+
+
+class SetupFailed(SteadApiError, codes="VM_SETUP_FAILED SNAPSHOT_SETUP_FAILED"):
+    """A machine or snapshot was made, but what should have been set up in it failed."""
+
+    @property
+    def failed_reason(self) -> str | None:
+        return self._text("failedReason")
+
+    @property
+    def snapshot_id(self) -> str | None:
+        """A snapshot of the failed machine, when the server kept one to look into."""
+        return self._text("snapshotId")
+
+    @property
+    def diagnostics(self) -> "SetupDiagnostics | None":
+        """The states of the services, and the logs of those that failed."""
+        from stead.sdk.models import SetupDiagnostics
+        from stead.sdk.parsing import parse
+
+        found = self.body.get("diagnostics")
+        return parse(SetupDiagnostics, found) if isinstance(found, Mapping) else None
+
+
+class BuildFailed(SetupFailed, codes="BUILD_FAILED"):
+    """A command of the build did not succeed."""
+
+    @property
+    def exit_code(self) -> int | None:
+        found = self._number("exitCode")
+        return None if found is None else int(found)
+
+    @property
+    def stderr(self) -> str:
+        return self._text("stderr") or ""
+
+
+class BuildBudgetExceeded(SetupFailed, codes="BUILD_BUDGET_EXCEEDED"):
+    """The build took longer than a build may take."""
+
+
+class TooManyRequests(SteadApiError):
+    """The caller asks too often, or has too much open at once."""
+
+    retryable = True
+
+
+class SessionCapReached(TooManyRequests, codes="SESSION_CAP_REACHED"):
+    """The machine has as many terminal sessions as it may have."""
+
+    retryable = False
+
+
+class ServerError(SteadApiError, codes="INTERNAL INTERNAL_ERROR"):
+    """The server failed; it is not the caller's fault. Its log has the trace id."""
+
+
+class ServiceUnavailable(ServerError, codes="SERVICE_UNAVAILABLE UNAVAILABLE"):
+    """The server, or something in front of it, cannot take the call now."""
+
+    retryable = True
+
+
+class NoCapacity(ServiceUnavailable, codes="NO_LOCAL_STORAGE_CAPACITY INSUFFICIENT_SWAP"):
+    """The host has no room for this now."""
+
+
+class VmStartTimeout(ServerError, codes="VM_START_TIMEOUT"):
+    """The machine did not become ready in time."""
+
+    retryable = True
+
+
+_BY_STATUS: dict[int, type[SteadApiError]] = {
+    401: Unauthorized,
+    403: Forbidden,
+    404: NotFound,
+    406: NotFound,
+    409: Conflict,
+    410: Gone,
+    429: TooManyRequests,
+    502: ServiceUnavailable,
+    503: ServiceUnavailable,
+    504: ServiceUnavailable,
+}
+
+
+def error_class(code: str | None, status: int) -> type[SteadApiError]:
+    """The class for an answer: by its code, else by its status."""
+    if code is not None and code in ERRORS_BY_CODE:
+        return ERRORS_BY_CODE[code]
+    if status in _BY_STATUS:
+        return _BY_STATUS[status]
+    if status >= 500:
+        return ServerError
+    return InvalidRequest if 400 <= status < 500 else SteadApiError
+
+
+def api_error(status: int, body: object, text: str, trace_id: str | None) -> SteadApiError:
+    """The error for an answer with this body; `text` is shown if it was not JSON."""
+    facts: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
+    found = facts.get("code")
+    code = found if isinstance(found, str) else None
+    said = facts.get("message") or facts.get("description") or facts.get("error")
+    if not isinstance(said, str):
+        said = f"the server answered with status {status}"
+        if not facts and text.strip():
+            said += f": {text.strip()[:200]}"
+    return error_class(code, status)(said, code=code, status=status, body=facts, trace_id=trace_id)

@@ -1,0 +1,115 @@
+"""Streams of JSON lines, decoded without IO."""
+
+import base64
+import binascii
+import codecs
+import json
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from stead.sdk.errors import ServerUnreachable, UnexpectedAnswer, api_error
+from stead.sdk.models import ExecEvent, Exited, FileEvent, Output
+from stead.sdk.parsing import parse
+
+
+class JsonLines:
+    """Bytes in, objects out. Empty lines, which keep a connection alive, are passed over."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            yield from _object(line)
+
+    def end(self) -> Iterator[dict[str, Any]]:
+        """What is left; the last line may lack its end."""
+        line, self._rest = self._rest, b""
+        yield from _object(line)
+
+
+def _object(line: bytes) -> Iterator[dict[str, Any]]:
+    if not line.strip():
+        return
+    try:
+        found = json.loads(line)
+    except ValueError:
+        raise UnexpectedAnswer(f"a line of the stream is not JSON: {line[:100]!r}") from None
+    if not isinstance(found, dict):
+        raise UnexpectedAnswer(f"a line of the stream is not an object: {line[:100]!r}")
+    yield found
+
+
+class ExecEvents:
+    """The events of one command. Kinds of events that are not known are passed over."""
+
+    def __init__(self) -> None:
+        self._lines = JsonLines()
+        decoder = codecs.getincrementaldecoder("utf-8")
+        self._decoders = {"stdout": decoder(errors="replace"), "stderr": decoder(errors="replace")}
+        self.finished = False
+
+    def feed(self, data: bytes) -> Iterator[ExecEvent]:
+        for line in self._lines.feed(data):
+            yield from self._event(line)
+
+    def end(self) -> Iterator[ExecEvent]:
+        """After the last byte. A stream that ends before its command did was cut off."""
+        for line in self._lines.end():
+            yield from self._event(line)
+        if not self.finished:
+            raise ServerUnreachable("the stream ended before the command did", sent=True)
+
+    def _event(self, line: dict[str, Any]) -> Iterator[ExecEvent]:
+        match line.get("type"):
+            case "stdout":
+                yield self._output("stdout", line)
+            case "stderr":
+                yield self._output("stderr", line)
+            case "exit":
+                self.finished = True
+                yield from self._undecoded()
+                yield exited(line)
+            case "error":
+                self.finished = True
+                raise api_error(0, line, "", None)
+
+    def _output(self, stream: Literal["stdout", "stderr"], line: dict[str, Any]) -> Output:
+        try:
+            data = base64.b64decode(line.get("data", ""), validate=True)
+        except (binascii.Error, TypeError):
+            raise UnexpectedAnswer("output in the stream is not base64") from None
+        return Output(stream, data, self._decoders[stream].decode(data))
+
+    def _undecoded(self) -> Iterator[Output]:
+        """Characters that were begun and never completed."""
+        if text := self._decoders["stdout"].decode(b"", final=True):
+            yield Output("stdout", b"", text)
+        if text := self._decoders["stderr"].decode(b"", final=True):
+            yield Output("stderr", b"", text)
+
+
+def exited(line: dict[str, Any]) -> Exited:
+    code, signal, taken = line.get("statusCode"), line.get("signal"), line.get("durationMs")
+    return Exited(
+        status_code=code if isinstance(code, int) else -1,
+        signal=str(signal) if signal is not None else None,
+        timed_out=line.get("timedOut") is True,
+        duration=taken / 1000 if isinstance(taken, int | float) else None,
+    )
+
+
+class FileEvents:
+    """The events of watched files."""
+
+    def __init__(self) -> None:
+        self._lines = JsonLines()
+
+    def feed(self, data: bytes) -> Iterator[FileEvent]:
+        for line in self._lines.feed(data):
+            yield parse(FileEvent, line)
+
+    def end(self) -> Iterator[FileEvent]:
+        for line in self._lines.end():
+            yield parse(FileEvent, line)

@@ -1,0 +1,459 @@
+"""What the server tells, as frozen dataclasses. Times have a zone; sizes say their unit in their name."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Literal
+
+from stead.sdk.errors import CommandFailed
+from stead.sdk.parsing import parse_time
+
+VmState = Literal["building", "starting", "running", "suspending", "suspended", "stopped", "lost"]
+SnapshotState = Literal["building", "ready", "failed", "cancelled", "lost"]
+BuildState = Literal["pending", "running", "succeeded", "failed"]
+FileKind = Literal["file", "directory", "symlink", "fifo", "socket", "device"]
+Permission = Literal["read", "write"]
+
+
+@dataclass(frozen=True)
+class Persistence:
+    """How long a machine or a snapshot is kept.
+
+    `persistent`: until it is deleted. `sticky`: until its room is needed, low `priority` (0 to 10) first.
+    `ephemeral`, machines only: until it stops, or with `delete_event="OnSuspend"` until it is suspended.
+    """
+
+    type: Literal["persistent", "sticky", "ephemeral"]
+    priority: int | None = None
+    delete_event: Literal["OnStop", "OnSuspend"] | None = None
+
+
+@dataclass(frozen=True)
+class Sizing:
+    vcpu_count: int | None = None
+    mem_size_mib: int | None = None
+    rootfs_size_mb: int | None = None
+
+
+@dataclass(frozen=True)
+class VmInfo:
+    """A machine as the server knows it."""
+
+    id: str
+    state: VmState
+    name: str | None = None
+    created_at: datetime | None = None
+    last_network_activity: datetime | None = None
+    cpu_time_seconds: float | None = None
+    snapshot_id: str | None = None
+    build_id: str | None = None
+    deleted: bool = False
+    recreate: bool = False
+    created_declaratively: bool = False
+    persistence: Persistence | None = None
+    sizing: Sizing | None = None
+    vm_instance_id: str | None = None
+    idle_timeout_seconds: int | None = None
+    activity_threshold_bytes: int | None = None
+    address: str | None = None
+    """Where it is in the host's network of machines."""
+    workdir: str | None = None
+    reason: str | None = None
+    """Why it is in this state, when that is not obvious."""
+
+
+@dataclass(frozen=True)
+class VmList:
+    """Machines and how many there are in each state. Iterates over the machines."""
+
+    vms: tuple[VmInfo, ...] = ()
+    total_count: int = 0
+    running_count: int = 0
+    starting_count: int = 0
+    suspended_count: int = 0
+    stopped_count: int = 0
+    building_count: int = 0
+    suspending_count: int = 0
+    lost_count: int = 0
+
+    def __iter__(self) -> Iterator[VmInfo]:
+        return iter(self.vms)
+
+    def __len__(self) -> int:
+        return len(self.vms)
+
+
+@dataclass(frozen=True)
+class CreatedVm:
+    """A machine that was just made, and the names that it is published under."""
+
+    id: str
+    domains: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ExecResult:
+    """A command that has ended. Output is text; bytes that are not UTF-8 come as replacement characters."""
+
+    status_code: int
+    stdout: str = ""
+    stderr: str = ""
+    signal: str | None = None
+    """The signal that ended it, if one did."""
+    duration: float | None = None
+    """Seconds that it took in the machine."""
+    stdout_truncated: bool = False
+    """More was printed than the server keeps."""
+    stderr_truncated: bool = False
+    command: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.status_code == 0 and self.signal is None
+
+    def check(self) -> "ExecResult":
+        """This result if the command succeeded; else `CommandFailed` is raised."""
+        if not self.ok:
+            raise CommandFailed(self, self.command)
+        return self
+
+
+@dataclass(frozen=True)
+class Output:
+    """Something a running command printed.
+
+    `text` is decoded across chunks: a character that two chunks share comes whole, with the second.
+    """
+
+    stream: Literal["stdout", "stderr"]
+    data: bytes
+    text: str
+
+
+@dataclass(frozen=True)
+class Exited:
+    """The end of a command: always the last event."""
+
+    status_code: int
+    signal: str | None = None
+    timed_out: bool = False
+    duration: float | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.status_code == 0 and not self.timed_out and self.signal is None
+
+
+ExecEvent = Output | Exited
+
+
+@dataclass(frozen=True)
+class DirEntry:
+    name: str
+    kind: str
+    """`file` or `directory`."""
+
+
+@dataclass(frozen=True)
+class FileStat:
+    """What is at a path."""
+
+    name: str
+    kind: FileKind
+    size: int
+    mode: int | None = None
+    """Its permissions."""
+    uid: int | None = None
+    gid: int | None = None
+    owner: str | None = field(default=None, metadata={"wire": "user"})
+    group: str | None = None
+    mtime_ms: float | None = None
+    target: str | None = None
+    """Where it leads, if it is a link."""
+
+    @property
+    def is_file(self) -> bool:
+        return self.kind == "file"
+
+    @property
+    def is_directory(self) -> bool:
+        return self.kind == "directory"
+
+    @property
+    def is_symlink(self) -> bool:
+        return self.kind == "symlink"
+
+    @property
+    def modified(self) -> datetime | None:
+        return None if self.mtime_ms is None else datetime.fromtimestamp(self.mtime_ms / 1000, UTC)
+
+
+@dataclass(frozen=True)
+class FileEvent:
+    """Something happened to a file."""
+
+    event_type: str
+    """`change` for its content, `rename` for its coming and going."""
+    filename: str
+    overflow: bool = False
+    """More happened than could be told: anything below `filename` may have changed."""
+
+
+@dataclass(frozen=True)
+class SnapshotRef:
+    """A snapshot that was just made; give its `id` to `vms.create(snapshot_id=...)`."""
+
+    id: str = field(metadata={"wire": "snapshotId"})
+    source_vm_id: str | None = None
+    source_vm_instance_id: str | None = None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A kept machine, disk and memory, from which others can be made."""
+
+    id: str = field(metadata={"wire": "snapshotId"})
+    state: SnapshotState = "ready"
+    created_at: datetime | None = None
+    name: str | None = None
+    failed: bool = False
+    cancelled: bool = False
+    lost: bool = False
+    deleted: bool = False
+    persistence: Persistence | None = field(default=None, metadata={"wire": "snapshotPersistence"})
+    source_vm_id: str | None = None
+    account_id: str | None = None
+    failure_reason: str | None = None
+    build_id: str | None = None
+    template_hash: str | None = None
+    vcpu_count: int | None = None
+    mem_size_mib: int | None = None
+    rootfs_size_mb: int | None = None
+    has_memory: bool | None = None
+    """Machines made from it go on with its programs; without memory they boot."""
+
+
+@dataclass(frozen=True)
+class SnapshotList:
+    """Snapshots and how many there are in each state. Iterates over the snapshots."""
+
+    snapshots: tuple[Snapshot, ...] = ()
+    total_count: int = 0
+    building_count: int = 0
+    ready_count: int = 0
+    failed_count: int = 0
+    cancelled_count: int = 0
+    lost_count: int = 0
+    deleted_count: int = 0
+
+    def __iter__(self) -> Iterator[Snapshot]:
+        return iter(self.snapshots)
+
+    def __len__(self) -> int:
+        return len(self.snapshots)
+
+
+@dataclass(frozen=True)
+class Build:
+    """The making of a machine or snapshot from a spec."""
+
+    id: str = field(metadata={"wire": "buildId"})
+    state: BuildState
+    account_id: str | None = None
+    request_id: str | None = None
+    template_hash: str | None = None
+    failure_reason: str | None = None
+    planned_phases: tuple[str, ...] = ()
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    updated_at: datetime | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.state in ("succeeded", "failed")
+
+
+@dataclass(frozen=True)
+class BuildPhase:
+    """A step of a build that was begun. `snapshot_id` is a snapshot to look into, when one was kept."""
+
+    id: str = field(metadata={"wire": "phaseId"})
+    name: str
+    build_id: str | None = None
+    snapshot_id: str | None = None
+    started_at: datetime | None = None
+
+
+@dataclass(frozen=True)
+class ServiceStates:
+    """Services that share a state."""
+
+    active_state: str
+    sub_state: str = ""
+    services: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class FailedServiceLog:
+    unit_name: str
+    log: str = ""
+
+
+@dataclass(frozen=True)
+class SetupDiagnostics:
+    """How a machine looked when its setup had failed."""
+
+    service_states: tuple[ServiceStates, ...] = ()
+    failed_service_logs: tuple[FailedServiceLog, ...] = ()
+    additional_failed_service_logs: tuple[FailedServiceLog, ...] = ()
+
+
+@dataclass(frozen=True)
+class ServiceStatus:
+    """A systemd service; the states are systemd's own words."""
+
+    name: str
+    active_state: str
+    sub_state: str = ""
+    load_state: str = ""
+    description: str = ""
+
+    @property
+    def active(self) -> bool:
+        return self.active_state == "active"
+
+
+@dataclass(frozen=True)
+class ServiceLogLine:
+    message: str
+    timestamp: str | None = None
+    priority: str | int | None = None
+    unit: str | None = None
+
+
+@dataclass(frozen=True)
+class ServiceResult:
+    """What starting, stopping or restarting did to one service."""
+
+    service_id: str
+    success: bool
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Terminal:
+    name: str
+    status: str = ""
+    created: str | None = None
+
+
+@dataclass(frozen=True)
+class TerminalLine:
+    line: str
+    timestamp: str | None = None
+
+
+@dataclass(frozen=True)
+class Whoami:
+    account_id: str
+    identity_id: str | None = None
+    """Set when the caller is an identity, by its access token."""
+
+
+@dataclass(frozen=True)
+class IdentityInfo:
+    id: str
+    managed: bool = False
+
+
+@dataclass(frozen=True)
+class IdentityList:
+    """Identities from `offset` on, out of `total`. Iterates over the identities."""
+
+    identities: tuple[IdentityInfo, ...] = ()
+    offset: int = 0
+    total: int = 0
+
+    def __iter__(self) -> Iterator[IdentityInfo]:
+        return iter(self.identities)
+
+    def __len__(self) -> int:
+        return len(self.identities)
+
+
+@dataclass(frozen=True)
+class Token:
+    """A new access token. This is the only time that its secret is told."""
+
+    id: str
+    token: str = field(repr=False)
+
+
+@dataclass(frozen=True)
+class VmPermission:
+    """An identity may use a machine, as any Linux user or as the allowed ones."""
+
+    vm_id: str
+    identity_id: str | None = None
+    id: str | None = None
+    allowed_users: tuple[str, ...] | None = None
+    granted_at: datetime | None = None
+    granted_by: str | None = None
+
+
+@dataclass(frozen=True)
+class GitPermission:
+    """An identity's access to a repository."""
+
+    repo: str
+    identity: str | None = None
+    access_level: Permission | None = None
+
+
+@dataclass(frozen=True)
+class GrantedRepo:
+    """A repository that an identity has access to."""
+
+    id: str
+    name: str | None = None
+    account_id: str | None = None
+    permissions: Permission | None = None
+    visibility: Literal["public", "private"] | None = None
+
+
+@dataclass(frozen=True)
+class LogEntry:
+    """A line of the server's log that concerns the caller. As text it is its message."""
+
+    message: str
+    timestamp: str = ""
+    """RFC 3339 as the server wrote it, which may be finer than a datetime."""
+    source: str | None = None
+    level: str | None = None
+    origin: str | None = None
+    resource_type: str | None = None
+    resource_id: str | None = None
+    instance_id: str | None = None
+    vm_service: str | None = None
+    build_id: str | None = None
+
+    @property
+    def time(self) -> datetime | None:
+        return parse_time(self.timestamp)
+
+    def __str__(self) -> str:
+        return self.message
+
+
+@dataclass(frozen=True)
+class LogPage:
+    """Lines, and the token of the next page if there is one. Iterates over the lines."""
+
+    logs: tuple[LogEntry, ...] = ()
+    next_page_token: str | None = None
+
+    def __iter__(self) -> Iterator[LogEntry]:
+        return iter(self.logs)
+
+    def __len__(self) -> int:
+        return len(self.logs)

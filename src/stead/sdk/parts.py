@@ -1,0 +1,178 @@
+"""The parts of a machine that a caller can describe: users, groups, files, services, repositories."""
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from stead.sdk.models import Persistence
+from stead.sdk.parsing import serialise
+
+SCRIPTS = "/opt/stead/scripts"
+"""Where the scripts of services lie in a machine."""
+
+PersistenceLike = Persistence | Literal["persistent", "sticky", "ephemeral"]
+
+
+@dataclass(frozen=True)
+class User:
+    """A Linux user. Its home is `/home/<name>` and its shell bash unless it is a `system` user."""
+
+    name: str
+    uid: int | None = None
+    groups: tuple[str, ...] | None = None
+    home: str | None = None
+    shell: str | None = None
+    gecos: str | None = None
+    system: bool | None = None
+
+
+@dataclass(frozen=True)
+class Group:
+    """A Linux group."""
+
+    name: str
+    gid: int | None = None
+    system: bool | None = None
+
+
+@dataclass(frozen=True)
+class RestartPolicy:
+    """When systemd starts a service again that has ended."""
+
+    policy: Literal["no", "on-failure", "always", "on-abnormal"]
+    restart_sec: float | None = None
+    start_limit_burst: int | None = None
+    start_limit_interval_sec: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepoRef:
+    """A Git repository, by URL or id, cloned to a path."""
+
+    repo: str
+    path: str
+    rev: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Git:
+    """Repositories to clone, and who makes commits in the machine."""
+
+    repos: tuple[RepoRef, ...] = ()
+    user_name: str | None = None
+    user_email: str | None = None
+    signing_key: str | None = None
+
+    def to_wire(self) -> dict[str, Any]:
+        who = {"name": self.user_name, "email": self.user_email, "signingkey": self.signing_key}
+        who = {key: value for key, value in who.items() if value is not None}
+        wire: dict[str, Any] = {"config": {"user": who} if who else {}}
+        if self.repos:
+            wire["repos"] = serialise(self.repos)
+        return wire
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """A systemd service: either `command`, one or several command lines run in order, or `bash`, a script.
+
+    A `oneshot` runs once and is done. Names of other units need no `.service`.
+    """
+
+    name: str
+    command: str | Sequence[str] | None = None
+    bash: str | None = None
+    mode: Literal["service", "oneshot"] = "service"
+    env: Mapping[str, str] | None = None
+    user: str | None = None
+    group: str | None = None
+    workdir: str | None = None
+    after: Sequence[str] | None = None
+    requires: Sequence[str] | None = None
+    on_failure: Sequence[str] | None = None
+    wanted_by: Sequence[str] | None = None
+    enable: bool | None = None
+    timeout_sec: float | None = None
+    delete_after_success: bool | None = None
+    remain_after_exit: bool | None = None
+    ready_signal: bool | None = None
+    watchdog_sec: float | None = None
+    restart_policy: RestartPolicy | None = None
+
+    def __post_init__(self) -> None:
+        if (self.command is None) == (self.bash is None):
+            raise ValueError(f"service {self.name}: give either command or bash")
+
+    @property
+    def script_path(self) -> str:
+        return f"{SCRIPTS}/{self.name}.sh"
+
+    @property
+    def script(self) -> str | None:
+        """The script's file, if the service is one."""
+        if self.bash is None or self.bash.startswith("#!"):
+            return self.bash
+        return f"#!/bin/bash\n{self.bash}"
+
+    def to_wire(self) -> dict[str, Any]:
+        """The service as the server takes it; its script has to be put at `script_path`."""
+        wire: dict[str, Any] = serialise(self)
+        wire.pop("command", None)
+        wire.pop("bash", None)
+        if self.command is None:
+            wire["exec"] = [f"/bin/bash {self.script_path}"]
+        else:
+            wire["exec"] = [self.command] if isinstance(self.command, str) else list(self.command)
+        for key in ("after", "requires", "wantedBy"):
+            if key in wire:
+                wire[key] = [name if "." in name else f"{name}.service" for name in wire[key]]
+        return wire
+
+
+@dataclass(frozen=True)
+class FileContent:
+    """A file to put into a machine."""
+
+    content: str | bytes
+    executable: bool = False
+
+
+FileLike = FileContent | str | bytes
+
+
+def file_to_wire(file: FileLike) -> dict[str, Any]:
+    given = file if isinstance(file, FileContent) else FileContent(file)
+    if isinstance(given.content, str):
+        wire: dict[str, Any] = {"content": given.content, "encoding": "utf-8"}
+    else:
+        wire = {"content": base64.b64encode(given.content).decode(), "encoding": "base64"}
+    if given.executable:
+        wire["executable"] = True
+    return wire
+
+
+def user_to_wire(user: User | str) -> dict[str, Any]:
+    wire: dict[str, Any] = serialise(User(user) if isinstance(user, str) else user)
+    return wire
+
+
+def group_to_wire(group: Group | str) -> dict[str, Any]:
+    wire: dict[str, Any] = serialise(Group(group) if isinstance(group, str) else group)
+    return wire
+
+
+def persistence_to_wire(persistence: PersistenceLike) -> dict[str, Any]:
+    given = Persistence(persistence) if isinstance(persistence, str) else persistence
+    wire: dict[str, Any] = serialise(given)
+    return wire
+
+
+def services_to_wire(
+    services: Sequence[Service], files: Mapping[str, FileLike]
+) -> tuple[list[dict[str, Any]], dict[str, FileLike]]:
+    """The services as the server takes them, and the files together with their scripts."""
+    scripts: dict[str, FileLike] = {
+        service.script_path: service.script for service in services if service.script is not None
+    }
+    return [service.to_wire() for service in services], {**files, **scripts}

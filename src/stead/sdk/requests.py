@@ -1,0 +1,146 @@
+"""Requests as data: where, what, how long to wait, and whether they may be sent twice."""
+
+import enum
+import functools
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from stead.sdk.errors import MissingCredentials
+
+DEFAULT_URL = "http://127.0.0.1:8600"
+LINUX_USER_HEADER = "X-Freestyle-Vm-Linux-User-Id"
+TOKEN_HEADER = "X-Freestyle-Identity-Access-Token"  # noqa: S105
+TRACE_HEADER = "x-freestyle-trace-id"
+BACKGROUND_HEADER = "x-freestyle-background-after-secs"
+BACKGROUND_ID_HEADER = "x-freestyle-background-request-id"
+
+DEFAULT_TIMEOUT = 60.0
+LIFECYCLE_TIMEOUT = 600.0
+"""Seconds to wait for a machine to be made or changed: a slow boot, a large memory to be written."""
+BUILD_TIMEOUT = 3600.0
+EXEC_TIMEOUT = 3600.0
+"""Seconds to wait for a command that was given no timeout."""
+GRACE = 60.0
+"""Seconds that the server may take beyond a timeout that it enforces itself, to wake the machine and to
+answer."""
+CONNECT_TIMEOUT = 10.0
+
+_IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
+
+
+class Unset(enum.Enum):
+    """For arguments where None means something else than to say nothing."""
+
+    UNSET = "unset"
+
+    def __repr__(self) -> str:
+        return "UNSET"
+
+
+UNSET = Unset.UNSET
+
+
+@dataclass(frozen=True)
+class Request:
+    """One call. `path` is encoded already and begins with a slash."""
+
+    method: str
+    path: str
+    query: Mapping[str, str] = field(default_factory=dict)
+    json: Any = UNSET
+    headers: Mapping[str, str] = field(default_factory=dict)
+    timeout: float | Unset | None = UNSET
+    """Seconds without a sign of the server; unset takes the client's, None waits for ever."""
+    idempotent: bool = False
+    """Sending it twice does what sending it once does."""
+
+
+def request(
+    method: str,
+    path: str,
+    *parts: str,
+    query: Mapping[str, object] | None = None,
+    json: Any = UNSET,
+    user: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    timeout: float | Unset | None = UNSET,
+    idempotent: bool | None = None,
+) -> Request:
+    """A request whose `path` has a `{}` for each part. Query values that are None are left out."""
+    return Request(
+        method=method,
+        path=path.format(*(segment(part) for part in parts)),
+        query={key: _text(value) for key, value in (query or {}).items() if value is not None},
+        json=json,
+        headers={**({LINUX_USER_HEADER: user} if user else {}), **(headers or {})},
+        timeout=timeout,
+        idempotent=method in _IDEMPOTENT if idempotent is None else idempotent,
+    )
+
+
+def segment(part: str) -> str:
+    """One segment of a path, slashes and all. Dots alone would climb, and nothing would name the parent."""
+    if part in ("", ".", ".."):
+        raise ValueError(f"not a usable id or path: {part!r}")
+    return quote(os.fsencode(part), safe="")
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where the server is and who asks."""
+
+    base_url: str
+    headers: Mapping[str, str] = field(repr=False)
+    timeout: float | None = DEFAULT_TIMEOUT
+
+    @property
+    def loopback(self) -> bool:
+        host = urlsplit(self.base_url).hostname or ""
+        return host in ("localhost", "::1") or host.endswith(".localhost") or host.startswith("127.")
+
+    @property
+    def encrypted(self) -> bool:
+        return self.base_url.startswith("https:")
+
+
+def find_settings(
+    api_key: str | None, access_token: str | None, base_url: str | None, timeout: float | None
+) -> Settings:
+    """What was given, completed from the environment: STEAD_* first, then FREESTYLE_*."""
+    if api_key and access_token:
+        raise ValueError("give either api_key or access_token, not both")
+    url = base_url or _from_environment("API_URL") or DEFAULT_URL
+    parsed = urlsplit(url)
+    if parsed.scheme not in ("http", "https") or not parsed.hostname:
+        raise ValueError(f"not a usable base URL: {url!r}")
+    headers = {"User-Agent": f"stead-python/{version()}"}
+    if access_token:
+        headers[TOKEN_HEADER] = access_token
+    else:
+        key = (api_key or _from_environment("API_KEY") or "").strip()
+        if not key:
+            raise MissingCredentials("no API key: give api_key or set STEAD_API_KEY")
+        headers["Authorization"] = f"Bearer {key}"
+    return Settings(url.rstrip("/"), headers, timeout)
+
+
+def _from_environment(name: str) -> str | None:
+    return os.environ.get(f"STEAD_{name}") or os.environ.get(f"FREESTYLE_{name}")
+
+
+@functools.cache
+def version() -> str:
+    try:
+        return metadata.version("stead")
+    except metadata.PackageNotFoundError:
+        return "0"

@@ -1,0 +1,255 @@
+"""What a machine should be like, said once and built once: the server keeps each layer as a snapshot and
+reuses it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
+
+from stead.sdk.parsing import serialise, wire_name
+from stead.sdk.parts import (
+    FileContent,
+    FileLike,
+    Git,
+    Group,
+    RepoRef,
+    RestartPolicy,
+    Service,
+    User,
+    file_to_wire,
+    services_to_wire,
+)
+
+RUN = "stead-run-command"
+WAIT = "stead-wait-for"
+
+
+@dataclass(frozen=True)
+class VmSpec:
+    """A machine described step by step. Each method returns a new spec; none is ever changed.
+
+        spec = VmSpec().apt("git", "make").repo("https://example.com/app.git", "/srv/app").snapshot()
+        spec = spec.run("make -C /srv/app").service("app", command="/srv/app/serve")
+        vm = stead.vms.create(spec=spec)
+
+    What stands before `snapshot()` becomes a layer that is built once and shared by all machines that begin
+    alike.
+    """
+
+    _options: Mapping[str, Any] | None = None
+    _apt: tuple[str, ...] = ()
+    _users: tuple[User, ...] = ()
+    _groups: tuple[Group, ...] = ()
+    _files: Mapping[str, FileLike] | None = None
+    _git: Git | None = None
+    _services: tuple[Service, ...] = ()
+    _last_step: str | None = None
+    _inner: "VmSpec | None" = None
+
+    def apt(self, *packages: str) -> Self:
+        """Install Debian packages."""
+        return replace(self, _apt=(*self._apt, *packages))
+
+    def run(self, *commands: str, user: str | None = None, workdir: str = "/root") -> Self:
+        """Run commands in order, each by bash after the one before has succeeded.
+
+        A failure fails the build.
+        """
+        spec = self
+        for command in commands:
+            name = f"{RUN}-{spec._steps(RUN) + 1}"
+            service = Service(
+                name=name,
+                mode="oneshot",
+                bash=f"set -eo pipefail\n{command}",
+                user=user,
+                workdir=workdir,
+                env={"HOME": "/root"} if user is None else None,
+                delete_after_success=True,
+            )
+            spec = spec._step(service)
+        return spec
+
+    def wait_for(self, command: str, *, interval: float = 2.0, timeout: float | None = None) -> Self:
+        """Wait until a command succeeds, trying it every `interval` seconds: a port that answers, a file
+        that is there."""
+        if interval <= 0:
+            raise ValueError("interval must be greater than 0")
+        service = Service(
+            name=f"{WAIT}-{self._steps(WAIT) + 1}",
+            mode="oneshot",
+            bash=f"until (\n{command}\n); do\n  sleep {interval:g}\ndone",
+            timeout_sec=timeout or 0,
+        )
+        return self._step(service)
+
+    def file(self, path: str, content: str | bytes, *, executable: bool = False) -> Self:
+        """Put a file there."""
+        return self.files({path: FileContent(content, executable)})
+
+    def files(self, files: Mapping[str, FileLike]) -> Self:
+        """Put several files there, by path."""
+        return replace(self, _files={**(self._files or {}), **files})
+
+    def user(
+        self,
+        name: str,
+        *,
+        uid: int | None = None,
+        groups: Sequence[str] | None = None,
+        home: str | None = None,
+        shell: str | None = None,
+        gecos: str | None = None,
+        system: bool | None = None,
+    ) -> Self:
+        """Make a Linux user."""
+        user = User(name, uid, None if groups is None else tuple(groups), home, shell, gecos, system)
+        return replace(self, _users=(*self._users, user))
+
+    def group(self, name: str, *, gid: int | None = None, system: bool | None = None) -> Self:
+        """Make a Linux group."""
+        return replace(self, _groups=(*self._groups, Group(name, gid, system)))
+
+    def service(
+        self,
+        name: str,
+        *,
+        command: str | Sequence[str] | None = None,
+        bash: str | None = None,
+        mode: Literal["service", "oneshot"] = "service",
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        group: str | None = None,
+        workdir: str | None = None,
+        after: Sequence[str] | None = None,
+        requires: Sequence[str] | None = None,
+        on_failure: Sequence[str] | None = None,
+        wanted_by: Sequence[str] | None = None,
+        enable: bool | None = None,
+        timeout_sec: float | None = None,
+        remain_after_exit: bool | None = None,
+        ready_signal: bool | None = None,
+        watchdog_sec: float | None = None,
+        restart_policy: RestartPolicy | None = None,
+    ) -> Self:
+        """Run a systemd service, after the commands that stand before it in this layer: see `Service`."""
+        service = Service(
+            name=name,
+            command=command,
+            bash=bash,
+            mode=mode,
+            env=env,
+            user=user,
+            group=group,
+            workdir=workdir,
+            after=after,
+            requires=requires,
+            on_failure=on_failure,
+            wanted_by=wanted_by,
+            enable=enable,
+            timeout_sec=timeout_sec,
+            remain_after_exit=remain_after_exit,
+            ready_signal=ready_signal,
+            watchdog_sec=watchdog_sec,
+            restart_policy=restart_policy,
+        )
+        return replace(self, _services=(*self._services, self._chained(service)))
+
+    def repo(self, repo: str, path: str, *, rev: str | None = None) -> Self:
+        """Clone a Git repository, by URL or id."""
+        git = self._git or Git()
+        return replace(self, _git=replace(git, repos=(*git.repos, RepoRef(repo=repo, path=path, rev=rev))))
+
+    def git_user(self, name: str, email: str, *, signing_key: str | None = None) -> Self:
+        """Who makes commits in the machine."""
+        git = self._git or Git()
+        return replace(self, _git=replace(git, user_name=name, user_email=email, signing_key=signing_key))
+
+    def workdir(self, path: str) -> Self:
+        """Where commands run unless they say otherwise."""
+        return self._with(workdir=path)
+
+    def idle_timeout(self, seconds: int) -> Self:
+        """Let the machine sleep after this time without network traffic."""
+        return self._with(idle_timeout_seconds=seconds)
+
+    def ready_signal(self, *, timeout: float | None = None) -> Self:
+        """Have create answer only when the machine's services are ready."""
+        return self._with(wait_for_ready_signal=True, ready_signal_timeout_seconds=timeout)
+
+    def discriminator(self, value: str) -> Self:
+        """Keep this layer apart from equal ones with another value."""
+        return self._with(discriminator=value)
+
+    def skip_cache(self) -> Self:
+        """Build this layer again although the server has it."""
+        return self._with(skip_cache=True)
+
+    def size(
+        self,
+        *,
+        vcpu_count: int | None = None,
+        mem_size_gb: float | None = None,
+        rootfs_size_gb: int | None = None,
+    ) -> Self:
+        """The machine's size. Holds for all layers."""
+        return self._at_base(vcpu_count=vcpu_count, mem_size_gb=mem_size_gb, rootfs_size_gb=rootfs_size_gb)
+
+    def from_snapshot(self, snapshot_id: str) -> Self:
+        """Begin with a snapshot instead of the default image."""
+        return self._at_base(snapshot_id=snapshot_id)
+
+    def base_image(self, dockerfile: str) -> Self:
+        """Begin with what a Dockerfile makes instead of the default image."""
+        return self._at_base(base_image={"dockerfileContent": dockerfile})
+
+    def snapshot(self) -> Self:
+        """Close the layer: everything so far is built once and kept; what follows is applied on top of it."""
+        return type(self)(_inner=self)
+
+    def to_wire(self) -> dict[str, Any]:
+        """The spec as the server takes it: the outermost layer, with those below it under `snapshot`."""
+        services, files = services_to_wire(self._services, self._files or {})
+        wire: dict[str, Any] = dict(self._options or {})
+        if self._apt:
+            wire["aptDeps"] = list(self._apt)
+        if self._users:
+            wire["users"] = serialise(self._users)
+        if self._groups:
+            wire["groups"] = serialise(self._groups)
+        if files:
+            wire["additionalFiles"] = {path: file_to_wire(file) for path, file in files.items()}
+        if self._git is not None:
+            wire["git"] = self._git.to_wire()
+        if services:
+            wire["systemd"] = {"services": services}
+        if self._inner is not None:
+            wire["snapshot"] = self._inner.to_wire()
+        return wire
+
+    def _with(self, **options: Any) -> Self:
+        given = {wire_name(name): value for name, value in options.items() if value is not None}
+        return replace(self, _options={**(self._options or {}), **given})
+
+    def _at_base(self, **options: Any) -> Self:
+        """The server takes these on the innermost layer only."""
+        if self._inner is None:
+            return self._with(**options)
+        return replace(self, _inner=self._inner._at_base(**options))
+
+    def _steps(self, kind: str) -> int:
+        """How many generated services of a kind there are in all layers: their names must not clash."""
+        own = sum(service.name.startswith(f"{kind}-") for service in self._services)
+        return own + (self._inner._steps(kind) if self._inner is not None else 0)
+
+    def _step(self, service: Service) -> Self:
+        return replace(self, _services=(*self._services, self._chained(service)), _last_step=service.name)
+
+    def _chained(self, service: Service) -> Service:
+        """The service, made to wait for the generated one before it in this layer."""
+        if self._last_step is None:
+            return service
+        return replace(
+            service,
+            after=(*(service.after or ()), self._last_step),
+            requires=(*(service.requires or ()), self._last_step),
+        )

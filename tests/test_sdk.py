@@ -1,0 +1,830 @@
+"""The client library against a server that misbehaves in every way that networks and servers do.
+
+Each scenario is played to both clients, the asynchronous one and the one made from it.
+"""
+
+import ast
+import asyncio
+import base64
+import inspect
+import io
+import json
+import pickle
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from scripted_server import Drop, Pieces, Reply, Step, free_port, scripted
+
+from stead import AsyncStead, Stead, VmSpec
+from stead.sdk import errors
+from stead.sdk.models import Exited, LogEntry, Output, VmInfo
+from stead.sdk.parsing import parse
+from stead.sdk.retries import RetryPolicy
+
+ROOT = Path(__file__).parent.parent
+VM = "abcdefghij0123456789"
+Client = Callable[..., Any]
+
+
+@pytest.fixture(params=[Stead, AsyncStead])
+def client(request: pytest.FixtureRequest) -> Client:
+    """Makes a client of either kind."""
+
+    def make(url: str, **options: Any) -> Any:
+        return request.param(api_key="key", base_url=url, **options)
+
+    return make
+
+
+async def done(result: Any) -> Any:
+    """The result of a call of either client."""
+    return await result if inspect.isawaitable(result) else result
+
+
+async def events(stream: Any) -> list[Any]:
+    if hasattr(stream, "__aiter__"):
+        return [event async for event in stream]
+    return list(stream)
+
+
+async def first(stream: Any) -> Any:
+    """The first event of a stream, which is closed then."""
+    if hasattr(stream, "__aiter__"):
+        async with stream:
+            return await anext(stream)
+    with stream:
+        return next(stream)
+
+
+async def close(stead: Any) -> None:
+    await done(stead.aclose() if hasattr(stead, "aclose") else stead.close())
+
+
+async def attempt(
+    client: Client, call: Callable[[Any], Any], *steps: Step, **options: Any
+) -> tuple[Any, list[Any]]:
+    """The result or the error of a call to a scripted server, and the requests it saw."""
+    with scripted(*steps) as server:
+        stead = client(server.url, **options)
+        result: Any
+        try:
+            result = await done(call(stead))
+        except errors.SteadException as error:
+            result = error
+        finally:
+            await close(stead)
+        return result, server.seen
+
+
+def read(stead: Any) -> Any:
+    return stead.vms.get(VM)
+
+
+def make(stead: Any) -> Any:
+    return stead.vms.create()
+
+
+def delete(stead: Any) -> Any:
+    return stead.vms.delete(VM)
+
+
+INFO = Reply(content={"id": VM, "state": "running"})
+CREATED = Reply(content={"id": VM, "domains": []})
+BUSY = Reply(503, {"code": "SERVICE_UNAVAILABLE", "message": "busy"})
+
+
+async def test_a_read_is_made_again_when_the_connection_breaks(client: Client) -> None:
+    vm, seen = await attempt(client, read, Drop(), INFO)
+    assert vm.last_info.state == "running"
+    assert [request.target for request in seen] == [f"/v1/vms/{VM}"] * 2
+
+
+async def test_a_create_is_not_made_again_once_it_was_sent(client: Client) -> None:
+    """Nobody can tell whether the request was lost or the answer; twice would make two machines."""
+    error, seen = await attempt(client, make, Drop(), CREATED)
+    assert isinstance(error, errors.ServerUnreachable) and error.sent
+    assert pickle.loads(pickle.dumps(error)).sent
+    assert len(seen) == 1
+
+
+async def test_a_command_is_not_made_again_once_it_was_sent(client: Client) -> None:
+    for step in (Drop(), BUSY, Reply(502, b"<html>bad gateway</html>")):
+        error, seen = await attempt(client, lambda stead: stead.vms.ref(VM).exec("reboot"), step, Reply())
+        assert isinstance(error, errors.ServerUnreachable | errors.ServiceUnavailable)
+        assert len(seen) == 1
+
+
+async def test_a_create_waits_for_a_server_that_is_being_started(client: Client) -> None:
+    """No connection could be made, so nothing was sent: then trying again is safe for everything."""
+    port = free_port()
+    up, over = threading.Event(), threading.Event()
+    seen: list[Any] = []
+
+    def serve_soon() -> None:
+        time.sleep(0.4)
+        with scripted(CREATED, port=port) as server:
+            up.set()
+            over.wait(10)
+            seen.extend(server.seen)
+
+    thread = threading.Thread(target=serve_soon)
+    thread.start()
+    try:
+        stead = client(f"http://127.0.0.1:{port}", max_retries=6)
+        assert (await done(stead.vms.create())).id == VM
+        await close(stead)
+    finally:
+        over.set()
+        thread.join()
+    assert up.is_set() and len(seen) == 1
+
+
+async def test_no_server_at_all(client: Client) -> None:
+    stead = client(f"http://127.0.0.1:{free_port()}", max_retries=1)
+    with pytest.raises(errors.ServerUnreachable, match="no connection could be made") as caught:
+        await done(stead.whoami())
+    assert not caught.value.sent
+    await close(stead)
+
+
+async def test_a_delete_whose_answer_was_lost_has_succeeded(client: Client) -> None:
+    missing = Reply(404, {"code": "VM_NOT_FOUND", "message": "no machine"})
+    for lost in (Drop(), Reply(502, b"bad gateway"), Reply(504, b"gateway timeout")):
+        result, seen = await attempt(client, delete, lost, missing)
+        assert result is None
+        assert len(seen) == 2
+
+
+async def test_a_delete_of_what_was_never_there_fails(client: Client) -> None:
+    """Also after an answer that says for sure that nothing was done."""
+    missing = Reply(404, {"code": "VM_NOT_FOUND", "message": "no machine", "vmId": VM})
+    error, seen = await attempt(client, delete, missing)
+    assert isinstance(error, errors.VmNotFound) and error.vm_id == VM
+    error, seen = await attempt(client, delete, BUSY, missing)
+    assert isinstance(error, errors.VmNotFound)
+    assert len(seen) == 2
+
+
+async def test_retry_after_is_honoured(client: Client) -> None:
+    started = time.monotonic()
+    vm, _ = await attempt(client, read, Reply(503, {}, {"Retry-After": "1"}), INFO)
+    assert vm.id == VM
+    assert time.monotonic() - started >= 1
+
+
+async def test_a_server_that_asks_for_too_long_a_wait_is_believed(client: Client) -> None:
+    started = time.monotonic()
+    error, seen = await attempt(client, read, Reply(503, {}, {"Retry-After": "3600"}), INFO)
+    assert isinstance(error, errors.ServiceUnavailable) and error.retryable
+    assert len(seen) == 1 and time.monotonic() - started < 5
+
+
+async def test_429_lets_a_create_be_made_again_when_it_says_when(client: Client) -> None:
+    vm, seen = await attempt(client, make, Reply(429, {}, {"Retry-After": "0"}), CREATED)
+    assert vm.id == VM and len(seen) == 2
+    error, seen = await attempt(client, make, Reply(429, {}), CREATED)
+    assert isinstance(error, errors.TooManyRequests) and len(seen) == 1
+
+
+async def test_retries_are_bounded(client: Client) -> None:
+    error, seen = await attempt(client, read, *[BUSY] * 9, max_retries=2)
+    assert isinstance(error, errors.ServiceUnavailable)
+    assert len(seen) == 3
+    error, seen = await attempt(client, read, *[Drop()] * 9, max_retries=0)
+    assert isinstance(error, errors.ServerUnreachable)
+    assert len(seen) == 1
+
+
+async def test_what_cannot_change_is_not_asked_again(client: Client) -> None:
+    slow = Reply(504, {"code": "VM_START_TIMEOUT", "message": "not ready"})
+    error, seen = await attempt(client, read, slow, INFO)
+    assert isinstance(error, errors.VmStartTimeout) and len(seen) == 1
+
+
+def test_waits_grow_and_differ() -> None:
+    policy = RetryPolicy(attempts=20)
+    waits = [
+        policy.after_failure(number, sent=False, idempotent=False, timed_out=False) or 0
+        for number in range(1, 20)
+    ]
+    assert 0.1 < waits[0] <= 0.25 and 4 <= waits[-1] <= 8
+    repeated = {policy.after_failure(9, sent=False, idempotent=True, timed_out=False) for _ in range(20)}
+    assert len(repeated) > 10
+
+
+async def test_a_silent_server_is_not_asked_again(client: Client) -> None:
+    error, seen = await attempt(client, read, Reply(content={}, after=1), INFO, timeout=0.2)
+    assert isinstance(error, errors.NoAnswerInTime) and error.sent
+    assert len(seen) == 1
+
+
+async def test_a_command_may_take_longer_than_other_calls(client: Client) -> None:
+    def run(stead: Any) -> Any:
+        return stead.vms.ref(VM).exec("sleep 1", timeout=30)
+
+    answer = {"stdout": "done", "stderr": None, "statusCode": 0, "durationMs": 1000.5}
+    result, seen = await attempt(client, run, Reply(content=answer, after=0.8), timeout=0.2)
+    assert result.ok and result.stdout == "done" and result.stderr == "" and result.duration == 1.0005
+    assert seen[0].json == {"command": "sleep 1", "terminal": None, "timeoutMs": 30000}
+
+
+async def test_a_command_says_where_how_and_as_whom(client: Client) -> None:
+    def run(stead: Any) -> Any:
+        vm = stead.vms.ref(VM).user("alice")
+        return vm.exec(["wc", "-c"], cwd="/tmp", env={"A": "b"}, stdin="12345", check=True)
+
+    answer = {"stdout": "", "stderr": "first\nbad\n", "statusCode": 3, "stdoutTruncated": True}
+    error, seen = await attempt(client, run, Reply(content=answer))
+    assert isinstance(error, errors.CommandFailed)
+    assert str(error) == "`wc -c` exited with 3: bad"
+    assert error.result.status_code == 3 and error.result.stdout_truncated and not error.result.ok
+    assert pickle.loads(pickle.dumps(error)).result == error.result
+    assert seen[0].headers["x-freestyle-vm-linux-user-id"] == "alice"
+    assert seen[0].json["command"] == ["wc", "-c"]
+    assert seen[0].json["cwd"] == "/tmp" and seen[0].json["env"] == {"A": "b"}
+    assert base64.b64decode(seen[0].json["stdin"]) == b"12345"
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (400, "CREATE_VM_MEM_NOT_POWER_OF_TWO", errors.InvalidSize),
+        (400, "SERVICE_NAME_EMPTY", errors.InvalidService),
+        (400, "VM_NOT_RUNNING", errors.VmNotRunning),
+        (401, "UNAUTHORIZED_ERROR", errors.Unauthorized),
+        (403, "FORBIDDEN", errors.Forbidden),
+        (403, "TOTAL_VM_LIMIT_EXCEEDED", errors.VmLimitExceeded),
+        (404, "FILE_NOT_FOUND", errors.FileNotFound),
+        (409, "VM_IS_SUSPENDING", errors.VmBusy),
+        (410, "VM_DELETED", errors.VmDeleted),
+        (500, "VM_SETUP_FAILED", errors.SetupFailed),
+        (503, "NO_LOCAL_STORAGE_CAPACITY", errors.NoCapacity),
+        # Codes without a class of their own belong to the family of their status.
+        (400, "EMPTY_QUERY", errors.InvalidRequest),
+        (403, "RECORD_OWNERSHIP_ERROR", errors.Forbidden),
+        (404, "JOB_NOT_FOUND", errors.NotFound),
+        (409, "BRANCH_ALREADY_EXISTS", errors.Conflict),
+        (500, "KERNEL_PANIC", errors.ServerError),
+        (418, "NEVER_HEARD_OF", errors.InvalidRequest),
+    ],
+)
+async def test_errors_are_told_apart(
+    client: Client, status: int, code: str, kind: type[errors.SteadApiError]
+) -> None:
+    body = {"code": code, "error": code, "message": "this is why", "extra": 7}
+    step = Reply(status, body, {"x-freestyle-trace-id": "abc123"})
+    error, _ = await attempt(client, make, step)
+    assert type(error) is kind
+    assert (error.code, error.status, error.message, error.trace_id) == (
+        code,
+        status,
+        "this is why",
+        "abc123",
+    )
+    assert error.body["extra"] == 7
+    assert str(error) == f"{code}: this is why (trace abc123)"
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is kind and again.body == error.body and str(again) == str(error)
+
+
+async def test_an_answer_that_is_not_json(client: Client) -> None:
+    error, _ = await attempt(client, make, Reply(502, b"<html>Bad Gateway</html>"))
+    assert type(error) is errors.ServiceUnavailable
+    assert error.code is None and "Bad Gateway" in str(error)
+    for page in (b"<html>hello</html>", b"[]", b'{"domains": []}'):
+        error, _ = await attempt(client, make, Reply(200, page))
+        assert isinstance(error, errors.UnexpectedAnswer)
+
+
+async def test_the_facts_of_an_error(client: Client) -> None:
+    step = Reply(
+        408, {"code": "EXEC_TIMED_OUT", "message": "m", "timeoutMs": 1500, "stdout": "out", "stderr": None}
+    )
+    error, _ = await attempt(client, lambda stead: stead.vms.ref(VM).exec("sleep 9"), step)
+    assert isinstance(error, errors.ExecTimedOut)
+    assert (error.stdout, error.stderr, error.timeout) == ("out", "", 1.5)
+
+    diagnostics = {
+        "serviceStates": [{"activeState": "failed", "subState": "failed", "services": ["app.service"]}],
+        "failedServiceLogs": [{"unitName": "app.service", "log": "boom"}],
+    }
+    facts = {"failedReason": "app failed", "snapshotId": "sc-1", "diagnostics": diagnostics}
+    error, _ = await attempt(client, make, Reply(500, {"code": "VM_SETUP_FAILED", "message": "m", **facts}))
+    assert isinstance(error, errors.SetupFailed) and error.diagnostics is not None
+    assert error.snapshot_id == "sc-1" and error.failed_reason == "app failed"
+    assert error.diagnostics.service_states[0].services == ("app.service",)
+    assert error.diagnostics.failed_service_logs[0].log == "boom"
+
+    over = {"code": "MEM_OVER_PLAN_LIMIT", "message": "m", "got": 64, "max": 8}
+    error, _ = await attempt(client, make, Reply(403, over))
+    assert isinstance(error, errors.LimitExceeded) and (error.limit, error.requested) == (8, 64)
+
+
+# Builds
+
+
+async def test_a_build_is_followed_in_the_background(client: Client) -> None:
+    """The connection is not held: the result is asked for, also across an outage, and lines are told once."""
+    line_1 = {"timestamp": "2026-01-01T00:00:01.000001Z", "message": "one"}
+    line_2 = {"timestamp": "2026-01-01T00:00:02.000001Z", "message": "two"}
+    told: list[LogEntry] = []
+    vm, seen = await attempt(
+        client,
+        lambda stead: stead.vms.create(spec=VmSpec().apt("git"), progress=told.append),
+        Reply(202, {"requestId": "ri-other"}, {"x-freestyle-background-request-id": "ri-1"}),
+        Reply(202, {"status": "pending"}),
+        Reply(content={"logs": [line_1]}),
+        Drop(),
+        Reply(502, b"bad gateway"),
+        Reply(503, {"code": "SERVICE_UNAVAILABLE", "message": "being stopped"}),
+        Reply(202, {"status": "pending"}),
+        Reply(500, {"code": "INTERNAL", "message": "no lines today"}),
+        CREATED,
+        Reply(content={"logs": [line_1], "nextPageToken": "more"}),
+        Reply(content={"logs": [line_2], "nextPageToken": None}),
+    )
+    assert vm.id == VM
+    assert [str(entry) for entry in told] == ["one", "two"]
+    assert seen[0].headers["x-freestyle-background-after-secs"] == "5"
+    assert seen[1].target == "/auth/v1/background-requests/ri-1"
+    assert seen[2].target == "/observability/v1/logs?requestId=ri-1"
+    assert "pageToken=more" in seen[-1].target and len(seen) == 11
+
+
+async def test_a_server_that_goes_away_for_good_during_a_build(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait ends, and says under which number the result can be asked for."""
+    for module in ("_async", "_sync"):
+        monkeypatch.setattr(f"stead.sdk.{module}.background._OUTAGE", 0.5)
+    error, _ = await attempt(
+        client,
+        lambda stead: stead.vms.create(spec=VmSpec()),
+        Reply(202, {"requestId": "ri-1"}),
+        *[Drop()] * 20,
+        max_retries=0,
+    )
+    assert isinstance(error, errors.ServerUnreachable) and "ri-1" in str(error)
+
+
+async def test_a_build_that_fails_in_the_background(client: Client) -> None:
+    failed = {"code": "BUILD_FAILED", "message": "make failed", "exitCode": 2, "stderr": "no rule"}
+    error, _ = await attempt(
+        client,
+        lambda stead: stead.vms.snapshots.ensure(VmSpec().run("make")),
+        Reply(202, {"requestId": "ri-1"}),
+        Reply(202, {}),
+        Reply(400, failed),
+    )
+    assert isinstance(error, errors.BuildFailed)
+    assert (error.exit_code, error.stderr) == (2, "no rule")
+
+
+async def test_a_plain_create_answers_at_once(client: Client) -> None:
+    _, seen = await attempt(client, make, CREATED)
+    assert "x-freestyle-background-after-secs" not in seen[0].headers
+    assert seen[0].json == {}
+
+
+async def test_waiting_for_a_build_ends(client: Client) -> None:
+    def wait(stead: Any) -> Any:
+        return stead.vms.builds.wait("bld-1", timeout=0.2, interval=0.05)
+
+    building = Reply(content={"buildId": "bld-1", "state": "running"})
+    built = Reply(content={"buildId": "bld-1", "state": "failed", "failureReason": "no rule"})
+    build, _ = await attempt(client, wait, building, built)
+    assert build.finished and build.failure_reason == "no rule"
+    error, _ = await attempt(client, wait, *[building] * 20)
+    assert isinstance(error, errors.WaitTimedOut)
+
+
+# Streams
+
+
+def line(kind: str, **facts: Any) -> bytes:
+    return json.dumps({"type": kind, **facts}).encode() + b"\n"
+
+
+def said(kind: str, data: bytes) -> bytes:
+    return line(kind, data=base64.b64encode(data).decode())
+
+
+async def test_output_comes_as_it_is_printed_however_it_is_cut(client: Client) -> None:
+    """Pieces of the stream end anywhere: in a line, in a character."""
+    coin = "€".encode()
+    whole = (
+        said("stdout", b"a" + coin[:1])
+        + b"\n"
+        + line("news", about="something newer than this client")
+        + said("stderr", b"oops")
+        + said("stdout", coin[1:])
+        + said("stdout", b"\xff")
+        + said("stderr", coin[:2])
+        + line("exit", statusCode=137, signal="SIGKILL", timedOut=True, durationMs=1500)
+    )
+    for size in (1, 7, len(whole)):
+        pieces = [whole[start : start + size] for start in range(0, len(whole), size)]
+        with scripted(Pieces(pieces)) as server:
+            stead = client(server.url)
+            found = await events(stead.vms.ref(VM).exec_stream("x", timeout=60))
+            await close(stead)
+        assert found[:-1] == [
+            Output("stdout", b"a" + coin[:1], "a"),
+            Output("stderr", b"oops", "oops"),
+            Output("stdout", coin[1:], "€"),
+            Output("stdout", b"\xff", "\ufffd"),
+            Output("stderr", coin[:2], ""),
+            Output("stderr", b"", "\ufffd"),
+        ]
+        assert found[-1] == Exited(137, "SIGKILL", True, 1.5)
+        assert server.seen[0].target == f"/v1/vms/{VM}/exec-stream"
+
+
+@pytest.mark.parametrize("complete", [True, False])
+async def test_a_stream_that_ends_before_its_command(client: Client, complete: bool) -> None:
+    with scripted(Pieces([said("stdout", b"begun")], complete=complete)) as server:
+        stead = client(server.url)
+        with pytest.raises(errors.ServerUnreachable):
+            await events(stead.vms.ref(VM).exec_stream("x"))
+        await close(stead)
+
+
+async def test_a_command_whose_machine_is_lost(client: Client) -> None:
+    gone = line("error", code="VM_NOT_RUNNING", message="the machine was stopped")
+    with scripted(Pieces([said("stdout", b"begun"), gone]), Reply(404, {"code": "VM_NOT_FOUND"})) as server:
+        stead = client(server.url)
+        with pytest.raises(errors.VmNotRunning, match="the machine was stopped"):
+            await events(stead.vms.ref(VM).exec_stream("x"))
+        with pytest.raises(errors.VmNotFound):
+            await events(stead.vms.ref(VM).exec_stream("x"))
+        await close(stead)
+
+
+async def test_closing_a_stream_closes_its_connection(client: Client) -> None:
+    """That is how the server learns to end the command."""
+    step = Pieces([said("stdout", b"begun")], hold=True)
+    with scripted(step) as server:
+        stead = client(server.url)
+        event = await first(stead.vms.ref(VM).exec_stream("x"))
+        assert event.text == "begun"
+        assert await asyncio.to_thread(step.gone.wait, 5)
+        await close(stead)
+
+
+async def test_watching_files(client: Client) -> None:
+    change = b'{"eventType": "change", "filename": "/etc/hosts"}\n'
+    last = b'{"eventType": "rename", "filename": "/tmp/x", "overflow": true}'
+    with scripted(Pieces([b"\n", change + b"\n\n", last])) as server:
+        stead = client(server.url)
+        found = await events(stead.vms.ref(VM).fs.watch())
+        await close(stead)
+    assert [(event.event_type, event.filename, event.overflow) for event in found] == [
+        ("change", "/etc/hosts", False),
+        ("rename", "/tmp/x", True),
+    ]
+
+
+async def test_following_logs_tells_each_line_once(client: Client) -> None:
+    """What was there before is not told; what comes again with the next query neither."""
+
+    def entry(second: int) -> dict[str, str]:
+        return {"timestamp": f"2026-01-01T00:00:{second:02}.500000Z", "message": f"line {second}"}
+
+    steps = [
+        Reply(content={"logs": [entry(1)]}),
+        Reply(content={"logs": [entry(1), entry(2)], "nextPageToken": "p"}),
+        Reply(content={"logs": [entry(3)]}),
+        Reply(content={"logs": [entry(3)]}),
+        Reply(content={"logs": [entry(3), entry(4)]}),
+    ]
+    with scripted(*steps) as server:
+        stead = client(server.url)
+        stream = stead.logs.stream(vm_id=VM, interval=0.01)
+        found = [
+            str(await done(anext(stream) if hasattr(stream, "__anext__") else next(stream))) for _ in range(3)
+        ]
+        await close(stream)
+        await close(stead)
+    assert found == ["line 2", "line 3", "line 4"]
+    assert "startTime=2026-01-01T00%3A00%3A03.500000Z" in server.seen[-1].target
+
+
+# Files
+
+
+async def test_paths_travel_whole(client: Client) -> None:
+    path = "/srv/a b/ü?#%2F/\udcff"
+    _, seen = await attempt(
+        client, lambda stead: stead.vms.ref(VM).fs.write(path, b"\x00data", mode=0o640), Reply()
+    )
+    encoded = "%2Fsrv%2Fa%20b%2F%C3%BC%3F%23%252F%2F%FF"
+    assert seen[0].target == f"/v1/vms/{VM}/files/{encoded}?mode=0640"
+    assert seen[0].body == b"\x00data" and seen[0].headers["content-length"] == "5"
+    assert seen[0].headers["content-type"] == "application/octet-stream"
+
+
+async def test_a_file_is_read_as_bytes(client: Client) -> None:
+    data, seen = await attempt(
+        client, lambda stead: stead.vms.ref(VM).fs.read("/x"), Drop(), Reply(content=b"\xff\x00")
+    )
+    assert data == b"\xff\x00"
+    assert seen[1].headers["accept"] == "application/octet-stream"
+    error, _ = await attempt(
+        client, lambda stead: stead.vms.ref(VM).fs.read("/x"), Reply(404, {"code": "FILE_NOT_FOUND"})
+    )
+    assert isinstance(error, errors.FileNotFound)
+
+
+async def test_only_a_missing_file_does_not_exist(client: Client) -> None:
+    """A machine that is missing, or a file that may not be looked at, is an error."""
+
+    def ask(stead: Any) -> Any:
+        return stead.vms.ref(VM).fs.exists("/x")
+
+    facts = {"name": "x", "kind": "directory", "size": 1, "mode": 0o755, "user": "root", "mtimeMs": 1000.0}
+    assert (await attempt(client, ask, Reply(content=facts)))[0] is True
+    assert (await attempt(client, ask, Reply(404, {"code": "FILE_NOT_FOUND"})))[0] is False
+    error, _ = await attempt(client, ask, Reply(404, {"code": "VM_NOT_FOUND"}))
+    assert isinstance(error, errors.VmNotFound)
+
+
+async def test_a_file_is_not_a_folder(client: Client) -> None:
+    with scripted(Reply(content={"content": "", "encoding": "utf8"})) as server:
+        stead = client(server.url)
+        with pytest.raises(NotADirectoryError):
+            await done(stead.vms.ref(VM).fs.read_dir("/etc/hosts"))
+        await close(stead)
+
+
+async def test_an_upload_is_made_again_from_its_beginning(client: Client, tmp_path: Path) -> None:
+    file = tmp_path / "tool"
+    file.write_bytes(b"x" * 300_000)
+    file.chmod(0o755)
+    _, seen = await attempt(client, lambda stead: stead.vms.ref(VM).fs.upload(file, "/opt/"), Drop(), Reply())
+    assert [len(request.body) for request in seen] == [300_000, 300_000]
+    assert seen[1].target == f"/v1/vms/{VM}/files/%2Fopt%2Ftool?mode=0755"
+
+
+async def test_what_can_be_read_only_once_is_not_sent_again(client: Client) -> None:
+    with scripted(Drop(), Reply()) as server:
+        stead = client(server.url)
+        is_async = isinstance(stead, AsyncStead)
+
+        async def later() -> Any:
+            yield b"only once"
+
+        source: Any = later() if is_async else iter([b"only once"])
+        with pytest.raises(errors.ServerUnreachable):
+            await done(stead.vms.ref(VM).fs.write("/x", source))
+        await close(stead)
+    assert [request.body for request in server.seen] == [b"only once"]
+
+
+async def test_a_folder_is_uploaded_as_an_archive(client: Client, tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "data").write_bytes(b"y" * 1000)
+    (tmp_path / "link").symlink_to("sub/data")
+    (tmp_path / "empty").touch()
+    _, seen = await attempt(client, lambda stead: stead.vms.ref(VM).fs.upload(tmp_path, "/srv"), Reply())
+    assert seen[0].target == f"/v1/vms/{VM}/archives/%2Fsrv"
+    assert seen[0].headers["content-type"] == "application/x-tar"
+    with tarfile.open(fileobj=io.BytesIO(seen[0].body)) as tar:
+        assert sorted(tar.getnames()) == ["empty", "link", "sub", "sub/data"]
+        content = tar.extractfile("sub/data")
+        assert content is not None and content.read() == b"y" * 1000
+        assert tar.getmember("link").linkname == "sub/data"
+        assert {entry.uid for entry in tar} == {0}
+
+
+async def test_a_download_that_breaks_off_leaves_the_old_file(client: Client, tmp_path: Path) -> None:
+    target = tmp_path / "report"
+    target.write_text("old")
+    facts = Reply(content={"name": "report", "kind": "file", "size": 9, "mode": 0o6755})
+
+    def fetch(stead: Any) -> Any:
+        return stead.vms.ref(VM).fs.download("/srv/report", tmp_path)
+
+    error, _ = await attempt(client, fetch, facts, Pieces([b"new"], complete=False))
+    assert isinstance(error, errors.ServerUnreachable)
+    assert target.read_text() == "old" and list(tmp_path.iterdir()) == [target]
+    skipped, _ = await attempt(client, fetch, facts, Pieces([b"new ", b"report"]))
+    assert skipped == [] and target.read_text() == "new report"
+    assert target.stat().st_mode & 0o7777 == 0o755 and list(tmp_path.iterdir()) == [target]
+
+
+# Machines
+
+
+async def used(vm: Any, error: BaseException | None) -> None:
+    """A machine in a `with` statement whose body raises."""
+    if hasattr(vm, "__aenter__"):
+        async with vm:
+            if error is not None:
+                raise error
+    else:
+        with vm:
+            if error is not None:
+                raise error
+
+
+async def test_a_machine_is_deleted_at_the_end(client: Client) -> None:
+    with scripted(Reply(), Reply(404, {"code": "VM_NOT_FOUND"})) as server:
+        stead = client(server.url)
+        await used(stead.vms.ref(VM), None)
+        await used(stead.vms.ref(VM), None)
+        await close(stead)
+    assert [request.method for request in server.seen] == ["DELETE", "DELETE"]
+
+
+async def test_a_failing_delete_does_not_hide_what_failed_before(client: Client) -> None:
+    refused = Reply(403, {"code": "FORBIDDEN", "message": "not yours"})
+    with scripted(refused, refused) as server:
+        stead = client(server.url)
+        with pytest.raises(ZeroDivisionError) as caught:
+            await used(stead.vms.ref(VM), ZeroDivisionError("the body"))
+        assert "not yours" in caught.value.__notes__[0]
+        with pytest.raises(errors.Forbidden):
+            await used(stead.vms.ref(VM), None)
+        await close(stead)
+
+
+async def test_a_cancelled_task_deletes_its_machine() -> None:
+    with scripted(CREATED, Pieces([said("stdout", b"begun")], hold=True), Reply()) as server:
+        begun = asyncio.Event()
+
+        async def work() -> None:
+            async with AsyncStead("key", base_url=server.url) as stead, await stead.vms.create() as vm:
+                async for _ in vm.exec_stream("sleep inf"):
+                    begun.set()
+
+        task = asyncio.create_task(work())
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert [request.method for request in server.seen] == ["POST", "POST", "DELETE"]
+
+
+async def test_forks_are_machines(client: Client) -> None:
+    answer = {"vmId": VM, "forks": [{"id": "fork1", "domains": []}, {"id": "fork2"}]}
+    forks, seen = await attempt(
+        client, lambda stead: stead.vms.ref(VM).fork(count=2, persistence="ephemeral"), Reply(content=answer)
+    )
+    assert [fork.id for fork in forks] == ["fork1", "fork2"]
+    assert seen[0].json == {"count": 2, "persistence": {"type": "ephemeral"}}
+
+
+async def test_never_is_not_the_default(client: Client) -> None:
+    """No timeout given leaves it to the server; None says that there is none."""
+    _, seen = await attempt(client, lambda stead: stead.vms.create(idle_timeout_seconds=None), CREATED)
+    assert seen[0].json == {"idleTimeoutSeconds": None}
+    _, seen = await attempt(client, lambda stead: stead.vms.ref(VM).start(), Reply())
+    assert seen[0].json == {}
+
+
+def test_an_id_cannot_lead_elsewhere() -> None:
+    """An empty one would name all machines; dots would climb."""
+    with Stead("key", base_url="http://127.0.0.1:1") as stead:
+        for vm_id in ("", ".", ".."):
+            with pytest.raises(ValueError, match="not a usable id"):
+                stead.vms.delete(vm_id)
+
+
+async def test_any_call_can_be_made(client: Client) -> None:
+    answer, seen = await attempt(
+        client,
+        lambda stead: stead.fetch("/v1/{odd}/x", method="post", json={"a": 1}, query={"b": True, "c": None}),
+        Reply(404, {"code": "NOT_FOUND"}),
+    )
+    assert answer.status_code == 404 and answer.json() == {"code": "NOT_FOUND"}
+    assert seen[0].method == "POST" and seen[0].json == {"a": 1}
+    assert seen[0].target == "/v1/%7Bodd%7D/x?b=true"
+    assert seen[0].headers["authorization"] == "Bearer key"
+
+
+# The client itself
+
+
+def test_where_and_who_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("STEAD_API_KEY", "STEAD_API_URL", "FREESTYLE_API_KEY", "FREESTYLE_API_URL"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(errors.MissingCredentials):
+        Stead()
+    with pytest.raises(ValueError, match="either"):
+        Stead(api_key="a", access_token="b")
+    with pytest.raises(ValueError, match="base URL"):
+        Stead(api_key="a", base_url="localhost:8600")
+    with Stead(api_key="a") as stead:
+        assert stead.base_url == "http://127.0.0.1:8600"
+    monkeypatch.setenv("FREESTYLE_API_KEY", "theirs")
+    monkeypatch.setenv("FREESTYLE_API_URL", "http://theirs/")
+    with Stead() as stead:
+        assert stead.base_url == "http://theirs"
+    monkeypatch.setenv("STEAD_API_KEY", "ours")
+    monkeypatch.setenv("STEAD_API_URL", "http://ours")
+    with Stead() as stead:
+        assert stead.base_url == "http://ours"
+        assert stead._connection.settings.headers["Authorization"] == "Bearer ours"
+
+
+async def test_a_token_replaces_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEAD_API_KEY", "secret")
+    with (
+        scripted(Reply(content={"accountId": "a", "identityId": "i"})) as server,
+        Stead(access_token="stid_x", base_url=f"{server.url}/prefix/") as stead,
+    ):
+        assert stead.whoami().identity_id == "i"
+        assert "stid_x" not in repr(stead) + repr(stead._connection.settings)
+    assert server.seen[0].target == "/prefix/auth/v1/whoami"
+    assert server.seen[0].headers["x-freestyle-identity-access-token"] == "stid_x"
+    assert "authorization" not in server.seen[0].headers
+
+
+def test_a_client_from_outside_stays_open() -> None:
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(200, json={"accountId": request.url.host})
+
+    with httpx2.Client(transport=httpx2.MockTransport(answer)) as http:
+        with Stead("key", base_url="https://example.test", http_client=http) as stead:
+            assert stead.whoami().account_id == "example.test"
+        assert not http.is_closed
+
+
+def test_a_proxy_is_not_asked_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    with scripted(Reply(content={"accountId": "a"})) as server, Stead("key", base_url=server.url) as stead:
+        assert stead.whoami().account_id == "a"
+
+
+def test_a_newer_server_is_understood() -> None:
+    """Fields and values that nobody knows yet are no reason to fail; a missing id is."""
+    info = parse(
+        VmInfo,
+        {
+            "id": VM,
+            "state": "hibernating",
+            "createdAt": "2026-01-31T12:00:00.123456789Z",
+            "sizing": {"vcpuCount": 4, "novelty": True},
+            "persistence": {"type": "sticky", "priority": "high"},
+            "cpuTimeSeconds": 3,
+            "name": None,
+            "colour": "green",
+        },
+    )
+    assert str(info.state) == "hibernating" and info.name is None and info.cpu_time_seconds == 3.0
+    assert info.created_at is not None and info.created_at.microsecond == 123456
+    assert info.sizing is not None and info.sizing.vcpu_count == 4 and info.sizing.mem_size_mib is None
+    assert info.persistence is not None and info.persistence.priority is None
+    with pytest.raises(errors.UnexpectedAnswer, match="'id'"):
+        parse(VmInfo, {"state": "running"})
+
+
+# The library as a whole
+
+
+def test_the_synchronous_client_is_made_from_the_asynchronous_one() -> None:
+    check = [sys.executable, str(ROOT / "scripts" / "unasync"), "--check"]
+    done = subprocess.run(check, capture_output=True, text=True)
+    assert done.returncode == 0, f"run scripts/unasync; stale: {done.stdout}{done.stderr}"
+
+
+def test_it_uses_nothing_else_of_the_package() -> None:
+    for path in (ROOT / "src" / "stead" / "sdk").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.ImportFrom):
+                assert node.level == 0
+                names = [node.module or ""]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            for name in names:
+                top = name.partition(".")[0]
+                assert name.startswith("stead.sdk") or top == "httpx2" or top in sys.stdlib_module_names, (
+                    f"{path.name} imports {name}"
+                )
+
+
+def test_importing_stead_loads_no_client() -> None:
+    code = "import sys, stead; print('httpx2' in sys.modules); stead.Stead; print('httpx2' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["False", "True"]
+
+
+def test_everything_promised_is_there() -> None:
+    import stead
+    from stead import sdk
+
+    assert all(getattr(stead, name) is getattr(sdk, name) for name in stead.__all__)
+    assert set(stead.__all__) <= set(sdk.__all__)
+    with pytest.raises(AttributeError):
+        stead.Nonsense  # type: ignore[attr-defined] # noqa: B018
