@@ -3,21 +3,29 @@ PYTHON ?= python3
 BIN := .venv/bin
 GUEST := $(wildcard guest/*.go) guest/go.mod
 
-.PHONY: demo test trials check setup bench clean
+.PHONY: demo test trials check style types guest setup bench clean
 
 demo: .venv/.ready
 	$(BIN)/stead demo
 
+# Two processes at once: while one test waits for something, another has the processor.
 test: .venv/.ready check
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses 2 --dist worksteal
 
 trials: .venv/.ready
 	$(BIN)/pytest -m slow
 
 check: .venv/.ready
+	+$(MAKE) --no-print-directory --jobs=2 --output-sync style types guest
+
+style: .venv/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+
+types: .venv/.ready
 	$(BIN)/mypy
+
+guest: .venv/.ready
 	scripts/check-guest
 
 setup: .venv/.ready
@@ -29,6 +37,7 @@ setup: .venv/.ready
 bench: .venv/.ready
 	bench/engine
 	bench/checkpoints
+	bench/api
 
 clean:
 	rm -rf .venv dist

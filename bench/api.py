@@ -19,6 +19,7 @@ from measuring import Figure, clear, figure, host_facts, installation, run, say,
 
 from stead.api.server import running
 from stead.api.services import assemble
+from stead.host.template_builder import machine_slots
 from stead.machines import Machine, Machines, State
 from stead.settings import Settings, Size
 from stead.store.machines import MachineRow
@@ -114,7 +115,7 @@ async def list_many(client: Client, sent: bytes, machines: Machines, account: st
             vcpus=2,
             memory_mib=1024,
             disk_gib=20,
-            slot=1_000_000 + number,
+            slot=machine_slots()[-1 - number],
             template="none",
             hostname="none",
             guest_machine_id="0" * 32,

@@ -1,9 +1,9 @@
 """A Stead that is killed while it works: `crash_driver.py DATA CACHE OPERATION`.
 
-Doing the operation once shows how often it writes to its database or gives an order to a QEMU. Then it is
-done again for each of these points, every time on a machine of its own, and held just before or just after
-it. When all are held the process kills itself. For what is on disk and what runs, being held somewhere is
-being killed there, and one recovery meets it all.
+Doing the operation once shows how often it writes to its database or gives an order to a QEMU or its guest.
+Then it is done again for each of these points, every time on a machine of its own, and held just before or
+just after it. When all are held the process kills itself. For what is on disk and what runs, being held
+somewhere is being killed there, and one recovery meets it all.
 """
 
 import asyncio
@@ -34,8 +34,9 @@ _WRITES: dict[type, tuple[str, ...]] = {
 }
 _ORDERS = frozenset(
     {
-        *("stop", "cont", "system_powerdown", "xen-save-devices-state", "migrate-incoming"),
+        *("stop", "cont", "xen-save-devices-state", "migrate-incoming"),
         *("blockdev-add", "blockdev-snapshot", "blockdev-del"),
+        "/v1/shutdown",
     }
 )
 _HOLD_LIMIT = 120.0
@@ -48,7 +49,7 @@ class Hold:
     number: int = 0
     before: bool = False
     orders: bool = True
-    """Whether what a QEMU is told counts, or only what is written."""
+    """Whether what a QEMU or its guest is told counts, or only what is written."""
     seen: int = 0
     point: str = ""
     machine: str | None = None
@@ -79,7 +80,7 @@ def _held(call: Call, name: str | None = None) -> Call:
 
     async def at_point(*arguments: Any, **options: Any) -> Any:
         hold = _current.get()
-        point = name or arguments[1]
+        point = name or str(arguments[-1])
         if hold is None or (name is None and not (hold.orders and point in _ORDERS)):
             return await call(*arguments, **options)
         hold.seen += 1
@@ -100,7 +101,7 @@ def _held(call: Call, name: str | None = None) -> Call:
 
 @contextlib.contextmanager
 def held_points() -> Iterator[None]:
-    """Let operations that run under a Hold be stopped at their durable writes and their orders to QEMU."""
+    """Let operations that run under a Hold be stopped at their durable writes and their orders."""
     with contextlib.ExitStack() as undoing:
 
         def put(owner: type, name: str, call: Call) -> None:
@@ -116,6 +117,7 @@ def held_points() -> Iterator[None]:
             for name in names:
                 put(store, name, _held(getattr(store, name), name))
         put(Vm, "execute", _held(Vm.execute))
+        put(Agent, "call", _held(Agent.call))
         yield
 
 
@@ -159,17 +161,29 @@ class Driver:
         self.lifecycle: Lifecycle = machines._lifecycle
         # Operations that are held keep what they hold: none of it may be in the way of the others.
         self.machines._creation.restores = asyncio.Semaphore(1000)
-        self.lifecycle._slots = contextlib.nullcontext()  # type: ignore[assignment]
+        self.lifecycle.quotas._turn = contextlib.nullcontext()  # type: ignore[assignment]
         self.lifecycle.layers._collecting = contextlib.nullcontext()  # type: ignore[assignment]
         # What is removed in the background would be now in one operation, now in another.
         self.lifecycle.sweep = lambda: None  # type: ignore[method-assign]
+        Agent.call = self._shut_down_at_once(Agent.call)  # type: ignore[method-assign,assignment]
+
+    def _shut_down_at_once(self, call: Call) -> Call:
+        """Guests need not take seconds to shut down, but for the one that does so when the crash comes."""
+
+        async def told(agent: Agent, method: str, target: str, **options: Any) -> Any:
+            hold = _current.get()
+            if target != "/v1/shutdown" or hold is None or hold.point == target:
+                return await call(agent, method, target, **options)
+            (live,) = (each for each in self.lifecycle.lives.values() if each.agent is agent)
+            await live.vm.quit()
+            return {}
+
+        return told
 
     async def existing(self) -> Machine:
         """A machine with something on disk, something in memory, and something that runs."""
         machine = await self.machines.create()
-        fill = (
-            "echo kept > /root/data; sync; echo memory > /run/data; setsid sleep 100000 & echo $! > /run/pid"
-        )
+        fill = "echo kept > /root/data; sync; echo memory > /run/data; sleep 100000 & echo $! > /run/pid"
         result = await machine.exec(f"{{ {fill}; }} > /dev/null 2>&1")
         assert result.ok, result
         return machine

@@ -26,7 +26,10 @@ def leftovers(settings: Settings) -> list[str]:
     found = [f"process {pid} of {name}" for pid, name in running_machines(instance).items()]
     found += [f"namespace {path}" for path in Path("/run/netns").glob(f"stead-{instance}*")]
     found += [f"interface {path.name}" for path in Path("/sys/class/net").glob(f"st{instance}*")]
-    found += [f"group {path}" for path in Path("/sys/fs/cgroup").glob(f"**/stead-{instance}*/*/")]
+    # Unlike a glob, a walk does not mind groups of others that go while it looks.
+    for folder, groups, _ in os.walk("/sys/fs/cgroup"):
+        if Path(folder).name.startswith(f"stead-{instance}"):
+            found += [f"group {folder}/{group}" for group in groups]
     for kept in ("machines", "layers", "checkpoints"):
         found += [f"{kept}: {path}" for path in (settings.data / kept).glob("*")]
     found += [f"folder {path}" for path in settings.runtime.glob(f"{instance}/**")]

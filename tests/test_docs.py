@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from conftest import Server
 
 from stead.settings import Settings
 
@@ -20,8 +21,10 @@ EXAMPLES = [
 
 @pytest.mark.parametrize("source", EXAMPLES)
 async def test_an_example_runs(
-    source: str, settings: Settings, image: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: str, settings: Settings, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("STEAD_API_URL", server.url)
+    monkeypatch.setenv("STEAD_API_KEY", server.key)
     monkeypatch.setenv("STEAD_DATA", str(tmp_path))
     monkeypatch.setenv("STEAD_CACHE", str(settings.cache_folder))
     monkeypatch.setenv("STEAD_DEFAULT_SIZE", str(settings.default_size))

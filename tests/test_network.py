@@ -24,7 +24,8 @@ from stead.host.network import namespace_path
 from stead.machines import Machine, Machines
 from stead.settings import Settings
 
-PRIVATE = IPv4Network("10.201.77.0/24")
+# Another process may run tests on this host at the same time.
+PRIVATE = IPv4Network(f"10.201.{os.getpid() % 256}.0/24")
 _ALL_FRAMES = 0x0003
 
 

@@ -244,13 +244,6 @@ async def test_killing_a_machine_that_sleeps_drops_its_memory(machines: Machines
     await machine.kill()
     assert await state(machine) is State.STOPPED
     assert await sh(machine, "cat /root/kept; cat /run/marker 2>/dev/null || echo gone") == "kept\ngone"
-    # Stopping one that sleeps is not like that: it is woken to be shut down.
-    await machine.files().write("/etc/systemd/system/last.service", LAST_SERVICE)
-    await sh(machine, "systemctl daemon-reload && systemctl start last")
-    await machine.suspend()
-    await machine.stop()
-    assert await state(machine) is State.STOPPED
-    assert await sh(machine, "cat /root/shutdown") == "shut down"
     await machine.delete()
 
 
@@ -376,19 +369,22 @@ async def test_a_machine_can_be_made_anew_under_its_name(machines: Machines, sle
         await machine.info()
 
 
-async def test_a_machine_can_be_waited_for_until_its_services_are_ready(
-    machines: Machines, sleeper: Machine
-) -> None:
+async def test_services_end_in_order_and_can_be_waited_for(machines: Machines) -> None:
+    """Stopping a machine that sleeps is not like killing it: it is woken to be shut down."""
     machine = await machines.create(ready_timeout=60)
     await machine.start(ready_timeout=60)
+    await machine.files().write("/etc/systemd/system/last.service", LAST_SERVICE)
     await machine.files().write("/etc/systemd/system/slow.service", SLOW_SERVICE)
-    await sh(machine, "systemctl enable slow")
+    await sh(machine, "systemctl enable slow && systemctl start last")
+    await machine.suspend()
     await machine.stop()
+    info = await machine.info()
+    assert (info.state, info.reason) == (State.STOPPED, "stopped")
     with pytest.raises(ReadyTimeout, match=r"was not ready within 0\.1 s"):
         await machine.start(ready_timeout=0.1)
     assert await state(machine) is State.RUNNING
     await machine.start(ready_timeout=120)
-    assert await sh(machine, "systemctl is-active slow") == "active"
+    assert await sh(machine, "systemctl is-active slow; cat /root/shutdown") == "active\nshut down"
     await machine.delete()
 
 

@@ -113,7 +113,7 @@ def test_what_is_under_way_is_waited_for(state: State) -> None:
     assert verdicts(state) == dict.fromkeys(Operation, Verdict.WAIT)
 
 
-@pytest.mark.parametrize(("operation", "state"), list(itertools.product(Operation, DOWN)))
+@pytest.mark.parametrize(("operation", "state"), list(itertools.product(Operation, sorted(DOWN))))
 def test_only_what_can_be_started_is_brought_up(operation: Operation, state: State) -> None:
     """Whoever is told that a machine is brought up first can rely on a start that goes."""
     if decide(operation, state) is Verdict.WAKE:

@@ -1,69 +1,119 @@
-"""The first five minutes of a newcomer, with the times."""
+"""`stead demo`: the first five minutes of a newcomer, with the times."""
 
-import asyncio
 import contextlib
-import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import typer
-from rich.console import Console
 
-from stead.host.image import Progress
-from stead.machines import Machine, Machines
-from stead.settings import Settings
+from stead.cli.connection import failures, target
+from stead.cli.demo_server import Server, server
+from stead.cli.output import Json, fail, print_json
+from stead.cli.signals import signals_as_exits
+
+if TYPE_CHECKING:
+    from stead.sdk import Stead, Vm
+
+app = typer.Typer()
+
+_HELLO = "hello from the host"
 
 
-async def demo(
-    settings: Settings, count: int, report: Callable[[Progress], None], console: Console, as_json: bool
-) -> None:
-    """Create, exec, write, read, create more; delete everything whatever happens."""
-    times: dict[str, float] = {}
+@app.command()
+def demo(as_json: Json = False) -> None:
+    """Show the main job: create a machine, use it, fork it, let it sleep, keep it; then delete everything.
+
+    It uses the server that STEAD_API_URL and STEAD_API_KEY name. Without one it starts one of its own, on
+    the data folder of this installation, and ends it.
+    """
+    steps = _Steps(quiet=as_json)
+    with signals_as_exits(), server(target()) as found, _client(found) as stead:
+        if found.own:
+            with steps.timed("prepare", "image and template ready"):
+                found.prepared.wait()
+        else:
+            steps.say(f"on the server at {found.url}")
+        _show(stead, steps)
+    if as_json:
+        print_json(steps.times)
+
+
+@contextlib.contextmanager
+def _client(found: Server) -> "Iterator[Stead]":
+    from stead.sdk import Stead
+
+    with failures(found.url), Stead(found.key, base_url=found.url) as stead:
+        yield stead
+
+
+class _Steps:
+    """Prints what is done and how long it took, and remembers it."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self.times: dict[str, float] = {}
+        self._quiet = quiet
 
     @contextlib.contextmanager
-    def timed(name: str, words: str) -> Iterator[None]:
+    def timed(self, name: str, words: str) -> Iterator[None]:
         start = time.perf_counter()
         yield
-        times[name] = round((time.perf_counter() - start) * 1000, 1)
-        console.print(f"  {words:<44} [bold]{times[name]:>9.1f} ms[/bold]")
+        taken = round((time.perf_counter() - start) * 1000, 1)
+        self.times[f"{name}_ms"] = taken
+        if not self._quiet:
+            typer.echo(f"  {words:<44} {typer.style(f'{taken:>9.1f} ms', bold=True)}")
 
-    async with Machines.open(settings) as machines:
-        owned: list[Machine] = []
-        try:
-            with timed("template_ms", f"image and template of {settings.default_size} ready"):
-                await machines.template(report=report)
-            with timed("pool_ms", f"{settings.pool} machines prepared ahead"):
-                await machines.pool.filled(60)
-            with timed("create_ms", "create a machine"):
-                machine = await machines.create(name="demo")
-            owned.append(machine)
-            with timed("exec_ms", "run `uname -sr`"):
-                result = await machine.exec("uname -sr")
-            console.print(f"    [dim]{result.stdout.decode().strip()}[/dim]")
-            with timed("write_ms", "write /root/hello.txt"):
-                await machine.files().write("/root/hello.txt", b"hello from the host\n")
-            with timed("read_ms", "read it back"):
-                content = await machine.files().read("/root/hello.txt")
-            console.print(f"    [dim]{content.decode().strip()}[/dim]")
-            if count:
-                with timed("create_more_ms", f"create {count} more, all at once"):
-                    owned += await _create_many(machines, count)
-                with timed("exec_all_ms", f"run a command in all {len(owned)}"):
-                    results = await asyncio.gather(*(one.exec("cat /etc/machine-id") for one in owned))
-                distinct = {result.stdout for result in results}
-                console.print(f"    [dim]{len(distinct)} different machine ids[/dim]")
-        finally:
-            with timed("delete_ms", "delete everything"):
-                await asyncio.gather(*(one.delete() for one in owned))
-    if as_json:
-        typer.echo(json.dumps(times))
+    def say(self, text: str) -> None:
+        if not self._quiet:
+            typer.secho(f"    {text}", dim=True)
 
 
-async def _create_many(machines: Machines, count: int) -> list[Machine]:
-    results = await asyncio.gather(*(machines.create() for _ in range(count)), return_exceptions=True)
-    created = [result for result in results if isinstance(result, Machine)]
-    failures = [result for result in results if isinstance(result, BaseException)]
-    if failures:
-        await asyncio.gather(*(machine.delete() for machine in created))
-        raise failures[0]
-    return created
+def _show(stead: "Stead", steps: _Steps) -> None:
+    """Every step of it; whatever happens, nothing is left."""
+    machines: list[Vm] = []
+    snapshots: list[str] = []
+    try:
+        with steps.timed("create", "create a machine"):
+            machines.append(stead.vms.create(name="demo"))
+        first = machines[0]
+        with steps.timed("exec", "run `uname -sr`"):
+            kernel = first.exec("uname -sr", check=True).stdout.strip()
+        steps.say(kernel)
+        with steps.timed("write", "write /root/hello.txt"):
+            first.fs.write_text("/root/hello.txt", _HELLO)
+        with steps.timed("read", "read it back"):
+            content = first.fs.read_text("/root/hello.txt")
+        steps.say(content)
+        with steps.timed("fork", "fork it in two, as it runs"):
+            machines += first.fork(count=2)
+        _tell_apart(machines, steps)
+        with steps.timed("suspend", "let it sleep"):
+            first.suspend()
+        with steps.timed("wake", "wake it with a command"):
+            first.exec("true", check=True)
+        with steps.timed("snapshot", "keep it as a snapshot"):
+            snapshots.append(first.snapshot(name="demo").id)
+        with steps.timed("create_from_snapshot", "create a machine from the snapshot"):
+            machines.append(stead.vms.create(snapshot_id=snapshots[0]))
+        _check(machines[-1].fs.read_text("/root/hello.txt") == _HELLO, "the snapshot has not what was kept")
+        steps.say("the file is there, and everything that ran goes on")
+    finally:
+        with steps.timed("delete", "delete everything"):
+            for vm in machines:
+                vm.delete()
+            for snapshot in snapshots:
+                stead.vms.snapshots.delete(snapshot)
+
+
+def _tell_apart(machines: "list[Vm]", steps: _Steps) -> None:
+    """Copies have the same files and an identity each."""
+    with steps.timed("exec_all", f"run a command in all {len(machines)}"):
+        answers = [vm.exec("cat /etc/machine-id /root/hello.txt", check=True).stdout for vm in machines]
+    _check(all(answer.endswith(_HELLO) for answer in answers), "a fork has not what its parent had")
+    ids = {answer.partition("\n")[0] for answer in answers}
+    steps.say(f"{len(ids)} different machine ids, the same file in each")
+
+
+def _check(right: bool, text: str) -> None:
+    if not right:
+        fail(text)

@@ -3,10 +3,9 @@
 It speaks to a server over HTTP and uses nothing else of this package.
 """
 
-from stead.sdk._async.client import AsyncStead
-from stead.sdk._async.identities import AsyncIdentity
-from stead.sdk._async.streams import AsyncStream
-from stead.sdk._async.vm import AsyncVm
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from stead.sdk._sync.client import Stead
 from stead.sdk._sync.identities import Identity
 from stead.sdk._sync.streams import Stream
@@ -64,6 +63,12 @@ from stead.sdk.models import (
 )
 from stead.sdk.parts import FileContent, Git, Group, RepoRef, RestartPolicy, Service, User
 from stead.sdk.spec import VmSpec
+
+if TYPE_CHECKING:
+    from stead.sdk._async.client import AsyncStead
+    from stead.sdk._async.identities import AsyncIdentity
+    from stead.sdk._async.streams import AsyncStream
+    from stead.sdk._async.vm import AsyncVm
 
 __all__ = [
     "AlreadyExists",
@@ -130,3 +135,14 @@ __all__ = [
     "WaitTimedOut",
     "Whoami",
 ]
+
+_ASYNC = {"AsyncIdentity": "identities", "AsyncStead": "client", "AsyncStream": "streams", "AsyncVm": "vm"}
+
+if not TYPE_CHECKING:
+    # The command line uses the synchronous client, and is not to wait for the other.
+    def __getattr__(name: str) -> object:
+        if name not in _ASYNC:
+            raise AttributeError(f"module 'stead.sdk' has no attribute {name!r}")
+        found = getattr(import_module(f"stead.sdk._async.{_ASYNC[name]}"), name)
+        globals()[name] = found
+        return found

@@ -1,6 +1,5 @@
-"""What waits or blocks, once for each kind of client."""
+"""What waits or blocks, once for each kind of client. The synchronous one does without asyncio."""
 
-import asyncio
 import time
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
@@ -10,6 +9,8 @@ T = TypeVar("T")
 
 
 async def async_sleep(seconds: float) -> None:
+    import asyncio
+
     await asyncio.sleep(seconds)
 
 
@@ -19,6 +20,8 @@ def sync_sleep(seconds: float) -> None:
 
 async def async_call(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call something that works on local files, without holding up the loop."""
+    import asyncio
+
     return await asyncio.to_thread(function, *args, **kwargs)
 
 

@@ -1,0 +1,167 @@
+"""`stead vm create`: a machine, and perhaps one command in it."""
+
+import contextlib
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stead.cli.connection import connected
+from stead.cli.output import Json, fail, note, print_json, working
+from stead.cli.references import SnapshotOption, find_snapshot
+from stead.cli.remote import Command, Ending, run
+from stead.cli.signals import signals_as_exits
+from stead.cli.sizes import Cpu, Disk, Memory, Size, SizeOption, wanted_size
+
+if TYPE_CHECKING:
+    from stead.sdk import Stead
+    from stead.sdk import Vm as Handle
+
+IdleTimeout = Annotated[
+    str | None,
+    typer.Option(metavar="SECONDS|never", help="Let it sleep after this time without activity."),
+]
+Spec = Annotated[
+    Path | None,
+    typer.Option(
+        "--spec",
+        metavar="FILE",
+        allow_dash=True,
+        help="What it should be like, as JSON; - for standard input.",
+    ),
+]
+
+
+def create(
+    name: Annotated[str | None, typer.Option("--name", "-n", help="A label.")] = None,
+    snapshot: SnapshotOption = None,
+    apt: Annotated[
+        list[str] | None, typer.Option("--apt", metavar="PACKAGE", help="A Debian package; repeatable.")
+    ] = None,
+    size: SizeOption = None,
+    cpu: Cpu = None,
+    memory: Memory = None,
+    disk: Disk = None,
+    idle_timeout: IdleTimeout = None,
+    ephemeral: Annotated[bool, typer.Option("--ephemeral", help="Delete it when it stops.")] = False,
+    workdir: Annotated[str | None, typer.Option(help="Where commands run unless they say otherwise.")] = None,
+    spec: Spec = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until its services are ready.")] = False,
+    command: Annotated[
+        str | None, typer.Option("--exec", "-e", metavar="LINE", help="Run this in it, as if it ran here.")
+    ] = None,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Delete it after the command, however that ends.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Make a machine and print its id; with `--exec`, run a command in it and end as that ends.
+
+    `stead vm create --exec 'uname -a' --delete` leaves nothing but the command's output.
+    """
+    if delete and command is None:
+        raise typer.BadParameter("deletes after a command: give --exec with it", param_hint="--delete")
+    options: dict[str, Any] = {
+        "name": name,
+        "apt_deps": apt or None,
+        "workdir": workdir,
+        "persistence": "ephemeral" if ephemeral else None,
+        "wait_for_ready_signal": wait or None,
+        "spec": None if spec is None else read_spec(spec),
+        **_size_options(wanted_size(size, cpu, memory, disk)),
+    }
+    if idle_timeout is not None:
+        options["idle_timeout_seconds"] = seconds_or_never(idle_timeout)
+    with connected() as stead, signals_as_exits():
+        if snapshot is not None:
+            options["snapshot_id"] = find_snapshot(stead, snapshot)
+        vm, taken = _make(stead, options)
+        if command is None:
+            _tell(vm, taken, as_json)
+            return
+        ending = _run_in(vm, command, delete=delete, collect=as_json)
+    if as_json:
+        print_json({"id": vm.id, "deleted": delete, "exec": ending})
+    raise typer.Exit(ending.exit_code)
+
+
+def _size_options(size: Size) -> dict[str, Any]:
+    return {
+        "vcpu_count": size.vcpus,
+        "mem_size_gb": size.memory_gb,
+        "rootfs_size_gb": size.disk_gb,
+    }
+
+
+def _make(stead: "Stead", options: dict[str, Any]) -> "tuple[Handle, float]":
+    """The machine, and how long it took. What is built is told line by line."""
+    built = options["spec"] is not None or options["apt_deps"] is not None
+    start = time.perf_counter()
+    try:
+        with working("building a machine" if built else "creating a machine") as report:
+            vm = stead.vms.create(**options, progress=report if built else None)
+    except (KeyboardInterrupt, SystemExit):
+        if built:
+            note("what was asked for may still be made: look at `stead vm list`")
+        raise
+    return vm, time.perf_counter() - start
+
+
+def _tell(vm: "Handle", taken: float, as_json: bool) -> None:
+    if as_json:
+        print_json({"id": vm.id, "domains": vm.domains, "seconds": round(taken, 3)})
+        return
+    typer.echo(vm.id)
+    if sys.stdout.isatty():
+        note(f"running after {taken:.2f} s; `stead vm exec {vm.id[:6]} ...` runs a command in it")
+
+
+def _run_in(vm: "Handle", command: str, *, delete: bool, collect: bool) -> Ending:
+    if not delete:
+        note(f"machine {vm.id}")
+        return run(vm, Command(command), collect=collect)
+    try:
+        return run(vm, Command(command), collect=collect)
+    finally:
+        _delete(vm)
+
+
+def _delete(vm: "Handle") -> None:
+    from stead.sdk.errors import NotFound
+
+    try:
+        # An ephemeral machine may have ended with its command.
+        with contextlib.suppress(NotFound):
+            vm.delete()
+    except BaseException:
+        note(f"machine {vm.id} may still be there: `stead vm delete {vm.id}`")
+        raise
+
+
+def read_spec(path: Path) -> dict[str, Any]:
+    """A spec from a file, in the server's own words; `{"spec": {...}}` is taken as well."""
+    try:
+        text = sys.stdin.read() if str(path) == "-" else path.read_text()
+        spec = json.loads(text)
+    except OSError as error:
+        fail(f"{error.strerror}: {path}")
+    except ValueError as error:
+        fail(f"{path} is not JSON: {error}")
+    if isinstance(spec, dict) and isinstance(spec.get("spec"), dict):
+        spec = spec["spec"]
+    if not isinstance(spec, dict):
+        fail(f"{path} holds no spec: it has to be a JSON object")
+    return spec
+
+
+def seconds_or_never(text: str) -> int | None:
+    if text.lower() == "never":
+        return None
+    if not (text.isascii() and text.isdigit()) or int(text) == 0:
+        raise typer.BadParameter(
+            f"is a number of seconds or `never`, not {text!r}", param_hint="--idle-timeout"
+        )
+    return int(text)

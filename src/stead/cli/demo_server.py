@@ -1,0 +1,144 @@
+"""The server of the demo: the one that is there, or one of its own for as long as the demo lasts."""
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from stead.cli.connection import Target
+from stead.cli.host import Display
+from stead.cli.keys import open_accounts
+from stead.cli.output import fail
+from stead.cli.terminal import run
+
+ACCOUNT = "demo"
+_STOP_TIMEOUT = 60.0
+
+
+@dataclass
+class Server:
+    url: str
+    key: str
+    prepared: threading.Event = field(default_factory=threading.Event)
+    """Set when creates are quick; of a server that was there before, nobody knows."""
+    own: bool = False
+
+
+@contextlib.contextmanager
+def server(given: Target) -> Iterator[Server]:
+    """A server to show things on. What is made for the demo alone, a process or a key, ends with it."""
+    if given.key is not None and (found := _answering(given.url, given.key)) is not None:
+        yield found
+        return
+    with _own_key() as key:
+        if (found := _answering(given.url, key)) is not None:
+            yield found
+            return
+        with _own_server(key) as found:
+            yield found
+
+
+def _answering(url: str | None, key: str) -> Server | None:
+    """The server that takes this key, if there is one."""
+    from stead.sdk import Stead
+    from stead.sdk.errors import SteadException
+
+    with Stead(key, base_url=url, timeout=5.0, max_retries=0) as stead:
+        try:
+            stead.whoami()
+        except SteadException:
+            return None
+        return Server(stead.base_url, key)
+
+
+@contextlib.contextmanager
+def _own_key() -> Iterator[str]:
+    """A key of an account for demos, which is nobody's afterwards."""
+    from stead.identity.errors import AccountExists
+
+    made: list[tuple[str, str]] = []
+
+    async def make() -> None:
+        async with open_accounts() as accounts:
+            with contextlib.suppress(AccountExists):
+                await accounts.create(ACCOUNT)
+            info, secret = await accounts.create_key((await accounts.by_name(ACCOUNT)).id, "demo")
+        made.append((info.id, secret))
+
+    async def revoke() -> None:
+        async with open_accounts() as accounts:
+            await accounts.revoke_key(made[0][0])
+
+    run(make())
+    try:
+        yield made[0][1]
+    finally:
+        asyncio.run(revoke())
+
+
+@contextlib.contextmanager
+def _own_server(key: str) -> Iterator[Server]:
+    """`stead serve` on a free port, ended with the block. Ctrl-C is for the demo, which ends it in order."""
+    command = (
+        sys.executable,
+        "-m",
+        "stead.cli.main",
+        "serve",
+        "--listen",
+        "127.0.0.1:0",
+        "--json",
+        "--log-json",
+    )
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        logs = _Logs(process.stderr)
+        try:
+            line = process.stdout.readline() if process.stdout is not None else ""
+            if not line:
+                process.wait(_STOP_TIMEOUT)
+                logs.join()
+                fail(logs.last_words or "the demo's server ended before it had begun")
+            yield Server(json.loads(line)["url"], key, logs.prepared, own=True)
+        finally:
+            process.terminate()
+            try:
+                process.wait(_STOP_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            logs.join()
+
+
+class _Logs(threading.Thread):
+    """Reads what the server logs: shows how far it is with its preparations, and remembers its last words."""
+
+    def __init__(self, lines: IO[str] | None) -> None:
+        super().__init__(daemon=True)
+        self.prepared = threading.Event()
+        self.last_words = ""
+        self._lines = lines
+        self.start()
+
+    def run(self) -> None:
+        display = Display()
+        for line in self._lines or ():
+            try:
+                entry: dict[str, Any] = json.loads(line)
+            except ValueError:
+                self.last_words = line.strip().removeprefix("error: ")
+                continue
+            if entry["event"] == "preparing":
+                display.show(entry["phase"], entry["detail"], (entry["percent"] or 0) / 100)
+                continue
+            if entry["level"] == "error":
+                self.last_words = f"{entry['event']}: {entry.get('error', '')}"
+            if entry["event"] == "prepared" or entry["level"] == "error":
+                display.close()
+                self.prepared.set()
+        display.close()
+        self.prepared.set()

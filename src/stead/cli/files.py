@@ -1,0 +1,307 @@
+"""`stead vm fs` and `stead vm cp`: the files of a machine."""
+
+import contextlib
+import os
+import posixpath
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stead.cli.connection import connected
+from stead.cli.output import Json, note, print_facts, print_json, print_table, working
+from stead.cli.references import Vm, find_vm
+
+if TYPE_CHECKING:
+    from stead.sdk import Stead
+    from stead.sdk._sync.files import Files
+
+app = typer.Typer(no_args_is_help=True, help="Files in a machine.")
+
+User = Annotated[str | None, typer.Option("--user", "-u", help="As which Linux user; else root.")]
+GuestPath = Annotated[str, typer.Argument(metavar="PATH", help="A path in the machine.")]
+_CHUNK = 256 * 1024
+_LARGE = 8 << 20
+"""Bytes from which on a copy is worth a progress bar."""
+
+
+def _files(stead: "Stead", vm: str, user: str | None) -> "Files":
+    handle = stead.vms.ref(find_vm(stead, vm))
+    return handle.fs if user is None else handle.user(user).fs
+
+
+@app.command("ls")
+def list_folder(
+    vm: Vm,
+    path: Annotated[str, typer.Argument(metavar="PATH", help="A folder in the machine.")] = "/",
+    user: User = None,
+    as_json: Json = False,
+) -> None:
+    """Show what is in a folder."""
+    with connected() as stead:
+        entries = sorted(_files(stead, vm, user).read_dir(path), key=lambda entry: entry.name)
+    if as_json:
+        print_json({"path": path, "files": entries})
+    elif sys.stdout.isatty():
+        print_table(("name", "kind"), [(entry.name, entry.kind) for entry in entries], "nothing")
+    else:
+        for entry in entries:
+            typer.echo(entry.name)
+
+
+@app.command("cat")
+def print_file(vm: Vm, path: GuestPath, user: User = None) -> None:
+    """Print a file, byte for byte."""
+    with connected() as stead, _files(stead, vm, user).read_chunks(path) as chunks:
+        _write_out(chunks)
+
+
+@app.command("write")
+def write_file(
+    vm: Vm,
+    path: GuestPath,
+    content: Annotated[str | None, typer.Option("--content", help="Text; else standard input.")] = None,
+    mode: Annotated[str | None, typer.Option(help="Permissions, octal, like 755.")] = None,
+    user: User = None,
+    as_json: Json = False,
+) -> None:
+    """Replace a file, whole, by what comes from standard input; its folders are made."""
+    permissions = None if mode is None else _permissions(mode)
+    counted = _Counter()
+    with connected() as stead:
+        data = counted.through(_standard_input()) if content is None else content.encode()
+        _files(stead, vm, user).write(path, data, mode=permissions)
+    if as_json:
+        print_json({"path": path, "bytes": counted.bytes if content is None else len(content.encode())})
+
+
+@app.command("rm")
+def remove(
+    vm: Vm,
+    path: GuestPath,
+    recursive: Annotated[
+        bool, typer.Option("--recursive", "-r", help="A folder with all that is in it.")
+    ] = False,
+    user: User = None,
+    as_json: Json = False,
+) -> None:
+    """Remove a file, or an empty folder."""
+    with connected() as stead:
+        _files(stead, vm, user).remove(path, recursive=recursive)
+    if as_json:
+        print_json({"path": path, "removed": True})
+
+
+@app.command("mkdir")
+def make_folder(
+    vm: Vm,
+    path: GuestPath,
+    parents: Annotated[
+        bool, typer.Option("--parents", "-p", help="Those above it too; it may be there already.")
+    ] = False,
+    user: User = None,
+    as_json: Json = False,
+) -> None:
+    """Make a folder."""
+    with connected() as stead:
+        _files(stead, vm, user).mkdir(path, parents=parents)
+    if as_json:
+        print_json({"path": path})
+
+
+@app.command("stat")
+def show_file(vm: Vm, path: GuestPath, user: User = None, as_json: Json = False) -> None:
+    """Show what is at a path: kind, size, owner, permissions."""
+    with connected() as stead:
+        found = _files(stead, vm, user).stat(path)
+    if as_json:
+        print_json({"path": path} | vars(found))
+        return
+    modified = None if found.modified is None else f"{found.modified.astimezone():%Y-%m-%d %H:%M:%S %Z}"
+    print_facts(
+        [
+            ("path", path),
+            ("kind", found.kind),
+            ("size", found.size),
+            ("permissions", None if found.mode is None else f"{found.mode:o}"),
+            ("owner", f"{found.owner or found.uid}:{found.group or found.gid}"),
+            ("modified", modified),
+        ]
+    )
+
+
+def _permissions(text: str) -> int:
+    try:
+        mode = int(text, 8)
+    except ValueError:
+        mode = -1
+    if not 0 <= mode <= 0o7777:
+        raise typer.BadParameter(f"permissions are octal, like 755, not {text!r}", param_hint="--mode")
+    return mode
+
+
+# Copying
+
+
+@dataclass(frozen=True)
+class Place:
+    """One end of a copy: a path here, or in a machine."""
+
+    path: str
+    vm: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "Place":
+        """`VM:PATH` is in a machine. Whatever has a slash before its first colon, or none, is here."""
+        vm, colon, path = text.partition(":")
+        if not colon or not vm or "/" in vm:
+            return cls(text)
+        return cls(path or "/", vm)
+
+    @property
+    def is_stream(self) -> bool:
+        return self.vm is None and self.path == "-"
+
+
+def copy(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="PATH, VM:PATH, or - for standard input.")],
+    target: Annotated[str, typer.Argument(metavar="DST", help="VM:PATH, PATH, or - for standard output.")],
+    user: User = None,
+    as_json: Json = False,
+) -> None:
+    """Copy a file or folder into a machine or out of it, as `cp -r` does.
+
+    What is copied into a folder that is there keeps its name; else it gets the name that was given.
+    """
+    origin, goal = Place.parse(source), Place.parse(target)
+    if (origin.vm is None) == (goal.vm is None):
+        wrong = "one side is in a machine: VM:PATH" if origin.vm is None else "one side has to be a path here"
+        raise typer.BadParameter(wrong, param_hint="SRC DST")
+    skipped: list[str] = []
+    with connected() as stead:
+        files = _files(stead, origin.vm or goal.vm or "", user)
+        if goal.vm is not None:
+            placed = _upload(files, origin, goal.path)
+        else:
+            placed, skipped = _download(files, origin.path, goal)
+    for name in skipped:
+        note(f"left out: {name}")
+    if as_json and not goal.is_stream:
+        print_json({"path": placed, "skipped": skipped})
+
+
+def _upload(files: "Files", origin: Place, goal: str) -> str:
+    if origin.is_stream:
+        files.write(goal, _standard_input())
+        return goal
+    source = Path(origin.path)
+    name = source.resolve().name
+    placed = posixpath.join(goal, name) if goal.endswith("/") or _is_folder(files, goal) else goal
+    if source.is_dir():
+        with working(f"copying {name}"):
+            files.upload(source, placed)
+        return placed
+    found = source.stat()
+    with _bar(name, found.st_size) as advance:
+        if advance is None:
+            files.upload(source, placed)
+        else:
+            with source.open("rb") as file:
+                files.write(placed, advance(_chunks(file.read)), mode=found.st_mode & 0o777)
+    return placed
+
+
+def _is_folder(files: "Files", path: str) -> bool:
+    from stead.sdk.errors import FileNotFound
+
+    try:
+        return files.stat(path).is_directory
+    except FileNotFound:
+        return False
+
+
+def _download(files: "Files", path: str, goal: Place) -> tuple[str, list[str]]:
+    if goal.is_stream:
+        with files.read_chunks(path) as chunks:
+            _write_out(chunks)
+        return "-", []
+    target = Path(goal.path)
+    found = files.stat(path)
+    name = posixpath.basename(path.rstrip("/")) or "root"
+    if target.is_dir() or goal.path.endswith("/"):
+        target.mkdir(exist_ok=True)
+        target = target / name
+    if found.is_directory:
+        with working(f"copying {name}"):
+            return str(target), files.download(path, target)
+    with _bar(name, found.size) as advance:
+        if advance is None:
+            return str(target), files.download(path, target)
+        with files.read_chunks(path) as chunks:
+            _write_whole(target, advance(chunks), 0o644 if found.mode is None else found.mode & 0o755 | 0o600)
+    return str(target), []
+
+
+def _write_whole(target: Path, chunks: Iterable[bytes], mode: int) -> None:
+    """Beside the target first: a copy that breaks off leaves the old file."""
+    with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
+        part = Path(file.name)
+        try:
+            for chunk in chunks:
+                file.write(chunk)
+            file.close()
+            part.chmod(mode)
+            part.replace(target)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+
+
+@contextlib.contextmanager
+def _bar(name: str, size: int) -> Iterator[Callable[[Iterable[bytes]], Iterator[bytes]] | None]:
+    """Gives what counts bytes on a progress bar; None where a bar is not worth it or nobody would see it."""
+    if size < _LARGE or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(name, total=size)
+
+        def count(chunks: Iterable[bytes]) -> Iterator[bytes]:
+            for chunk in chunks:
+                yield chunk
+                progress.advance(task, len(chunk))
+
+        yield count
+
+
+class _Counter:
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def through(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        for chunk in chunks:
+            self.bytes += len(chunk)
+            yield chunk
+
+
+def _standard_input() -> Iterator[bytes]:
+    return _chunks(lambda size: os.read(sys.stdin.fileno(), size))
+
+
+def _chunks(read: Callable[[int], bytes]) -> Iterator[bytes]:
+    while chunk := read(_CHUNK):
+        yield chunk
+
+
+def _write_out(chunks: Iterable[bytes]) -> None:
+    for chunk in chunks:
+        sys.stdout.buffer.write(chunk)
+    sys.stdout.buffer.flush()

@@ -1,0 +1,106 @@
+"""`stead doctor` and `stead prepare`: this host."""
+
+import json
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stead.cli.log_lines import Level, write_logs
+from stead.cli.output import Json
+from stead.cli.terminal import console, errors, run, settings
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from stead.host.image import Progress as Step
+
+app = typer.Typer()
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Say what this host has, what each missing thing costs, and how to get it."""
+    from stead.host import doctor as host_doctor
+
+    async def work() -> None:
+        findings = await host_doctor.examine(settings())
+        if as_json:
+            typer.echo(host_doctor.to_json(findings))
+        else:
+            host_doctor.render(findings, console)
+        if not host_doctor.healthy(findings):
+            raise typer.Exit(1)
+
+    run(work())
+
+
+@app.command()
+def prepare(
+    size: Annotated[str | None, typer.Option(help="Machine size, for example 4x8Gx20G.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Build the base image and the template of a size, so that creates are quick from then on.
+
+    A server does this by itself when it starts.
+    """
+    from stead.machines import Machines
+    from stead.settings import Size
+
+    write_logs(Level.WARNING)
+
+    async def work(report: "Callable[[Step], None]") -> None:
+        given = settings()
+        async with Machines.open(given) as machines:
+            wanted = Size.parse(size) if size else given.default_size
+            template = await machines.template(wanted, report)
+        facts = {"template": template.id, "image": template.image.key, "size": str(template.size)}
+        typer.echo(json.dumps(facts) if as_json else f"ready: template {template.id} of {template.size}")
+
+    with_display(work)
+
+
+class Display:
+    """A progress bar for image and template building; it appears only when there is something to wait for."""
+
+    def __init__(self) -> None:
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+
+    def __call__(self, step: "Step") -> None:
+        self.show(step.phase, step.detail, step.fraction)
+
+    def show(self, phase: str, detail: str, fraction: float | None) -> None:
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        if self._progress is None:
+            self._progress = Progress(
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TimeElapsedColumn(),
+                TextColumn("[dim]{task.fields[detail]}", markup=False),
+                console=errors,
+                transient=True,
+            )
+            self._progress.start()
+            self._task = self._progress.add_task("", total=1.0, detail="")
+        if self._task is not None:
+            self._progress.update(
+                self._task, description=phase, detail=detail[:60], completed=fraction or 0.0
+            )
+        if fraction == 1.0:
+            self.close()
+
+    def close(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+
+def with_display(work: "Callable[[Callable[[Step], None]], Coroutine[Any, Any, None]]") -> None:
+    display = Display()
+    try:
+        run(work(display))
+    finally:
+        display.close()

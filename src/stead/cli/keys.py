@@ -1,0 +1,238 @@
+"""`stead keys` and `stead accounts`: for whoever runs the installation, with or without a server."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+
+from stead.cli.output import Json, note, print_json, print_table
+from stead.cli.terminal import run, settings
+from stead.errors import InvalidRequest
+from stead.identity.accounts import Account, Accounts, KeyInfo
+from stead.store.database import open_database
+
+keys = typer.Typer(no_args_is_help=True, help="API keys: what programs show to be let in.")
+accounts = typer.Typer(no_args_is_help=True, help="Accounts: who has machines, and how many.")
+
+AccountName = Annotated[str | None, typer.Option("--account", help="The account's name.")]
+Limit = Annotated[str | None, typer.Option(metavar="N", help="A number, `unlimited` or `default`.")]
+
+
+@contextlib.asynccontextmanager
+async def open_accounts() -> AsyncIterator[Accounts]:
+    """The accounts of the installation, by its database alone: a server may have it open as well."""
+    chosen = settings()
+    data = chosen.data
+    with contextlib.suppress(FileExistsError):
+        data.mkdir(parents=True, mode=0o711)
+        # Whatever the umask is: machines run as users of their own, and their files are below this.
+        data.chmod(0o711)
+    database = await open_database(data / "stead.db")
+    try:
+        yield Accounts(database, chosen.limits)
+    finally:
+        await database.dispose()
+
+
+@keys.command("create")
+def create_key(
+    account: AccountName = None,
+    name: Annotated[str | None, typer.Option(help="What the key is for.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Make an API key and print it, this once. Without --account it is one of the account `default`."""
+
+    async def work() -> None:
+        async with open_accounts() as opened:
+            owner = await opened.default() if account is None else await opened.by_name(account)
+            info, secret = await opened.create_key(owner.id, name)
+        if as_json:
+            print_json(_key_facts(info, owner.name) | {"key": secret})
+            return
+        typer.echo(secret)
+        note(f"key {info.id} of the account {owner.name}; it is not shown again")
+
+    run(work())
+
+
+@keys.command("list")
+def list_keys(
+    account: AccountName = None,
+    everything: Annotated[bool, typer.Option("--all", help="Show revoked keys too.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show the API keys: their ids, how they begin, and when they were last used."""
+
+    async def work() -> None:
+        async with open_accounts() as opened:
+            owner = None if account is None else (await opened.by_name(account)).id
+            found = await opened.keys(owner, revoked=everything)
+            names = {each.id: each.name for each in await opened.list()}
+        if as_json:
+            print_json({"keys": [_key_facts(each, names[each.account]) for each in found]})
+            return
+        rows = [
+            (
+                each.id,
+                f"{each.hint}…",
+                names[each.account],
+                each.name or "",
+                _time(each.created_at) or "",
+                _time(each.used_at) or "never",
+                *([_time(each.revoked_at) or ""] if everything else []),
+            )
+            for each in found
+        ]
+        headings = ["id", "key", "account", "name", "created", "last used"]
+        print_table([*headings, *(["revoked"] if everything else [])], rows, "no keys")
+
+    run(work())
+
+
+@keys.command("revoke")
+def revoke_key(
+    key: Annotated[str, typer.Argument(help="The key's id, or its beginning (4 characters or more).")],
+    as_json: Json = False,
+) -> None:
+    """End an API key: from now on it lets nobody in."""
+
+    async def work() -> None:
+        async with open_accounts() as opened:
+            info = await opened.revoke_key(key)
+            owner = await opened.get(info.account)
+        if as_json:
+            print_json(_key_facts(info, owner.name))
+        else:
+            typer.echo(f"revoked: key {info.id} ({info.hint}…) of the account {owner.name}")
+
+    run(work())
+
+
+@accounts.command("create")
+def create_account(name: str, as_json: Json = False) -> None:
+    """Make an account. Its machines, snapshots and identities are its own."""
+
+    async def work() -> None:
+        async with open_accounts() as opened:
+            account = await opened.create(name)
+        if as_json:
+            print_json(_account_facts(account))
+        else:
+            typer.echo(account.id)
+
+    run(work())
+
+
+@accounts.command("list")
+def list_accounts(as_json: Json = False) -> None:
+    """Show the accounts."""
+
+    async def work() -> None:
+        async with open_accounts() as opened:
+            found = await opened.list()
+        if as_json:
+            print_json({"accounts": [_account_facts(each) for each in found]})
+            return
+        rows = [(each.id, each.name, _time(each.created_at) or "", _limits_line(each)) for each in found]
+        print_table(["id", "name", "created", "limits"], rows, "no accounts")
+
+    run(work())
+
+
+@accounts.command("limits")
+def limits(
+    name: str,
+    vms: Limit = None,
+    running: Limit = None,
+    snapshots: Limit = None,
+    vcpus: Limit = None,
+    memory_gib: Limit = None,
+    disk_gib: Limit = None,
+    total_memory_gib: Limit = None,
+    total_disk_gib: Limit = None,
+    as_json: Json = False,
+) -> None:
+    """Show how much an account may have, or change it.
+
+    `--vms` counts machines, `--running` those that are up at the same time; `--vcpus`, `--memory-gib` and
+    `--disk-gib` are for one machine, the totals for all of them. `default` is what the installation says.
+    """
+    given = {
+        "vms": vms,
+        "running": running,
+        "snapshots": snapshots,
+        "vcpus": vcpus,
+        "memory_gib": memory_gib,
+        "disk_gib": disk_gib,
+        "total_memory_gib": total_memory_gib,
+        "total_disk_gib": total_disk_gib,
+    }
+
+    async def work() -> None:
+        wanted = {key: value for key, value in given.items() if value is not None}
+        unset = [key for key, value in wanted.items() if value == "default"]
+        changes = {key: _limit(key, value) for key, value in wanted.items() if key not in unset}
+        async with open_accounts() as opened:
+            account = await opened.by_name(name)
+            if wanted:
+                account = await opened.set_limits(account.id, changes, unset=unset)
+        if as_json:
+            print_json(_account_facts(account))
+            return
+        rows = [
+            (
+                key,
+                "unlimited" if value is None else str(value),
+                "own" if key in account.own_limits else "default",
+            )
+            for key, value in asdict(account.limits).items()
+        ]
+        print_table(["limit", "value", "from"], rows, "")
+
+    run(work())
+
+
+def _limit(name: str, text: str) -> int | None:
+    if text == "unlimited":
+        return None
+    if not (text.isascii() and text.isdigit()):
+        option = f"--{name.replace('_', '-')}"
+        raise InvalidRequest(f"{option} takes a number from 0, `unlimited` or `default`, not {text!r}")
+    return int(text)
+
+
+def _key_facts(info: KeyInfo, account: str) -> dict[str, Any]:
+    return {
+        "id": info.id,
+        "account": account,
+        "account_id": info.account,
+        "name": info.name,
+        "hint": info.hint,
+        "created_at": _time(info.created_at),
+        "used_at": _time(info.used_at),
+        "revoked_at": _time(info.revoked_at),
+    }
+
+
+def _account_facts(account: Account) -> dict[str, Any]:
+    return {
+        "id": account.id,
+        "name": account.name,
+        "created_at": _time(account.created_at),
+        "limits": asdict(account.limits),
+        "own_limits": dict(account.own_limits),
+    }
+
+
+def _limits_line(account: Account) -> str:
+    own = account.own_limits.items()
+    return ", ".join(f"{key} {'unlimited' if value is None else value}" for key, value in own) or "default"
+
+
+def _time(seconds: float | None) -> str | None:
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,50 @@
+"""Logs as lines on standard error: logfmt for people and grep, JSON for programs."""
+
+import enum
+import json
+import logging
+from datetime import UTC, datetime
+from typing import Any
+
+
+class Level(enum.StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+def write_logs(level: Level, *, as_json: bool = False) -> None:
+    """From now on log to standard error. Of libraries only what is wrong is shown."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines() if as_json else Logfmt())
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("stead").setLevel(level.value.upper())
+
+
+def _facts(formatter: logging.Formatter, record: logging.LogRecord) -> dict[str, Any]:
+    """A record as fields, in the order in which they are read."""
+    moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+    own: dict[str, Any] = getattr(record, "fields", {"event": record.getMessage()})
+    facts = {
+        "time": moment.replace("+00:00", "Z"),
+        "level": record.levelname.lower(),
+        "logger": record.name,
+        **own,
+    }
+    if record.exc_info:
+        facts["traceback"] = formatter.formatException(record.exc_info)
+    return facts
+
+
+class JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return json.dumps(_facts(self, record), default=str)
+
+
+class Logfmt(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        import structlog
+
+        render = structlog.processors.LogfmtRenderer(key_order=["time", "level", "logger", "event"])
+        return render(None, "", _facts(self, record))

@@ -1,0 +1,111 @@
+"""`stead vm logs`: what happened to a machine, and what its services wrote."""
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stead.cli.connection import connected
+from stead.cli.output import Json, note, print_json, shown_lines
+from stead.cli.references import Vm, find_vm
+
+if TYPE_CHECKING:
+    from stead.sdk import Vm as Handle
+    from stead.sdk.models import LogEntry
+
+_SPAN = re.compile(r"(\d+)([smhd])", re.ASCII)
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_PAGE = 1000
+
+
+def logs(
+    vm: Vm,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines.")] = False,
+    service: Annotated[str | None, typer.Option(help="Only those of this systemd service.")] = None,
+    search: Annotated[str | None, typer.Option(help="Only those with this text.")] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help="RFC 3339, or like 5m, 2h, 1d; else all.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", "-l", min=0, help="How many, the newest.")] = 100,
+    as_json: Json = False,
+) -> None:
+    """Show what happened to a machine and what its services wrote.
+
+    With `--follow --json` each line is a JSON document.
+    """
+    asked = None if since is None else _moment(since)
+    with connected() as stead:
+        handle = stead.vms.ref(find_vm(stead, vm))
+        start = _beginning(handle) if asked is None else asked
+        found = _newest(handle, service, search, start, limit)
+        if as_json and not follow:
+            print_json({"logs": found})
+            return
+        for entry in found:
+            _print(entry, as_json)
+        if not follow:
+            if not found:
+                note("no lines")
+            return
+        seen = set(found)
+        options = {"vm_id": handle.id, "vm_service": service, "search": search}
+        with stead.logs.stream(**options, include_existing=True, interval=1.0) as entries:
+            for entry in entries:
+                if entry not in seen and _after(entry, found):
+                    _print(entry, as_json)
+
+
+def _beginning(vm: "Handle") -> datetime | None:
+    """When a machine was made: what its journal has of before was the template's. Its lines outlive it."""
+    from stead.sdk.errors import VmNotFound
+
+    try:
+        return vm.info().created_at
+    except VmNotFound:
+        return None
+
+
+def _newest(
+    vm: "Handle", service: str | None, search: str | None, start: datetime | None, limit: int
+) -> "list[LogEntry]":
+    """The last lines, oldest first."""
+    found: list[LogEntry] = []
+    token = None
+    while True:
+        page = vm.logs(service=service, search=search, start_time=start, page_size=_PAGE, page_token=token)
+        found = sorted((*found, *page), key=lambda entry: entry.timestamp)
+        found = found[max(0, len(found) - limit) :]
+        token = page.next_page_token
+        if token is None:
+            return found
+
+
+def _after(entry: "LogEntry", known: "list[LogEntry]") -> bool:
+    """Whether a line is newer than the oldest that was shown; older ones were left out on purpose."""
+    return not known or entry.timestamp >= known[0].timestamp
+
+
+def _print(entry: "LogEntry", as_json: bool) -> None:
+    if as_json:
+        print_json(entry, line=True)
+        return
+    moment = entry.time
+    time = entry.timestamp if moment is None else f"{moment.astimezone():%Y-%m-%d %H:%M:%S}"
+    where = entry.vm_service or entry.source or ""
+    colour = {"error": "red", "warning": "yellow"}.get(entry.level or "")
+    typer.echo(
+        f"{typer.style(time, dim=True)} {typer.style(where, fg='cyan')} "
+        + typer.style(shown_lines(entry.message), fg=colour)
+    )
+
+
+def _moment(text: str) -> datetime:
+    if match := _SPAN.fullmatch(text):
+        return datetime.now(UTC) - timedelta(**{_UNITS[match[2]]: int(match[1])})
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        wrong = f"a time looks like 2026-01-31T12:00:00Z or 5m, not {text!r}"
+        raise typer.BadParameter(wrong, param_hint="--since") from None
+    return moment if moment.tzinfo else moment.astimezone()

@@ -1,0 +1,133 @@
+"""What commands print: tables for people, JSON for programs, and on standard error whatever is neither."""
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, is_dataclass
+from datetime import UTC, datetime
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+_STATE_COLOURS = {
+    "running": "green",
+    "ready": "green",
+    "building": "yellow",
+    "starting": "yellow",
+    "suspending": "yellow",
+    "suspended": "blue",
+    "stopped": "bright_black",
+    "failed": "red",
+    "lost": "red",
+}
+
+
+def fail(text: str, code: int = 1) -> NoReturn:
+    """End the command with one sentence."""
+    typer.secho("error: ", fg="red", err=True, nl=False)
+    typer.echo(shown_lines(text), err=True)
+    raise typer.Exit(code)
+
+
+def note(text: str) -> None:
+    """Something for people that is not the result."""
+    typer.secho(text, dim=True, err=True)
+
+
+def print_json(value: object, *, line: bool = False) -> None:
+    """One JSON document; on one line where many follow each other."""
+    typer.echo(json.dumps(_plain(value), indent=None if line else 2, ensure_ascii=False))
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses, times and tuples as JSON has them."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return _plain(asdict(value))
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value.isoformat() if isinstance(value, datetime) else value
+
+
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]], when_empty: str) -> None:
+    """Rows under headings: in colours on a terminal, as plain aligned text elsewhere."""
+    if not rows:
+        note(when_empty)
+        return
+    texts = [["" if cell is None else shown(str(cell)) for cell in row] for row in rows]
+    if sys.stdout.isatty():
+        _print_rich_table(headings, texts)
+        return
+    widths = [max(map(len, column)) for column in zip(headings, *texts, strict=True)]
+    for row in [list(headings), *texts]:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        typer.echo("  ".join(cells).rstrip())
+
+
+def _print_rich_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        # An id that is cut or broken cannot be copied; a name can give way.
+        table.add_column(heading, no_wrap=heading != "name", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell, _STATE_COLOURS.get(cell, "")) for cell in row))
+    Console().print(table)
+
+
+def print_facts(facts: Sequence[tuple[str, object]]) -> None:
+    """Facts about one thing, a line each; what is not known has none."""
+    known = [(name, shown(str(value))) for name, value in facts if value is not None and value != ""]
+    width = max(len(name) for name, _ in known)
+    for name, value in known:
+        colour = _STATE_COLOURS.get(value) if name == "state" else None
+        typer.echo(typer.style(name.ljust(width), bold=True) + "  " + typer.style(value, fg=colour))
+
+
+def shown(text: str) -> str:
+    """What others chose (names, messages) must not steer the terminal."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
+def shown_lines(text: str) -> str:
+    """The same for what has several lines."""
+    return "\n".join(shown(line) for line in text.splitlines())
+
+
+def ago(moment: datetime | None) -> str:
+    """How long something is past, as people say it."""
+    if moment is None:
+        return ""
+    seconds = max(0, int((datetime.now(UTC) - moment).total_seconds()))
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length}{unit} ago"
+    return f"{seconds}s ago"
+
+
+def size_text(vcpus: int | None, memory_mib: int | None, disk_mb: int | None) -> str:
+    """A size as it is given to commands: 4x8Gx20G."""
+    if vcpus is None or memory_mib is None or disk_mb is None:
+        return ""
+    memory = f"{memory_mib // 1024}G" if memory_mib % 1024 == 0 else f"{memory_mib}M"
+    return f"{vcpus}x{memory}x{disk_mb // 1024}G"
+
+
+@contextlib.contextmanager
+def working(text: str) -> Iterator[Callable[[object], None]]:
+    """Say on a terminal that something takes its time; gives a function for what is being done now."""
+    if not sys.stderr.isatty():
+        yield lambda now: note(shown_lines(str(now)))
+        return
+    from rich.console import Console
+    from rich.markup import escape
+
+    with Console(stderr=True).status(escape(text)) as status:
+        yield lambda now: status.update(f"{escape(text)} [dim]{escape(shown(str(now))[:70])}[/dim]")

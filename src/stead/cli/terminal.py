@@ -1,0 +1,42 @@
+"""What commands on this installation have in common: its settings, how they end, where they print."""
+
+import asyncio
+import sys
+from collections.abc import Coroutine
+from typing import Any, NoReturn
+
+import typer
+from rich.console import Console
+
+from stead.cli import output
+from stead.cli.output import Json as Json
+from stead.errors import HostError, SteadError
+from stead.settings import Settings
+
+# A program that reads a table wants its lines whole.
+console = Console(width=None if sys.stdout.isatty() else 1000)
+errors = Console(stderr=True)
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    """Run a command to its end; a failure is one sentence and an exit code."""
+    try:
+        asyncio.run(work)
+    except SteadError as error:
+        fail(error)
+    except OSError as error:
+        fail(HostError(f"{error.strerror}: {error.filename}" if error.filename else str(error)))
+    except KeyboardInterrupt:
+        errors.print("interrupted")
+        raise typer.Exit(130) from None
+
+
+def fail(error: SteadError) -> NoReturn:
+    output.fail(f"{error} ({error.code})")
+
+
+def settings() -> Settings:
+    try:
+        return Settings.from_environment()
+    except SteadError as error:
+        fail(error)

@@ -1,0 +1,83 @@
+// What this server does not have: every call ends at once, with an answer that the package can read.
+import assert from "node:assert/strict";
+import test from "node:test";
+import { Errors } from "freestyle";
+import { freestyle, shared as vm } from "./client.mjs";
+
+const options = { timeout: 20_000 };
+const repo = freestyle.git.repos.ref({ repoId: "00000000-0000-4000-8000-000000000000" });
+const classes = new Set(Object.values(Errors));
+
+/** Refused in a class of the package's own, with a sentence that says why. */
+async function absent(call) {
+  const error = await call().then(() => assert.fail("it worked"), (error) => error);
+  assert.ok(classes.has(error.constructor), `${error}`);
+  assert.equal(error.constructor.statusCode, 404);
+  assert.ok(error.body.message.length > 10, error.message);
+}
+
+const calls = {
+  "git.repos.create": () => freestyle.git.repos.create({ name: "workspace" }),
+  "git.repos.list": () => freestyle.git.repos.list(),
+  "git.repos.delete": () => freestyle.git.repos.delete({ repoId: "x" }),
+  "repo.branches.list": () => repo.branches.list(),
+  "repo.branches.create": () => repo.branches.create({ name: "x" }),
+  "repo.commits.list": () => repo.commits.list(),
+  "repo.contents.get": () => repo.contents.get({ path: "x" }),
+  "repo.contents.downloadTarball": () => repo.contents.downloadTarball(),
+  "repo.search": () => repo.search({ query: "x" }),
+  "domains.list": () => freestyle.domains.list(),
+  "domains.mappings.create": () => freestyle.domains.mappings.create({ domain: "app.example.com", vmId: vm.vmId, vmPort: 3000 }),
+  "domains.mappings.delete": () => freestyle.domains.mappings.delete({ domain: "app.example.com" }),
+  "domains.mappings.list": () => freestyle.domains.mappings.list(),
+  "domains.verifications.create": () => freestyle.domains.verifications.create({ domain: "example.com" }),
+  "domains.verifications.list": () => freestyle.domains.verifications.list(),
+  "dns.records.list": () => freestyle.dns.records.list({ domain: "example.com" }),
+  "serverless.deployments.create": () => freestyle.serverless.deployments.create({ code: "export default 1" }),
+  "serverless.deployments.list": () => freestyle.serverless.deployments.list(),
+  "serverless.runs.create": () => freestyle.serverless.runs.create({ code: "export default 1" }),
+  "serverless.runs.list": () => freestyle.serverless.runs.list(),
+  "cron.list": () => freestyle.cron.list(),
+  "pty.list": () => vm.pty.list(),
+  "pty.close": () => vm.pty.close({ sessionId: "pty-1" }),
+};
+
+for (const [name, call] of Object.entries(calls)) test(name, options, () => absent(call));
+
+test("a VM on a private network, or with a domain, is refused before it is made", options, async () => {
+  for (const wish of [
+    { nics: [{ vpc: "vpc-1", mode: "routed", ipv4: true }] },
+    { domains: [{ domain: "app.example.com", vmPort: 3000 }] },
+  ]) {
+    const error = await freestyle.vms.create(wish).then(assert.fail, (error) => error);
+    assert.ok(classes.has(error.constructor), `${error}`);
+    assert.ok(error.constructor.statusCode < 500, `${error}`);
+  }
+});
+
+test("vpc: the package has no classes for it, and shows the answer", options, async () => {
+  await assert.rejects(() => freestyle.vpc.create(), /Failed to create VPC: 404 .*"code":"NOT_FOUND"/);
+  await assert.rejects(() => freestyle.vpc.configureWireGuardPeer("x", {}), /404 .*"code":"NOT_FOUND"/);
+});
+
+test("pty.open and pty.attach end before the upgrade", options, async () => {
+  await assert.rejects(() => vm.pty.open({ reconnect: false }));
+  await assert.rejects(() => vm.pty.attach({ sessionId: "pty-1", reconnect: false }));
+});
+
+test("paths that nobody has", options, async () => {
+  for (const path of ["/", "/v1", "/v1/nonsense", "/v2/vms", `/v1/vms/${vm.vmId}/nonsense`, "/%00", "/v1/vms/%F0%9F%99%82/x"]) {
+    const response = await freestyle.fetch(path);
+    assert.equal(response.status, 404, path);
+    assert.equal((await response.json()).code, "NOT_FOUND", path);
+  }
+});
+
+test("methods that a path does not take", options, async () => {
+  for (const method of ["PUT", "PATCH", "DELETE"]) {
+    const response = await freestyle.fetch("/v1/vms", { method });
+    const { code } = await response.json();
+    assert.equal(response.status, 405);
+    assert.ok(Object.values(Errors).some((each) => each.code === code), code);
+  }
+});

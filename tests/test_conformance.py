@@ -1,0 +1,500 @@
+"""The npm package `freestyle` 0.1.63, its library and its command line, as its users run them."""
+
+import asyncio
+import errno
+import json
+import re
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import npm
+import pytest
+import pytest_asyncio
+from conftest import Server
+from cutting import Cutter
+from npm import Ended, Npm
+from waiting import until
+
+from stead.api import calls
+from stead.api.errors import STATUSES
+from stead.api.server import running
+from stead.builds.errors import BuildBudgetExceeded
+from stead.errors import CapacityExceeded, HostError, StartFailed
+from stead.machines import Machine, Machines
+from stead.settings import Settings
+
+
+@dataclass(frozen=True)
+class User:
+    """Somebody who has the package, an account and a machine."""
+
+    npm: Npm
+    server: Server
+    account: str
+    key: str
+    vm: str
+
+    def environment(self, **more: str) -> dict[str, str]:
+        return {
+            "FREESTYLE_API_URL": self.server.url,
+            "FREESTYLE_API_KEY": self.key,
+            "ACCOUNT": self.account,
+            "VM_ID": self.vm,
+            **more,
+        }
+
+    async def script(self, name: str, limit: float = 300, **more: str) -> str:
+        return await self.npm.script(name, self.environment(**more), limit)
+
+    async def cli(self, *arguments: str, **more: str) -> Ended:
+        return await self.npm.cli(*arguments, environment=self.environment(**more))
+
+    async def machines(self) -> list[str]:
+        """The account's machines, without the one that all tests share."""
+        found = await self.server.services.machines.list(self.account)
+        return [info.id for info in found if info.id != self.vm]
+
+
+@pytest_asyncio.fixture(scope="module")
+async def package(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Npm:
+    return await npm.install(cache, tmp_path_factory.mktemp("npm"))
+
+
+@pytest_asyncio.fixture(scope="module")
+async def someone(server: Server, package: Npm) -> AsyncIterator[User]:
+    accounts = server.services.accounts
+    account = (await accounts.create("npm")).id
+    _, key = await accounts.create_key(account)
+    async with httpx2.AsyncClient(base_url=server.url, headers={"Authorization": f"Bearer {key}"}) as client:
+        answer = await client.post("/v1/vms", json={"name": "shared"}, timeout=120)
+        vm = answer.json()["id"]
+        yield User(package, server, account, key, vm)
+        await client.delete(f"/v1/vms/{vm}", timeout=120)
+
+
+@pytest_asyncio.fixture
+async def user(someone: User) -> AsyncIterator[User]:
+    """What a failed test leaves behind is no matter for the next."""
+    yield someone
+    for machine in await someone.machines():
+        await someone.server.services.machines.delete(machine, forget=True)
+
+
+# The library
+
+
+async def test_every_code_is_one_that_clients_know(user: User) -> None:
+    """Whatever goes wrong, the package has a class for it, and it means the same status."""
+    await user.script("errors", STATUSES=json.dumps(STATUSES))
+
+
+async def test_a_machine_is_created_in_every_way(user: User) -> None:
+    """From nothing, with a name, users, files and services, from a spec of layers, of a size; or it is
+    refused at once, in the package's own words, and nothing is left."""
+    await user.script("creation")
+
+
+async def test_a_machine_lives(user: User) -> None:
+    """It is listed, suspended, woken, killed, resized, booted and deleted; what cannot be is refused."""
+    await user.script("lifecycle")
+
+
+async def test_commands_run(user: User) -> None:
+    """What a command prints and ends with is its answer; a timeout is an error that has what was printed."""
+    await user.script("exec")
+
+
+async def test_files_are_read_and_written(user: User) -> None:
+    """Any name, any content; folders, facts, and changes as they happen."""
+    await user.script("files")
+
+
+async def test_services_are_managed(user: User) -> None:
+    """A service is made, watched, stopped, started and removed."""
+    await user.script("systemd")
+
+
+async def test_output_is_kept_in_terminals(user: User) -> None:
+    """What commands printed under a name can be read afterwards."""
+    await user.script("terminals")
+
+
+async def test_a_handle_acts_as_a_linux_user(user: User) -> None:
+    """Commands and files are the user's own, and what is not the user's is refused."""
+    await user.script("users")
+
+
+async def test_machines_are_snapshotted_and_forked(user: User) -> None:
+    """With their memory; snapshots are listed, renamed, used and deleted."""
+    await user.script("snapshots")
+
+
+async def test_snapshots_are_built_from_specs(user: User) -> None:
+    """Once for each spec, with a record of how it went, also when it failed."""
+    await user.script("builds")
+
+
+async def test_slow_calls_go_on_in_the_background(user: User) -> None:
+    """A client that gives a logger is told to ask again, hears what happens, and is answered in the end."""
+    await user.script("background")
+
+
+async def test_identities_hold_tokens_and_permissions(user: User) -> None:
+    """All sixteen calls about identities, and who one is."""
+    managed = await user.server.services.identities.create(user.account, managed=True)
+    await user.script("identities", MANAGED=managed.id)
+
+
+async def test_a_browser_session_uses_what_it_was_granted(user: User) -> None:
+    """With a token alone: the granted machine as the allowed Linux users, and nothing else."""
+    await user.script("sessions")
+
+
+async def test_what_happened_can_be_read(user: User) -> None:
+    """Logs of machines and their services: by text, by time, in pages, and as they come."""
+    await user.script("logs")
+
+
+async def test_the_pages_about_machines_are_true(user: User) -> None:
+    """Every sample of the guides that is about machines, as it is printed there."""
+    await user.script("docs")
+
+
+async def test_what_is_not_there_says_so(user: User) -> None:
+    """Git, domains, networks, terminals over WebSocket, serverless: refused at once and in known classes."""
+    await user.script("absent")
+
+
+# What a client must not try again
+
+
+async def test_a_refused_create_is_not_tried_again(user: User) -> None:
+    """A wrong key and a wrong request are answered so that the package gives up at the first answer."""
+    await user.script("refusals")
+    assert await user.machines() == []
+
+
+async def test_a_busy_server_says_so(user: User, settings: Settings) -> None:
+    """More calls than the server takes: a code, not a reason to try for ever."""
+    busy = replace(settings, listen="127.0.0.1:0", max_calls=1)
+    services = replace(user.server.services, settings=busy)
+    headers = {"Authorization": f"Bearer {user.key}"}
+    async with (
+        running(busy, services) as url,
+        httpx2.AsyncClient(base_url=url, headers=headers, timeout=60) as client,
+    ):
+        body = {"command": "until test -e /tmp/enough; do sleep 0.1; done"}
+        long = asyncio.create_task(client.post(f"/v1/vms/{user.vm}/exec-await", json=body))
+
+        async def taken() -> bool:
+            return (await client.get("/healthz")).status_code == 503
+
+        await until(taken, 10)
+        await user.script("refused", CODE="SERVICE_UNAVAILABLE", FREESTYLE_API_URL=url)
+        machine = Machine(user.server.services.machines, user.vm)
+        await machine.exec("touch /tmp/enough")
+        assert (await long).json()["statusCode"] == 0
+    await machine.exec("rm /tmp/enough")
+
+
+@pytest.mark.parametrize(
+    ("failure", "code"),
+    [
+        (RuntimeError("the secret"), "INTERNAL"),
+        (HostError("qemu is not there"), "INTERNAL_ERROR"),
+        (OSError(errno.ENOSPC, "no space"), "NO_LOCAL_STORAGE_CAPACITY"),
+        (CapacityExceeded("there is no room on the disk"), "NO_LOCAL_STORAGE_CAPACITY"),
+        (CapacityExceeded("there is not enough memory"), "SERVICE_UNAVAILABLE"),
+        (StartFailed("qemu has ended"), "VM_EXIT_DURING_START"),
+        (BuildBudgetExceeded("services", 1800), "BUILD_BUDGET_EXCEEDED"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+async def test_a_broken_server_says_so(
+    user: User, monkeypatch: pytest.MonkeyPatch, failure: Exception, code: str
+) -> None:
+    """Whatever breaks has a code, also what nobody foresaw; of that the client is not told what it was."""
+
+    async def broken(*_: object, **__: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(Machines, "template", broken)
+    output = await user.script("refused", CODE=code)
+    assert "secret" not in output
+
+
+@pytest.mark.parametrize(
+    ("limits", "code"),
+    [
+        ({"vms": 0}, "TOTAL_VM_LIMIT_EXCEEDED"),
+        ({"running": 0}, "VM_LIMIT_EXCEEDED"),
+        ({"vcpus": 1}, "VCPU_OVER_PLAN_LIMIT"),
+        ({"memory_gib": 0}, "MEM_OVER_PLAN_LIMIT"),
+        ({"disk_gib": 10}, "ROOTFS_OVER_PLAN_LIMIT"),
+        ({"total_memory_gib": 0}, "MEMORY_STORAGE_QUOTA_EXCEEDED"),
+        ({"total_disk_gib": 10}, "ROOTFS_STORAGE_QUOTA_EXCEEDED"),
+    ],
+)
+async def test_limits_of_an_account_are_told(user: User, limits: dict[str, int], code: str) -> None:
+    """An account that may have no more: each limit has its code, for machines and for what builds them."""
+    accounts = user.server.services.accounts
+    account = (await accounts.create(f"limited-{code}", limits)).id
+    _, key = await accounts.create_key(account)
+    await user.script("refused", CODE=code, FREESTYLE_API_KEY=key)
+
+
+async def test_the_limit_of_snapshots_is_told(user: User) -> None:
+    """An account that may keep no more snapshots."""
+    accounts = user.server.services.accounts
+    await accounts.set_limits(user.account, {"snapshots": 0})
+    try:
+        await user.script("kept")
+    finally:
+        await accounts.set_limits(user.account, {}, unset=["snapshots"])
+
+
+async def test_a_connection_cut_during_create_leaves_one_machine(user: User) -> None:
+    """A client's line is cut while its machine is being made; it tries again; it has one machine."""
+    async with Cutter(user.server.url) as cutter:
+        environment = user.environment(FREESTYLE_API_URL=cutter.url, NAME="cut")
+        program = [str(npm.node()), "create.mjs"]
+        task = asyncio.create_task(npm.run(program, user.npm.folder, environment, 60))
+        await until(user.machines, 30)
+        cutter.cut()
+        ended = await task
+        assert cutter.connections == 2
+    assert ended.status == 0, ended.stderr
+    assert "retrying" in ended.stderr
+
+    async def settled() -> bool:
+        return await user.machines() == [ended.stdout.strip()]
+
+    await until(settled, 10)
+
+
+# Patience
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server tells that it is working after half a second, and every half."""
+    monkeypatch.setattr(calls, "_PROCESSING_AFTER", 0.5)
+    monkeypatch.setattr(calls, "_PROCESSING_EVERY", 0.5)
+
+
+async def test_a_client_waits_while_it_hears_of_progress(user: User, soon: None) -> None:
+    """Node's fetch gives up without headers; `102 Processing` sets its clock back, again and again."""
+    await user.script("waiting", SLEEP="7000", HEADERS_TIMEOUT="2000")
+
+
+async def test_a_client_that_hears_nothing_gives_up(user: User) -> None:
+    """The same call without the word in between: so it is that word that keeps the client."""
+    await user.script("waiting", SLEEP="7000", HEADERS_TIMEOUT="2000", GIVES_UP="1")
+
+
+@pytest.mark.slow
+async def test_a_command_of_more_than_five_minutes(user: User) -> None:
+    """Longer than Node waits by itself, with everything as it is."""
+    await user.script("waiting", SLEEP="330000", limit=400)
+
+
+# The command line
+
+
+async def test_cli_creates_runs_and_deletes(user: User) -> None:
+    """`vm create --exec ... --delete`: one command, one machine, nothing left."""
+    ended = await user.cli("vm", "create", "--exec", "uname -a", "--delete")
+    assert ended.status == 0, ended.stderr
+    assert ended.stderr == ""
+    assert re.search(r"VM ID: [a-z0-9]{20}\n", ended.stdout)
+    assert re.search(r"Exec output:\nLinux .*GNU/Linux\n", ended.stdout)
+    assert "Exec exit code: 0" in ended.stdout
+    assert "✓ VM deleted" in ended.stdout
+    assert await user.machines() == []
+
+
+async def test_cli_lists_runs_in_and_deletes_a_machine(user: User) -> None:
+    """The commands for a machine that is there."""
+    created = await user.cli("vm", "create", "--name", "discriminator")
+    assert created.status == 0, created.stderr
+    match = re.search(r"VM ID: ([a-z0-9]{20})\n", created.stdout)
+    assert match is not None, created.stdout
+    vm = match[1]
+
+    listed = await user.cli("vm", "list")
+    assert re.search(rf"^{vm}  running  .*20\d\d", listed.stdout, re.MULTILINE), listed.stdout
+    rows = json.loads((await user.cli("vm", "list", "--json")).stdout)
+    assert {row["id"] for row in rows["vms"]} == {vm, user.vm}
+
+    ran = await user.cli("vm", "exec", vm, "echo out; echo err >&2; exit 4")
+    assert "Output:\nout\n" in ran.stdout
+    assert "Exit code: 4" in ran.stdout
+    assert "Errors:\nerr\n" in ran.stderr
+    as_json = await user.cli("vm", "exec", vm, "pwd", "--json")
+    assert _json_in(as_json.stdout)["stdout"] == "/\n"
+
+    deleted = await user.cli("vm", "delete", vm)
+    assert "VM deleted successfully" in deleted.stdout
+    again = await user.cli("vm", "delete", vm)
+    assert again.status == 1
+    assert again.stderr.startswith("Error: VM_NOT_FOUND: ")
+
+
+def _json_in(text: str) -> Any:
+    return json.loads(text[text.index("{") :])
+
+
+async def test_cli_works_with_snapshots(user: User) -> None:
+    """A snapshot is listed, shown, renamed, booted and deleted."""
+    taken = await user.server.services.machines.snapshot(user.vm, name="from here")
+    listed = await user.cli("vm", "snapshot", "list")
+    assert re.search(rf"^{taken.id}  from here +{user.vm}  ready ", listed.stdout, re.MULTILINE), (
+        listed.stdout
+    )
+    rows = json.loads((await user.cli("vm", "snapshot", "list", "--json")).stdout)
+    assert taken.id in {row["snapshotId"] for row in rows["snapshots"]}
+
+    renamed = await user.cli("vm", "snapshot", "rename", taken.id, "--name", "renamed")
+    assert "Snapshot renamed" in renamed.stdout
+    shown = json.loads((await user.cli("vm", "snapshot", "get", taken.id)).stdout)
+    assert shown["name"] == "renamed"
+
+    booted = await user.cli("vm", "snapshot", "boot", taken.id)
+    assert re.search(r"VM [a-z0-9]{20} created", booted.stdout), booted
+    used = await user.cli("vm", "create", "--snapshot", taken.id, "--exec", "hostname", "--delete")
+    assert "Exec exit code: 0" in used.stdout, used
+
+    assert "Snapshot deleted" in (await user.cli("vm", "snapshot", "delete", taken.id)).stdout
+    gone = await user.cli("vm", "create", "--snapshot", taken.id)
+    assert gone.status == 1
+    assert gone.stderr.startswith("Error: SOURCE_SNAPSHOT_DELETED: ")
+    missing = await user.cli("vm", "snapshot", "get", taken.id)
+    assert missing.status == 1
+    assert "404" in missing.stderr
+
+
+async def test_cli_installs_packages_and_shows_how(user: User) -> None:
+    """`vm create --apt`, and the record of the build that it took."""
+    # It is in the image: what is installed is not fetched, and the network is not this test's matter.
+    created = await user.cli("vm", "create", "--apt", "curl", "git", "--exec", "curl --version")
+    assert created.status == 0, created.stderr
+    match = re.search(r"VM ID: ([a-z0-9]{20})\n", created.stdout)
+    assert match is not None, created.stdout
+    vm = match[1]
+    assert "Exec output:\ncurl " in created.stdout
+
+    record = json.loads((await user.cli("vm", "build", "get", vm)).stdout)
+    assert record["state"] == "succeeded"
+    assert "packages" in record["plannedPhases"]
+    waited = json.loads((await user.cli("vm", "build", "wait", vm)).stdout)
+    assert waited == record
+    phases = json.loads((await user.cli("vm", "build", "phases", vm, "--json")).stdout)
+    assert [phase["name"] for phase in phases] == record["plannedPhases"]
+    table = (await user.cli("vm", "build", "phases", vm)).stdout
+    assert re.search(r"^bph-[a-z0-9]{20}  packages ", table, re.MULTILINE), table
+
+    refused = await user.cli("vm", "create", "--apt", "no package")
+    assert refused.status == 1
+    assert refused.stderr.startswith("Error: VALIDATION_ERROR: "), refused.stderr
+
+
+async def test_cli_knows_who_asks_and_what_happened(user: User) -> None:
+    """`whoami` and `logs`."""
+    assert (await user.cli("whoami")).stdout == f"Account ID: {user.account}\n"
+    logs = await user.cli("logs", "--vm", user.vm, "--search", "running")
+    assert logs.status == 0, logs.stderr
+    assert re.search(
+        rf"^\d{{4}}-\S+Z \[vm:{user.vm}.*\] machine {user.vm} running$", logs.stdout, re.MULTILINE
+    ), logs.stdout
+    entries = json.loads(
+        (await user.cli("logs", "--vm", user.vm, "--since", "1h", "--limit", "5", "--json")).stdout
+    )
+    assert 0 < len(entries["logs"]) <= 5
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["vm", "create"], ["vm", "list"], ["vm", "exec", "x", "pwd"], ["whoami"], ["logs", "--vm", "x"]],
+    ids=lambda command: " ".join(command),
+)
+async def test_cli_with_a_wrong_key_ends(user: User, command: list[str]) -> None:
+    """One sentence on stderr, status 1, and no second try."""
+    ended = await user.npm.cli(
+        *command, environment=user.environment(FREESTYLE_API_KEY="stead_nonsense"), limit=20
+    )
+    assert ended.status == 1
+    assert re.match(r"Error: (UNAUTHORIZED_ERROR: |.*401)", ended.stderr), ended.stderr
+    assert "retrying" not in ended.stderr
+
+
+@pytest.mark.parametrize("command", [["git", "list"], ["domains", "list"], ["cron", "list"]], ids=" ".join)
+async def test_cli_says_what_is_not_there(user: User, command: list[str]) -> None:
+    """Commands for what this server has not: an error, at once."""
+    ended = await user.cli(*command)
+    assert ended.status == 1
+    assert ended.stderr.startswith("Error: NOT_FOUND: ")
+
+
+# Browsers
+
+ORIGIN = {"Origin": "https://app.example.com"}
+SENT = (
+    "authorization, content-type, user-agent, x-freestyle-identity-access-token, x-freestyle-sdk, "
+    "x-freestyle-sdk-version, x-freestyle-vm-linux-user-id, x-freestyle-background-after-secs, "
+    "x-freestyle-request-url"
+)
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "PATCH", "DELETE"])
+async def test_a_page_may_call(user: User, method: str) -> None:
+    """A browser asks first whether a page may send the package's headers; it may, with every method."""
+    asking = {"Access-Control-Request-Method": method, "Access-Control-Request-Headers": SENT}
+    async with httpx2.AsyncClient(base_url=user.server.url) as client:
+        answer = await client.options(f"/v1/vms/{user.vm}/exec-await", headers=ORIGIN | asking)
+    assert answer.is_success
+    assert _listed(answer.headers, "access-control-allow-origin") & {"*", ORIGIN["Origin"]}
+    assert method.lower() in _listed(answer.headers, "access-control-allow-methods")
+    assert _listed(answer.headers, "access-control-allow-headers") >= set(SENT.split(", "))
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/vms", 200),
+        ("GET", "/v1/vms/{vm}", 200),
+        ("POST", "/v1/vms/{vm}/exec-await", 200),
+        ("PUT", "/v1/vms/{vm}/files/%2Ftmp%2Fpage", 200),
+        ("DELETE", "/v1/vms/{vm}/files/%2Ftmp%2Fpage", 200),
+        ("PATCH", "/v1/vms/snapshots/sc-00000000000000000000", 404),
+        ("GET", "/nowhere", 404),
+        ("DELETE", "/auth/v1/whoami", 405),
+        ("POST", "/v1/vms", 400),
+    ],
+)
+async def test_a_page_may_read_the_answer(user: User, method: str, path: str, status: int) -> None:
+    """Answers and failures alike, with the headers that the package looks at."""
+    bodies: Mapping[str, Any] = {"PUT": {"content": "x"}, "POST": {"command": "pwd", "name": 5}, "PATCH": {}}
+    headers = ORIGIN | {"Authorization": f"Bearer {user.key}"}
+    async with httpx2.AsyncClient(base_url=user.server.url, headers=headers) as client:
+        answer = await client.request(method, path.format(vm=user.vm), json=bodies.get(method))
+    assert answer.status_code == status, answer.text
+    assert _listed(answer.headers, "access-control-allow-origin") & {"*", ORIGIN["Origin"]}
+    exposed = _listed(answer.headers, "access-control-expose-headers")
+    assert exposed >= {"x-freestyle-trace-id", "x-freestyle-background-request-id"}
+    assert "x-freestyle-trace-id" in answer.headers
+
+
+async def test_a_page_without_a_key_may_read_why(user: User) -> None:
+    """Also a refusal for want of a key is readable, or the package would try for ever."""
+    async with httpx2.AsyncClient(base_url=user.server.url, headers=ORIGIN) as client:
+        answer = await client.post("/v1/vms", json={})
+    assert answer.status_code == 401
+    assert answer.json()["code"] == "UNAUTHORIZED_ERROR"
+    assert _listed(answer.headers, "access-control-allow-origin") & {"*", ORIGIN["Origin"]}
+
+
+def _listed(headers: Mapping[str, str], name: str) -> set[str]:
+    return {each.strip().lower() for each in headers.get(name, "").split(",")} - {""}

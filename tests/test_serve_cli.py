@@ -1,0 +1,131 @@
+"""What `stead serve` says and takes, as a user meets it. `test_serve.py` is about what it serves."""
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import re
+import signal
+import socket
+import subprocess
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2
+import pytest
+from installations import other_settings
+from typed import PROGRAM, Shell, environment_of, stead
+from waiting import until
+
+from stead.machines import Machines
+from stead.settings import Settings
+
+Process = asyncio.subprocess.Process
+
+
+@contextlib.asynccontextmanager
+async def serving(settings: Settings, *options: str) -> AsyncIterator[Process]:
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        PROGRAM, "serve", *options, stdout=pipe, stderr=pipe, env=environment_of(settings)
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def said(process: Process, last: str) -> str:
+    """What a server says on standard output, up to the line that has a text."""
+    text = ""
+    async with asyncio.timeout(120):
+        while last not in text:
+            assert process.stdout is not None
+            line = (await process.stdout.readline()).decode()
+            assert line, text
+            text += line
+    return text
+
+
+async def stop(process: Process, how: signal.Signals = signal.SIGTERM) -> list[str]:
+    """End a server, which ends in order. The lines that it had logged."""
+    process.send_signal(how)
+    _, logged = await asyncio.wait_for(process.communicate(), 120)
+    assert process.returncode == 0, logged
+    return logged.decode().splitlines()
+
+
+async def test_a_first_start_says_where_it_is_and_how_to_be_let_in(
+    settings: Settings, machines: Machines
+) -> None:
+    """The key is shown this once. Logs are lines of fields, or of JSON; without TLS the world is no place."""
+    with other_settings(settings) as other:
+        async with serving(other, "--listen", "127.0.0.1:0") as process:
+            text = await said(process, "FREESTYLE_API_KEY")
+            exports = dict(re.findall(r"export (STEAD_API_\w+)=(\S+)", text))
+            first = Shell(exports["STEAD_API_URL"], exports["STEAD_API_KEY"])
+            assert f"listens on {first.url}, with its data in {other.data}." in text
+            assert httpx2.get(f"{first.url}/healthz").json()["status"] == "ok"
+            await first.run("whoami")
+            lines = await stop(process)
+        for line in lines:
+            assert re.match(r"time=\S+Z level=\w+ logger=[\w.]+ event=", line), line
+        assert any("event=call method=GET path=/auth/v1/whoami status=200" in line for line in lines)
+        assert not any(first.key in line for line in lines)
+
+        async with serving(other, "--listen", "0.0.0.0:0", "--json", "--log-json") as process:
+            again = json.loads(await said(process, "\n"))
+            assert again["key"] is None
+            assert again["url"].startswith("http://127.0.0.1:")
+            await Shell(again["url"], first.key).run("whoami")
+            entries: list[dict[str, Any]] = [json.loads(line) for line in await stop(process, signal.SIGINT)]
+        warnings = [entry["event"] for entry in entries if entry["level"] == "warning"]
+        assert any("without TLS" in event for event in warnings)
+        (call,) = (entry for entry in entries if entry["event"] == "call")
+        assert (call["path"], call["status"]) == ("/auth/v1/whoami", 200)
+
+
+async def test_a_quiet_server_logs_only_what_is_wrong(settings: Settings, machines: Machines) -> None:
+    with other_settings(settings) as other:
+        async with serving(other, "--listen", "127.0.0.1:0", "--json", "--log-level", "error") as process:
+            await said(process, "\n")
+            assert await stop(process) == []
+
+
+async def test_a_server_that_is_still_opening_can_be_stopped(settings: Settings, machines: Machines) -> None:
+    """It has taken its port and waits for another process to let go of the data folder."""
+    with other_settings(settings) as other, (other.data / "stead.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            address = free.getsockname()
+        async with serving(other, "--listen", f"{address[0]}:{address[1]}") as process:
+
+            async def listening() -> bool:
+                with socket.socket() as caller:
+                    return caller.connect_ex(address) == 0
+
+            assert await until(listening, 60)
+            await stop(process)
+
+
+def test_a_server_is_for_root(settings: Settings) -> None:
+    """To itself it is somebody else; its files are still root's, so that it can be run at all."""
+    result = subprocess.run(
+        ["unshare", "--user", "--map-user=1000", PROGRAM, "serve"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=environment_of(settings),
+    )
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.endswith("run it as root (host)\n")
+
+
+@pytest.mark.parametrize("listen", ["nonsense", "127.0.0.1", "127.0.0.1:99999"])
+def test_an_address_that_is_none(settings: Settings, listen: str) -> None:
+    result = stead("serve", "--listen", listen, settings=settings)
+    assert result.returncode == 1
+    assert "an address to listen on looks like 127.0.0.1:8600" in result.stderr
