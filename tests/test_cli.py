@@ -277,8 +277,13 @@ async def test_whoever_interrupts_leaves_no_machine(shell: Shell, number: signal
     process = await shell.start("vm", "create", "--exec", "echo begun; sleep 1000", "--delete")
     assert process.stdout is not None
     assert await process.stdout.readline() == b"begun\n"
+    # Who ends a job ends the process and its group, and so says it twice.
+    process.send_signal(number)
+    await asyncio.sleep(0.05)
     process.send_signal(number)
     assert await asyncio.wait_for(process.wait(), 60) == code
+    assert process.stderr is not None
+    assert await process.stderr.read() == b""
     assert await ids(shell) == before
 
 

@@ -110,7 +110,8 @@ async def test_machines_go_on_while_the_server_is_away(settings: Settings, machi
     with other_settings(settings) as other:
         async with serving(other) as (process, said), client_of(said["url"], said["key"]) as http:
             vm = (await http.post("/v1/vms")).json()["id"]
-            count = "nohup sh -c 'while :; do date +%s%N > /run/beat; sleep 0.2; done' > /dev/null 2>&1 &"
+            beat = "while :; do date +%s%N > /run/new; mv /run/new /run/beat; sleep 0.2; done"
+            count = f"nohup sh -c '{beat}' > /dev/null 2>&1 &"
             await http.post(f"/v1/vms/{vm}/exec-await", json={"command": count})
             command = {"command": "sleep 2; echo finished"}
             call = asyncio.create_task(http.post(f"/v1/vms/{vm}/exec-await", json=command))

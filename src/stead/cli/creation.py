@@ -13,7 +13,7 @@ from stead.cli.connection import connected
 from stead.cli.output import Json, fail, note, print_json, working
 from stead.cli.references import SnapshotOption, find_snapshot
 from stead.cli.remote import Command, Ending, run
-from stead.cli.signals import signals_as_exits
+from stead.cli.signals import signals_as_exits, undisturbed
 from stead.cli.sizes import Cpu, Disk, Memory, Size, SizeOption, wanted_size
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def _delete(vm: "Handle") -> None:
 
     try:
         # An ephemeral machine may have ended with its command.
-        with contextlib.suppress(NotFound):
+        with undisturbed(), contextlib.suppress(NotFound):
             vm.delete()
     except BaseException:
         note(f"machine {vm.id} may still be there: `stead vm delete {vm.id}`")

@@ -10,7 +10,7 @@ import typer
 from stead.cli.connection import failures, target
 from stead.cli.demo_server import Server, server
 from stead.cli.output import Json, fail, print_json
-from stead.cli.signals import signals_as_exits
+from stead.cli.signals import signals_as_exits, undisturbed
 
 if TYPE_CHECKING:
     from stead.sdk import Stead, Vm
@@ -98,7 +98,7 @@ def _show(stead: "Stead", steps: _Steps) -> None:
         _check(machines[-1].fs.read_text("/root/hello.txt") == _HELLO, "the snapshot has not what was kept")
         steps.say("the file is there, and everything that ran goes on")
     finally:
-        with steps.timed("delete", "delete everything"):
+        with undisturbed(), steps.timed("delete", "delete everything"):
             for vm in machines:
                 vm.delete()
             for snapshot in snapshots:

@@ -14,6 +14,7 @@ from stead.cli.connection import Target
 from stead.cli.host import Display
 from stead.cli.keys import open_accounts
 from stead.cli.output import fail
+from stead.cli.signals import undisturbed
 from stead.cli.terminal import run
 
 ACCOUNT = "demo"
@@ -78,7 +79,8 @@ def _own_key() -> Iterator[str]:
     try:
         yield made[0][1]
     finally:
-        asyncio.run(revoke())
+        with undisturbed():
+            asyncio.run(revoke())
 
 
 @contextlib.contextmanager
@@ -106,12 +108,17 @@ def _own_server(key: str) -> Iterator[Server]:
                 fail(logs.last_words or "the demo's server ended before it had begun")
             yield Server(json.loads(line)["url"], key, logs.prepared, own=True)
         finally:
-            process.terminate()
-            try:
-                process.wait(_STOP_TIMEOUT)
-            except subprocess.TimeoutExpired:
-                process.kill()
-            logs.join()
+            with undisturbed():
+                _end(process)
+                logs.join()
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    process.terminate()
+    try:
+        process.wait(_STOP_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        process.kill()
 
 
 class _Logs(threading.Thread):

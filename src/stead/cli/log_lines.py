@@ -20,6 +20,8 @@ def write_logs(level: Level, *, as_json: bool = False) -> None:
     handler.setFormatter(JsonLines() if as_json else Logfmt())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("stead").setLevel(level.value.upper())
+    # It calls every monitor that is given up an error; what went wrong with a machine is told by Stead.
+    logging.getLogger("qemu.qmp").setLevel(logging.CRITICAL)
 
 
 def _facts(formatter: logging.Formatter, record: logging.LogRecord) -> dict[str, Any]:

@@ -269,8 +269,11 @@ async def _open(
 
 
 async def _end(agent: Agent, command: str) -> None:
+    ending = asyncio.ensure_future(agent.call("DELETE", f"/v1/exec/{command}", timeout=_END_TIMEOUT))
+    # Should nobody wait for it any more, its failure is nobody's either.
+    ending.add_done_callback(lambda done: done.cancelled() or done.exception())
     with contextlib.suppress(SteadError):
-        await asyncio.shield(agent.call("DELETE", f"/v1/exec/{command}", timeout=_END_TIMEOUT))
+        await asyncio.shield(ending)
 
 
 def _ended(payload: bytes) -> Ended:
