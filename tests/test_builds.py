@@ -200,6 +200,7 @@ async def test_users_groups_files_and_a_service_of_a_layer_are_there(
     assert await hidden(machines, account) == []
 
 
+@pytest.mark.slow
 async def test_commands_run_in_order_and_leave_no_units(builder: Builder, account: str, lines: Lines) -> None:
     """As the client for Node has them: a chain of commands, then a service that requires the last of them.
 
@@ -380,6 +381,7 @@ async def test_readiness_is_waited_for_as_asked(builder: Builder, machines: Mach
     assert len(await machines.list(account)) == 3
 
 
+@pytest.mark.slow
 async def test_packages_come_from_debian(builder: Builder, account: str, lines: Lines) -> None:
     layer = Layer(packages=("hello", "git"))
     machine = await builder.create_machine(MachineOrder(account, spec=Layer(snapshot=layer)))

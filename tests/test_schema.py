@@ -26,7 +26,7 @@ CHECKS = [
     content_type_conformance,
     response_schema_conformance,
 ]
-QUICK = 6
+QUICK = 2
 """Cases for each call and kind; the trial has as many as make ten thousand."""
 ALL = 10_000
 DEADLY = ("delete_vm", "stop", "suspend", "kill", "fork", "snapshot", "resize", "await")
@@ -114,7 +114,7 @@ async def fuzz(server: Server, count: Callable[[int], int]) -> int:
 
 
 async def test_some_of_everything_is_answered_as_described(server: Server) -> None:
-    assert await fuzz(server, lambda _: QUICK) > 300
+    assert await fuzz(server, lambda _: QUICK) > 150
 
 
 @pytest.mark.slow

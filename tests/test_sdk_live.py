@@ -196,7 +196,11 @@ async def test_changes_are_seen(vm: AsyncVm) -> None:
 async def test_services(vm: AsyncVm) -> None:
     service = Service(name="sdk-test", bash="echo ready; exec sleep infinity", user="alice")
     assert (await vm.systemd.create(service)).removesuffix(".service") == "sdk-test"
-    assert (await vm.systemd.status("sdk-test")).active
+
+    async def active() -> bool:
+        return (await vm.systemd.status("sdk-test")).active
+
+    await until(active, 60)
     assert any(name.removesuffix(".service") == "sdk-test" for name in await vm.systemd.list())
     with pytest.raises(errors.AlreadyExists):
         await vm.systemd.create(service)

@@ -10,7 +10,10 @@ const classes = new Set(Object.values(Errors));
 
 /** Refused in a class of the package's own, with a sentence that says why. */
 async function absent(call) {
-  const error = await call().then(() => assert.fail("it worked"), (error) => error);
+  const error = await call().then(
+    () => assert.fail("it worked"),
+    (error) => error,
+  );
   assert.ok(classes.has(error.constructor), `${error}`);
   assert.equal(error.constructor.statusCode, 404);
   assert.ok(error.body.message.length > 10, error.message);
@@ -27,13 +30,15 @@ const calls = {
   "repo.contents.downloadTarball": () => repo.contents.downloadTarball(),
   "repo.search": () => repo.search({ query: "x" }),
   "domains.list": () => freestyle.domains.list(),
-  "domains.mappings.create": () => freestyle.domains.mappings.create({ domain: "app.example.com", vmId: vm.vmId, vmPort: 3000 }),
+  "domains.mappings.create": () =>
+    freestyle.domains.mappings.create({ domain: "app.example.com", vmId: vm.vmId, vmPort: 3000 }),
   "domains.mappings.delete": () => freestyle.domains.mappings.delete({ domain: "app.example.com" }),
   "domains.mappings.list": () => freestyle.domains.mappings.list(),
   "domains.verifications.create": () => freestyle.domains.verifications.create({ domain: "example.com" }),
   "domains.verifications.list": () => freestyle.domains.verifications.list(),
   "dns.records.list": () => freestyle.dns.records.list({ domain: "example.com" }),
-  "serverless.deployments.create": () => freestyle.serverless.deployments.create({ code: "export default 1" }),
+  "serverless.deployments.create": () =>
+    freestyle.serverless.deployments.create({ code: "export default 1" }),
   "serverless.deployments.list": () => freestyle.serverless.deployments.list(),
   "serverless.runs.create": () => freestyle.serverless.runs.create({ code: "export default 1" }),
   "serverless.runs.list": () => freestyle.serverless.runs.list(),
@@ -66,7 +71,15 @@ test("pty.open and pty.attach end before the upgrade", options, async () => {
 });
 
 test("paths that nobody has", options, async () => {
-  for (const path of ["/", "/v1", "/v1/nonsense", "/v2/vms", `/v1/vms/${vm.vmId}/nonsense`, "/%00", "/v1/vms/%F0%9F%99%82/x"]) {
+  for (const path of [
+    "/",
+    "/v1",
+    "/v1/nonsense",
+    "/v2/vms",
+    `/v1/vms/${vm.vmId}/nonsense`,
+    "/%00",
+    "/v1/vms/%F0%9F%99%82/x",
+  ]) {
     const response = await freestyle.fetch(path);
     assert.equal(response.status, 404, path);
     assert.equal((await response.json()).code, "NOT_FOUND", path);
@@ -78,6 +91,9 @@ test("methods that a path does not take", options, async () => {
     const response = await freestyle.fetch("/v1/vms", { method });
     const { code } = await response.json();
     assert.equal(response.status, 405);
-    assert.ok(Object.values(Errors).some((each) => each.code === code), code);
+    assert.ok(
+      Object.values(Errors).some((each) => each.code === code),
+      code,
+    );
   }
 });

@@ -5,7 +5,8 @@ import { VmSpec, VmTemplate } from "freestyle";
 import { freestyle, output, refused, refusedPlainly, shared, withVm } from "./client.mjs";
 
 const { snapshots } = freestyle.vms;
-const spec = (more = (spec) => spec) => more(new VmSpec().additionalFiles({ "/srv/built": { content: "yes" } })).snapshot();
+const spec = (more = (spec) => spec) =>
+  more(new VmSpec().additionalFiles({ "/srv/built": { content: "yes" } })).snapshot();
 let snapshotId;
 
 test("a snapshot is built, and the same spec finds it again", async () => {
@@ -13,7 +14,11 @@ test("a snapshot is built, and the same spec finds it again", async () => {
   assert.match(snapshotId, /^sc-[a-z0-9]{20}$/);
   assert.equal((await snapshots.create({ spec: spec() })).snapshotId, snapshotId);
   assert.equal((await snapshots.ensure({ snapshot: spec() })).snapshotId, snapshotId);
-  assert.partialDeepStrictEqual(await snapshots.get({ snapshotId }), { name: "built", state: "ready", failed: false });
+  assert.partialDeepStrictEqual(await snapshots.get({ snapshotId }), {
+    name: "built",
+    state: "ready",
+    failed: false,
+  });
 });
 
 test("another discriminator, or no cache: another snapshot", async () => {
@@ -35,13 +40,21 @@ test("how it was built", async () => {
   const build = await snapshots.ref({ snapshotId }).getBuild();
   assert.match(build.buildId, /^bld-[a-z0-9]{20}$/);
   const record = await build.get();
-  assert.partialDeepStrictEqual(record, { buildId: build.buildId, accountId: process.env.ACCOUNT, state: "succeeded" });
+  assert.partialDeepStrictEqual(record, {
+    buildId: build.buildId,
+    accountId: process.env.ACCOUNT,
+    state: "succeeded",
+  });
   assert.ok(Array.isArray(record.plannedPhases) && record.plannedPhases.length > 0);
-  for (const key of ["startedAt", "finishedAt", "updatedAt"]) assert.ok(!Number.isNaN(Date.parse(record[key])), key);
+  for (const key of ["startedAt", "finishedAt", "updatedAt"])
+    assert.ok(!Number.isNaN(Date.parse(record[key])), key);
   assert.ok(Date.parse(record.startedAt) <= Date.parse(record.finishedAt));
   assert.deepEqual(await build.wait(), record);
   const phases = await build.phases();
-  assert.deepEqual(phases.map(({ name }) => name), record.plannedPhases);
+  assert.deepEqual(
+    phases.map(({ name }) => name),
+    record.plannedPhases,
+  );
   for (const phase of phases) {
     assert.match(phase.phaseId, /^bph-[a-z0-9]{20}$/);
     assert.equal(phase.buildId, build.buildId);
@@ -59,7 +72,9 @@ test("templates of templates, as they were written before specs", async () => {
 });
 
 test("a snapshot that cannot be built: what failed, why, and what was left to look at", async () => {
-  const broken = new VmSpec().systemdService({ name: "broken", mode: "oneshot", bash: "echo the reason is here; exit 3" }).snapshot();
+  const broken = new VmSpec()
+    .systemdService({ name: "broken", mode: "oneshot", bash: "echo the reason is here; exit 3" })
+    .snapshot();
   const error = await refused("SNAPSHOT_SETUP_FAILED", () => snapshots.ensure({ spec: broken }));
   assert.equal(typeof error.body.failedReason, "string");
   const info = await snapshots.get({ snapshotId: error.body.snapshotId });
@@ -70,15 +85,27 @@ test("a snapshot that cannot be built: what failed, why, and what was left to lo
   assert.ok((await build.get()).failureReason);
   assert.equal((await build.failedPhase()).snapshotId, error.body.snapshotId);
   assert.ok((await snapshots.list()).snapshots.some((each) => each.snapshotId === info.snapshotId));
-  assert.ok(!(await snapshots.list({ includeFailed: false })).snapshots.some((each) => each.snapshotId === info.snapshotId));
+  assert.ok(
+    !(await snapshots.list({ includeFailed: false })).snapshots.some(
+      (each) => each.snapshotId === info.snapshotId,
+    ),
+  );
 });
 
 test("a machine that cannot be set up: the same, with the services' own words", async () => {
-  const broken = new VmSpec().systemdService({ name: "broken", mode: "oneshot", bash: "echo the reason is here; exit 3" });
+  const broken = new VmSpec().systemdService({
+    name: "broken",
+    mode: "oneshot",
+    bash: "echo the reason is here; exit 3",
+  });
   const error = await refused("VM_SETUP_FAILED", () => freestyle.vms.create({ spec: broken }));
   assert.ok(error.message.includes("Diagnostics:"), error.message);
   assert.ok(error.message.includes("the reason is here"), error.message);
-  assert.ok(error.body.diagnostics.serviceStates.some(({ services }) => services.some((each) => each.includes("broken"))));
+  assert.ok(
+    error.body.diagnostics.serviceStates.some(({ services }) =>
+      services.some((each) => each.includes("broken")),
+    ),
+  );
   // The package tells its users to look at the machine as it was.
   await withVm({ spec: new VmSpec().snapshotId(error.body.snapshotId) }, async (vm) => {
     assert.match((await vm.exec("systemctl is-failed broken")).stdout, /failed/);
@@ -86,7 +113,9 @@ test("a machine that cannot be set up: the same, with the services' own words", 
 });
 
 test("commands of a base image that fail", async () => {
-  const image = { spec: new VmSpec().baseImage("FROM debian:trixie-slim\nRUN echo oh no >&2; exit 9").snapshot() };
+  const image = {
+    spec: new VmSpec().baseImage("FROM debian:trixie-slim\nRUN echo oh no >&2; exit 9").snapshot(),
+  };
   await refused("BUILD_FAILED", () => freestyle.vms.create(image), { exitCode: 9, stderr: "oh no\n" });
 });
 
@@ -101,7 +130,9 @@ test("builds that are not there", async () => {
 
 test("what cannot be asked for", async () => {
   await refused("CREATE_SNAPSHOT_BAD_REQUEST", () => snapshots.ensure({ template: {}, name: 5 }));
-  await refused("CREATE_SNAPSHOT_BAD_REQUEST", () => snapshots.ensure({ template: {}, persistence: { type: "ephemeral" } }));
+  await refused("CREATE_SNAPSHOT_BAD_REQUEST", () =>
+    snapshots.ensure({ template: {}, persistence: { type: "ephemeral" } }),
+  );
   await refused("GROUP_NAME_EMPTY", () => snapshots.ensure({ template: { groups: [{ name: "" }] } }));
   await assert.rejects(() => snapshots.ensure({}), /requires a template or spec/);
 });

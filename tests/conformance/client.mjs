@@ -40,8 +40,8 @@ export function classOf(code) {
 }
 
 /**
- * The call is refused with the package's own class for this code, with the status that belongs to it, at once and
- * not after another try. `facts` are what else the body must say.
+ * The call is refused with the package's own class for this code, with the status that belongs to it, and
+ * after one try. `facts` are what else the body must say.
  */
 export async function refused(code, call, facts = {}) {
   const before = calls.length;
@@ -62,7 +62,10 @@ export async function refused(code, call, facts = {}) {
 
 /** For calls whose failures the package does not give a class: the sentence has the status. */
 export async function refusedPlainly(status, call) {
-  await assert.rejects(call, (error) => error.message.includes(` ${status} `) || error.message.endsWith(` ${status}`));
+  await assert.rejects(
+    call,
+    (error) => error.message.includes(` ${status} `) || error.message.endsWith(` ${status}`),
+  );
   assert.equal(calls.at(-1).status, status);
 }
 

@@ -19,7 +19,13 @@ test("with nothing", async () => {
 test("with a name, never to be stopped for being idle, and sticky", async () => {
   const options = {
     ...{ name: "Ann's workspace", idleTimeoutSeconds: null, activityThresholdBytes: 1000, snapshotId: null },
-    ...{ persistence: { type: "sticky", priority: 3 }, domains: [], nics: [], gitRepos: [], waitForReadySignal: false },
+    ...{
+      persistence: { type: "sticky", priority: 3 },
+      domains: [],
+      nics: [],
+      gitRepos: [],
+      waitForReadySignal: false,
+    },
   };
   await withVm(options, async (vm) => {
     const info = await vm.getInfo();
@@ -33,7 +39,14 @@ test("with users, groups and files", async () => {
     idleTimeoutSeconds: 120,
     groups: [{ name: "team", gid: 4000 }],
     users: [
-      { name: "ann", uid: 3000, gecos: "Ann Other", groups: ["team", "sudo"], shell: "/bin/sh", home: "/srv/ann" },
+      {
+        name: "ann",
+        uid: 3000,
+        gecos: "Ann Other",
+        groups: ["team", "sudo"],
+        shell: "/bin/sh",
+        home: "/srv/ann",
+      },
       { name: "robot", system: true },
     ],
     additionalFiles: {
@@ -47,7 +60,10 @@ test("with users, groups and files", async () => {
     assert.equal(await output(vm, "getent passwd ann"), "ann:x:3000:3000:Ann Other:/srv/ann:/bin/sh");
     assert.equal(await output(vm, "id -nG ann"), "ann sudo team");
     assert.equal(await output(vm, "getent group team"), "team:x:4000:ann");
-    assert.match(await output(vm, "getent passwd robot"), /^robot:x:\d{1,3}:\d{1,3}::\/:\/usr\/sbin\/nologin$/);
+    assert.match(
+      await output(vm, "getent passwd robot"),
+      /^robot:x:\d{1,3}:\d{1,3}::\/:\/usr\/sbin\/nologin$/,
+    );
     assert.equal(await output(vm, "cat /srv/text; /srv/run.sh"), "naïve\nran");
     assert.deepEqual([...(await vm.fs.readFile("/srv/bytes"))], [0, 255, 1]);
     assert.equal(await output(vm.user({ username: "ann" }), "id -un"), "ann");
@@ -59,7 +75,11 @@ class Clock extends VmWith {
     return this.compose(existing, {
       workdir: "/srv/work",
       ports: [],
-      systemd: { services: [{ name: "clock", mode: "service", bash: "while true; do date > /run/clock; sleep 1; done" }] },
+      systemd: {
+        services: [
+          { name: "clock", mode: "service", bash: "while true; do date > /run/clock; sleep 1; done" },
+        ],
+      },
     });
   }
   createInstance() {
@@ -105,13 +125,22 @@ test("from a spec, whose layers are built once", async () => {
       .workdir("/srv/copy")
       .repo("file:///srv/origin", "/srv/copy")
       .additionalFiles({ "/srv/own": { content: "outer" } })
-      .systemdService({ name: "greeter", mode: "oneshot", bash: "echo $GREETING > /srv/greeting", env: { GREETING: "hi there" }, wantedBy: ["multi-user"] })
+      .systemdService({
+        name: "greeter",
+        mode: "oneshot",
+        bash: "echo $GREETING > /srv/greeting",
+        env: { GREETING: "hi there" },
+        wantedBy: ["multi-user"],
+      })
       .waitFor("test -s /srv/greeting", { intervalSeconds: 1 })
       .waitForReadySignal(true)
       .idleTimeoutSeconds(777);
   const check = async (vm, created) => {
     assert.equal(await output(vm, "cat /srv-base /srv/where /srv/layer"), "base\n/root\n/root\ninner");
-    assert.equal(await output(vm, "cat /srv/own /srv/greeting; pwd; cat file"), "outerhi there\n/srv/copy\nhi");
+    assert.equal(
+      await output(vm, "cat /srv/own /srv/greeting; pwd; cat file"),
+      "outerhi there\n/srv/copy\nhi",
+    );
     assert.equal(await output(vm, "id -nG ann"), "ann team");
     assert.partialDeepStrictEqual(await vm.getInfo(), { idleTimeoutSeconds: 777, name: "from a spec" });
     assert.match(created.snapshotId, /^sc-[a-z0-9]{20}$/);
@@ -129,14 +158,18 @@ test("from a spec, whose layers are built once", async () => {
 });
 
 test("from a spec alone, of the same size", async () => {
-  await withVm(new VmSpec().vcpuCount(2).additionalFiles({ "/srv/alone": { content: "yes" } }), async (vm) => {
-    assert.equal(await vm.fs.readTextFile("/srv/alone"), "yes");
-  });
+  await withVm(
+    new VmSpec().vcpuCount(2).additionalFiles({ "/srv/alone": { content: "yes" } }),
+    async (vm) => {
+      assert.equal(await vm.fs.readTextFile("/srv/alone"), "yes");
+    },
+  );
 });
 
 test("but not when it is not ready in time", async () => {
   const spec = new VmSpec().waitFor("false").waitForReadySignal(true).readySignalTimeoutSeconds(1);
-  await refused("VM_START_TIMEOUT", () => freestyle.vms.create({ spec }));
+  const error = await refused("VM_SETUP_FAILED", () => freestyle.vms.create({ spec }));
+  assert.match(error.body.failedReason, /not ready within 1 s: freestyle-wait-for-1/);
 });
 
 test("of a size", async () => {
@@ -148,7 +181,8 @@ test("of a size", async () => {
 });
 
 const spec = (content) => ({ spec: Object.assign(new VmSpec(), { raw: content }) });
-const service = (wrong) => spec({ systemd: { services: [{ name: "a", mode: "oneshot", exec: ["/bin/true"], ...wrong }] } });
+const service = (wrong) =>
+  spec({ systemd: { services: [{ name: "a", mode: "oneshot", exec: ["/bin/true"], ...wrong }] } });
 const files = (path, file) => ({ additionalFiles: { [path]: file } });
 
 for (const [code, options, facts] of [
@@ -180,17 +214,31 @@ for (const [code, options, facts] of [
   ["GROUP_NAME_TOO_LONG", { groups: [{ name: "a".repeat(100) }] }],
   ["FILES_BAD_REQUEST", files("relative", { content: "" })],
   ["FILES_BAD_REQUEST", files("/a", { content: "***", encoding: "base64" })],
-  ["SERVICE_ALREADY_EXISTS", spec({ systemd: { services: [1, 2].map(() => ({ name: "a", mode: "oneshot", exec: ["/bin/true"] })) } })],
+  [
+    "SERVICE_ALREADY_EXISTS",
+    spec({ systemd: { services: [1, 2].map(() => ({ name: "a", mode: "oneshot", exec: ["/bin/true"] })) } }),
+  ],
   ["EXEC_EMPTY", service({ exec: [" "] })],
   ["SERVICE_NAME_EMPTY", service({ name: "" })],
   ["WORKDIR_EMPTY", service({ workdir: "" })],
   ["WORKDIR_EMPTY", spec({ workdir: "" })],
-  ["NON_LEAF_LAYER_FIELD_ERROR", { spec: new VmSpec().workdir("/a").snapshot().vcpuCount(2) }, { depth: 0, field: "vcpuCount" }],
-  ["CONFLICTING_SPEC_SOURCES_ERROR", { spec: new VmSpec().baseImage("FROM debian:trixie-slim").snapshotId("sc-00000000000000000000") }],
+  [
+    "NON_LEAF_LAYER_FIELD_ERROR",
+    { spec: new VmSpec().workdir("/a").snapshot().vcpuCount(2) },
+    { depth: 0, field: "vcpuCount" },
+  ],
+  [
+    "CONFLICTING_SPEC_SOURCES_ERROR",
+    { spec: new VmSpec().baseImage("FROM debian:trixie-slim").snapshotId("sc-00000000000000000000") },
+  ],
   ["UNSUPPORTED_OS", { spec: new VmSpec().baseImage("FROM alpine:3.20") }, { os: "alpine:3.20" }],
   ["INVALID_GIT_REPO_SPEC_ERROR", { spec: new VmSpec().repo("no url", "/srv/a") }],
   ["INVALID_SNAPSHOT_ID", { snapshotId: "nonsense" }],
-  ["SNAPSHOT_NOT_FOUND", { snapshotId: "sc-00000000000000000000" }, { snapshotId: "sc-00000000000000000000" }],
+  [
+    "SNAPSHOT_NOT_FOUND",
+    { snapshotId: "sc-00000000000000000000" },
+    { snapshotId: "sc-00000000000000000000" },
+  ],
   ["SNAPSHOT_NOT_FOUND", { spec: new VmSpec(), snapshotId: "sc-00000000000000000000" }],
 ]) {
   test(`${code} at once`, () => refused(code, () => freestyle.vms.create(options), facts));
@@ -198,5 +246,8 @@ for (const [code, options, facts] of [
 
 test("nothing is left of what was refused", async () => {
   const { vms } = await freestyle.vms.list();
-  assert.deepEqual(vms.map(({ id }) => id).filter((id) => id !== process.env.VM_ID), []);
+  assert.deepEqual(
+    vms.map(({ id }) => id).filter((id) => id !== process.env.VM_ID),
+    [],
+  );
 });

@@ -58,7 +58,10 @@ test("files, common operations and the lifecycle of one VM", async (t) => {
 
   await t.test("delete", async () => {
     await freestyle.vms.delete({ vmId });
-    assert.deepEqual((await freestyle.vms.list()).vms.filter(({ id }) => id === vmId), []);
+    assert.deepEqual(
+      (await freestyle.vms.list()).vms.filter(({ id }) => id === vmId),
+      [],
+    );
   });
 });
 
@@ -107,6 +110,9 @@ test("a Linux user for a developer", async () => {
   const { token } = await identity.tokens.create();
   assert.match(`ssh ${vmId}+developer:${token}@host`, /^ssh [a-z0-9]+\+developer:[A-Za-z0-9_-]+@host$/);
   const session = new Freestyle({ accessToken: token });
-  assert.equal((await session.vms.ref({ vmId }).exec("whoami; touch ~developer/workspace/mine")).stdout, "developer\n");
+  assert.equal(
+    (await session.vms.ref({ vmId }).exec("whoami; touch ~developer/workspace/mine")).stdout,
+    "developer\n",
+  );
   await vm.delete();
 });

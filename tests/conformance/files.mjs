@@ -5,7 +5,14 @@ import test from "node:test";
 import { freestyle, output, refused, refusedPlainly, shared as vm, until } from "./client.mjs";
 
 const folder = "/root/files test";
-const names = ["plain.txt", "with space.txt", "ünï-日本🙂.txt", "per%20cent%2Fslash.txt", "q?u#e&ry=+;:@.txt", "'single'"];
+const names = [
+  "plain.txt",
+  "with space.txt",
+  "ünï-日本🙂.txt",
+  "per%20cent%2Fslash.txt",
+  "q?u#e&ry=+;:@.txt",
+  "'single'",
+];
 
 test.after(() => vm.exec(`rm -rf '${folder}'`));
 
@@ -24,7 +31,10 @@ for (const name of names) {
     assert.equal(await vm.fs.readTextFile(path), `in ${name}: naïve 日本語 🙂\n`);
     assert.equal((await vm.exec(`ls '${folder}'`)).statusCode, 0);
     const listed = await vm.fs.readDir(folder);
-    assert.ok(listed.some((entry) => entry.name === name && entry.kind === "file"), JSON.stringify(listed));
+    assert.ok(
+      listed.some((entry) => entry.name === name && entry.kind === "file"),
+      JSON.stringify(listed),
+    );
   });
 }
 
@@ -65,9 +75,17 @@ test("a file in folders that are not there yet", async () => {
 
 test("what is in a folder", async () => {
   await vm.exec(`cd '${folder}/a' && touch file && ln -s file link && ln -s b folder-link`);
-  const entries = (await vm.fs.readDir(`${folder}/a`)).toSorted((one, other) => (one.name < other.name ? -1 : 1));
-  assert.deepEqual(entries.map(({ name }) => name), ["b", "file", "folder-link", "link"]);
-  assert.deepEqual(entries.slice(0, 2).map(({ kind }) => kind), ["directory", "file"]);
+  const entries = (await vm.fs.readDir(`${folder}/a`)).toSorted((one, other) =>
+    one.name < other.name ? -1 : 1,
+  );
+  assert.deepEqual(
+    entries.map(({ name }) => name),
+    ["b", "file", "folder-link", "link"],
+  );
+  assert.deepEqual(
+    entries.slice(0, 2).map(({ kind }) => kind),
+    ["directory", "file"],
+  );
   assert.deepEqual(await vm.fs.readDir(`${folder}/a/b/c`), []);
   const root = (await vm.fs.readDir("/")).map(({ name }) => name);
   for (const name of ["etc", "root", "usr"]) assert.ok(root.includes(name), name);

@@ -39,11 +39,17 @@ test("tokens", async () => {
   assert.match(token, /^[A-Za-z0-9_-]{20,}$/);
   assert.deepEqual(await identity.tokens.list(), { tokens: [{ id: tokenId }] });
   const client = as({ accessToken: token });
-  assert.deepEqual(await client.whoami(), { accountId: process.env.ACCOUNT, identityId: identity.identityId });
+  assert.deepEqual(await client.whoami(), {
+    accountId: process.env.ACCOUNT,
+    identityId: identity.identityId,
+  });
   assert.deepEqual(await identity.tokens.revoke({ tokenId }), {});
   assert.deepEqual(await identity.tokens.list(), { tokens: [] });
   await refusedPlainly(401, () => client.whoami());
-  await assert.rejects(() => identity.tokens.revoke({ tokenId }), (error) => error.constructor.statusCode === 404);
+  await assert.rejects(
+    () => identity.tokens.revoke({ tokenId }),
+    (error) => error.constructor.statusCode === 404,
+  );
 });
 
 test("permission to use a machine", async () => {

@@ -5,4 +5,8 @@ import { freestyle, refused, shared } from "./client.mjs";
 test("of a machine", () => refused("SNAPSHOT_LIMIT_EXCEEDED", () => shared.snapshot(), { limit: 0 }));
 
 test("of a template", () =>
-  refused("SNAPSHOT_LIMIT_EXCEEDED", () => freestyle.vms.snapshots.ensure({ template: { workdir: "/never" } }), { limit: 0 }));
+  refused(
+    "SNAPSHOT_LIMIT_EXCEEDED",
+    () => freestyle.vms.snapshots.ensure({ template: { workdir: "/never" } }),
+    { limit: 0 },
+  ));

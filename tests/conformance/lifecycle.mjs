@@ -45,7 +45,7 @@ test("to start what runs changes nothing, but for its idle time", async () => {
   assert.equal((await vm.getInfo()).idleTimeoutSeconds, 900);
   await vm.start();
   assert.equal((await vm.getInfo()).idleTimeoutSeconds, 900);
-  await vm.start({ idleTimeoutSeconds: null });
+  await vm.start({ idleTimeoutSeconds: null, waitForReadySignal: true, readySignalTimeoutSeconds: 60 });
   assert.equal((await vm.getInfo()).idleTimeoutSeconds, null);
 });
 
@@ -114,7 +114,11 @@ test("deleted", async () => {
 });
 
 test("nothing can be done with one that is not there", async () => {
-  for (const gone of [vm, freestyle.vms.ref({ vmId: "0".repeat(20) }), freestyle.vms.ref({ vmId: "no such vm" })]) {
+  for (const gone of [
+    vm,
+    freestyle.vms.ref({ vmId: "0".repeat(20) }),
+    freestyle.vms.ref({ vmId: "no such vm" }),
+  ]) {
     for (const call of [
       () => gone.getInfo(),
       () => gone.delete(),
@@ -151,9 +155,12 @@ test("one that may be made anew keeps its id", async () => {
 
 test("one that ends with its run is gone then", async () => {
   const { vm } = await freestyle.vms.create({ persistence: { type: "ephemeral", deleteEvent: "OnStop" } });
-  assert.partialDeepStrictEqual((await freestyle.vms.list()).vms.find(({ id }) => id === vm.vmId).persistence, {
-    ...{ type: "ephemeral", deleteEvent: "OnStop" },
-  });
+  assert.partialDeepStrictEqual(
+    (await freestyle.vms.list()).vms.find(({ id }) => id === vm.vmId).persistence,
+    {
+      ...{ type: "ephemeral", deleteEvent: "OnStop" },
+    },
+  );
   await vm.kill();
   await refused("VM_NOT_FOUND", () => until(async () => !(await vm.getInfo())));
 });

@@ -7,7 +7,8 @@ const { observability } = freestyle;
 const vmId = vm.vmId;
 const soon = () => new Date(Date.now() + 60_000).toISOString();
 
-const say = (...lines) => output(vm, `systemd-run --quiet --wait --unit=talker printf '${lines.join("\\n")}\\n'`);
+const say = (...lines) =>
+  output(vm, `systemd-run --quiet --wait --unit=talker printf '${lines.join("\\n")}\\n'`);
 
 test.before(() => say("log marker one", "LOG MARKER TWO"));
 
@@ -19,10 +20,16 @@ test("what a machine's services printed, and what happened to it", async () => {
   const mark = logs.find(({ message }) => message === "log marker one");
   assert.partialDeepStrictEqual(mark, { resourceType: "vm", resourceId: vmId });
   assert.match(mark.vmService, /^talker(\.service)?$/);
-  assert.ok(logs.some(({ message }) => message === `machine ${vmId} running`), "its start");
+  assert.ok(
+    logs.some(({ message }) => message === `machine ${vmId} running`),
+    "its start",
+  );
   const times = logs.map(({ timestamp }) => Date.parse(timestamp));
   assert.ok(times.every((time) => !Number.isNaN(time)));
-  assert.deepEqual(times, times.toSorted((one, other) => one - other));
+  assert.deepEqual(
+    times,
+    times.toSorted((one, other) => one - other),
+  );
 });
 
 test("of one service", async () => {
@@ -34,7 +41,10 @@ test("of one service", async () => {
 
 test("with a text, in whatever case", async () => {
   const { logs } = await observability.getLogs({ vmId, search: "log marker" });
-  assert.deepEqual(logs.map(({ message }) => message).filter((each) => /^log marker/i.test(each)), ["log marker one", "LOG MARKER TWO"]);
+  assert.deepEqual(
+    logs.map(({ message }) => message).filter((each) => /^log marker/i.test(each)),
+    ["log marker one", "LOG MARKER TWO"],
+  );
 });
 
 test("of a time", async () => {
@@ -48,7 +58,12 @@ test("in pages", async () => {
   const seen = [];
   let pageToken;
   do {
-    const page = await observability.getLogs({ resourceType: "vm", pageSize: 3, pageToken, endTime: all.at(-1).timestamp });
+    const page = await observability.getLogs({
+      resourceType: "vm",
+      pageSize: 3,
+      pageToken,
+      endTime: all.at(-1).timestamp,
+    });
     assert.ok(page.logs.length <= 3);
     seen.push(...page.logs);
     pageToken = page.nextPageToken;
@@ -61,7 +76,13 @@ test("as it happens, each line once", { timeout: 60_000 }, async () => {
   const stop = new AbortController();
   const seen = [];
   const reading = (async () => {
-    for await (const entry of observability.streamLogs({ vmId, vmService: "talker", intervalMs: 200, includeExisting: true, signal: stop.signal })) {
+    for await (const entry of observability.streamLogs({
+      vmId,
+      vmService: "talker",
+      intervalMs: 200,
+      includeExisting: true,
+      signal: stop.signal,
+    })) {
       seen.push(entry.message);
       if (entry.message === "log marker three") stop.abort();
     }

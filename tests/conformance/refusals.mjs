@@ -15,7 +15,9 @@ for (const [name, stranger] of Object.entries(strangers)) {
   test(name, options, async () => {
     await refused("UNAUTHORIZED_ERROR", () => stranger.vms.create(), { route: "/v1/vms" });
     await refused("UNAUTHORIZED_ERROR", () => stranger.vms.create({ spec: new VmSpec() }));
-    await refused("UNAUTHORIZED_ERROR", () => stranger.vms.snapshots.ensure({ template: {} }), { route: "/v1/vms/snapshots" });
+    await refused("UNAUTHORIZED_ERROR", () => stranger.vms.snapshots.ensure({ template: {} }), {
+      route: "/v1/vms/snapshots",
+    });
     await refused("UNAUTHORIZED_ERROR", () => stranger.vms.list());
   });
 }
@@ -31,15 +33,24 @@ test("no key at all", options, async () => {
 test("a request that does not fit", options, async () => {
   await refused("CREATE_VM_BAD_REQUEST", () => freestyle.vms.create({ name: ["a list"] }));
   await refused("CREATE_VM_BAD_REQUEST", () => freestyle.vms.create({ name: "x".repeat(100_000) }));
-  await refused("CREATE_SNAPSHOT_BAD_REQUEST", () => freestyle.vms.snapshots.ensure({ template: { users: 5 } }));
+  await refused("CREATE_SNAPSHOT_BAD_REQUEST", () =>
+    freestyle.vms.snapshots.ensure({ template: { users: 5 } }),
+  );
 });
 
 test("bodies that are not JSON, or not an object", options, async () => {
   for (const path of ["/v1/vms", "/v1/vms/snapshots"]) {
     for (const body of ["{", "[]", '"text"', "\u0000", '{"name": "\\ud800"}']) {
-      const response = await freestyle.fetch(path, { method: "POST", body, headers: { "content-type": "application/json" } });
+      const response = await freestyle.fetch(path, {
+        method: "POST",
+        body,
+        headers: { "content-type": "application/json" },
+      });
       const { code } = await response.json();
-      assert.match(`${path} ${JSON.stringify(body)} ${response.status} ${code}`, / 400 CREATE_(VM|SNAPSHOT)_BAD_REQUEST$/);
+      assert.match(
+        `${path} ${JSON.stringify(body)} ${response.status} ${code}`,
+        / 400 CREATE_(VM|SNAPSHOT)_BAD_REQUEST$/,
+      );
     }
   }
 });

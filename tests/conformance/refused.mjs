@@ -6,4 +6,7 @@ import { freestyle, refused } from "./client.mjs";
 test(process.env.CODE, { timeout: 15_000 }, () => refused(process.env.CODE, () => freestyle.vms.create()));
 
 test(`${process.env.CODE} for a snapshot`, { timeout: 15_000 }, () =>
-  refused(process.env.CODE, () => freestyle.vms.snapshots.ensure({ spec: new VmSpec().workdir("/never").snapshot() })));
+  refused(process.env.CODE, () =>
+    freestyle.vms.snapshots.ensure({ spec: new VmSpec().workdir("/never").snapshot() }),
+  ),
+);

@@ -35,12 +35,20 @@ test("everything inside the machine works", async () => {
 
 test("only machines that were granted are there", async () => {
   await withVm({ name: "not granted" }, async ({ vmId: other }) => {
-    assert.deepEqual((await client.vms.list()).vms.map(({ id }) => id), [vmId]);
+    assert.deepEqual(
+      (await client.vms.list()).vms.map(({ id }) => id),
+      [vmId],
+    );
     const foreign = client.vms.ref({ vmId: other });
     const missing = client.vms.ref({ vmId: "0".repeat(20) });
     const bodies = [];
     for (const each of [foreign, missing]) {
-      for (const call of [() => each.exec("true"), () => each.getInfo(), () => each.start(), () => each.fs.readFile("/x")]) {
+      for (const call of [
+        () => each.exec("true"),
+        () => each.getInfo(),
+        () => each.start(),
+        () => each.fs.readFile("/x"),
+      ]) {
         const error = await refused("VM_NOT_FOUND", call, { vmId: each.vmId });
         bodies.push(JSON.stringify(error.body).replaceAll(each.vmId, "ID"));
       }

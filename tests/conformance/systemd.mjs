@@ -18,7 +18,12 @@ test("to create one starts it", async () => {
 
 test("its state", async () => {
   const status = await vm.systemd.getStatus({ serviceId: name });
-  assert.partialDeepStrictEqual(status, { name, activeState: "active", subState: "running", loadState: "loaded" });
+  assert.partialDeepStrictEqual(status, {
+    name,
+    activeState: "active",
+    subState: "running",
+    loadState: "loaded",
+  });
   assert.equal(typeof status.description, "string");
   assert.equal((await service.status()).activeState, "active");
 });
@@ -34,7 +39,10 @@ test("what it printed", async () => {
     const found = await vm.systemd.getLogs({ serviceId: name });
     return found.logs.filter(({ message }) => message === "tick tock 100%").length > 2 && found;
   });
-  assert.ok(logs.every((entry) => !Number.isNaN(Date.parse(entry.timestamp))), JSON.stringify(logs[0]));
+  assert.ok(
+    logs.every((entry) => !Number.isNaN(Date.parse(entry.timestamp))),
+    JSON.stringify(logs[0]),
+  );
   assert.equal((await service.logs({ lines: 2 })).logs.length, 2);
   const since = new Date(Date.now() + 3_600_000).toISOString();
   assert.deepEqual((await service.logs({ since })).logs, []);
@@ -52,14 +60,24 @@ test("stop, start, restart", async () => {
 
 test("several at once, of which one is not there", async () => {
   const { results } = await vm.systemd.restart({ services: [{ id: name }, { id: "no-such-service" }] });
-  assert.deepEqual(results.map(({ serviceId, success }) => [serviceId, success]), [[name, true], ["no-such-service", false]]);
+  assert.deepEqual(
+    results.map(({ serviceId, success }) => [serviceId, success]),
+    [
+      [name, true],
+      ["no-such-service", false],
+    ],
+  );
   assert.ok(results[1].message.length > 5);
 });
 
 test("a service of the same name is refused", async () => {
-  await refused("SERVICE_ALREADY_EXISTS", () => vm.systemd.create({ name, mode: "service", exec: ["/bin/true"] }), {
-    serviceName: name,
-  });
+  await refused(
+    "SERVICE_ALREADY_EXISTS",
+    () => vm.systemd.create({ name, mode: "service", exec: ["/bin/true"] }),
+    {
+      serviceName: name,
+    },
+  );
 });
 
 for (const [code, wrong] of [
@@ -79,7 +97,9 @@ for (const [code, wrong] of [
   ["WANTED_BY_EMPTY", { wantedBy: [""] }],
 ]) {
   test(`${code} before anything is done`, async () => {
-    await refused(code, () => vm.systemd.create({ name: "never", mode: "oneshot", exec: ["/bin/true"], ...wrong }));
+    await refused(code, () =>
+      vm.systemd.create({ name: "never", mode: "oneshot", exec: ["/bin/true"], ...wrong }),
+    );
   });
 }
 
@@ -93,7 +113,11 @@ test("a service that runs once", async () => {
 test("one that is deleted is gone", async () => {
   assert.partialDeepStrictEqual(await service.delete(), { success: true });
   assert.equal((await vm.exec(`systemctl is-active ${name}`)).statusCode, 4);
-  for (const call of [() => service.status(), () => service.delete(), () => vm.systemd.service("none").logs()]) {
+  for (const call of [
+    () => service.status(),
+    () => service.delete(),
+    () => vm.systemd.service("none").logs(),
+  ]) {
     await refused("SERVICE_NOT_FOUND", call);
   }
 });

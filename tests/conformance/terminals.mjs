@@ -25,9 +25,16 @@ test("the terminal is listed", async () => {
 test("its lines", async () => {
   const { logs } = await vm.terminals.getLogs({ terminalId: terminal });
   const lines = logs.map(({ line }) => line);
-  assert.ok(lines.includes("first") && lines.indexOf("second") > lines.indexOf("first"), JSON.stringify(lines));
-  assert.ok(lines.some((line) => line.includes("red")), JSON.stringify(lines));
-  for (const { timestamp } of logs) if (timestamp != null) assert.ok(!Number.isNaN(Date.parse(timestamp)), timestamp);
+  assert.ok(
+    lines.includes("first") && lines.indexOf("second") > lines.indexOf("first"),
+    JSON.stringify(lines),
+  );
+  assert.ok(
+    lines.some((line) => line.includes("red")),
+    JSON.stringify(lines),
+  );
+  for (const { timestamp } of logs)
+    if (timestamp != null) assert.ok(!Number.isNaN(Date.parse(timestamp)), timestamp);
 });
 
 test("its screen has the colours", async () => {
@@ -36,7 +43,8 @@ test("its screen has the colours", async () => {
   assert.ok(output.includes("\u001b[31mred\u001b[0m"), JSON.stringify(output));
 });
 
-test("a name that cannot be a terminal's", () => refused("INVALID_REQUEST", () => vm.exec({ command: "true", terminal: "a/b" })));
+test("a name that cannot be a terminal's", () =>
+  refused("INVALID_REQUEST", () => vm.exec({ command: "true", terminal: "a/b" })));
 
 test("a terminal that nobody opened", async () => {
   for (const call of [vm.terminals.getLogs, vm.terminals.getOutput]) {

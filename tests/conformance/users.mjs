@@ -50,7 +50,10 @@ test("terminals and services take the user along", async () => {
 
 test("a user cannot make services that run as root", async () => {
   const wish = { name: "evil", mode: "oneshot", exec: ["/usr/bin/touch /root/evil"] };
-  await assert.rejects(() => ann.systemd.create(wish), (error) => error.constructor.statusCode === 403);
+  await assert.rejects(
+    () => ann.systemd.create(wish),
+    (error) => error.constructor.statusCode === 403,
+  );
   assert.equal(await vm.fs.exists("/root/evil"), false);
 });
 

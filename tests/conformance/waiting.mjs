@@ -1,4 +1,4 @@
-// A command that takes longer than the client waits for headers: SLEEP against HEADERS_TIMEOUT, in milliseconds.
+// A command that takes longer than the client waits for headers: SLEEP and HEADERS_TIMEOUT, in ms.
 import assert from "node:assert/strict";
 import test from "node:test";
 import { freestyle } from "freestyle";

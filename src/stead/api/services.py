@@ -14,6 +14,7 @@ from stead.builds.builder import Builder
 from stead.errors import MachineNotFound
 from stead.identity.accounts import Accounts
 from stead.identity.callers import Callers
+from stead.identity.errors import AccountNotFound
 from stead.identity.identities import Identities
 from stead.limits import Limits
 from stead.logbook import Logbook
@@ -66,7 +67,10 @@ async def assemble(machines: Machines) -> AsyncIterator[Services]:
             return info.account == account and info.purpose == "use"
 
         async def limits_of(account: str) -> Limits:
-            return (await accounts.get(account)).limits
+            try:
+                return (await accounts.get(account)).limits
+            except AccountNotFound:
+                return settings.limits
 
         async def made_for(request: str) -> dict[str, Any] | None:
             info = await machines.made_for(request)
