@@ -124,6 +124,8 @@ async def test_a_body_that_is_too_large_is_refused_before_it_is_read(
             yield b" " * 100
 
     refused(await http.post("/v1/vms", content=chunks()), 413, "BAD_REQUEST")
+    disguised = {"Content-Type": "application/octet-stream"}
+    refused(await http.post("/v1/vms", content=b" " * 2000, headers=disguised), 413, "BAD_REQUEST")
 
 
 async def test_nobody_reads_the_body_of_a_stranger(server: Server) -> None:

@@ -161,7 +161,17 @@ def expected_of(operation: str, report: Report) -> dict[str, State | None]:
     return expected
 
 
-@pytest.mark.parametrize("operation", OUTCOMES)
+EVERY_TIME = ("create", "stop", "suspend", "wake", "fork", "snapshot", "delete")
+"""Operations that are killed at every point in every run; the others are, in the trials."""
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        pytest.param(operation, marks=() if operation in EVERY_TIME else pytest.mark.slow)
+        for operation in OUTCOMES
+    ],
+)
 async def test_a_crash_at_any_point_is_recovered(
     settings: Settings, image: BaseImage, operation: str
 ) -> None:

@@ -196,6 +196,7 @@ for (const [code, options, facts] of [
   ["ROOTFS_SIZE_TOO_LARGE", { rootfsSizeGb: 1e9 }, { gotGb: 1e9 }],
   ["CREATE_VM_BAD_REQUEST", { vcpuCount: "many" }],
   ["CREATE_VM_BAD_REQUEST", { name: 5 }],
+  ["CREATE_VM_BAD_REQUEST", { activityThresholdBytes: 2 ** 70 }],
   ["CREATE_VM_BAD_REQUEST", { users: "ann" }],
   ["CREATE_VM_BAD_REQUEST", { persistence: { type: "eternal" } }],
   ["CREATE_VM_BAD_REQUEST", { persistence: { type: "sticky", priority: 11 } }],

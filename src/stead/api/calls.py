@@ -23,6 +23,7 @@ _TICK = 0.25
 _PROCESSING_AFTER = 60.0
 _PROCESSING_EVERY = 60.0
 """Node gives up a call after 300 seconds without headers, unless it hears that there is work on it."""
+_STREAMED = (b"application/octet-stream", b"application/x-tar")
 _UNDERSTAND_PROCESSING = (b"freestyle-sdk", b"node", b"undici")
 
 log = get_logger("stead.access")
@@ -147,7 +148,12 @@ class Calls:
     def _limited(self, scope: Scope, receive: Receive) -> Receive:
         """Bodies are read whole unless they are files that are streamed: so they have a largest size."""
         headers = dict(scope["headers"])
-        if headers.get(b"content-type", b"").startswith((b"application/octet-stream", b"application/x-tar")):
+        plain = headers.get(b"content-type", b"").startswith(_STREAMED)
+        if (
+            plain
+            and scope["method"] == "PUT"
+            and any(noun in scope["path"] for noun in ("/files/", "/archives/"))
+        ):
             return receive
         length = headers.get(b"content-length", b"0")
         seen = int(length) if length.isdigit() and int(length) > MAX_BODY else 0

@@ -120,9 +120,6 @@ _IDENTITY: dict[type[product.SteadError], str] = {
     identity.UserNotAllowed: "FORBIDDEN",
     identity.ManagedIdentity: "CANNOT_DELETE_MANAGED_IDENTITY",
     identity.TokenNotFound: "NOT_FOUND",
-    identity.ManagedIdentity: "CANNOT_DELETE_MANAGED_IDENTITY",
-    identity.TokenNotFound: "NOT_FOUND",
-    identity.UserNotAllowed: "FORBIDDEN",
 }
 
 

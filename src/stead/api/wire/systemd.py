@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from stead.api.wire import Time, Wire
 from stead.builds.services import LogEntry, Outcome, ServiceStatus
@@ -120,6 +120,13 @@ class ServiceLogs(Wire):
 
 class ServiceId(Wire):
     id: str
+
+    @field_validator("id")
+    @classmethod
+    def _whole(cls, text: str) -> str:
+        """It is repeated in the answer: half a character cannot be."""
+        text.encode()
+        return text
 
 
 class ServiceIds(Wire):

@@ -11,6 +11,9 @@ from stead.machines.persistence import PERSISTENT, Persistence, SnapshotPersiste
 
 VmState = Literal["building", "starting", "running", "suspending", "suspended", "stopped", "lost"]
 
+LARGEST = 2**53
+"""The largest number that every client can say without rounding."""
+
 _STATES: dict[State, VmState] = {
     State.PREPARING: "starting",
     State.PREPARED: "starting",
@@ -165,10 +168,10 @@ class Deleted(Wire):
 
 
 class Start(Wire):
-    idle_timeout_seconds: int | None = None
+    idle_timeout_seconds: int | None = Field(default=None, le=LARGEST)
     ready_signal_timeout_seconds: float | None = Field(default=None, gt=0, le=86_400)
     wait_for_ready_signal: bool | None = None
-    activity_threshold_bytes: int | None = None
+    activity_threshold_bytes: int | None = Field(default=None, ge=0, le=LARGEST)
 
 
 class Started(Wire):
@@ -231,5 +234,5 @@ class Forks(Wire):
 
 class Resize(Wire):
     vcpu_count: int | None = None
-    mem_size_gb: float | None = None
+    mem_size_gb: float | None = Field(default=None, allow_inf_nan=False)
     rootfs_size_gb: int | None = None
