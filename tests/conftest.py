@@ -4,7 +4,9 @@ Several processes may share the tests: each is then an installation of its own, 
 """
 
 import os
+import signal
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +19,11 @@ from installations import delete_all, leftovers
 from stead.host.image import BaseImage, ensure_image
 from stead.machines import Machine, Machines
 from stead.settings import Settings, Size
+
+
+if threading.current_thread() is threading.main_thread():
+    # A shell may have had SIGINT ignored for what it runs in the background, and programs inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass(frozen=True)

@@ -358,6 +358,7 @@ async def test_a_service_that_fails_says_what_it_printed(
     assert len(await builds_of(machines, account)) == 3
 
 
+@pytest.mark.slow
 async def test_readiness_is_waited_for_as_asked(builder: Builder, machines: Machines, account: str) -> None:
     """A service says when it is ready. Who insists on that gets it or an error, who does not a machine."""
     soon = "/bin/sh -c 'sleep 1.5; touch /run/was-ready; systemd-notify --ready; exec sleep infinity'"
@@ -415,6 +416,7 @@ http.server.ThreadingHTTPServer(("127.0.0.1", 8000), handler).serve_forever()
 """
 
 
+@pytest.mark.slow
 async def test_repositories_are_cloned_without_their_credentials(builder: Builder, account: str) -> None:
     """By branch, tag and commit; what a file says wins over the repository that it is in."""
     history = """
