@@ -20,7 +20,6 @@ from stead.host.image import BaseImage, ensure_image
 from stead.machines import Machine, Machines
 from stead.settings import Settings, Size
 
-
 if threading.current_thread() is threading.main_thread():
     # A shell may have had SIGINT ignored for what it runs in the background, and programs inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
