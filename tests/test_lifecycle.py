@@ -78,10 +78,10 @@ async def test_a_new_machine_is_found_by_its_id(machines: Machines) -> None:
         await machines.get(machine.id)
 
 
-@pytest.mark.parametrize("name", ["", "   ", "n" * 201])
+@pytest.mark.parametrize("name", ["", "   ", "n" * 201, "two\nlines", "\ud800"])
 async def test_an_impossible_name_is_refused(machines: Machines, name: str) -> None:
     before = await rows(machines)
-    with pytest.raises(InvalidRequest, match="1 to 200 characters"):
+    with pytest.raises(InvalidRequest, match="1 to 200 printable characters"):
         await machines.create(name=name)
     assert await rows(machines) == before
 
