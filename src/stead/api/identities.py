@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query
 from stead.api.callers import Owner
 from stead.api.errors import ApiError
 from stead.api.services import ServicesDep
-from stead.api.wire import Nothing
+from stead.api.wire import LARGEST, Nothing
 from stead.api.wire.identities import (
     AccessibleRepositoryList,
     IdentityList,
@@ -23,10 +23,9 @@ from stead.api.wire.identities import (
 from stead.identity.identities import PAGE
 
 MAX_PAGE = 1000
-_LARGEST = 2**53
 
 Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description="How many to answer with.")]
-Offset = Annotated[int, Query(ge=0, le=_LARGEST, description="How many to leave out before them.")]
+Offset = Annotated[int, Query(ge=0, le=LARGEST, description="How many to leave out before them.")]
 
 router = APIRouter(prefix="/identity/v1/identities", tags=["identities"])
 

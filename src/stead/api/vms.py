@@ -8,7 +8,7 @@ from starlette.responses import Response
 from stead.api.callers import AnyCaller, CurrentCall, OwnedVm, UsableVm
 from stead.api.errors import ApiError
 from stead.api.services import ServicesDep
-from stead.api.wire import Nothing
+from stead.api.wire import LARGEST, Nothing
 from stead.api.wire.builds import BuildRecord
 from stead.api.wire.vms import (
     Deleted,
@@ -31,25 +31,23 @@ from stead.api.wire.vms import (
     VmState,
     wire_state,
 )
-from stead.errors import InvalidRequest, MachineNotFound, WrongState
+from stead.errors import MachineNotFound, WrongState
 from stead.machines import MachineInfo, State
 from stead.machines.machine import UNCHANGED
-from stead.machines.machines import MAX_FORKS, READY_TIMEOUT
+from stead.machines.machines import READY_TIMEOUT
 from stead.machines.persistence import PERSISTENT
 from stead.settings import Size
 from stead.tasks import or_undo
 
 router = APIRouter(prefix="/v1/vms", tags=["vms"])
 
-_LARGEST = 2**53
-
 
 @router.get("", response_model=VmList)
 async def list_vms(
     caller: AnyCaller,
     services: ServicesDep,
-    limit: Annotated[int | None, Query(ge=0, le=_LARGEST)] = None,
-    offset: Annotated[int, Query(ge=0, le=_LARGEST)] = 0,
+    limit: Annotated[int | None, Query(ge=0, le=LARGEST)] = None,
+    offset: Annotated[int, Query(ge=0, le=LARGEST)] = 0,
     vm_state: Annotated[VmState | None, Query(alias="vmState")] = None,
     include_deleted: Annotated[bool, Query(alias="includeDeleted")] = False,
     search: Annotated[str | None, Query(description="Part of a name or an id.")] = None,
@@ -139,7 +137,7 @@ async def suspend_vm(info: OwnedVm, services: ServicesDep) -> Suspended:
 
 def _refuse_if_down(info: MachineInfo, operation: str, *states: State) -> None:
     if info.state in states:
-        raise WrongState(info.id, operation, info.state if info.state is not State.STOPPED else "stopped")
+        raise WrongState(info.id, operation, info.state)
 
 
 @router.post("/{vm_id}/kill")
@@ -174,8 +172,6 @@ async def fork_vm(
 ) -> Forks:
     """New machines with the memory, processes and files that this one has now: all of them, or none."""
     wanted = wanted or Fork()
-    if not 1 <= wanted.count <= MAX_FORKS:
-        raise InvalidRequest(f"a fork has 1 to {MAX_FORKS} children, not {wanted.count}")
     kept = None if wanted.persistence is None else wanted.persistence.persistence()
 
     async def take_back(ids: list[str]) -> None:

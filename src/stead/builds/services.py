@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Literal
 
 from stead.builds.errors import InvalidSpec
 from stead.builds.spec import Service
@@ -12,6 +12,7 @@ from stead.builds.units import FOLDER, service_unit
 from stead.builds.validation import check_service, check_service_name, unit_name
 from stead.errors import GuestError, InvalidRequest, SteadError
 from stead.host.execution import ExecResult
+from stead.machines.journal import Entry, parse
 from stead.machines.machine import Machine
 
 Verb = Literal["start", "stop", "restart"]
@@ -52,14 +53,6 @@ class ServiceStatus:
     sub_state: str
     load_state: str
     description: str
-
-
-@dataclass(frozen=True)
-class LogEntry:
-    message: str
-    at: float
-    priority: str | None
-    unit: str | None
 
 
 @dataclass(frozen=True)
@@ -124,7 +117,7 @@ class GuestServices:
             description=facts["Description"],
         )
 
-    async def logs(self, name: str, lines: int | None = None, since: str | None = None) -> Sequence[LogEntry]:
+    async def logs(self, name: str, lines: int | None = None, since: str | None = None) -> Sequence[Entry]:
         """The last lines of what a service printed and of what systemd says of it.
 
         `since` is a time in ISO 8601, or in journalctl's words.
@@ -141,7 +134,7 @@ class GuestServices:
         if not done.ok:
             # It also fails when there is nothing to show yet.
             self._refuse(done)
-        entries = [_entry(json.loads(line)) for line in done.stdout.splitlines()]
+        entries = parse(done.stdout)
         if not entries:
             await self._show(unit)
         return entries
@@ -274,17 +267,3 @@ def _moment(since: str) -> str:
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return f"@{moment.timestamp():.6f}"
-
-
-def _entry(record: dict[str, Any]) -> LogEntry:
-    message = record.get("MESSAGE")
-    if isinstance(message, list):
-        # What is not UTF-8 comes as numbers.
-        message = bytes(message).decode(errors="replace")
-    unit = record.get("UNIT") or record.get("_SYSTEMD_UNIT")
-    return LogEntry(
-        message=str(message or ""),
-        at=int(record["__REALTIME_TIMESTAMP"]) / 1e6,
-        priority=record.get("PRIORITY"),
-        unit=unit if unit is None else str(unit),
-    )

@@ -1,8 +1,9 @@
 """New machines: from a template, from a snapshot, from a running machine, or under an old name."""
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -172,6 +173,13 @@ class Creation:
 
     # Ways to a running guest
 
+    @contextlib.asynccontextmanager
+    async def _restoring(self) -> AsyncIterator[None]:
+        """A new process, when it is its turn; what was room when it was asked for may be taken by then."""
+        async with self.restores:
+            self._lifecycle.host.check_capacity()
+            yield
+
     async def _resume(self, row: MachineRow, live: Live) -> tuple[Live, str | None]:
         async with self.restores:
             await live.vm.resume()
@@ -179,16 +187,14 @@ class Creation:
         return live, None
 
     async def _restore(self, row: MachineRow, template: Template) -> tuple[Live, str | None]:
-        async with self.restores:
-            self._lifecycle.host.check_capacity()
+        async with self._restoring():
             live = await self._lifecycle.restore(row, template)
             await self._lifecycle.step(row, "identify")
             await self._lifecycle.identify(row, live, new_keys=True)
         return live, None
 
     async def _child(self, row: MachineRow, moment: Moment, base: Template | None) -> tuple[Live, str | None]:
-        async with self.restores:
-            self._lifecycle.host.check_capacity()
+        async with self._restoring():
             template = self._template_of(row)
             await self._lifecycle.make_disk(row)
             return await self._checkpointing.revive(row, template, moment, base, new_keys=True), None
@@ -196,8 +202,7 @@ class Creation:
     async def _from_snapshot(
         self, row: MachineRow, snapshot: SnapshotRow, same_size: bool
     ) -> tuple[Live, str | None]:
-        async with self.restores:
-            self._lifecycle.host.check_capacity()
+        async with self._restoring():
             template = self._template_of(row)
             await self._lifecycle.make_disk(row)
             note = None

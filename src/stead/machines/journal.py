@@ -18,8 +18,13 @@ class Entry:
     at: float
     message: str
     unit: str | None
-    level: str
-    priority: int
+    priority: str | None
+    """As syslog has it, from 0 to 7."""
+
+    @property
+    def level(self) -> str:
+        number = int(self.priority or 6)
+        return _LEVELS[number] if 0 <= number < len(_LEVELS) else "info"
 
 
 async def read_journal(
@@ -47,19 +52,23 @@ async def read_journal(
         raise GuestUnreachable("the machine's journal was not read in time")
     if not result.ok and result.stderr.strip():
         raise InvalidRequest(f"the journal cannot be read: {result.stderr.decode(errors='replace').strip()}")
-    entries = (_entry(json.loads(line)) for line in result.stdout.splitlines() if line.startswith(b"{"))
+    entries = parse(result.stdout)
     wanted = search.lower() if search else ""
     return [entry for entry in entries if wanted in entry.message.lower()]
 
 
+def parse(output: bytes) -> list[Entry]:
+    """What `journalctl --output=json` printed."""
+    return [_entry(json.loads(line)) for line in output.splitlines() if line.startswith(b"{")]
+
+
 def _entry(found: dict[str, Any]) -> Entry:
-    priority = int(found.get("PRIORITY") or 6)
+    unit = found.get("UNIT") or found.get("_SYSTEMD_UNIT")
     return Entry(
         at=int(found["__REALTIME_TIMESTAMP"]) / 1e6,
         message=_message(found.get("MESSAGE")),
-        unit=found.get("UNIT") or found.get("_SYSTEMD_UNIT"),
-        level=_LEVELS[priority] if 0 <= priority < len(_LEVELS) else "info",
-        priority=priority,
+        unit=None if unit is None else str(unit),
+        priority=found.get("PRIORITY"),
     )
 
 

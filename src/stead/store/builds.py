@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from stead.store.rows import Rows
+from stead.store.rows import Rows, made
 from stead.store.tables import build_phases, builds
 
 
@@ -70,7 +70,7 @@ class BuildStore(Rows[BuildRow]):
         statement = sa.select(build_phases).where(build_phases.c.build == build_id)
         async with self.engine.connect() as connection:
             found = await connection.execute(statement.order_by(build_phases.c.position))
-            return [PhaseRow(**row._mapping) for row in found]
+            return made(PhaseRow, found)
 
     async def fail_unfinished(self, reason: str) -> int:
         """After a crash: nobody works on these any more; says how many there were."""

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from stead.store.rows import Rows
+from stead.store.rows import Rows, made
 from stead.store.tables import identities, machines, tokens, vm_permissions
 
 R = TypeVar("R")
@@ -61,7 +61,7 @@ class _Pages(Rows[R]):
         async with self.engine.connect() as connection:
             total = (await connection.execute(count)).scalar_one()
             found = await connection.execute(statement.limit(limit).offset(offset))
-            return [self.row(**row._mapping) for row in found], total
+            return made(self.row, found), total
 
 
 class IdentityStore(_Pages[IdentityRow]):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from stead.store.rows import made
 from stead.store.tables import log_entries
 
 
@@ -77,7 +78,7 @@ class LogStore:
         statement = sa.select(log_entries).where(*wanted).order_by(columns.at, columns.id)
         async with self.engine.connect() as connection:
             found = await connection.execute(statement.limit(query.limit))
-            return [LogRow(**row._mapping) for row in found]
+            return made(LogRow, found)
 
     async def prune(self, before: int) -> None:
         async with self.engine.begin() as connection:

@@ -39,19 +39,24 @@ class Rows(Generic[R]):
 
     async def _select(self, statement: sa.Select[Any]) -> list[R]:
         async with self.engine.connect() as connection:
-            found = await connection.execute(statement)
-            names = tuple(found.keys())
-            return [self._made(names, values) for values in found]
+            return made(self.row, await connection.execute(statement))
 
     def _one(self, result: sa.CursorResult[Any]) -> R | None:
-        found = result.one_or_none()
-        return None if found is None else self._made(tuple(result.keys()), found)
+        found: list[R] = made(self.row, result)
+        if len(found) > 1:
+            raise sa.exc.MultipleResultsFound("there is more than one such row")
+        return found[0] if found else None
 
-    def _made(self, names: tuple[str, ...], values: sa.Row[Any]) -> R:
-        """A row, past its constructor, which takes ten times as long: a list has a thousand of them."""
-        row: R = object.__new__(self.row)
+
+def made(kind: type[R], result: sa.CursorResult[Any]) -> list[R]:
+    """Rows of a result, past their constructor, which takes ten times as long: a list has a thousand."""
+    names = tuple(result.keys())
+    rows = []
+    for values in result:
+        row = object.__new__(kind)
         row.__dict__.update(zip(names, values, strict=True))
-        return row
+        rows.append(row)
+    return rows
 
 
 def _values(row: object) -> dict[str, Any]:

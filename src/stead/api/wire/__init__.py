@@ -6,6 +6,9 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, PlainSerializer, WithJsonSchema
 from pydantic.alias_generators import to_camel
 
+LARGEST = 2**53
+"""The largest number that every client can say without rounding."""
+
 
 class Wire(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore")

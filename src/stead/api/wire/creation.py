@@ -4,9 +4,9 @@ from typing import Any
 
 from pydantic import Field
 
-from stead.api.wire import Wire
+from stead.api.wire import LARGEST, Wire
 from stead.api.wire.layers import LayerFields, Spec
-from stead.api.wire.vms import LARGEST, PersistenceModel
+from stead.api.wire.vms import PersistenceModel
 from stead.builds.spec import Layer
 from stead.errors import InvalidRequest
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, BeforeValidator, Field
 
 from stead.api.wire import Wire
-from stead.api.wire.systemd import NewService, RestartPolicy
+from stead.api.wire.systemd import NewService, ServiceFields
 from stead.api.wire.vms import PersistenceModel
 from stead.builds.errors import InvalidSpec
 from stead.builds.spec import File, GitUser, Group, Layer, Port, Repository, Service, ServicePatch, User
@@ -55,47 +55,15 @@ class FileModel(Wire):
         return File.encoded(path, self.content, self.encoding, bool(self.executable))
 
 
-class ServicePatchModel(Wire):
+class ServicePatchModel(ServiceFields):
     """What is to be changed of a service; what is missing or null stays."""
 
-    name: str
     mode: Literal["oneshot", "service"] | None = None
     exec: list[str] | None = None
-    env: dict[str, str] | None = None
-    user: str | None = None
-    group: str | None = None
-    workdir: str | None = None
-    after: list[str] | None = None
-    requires: list[str] | None = None
-    on_failure: list[str] | None = None
-    wanted_by: list[str] | None = None
-    enable: bool | None = None
-    timeout_sec: float | None = None
-    delete_after_success: bool | None = None
-    ready_signal: bool | None = None
-    watchdog_sec: float | None = None
-    restart_policy: RestartPolicy | None = None
 
     def patch(self) -> ServicePatch:
-        return ServicePatch(
-            name=self.name,
-            mode=self.mode,
-            exec=None if self.exec is None else tuple(self.exec),
-            env=self.env or {},
-            user=self.user,
-            group=self.group,
-            workdir=self.workdir,
-            after=tuple(self.after or ()),
-            requires=tuple(self.requires or ()),
-            on_failure=tuple(self.on_failure or ()),
-            wanted_by=None if self.wanted_by is None else tuple(self.wanted_by),
-            enable=self.enable,
-            timeout=self.timeout_sec,
-            delete_after_success=bool(self.delete_after_success),
-            ready_signal=self.ready_signal,
-            watchdog=self.watchdog_sec,
-            restart=None if self.restart_policy is None else self.restart_policy.restart(),
-        )
+        commands = None if self.exec is None else tuple(self.exec)
+        return ServicePatch(**self.fields(), mode=self.mode, exec=commands)
 
 
 class SystemdModel(Wire):

@@ -1,12 +1,13 @@
 """Systemd's services as clients see them."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
 from stead.api.wire import Time, Wire
-from stead.builds.services import LogEntry, Outcome, ServiceStatus
+from stead.builds.services import Outcome, ServiceStatus
 from stead.builds.spec import Restart, Service
+from stead.machines.journal import Entry
 
 
 class RestartPolicy(Wire):
@@ -19,12 +20,10 @@ class RestartPolicy(Wire):
         return Restart(self.policy, self.restart_sec, self.start_limit_burst, self.start_limit_interval_sec)
 
 
-class NewService(Wire):
-    """A service to make; what is missing or null is systemd's default."""
+class ServiceFields(Wire):
+    """What can be said alike of a service that is made and of one that is changed."""
 
     name: str
-    mode: Literal["oneshot", "service"] = "service"
-    exec: list[str] = Field(default_factory=list, description="Whole command lines, run in order.")
     env: dict[str, str] | None = None
     user: str | None = None
     group: str | None = None
@@ -36,32 +35,41 @@ class NewService(Wire):
     enable: bool | None = None
     timeout_sec: float | None = None
     delete_after_success: bool | None = None
-    remain_after_exit: bool | None = None
     ready_signal: bool | None = None
     watchdog_sec: float | None = None
     restart_policy: RestartPolicy | None = None
 
+    def fields(self) -> dict[str, Any]:
+        """As the builder knows them."""
+        return {
+            "name": self.name,
+            "env": self.env or {},
+            "user": self.user,
+            "group": self.group,
+            "workdir": self.workdir,
+            "after": tuple(self.after or ()),
+            "requires": tuple(self.requires or ()),
+            "on_failure": tuple(self.on_failure or ()),
+            "wanted_by": None if self.wanted_by is None else tuple(self.wanted_by),
+            "enable": self.enable,
+            "timeout": self.timeout_sec,
+            "delete_after_success": bool(self.delete_after_success),
+            "ready_signal": self.ready_signal,
+            "watchdog": self.watchdog_sec,
+            "restart": None if self.restart_policy is None else self.restart_policy.restart(),
+        }
+
+
+class NewService(ServiceFields):
+    """A service to make; what is missing or null is systemd's default."""
+
+    mode: Literal["oneshot", "service"] = "service"
+    exec: list[str] = Field(default_factory=list, description="Whole command lines, run in order.")
+    remain_after_exit: bool | None = None
+
     def service(self) -> Service:
-        return Service(
-            name=self.name,
-            mode=self.mode,
-            exec=tuple(self.exec),
-            env=self.env or {},
-            user=self.user,
-            group=self.group,
-            workdir=self.workdir,
-            after=tuple(self.after or ()),
-            requires=tuple(self.requires or ()),
-            on_failure=tuple(self.on_failure or ()),
-            wanted_by=None if self.wanted_by is None else tuple(self.wanted_by),
-            enable=self.enable,
-            timeout=self.timeout_sec,
-            delete_after_success=bool(self.delete_after_success),
-            remain_after_exit=self.remain_after_exit is not False,
-            ready_signal=self.ready_signal,
-            watchdog=self.watchdog_sec,
-            restart=None if self.restart_policy is None else self.restart_policy.restart(),
-        )
+        remain = self.remain_after_exit is not False
+        return Service(**self.fields(), mode=self.mode, exec=tuple(self.exec), remain_after_exit=remain)
 
 
 class ServiceRow(Wire):
@@ -110,7 +118,7 @@ class ServiceLogEntry(Wire):
     unit: str | None = None
 
     @classmethod
-    def of(cls, entry: LogEntry) -> "ServiceLogEntry":
+    def of(cls, entry: Entry) -> "ServiceLogEntry":
         return cls(message=entry.message, timestamp=entry.at, priority=entry.priority, unit=entry.unit)
 
 

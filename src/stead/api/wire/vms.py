@@ -4,15 +4,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from stead.api.wire import Time, Wire
+from stead.api.wire import LARGEST, Time, Wire
 from stead.errors import InvalidRequest
 from stead.machines import Ephemeral, MachineInfo, Persistent, State, Sticky
 from stead.machines.persistence import PERSISTENT, Persistence, SnapshotPersistence
 
 VmState = Literal["building", "starting", "running", "suspending", "suspended", "stopped", "lost"]
-
-LARGEST = 2**53
-"""The largest number that every client can say without rounding."""
 
 _STATES: dict[State, VmState] = {
     State.PREPARING: "starting",
