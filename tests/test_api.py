@@ -26,6 +26,7 @@ from stead.api.documentation import page
 from stead.api.server import running
 from stead.errors import HostError
 from stead.machines import Machine, State
+from stead.settings import Settings
 from stead.store.database import open_database
 from stead.store.requests import RequestRow, RequestStore
 
@@ -699,3 +700,21 @@ def test_a_port_in_use_is_known_at_once(server: Server) -> None:
         settings = replace(server.services.settings, listen=f"127.0.0.1:{taken.getsockname()[1]}")
         with pytest.raises(HostError, match="cannot listen"):
             server_module.bind(settings)
+
+
+async def test_answers_are_not_held_back(settings: Settings) -> None:
+    """An answer goes out in two pieces; the second must not wait until the client has confirmed the first."""
+    held_back: list[bool] = []
+
+    def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        held_back.append(
+            writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 0
+        )
+        writer.close()
+
+    listening = server_module.bind(replace(settings, listen="127.0.0.1:0"))
+    async with await asyncio.start_server(accepted, sock=listening):
+        reader, writer = await asyncio.open_connection(*listening.getsockname())
+        await reader.read()
+        writer.close()
+    assert held_back == [False]

@@ -14,12 +14,9 @@ from typing import Any, TypeVar
 import pytest
 import pytest_asyncio
 import sqlalchemy as sa
-from alembic.autogenerate import compare_metadata
-from alembic.migration import MigrationContext
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from stead.errors import InvalidRequest, MachineNotFound, SteadError
 from stead.identity.accounts import LIMIT_NAMES, Account, Accounts
@@ -38,9 +35,9 @@ from stead.identity.errors import (
 from stead.identity.identities import Identities, Identity, Permission
 from stead.limits import Limits
 from stead.store.accounts import AccountRow, AccountStore, KeyStore
-from stead.store.database import open_database
+from stead.store.database import Database, open_database
 from stead.store.identities import PermissionStore, TokenStore
-from stead.store.tables import api_keys, metadata, tokens, vm_permissions
+from stead.store.tables import api_keys, tokens, vm_permissions
 
 T = TypeVar("T")
 NOWHERE = "00000000-0000-4000-8000-000000000000"
@@ -49,13 +46,13 @@ NOWHERE = "00000000-0000-4000-8000-000000000000"
 class Installation:
     """A database, the rooms that work on it, and machines that exist only by name."""
 
-    def __init__(self, path: Path, engine: AsyncEngine) -> None:
+    def __init__(self, path: Path, database: Database) -> None:
         self.path = path
-        self.engine = engine
+        self.database = database
         self.machines: dict[str, str] = {}
-        self.accounts = Accounts(engine)
-        self.callers = Callers(engine)
-        self.identities = Identities(engine, self.owns)
+        self.accounts = Accounts(database)
+        self.callers = Callers(database)
+        self.identities = Identities(database, self.owns)
 
     async def owns(self, account: str, machine: str) -> bool:
         return self.machines.get(machine) == account
@@ -65,12 +62,12 @@ class Installation:
         return name
 
     async def count(self, table: sa.Table) -> int:
-        async with self.engine.connect() as connection:
+        async with self.database.connect() as connection:
             return (await connection.execute(sa.select(sa.func.count()).select_from(table))).scalar_one()
 
     async def close(self) -> None:
         await self.callers.close()
-        await self.engine.dispose()
+        await self.database.dispose()
 
 
 @contextlib.asynccontextmanager
@@ -120,44 +117,6 @@ async def attempt(work: Awaitable[T]) -> T | SteadError:
         return await work
     except SteadError as error:
         return error
-
-
-# The database
-
-
-async def test_migrations_lead_to_the_tables_as_they_are_declared(here: Installation) -> None:
-    def differences(connection: sa.Connection) -> list[Any]:
-        return list(compare_metadata(MigrationContext.configure(connection), metadata))
-
-    async with here.engine.connect() as connection:
-        assert await connection.run_sync(differences) == []
-
-
-async def test_many_open_a_new_database_at_once(tmp_path: Path) -> None:
-    engines = await asyncio.gather(*(open_database(tmp_path / "stead.db") for _ in range(5)))
-    made = await asyncio.gather(*(Accounts(engine).default() for engine in engines))
-    assert len({account.id for account in made}) == 1
-    await asyncio.gather(*(engine.dispose() for engine in engines))
-
-
-async def test_a_database_that_somebody_reads_is_opened_when_they_are_done(
-    tmp_path: Path, empty: bytes
-) -> None:
-    """To begin a write-ahead log nobody else may be there, and SQLite does not wait for it by itself."""
-    path = tmp_path / "stead.db"
-    path.write_bytes(empty)
-    reader = sqlite3.connect(path, isolation_level=None)
-    reader.execute("PRAGMA journal_mode=DELETE")
-    reader.execute("BEGIN")
-    reader.execute("SELECT * FROM accounts").fetchall()
-    opening = asyncio.create_task(open_database(path))
-    _, waiting = await asyncio.wait({opening}, timeout=0.5)
-    assert waiting
-    reader.close()
-    engine = await opening
-    async with engine.connect() as connection:
-        assert (await connection.execute(sa.text("PRAGMA journal_mode"))).scalar_one() == "wal"
-    await engine.dispose()
 
 
 # Secrets
@@ -216,7 +175,7 @@ async def test_what_is_not_quite_a_key_is_nobodys(
 async def test_a_hash_is_not_a_key(here: Installation, ours: Account) -> None:
     """Whoever reads the database cannot call with what is in it."""
     info, _ = await here.accounts.create_key(ours.id)
-    row = await KeyStore(here.engine).get(info.id)
+    row = await KeyStore(here.database).get(info.id)
     assert row is not None
     for guess in (row.hash, f"stead_{row.hash[:43]}", row.hint):
         assert await here.callers.authenticate(guess) is None
@@ -262,13 +221,13 @@ async def test_a_use_is_recorded_once_a_minute(
     (used,) = await here.accounts.keys(ours.id)
     assert used.used_at is not None and abs(used.used_at - time.time()) < 10
 
-    again = Callers(here.engine)
+    again = Callers(here.database)
     await again.authenticate(key)
     await again.close()
     assert written == [info.id], "after a restart it still is the same minute"
 
-    await update(KeyStore(here.engine), info.id, used_at=time.time_ns() - 61 * 10**9)
-    again = Callers(here.engine)
+    await update(KeyStore(here.database), info.id, used_at=time.time_ns() - 61 * 10**9)
+    again = Callers(here.database)
     await again.authenticate(key)
     await again.close()
     assert written == [info.id] * 2
@@ -305,7 +264,7 @@ async def test_a_call_goes_on_though_its_use_cannot_be_recorded(
 
     info, key = await here.accounts.create_key(ours.id)
     monkeypatch.setattr(KeyStore, "update", fail)
-    callers = Callers(here.engine)
+    callers = Callers(here.database)
     assert await callers.authenticate(key) == Caller(ours.id)
     await callers.close()
     assert info.id in caplog.text and "the disk is full" in caplog.text and key not in caplog.text
@@ -388,7 +347,7 @@ async def test_a_key_belongs_to_an_account_that_exists(here: Installation, ours:
 
 
 async def test_an_accounts_own_limits_go_over_those_of_the_installation(here: Installation) -> None:
-    accounts = Accounts(here.engine, Limits(vms=10, vcpus=8))
+    accounts = Accounts(here.database, Limits(vms=10, vcpus=8))
     account = await accounts.create("small", {"vms": 2, "disk_gib": 40, "vcpus": None})
     assert account.limits == Limits(vms=2, vcpus=None, disk_gib=40)
     assert account.own_limits == {"vms": 2, "disk_gib": 40, "vcpus": None}
@@ -396,7 +355,7 @@ async def test_an_accounts_own_limits_go_over_those_of_the_installation(here: In
     account = await accounts.set_limits(account.id, {"running": 0}, unset=["vms", "vcpus", "snapshots"])
     assert account.limits == Limits(vms=10, vcpus=8, disk_gib=40, running=0)
     assert await accounts.get(account.id) == account
-    stricter = Accounts(here.engine, Limits(vms=1))
+    stricter = Accounts(here.database, Limits(vms=1))
     assert (await stricter.get(account.id)).limits == Limits(vms=1, disk_gib=40, running=0)
 
 
@@ -413,7 +372,7 @@ async def test_a_limit_that_means_nothing_is_refused(
 
 
 async def test_limits_that_a_newer_stead_has_set_are_kept(here: Installation) -> None:
-    store = AccountStore(here.engine)
+    store = AccountStore(here.database)
     await store.add(AccountRow(NOWHERE, "old", '{"bandwidth": 5, "vms": 3}'))
     account = await here.accounts.get(NOWHERE)
     assert (account.limits, account.own_limits) == (Limits(vms=3), {"vms": 3})
@@ -602,7 +561,7 @@ async def test_a_machine_that_goes_while_it_is_granted_leaves_no_permission(
         return next(answers)
 
     with pytest.raises(MachineNotFound):
-        await Identities(here.engine, owns).grant(ours.id, identity.id, "m1")
+        await Identities(here.database, owns).grant(ours.id, identity.id, "m1")
     assert await here.count(vm_permissions) == 0
 
 

@@ -20,7 +20,6 @@ import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from sqlalchemy.ext.asyncio import AsyncEngine
 from waiting import until
 
 from stead.errors import HostError
@@ -28,7 +27,7 @@ from stead.host.merging import allocated
 from stead.machines import layers as layers_module
 from stead.machines.chains import how_many_to_merge, needed
 from stead.machines.layers import MAX_CHAIN, Collected, Layers
-from stead.store.database import open_database
+from stead.store.database import Database, open_database
 from stead.store.layers import LayerStore
 from stead.store.machines import LayerRow, MachineRow, MachineStore
 from stead.store.snapshots import SnapshotRow, SnapshotStore
@@ -42,12 +41,12 @@ TEMPLATE = "template"
 class Stage:
     """A data folder with its database, and machines that are only rows and folders."""
 
-    def __init__(self, data: Path, engine: AsyncEngine) -> None:
+    def __init__(self, data: Path, database: Database) -> None:
         self.data = data
-        self.engine = engine
-        self.store = LayerStore(engine)
-        self.machines = MachineStore(engine)
-        self.snapshots = SnapshotStore(engine)
+        self.database = database
+        self.store = LayerStore(database)
+        self.machines = MachineStore(database)
+        self.snapshots = SnapshotStore(database)
         self.layers = Layers(data, self.store)
         self._made = 0
 
@@ -103,9 +102,9 @@ class Stage:
 
 @pytest_asyncio.fixture
 async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
-    engine = await open_database(tmp_path / "stead.db")
-    yield Stage(tmp_path, engine)
-    await engine.dispose()
+    database = await open_database(tmp_path / "stead.db")
+    yield Stage(tmp_path, database)
+    await database.dispose()
 
 
 # What to keep and what to merge
@@ -242,7 +241,7 @@ class Histories(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "stage"):
-            self.run(self.stage.engine.dispose())
+            self.run(self.stage.database.dispose())
         self.exits.close()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -814,8 +813,8 @@ async def test_a_merge_on_a_full_host_leaves_all_as_it_was(tmp_path: Path) -> No
     data.mkdir()
     call("mount", "-t", "tmpfs", "-o", "size=128M", "tmpfs", data)
     try:
-        engine = await open_database(data / "stead.db")
-        disk = Disk(Stage(data, engine), 5, make_bottom(tmp_path, ["raw"]))
+        database = await open_database(data / "stead.db")
+        disk = Disk(Stage(data, database), 5, make_bottom(tmp_path, ["raw"]))
         for _ in range(MAX_CHAIN + 1):
             await disk.add_layer(writes=2, large=True)
         filler = data / "filler"
@@ -827,7 +826,7 @@ async def test_a_merge_on_a_full_host_leaves_all_as_it_was(tmp_path: Path) -> No
         filler.unlink()
         assert await disk.stage.layers.merge_if_long(layer, disk.bottom)
         assert content([*await disk.chain(), *disk.bottom]) == disk.expected
-        await engine.dispose()
+        await database.dispose()
     finally:
         call("umount", data)
 

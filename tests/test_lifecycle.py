@@ -24,9 +24,13 @@ from stead.errors import (
     SteadError,
     WrongState,
 )
+from stead.host.processes import ProcessId
 from stead.host.vm import running_machines
 from stead.machines import Machine, MachineInfo, Machines, State
+from stead.machines import lifecycle as lifecycle_module
+from stead.machines.live import Live
 from stead.settings import Settings
+from stead.store.machines import MachineRow
 
 
 async def sh(machine: Machine, command: str) -> str:
@@ -255,6 +259,42 @@ async def test_a_qemu_that_dies_is_noticed_at_once(settings: Settings, machine: 
     assert await sh(machine, "cat /root/note") == "kept"
     info = await machine.info()
     assert (info.state, info.reason) == (State.RUNNING, None)
+
+
+async def test_a_boot_that_hangs_is_tried_once_more(
+    machines: Machines, settings: Settings, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told with what the guest had said; one that hangs again is given up, and nothing of it runs."""
+    adopt, hanging = machines._lifecycle.adopt, 1
+    said: list[tuple[tuple[str, ...], dict[str, str]]] = []
+
+    async def adopt_and_hang(row: MachineRow, process: ProcessId) -> Live:
+        nonlocal hanging
+        live = await adopt(row, process)
+        if hanging:
+            hanging -= 1
+            await live.vm.pause()
+        return live
+
+    monkeypatch.setattr(machines._lifecycle, "adopt", adopt_and_hang)
+    monkeypatch.setattr(lifecycle_module, "BOOT_TIMEOUTS", (3.0, 120.0))
+    monkeypatch.setattr(lifecycle_module.log, "warning", lambda *words, **facts: said.append((words, facts)))
+    await sh(machine, "echo kept > /root/note && sync")
+    await machine.kill()
+    assert await sh(machine, "cat /root/note") == "kept"
+    assert [(words, facts["machine"]) for words, facts in said] == [(("guest does not come up",), machine.id)]
+    assert isinstance(said[0][1]["console"], str)
+
+    monkeypatch.setattr(lifecycle_module, "BOOT_TIMEOUTS", (3.0, 3.0, 120.0))
+    hanging = 3
+    await machine.kill()
+    with pytest.raises(StartFailed, match="did not answer"):
+        await machine.start()
+    assert hanging == 1
+    assert machine.id not in running_machines(settings.instance).values()
+    hanging = 0
+    monkeypatch.setattr(lifecycle_module, "BOOT_TIMEOUTS", (120.0,))
+    assert await sh(machine, "cat /root/note") == "kept"
 
 
 async def test_everything_at_once_ends_in_clear_words(machines: Machines, settings: Settings) -> None:

@@ -21,9 +21,9 @@ SIZE = Size(vcpus=2, memory_mib=1024, disk_gib=20)
 
 @pytest_asyncio.fixture
 async def store(tmp_path: Path) -> AsyncIterator[MachineStore]:
-    engine = await open_database(tmp_path / "stead.db")
-    yield MachineStore(engine)
-    await engine.dispose()
+    database = await open_database(tmp_path / "stead.db")
+    yield MachineStore(database)
+    await database.dispose()
 
 
 async def add(store: MachineStore, account: str | None = ALICE, state: State = State.RUNNING) -> MachineRow:

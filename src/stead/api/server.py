@@ -45,7 +45,7 @@ def bind(settings: Settings) -> socket.socket:
     host, port = settings.address
     try:
         info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listening = socket.socket(info[0], info[1])
+        listening = socket.socket(*info[:3])
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind(info[4])

@@ -39,7 +39,7 @@ def machine_address(slot: int) -> IPv4Address:
     """The address of the machine in a slot; the first four are kept free."""
     if not 0 <= slot < MAX_SLOTS:
         raise ValueError(f"slot {slot} is out of range")
-    return MACHINES[slot + 4]
+    return MACHINES.network_address + slot + 4
 
 
 def data_tap(slot: int) -> str:

@@ -117,8 +117,8 @@ class Agent:
         )
 
     def abort(self, reason: str) -> None:
-        """The guest is gone: every call under way fails now, not at its timeout."""
-        self._backend.ended = reason
+        """The guest is gone: every call under way fails now, for the first reason that was given."""
+        self._backend.ended = self._backend.ended or reason
         for link in list(self._backend.open_links):
             with contextlib.suppress(OSError):
                 link.shutdown(socket.SHUT_RDWR)

@@ -7,13 +7,12 @@ import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from sqlalchemy.ext.asyncio import AsyncEngine
-
 from stead.errors import InvalidRequest
 from stead.identity.credentials import Kind, digest, hint, new_secret
 from stead.identity.errors import AccountExists, AccountNotFound, KeyNotFound
 from stead.limits import UNLIMITED, Limits
 from stead.store.accounts import AccountRow, AccountStore, KeyRow, KeyStore
+from stead.store.database import Database
 
 DEFAULT_ACCOUNT = "default"
 LIMIT_NAMES = tuple(field.name for field in fields(Limits))
@@ -52,7 +51,7 @@ class KeyInfo:
 class Accounts:
     """All accounts of one installation. Whoever has this may do anything."""
 
-    def __init__(self, database: AsyncEngine, defaults: Limits = UNLIMITED) -> None:
+    def __init__(self, database: Database, defaults: Limits = UNLIMITED) -> None:
         self._store = AccountStore(database)
         self._keys = KeyStore(database)
         self._defaults = defaults

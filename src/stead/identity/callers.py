@@ -5,11 +5,10 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from sqlalchemy.ext.asyncio import AsyncEngine
-
 from stead.identity.credentials import Kind, digest, kind_of
 from stead.logs import get_logger
 from stead.store.accounts import KeyStore
+from stead.store.database import Database
 from stead.store.identities import TokenStore
 
 _USE_INTERVAL = 60 * 10**9
@@ -29,7 +28,7 @@ class Caller:
 class Callers:
     """Recognises API keys and tokens, each time anew: a revocation counts from the next call on."""
 
-    def __init__(self, database: AsyncEngine) -> None:
+    def __init__(self, database: Database) -> None:
         self._keys = KeyStore(database)
         self._tokens = TokenStore(database)
         self._noted: dict[str, int] = {}

@@ -6,8 +6,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from sqlalchemy.ext.asyncio import AsyncEngine
-
 from stead.errors import InvalidRequest, MachineNotFound
 from stead.identity.credentials import Kind, digest, new_secret
 from stead.identity.errors import (
@@ -19,6 +17,7 @@ from stead.identity.errors import (
     TokenNotFound,
     UserNotAllowed,
 )
+from stead.store.database import Database
 from stead.store.identities import (
     IdentityRow,
     IdentityStore,
@@ -90,7 +89,7 @@ class Page(Generic[T]):
 class Identities:
     """All identities of one installation. To an account, those of another do not exist."""
 
-    def __init__(self, database: AsyncEngine, owns: Owns) -> None:
+    def __init__(self, database: Database, owns: Owns) -> None:
         self._store = IdentityStore(database)
         self._tokens = TokenStore(database)
         self._permissions = PermissionStore(database)

@@ -19,6 +19,7 @@ from stead.host.identity import Identity, confer, new_machine_id
 from stead.host.processes import ProcessId, kill
 from stead.host.template_builder import machine_slots
 from stead.host.templates import Template
+from stead.host.vm import Vm
 from stead.logs import get_logger
 from stead.machines.layers import Layers
 from stead.machines.live import Live, Turns
@@ -31,9 +32,11 @@ from stead.store.snapshots import SnapshotRow
 from stead.tasks import finished
 
 CONFIRM_TIMEOUT = 60.0
-BOOT_TIMEOUT = 300.0
+BOOT_TIMEOUTS = (120.0, 240.0, 240.0)
+"""How long a guest may take to come up, each time that it is tried."""
 STOP_TIMEOUT = 60.0
-_BOOTS = 3
+_GROW_TIMEOUT = 300.0
+_LAST_WORDS = 2000
 _ID_ALPHABET = string.ascii_lowercase + string.digits
 _PLACEHOLDER = "prepared"
 OnChange = Callable[[MachineRow, str], None]
@@ -56,6 +59,13 @@ def size_of(row: MachineRow | SnapshotRow) -> Size:
 
 def persistence_of(row: MachineRow) -> Persistence:
     return from_columns(row.persistence, row.priority, row.delete_event)
+
+
+async def _last_words(vm: Vm) -> str:
+    try:
+        return (await vm.console())[-_LAST_WORDS:]
+    except HostError as error:
+        return f"not known: {error}"
 
 
 def process_of(row: MachineRow) -> ProcessId | None:
@@ -168,18 +178,23 @@ class Lifecycle:
             raise StartFailed(f"the guest did not confirm its identity: {error}") from error
 
     async def boot(self, row: MachineRow, template: Template) -> Live:
-        """Boot a machine from its own disk. On its way up a guest may restart, as after a repair."""
-        for attempt in range(_BOOTS):
+        """Boot a machine from its own disk. On its way up a guest may restart, as after a repair, or hang."""
+        for attempt, timeout in enumerate(BOOT_TIMEOUTS, 1):
             await self.step(row, "process")
             async with self.disk(row, template) as layers:
                 process = await self.host.boot(place_of(row), size_of(row), layers, template.image)
                 live = await self.hold(row, process, "boot", memory_base=None)
             try:
-                await live.agent.call("GET", "/v1/health", timeout=BOOT_TIMEOUT, connect_timeout=BOOT_TIMEOUT)
+                await live.agent.call("GET", "/v1/health", timeout=timeout, connect_timeout=timeout)
                 break
             except GuestUnreachable:
-                how = await live.vm.wait() if live.vm.process.ended else ""
-                if not unexpected_end(live.vm.stop_cause, how).restart or attempt == _BOOTS - 1:
+                if live.vm.process.ended:
+                    again = unexpected_end(live.vm.stop_cause, await live.vm.wait()).restart
+                else:
+                    # Emulated kernels hang now and then; one that does so twice has a cause of its own.
+                    again = attempt == 1
+                    log.warning("guest does not come up", machine=row.id, console=await _last_words(live.vm))
+                if not again or attempt == len(BOOT_TIMEOUTS):
                     raise
                 await self.end_process(row)
         return live
@@ -407,7 +422,7 @@ class Lifecycle:
 
     async def _grow_root(self, live: Live) -> None:
         """Let the root file system have the whole disk; there is nothing to do when it has it already."""
-        result = await collect(live.agent, ExecRequest("resize2fs /dev/vda", timeout=BOOT_TIMEOUT))
+        result = await collect(live.agent, ExecRequest("resize2fs /dev/vda", timeout=_GROW_TIMEOUT))
         if not result.ok:
             said = result.stderr.decode(errors="replace").strip()
             raise StartFailed(f"the file system could not be grown: {said}")

@@ -6,8 +6,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Self, TypeVar
 
-from sqlalchemy.ext.asyncio import AsyncEngine
-
 from stead.errors import (
     GuestUnreachable,
     InvalidRequest,
@@ -38,7 +36,7 @@ from stead.machines.room import Room
 from stead.machines.snapshots import About, SnapshotInfo, Snapshots, check_name
 from stead.machines.states import DOWN, UNOWNED, Operation, State, Verdict, decide
 from stead.settings import Settings, Size
-from stead.store.database import open_database
+from stead.store.database import Database, open_database
 from stead.store.layers import LayerStore
 from stead.store.machines import MachineRow, MachineStore
 from stead.store.snapshots import SnapshotStore
@@ -59,7 +57,7 @@ class Machines:
     def __init__(
         self,
         settings: Settings,
-        database: AsyncEngine,
+        database: Database,
         lifecycle: Lifecycle,
         checkpointing: Checkpointing,
         snapshots: Snapshots,
@@ -131,7 +129,7 @@ class Machines:
         self._lifecycle.quotas.limits_of = limits_of
 
     @property
-    def database(self) -> AsyncEngine:
+    def database(self) -> Database:
         """Where everything about this installation is recorded."""
         return self._database
 

@@ -33,6 +33,11 @@ class KeyRow:
     revoked_at: int | None = None
 
 
+_VALID_KEY = sa.select(api_keys).where(
+    api_keys.c.hash == sa.bindparam("wanted"), api_keys.c.revoked_at.is_(None)
+)
+
+
 class AccountStore(Rows[AccountRow]):
     table = accounts
     row = AccountRow
@@ -45,8 +50,7 @@ class AccountStore(Rows[AccountRow]):
             return None
 
     async def by_name(self, name: str) -> AccountRow | None:
-        async with self.engine.connect() as connection:
-            return self._one(await connection.execute(sa.select(accounts).where(accounts.c.name == name)))
+        return self._look_up(sa.select(accounts).where(accounts.c.name == name))
 
     async def list(self) -> list[AccountRow]:
         return await self._select(sa.select(accounts).order_by(accounts.c.created_at, accounts.c.id))
@@ -59,7 +63,7 @@ class AccountStore(Rows[AccountRow]):
             .values(limits=after)
             .returning(accounts)
         )
-        async with self.engine.begin() as connection:
+        async with self.database.begin() as connection:
             return self._one(await connection.execute(statement))
 
 
@@ -76,9 +80,7 @@ class KeyStore(Rows[KeyRow]):
 
     async def valid(self, key_hash: str) -> KeyRow | None:
         """The key with this hash, unless it was revoked."""
-        statement = sa.select(api_keys).where(api_keys.c.hash == key_hash, api_keys.c.revoked_at.is_(None))
-        async with self.engine.connect() as connection:
-            return self._one(await connection.execute(statement))
+        return self._look_up(_VALID_KEY, wanted=key_hash)
 
     async def list(self, account: str | None = None) -> list[KeyRow]:
         statement = sa.select(api_keys).order_by(api_keys.c.created_at, api_keys.c.id)

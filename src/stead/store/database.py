@@ -3,6 +3,7 @@
 import contextlib
 import sqlite3
 import time
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from stead.errors import HostError
 from stead.tasks import in_thread
@@ -20,15 +21,43 @@ _MIGRATIONS = Path(__file__).parent / "migrations"
 _TIMEOUT = 60
 
 
-async def open_database(path: Path) -> AsyncEngine:
-    """A database in one file, migrated to the present shape."""
+class Database:
+    """One file. A transaction in it is durable when it is over."""
+
+    def __init__(self, path: Path) -> None:
+        self._engine = create_async_engine(sa.URL.create("sqlite+aiosqlite", database=str(path)))
+        sa.event.listen(self._engine.sync_engine, "connect", _configure)
+        self._reader = sa.create_engine(
+            sa.URL.create("sqlite", database=str(path)), isolation_level="AUTOCOMMIT"
+        )
+        sa.event.listen(self._reader, "connect", _forbid_writing)
+
+    def begin(self) -> AbstractAsyncContextManager[AsyncConnection]:
+        return self._engine.begin()
+
+    def connect(self) -> AbstractAsyncContextManager[AsyncConnection]:
+        """To read much, or what has to be searched for."""
+        return self._engine.connect()
+
+    def look_up(self) -> AbstractContextManager[sa.Connection]:
+        """To read a row by what it is indexed by, on the caller's thread.
+
+        Readers never wait for a writer, and another thread takes longer to ask than the row to find.
+        """
+        return self._reader.connect()
+
+    async def dispose(self) -> None:
+        self._reader.dispose()
+        await self._engine.dispose()
+
+
+async def open_database(path: Path) -> Database:
+    """A database, migrated to the present shape."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     path.touch(mode=0o600)
     await in_thread(_migrate, path)
     await in_thread(_write_ahead, path)
-    engine = create_async_engine(f"sqlite+aiosqlite:///{path}")
-    sa.event.listen(engine.sync_engine, "connect", _configure)
-    return engine
+    return Database(path)
 
 
 def _configure(connection: Any, _: object) -> None:
@@ -39,12 +68,19 @@ def _configure(connection: Any, _: object) -> None:
     cursor.close()
 
 
+def _forbid_writing(connection: Any, _: object) -> None:
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA query_only=ON")
+    cursor.close()
+
+
 def _migrate(path: Path) -> None:
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS))
     config.set_main_option("path_separator", "os")
     script = ScriptDirectory.from_config(config)
-    engine = sa.create_engine(f"sqlite:///{path}", connect_args={"timeout": _TIMEOUT})
+    url = sa.URL.create("sqlite", database=str(path))
+    engine = sa.create_engine(url, connect_args={"timeout": _TIMEOUT})
     try:
         with engine.connect() as connection:
             if MigrationContext.configure(connection).get_current_revision() == script.get_current_head():

@@ -55,10 +55,17 @@ class PermissionRow:
     granted_at: int = 0
 
 
+_HOLDER = (
+    sa.select(tokens.c.id, identities.c.id, identities.c.account, tokens.c.used_at)
+    .join(identities, identities.c.id == tokens.c.identity)
+    .where(tokens.c.hash == sa.bindparam("wanted"))
+)
+
+
 class _Pages(Rows[R]):
     async def _page(self, statement: sa.Select[Any], limit: int, offset: int) -> tuple[list[R], int]:
         count = sa.select(sa.func.count()).select_from(statement.order_by(None).subquery())
-        async with self.engine.connect() as connection:
+        async with self.database.connect() as connection:
             total = (await connection.execute(count)).scalar_one()
             found = await connection.execute(statement.limit(limit).offset(offset))
             return made(self.row, found), total
@@ -77,8 +84,7 @@ class IdentityStore(_Pages[IdentityRow]):
 
     async def find(self, account: str, identity: str) -> IdentityRow | None:
         statement = sa.select(identities).where(identities.c.id == identity, identities.c.account == account)
-        async with self.engine.connect() as connection:
-            return self._one(await connection.execute(statement))
+        return self._look_up(statement)
 
     async def page(
         self, account: str, limit: int, offset: int, *, managed: bool
@@ -94,7 +100,7 @@ class IdentityStore(_Pages[IdentityRow]):
         statement = identities.delete().where(
             identities.c.id == identity, identities.c.account == account, identities.c.managed.is_(False)
         )
-        async with self.engine.begin() as connection:
+        async with self.database.begin() as connection:
             return (await connection.execute(statement)).rowcount > 0
 
 
@@ -110,13 +116,8 @@ class TokenStore(Rows[TokenRow]):
             return None
 
     async def holder(self, token_hash: str) -> Holder | None:
-        statement = (
-            sa.select(tokens.c.id, identities.c.id, identities.c.account, tokens.c.used_at)
-            .join(identities, identities.c.id == tokens.c.identity)
-            .where(tokens.c.hash == token_hash)
-        )
-        async with self.engine.connect() as connection:
-            found = (await connection.execute(statement)).one_or_none()
+        with self.database.look_up() as connection:
+            found = connection.execute(_HOLDER, {"wanted": token_hash}).one_or_none()
         return None if found is None else Holder(*found)
 
     async def list(self, identity: str) -> list[TokenRow]:
@@ -126,7 +127,7 @@ class TokenStore(Rows[TokenRow]):
     async def remove(self, identity: str, token: str) -> bool:
         """Tells whether the identity had this token."""
         statement = tokens.delete().where(tokens.c.id == token, tokens.c.identity == identity)
-        async with self.engine.begin() as connection:
+        async with self.database.begin() as connection:
             return (await connection.execute(statement)).rowcount > 0
 
 
@@ -142,10 +143,7 @@ class PermissionStore(_Pages[PermissionRow]):
             return None
 
     async def find(self, identity: str, machine: str) -> PermissionRow | None:
-        async with self.engine.connect() as connection:
-            return self._one(
-                await connection.execute(sa.select(vm_permissions).where(*_of(identity, machine)))
-            )
+        return self._look_up(sa.select(vm_permissions).where(*_of(identity, machine)))
 
     async def page(self, identity: str, limit: int, offset: int) -> tuple[list[PermissionRow], int]:
         """Some of an identity's, oldest first, and how many there are."""
@@ -155,30 +153,30 @@ class PermissionStore(_Pages[PermissionRow]):
 
     async def machines(self, identity: str) -> set[str]:
         statement = sa.select(vm_permissions.c.machine).where(vm_permissions.c.identity == identity)
-        async with self.engine.connect() as connection:
+        async with self.database.connect() as connection:
             return set((await connection.execute(statement)).scalars())
 
     async def change(self, identity: str, machine: str, allowed_users: str | None) -> PermissionRow | None:
         statement = vm_permissions.update().where(*_of(identity, machine))
-        async with self.engine.begin() as connection:
+        async with self.database.begin() as connection:
             changed = statement.values(allowed_users=allowed_users).returning(vm_permissions)
             return self._one(await connection.execute(changed))
 
     async def remove(self, identity: str, machine: str) -> bool:
         """Tells whether the identity had the permission."""
-        async with self.engine.begin() as connection:
+        async with self.database.begin() as connection:
             found = await connection.execute(vm_permissions.delete().where(*_of(identity, machine)))
             return found.rowcount > 0
 
     async def forget_missing(self) -> None:
         """Remove every permission on a machine that has no row any more."""
         known = sa.select(machines.c.id)
-        async with self.engine.begin() as connection:
+        async with self.database.begin() as connection:
             await connection.execute(vm_permissions.delete().where(vm_permissions.c.machine.not_in(known)))
 
     async def forget(self, machine: str) -> None:
         """Remove every permission on a machine."""
-        async with self.engine.begin() as connection:
+        async with self.database.begin() as connection:
             await connection.execute(vm_permissions.delete().where(vm_permissions.c.machine == machine))
 
 

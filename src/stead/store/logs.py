@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncEngine
 
+from stead.store.database import Database
 from stead.store.rows import made
 from stead.store.tables import log_entries
 
@@ -47,14 +47,14 @@ class LogQuery:
 
 
 class LogStore:
-    def __init__(self, engine: AsyncEngine) -> None:
-        self.engine = engine
+    def __init__(self, database: Database) -> None:
+        self.database = database
 
     async def add(self, rows: Sequence[LogRow]) -> None:
         values = [dataclasses.asdict(row) for row in rows]
         for value in values:
             del value["id"]
-        async with self.engine.begin() as connection:
+        async with self.database.begin() as connection:
             await connection.execute(log_entries.insert(), values)
 
     async def find(self, query: LogQuery) -> list[LogRow]:
@@ -76,10 +76,10 @@ class LogStore:
         if query.after is not None:
             wanted.append(sa.tuple_(columns.at, columns.id) > sa.tuple_(*map(sa.literal, query.after)))
         statement = sa.select(log_entries).where(*wanted).order_by(columns.at, columns.id)
-        async with self.engine.connect() as connection:
+        async with self.database.connect() as connection:
             found = await connection.execute(statement.limit(query.limit))
             return made(LogRow, found)
 
     async def prune(self, before: int) -> None:
-        async with self.engine.begin() as connection:
+        async with self.database.begin() as connection:
             await connection.execute(log_entries.delete().where(log_entries.c.at < before))

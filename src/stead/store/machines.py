@@ -104,7 +104,7 @@ class MachineStore(Rows[MachineRow]):
         """Record a machine's top layer as frozen, together with what the machine stands on from now on."""
         statement = machines.update().where(machines.c.id == machine_id)
         now = time.time_ns()
-        async with self.engine.begin() as connection:
+        async with self.database.begin() as connection:
             frozen = dataclasses.asdict(dataclasses.replace(layer, created_at=now))
             await connection.execute(layers.insert().values(**frozen))
             values = changes | {"layer": layer.id, "next_top": None, "updated_at": now}
@@ -125,7 +125,7 @@ class MachineStore(Rows[MachineRow]):
             .values(**changes, updated_at=time.time_ns())
             .returning(machines)
         )
-        async with self.engine.begin() as connection:
+        async with self.database.begin() as connection:
             return self._one(await connection.execute(statement))
 
     async def list(
@@ -151,12 +151,12 @@ class MachineStore(Rows[MachineRow]):
         ).where(machines.c.account == account, machines.c.state != "deleted")
         if without is not None:
             statement = statement.where(machines.c.id != without)
-        async with self.engine.connect() as connection:
+        async with self.database.connect() as connection:
             return Usage(*(await connection.execute(statement)).one())
 
     async def count(self) -> dict[str, int]:
         statement = sa.select(machines.c.state, sa.func.count().label("number")).group_by(machines.c.state)
-        async with self.engine.connect() as connection:
+        async with self.database.connect() as connection:
             return {row.state: row.number for row in await connection.execute(statement)}
 
     async def made_for(self, request: str) -> MachineRow | None:
@@ -164,5 +164,5 @@ class MachineStore(Rows[MachineRow]):
         return next(iter(found), None)
 
     async def slots(self) -> set[int]:
-        async with self.engine.connect() as connection:
+        async with self.database.connect() as connection:
             return set((await connection.execute(sa.select(machines.c.slot))).scalars())

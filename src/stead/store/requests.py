@@ -38,7 +38,7 @@ class RequestStore(Rows[RequestRow]):
         )
 
     async def prune(self, before: int) -> None:
-        async with self.engine.begin() as connection:
+        async with self.database.begin() as connection:
             await connection.execute(
                 background_requests.delete().where(background_requests.c.finished_at < before)
             )

@@ -4,7 +4,8 @@ import dataclasses
 from typing import Any, ClassVar, Generic, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncEngine
+
+from stead.store.database import Database
 
 R = TypeVar("R")
 
@@ -15,30 +16,35 @@ class Rows(Generic[R]):
     table: ClassVar[sa.Table]
     row: ClassVar[type[Any]]
 
-    def __init__(self, engine: AsyncEngine) -> None:
-        self.engine = engine
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        # Made once: to write a statement takes as long as to run it.
+        self._by_id = sa.select(self.table).where(self.table.c.id == sa.bindparam("wanted"))
 
     async def insert(self, row: R) -> R:
-        async with self.engine.begin() as connection:
+        async with self.database.begin() as connection:
             await connection.execute(self.table.insert().values(**_values(row)))
         return row
 
     async def update(self, row_id: str, **changes: object) -> R | None:
         """Change a row and return it; None when there is no such row."""
         statement = self.table.update().where(self.table.c.id == row_id).values(**changes)
-        async with self.engine.begin() as connection:
+        async with self.database.begin() as connection:
             return self._one(await connection.execute(statement.returning(self.table)))
 
     async def delete(self, row_id: str) -> None:
-        async with self.engine.begin() as connection:
+        async with self.database.begin() as connection:
             await connection.execute(self.table.delete().where(self.table.c.id == row_id))
 
     async def get(self, row_id: str) -> R | None:
-        async with self.engine.connect() as connection:
-            return self._one(await connection.execute(sa.select(self.table).where(self.table.c.id == row_id)))
+        return self._look_up(self._by_id, wanted=row_id)
+
+    def _look_up(self, statement: sa.Select[Any], **values: str) -> R | None:
+        with self.database.look_up() as connection:
+            return self._one(connection.execute(statement, values))
 
     async def _select(self, statement: sa.Select[Any]) -> list[R]:
-        async with self.engine.connect() as connection:
+        async with self.database.connect() as connection:
             return made(self.row, await connection.execute(statement))
 
     def _one(self, result: sa.CursorResult[Any]) -> R | None:

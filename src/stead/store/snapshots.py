@@ -66,5 +66,5 @@ class SnapshotStore(Rows[SnapshotRow]):
         statement = sa.select(sa.func.count()).where(
             snapshots.c.account == account, snapshots.c.deleted_at.is_(None)
         )
-        async with self.engine.connect() as connection:
+        async with self.database.connect() as connection:
             return (await connection.execute(statement)).scalar_one()

@@ -1,0 +1,92 @@
+"""The database: made, migrated, shared, read and written."""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+
+from stead.identity.accounts import Accounts
+from stead.store.accounts import AccountStore
+from stead.store.database import Database, open_database
+from stead.store.tables import accounts, metadata
+
+
+@pytest_asyncio.fixture
+async def database(tmp_path: Path) -> AsyncIterator[Database]:
+    opened = await open_database(tmp_path / "stead.db")
+    yield opened
+    await opened.dispose()
+
+
+async def test_migrations_lead_to_the_tables_as_they_are_declared(database: Database) -> None:
+    def differences(connection: sa.Connection) -> list[Any]:
+        return list(compare_metadata(MigrationContext.configure(connection), metadata))
+
+    async with database.connect() as connection:
+        assert await connection.run_sync(differences) == []
+
+
+async def test_many_open_a_new_database_at_once(tmp_path: Path) -> None:
+    databases = await asyncio.gather(*(open_database(tmp_path / "stead.db") for _ in range(5)))
+    made = await asyncio.gather(*(Accounts(database).default() for database in databases))
+    assert len({account.id for account in made}) == 1
+    await asyncio.gather(*(database.dispose() for database in databases))
+
+
+async def test_a_database_that_somebody_reads_is_opened_when_they_are_done(tmp_path: Path) -> None:
+    """To begin a write-ahead log nobody else may be there, and SQLite does not wait for it by itself."""
+    path = tmp_path / "stead.db"
+    await (await open_database(path)).dispose()
+    reader = sqlite3.connect(path, isolation_level=None)
+    reader.execute("PRAGMA journal_mode=DELETE")
+    reader.execute("BEGIN")
+    reader.execute("SELECT * FROM accounts").fetchall()
+    opening = asyncio.create_task(open_database(path))
+    _, waiting = await asyncio.wait({opening}, timeout=0.5)
+    assert waiting
+    reader.close()
+    database = await opening
+    async with database.connect() as connection:
+        assert (await connection.execute(sa.text("PRAGMA journal_mode"))).scalar_one() == "wal"
+    await database.dispose()
+
+
+@pytest.mark.parametrize("name", ["a b", "a?mode=ro", "a#b", "a%20b"])
+async def test_a_folder_may_have_any_name(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name / "stead.db"
+    database = await open_database(path)
+    account = await Accounts(database).default()
+    assert (await AccountStore(database).get(account.id)) is not None
+    await database.dispose()
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("SELECT id FROM accounts").fetchall() == [(account.id,)]
+    connection.close()
+    assert {each.name for each in tmp_path.iterdir()} == {name}
+
+
+async def test_a_look_up_sees_what_was_written_and_does_not_wait_for_who_writes(
+    database: Database, tmp_path: Path
+) -> None:
+    store = AccountStore(database)
+    account = await Accounts(database).create("before")
+    other = await open_database(tmp_path / "stead.db")
+    for name in ("one", "two"):
+        async with other.begin() as connection:
+            await connection.execute(accounts.update().values(name=name))
+            before = await asyncio.wait_for(store.get(account.id), 1)
+            assert before is not None and before.name != name
+        after = await store.get(account.id)
+        assert after is not None and after.name == name
+    await other.dispose()
+
+
+async def test_a_look_up_cannot_write(database: Database) -> None:
+    with database.look_up() as connection, pytest.raises(sa.exc.OperationalError, match="readonly"):
+        connection.execute(accounts.delete())
