@@ -26,6 +26,8 @@ from stead.store.machines import MachineRow
 
 CONNECTIONS = 16
 LISTED = 1000
+_WHOLE_ANSWER = 16 << 20
+"""More than any answer has: a reader that stops in the middle of one would be measured too."""
 
 
 def request(url: str, method: str, path: str, key: str, body: bytes = b"") -> bytes:
@@ -45,7 +47,7 @@ class Client:
     @contextlib.asynccontextmanager
     async def connected(cls, url: str) -> AsyncIterator["Client"]:
         host, port = url.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
+        reader, writer = await asyncio.open_connection(host, int(port), limit=_WHOLE_ANSWER)
         try:
             yield cls(reader, writer)
         finally:
@@ -244,7 +246,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--size", default="2x1Gx20G", help="size of the machines")
-    parser.add_argument("--samples", type=int, default=100, help="commands to measure")
+    parser.add_argument("--samples", type=int, default=400, help="commands to measure")
     arguments = parser.parse_args()
     results = run(measure(Size.parse(arguments.size), arguments.samples))
     if arguments.json:

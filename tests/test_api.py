@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import inspect
 import json
 import os
 import socket
@@ -17,13 +18,17 @@ import httpx2
 import pytest
 import pytest_asyncio
 from conftest import Server
+from fastapi.routing import APIRoute, iter_route_contexts
 from waiting import until
 
 from stead.api import calls as calls_module
 from stead.api import server as server_module
+from stead.api.app import create_app
 from stead.api.background import BackgroundRequests
+from stead.api.callers import current_caller, owned_vm
 from stead.api.documentation import page
 from stead.api.server import running
+from stead.api.services import get_services
 from stead.errors import HostError
 from stead.machines import Machine, State
 from stead.settings import Settings
@@ -718,3 +723,17 @@ async def test_answers_are_not_held_back(settings: Settings) -> None:
         await reader.read()
         writer.close()
     assert held_back == [False]
+
+
+def test_no_call_waits_for_a_thread() -> None:
+    """FastAPI runs what is not a coroutine in a thread, which takes longer than most of what they do."""
+    found: set[object] = set()
+    contexts = iter_route_contexts(create_app().routes)
+    waiting = [each.route.dependant for each in contexts if isinstance(each.route, APIRoute)]
+    while waiting:
+        dependant = waiting.pop()
+        found.add(dependant.call)
+        waiting += dependant.dependencies
+    assert {get_services, current_caller, owned_vm} <= found
+    kinds = inspect.iscoroutinefunction, inspect.isasyncgenfunction
+    assert [call for call in found if not any(kind(call) for kind in kinds)] == []

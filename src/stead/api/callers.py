@@ -57,7 +57,7 @@ def _unauthorized(scope: Scope, reason: str) -> ApiError:
     return ApiError("UNAUTHORIZED_ERROR", reason, headers=headers, route=scope["path"], reason=reason)
 
 
-def current_caller(request: Request) -> Caller:
+async def current_caller(request: Request) -> Caller:
     caller: Caller = request.scope["state"]["caller"]
     return caller
 
@@ -139,7 +139,7 @@ async def owned_snapshot(snapshot_id: str, caller: Owner, services: ServicesDep)
 OwnedSnapshot = Annotated[SnapshotInfo, Depends(owned_snapshot)]
 
 
-def current_call(request: Request) -> Call:
+async def current_call(request: Request) -> Call:
     call: Call = request.scope["state"]["call"]
     return call
 

@@ -137,7 +137,7 @@ def _json(value: object) -> bytes:
 # Files
 
 
-def guest_path(request: Request) -> str:
+async def guest_path(request: Request) -> str:
     """The path inside the machine, byte for byte: it comes percent-encoded as one segment, or as many."""
     raw = request.scope.get("raw_path", request.url.path.encode()).partition(b"?")[0]
     prefix = request.scope["root_path"].encode()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import signal
 import socket
 from asyncio import FIRST_COMPLETED
@@ -79,6 +80,9 @@ async def serve(
         for each in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(each, stop)
         try:
+            # What was loaded stays: the collector need not look through it, which holds up calls for 0.1 s.
+            gc.collect()
+            gc.freeze()
             ready(services)
             await server._serve([listening])
         finally:

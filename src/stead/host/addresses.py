@@ -1,5 +1,6 @@
 """The addresses of machines and links. Nothing here touches the host."""
 
+import functools
 import ipaddress
 from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv4Network
@@ -35,6 +36,7 @@ NOT_THE_INTERNET = tuple(
 )
 
 
+@functools.lru_cache(4096)
 def machine_address(slot: int) -> IPv4Address:
     """The address of the machine in a slot; the first four are kept free."""
     if not 0 <= slot < MAX_SLOTS:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import secrets
 import string
@@ -54,7 +55,11 @@ def place_of(row: MachineRow) -> Place:
 
 
 def size_of(row: MachineRow | SnapshotRow) -> Size:
-    return Size(row.vcpus, row.memory_mib, row.disk_gib)
+    return _size(row.vcpus, row.memory_mib, row.disk_gib)
+
+
+_size = functools.lru_cache(Size)
+"""There are few sizes, and lists with a thousand machines."""
 
 
 def persistence_of(row: MachineRow) -> Persistence:

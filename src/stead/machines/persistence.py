@@ -1,5 +1,6 @@
 """How long machines and snapshots are kept, and which go first when the disk is full."""
 
+import functools
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -58,6 +59,7 @@ def columns(persistence: Persistence) -> dict[str, object]:
     }
 
 
+@functools.lru_cache
 def from_columns(persistence: str, priority: int | None, delete_event: str | None) -> Persistence:
     match persistence:
         case "sticky":

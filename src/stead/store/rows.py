@@ -44,8 +44,8 @@ class Rows(Generic[R]):
             return self._one(connection.execute(statement, values))
 
     async def _select(self, statement: sa.Select[Any]) -> list[R]:
-        async with self.database.connect() as connection:
-            return made(self.row, await connection.execute(statement))
+        with self.database.look_up() as connection:
+            return made(self.row, connection.execute(statement))
 
     def _one(self, result: sa.CursorResult[Any]) -> R | None:
         found: list[R] = made(self.row, result)

@@ -1,5 +1,6 @@
 """Machines as clients see them."""
 
+import functools
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -8,6 +9,7 @@ from stead.api.wire import LARGEST, Time, Wire
 from stead.errors import InvalidRequest
 from stead.machines import Ephemeral, MachineInfo, Persistent, State, Sticky
 from stead.machines.persistence import PERSISTENT, Persistence, SnapshotPersistence
+from stead.settings import Size
 
 VmState = Literal["building", "starting", "running", "suspending", "suspended", "stopped", "lost"]
 
@@ -54,15 +56,16 @@ class PersistenceModel(Wire):
             raise InvalidRequest("a snapshot is persistent or sticky")
         return kept
 
-    @classmethod
-    def of(cls, persistence: Persistence) -> "PersistenceModel":
+    @staticmethod
+    @functools.lru_cache
+    def of(persistence: Persistence) -> "PersistenceModel":
         match persistence:
             case Persistent():
-                return cls(type="persistent")
+                return PersistenceModel(type="persistent")
             case Sticky():
-                return cls(type="sticky", priority=persistence.priority)
+                return PersistenceModel(type="sticky", priority=persistence.priority)
             case Ephemeral():
-                return cls(type="ephemeral", delete_event=persistence.delete_event)
+                return PersistenceModel(type="ephemeral", delete_event=persistence.delete_event)
 
 
 class Sizing(Wire):
@@ -105,12 +108,12 @@ def row_facts(info: MachineInfo) -> dict[str, Any]:
         "created_declaratively": info.build is not None,
         "build_id": info.build,
         "persistence": PersistenceModel.of(info.persistence),
-        "sizing": sizing(info),
+        "sizing": sizing(info.size),
     }
 
 
-def sizing(info: MachineInfo) -> Sizing:
-    size = info.size
+@functools.lru_cache
+def sizing(size: Size) -> Sizing:
     return Sizing(vcpu_count=size.vcpus, mem_size_mib=size.memory_mib, rootfs_size_mb=size.disk_gib * 1024)
 
 
