@@ -24,6 +24,8 @@ class Limits:
     """Of all machines that are up."""
     total_disk_gib: int | None = None
     """Of all machines, as large as they may grow."""
+    repos: int | None = None
+    """Git repositories."""
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():

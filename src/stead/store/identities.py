@@ -2,11 +2,11 @@
 
 import time
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import sqlalchemy as sa
 
-from stead.store.rows import Rows, made
+from stead.store.rows import Rows
 from stead.store.tables import identities, machines, tokens, vm_permissions
 
 R = TypeVar("R")
@@ -62,16 +62,7 @@ _HOLDER = (
 )
 
 
-class _Pages(Rows[R]):
-    async def _page(self, statement: sa.Select[Any], limit: int, offset: int) -> tuple[list[R], int]:
-        count = sa.select(sa.func.count()).select_from(statement.order_by(None).subquery())
-        async with self.database.connect() as connection:
-            total = (await connection.execute(count)).scalar_one()
-            found = await connection.execute(statement.limit(limit).offset(offset))
-            return made(self.row, found), total
-
-
-class IdentityStore(_Pages[IdentityRow]):
+class IdentityStore(Rows[IdentityRow]):
     table = identities
     row = IdentityRow
 
@@ -131,7 +122,7 @@ class TokenStore(Rows[TokenRow]):
             return (await connection.execute(statement)).rowcount > 0
 
 
-class PermissionStore(_Pages[PermissionRow]):
+class PermissionStore(Rows[PermissionRow]):
     table = vm_permissions
     row = PermissionRow
 

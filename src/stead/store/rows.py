@@ -47,6 +47,13 @@ class Rows(Generic[R]):
         with self.database.look_up() as connection:
             return made(self.row, connection.execute(statement))
 
+    async def _page(self, statement: sa.Select[Any], limit: int, offset: int) -> tuple[list[R], int]:
+        """Some of many, and how many there are."""
+        count = sa.select(sa.func.count()).select_from(statement.order_by(None).subquery())
+        with self.database.look_up() as connection:
+            total = connection.execute(count).scalar_one()
+            return made(self.row, connection.execute(statement.limit(limit).offset(offset))), total
+
     def _one(self, result: sa.CursorResult[Any]) -> R | None:
         found: list[R] = made(self.row, result)
         if len(found) > 1:

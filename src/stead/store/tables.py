@@ -202,3 +202,24 @@ background_requests = Table(
     Column("created_at", BigInteger, nullable=False),
     Column("finished_at", BigInteger),
 )
+
+repos = Table(
+    "repos",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("account", String(36), ForeignKey("accounts.id"), nullable=False, index=True),
+    Column("name", Text),
+    Column("public", Boolean, nullable=False, server_default=false()),
+    Column("created_at", BigInteger, nullable=False),
+)
+
+git_permissions = Table(
+    "git_permissions",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("identity", String(36), ForeignKey("identities.id", ondelete="CASCADE"), nullable=False),
+    Column("repo", String(36), ForeignKey("repos.id", ondelete="CASCADE"), nullable=False, index=True),
+    Column("level", String(8), nullable=False),
+    Column("granted_at", BigInteger, nullable=False),
+    UniqueConstraint("identity", "repo"),
+)

@@ -1,0 +1,189 @@
+"""Commits made by API: files in, a commit on a branch out, or nothing changed."""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from stead.errors import InvalidRequest
+from stead.repos.errors import ConflictingParent, InvalidChange, TooLarge
+from stead.repos.git import Finished, GitFailed
+from stead.repos.model import Commit
+from stead.repos.names import check_branch, check_path, check_sha
+from stead.repos.repository import Repository
+
+MAX_FILES = 10_000
+MAX_BYTES = 256 << 20
+_ATTEMPTS = 5
+_NOWHERE = "0" * 40
+_FILE = "100644"
+_KEPT_MODES = ("100644", "100755")
+_FOLDER = "40000"
+
+
+@dataclass(frozen=True)
+class Change:
+    """A file's new content; None deletes it."""
+
+    path: str
+    content: bytes | None
+
+
+@dataclass(frozen=True)
+class Author:
+    name: str = "Stead"
+    email: str = "git@stead.invalid"
+
+    def __post_init__(self) -> None:
+        for value in (self.name, self.email):
+            if not value.strip() or not value.isprintable() or any(sign in value for sign in "<>"):
+                raise InvalidRequest(
+                    f"an author's name and e-mail are plain text without < and >, not {value!r}"
+                )
+
+
+async def commit(
+    repository: Repository,
+    changes: Sequence[Change],
+    message: str,
+    *,
+    branch: str | None = None,
+    author: Author | None = None,
+    expected: str | None = None,
+) -> Commit:
+    """Put changes on top of a branch; one that is not there begins with this commit.
+
+    With `expected`, only when the branch is at that commit. Whoever is faster wins: a push that comes in
+    between is never overwritten. Without `expected` the changes then go on top of it.
+    """
+    target = check_branch(branch or repository.default_branch)
+    expected = expected and check_sha(expected)
+    _check(changes)
+    for _ in range(_ATTEMPTS):
+        parent = await repository._sha(f"refs/heads/{target}")
+        if expected is not None and parent != expected:
+            raise ConflictingParent(target, expected, parent)
+        modes = await _modes(repository, parent, changes)
+        sha = await _write(repository, parent, changes, modes, message, author or Author())
+        if await _move(repository, target, sha, parent):
+            return await repository.commit(sha)
+    raise ConflictingParent(target, parent or _NOWHERE, await repository._sha(f"refs/heads/{target}"))
+
+
+def _check(changes: Sequence[Change]) -> None:
+    if len(changes) > MAX_FILES:
+        raise TooLarge(f"a commit changes at most {MAX_FILES} files, not {len(changes)}")
+    if sum(len(change.content or b"") for change in changes) > MAX_BYTES:
+        raise TooLarge(f"a commit brings at most {MAX_BYTES >> 20} MiB")
+    seen: set[str] = set()
+    written = {check_path(change.path) for change in changes if change.content is not None}
+    for change in changes:
+        path = check_path(change.path)
+        if path in seen:
+            raise InvalidChange(path, "it is named twice")
+        seen.add(path)
+        if change.content is not None and any(folder in written for folder in _parents(path)):
+            raise InvalidChange(path, "one of its folders is written as a file")
+
+
+def _parents(path: str) -> Iterable[str]:
+    parts = path.split("/")
+    return ("/".join(parts[:depth]) for depth in range(1, len(parts)))
+
+
+async def _modes(repository: Repository, parent: str | None, changes: Sequence[Change]) -> dict[str, str]:
+    """How each path is recorded now. What would silently go with a change is refused."""
+    deleted = {change.path for change in changes if change.content is None}
+    if parent is None:
+        if deleted:
+            raise InvalidChange(min(deleted), "there is no such file to delete")
+        return {}
+    entries: dict[str, dict[str, str]] = {}
+    async with repository.readers.of(repository.path) as reader:
+        for change in changes:
+            for folder in ("", *_parents(change.path)):
+                if folder not in entries:
+                    name = f"{parent}:{folder}" if folder else f"{parent}^{{tree}}"
+                    found = (await reader.contents([name]))[0]
+                    entries[folder] = _tree(found[1]) if found and found[0].kind == "tree" else {}
+    modes: dict[str, str] = {}
+    for change in changes:
+        folder, _, name = change.path.rpartition("/")
+        mode = entries[folder].get(name)
+        if mode is not None:
+            modes[change.path] = mode
+        if change.content is None and (mode is None or mode == _FOLDER):
+            raise InvalidChange(change.path, "there is no such file to delete")
+        if change.content is not None and mode == _FOLDER:
+            raise InvalidChange(change.path, "it is a folder")
+        for above in _parents(change.path):
+            outer, _, last = above.rpartition("/")
+            if entries[outer].get(last, _FOLDER) != _FOLDER and above not in deleted:
+                raise InvalidChange(change.path, f"{above} is a file")
+    return modes
+
+
+def _tree(data: bytes) -> dict[str, str]:
+    """Names and modes of a tree object: `mode name NUL id`, one after the other."""
+    entries = {}
+    place = 0
+    while place < len(data):
+        end = data.index(b"\0", place)
+        mode, _, name = data[place:end].partition(b" ")
+        entries[name.decode(errors="surrogateescape")] = mode.decode()
+        place = end + 21
+    return entries
+
+
+async def _write(
+    repository: Repository,
+    parent: str | None,
+    changes: Sequence[Change],
+    modes: dict[str, str],
+    message: str,
+    author: Author,
+) -> str:
+    """The commit's objects; no ref points at them yet."""
+    text = message.encode(errors="replace")
+    text += b"" if text.endswith(b"\n") else b"\n"
+    who = f"{author.name} <{author.email}> {int(time.time())} +0000".encode()
+    # A name that is gone again when git ends: nobody ever sees it.
+    lines = [b"feature done\ncommit refs/stead/commit\nmark :1\n", b"author ", who, b"\ncommitter ", who]
+    lines += [b"\ndata %d\n" % len(text), text, b"\n"]
+    if parent is not None:
+        lines.append(f"from {parent}\n".encode())
+    for change in sorted(changes, key=lambda change: change.content is not None):
+        path = _quoted(change.path)
+        if change.content is None:
+            lines.append(b"D " + path + b"\n")
+            continue
+        mode = modes.get(change.path, _FILE)
+        mode = mode if mode in _KEPT_MODES else _FILE
+        lines += [b"M ", mode.encode(), b" inline ", path, b"\ndata %d\n" % len(change.content)]
+        lines += [change.content, b"\n"]
+    lines += [b"\nget-mark :1\n", b"reset refs/stead/commit\nfrom ", _NOWHERE.encode(), b"\n\ndone\n"]
+    printed = await repository.git.run(repository.path, "fast-import", "--quiet", stdin=b"".join(lines))
+    sha = printed.split()[0].decode()
+    return check_sha(sha)
+
+
+def _quoted(path: str) -> bytes:
+    escaped = path.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'.encode()
+
+
+async def _move(repository: Repository, branch: str, sha: str, parent: str | None) -> bool:
+    """Let the branch point at a commit if it is still where it was; tells whether it was."""
+    ref = f"refs/heads/{branch}"
+    finished = await repository.git.finish(repository.path, "update-ref", ref, sha, parent or _NOWHERE)
+    if finished.status == 0:
+        return True
+    if _is_race(finished):
+        return False
+    if "cannot lock ref" in finished.stderr or "exists; cannot create" in finished.stderr:
+        raise InvalidRequest(f"branch {branch} cannot be made: another branch is in its way")
+    raise GitFailed("update-ref", finished)
+
+
+def _is_race(finished: Finished) -> bool:
+    words = ("but expected", "reference already exists", "unable to resolve reference", "File exists")
+    return any(word in finished.stderr for word in words)

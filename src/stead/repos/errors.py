@@ -1,0 +1,181 @@
+"""What can be wrong with repositories and with what is asked of them."""
+
+from stead.errors import SteadError
+
+
+class RepoError(SteadError):
+    """A failure with facts that clients are told beside the sentence."""
+
+    code = "repo"
+
+    def __init__(self, text: str, **facts: str | None) -> None:
+        super().__init__(text)
+        self.facts = facts
+
+
+class RepoNotFound(RepoError):
+    """There is no such repository, or it is another account's: nobody can tell which."""
+
+    code = "repo_not_found"
+
+    def __init__(self, repo: str) -> None:
+        super().__init__(f"no repository {repo}", repoId=repo)
+
+
+class RepoLimitExceeded(RepoError):
+    code = "repo_limit_exceeded"
+
+
+class RepoDamaged(RepoError):
+    """Git could not read or write the repository."""
+
+    code = "repo_damaged"
+
+
+class RepoBusy(RepoError):
+    """Too much is being asked of a repository, or of all of them, at the same time."""
+
+    code = "repo_busy"
+
+
+class InvalidRevision(RepoError):
+    code = "invalid_revision"
+
+    def __init__(self, revision: str) -> None:
+        super().__init__(
+            f"{revision!r} is not the name of a branch or tag, and not a commit", revision=revision
+        )
+
+
+class AmbiguousRevision(RepoError):
+    code = "ambiguous_revision"
+
+    def __init__(self, revision: str) -> None:
+        super().__init__(f"more than one object begins with {revision}", rev=revision)
+
+
+class ReferenceNotFound(RepoError):
+    code = "reference_not_found"
+
+    def __init__(self, reference: str) -> None:
+        super().__init__(f"there is no branch, tag or commit {reference}", reference=reference)
+
+
+class BranchNotFound(RepoError):
+    code = "branch_not_found"
+
+    def __init__(self, branch: str) -> None:
+        super().__init__(f"no branch {branch}", branch=branch)
+
+
+class BranchExists(RepoError):
+    code = "branch_exists"
+
+    def __init__(self, branch: str) -> None:
+        super().__init__(f"there is a branch {branch} already", branch=branch)
+
+
+class InvalidBranch(RepoError):
+    """Git does not allow the name, or it is missing."""
+
+    code = "invalid_branch"
+
+
+class TagNotFound(RepoError):
+    code = "tag_not_found"
+
+    def __init__(self, tag: str) -> None:
+        super().__init__(f"no tag {tag}", hash=tag)
+
+
+class CommitNotFound(RepoError):
+    code = "commit_not_found"
+
+    def __init__(self, sha: str) -> None:
+        super().__init__(f"no commit {sha}", sha=sha)
+
+
+class CommitNotInBranch(RepoError):
+    code = "commit_not_in_branch"
+
+    def __init__(self, sha: str, branch: str) -> None:
+        super().__init__(f"commit {sha} is not in the history of {branch}", sha=sha, branch=branch)
+
+
+class InvalidRange(RepoError):
+    code = "invalid_range"
+
+    def __init__(self, since: str, until: str) -> None:
+        super().__init__(f"commit {since} is not an ancestor of {until}", since=since, until=until)
+
+
+class OffsetWithSelector(RepoError):
+    code = "offset_with_selector"
+
+    def __init__(self) -> None:
+        super().__init__("offset does not go together with since or until")
+
+
+class BlobNotFound(RepoError):
+    code = "blob_not_found"
+
+    def __init__(self, sha: str) -> None:
+        super().__init__(f"no blob {sha}", hash=sha)
+
+
+class TreeNotFound(RepoError):
+    code = "tree_not_found"
+
+    def __init__(self, sha: str) -> None:
+        super().__init__(f"no tree {sha}", hash=sha)
+
+
+class InvalidObjectId(RepoError):
+    code = "invalid_object_id"
+
+    def __init__(self, sha: str) -> None:
+        super().__init__(f"{sha!r} is not the id of an object: 40 hexadecimal digits", hash=sha)
+
+
+class PathNotFound(RepoError):
+    code = "path_not_found"
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"there is no {path or 'commit'} in this revision", path=path)
+
+
+class TooLarge(RepoError):
+    """More than can be answered in one piece; clone the repository, or ask for less."""
+
+    code = "too_large"
+
+
+class InvalidPath(RepoError):
+    code = "invalid_path"
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"{path!r} cannot be a file's path: {why}", path=path)
+
+
+class InvalidChange(RepoError):
+    code = "invalid_change"
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"{path!r} cannot be changed: {why}", path=path)
+
+
+class InvalidContent(RepoError):
+    code = "invalid_content"
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"the content of {path!r} is not base64", path=path)
+
+
+class ConflictingParent(RepoError):
+    """The branch is not, or no longer, where the caller believes it to be."""
+
+    code = "conflicting_parent"
+
+    def __init__(self, branch: str, expected: str, actual: str | None) -> None:
+        where = f"at {actual}" if actual else "not there"
+        super().__init__(f"branch {branch} is {where}, not at {expected}", expected=expected, actual=actual)

@@ -1,0 +1,268 @@
+"""The one place that runs git."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from asyncio import StreamReader, StreamWriter
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stead.errors import HostError
+from stead.repos.errors import RepoDamaged, TooLarge
+
+TIMEOUT = 60.0
+MAX_OUTPUT = 256 << 20
+_MAX_ERRORS = 64 << 10
+_PIPE = 1 << 20
+_END_GRACE = 2.0
+
+_CONFIG = {
+    # Whatever comes in is looked through before it is taken over.
+    "transfer.fsckObjects": "true",
+    "fetch.fsckObjects": "true",
+    "receive.fsckObjects": "true",
+    # What was answered for is on the disk.
+    "core.fsync": "committed,reference",
+    "core.fsyncMethod": "batch",
+    # Large files go through without being held in memory.
+    "core.bigFileThreshold": "16m",
+    "core.deltaBaseCacheLimit": "32m",
+    "core.packedGitLimit": "256m",
+    "core.packedGitWindowSize": "16m",
+    "pack.windowMemory": "64m",
+    "pack.threads": "2",
+    "core.hooksPath": "/dev/null",
+    "core.attributesFile": "/dev/null",
+    "core.excludesFile": "/dev/null",
+    "core.alternateRefsCommand": "true",
+    "core.protectHFS": "true",
+    "core.protectNTFS": "true",
+    "core.logAllRefUpdates": "false",
+    "core.multiPackIndex": "true",
+    "gc.auto": "0",
+    "maintenance.auto": "false",
+    "receive.autogc": "false",
+    "receive.denyDeleteCurrent": "ignore",
+    "receive.denyCurrentBranch": "ignore",
+    "receive.advertisePushOptions": "false",
+    "transfer.unpackLimit": "1000",
+    "transfer.advertiseSID": "false",
+    "uploadpack.allowFilter": "true",
+    "uploadpack.allowReachableSHA1InWant": "true",
+    "uploadpack.allowTipSHA1InWant": "true",
+    "uploadpack.allowRefInWant": "true",
+    "http.followRedirects": "false",
+    "http.lowSpeedLimit": "1",
+    "http.lowSpeedTime": "60",
+    "protocol.allow": "never",
+    "protocol.http.allow": "always",
+    "protocol.https.allow": "always",
+    "credential.helper": "",
+    "safe.directory": "*",
+    "init.defaultBranch": "main",
+    "user.name": "Stead",
+    "user.email": "git@stead.invalid",
+}
+
+
+def _settings() -> str:
+    lines = []
+    for name, value in _CONFIG.items():
+        section, _, key = name.partition(".")
+        subsection, _, last = key.rpartition(".")
+        title = f'[{section} "{subsection}"]' if subsection else f"[{section}]"
+        lines.append(f"{title}\n\t{last} = {value}\n")
+    return "".join(lines)
+
+
+SETTINGS = _settings()
+"""All of git's settings, as a file of git's: no other file of a user or of the host has a say."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    status: int
+    stdout: bytes
+    stderr: str
+
+
+class GitProcess:
+    """A git that runs, with pipes to and from it. Whoever starts it has to end it."""
+
+    def __init__(self, process: Process) -> None:
+        if process.stdin is None or process.stdout is None or process.stderr is None:
+            raise HostError("git was started without pipes")
+        self.stdin: StreamWriter = process.stdin
+        self.stdout: StreamReader = process.stdout
+        self.stderr: StreamReader = process.stderr
+        self._process = process
+
+    @property
+    def alive(self) -> bool:
+        return self._process.returncode is None
+
+    async def wait(self) -> int:
+        return await self._process.wait()
+
+    async def feed(self, data: bytes) -> None:
+        """Give it all of its input; it may end without having read it."""
+        with contextlib.suppress(ConnectionError):
+            self.stdin.write(data)
+            await self.stdin.drain()
+        await self.close_input()
+
+    async def close_input(self) -> None:
+        with contextlib.suppress(ConnectionError):
+            self.stdin.close()
+            await self.stdin.wait_closed()
+
+    async def read(self, most: int) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        while part := await self.stdout.read(_PIPE):
+            size += len(part)
+            if size > most:
+                raise TooLarge(f"git has more to say than {most >> 20} MiB")
+            parts.append(part)
+        return b"".join(parts)
+
+    async def errors(self) -> str:
+        """What it says on its standard error, the last of it when it is much."""
+        said = b""
+        while part := await self.stderr.read(_MAX_ERRORS):
+            said = (said + part)[-_MAX_ERRORS:]
+        return said.decode(errors="replace")
+
+    async def end(self) -> None:
+        """Have it and its helpers gone, at once if they are not already."""
+        if self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(self._process.wait()), _END_GRACE)
+        # Its pipes are closed nowhere else.
+        self._process._transport.close()  # type: ignore[attr-defined]
+
+
+class GitFailed(RepoDamaged):
+    """Git ended with an error that nobody had foreseen."""
+
+    code = "git_failed"
+
+    def __init__(self, command: str, finished: Finished) -> None:
+        last = [line for line in finished.stderr.strip().splitlines() if line][-1:]
+        super().__init__(f"git {command} ended with {finished.status}: {' '.join(last) or 'no message'}")
+        self.finished = finished
+
+
+class Git:
+    """Runs git for one repository after the other, with an environment that is all our own."""
+
+    def __init__(self, config: Path, uid: int | None = None) -> None:
+        """Git runs as this user, who has the repositories and nothing else."""
+        self._config = config
+        self._uid = uid
+
+    def environment(self, repo: Path | None, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+        own = {
+            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME": "/nonexistent",
+            "LC_ALL": "C.UTF-8",
+            "TZ": "UTC",
+            "GIT_CONFIG_NOSYSTEM": "1",
+            "GIT_CONFIG_GLOBAL": str(self._config),
+            "GIT_ATTR_NOSYSTEM": "1",
+            "GIT_TERMINAL_PROMPT": "0",
+            "GIT_ASKPASS": "/bin/false",
+            "GIT_NO_REPLACE_OBJECTS": "1",
+            "GIT_ADVICE": "0",
+        }
+        if repo is not None:
+            own["GIT_DIR"] = str(repo)
+        return own | dict(extra or {})
+
+    def command(self, *arguments: str) -> list[str]:
+        git = ["git", *arguments]
+        if self._uid is None:
+            return git
+        user = str(self._uid)
+        drop = [f"--reuid={user}", f"--regid={user}", "--clear-groups", "--no-new-privs", "--inh-caps=-all"]
+        return ["setpriv", *drop, "--", *git]
+
+    async def start(
+        self,
+        repo: Path | None,
+        *arguments: str,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        limit: int = _PIPE,
+    ) -> GitProcess:
+        """Start a git, which the caller has to end."""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self.command(*arguments),
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=PIPE,
+                env=self.environment(repo, env),
+                cwd=cwd or "/",
+                start_new_session=True,
+                limit=limit,
+            )
+        except FileNotFoundError as error:
+            raise HostError("git is not installed on this host (see `stead doctor`)") from error
+        return GitProcess(process)
+
+    @contextlib.asynccontextmanager
+    async def running(
+        self, repo: Path | None, *arguments: str, env: Mapping[str, str] | None = None
+    ) -> AsyncIterator[GitProcess]:
+        """A git with pipes to and from it, which is gone at the end of the block."""
+        process = await self.start(repo, *arguments, env=env)
+        try:
+            yield process
+        finally:
+            await process.end()
+
+    async def finish(
+        self,
+        repo: Path | None,
+        *arguments: str,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        timeout: float = TIMEOUT,
+        most: int = MAX_OUTPUT,
+    ) -> Finished:
+        """Run a git to its end, whatever that is. Output above `most` bytes is refused."""
+        process = await self.start(repo, *arguments, env=env, cwd=cwd)
+        try:
+            async with asyncio.timeout(timeout):
+                _, stdout, stderr = await asyncio.gather(
+                    process.feed(stdin), process.read(most), process.errors()
+                )
+                status = await process.wait()
+        except TimeoutError:
+            raise TooLarge(f"git {arguments[0]} did not finish within {timeout:g} s") from None
+        finally:
+            await process.end()
+        return Finished(status, stdout, stderr)
+
+    async def run(
+        self,
+        repo: Path | None,
+        *arguments: str,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        timeout: float = TIMEOUT,
+        most: int = MAX_OUTPUT,
+        ok: Sequence[int] = (0,),
+    ) -> bytes:
+        """What a git prints that must succeed."""
+        finished = await self.finish(repo, *arguments, stdin=stdin, env=env, timeout=timeout, most=most)
+        if finished.status not in ok:
+            raise GitFailed(arguments[0], finished)
+        return finished.stdout

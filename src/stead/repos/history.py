@@ -1,0 +1,185 @@
+"""Commits in their order, and what lies between two of them."""
+
+import contextlib
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Literal
+
+from stead.repos.errors import (
+    CommitNotFound,
+    CommitNotInBranch,
+    InvalidRange,
+    OffsetWithSelector,
+    ReferenceNotFound,
+)
+from stead.repos.git import GitFailed
+from stead.repos.model import Commit
+from stead.repos.names import check_sha
+from stead.repos.repository import Repository
+
+Order = Literal["asc", "desc"]
+MAX_COMMITS = 500
+_LINES = 64 << 10
+_STATUSES = {
+    "A": "added",
+    "D": "removed",
+    "M": "modified",
+    "R": "renamed",
+    "C": "copied",
+    "T": "changed",
+}
+
+
+@dataclass(frozen=True)
+class CommitPage:
+    commits: list[Commit]
+    next_commit: str | None
+    total: int | None
+
+
+@dataclass(frozen=True)
+class FileChange:
+    path: str
+    status: str
+    additions: int
+    deletions: int
+    sha: str | None
+    previous_path: str | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    ahead_by: int
+    behind_by: int
+    files: list[FileChange]
+
+    @property
+    def status(self) -> str:
+        if self.ahead_by and self.behind_by:
+            return "diverged"
+        if self.ahead_by:
+            return "ahead"
+        return "behind" if self.behind_by else "identical"
+
+
+async def commits(
+    repository: Repository,
+    branch: str | None = None,
+    *,
+    limit: int = 50,
+    order: Order = "desc",
+    offset: int = 0,
+    since: str | None = None,
+    until: str | None = None,
+    count: bool = True,
+) -> CommitPage:
+    """Some commits of a branch, newest or oldest first, and where the next page begins.
+
+    The history is one list. `since` and `until` are places in it: newest first, `until` is the first commit
+    of the page and `since` the one that it stops before; oldest first, `since` is the first one.
+    """
+    if offset and (since or until):
+        raise OffsetWithSelector
+    since, until = since and check_sha(since), until and check_sha(until)
+    try:
+        tip = await repository.resolve(branch)
+    except ReferenceNotFound:
+        if branch is None and not await repository.any_branch():
+            return CommitPage([], None, 0)
+        raise
+    known = branch or repository.default_branch
+    await _check_in_history(repository, tip, known, since, until)
+    options = ["--reverse"] if order == "asc" else []
+    first, last = (since, until) if order == "asc" else (until, since)
+    shas: list[str] = []
+    next_commit = None
+    begun = first is None
+    async with contextlib.aclosing(_rev_list(repository, *options, tip)) as history:
+        skipped = 0
+        async for sha in history:
+            begun = begun or sha == first
+            if not begun or skipped < offset:
+                skipped += 1
+                continue
+            if order == "desc" and sha == last:
+                break
+            if len(shas) == limit:
+                next_commit = sha
+                break
+            shas.append(sha)
+            if order == "asc" and sha == last:
+                break
+    total = None
+    if count and not (since or until):
+        total = int(await repository.git.run(repository.path, "rev-list", "--count", tip))
+    return CommitPage(await repository.commits(shas), next_commit, total)
+
+
+async def _check_in_history(
+    repository: Repository, tip: str, branch: str, since: str | None, until: str | None
+) -> None:
+    for sha in (since, until):
+        if sha is None:
+            continue
+        async with repository.readers.of(repository.path) as reader:
+            info = (await reader.infos([sha]))[0]
+        if info is None or info.kind != "commit":
+            raise CommitNotFound(sha)
+        if not await is_ancestor(repository, sha, tip):
+            raise CommitNotInBranch(sha, branch)
+    if since is not None and until is not None and not await is_ancestor(repository, since, until):
+        raise InvalidRange(since, until)
+
+
+async def is_ancestor(repository: Repository, older: str, newer: str) -> bool:
+    finished = await repository.git.finish(repository.path, "merge-base", "--is-ancestor", older, newer)
+    if finished.status not in (0, 1):
+        raise GitFailed("merge-base", finished)
+    return finished.status == 0
+
+
+async def _rev_list(repository: Repository, *options: str) -> AsyncGenerator[str]:
+    """Commits as git finds them; it is not asked for more than are taken."""
+    async with repository.git.running(repository.path, "rev-list", *options, "--") as process:
+        rest = b""
+        while piece := await process.stdout.read(_LINES):
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                yield line.decode()
+
+
+async def compare(repository: Repository, base: str, head: str) -> Comparison:
+    """What `head` has that `base` has not, from where they parted."""
+    old, new = await repository.resolve(base), await repository.resolve(head)
+    counted = await repository.git.run(
+        repository.path, "rev-list", "--left-right", "--count", f"{old}...{new}", "--"
+    )
+    behind, ahead = (int(word) for word in counted.split())
+    shared = await repository.git.finish(repository.path, "merge-base", old, new)
+    start = shared.stdout.decode().split()[0] if shared.status == 0 else old
+    return Comparison(ahead, behind, await _changes(repository, start, new))
+
+
+async def _changes(repository: Repository, old: str, new: str) -> list[FileChange]:
+    printed = await repository.git.run(
+        repository.path, "diff-tree", "-r", "-z", "-M", "-C", "--raw", "--numstat", "--abbrev=40", old, new
+    )
+    words = printed.decode(errors="replace").split("\0")[:-1]
+    facts: dict[str, tuple[str, str, str | None]] = {}
+    changes: list[FileChange] = []
+    place = iter(words)
+    for word in place:
+        if word.startswith(":"):
+            _, _, _, sha, letter = word.split(" ")
+            previous = next(place) if letter[0] in "RC" else None
+            facts[next(place)] = letter[0], sha, previous
+            continue
+        added, removed, path = word.split("\t")
+        if not path:
+            next(place)
+            path = next(place)
+        letter, sha, previous = facts[path]
+        more, less = (int(number) if number.isdigit() else 0 for number in (added, removed))
+        status = _STATUSES.get(letter, "changed")
+        changes.append(FileChange(path, status, more, less, None if letter == "D" else sha, previous))
+    return changes

@@ -1,0 +1,89 @@
+"""Names that come from outside: what Git would refuse, or take for something else, is refused here."""
+
+import re
+import unicodedata
+
+from stead.repos.errors import InvalidBranch, InvalidObjectId, InvalidPath
+
+SHA = re.compile(r"[0-9a-f]{40}")
+SHORT_SHA = re.compile(r"[0-9a-f]{4,40}")
+MAX_PATH = 4096
+_MAX_COMPONENT = 250
+"""Bytes: a ref is a file, and while it changes there is another whose name ends with .lock."""
+_MAX_REF = 1000
+_NOT_IN_REFS = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//")
+_IGNORED_BY_HFS = dict.fromkeys(
+    [*range(0x200C, 0x2010), *range(0x202A, 0x202F), *range(0x206A, 0x2070), 0xFEFF]
+)
+_NTFS_SHORT_NAMES = re.compile(r"git~[0-9]+")
+
+
+def is_ref(name: str) -> bool:
+    """Whether Git takes this for (the part below refs/heads or refs/tags of) a ref."""
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        return False
+    if not name or size > _MAX_REF or name == "@" or name.startswith("-") or name.endswith((".", "/")):
+        return False
+    if name.startswith("/") or _NOT_IN_REFS.search(name):
+        return False
+    parts = name.split("/")
+    return not any(
+        part.startswith(".") or part.endswith(".lock") or len(part.encode()) > _MAX_COMPONENT
+        for part in parts
+    )
+
+
+def check_branch(name: str) -> str:
+    """A branch by its short name; `refs/heads/` may stand before it."""
+    short = name.removeprefix("refs/heads/")
+    if not short:
+        raise InvalidBranch("name the branch")
+    if not is_ref(short) or short == "HEAD":
+        raise InvalidBranch(f"Git does not allow {name!r} as the name of a branch")
+    return short
+
+
+def check_sha(sha: str) -> str:
+    if not SHA.fullmatch(sha.lower()):
+        raise InvalidObjectId(sha)
+    return sha.lower()
+
+
+def check_path(path: str) -> str:
+    """A file's path inside a repository, relative to its root.
+
+    What could leave a checkout, or reach into its `.git`, on any file system that Git knows of, is refused.
+    """
+    try:
+        size = len(path.encode())
+    except UnicodeEncodeError:
+        raise InvalidPath(path.encode(errors="replace").decode(), "it is not Unicode") from None
+    if not path or path.startswith("/") or path.endswith("/") or size > MAX_PATH:
+        raise InvalidPath(path, f"it is relative, names a file and has at most {MAX_PATH} bytes")
+    if any(unicodedata.category(sign) == "Cc" for sign in path):
+        raise InvalidPath(path, "it has control characters")
+    for part in path.split("/"):
+        if part in ("", ".", ".."):
+            raise InvalidPath(path, "it has empty parts, or . or ..")
+        if len(part.encode()) > _MAX_COMPONENT + 5:
+            raise InvalidPath(path, "one of its parts is too long")
+        if any(is_git_folder(piece) for piece in part.split("\\")):
+            raise InvalidPath(path, "on some file system it would lie in .git")
+        if "\\" in part and any(piece in (".", "..") for piece in part.split("\\")):
+            raise InvalidPath(path, "on Windows it would leave its folder")
+    return path
+
+
+def is_git_folder(part: str) -> bool:
+    """Whether some file system may take this name for `.git`."""
+    hfs = part.translate(_IGNORED_BY_HFS).casefold()
+    ntfs = part.partition(":")[0].rstrip(" .").casefold()
+    return ".git" in (hfs, ntfs) or _NTFS_SHORT_NAMES.fullmatch(ntfs) is not None
+
+
+def check_directory(path: str) -> str:
+    """A folder's path, with or without slashes around it; the root is empty."""
+    stripped = path.strip("/")
+    return check_path(stripped) if stripped else ""

@@ -1,0 +1,175 @@
+"""Objects read by git processes that are kept warm."""
+
+import asyncio
+import contextlib
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stead.repos.errors import AmbiguousRevision, RepoDamaged, TooLarge
+from stead.repos.git import Git, GitProcess
+from stead.repos.names import SHA
+
+MAX_READERS = 32
+IDLE = 60.0
+"""Seconds after which a reader that nobody used is let go."""
+MAX_OBJECT = 64 << 20
+"""Bytes of an object that is held whole."""
+_ANSWER_TIMEOUT = 60.0
+
+
+@dataclass(frozen=True)
+class ObjectInfo:
+    sha: str
+    kind: str
+    size: int
+
+
+class Reader:
+    """One `git cat-file --batch-command`, asked one thing after the other."""
+
+    def __init__(self, process: GitProcess) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(cls, git: Git, repo: Path) -> "Reader":
+        return cls(await git.start(repo, "cat-file", "--batch-command", "-z"))
+
+    @property
+    def alive(self) -> bool:
+        return self._process.alive
+
+    async def close(self) -> None:
+        await self._process.end()
+
+    async def infos(self, names: Sequence[str]) -> list[ObjectInfo | None]:
+        """What there is under each of these names; None where there is nothing."""
+        async with asyncio.timeout(_ANSWER_TIMEOUT):
+            sending = asyncio.create_task(self._send("info", names))
+            try:
+                return [await self._header(name) for name in names]
+            finally:
+                await sending
+
+    async def contents(
+        self, names: Sequence[str], most: int = MAX_OBJECT
+    ) -> list[tuple[ObjectInfo, bytes] | None]:
+        """Whole objects, in order; None where there is none."""
+        async with asyncio.timeout(_ANSWER_TIMEOUT):
+            sending = asyncio.create_task(self._send("contents", names))
+            try:
+                return [await self._content(name, most) for name in names]
+            finally:
+                await sending
+
+    async def _send(self, command: str, names: Sequence[str]) -> None:
+        for name in names:
+            self._process.stdin.write(f"{command} {name}".encode() + b"\0")
+            await self._process.stdin.drain()
+
+    async def _content(self, name: str, most: int) -> tuple[ObjectInfo, bytes] | None:
+        info = await self._header(name)
+        if info is None:
+            return None
+        if info.size > most:
+            raise TooLarge(
+                f"object {info.sha} has {info.size} bytes; at most {most} are answered in one piece"
+            )
+        data = await self._process.stdout.readexactly(info.size + 1)
+        return info, data[:-1]
+
+    async def _header(self, name: str) -> ObjectInfo | None:
+        line = await self._process.stdout.readuntil(b"\n")
+        words = line.split()
+        if len(words) == 3 and SHA.fullmatch(words[0].decode(errors="replace")) and words[2].isdigit():
+            return ObjectInfo(words[0].decode(), words[1].decode(), int(words[2]))
+        # A name comes back as it was given, and may itself have line ends.
+        told = name.encode()
+        while len(line) < len(told) + 2 or not line.startswith(told):
+            line += await self._process.stdout.readuntil(b"\n")
+        said = line[len(told) :].strip()
+        if said == b"ambiguous":
+            raise AmbiguousRevision(name)
+        if said != b"missing":
+            raise RepoDamaged(f"git cannot read {name}: {said.decode(errors='replace')}")
+        return None
+
+
+class Readers:
+    """Warm readers, at most so many; each is used by one at a time."""
+
+    def __init__(self, git: Git, most: int = MAX_READERS) -> None:
+        self._git = git
+        self._most = most
+        self._idle: OrderedDict[Path, list[tuple[float, Reader]]] = OrderedDict()
+        self._count = 0
+        self._sweeper: asyncio.Task[None] | None = None
+
+    @contextlib.asynccontextmanager
+    async def of(self, repo: Path) -> AsyncIterator[Reader]:
+        """A reader of this repository. One that fails, or is left in the middle, is not used again."""
+        reader = self._take(repo) or await Reader.start(self._git, repo)
+        try:
+            yield reader
+        except BaseException:
+            await reader.close()
+            raise
+        if not reader.alive:
+            await reader.close()
+            return
+        await self._give_back(repo, reader)
+
+    def _take(self, repo: Path) -> Reader | None:
+        waiting = self._idle.get(repo, [])
+        while waiting:
+            _, reader = waiting.pop()
+            self._count -= 1
+            if not waiting:
+                del self._idle[repo]
+            if reader.alive:
+                return reader
+        return None
+
+    async def _give_back(self, repo: Path, reader: Reader) -> None:
+        self._idle.setdefault(repo, []).append((time.monotonic(), reader))
+        self._idle.move_to_end(repo)
+        self._count += 1
+        if self._sweeper is None:
+            self._sweeper = asyncio.create_task(self._sweep())
+        while self._count > self._most:
+            await self._drop_oldest()
+
+    async def _drop_oldest(self) -> None:
+        repo = next(iter(self._idle))
+        _, reader = self._idle[repo].pop(0)
+        self._count -= 1
+        if not self._idle[repo]:
+            del self._idle[repo]
+        await reader.close()
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(IDLE / 4)
+            old = time.monotonic() - IDLE
+            for repo, waiting in list(self._idle.items()):
+                while waiting and waiting[0][0] < old:
+                    _, reader = waiting.pop(0)
+                    self._count -= 1
+                    await reader.close()
+                if not waiting:
+                    self._idle.pop(repo, None)
+
+    async def forget(self, repo: Path) -> None:
+        """A repository is about to go."""
+        for _, reader in self._idle.pop(repo, []):
+            self._count -= 1
+            await reader.close()
+
+    async def close(self) -> None:
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.gather(self._sweeper, return_exceptions=True)
+        for repo in list(self._idle):
+            await self.forget(repo)

@@ -1,0 +1,197 @@
+"""All repositories of one installation."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Self
+
+from stead.host.files import sync_folder, write_atomically
+from stead.identity.identities import Page
+from stead.limits import Limits
+from stead.repos.errors import RepoLimitExceeded, RepoNotFound
+from stead.repos.git import SETTINGS, Git
+from stead.repos.names import check_branch
+from stead.repos.objects import Readers
+from stead.repos.repository import Repository
+from stead.store.database import Database
+from stead.store.repos import RepoRow, RepoStore
+from stead.tasks import in_thread
+
+Level = Literal["read", "write"]
+LimitsOf = Callable[[str], Awaitable[Limits]]
+Fill = Callable[[Repository], Awaitable[None]]
+"""Puts something into a repository that nobody can see yet."""
+DEFAULT_BRANCH = "main"
+MAX_NAME = 256
+_CONFIG = "[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = true\n"
+_FOLDERS = ("objects", "objects/info", "objects/pack", "refs", "refs/heads", "refs/tags")
+
+
+@dataclass(frozen=True)
+class RepoInfo:
+    id: str
+    account: str
+    name: str | None
+    public: bool
+    created_at: float
+
+
+class Repos:
+    """Each is a bare repository in a folder of its own, named by its id.
+
+    A new one is made aside and moved to its place after it was recorded; one that goes is moved aside before
+    its row goes. So whatever is aside when Stead starts is finished or removed by what is recorded.
+    """
+
+    def __init__(self, database: Database, folder: Path, limits_of: LimitsOf, uid: int | None) -> None:
+        self.git = git = Git(folder / "gitconfig", uid)
+        self.readers = Readers(git)
+        self._store = RepoStore(database)
+        self._folder = folder
+        self._limits_of = limits_of
+        self._uid = uid
+        self._creating = asyncio.Lock()
+        self._removing: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(
+        cls, database: Database, folder: Path, limits_of: LimitsOf, uid: int | None = None
+    ) -> AsyncIterator[Self]:
+        """Repositories in a folder, after what a crash left half done was finished or undone.
+
+        Git runs as the user `uid`, who comes to own the folder; by default as whoever runs Stead.
+        """
+        for each in (folder, folder / "new", folder / "gone"):
+            each.mkdir(mode=0o711, exist_ok=True)
+        write_atomically(folder / "gitconfig", SETTINGS.encode(), 0o644)
+        repos = cls(database, folder, limits_of, uid)
+        await repos._recover()
+        try:
+            yield repos
+        finally:
+            await repos.readers.close()
+            await asyncio.gather(*repos._removing, return_exceptions=True)
+
+    async def _recover(self) -> None:
+        for made in list((self._folder / "new").iterdir()):
+            if await self._store.get(made.name) is not None and not self._path(made.name).exists():
+                self._put(made, self._path(made.name))
+            else:
+                await in_thread(shutil.rmtree, made, ignore_errors=True)
+        for gone in list((self._folder / "gone").iterdir()):
+            await self._store.delete(gone.name)
+            await in_thread(shutil.rmtree, gone, ignore_errors=True)
+
+    def _path(self, repo_id: str) -> Path:
+        return self._folder / repo_id[:2] / f"{repo_id}.git"
+
+    # Made, found, removed
+
+    async def create(
+        self,
+        account: str,
+        *,
+        name: str | None = None,
+        public: bool = False,
+        default_branch: str | None = None,
+        fill: Fill | None = None,
+    ) -> RepoInfo:
+        """A new repository: empty, or with what `fill` puts into it before anyone sees it."""
+        branch = check_branch(default_branch or DEFAULT_BRANCH)
+        await self._check_room(account)
+        repo_id = str(uuid.uuid4())
+        made = self._folder / "new" / repo_id
+        try:
+            await in_thread(self._make, made, branch)
+            if fill is not None:
+                await fill(Repository(repo_id, made, self.git, self.readers))
+                await self.readers.forget(made)
+            async with self._creating:
+                await self._check_room(account)
+                row = await self._store.add(RepoRow(repo_id, account, name, public))
+            await in_thread(self._put, made, self._path(repo_id))
+        except BaseException:
+            if await self._store.get(repo_id) is None:
+                await in_thread(shutil.rmtree, made, ignore_errors=True)
+            raise
+        return _info(row)
+
+    async def _check_room(self, account: str) -> None:
+        limit = (await self._limits_of(account)).repos
+        if limit is not None and await self._store.count(account) >= limit:
+            raise RepoLimitExceeded(f"this account has {limit} repositories, and that is its limit")
+
+    def _make(self, place: Path, branch: str) -> None:
+        """What `git init --bare` makes, without the time that a process takes."""
+        place.mkdir(mode=0o700)
+        for folder in _FOLDERS:
+            (place / folder).mkdir(mode=0o755)
+        for name, text in (("HEAD", f"ref: refs/heads/{branch}\n"), ("config", _CONFIG)):
+            with (place / name).open("w") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+        if self._uid is not None:
+            for each in (place, *(place / folder for folder in _FOLDERS), place / "HEAD", place / "config"):
+                os.chown(each, self._uid, self._uid)
+        sync_folder(place)
+
+    def _put(self, made: Path, place: Path) -> None:
+        place.parent.mkdir(mode=0o711, exist_ok=True)
+        made.rename(place)
+        sync_folder(place.parent)
+
+    async def get(self, repo_id: str) -> RepoInfo:
+        row = await self._store.get(repo_id)
+        if row is None:
+            raise RepoNotFound(repo_id)
+        return _info(row)
+
+    async def owned(self, account: str, repo_id: str) -> RepoInfo:
+        """A repository of this account. Somebody else's is answered like one that does not exist."""
+        info = await self.get(repo_id)
+        if info.account != account:
+            raise RepoNotFound(repo_id)
+        return info
+
+    def repository(self, repo_id: str) -> Repository:
+        """What is in a repository that exists."""
+        return Repository(repo_id, self._path(repo_id), self.git, self.readers)
+
+    async def list(
+        self,
+        account: str,
+        *,
+        limit: int,
+        offset: int = 0,
+        search: str | None = None,
+        only: set[str] | None = None,
+    ) -> Page[RepoInfo]:
+        """Repositories, newest first; of these `only`, if given."""
+        rows, total = await self._store.page(account, limit, offset, search=search, only=only)
+        return Page([_info(row) for row in rows], offset, total)
+
+    async def delete(self, repo_id: str) -> None:
+        """Remove a repository for good, with everything that refers to it."""
+        gone = self._folder / "gone" / repo_id
+        try:
+            self._path(repo_id).rename(gone)
+        except FileNotFoundError:
+            if await self._store.get(repo_id) is None:
+                raise RepoNotFound(repo_id) from None
+        sync_folder(gone.parent)
+        await self._store.delete(repo_id)
+        await self.readers.forget(self._path(repo_id))
+        task = asyncio.create_task(in_thread(shutil.rmtree, gone, ignore_errors=True))
+        self._removing.add(task)
+        task.add_done_callback(self._removing.discard)
+
+
+def _info(row: RepoRow) -> RepoInfo:
+    return RepoInfo(row.id, row.account, row.name, row.public, row.created_at / 1e9)

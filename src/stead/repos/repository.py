@@ -1,0 +1,157 @@
+"""One repository, as those who read and change it have it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from stead.repos.errors import (
+    BranchNotFound,
+    CommitNotFound,
+    InvalidRevision,
+    ReferenceNotFound,
+    RepoDamaged,
+    TagNotFound,
+)
+from stead.repos.git import Git
+from stead.repos.model import Branch, Commit, Tag, parse_commit, parse_tag
+from stead.repos.names import SHORT_SHA, check_branch, check_sha, is_ref
+from stead.repos.objects import Readers
+
+MAX_REFS = 100_000
+_HEAD = "ref: refs/heads/"
+
+
+@dataclass(frozen=True)
+class Refs:
+    branches: list[Branch]
+    tags: list[Tag]
+
+
+class Repository:
+    def __init__(self, repo_id: str, path: Path, git: Git, readers: Readers) -> None:
+        self.id = repo_id
+        self.path = path
+        self.git = git
+        self.readers = readers
+
+    @property
+    def default_branch(self) -> str:
+        head = (self.path / "HEAD").read_text().strip()
+        if not head.startswith(_HEAD):
+            raise RepoDamaged(f"repository {self.id} has no default branch")
+        return head.removeprefix(_HEAD)
+
+    async def set_default_branch(self, name: str) -> None:
+        """Choose the branch that clones begin with. It has to be there, unless the repository is empty."""
+        branch = check_branch(name)
+        if await self._sha(f"refs/heads/{branch}") is None and await self.any_branch():
+            raise BranchNotFound(branch)
+        await self.git.run(self.path, "symbolic-ref", "HEAD", f"refs/heads/{branch}")
+
+    async def any_branch(self) -> bool:
+        return bool(await self.git.run(self.path, "for-each-ref", "--count=1", "refs/heads/"))
+
+    # Names become commits
+
+    async def resolve(self, rev: str | None) -> str:
+        """The commit of a branch or a tag, or one whose id begins so; by default, the default branch's."""
+        wanted = rev or "HEAD"
+        names = [wanted] if wanted == "HEAD" else []
+        if is_ref(wanted):
+            names += [wanted] if wanted.startswith("refs/") else []
+            names += [f"refs/heads/{wanted}", f"refs/tags/{wanted}"]
+        if SHORT_SHA.fullmatch(wanted.lower()):
+            names.append(wanted.lower())
+        if not names:
+            raise InvalidRevision(wanted)
+        async with self.readers.of(self.path) as reader:
+            found = await reader.infos([f"{name}^{{commit}}" for name in names])
+        for info in found:
+            if info is not None:
+                return info.sha
+        raise ReferenceNotFound(rev or self.default_branch)
+
+    async def _sha(self, ref: str) -> str | None:
+        async with self.readers.of(self.path) as reader:
+            info = (await reader.infos([ref]))[0]
+        return None if info is None else info.sha
+
+    # Refs
+
+    async def branches(self) -> list[Branch]:
+        return (await self.refs("refs/heads/")).branches
+
+    async def branch(self, name: str) -> Branch:
+        short = check_branch(name)
+        sha = await self._sha(f"refs/heads/{short}")
+        if sha is None:
+            raise BranchNotFound(short)
+        return Branch(short, sha)
+
+    async def tags(self) -> list[Tag]:
+        return (await self.refs("refs/tags/")).tags
+
+    async def tag(self, name: str) -> Tag:
+        short = name.removeprefix("refs/tags/")
+        if not is_ref(short):
+            raise TagNotFound(name)
+        async with self.readers.of(self.path) as reader:
+            found = (await reader.contents([f"refs/tags/{short}"]))[0]
+        if found is None:
+            raise TagNotFound(short)
+        info, data = found
+        return parse_tag(short, info.sha, data) if info.kind == "tag" else Tag(short, info.sha, info.sha)
+
+    async def tag_object(self, sha: str) -> Tag:
+        """An annotated tag by the id of its own object."""
+        wanted = check_sha(sha)
+        async with self.readers.of(self.path) as reader:
+            found = (await reader.contents([wanted]))[0]
+        if found is None or found[0].kind != "tag":
+            raise TagNotFound(sha)
+        return parse_tag("", wanted, found[1])
+
+    async def refs(self, *prefixes: str) -> Refs:
+        """Branches and tags, by name."""
+        fields = "%(refname)", "%(objectname)", "%(objecttype)"
+        wanted = prefixes or ("refs/heads/", "refs/tags/")
+        printed = await self.git.run(
+            self.path,
+            "for-each-ref",
+            f"--count={MAX_REFS}",
+            f"--format={'%00'.join(fields)}",
+            *wanted,
+        )
+        refs = Refs([], [])
+        annotated: list[tuple[int, str, str]] = []
+        for line in printed.split(b"\n"):
+            if not line:
+                continue
+            name, sha, kind = line.decode(errors="replace").split("\0")
+            if name.startswith("refs/heads/"):
+                refs.branches.append(Branch(name.removeprefix("refs/heads/"), sha))
+                continue
+            if kind == "tag":
+                annotated.append((len(refs.tags), name.removeprefix("refs/tags/"), sha))
+            refs.tags.append(Tag(name.removeprefix("refs/tags/"), sha, sha))
+        if annotated:
+            async with self.readers.of(self.path) as reader:
+                found = await reader.contents([sha for _, _, sha in annotated])
+            for (place, name, sha), each in zip(annotated, found, strict=True):
+                if each is not None:
+                    refs.tags[place] = parse_tag(name, sha, each[1])
+        return refs
+
+    # Commits
+
+    async def commit(self, sha: str) -> Commit:
+        return (await self.commits([check_sha(sha)]))[0]
+
+    async def commits(self, shas: list[str]) -> list[Commit]:
+        async with self.readers.of(self.path) as reader:
+            found = await reader.contents(shas)
+        commits = []
+        for sha, each in zip(shas, found, strict=True):
+            if each is None or each[0].kind != "commit":
+                raise CommitNotFound(sha)
+            commits.append(parse_commit(sha, each[1]))
+        return commits

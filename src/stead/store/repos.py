@@ -1,0 +1,100 @@
+"""Repositories, and who besides their account may use them, as rows."""
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+import sqlalchemy as sa
+
+from stead.store.rows import Rows
+from stead.store.tables import git_permissions, repos
+
+
+@dataclass(frozen=True)
+class RepoRow:
+    id: str
+    account: str
+    name: str | None
+    public: bool
+    created_at: int = 0
+
+
+@dataclass(frozen=True)
+class GitPermissionRow:
+    id: str
+    identity: str
+    repo: str
+    level: str
+    granted_at: int = 0
+
+
+class RepoStore(Rows[RepoRow]):
+    table = repos
+    row = RepoRow
+
+    async def add(self, row: RepoRow) -> RepoRow:
+        return await self.insert(replace(row, created_at=time.time_ns()))
+
+    async def count(self, account: str) -> int:
+        with self.database.look_up() as connection:
+            statement = sa.select(sa.func.count()).where(repos.c.account == account)
+            return connection.execute(statement).scalar_one()
+
+    async def page(
+        self,
+        account: str,
+        limit: int,
+        offset: int,
+        *,
+        search: str | None = None,
+        only: Collection[str] | None = None,
+    ) -> tuple[list[RepoRow], int]:
+        """Some of an account's, newest first, and how many there are."""
+        statement = sa.select(repos).where(repos.c.account == account)
+        if search:
+            part = repos.c.name.icontains(search, autoescape=True)
+            statement = statement.where(part | repos.c.id.icontains(search, autoescape=True))
+        if only is not None:
+            statement = statement.where(repos.c.id.in_(only))
+        return await self._page(statement.order_by(repos.c.created_at.desc(), repos.c.id), limit, offset)
+
+
+class GitPermissionStore(Rows[GitPermissionRow]):
+    table = git_permissions
+    row = GitPermissionRow
+
+    async def add(self, row: GitPermissionRow) -> GitPermissionRow | None:
+        """Record a permission; None when there is one already, or when its identity or repository is gone."""
+        try:
+            return await self.insert(replace(row, granted_at=time.time_ns()))
+        except sa.exc.IntegrityError:
+            return None
+
+    async def find(self, identity: str, repo: str) -> GitPermissionRow | None:
+        return self._look_up(sa.select(git_permissions).where(*_of(identity, repo)))
+
+    async def page(self, identity: str, limit: int, offset: int) -> tuple[list[GitPermissionRow], int]:
+        """Some of an identity's, oldest first, and how many there are."""
+        statement = sa.select(git_permissions).where(git_permissions.c.identity == identity)
+        order = git_permissions.c.granted_at, git_permissions.c.id
+        return await self._page(statement.order_by(*order), limit, offset)
+
+    async def repos(self, identity: str) -> set[str]:
+        statement = sa.select(git_permissions.c.repo).where(git_permissions.c.identity == identity)
+        with self.database.look_up() as connection:
+            return set(connection.execute(statement).scalars())
+
+    async def change(self, identity: str, repo: str, level: str) -> GitPermissionRow | None:
+        statement = git_permissions.update().where(*_of(identity, repo)).values(level=level)
+        async with self.database.begin() as connection:
+            return self._one(await connection.execute(statement.returning(git_permissions)))
+
+    async def remove(self, identity: str, repo: str) -> bool:
+        """Tells whether the identity had the permission."""
+        async with self.database.begin() as connection:
+            found = await connection.execute(git_permissions.delete().where(*_of(identity, repo)))
+            return found.rowcount > 0
+
+
+def _of(identity: str, repo: str) -> tuple[sa.ColumnElement[bool], ...]:
+    return git_permissions.c.identity == identity, git_permissions.c.repo == repo
