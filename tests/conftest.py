@@ -47,6 +47,7 @@ def cache() -> Path:
 @pytest.fixture(scope="session")
 def settings(cache: Path) -> Iterator[Settings]:
     with tempfile.TemporaryDirectory(prefix="stead-test-", dir="/var/tmp") as folder:
+        Path(folder).chmod(0o711)
         yield Settings(data=Path(folder), cache=cache, default_size=SMALL, pool=0, idle_timeout=None)
 
 

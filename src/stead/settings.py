@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from ipaddress import IPv4Network
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Literal, Self, get_args
 
@@ -83,6 +83,8 @@ class Settings:
     """Debian mirror for building the image; by default the one that mmdebstrap chooses."""
     allowed_private_networks: tuple[IPv4Network, ...] = ()
     """Private ranges that machines may reach although they are not the internet."""
+    dialled_private_networks: tuple[IPv4Network | IPv6Network, ...] = ()
+    """Private ranges that webhooks and imports may be dialled in, as for local development."""
     uid_base: int = 1_900_000_000
     listen: str = "127.0.0.1:8600"
     """Where the API is served. Whatever is not loopback belongs behind TLS."""
@@ -110,6 +112,19 @@ class Settings:
         """Six characters that tell this installation's namespaces, taps and processes from another's."""
         return hashlib.sha256(str(self.data.resolve()).encode()).hexdigest()[:6]
 
+    def uid(self, slot: int) -> int:
+        """The user that the machine in a slot runs as: no two machines share one."""
+        return self.uid_base + self._number * 65536 + slot
+
+    @property
+    def git_uid(self) -> int:
+        """The user that git runs as, who has this installation's repositories."""
+        return self.uid_base - 1 - self._number
+
+    @property
+    def _number(self) -> int:
+        return int(self.instance, 16) % 3000
+
     @property
     def cache_folder(self) -> Path:
         return self.cache or self.data / "cache"
@@ -121,6 +136,7 @@ class Settings:
         if accelerator not in get_args(Accelerator):
             raise InvalidRequest(f"STEAD_ACCELERATOR must be auto, kvm or tcg, not {accelerator!r}")
         networks = environment.get("STEAD_ALLOW_PRIVATE", "").replace(",", " ").split()
+        dialled = environment.get("STEAD_DIAL_PRIVATE", "").replace(",", " ").split()
         cache = environment.get("STEAD_CACHE")
         try:
             return cls(
@@ -134,6 +150,7 @@ class Settings:
                 carry_host_certificates=_flag(environment.get("STEAD_HOST_CERTIFICATES", "1")),
                 mirror=environment.get("STEAD_MIRROR"),
                 allowed_private_networks=tuple(IPv4Network(network) for network in networks),
+                dialled_private_networks=tuple(ip_network(network) for network in dialled),
                 uid_base=int(environment.get("STEAD_UID_BASE", defaults.uid_base)),
                 listen=environment.get("STEAD_LISTEN", defaults.listen),
                 max_calls=int(environment.get("STEAD_MAX_CALLS", defaults.max_calls)),

@@ -17,7 +17,6 @@ _NEVER = {
     "/dns/v1": "DNS records",
 }
 _NOT_YET = {
-    "/git/v1": "Git repositories",
     "/domains/v1": "domains",
     "/v1/vpcs": "private networks",
 }

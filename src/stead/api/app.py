@@ -21,6 +21,7 @@ from stead.api import (
     identities,
     logs,
     metrics,
+    repos,
     snapshots,
     systemd,
     terminals,
@@ -68,7 +69,7 @@ def create_app(services: Services | None = None) -> FastAPI:
     # The order matters: /v1/vms/snapshots is not a machine called snapshots.
     for module in (creation, snapshots, builds, vms, guests, watching, terminals, systemd, identities):
         app.include_router(module.router)
-    for module in (logs, account, absent):
+    for module in (repos, logs, account, absent):
         app.include_router(module.router)
     _add_own_pages(app)
     app.add_exception_handler(errors.ApiError, errors.on_api_error)

@@ -25,6 +25,8 @@ from stead.builds.errors import (
 )
 from stead.identity import errors as identity
 from stead.logs import get_logger
+from stead.repos import errors as repos
+from stead.repos.access import RepoPermissionExists, RepoPermissionNotFound
 
 log = get_logger("stead.api")
 
@@ -41,7 +43,13 @@ STATUSES: dict[str, int] = {
             ROOTFS_SIZE_TOO_LARGE MEM_SIZE_TOO_LARGE VALIDATION_ERROR DUPLICATE_USER_NAME USER_GROUP_EMPTY
             USER_SYSTEM_FLAG_MISMATCH USER_UID_OUT_OF_RANGE USER_HOME_INVALID USER_SHELL_INVALID
             DUPLICATE_GROUP_NAME GROUP_NAME_RESERVED GROUP_NAME_INVALID_CHARS GROUP_NAME_TOO_LONG
-            GROUP_NAME_EMPTY WANTED_BY_EMPTY WORKDIR_EMPTY GROUP_EMPTY USER_EMPTY
+            GROUP_NAME_EMPTY DIFF_INVALID_PATH_PATTERN DIFF_INVALID_REGEX
+            DIFF_EMPTY_QUERY COMMIT_INVALID_REGEX COMMIT_EMPTY_QUERY FILENAME_INVALID_PATTERN
+            FILENAME_EMPTY_QUERY INVALID_REGEX INVALID_PATH_PATTERN EMPTY_QUERY SOURCE_IMPORT_CONFLICT
+            SOURCE_UNAUTHORIZED SOURCE_NOT_FOUND IMPORT_SUBDIR_NOT_FOUND INVALID_REVISION
+            INVALID_BASE64_CONTENT INVALID_FILE_CHANGE INVALID_FILE_PATH AMBIGUOUS INVALID_RANGE
+            OFFSET_WITH_SELECTOR COMMIT_NOT_IN_BRANCH INVALID_OBJECT_ID BRANCH_NAME_EMPTY GIT_INVALID_REQUEST
+            WANTED_BY_EMPTY WORKDIR_EMPTY GROUP_EMPTY USER_EMPTY
             ON_FAILURE_ARRAY_CONTAINS_EMPTY REQUIRES_ARRAY_CONTAINS_EMPTY AFTER_ARRAY_CONTAINS_EMPTY
             ENV_KEY_CONTAINS_EQUALS ENV_KEY_EMPTY EXEC_EMPTY SERVICE_NAME_TOO_LONG SERVICE_NAME_INVALID_PREFIX
             SERVICE_NAME_INVALID_CHARS SERVICE_NAME_EMPTY INVALID_QUERY PREASSIGNED_VM_ID_COUNT_MISMATCH""",
@@ -49,18 +57,22 @@ STATUSES: dict[str, int] = {
         403: """FORBIDDEN VM_ACCESS_DENIED VM_LIMIT_EXCEEDED TOTAL_VM_LIMIT_EXCEEDED SNAPSHOT_LIMIT_EXCEEDED
             MEMORY_STORAGE_QUOTA_EXCEEDED ROOTFS_STORAGE_QUOTA_EXCEEDED ROOTFS_OVER_PLAN_LIMIT
             MEM_OVER_PLAN_LIMIT VCPU_OVER_PLAN_LIMIT LIMIT_EXCEEDED CANNOT_DELETE_MANAGED_IDENTITY
-            CANNOT_MODIFY_MANAGED_IDENTITY IDENTITY_ACCESS_DENIED GIT_REPOSITORY_ACCESS_DENIED""",
+            CANNOT_MODIFY_MANAGED_IDENTITY IDENTITY_ACCESS_DENIED GIT_REPOSITORY_ACCESS_DENIED
+            GIT_REPO_LIMIT_EXCEEDED REPOSITORY_ACCESS_DENIED""",
         404: """NOT_FOUND VM_NOT_FOUND SNAPSHOT_NOT_FOUND BUILD_NOT_FOUND BUILD_NOT_FOUND_FOR_VM
             BUILD_NOT_FOUND_FOR_SNAPSHOT FILE_NOT_FOUND USER_NOT_FOUND GROUP_NOT_FOUND SERVICE_NOT_FOUND
             IDENTITY_NOT_FOUND VM_PERMISSION_NOT_FOUND PERMISSION_NOT_FOUND GIT_REPOSITORY_NOT_FOUND
+            REPO_NOT_FOUND TAG_NOT_FOUND COMMIT_NOT_FOUND BLOB_NOT_FOUND TREE_NOT_FOUND BRANCH_NOT_FOUND
+            PATH_NOT_FOUND REFERENCE_NOT_FOUND
             NO_DEFAULT_SNAPSHOT_AVAILABLE""",
         408: "EXEC_TIMED_OUT",
         409: """VM_IS_SUSPENDING STILL_CREATING VM_REACTIVATED SNAPSHOT_ALREADY_DELETED
             SOURCE_SNAPSHOT_BUILDING SOURCE_SNAPSHOT_LOST CONFLICT PERMISSION_ALREADY_EXISTS
+            CONFLICTING_PARENT BRANCH_ALREADY_EXISTS
             SERVICE_ALREADY_EXISTS USER_ALREADY_EXISTS GROUP_ALREADY_EXISTS""",
         410: "SOURCE_SNAPSHOT_DELETED VM_DELETED",
         500: """INTERNAL INTERNAL_ERROR VM_SETUP_FAILED SNAPSHOT_SETUP_FAILED BUILD_BUDGET_EXCEEDED
-            VM_EXIT_DURING_START RESIZE_FAILED""",
+            VM_EXIT_DURING_START RESIZE_FAILED GIT_ERROR""",
         503: "SERVICE_UNAVAILABLE NO_LOCAL_STORAGE_CAPACITY",
         504: "VM_START_TIMEOUT",
     }.items()
@@ -120,6 +132,35 @@ _IDENTITY: dict[type[product.SteadError], str] = {
     identity.UserNotAllowed: "FORBIDDEN",
     identity.ManagedIdentity: "CANNOT_DELETE_MANAGED_IDENTITY",
     identity.TokenNotFound: "NOT_FOUND",
+    RepoPermissionNotFound: "PERMISSION_NOT_FOUND",
+    RepoPermissionExists: "PERMISSION_ALREADY_EXISTS",
+}
+
+_REPOS: dict[type[repos.RepoError], str] = {
+    repos.RepoNotFound: "REPO_NOT_FOUND",
+    repos.RepoLimitExceeded: "GIT_REPO_LIMIT_EXCEEDED",
+    repos.RepoDamaged: "GIT_ERROR",
+    repos.RepoBusy: "SERVICE_UNAVAILABLE",
+    repos.InvalidRevision: "INVALID_REVISION",
+    repos.AmbiguousRevision: "AMBIGUOUS",
+    repos.ReferenceNotFound: "REFERENCE_NOT_FOUND",
+    repos.BranchNotFound: "BRANCH_NOT_FOUND",
+    repos.BranchExists: "BRANCH_ALREADY_EXISTS",
+    repos.InvalidBranch: "GIT_INVALID_REQUEST",
+    repos.TagNotFound: "TAG_NOT_FOUND",
+    repos.CommitNotFound: "COMMIT_NOT_FOUND",
+    repos.CommitNotInBranch: "COMMIT_NOT_IN_BRANCH",
+    repos.InvalidRange: "INVALID_RANGE",
+    repos.OffsetWithSelector: "OFFSET_WITH_SELECTOR",
+    repos.BlobNotFound: "BLOB_NOT_FOUND",
+    repos.TreeNotFound: "TREE_NOT_FOUND",
+    repos.InvalidObjectId: "INVALID_OBJECT_ID",
+    repos.PathNotFound: "PATH_NOT_FOUND",
+    repos.TooLarge: "GIT_INVALID_REQUEST",
+    repos.InvalidPath: "INVALID_FILE_PATH",
+    repos.InvalidChange: "INVALID_FILE_CHANGE",
+    repos.InvalidContent: "INVALID_BASE64_CONTENT",
+    repos.ConflictingParent: "CONFLICTING_PARENT",
 }
 
 
@@ -168,11 +209,21 @@ def from_product(error: product.SteadError, invalid: str = "BAD_REQUEST") -> Api
             return ApiError("BUILD_FAILED", text, exitCode=error.exit_code, stderr=error.stderr)
         case BuildBudgetExceeded():
             return ApiError("BUILD_BUDGET_EXCEEDED", text, durationSecs=error.seconds)
+    if isinstance(error, repos.RepoError):
+        return _repo(error)
     for kind, code in _IDENTITY.items():
         if isinstance(error, kind):
             return ApiError(code, text)
     log.error("a call failed", error=text, code=error.code)
     return ApiError("INTERNAL_ERROR", text)
+
+
+def _repo(error: repos.RepoError) -> ApiError:
+    code = next((code for kind, code in _REPOS.items() if isinstance(error, kind)), "GIT_ERROR")
+    facts: dict[str, Any] = {name: value for name, value in error.facts.items() if value is not None}
+    if code == "GIT_ERROR":
+        log.error("a repository could not be used", error=str(error))
+    return ApiError(code, str(error), **facts)
 
 
 def _limit(error: product.LimitExceeded) -> ApiError:

@@ -1,14 +1,15 @@
 """Identities, their tokens, and what they may use."""
 
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 from fastapi import APIRouter, Query
 
 from stead.api.callers import Owner
 from stead.api.errors import ApiError
-from stead.api.services import ServicesDep
+from stead.api.services import Services, ServicesDep
 from stead.api.wire import LARGEST, Nothing
 from stead.api.wire.identities import (
+    AccessibleRepository,
     AccessibleRepositoryList,
     IdentityList,
     IdentityModel,
@@ -21,6 +22,7 @@ from stead.api.wire.identities import (
     VmPermissionModel,
 )
 from stead.identity.identities import PAGE
+from stead.repos.errors import RepoNotFound
 
 MAX_PAGE = 1000
 
@@ -131,7 +133,10 @@ async def list_git_permissions(
 ) -> AccessibleRepositoryList:
     """The repositories that an identity may use."""
     await services.identities.get(owner.account, identity)
-    return AccessibleRepositoryList(repositories=[])
+    page = await services.access.all_granted(identity, limit, offset)
+    return AccessibleRepositoryList(
+        repositories=[AccessibleRepository.of(info, level) for info, level in page.items]
+    )
 
 
 @router.get("/{identity}/permissions/git/{repo}")
@@ -140,7 +145,9 @@ async def get_git_permission(
 ) -> RepositoryPermission:
     """What an identity may do with one repository."""
     await services.identities.get(owner.account, identity)
-    _no_repository(repo)
+    await _check_repository(services, owner.account, repo)
+    level = await services.access.granted(identity, repo)
+    return RepositoryPermission(identity=identity, repo=repo, access_level=level)
 
 
 @router.post("/{identity}/permissions/git/{repo}")
@@ -149,7 +156,9 @@ async def grant_git_permission(
 ) -> Nothing:
     """Let an identity read a repository, or write it too."""
     await services.identities.get(owner.account, identity)
-    _no_repository(repo)
+    await _check_repository(services, owner.account, repo)
+    await services.access.grant(owner.account, identity, repo, body.permission)
+    return Nothing()
 
 
 @router.put("/{identity}/permissions/git/{repo}")
@@ -158,15 +167,20 @@ async def update_git_permission(
 ) -> Nothing:
     """Change whether an identity may only read a repository."""
     await services.identities.get(owner.account, identity)
-    _no_repository(repo)
+    await services.access.change(identity, repo, body.permission)
+    return Nothing()
 
 
 @router.delete("/{identity}/permissions/git/{repo}")
 async def revoke_git_permission(identity: str, repo: str, owner: Owner, services: ServicesDep) -> Nothing:
     """Take a repository away from an identity."""
     await services.identities.get(owner.account, identity)
-    _no_repository(repo)
+    await services.access.revoke(identity, repo)
+    return Nothing()
 
 
-def _no_repository(repo: str) -> NoReturn:
-    raise ApiError("GIT_REPOSITORY_NOT_FOUND", f"no repository {repo}")
+async def _check_repository(services: Services, account: str, repo: str) -> None:
+    try:
+        await services.repos.owned(account, repo)
+    except RepoNotFound as error:
+        raise ApiError("GIT_REPOSITORY_NOT_FOUND", str(error)) from None

@@ -19,6 +19,8 @@ from stead.identity.identities import Identities
 from stead.limits import Limits
 from stead.logbook import Logbook
 from stead.machines import Machines, State
+from stead.repos.access import Access
+from stead.repos.repos import Repos
 from stead.settings import Settings
 from stead.store.builds import BuildStore
 from stead.store.logs import LogStore
@@ -37,6 +39,11 @@ class Services:
     logbook: Logbook
     background: BackgroundRequests
     creations: asyncio.Semaphore
+    repos: Repos
+    access: Access
+
+    def pushed(self, repo_id: str) -> None:
+        """Refs of a repository have changed."""
 
 
 @contextlib.asynccontextmanager
@@ -80,6 +87,8 @@ async def assemble(machines: Machines) -> AsyncIterator[Services]:
 
         identities = Identities(database, owns)
         builder = Builder(machines, BuildStore(database), logbook)
+        folder = settings.data / "repos"
+        repos = await stack.enter_async_context(Repos.open(database, folder, limits_of, settings.git_uid))
         background = BackgroundRequests(RequestStore(database))
         machines.limit(limits_of)
         machines.watch(_Events(logbook, identities))
@@ -98,6 +107,8 @@ async def assemble(machines: Machines) -> AsyncIterator[Services]:
             logbook=logbook,
             background=background,
             creations=asyncio.Semaphore(settings.max_creations),
+            repos=repos,
+            access=Access(database, repos),
         )
 
 

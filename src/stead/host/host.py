@@ -135,8 +135,7 @@ class Host:
     # Machines
 
     def uid(self, slot: int) -> int:
-        installations = int(self.settings.instance, 16) % 3000
-        return self.settings.uid_base + installations * 65536 + slot
+        return self.settings.uid(slot)
 
     def files(self, machine: str) -> VmFiles:
         instance = self.settings.instance

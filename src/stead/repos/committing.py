@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from stead.errors import InvalidRequest
 from stead.repos.errors import ConflictingParent, InvalidChange, TooLarge
-from stead.repos.git import Finished, GitFailed
 from stead.repos.model import Commit
 from stead.repos.names import check_branch, check_path, check_sha
 from stead.repos.repository import Repository
@@ -59,14 +58,14 @@ async def commit(
     expected = expected and check_sha(expected)
     _check(changes)
     for _ in range(_ATTEMPTS):
-        parent = await repository._sha(f"refs/heads/{target}")
+        parent = await repository.sha(f"refs/heads/{target}")
         if expected is not None and parent != expected:
             raise ConflictingParent(target, expected, parent)
         modes = await _modes(repository, parent, changes)
         sha = await _write(repository, parent, changes, modes, message, author or Author())
-        if await _move(repository, target, sha, parent):
+        if await repository.move(target, sha, parent):
             return await repository.commit(sha)
-    raise ConflictingParent(target, parent or _NOWHERE, await repository._sha(f"refs/heads/{target}"))
+    raise ConflictingParent(target, parent or _NOWHERE, await repository.sha(f"refs/heads/{target}"))
 
 
 def _check(changes: Sequence[Change]) -> None:
@@ -169,21 +168,3 @@ async def _write(
 def _quoted(path: str) -> bytes:
     escaped = path.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'.encode()
-
-
-async def _move(repository: Repository, branch: str, sha: str, parent: str | None) -> bool:
-    """Let the branch point at a commit if it is still where it was; tells whether it was."""
-    ref = f"refs/heads/{branch}"
-    finished = await repository.git.finish(repository.path, "update-ref", ref, sha, parent or _NOWHERE)
-    if finished.status == 0:
-        return True
-    if _is_race(finished):
-        return False
-    if "cannot lock ref" in finished.stderr or "exists; cannot create" in finished.stderr:
-        raise InvalidRequest(f"branch {branch} cannot be made: another branch is in its way")
-    raise GitFailed("update-ref", finished)
-
-
-def _is_race(finished: Finished) -> bool:
-    words = ("but expected", "reference already exists", "unable to resolve reference", "File exists")
-    return any(word in finished.stderr for word in words)

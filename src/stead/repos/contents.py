@@ -5,13 +5,14 @@ from dataclasses import dataclass
 
 from stead.repos.errors import BlobNotFound, PathNotFound, TooLarge, TreeNotFound
 from stead.repos.git import Finished, GitFailed
-from stead.repos.model import Entry
+from stead.repos.model import Entry, Kind
 from stead.repos.names import check_directory, check_sha
 from stead.repos.repository import Repository
 
 MAX_ENTRIES = 200_000
 """Files and folders in one answer."""
 _CHUNK = 256 << 10
+_KINDS: dict[str, Kind] = {"blob": "blob", "tree": "tree", "commit": "commit"}
 ARCHIVES = {"tar": "application/x-tar", "zip": "application/zip"}
 
 
@@ -63,7 +64,7 @@ async def _list(repository: Repository, tree: str, below: str = "", *, recursive
         facts, _, name = line.partition(b"\t")
         mode, kind, sha, size = facts.decode().split()
         path = prefix + name.decode(errors="replace")
-        entries.append(Entry(path, sha, kind, mode, int(size) if size.isdigit() else None))
+        entries.append(Entry(path, sha, _KINDS[kind], mode, int(size) if size.isdigit() else None))
     return entries
 
 

@@ -5,7 +5,7 @@ import contextlib
 import os
 import signal
 from asyncio import StreamReader, StreamWriter
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,11 +93,11 @@ class GitProcess:
     """A git that runs, with pipes to and from it. Whoever starts it has to end it."""
 
     def __init__(self, process: Process) -> None:
-        if process.stdin is None or process.stdout is None or process.stderr is None:
+        if process.stdin is None or process.stdout is None:
             raise HostError("git was started without pipes")
         self.stdin: StreamWriter = process.stdin
         self.stdout: StreamReader = process.stdout
-        self.stderr: StreamReader = process.stderr
+        self.stderr: StreamReader | None = process.stderr
         self._process = process
 
     @property
@@ -132,7 +132,7 @@ class GitProcess:
     async def errors(self) -> str:
         """What it says on its standard error, the last of it when it is much."""
         said = b""
-        while part := await self.stderr.read(_MAX_ERRORS):
+        while self.stderr is not None and (part := await self.stderr.read(_MAX_ERRORS)):
             said = (said + part)[-_MAX_ERRORS:]
         return said.decode(errors="replace")
 
@@ -198,19 +198,19 @@ class Git:
         *arguments: str,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
-        limit: int = _PIPE,
+        quiet: bool = False,
     ) -> GitProcess:
-        """Start a git, which the caller has to end."""
+        """Start a git, which the caller has to end; when it is to be quiet, nobody hears its errors."""
         try:
             process = await asyncio.create_subprocess_exec(
                 *self.command(*arguments),
                 stdin=PIPE,
                 stdout=PIPE,
-                stderr=PIPE,
+                stderr=DEVNULL if quiet else PIPE,
                 env=self.environment(repo, env),
                 cwd=cwd or "/",
                 start_new_session=True,
-                limit=limit,
+                limit=_PIPE,
             )
         except FileNotFoundError as error:
             raise HostError("git is not installed on this host (see `stead doctor`)") from error

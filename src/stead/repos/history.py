@@ -20,7 +20,8 @@ from stead.repos.repository import Repository
 Order = Literal["asc", "desc"]
 MAX_COMMITS = 500
 _LINES = 64 << 10
-_STATUSES = {
+Status = Literal["added", "removed", "modified", "renamed", "copied", "changed"]
+_STATUSES: dict[str, Status] = {
     "A": "added",
     "D": "removed",
     "M": "modified",
@@ -40,7 +41,7 @@ class CommitPage:
 @dataclass(frozen=True)
 class FileChange:
     path: str
-    status: str
+    status: Status
     additions: int
     deletions: int
     sha: str | None
@@ -54,7 +55,7 @@ class Comparison:
     files: list[FileChange]
 
     @property
-    def status(self) -> str:
+    def status(self) -> Literal["identical", "ahead", "behind", "diverged"]:
         if self.ahead_by and self.behind_by:
             return "diverged"
         if self.ahead_by:

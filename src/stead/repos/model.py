@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
+from typing import Literal
 
 from stead.repos.errors import RepoDamaged
 
@@ -40,13 +41,16 @@ class Branch:
     sha: str
 
 
+Kind = Literal["blob", "tree", "commit"]
+
+
 @dataclass(frozen=True)
 class Entry:
     """A file or folder of a tree. Submodules are of the kind `commit`."""
 
     path: str
     sha: str
-    kind: str
+    kind: Kind
     mode: str
     size: int | None
 

@@ -35,7 +35,7 @@ class Reader:
 
     @classmethod
     async def start(cls, git: Git, repo: Path) -> "Reader":
-        return cls(await git.start(repo, "cat-file", "--batch-command", "-z"))
+        return cls(await git.start(repo, "cat-file", "--batch-command", "-z", quiet=True))
 
     @property
     def alive(self) -> bool:

@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
 
+from stead.errors import HostError
 from stead.host.files import sync_folder, write_atomically
 from stead.identity.identities import Page
 from stead.limits import Limits
@@ -69,6 +71,8 @@ class Repos:
         """
         for each in (folder, folder / "new", folder / "gone"):
             each.mkdir(mode=0o711, exist_ok=True)
+        if uid is not None:
+            _check_reachable(folder)
         write_atomically(folder / "gitconfig", SETTINGS.encode(), 0o644)
         repos = cls(database, folder, limits_of, uid)
         await repos._recover()
@@ -191,6 +195,13 @@ class Repos:
         task = asyncio.create_task(in_thread(shutil.rmtree, gone, ignore_errors=True))
         self._removing.add(task)
         task.add_done_callback(self._removing.discard)
+
+
+def _check_reachable(folder: Path) -> None:
+    """Git is nobody special: it has to be let through all folders above its own."""
+    for above in folder.resolve().parents:
+        if not above.stat().st_mode & stat.S_IXOTH:
+            raise HostError(f"git, which runs as a user of its own, cannot get through {above}: chmod o+x it")
 
 
 def _info(row: RepoRow) -> RepoInfo:

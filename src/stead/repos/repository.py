@@ -4,20 +4,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stead.repos.errors import (
+    BranchExists,
     BranchNotFound,
     CommitNotFound,
+    InvalidBranch,
     InvalidRevision,
     ReferenceNotFound,
     RepoDamaged,
     TagNotFound,
 )
-from stead.repos.git import Git
+from stead.repos.git import Git, GitFailed
 from stead.repos.model import Branch, Commit, Tag, parse_commit, parse_tag
 from stead.repos.names import SHORT_SHA, check_branch, check_sha, is_ref
 from stead.repos.objects import Readers
 
 MAX_REFS = 100_000
 _HEAD = "ref: refs/heads/"
+_NOWHERE = "0" * 40
+_RACE = ("but expected", "reference already exists", "unable to resolve reference", "File exists")
+"""What git says when somebody else was faster."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ class Repository:
     async def set_default_branch(self, name: str) -> None:
         """Choose the branch that clones begin with. It has to be there, unless the repository is empty."""
         branch = check_branch(name)
-        if await self._sha(f"refs/heads/{branch}") is None and await self.any_branch():
+        if await self.sha(f"refs/heads/{branch}") is None and await self.any_branch():
             raise BranchNotFound(branch)
         await self.git.run(self.path, "symbolic-ref", "HEAD", f"refs/heads/{branch}")
 
@@ -59,18 +64,21 @@ class Repository:
         if is_ref(wanted):
             names += [wanted] if wanted.startswith("refs/") else []
             names += [f"refs/heads/{wanted}", f"refs/tags/{wanted}"]
-        if SHORT_SHA.fullmatch(wanted.lower()):
-            names.append(wanted.lower())
-        if not names:
+        sha = wanted.lower() if SHORT_SHA.fullmatch(wanted.lower()) else None
+        if not names and sha is None:
             raise InvalidRevision(wanted)
         async with self.readers.of(self.path) as reader:
             found = await reader.infos([f"{name}^{{commit}}" for name in names])
+            if sha is not None and not any(found):
+                # Git tells of two that begin alike only when nothing more is asked of them.
+                full = (await reader.infos([sha]))[0]
+                found = await reader.infos([f"{full.sha}^{{commit}}"]) if full is not None else []
         for info in found:
             if info is not None:
                 return info.sha
         raise ReferenceNotFound(rev or self.default_branch)
 
-    async def _sha(self, ref: str) -> str | None:
+    async def sha(self, ref: str) -> str | None:
         async with self.readers.of(self.path) as reader:
             info = (await reader.infos([ref]))[0]
         return None if info is None else info.sha
@@ -82,10 +90,33 @@ class Repository:
 
     async def branch(self, name: str) -> Branch:
         short = check_branch(name)
-        sha = await self._sha(f"refs/heads/{short}")
+        sha = await self.sha(f"refs/heads/{short}")
         if sha is None:
             raise BranchNotFound(short)
         return Branch(short, sha)
+
+    async def create_branch(self, name: str, sha: str | None = None) -> Branch:
+        """A new branch at a commit; by default, where the default branch is."""
+        branch = check_branch(name)
+        start = await self.resolve(sha)
+        if not await self.move(branch, start, None):
+            raise BranchExists(branch)
+        return Branch(branch, start)
+
+    async def move(self, branch: str, sha: str, expected: str | None) -> bool:
+        """Let a branch point at a commit if it is where it is expected to be; tells whether it was.
+
+        Where None is expected, there must be none of this name.
+        """
+        ref = f"refs/heads/{branch}"
+        finished = await self.git.finish(self.path, "update-ref", ref, sha, expected or _NOWHERE)
+        if finished.status == 0:
+            return True
+        if any(words in finished.stderr for words in _RACE):
+            return False
+        if "cannot lock ref" in finished.stderr:
+            raise InvalidBranch(f"there cannot be a branch {branch}: the name of another is in its way")
+        raise GitFailed("update-ref", finished)
 
     async def tags(self) -> list[Tag]:
         return (await self.refs("refs/tags/")).tags

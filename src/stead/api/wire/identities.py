@@ -5,6 +5,7 @@ from typing import Literal, Self
 
 from stead.api.wire import Time, Wire
 from stead.identity.identities import Identity, Page, Permission, TokenInfo
+from stead.repos.repos import RepoInfo
 
 AccessLevel = Literal["read", "write"]
 
@@ -100,6 +101,13 @@ class AccessibleRepository(Wire):
     account_id: str
     permissions: AccessLevel
     visibility: Literal["public", "private"]
+
+    @classmethod
+    def of(cls, info: RepoInfo, level: AccessLevel) -> Self:
+        visibility: Literal["public", "private"] = "public" if info.public else "private"
+        return cls(
+            id=info.id, name=info.name, account_id=info.account, permissions=level, visibility=visibility
+        )
 
 
 class AccessibleRepositoryList(Wire):

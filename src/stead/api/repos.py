@@ -1,0 +1,358 @@
+"""Git repositories by API: made, listed, read, changed."""
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Depends, Path, Query
+from starlette.responses import StreamingResponse
+
+from stead.api.callers import AnyCaller, Owner
+from stead.api.errors import ApiError
+from stead.api.services import ServicesDep
+from stead.api.wire import LARGEST, Nothing
+from stead.api.wire.repos import (
+    Blob,
+    BranchList,
+    CommitCreated,
+    CommitList,
+    CommitModel,
+    Comparison,
+    CreatedRepo,
+    CreateRepo,
+    DefaultBranch,
+    DirectoryEntry,
+    FileChangeModel,
+    FileContent,
+    NewBranch,
+    NewCommit,
+    Ref,
+    RepoList,
+    RepoRow,
+    TagList,
+    TagModel,
+    Tree,
+    TreeEntry,
+    moment,
+)
+from stead.repos import committing, contents, history
+from stead.repos.access import Level
+from stead.repos.committing import Author, Change
+from stead.repos.errors import InvalidContent, RepoNotFound
+from stead.repos.history import MAX_COMMITS, Order
+from stead.repos.repos import RepoInfo
+from stead.repos.repository import Repository
+
+router = APIRouter(prefix="/git/v1/repo", tags=["repositories"])
+
+MAX_PAGE = 100
+_UNNAMED = "{*branch}"
+"""What a client sends that forgets to put the branch's name into the path."""
+
+RepoId = Annotated[str, Path(description="The id of a repository.")]
+Rev = Annotated[str | None, Query(description="A branch, a tag or a commit; by default, the default branch.")]
+
+
+@dataclass(frozen=True)
+class OpenRepo:
+    """A repository, and what the caller may do with it."""
+
+    info: RepoInfo
+    repository: Repository
+    level: Level
+
+
+async def readable(repo_id: RepoId, caller: AnyCaller, services: ServicesDep) -> OpenRepo:
+    """A repository that the caller may read. Any other is answered like one that does not exist."""
+    info = await services.repos.get(repo_id)
+    level = await services.access.level(caller, info)
+    if level is None:
+        raise RepoNotFound(repo_id)
+    return OpenRepo(info, services.repos.repository(info.id), level)
+
+
+ReadableRepo = Annotated[OpenRepo, Depends(readable)]
+
+
+async def writable(repo: ReadableRepo) -> OpenRepo:
+    if repo.level != "write":
+        raise ApiError("REPOSITORY_ACCESS_DENIED", "this repository may be read, not written")
+    return repo
+
+
+WritableRepo = Annotated[OpenRepo, Depends(writable)]
+
+
+async def owned(repo_id: RepoId, caller: Owner, services: ServicesDep) -> OpenRepo:
+    info = await services.repos.owned(caller.account, repo_id)
+    return OpenRepo(info, services.repos.repository(info.id), "write")
+
+
+OwnedRepo = Annotated[OpenRepo, Depends(owned)]
+
+
+# Repositories
+
+
+@router.post("")
+async def create_repo(caller: Owner, services: ServicesDep, wanted: CreateRepo | None = None) -> CreatedRepo:
+    """Make a repository: empty, or from a source with its history, or with one commit of imported files."""
+    wanted = wanted or CreateRepo.model_validate({})
+    if wanted.source is not None and wanted.import_ is not None:
+        raise ApiError("SOURCE_IMPORT_CONFLICT", "a repository has a source or an import, not both")
+    info = await services.repos.create(
+        caller.account,
+        name=wanted.name,
+        public=bool(wanted.public),
+        default_branch=wanted.default_branch,
+    )
+    return CreatedRepo(repo_id=info.id)
+
+
+@router.get("")
+async def list_repos(
+    caller: AnyCaller,
+    services: ServicesDep,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 10,
+    offset: Annotated[int, Query(ge=0, le=LARGEST)] = 0,
+    search: Annotated[str | None, Query(description="Part of a name or an id.")] = None,
+) -> RepoList:
+    """The account's repositories, newest first; for an identity, those that it was granted."""
+    only = None if caller.identity is None else await services.access.repos_of(caller.identity)
+    page = await services.repos.list(caller.account, limit=limit, offset=offset, search=search, only=only)
+    rows = await asyncio.gather(*(_row(services.repos.repository(info.id), info) for info in page.items))
+    return RepoList(repositories=list(rows), total=page.total, offset=page.offset)
+
+
+async def _row(repository: Repository, info: RepoInfo) -> RepoRow:
+    refs = RepoRow.refs(await repository.refs(), repository.default_branch)
+    visibility: Literal["public", "private"] = "public" if info.public else "private"
+    created = moment(info.created_at)
+    return RepoRow(
+        id=info.id, repo_id=info.id, name=info.name, visibility=visibility, created_at=created, **refs
+    )
+
+
+@router.get("/{repo_id}")
+async def get_repo(repo: ReadableRepo) -> RepoRow:
+    """A repository with its branches and tags."""
+    return await _row(repo.repository, repo.info)
+
+
+@router.delete("/{repo_id}")
+async def delete_repo(repo: OwnedRepo, services: ServicesDep) -> Nothing:
+    """Remove a repository with its history, for good."""
+    await services.repos.delete(repo.info.id)
+    return Nothing()
+
+
+@router.get("/{repo_id}/default-branch")
+async def get_default_branch(repo: ReadableRepo) -> DefaultBranch:
+    return DefaultBranch(default_branch=repo.repository.default_branch)
+
+
+@router.put("/{repo_id}/default-branch")
+async def set_default_branch(repo: OwnedRepo, wanted: DefaultBranch) -> Nothing:
+    """Choose the branch that clones begin with."""
+    await repo.repository.set_default_branch(wanted.default_branch)
+    return Nothing()
+
+
+# Branches and tags
+
+
+@router.get("/{repo_id}/git/refs/heads/")
+@router.get("/{repo_id}/git/refs/heads", include_in_schema=False)
+async def list_branches(repo: ReadableRepo) -> BranchList:
+    return BranchList.of(await repo.repository.branches())
+
+
+@router.get("/{repo_id}/git/refs/heads/{branch:path}")
+async def get_branch(branch: str, repo: ReadableRepo) -> Ref:
+    found = await repo.repository.branch(branch)
+    return Ref(name=f"refs/heads/{found.name}", sha=found.sha)
+
+
+@router.post("/{repo_id}/git/refs/heads/{branch:path}")
+async def create_branch(
+    branch: str, repo: WritableRepo, services: ServicesDep, wanted: NewBranch | None = None
+) -> Ref:
+    """Make a branch at a commit, by default at the default branch's."""
+    if branch == _UNNAMED:
+        raise ApiError("BRANCH_NAME_EMPTY", "the name of the branch is missing: it is the end of the path")
+    made = await repo.repository.create_branch(branch, None if wanted is None else wanted.sha)
+    services.pushed(repo.info.id)
+    return Ref(name=f"refs/heads/{made.name}", sha=made.sha)
+
+
+@router.get("/{repo_id}/git/refs/tags/")
+@router.get("/{repo_id}/git/refs/tags", include_in_schema=False)
+async def list_tags(repo: ReadableRepo) -> TagList:
+    return TagList(tags=[TagModel.of(tag) for tag in await repo.repository.tags()])
+
+
+@router.get("/{repo_id}/git/refs/tags/{tag:path}")
+async def get_tag(tag: str, repo: ReadableRepo) -> TagModel:
+    return TagModel.of(await repo.repository.tag(tag))
+
+
+@router.get("/{repo_id}/git/tags/{sha}")
+async def get_tag_object(sha: str, repo: ReadableRepo) -> TagModel:
+    """An annotated tag by its own id."""
+    return TagModel.of(await repo.repository.tag_object(sha))
+
+
+# Contents
+
+
+@router.get("/{repo_id}/contents")
+@router.get("/{repo_id}/contents/{path:path}")
+async def get_contents(
+    repo: ReadableRepo,
+    path: str = "",
+    rev: Rev = None,
+    ref: Rev = None,
+    recursive: Annotated[bool, Query(description="Also what is in folders below.")] = False,
+) -> FileContent | DirectoryEntry:
+    """A file with its content in base64, or a folder with what is in it."""
+    found = await contents.read(repo.repository, path, rev or ref, recursive=recursive)
+    return FileContent.of(found) if isinstance(found, contents.File) else DirectoryEntry.of(found)
+
+
+@router.get("/{repo_id}/git/blobs/{sha}")
+async def get_blob(sha: str, repo: ReadableRepo) -> Blob:
+    found, data = await contents.blob(repo.repository, sha)
+    return Blob(sha=found, size=len(data), content=base64.b64encode(data).decode())
+
+
+@router.get("/{repo_id}/git/trees/{sha}", response_model_exclude_none=True)
+async def get_tree(sha: str, repo: ReadableRepo) -> Tree:
+    entries = await contents.tree(repo.repository, sha)
+    tree = [
+        TreeEntry(path=entry.path, sha=entry.sha, type=entry.kind, size=entry.size, mode=entry.mode)
+        for entry in entries
+    ]
+    return Tree(sha=sha.lower(), tree=tree)
+
+
+@router.get("/{repo_id}/tarball", response_class=StreamingResponse)
+async def get_tarball(repo: ReadableRepo, rev: Rev = None, ref: Rev = None) -> StreamingResponse:
+    """A revision as a tar archive."""
+    return await _archive(repo, "tar", rev or ref)
+
+
+@router.get("/{repo_id}/zip", response_class=StreamingResponse)
+async def get_zip(repo: ReadableRepo, rev: Rev = None, ref: Rev = None) -> StreamingResponse:
+    """A revision as a zip archive."""
+    return await _archive(repo, "zip", rev or ref)
+
+
+async def _archive(repo: OpenRepo, kind: str, rev: str | None) -> StreamingResponse:
+    pieces = contents.archive(repo.repository, kind, rev)
+    # Whether there is such a revision is known before the answer begins.
+    first = await anext(pieces)
+
+    async def whole() -> AsyncIterator[bytes]:
+        yield first
+        async for piece in pieces:
+            yield piece
+
+    name = f"{repo.info.name or repo.info.id}.{kind}".encode("ascii", "replace").decode().replace('"', "")
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return StreamingResponse(whole(), media_type=contents.ARCHIVES[kind], headers=headers)
+
+
+# Commits
+
+
+@router.get("/{repo_id}/git/commits")
+async def list_commits(
+    repo: ReadableRepo,
+    branch: Annotated[str | None, Query(description="By default, the default branch.")] = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_COMMITS)] = 50,
+    order: Order = "desc",
+    since: Annotated[str | None, Query(description="A place in the history.")] = None,
+    until: Annotated[str | None, Query(description="A place in the history.")] = None,
+    offset: Annotated[int, Query(ge=0, le=LARGEST)] = 0,
+    disable_total_count: Annotated[bool, Query(alias="disableTotalCount")] = False,
+) -> CommitList:
+    """Commits of a branch.
+
+    Newest first, `until` is the first commit and `since` the one to stop before; oldest first, `since` is the
+    first and `until` the last. `next_commit` begins the next page, as `until` or, oldest first, as `since`.
+    """
+    page = await history.commits(
+        repo.repository,
+        branch,
+        limit=limit,
+        order=order,
+        offset=offset,
+        since=since,
+        until=until,
+        count=not disable_total_count,
+    )
+    return CommitList(
+        commits=[CommitModel.of(commit) for commit in page.commits],
+        count=len(page.commits),
+        limit=limit,
+        order=order,
+        offset=None if since or until else offset,
+        total=page.total,
+        selector=_selector(since, until),
+        next_commit=page.next_commit,
+    )
+
+
+def _selector(since: str | None, until: str | None) -> dict[str, object] | None:
+    if since and until:
+        return {"Range": {"since": since, "until": until}}
+    if since:
+        return {"Since": since}
+    return {"Until": until} if until else None
+
+
+@router.get("/{repo_id}/git/commits/{sha}")
+async def get_commit(sha: str, repo: ReadableRepo) -> CommitModel:
+    return CommitModel.of(await repo.repository.commit(sha))
+
+
+@router.post("/{repo_id}/commits")
+async def create_commit(repo: WritableRepo, services: ServicesDep, wanted: NewCommit) -> CommitCreated:
+    """Change files on a branch; one that is not there begins with this commit.
+
+    With `expectedSha` only when the branch is at that commit. A push in between is never overwritten.
+    """
+    author = None if wanted.author is None else Author(wanted.author.name, wanted.author.email)
+    commit = await committing.commit(
+        repo.repository,
+        [_change(file) for file in wanted.files],
+        wanted.message,
+        branch=wanted.branch,
+        author=author,
+        expected=wanted.expected_sha,
+    )
+    services.pushed(repo.info.id)
+    return CommitCreated(commit=CommitModel.of(commit))
+
+
+def _change(file: FileChangeModel) -> Change:
+    if file.deleted:
+        return Change(file.path, None)
+    if file.content is None:
+        raise ApiError("INVALID_FILE_CHANGE", "a change has content, or says deleted", path=file.path)
+    if file.encoding != "base64":
+        return Change(file.path, file.content.encode(errors="replace"))
+    try:
+        return Change(file.path, base64.b64decode(file.content, validate=True))
+    except ValueError:
+        raise InvalidContent(file.path) from None
+
+
+@router.get("/{repo_id}/compare")
+async def compare(
+    repo: ReadableRepo, base: Annotated[str, Query()], head: Annotated[str, Query()]
+) -> Comparison:
+    """What one revision has that another has not."""
+    return Comparison.of(await history.compare(repo.repository, base, head))

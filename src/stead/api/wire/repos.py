@@ -1,0 +1,357 @@
+"""Repositories and what is in them, as it travels."""
+
+import base64
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, PlainSerializer, WithJsonSchema
+
+from stead.api.wire import Wire
+from stead.repos import contents, history
+from stead.repos.model import Branch, Commit, Entry, Signature, Tag
+from stead.repos.repository import Refs
+
+
+def _date(moment: datetime) -> str:
+    return moment.isoformat().replace("+00:00", "Z")
+
+
+Date = Annotated[
+    datetime,
+    PlainSerializer(_date),
+    WithJsonSchema({"type": "string", "format": "date-time"}, mode="serialization"),
+]
+Sha = Annotated[str, Field(pattern="^[0-9a-fA-F]{40}$")]
+
+
+# Repositories
+
+
+class Source(Wire):
+    """A repository elsewhere, taken over with its history."""
+
+    url: str
+    rev: str | None = None
+    branch: str | None = Field(None, description="The older name of `rev`.")
+    depth: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    all_branches: bool | None = None
+
+
+class _Import(Wire):
+    commit_message: str
+    author_name: str | None = None
+    author_email: str | None = None
+
+
+class FilesImport(_Import):
+    type: Literal["files"]
+    files: dict[str, str]
+
+
+class ArchiveImport(_Import):
+    type: Literal["tar", "zip"]
+    url: str
+    dir: str | None = None
+
+
+class GitImport(_Import):
+    type: Literal["git"]
+    url: str
+    rev: str | None = None
+    branch: str | None = None
+    dir: str | None = None
+
+
+Import = Annotated[FilesImport | ArchiveImport | GitImport, Field(discriminator="type")]
+
+
+class CreateRepo(Wire):
+    name: Annotated[str, Field(max_length=256)] | None = None
+    public: bool | None = None
+    default_branch: str | None = None
+    source: Source | None = None
+    import_: Import | None = Field(None, alias="import")
+
+
+class CreatedRepo(Wire):
+    repo_id: str
+
+
+class ListedBranch(Wire):
+    name: str
+    default: bool
+    target: str | None = None
+
+
+class ListedTag(Wire):
+    name: str
+    target: str
+    message: str | None = None
+
+
+class RepoRow(Wire):
+    id: str
+    repo_id: str
+    name: str | None = None
+    visibility: Literal["public", "private"]
+    created_at: Date
+    default_branch: str
+    branches: dict[str, ListedBranch]
+    tags: dict[str, ListedTag]
+
+    @staticmethod
+    def refs(refs: Refs, default: str) -> dict[str, Any]:
+        return {
+            "default_branch": default,
+            "branches": {
+                branch.name: ListedBranch(name=branch.name, default=branch.name == default, target=branch.sha)
+                for branch in refs.branches
+            },
+            "tags": {
+                tag.name: ListedTag(name=tag.name, target=tag.target, message=tag.message)
+                for tag in refs.tags
+            },
+        }
+
+
+class RepoList(Wire):
+    repositories: list[RepoRow]
+    total: int
+    offset: int
+
+
+class DefaultBranch(Wire):
+    default_branch: str
+
+
+# Refs
+
+
+class BranchModel(Wire):
+    name: str
+    commit: str | None = None
+
+
+class BranchList(Wire):
+    branches: list[BranchModel]
+
+    @classmethod
+    def of(cls, branches: Sequence[Branch]) -> Self:
+        return cls(branches=[BranchModel(name=branch.name, commit=branch.sha) for branch in branches])
+
+
+class Ref(Wire):
+    name: str
+    sha: str
+
+
+class NewBranch(Wire):
+    sha: str | None = Field(None, description="The commit to begin with; by default, the default branch's.")
+
+
+class Person(Wire):
+    name: str
+    email: str
+    date: Date
+
+    @classmethod
+    def of(cls, signature: Signature) -> Self:
+        return cls(name=signature.name, email=signature.email, date=signature.date)
+
+
+class ObjectRef(Wire):
+    sha: str
+
+
+class TagModel(Wire):
+    name: str
+    sha: str
+    target: ObjectRef
+    tagger: Person | None = None
+    message: str | None = None
+
+    @classmethod
+    def of(cls, tag: Tag) -> Self:
+        return cls(
+            name=tag.name,
+            sha=tag.sha,
+            target=ObjectRef(sha=tag.target),
+            tagger=None if tag.tagger is None else Person.of(tag.tagger),
+            message=tag.message,
+        )
+
+
+class TagList(Wire):
+    tags: list[TagModel]
+
+
+# Contents
+
+
+class FileEntry(Wire):
+    type: Literal["file"] = "file"
+    name: str
+    path: str
+    sha: str
+    size: int
+
+
+class FileContent(FileEntry):
+    content: str
+    """Base64."""
+
+    @classmethod
+    def of(cls, file: contents.File) -> Self:
+        entry = file.entry
+        content = base64.b64encode(file.content).decode()
+        return cls(name=entry.name, path=entry.path, sha=entry.sha, size=len(file.content), content=content)
+
+
+class DirectoryEntry(Wire):
+    type: Literal["dir"] = "dir"
+    name: str
+    path: str
+    sha: str
+    entries: list["DirectoryEntry | FileEntry"]
+    """What is in it; of folders in a folder, only when all was asked for."""
+
+    @classmethod
+    def of(cls, folder: contents.Folder) -> "DirectoryEntry":
+        root = cls(name=folder.name, path=folder.path, sha=folder.sha, entries=[])
+        places = {folder.path: root}
+        for entry in folder.entries:
+            made = _entry(entry)
+            places[entry.path.rpartition("/")[0]].entries.append(made)
+            if isinstance(made, DirectoryEntry):
+                places[entry.path] = made
+        return root
+
+
+def _entry(entry: Entry) -> DirectoryEntry | FileEntry:
+    """Submodules are shown as files without a size: there is nothing below them here."""
+    if entry.kind == "tree":
+        return DirectoryEntry(name=entry.name, path=entry.path, sha=entry.sha, entries=[])
+    return FileEntry(name=entry.name, path=entry.path, sha=entry.sha, size=entry.size or 0)
+
+
+class Blob(Wire):
+    sha: str
+    size: int
+    encoding: Literal["base64"] = "base64"
+    content: str
+
+
+class TreeEntry(Wire):
+    path: str
+    sha: str
+    type: Literal["blob", "tree", "commit"]
+    size: int | None = None
+    mode: str
+
+
+class Tree(Wire):
+    sha: str
+    tree: list[TreeEntry]
+
+
+# Commits
+
+
+class CommitModel(Wire):
+    sha: str
+    message: str
+    author: Person
+    committer: Person
+    tree: ObjectRef
+    parents: list[ObjectRef]
+
+    @classmethod
+    def of(cls, commit: Commit) -> Self:
+        return cls(
+            sha=commit.sha,
+            message=commit.message.rstrip("\n"),
+            author=Person.of(commit.author),
+            committer=Person.of(commit.committer),
+            tree=ObjectRef(sha=commit.tree),
+            parents=[ObjectRef(sha=sha) for sha in commit.parents],
+        )
+
+
+class CommitList(Wire):
+    commits: list[CommitModel]
+    count: int
+    limit: int
+    order: Literal["asc", "desc"]
+    offset: int | None = None
+    total: int | None = None
+    selector: dict[str, Any] | None = None
+    next_commit: str | None = Field(None, alias="next_commit")
+
+
+class CommitAuthor(Wire):
+    name: str
+    email: str
+
+
+class FileChangeModel(Wire):
+    path: str
+    content: str | None = None
+    encoding: Literal["utf8", "utf-8", "base64"] | None = None
+    deleted: bool | None = None
+
+
+class NewCommit(Wire):
+    message: str
+    files: list[FileChangeModel]
+    branch: str | None = None
+    author: CommitAuthor | None = None
+    expected_sha: str | None = None
+
+
+class CommitCreated(Wire):
+    commit: CommitModel
+
+
+class ComparedFile(Wire):
+    filename: str
+    status: Literal["added", "removed", "modified", "renamed", "copied", "changed", "unchanged"]
+    additions: int
+    deletions: int
+    changes: int
+    sha: str | None = None
+    previous_filename: str | None = Field(None, alias="previous_filename")
+
+
+class Comparison(Wire):
+    status: Literal["identical", "ahead", "behind", "diverged"]
+    ahead_by: int = Field(alias="ahead_by")
+    behind_by: int = Field(alias="behind_by")
+    total_commits: int = Field(alias="total_commits")
+    files: list[ComparedFile]
+
+    @classmethod
+    def of(cls, compared: history.Comparison) -> Self:
+        files = [
+            ComparedFile(
+                filename=change.path,
+                status=change.status,
+                additions=change.additions,
+                deletions=change.deletions,
+                changes=change.additions + change.deletions,
+                sha=change.sha,
+                previous_filename=change.previous_path,
+            )
+            for change in compared.files
+        ]
+        return cls(
+            status=compared.status,
+            ahead_by=compared.ahead_by,
+            behind_by=compared.behind_by,
+            total_commits=compared.ahead_by,
+            files=files,
+        )
+
+
+def moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)

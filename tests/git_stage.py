@@ -1,0 +1,87 @@
+"""Repositories without machines: a database, accounts, and real git."""
+
+import contextlib
+import subprocess
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from stead.identity.accounts import Accounts
+from stead.identity.callers import Callers
+from stead.identity.identities import Identities
+from stead.limits import UNLIMITED, Limits
+from stead.repos.access import Access
+from stead.repos.repos import Repos
+from stead.repos.repository import Repository
+from stead.store.database import Database, open_database
+
+
+@dataclass
+class Stage:
+    """An installation with repositories of two accounts."""
+
+    folder: Path
+    database: Database
+    repos: Repos
+    access: Access
+    accounts: Accounts
+    callers: Callers
+    identities: Identities
+    ours: str
+    theirs: str
+
+    async def repository(self, **options: object) -> Repository:
+        """A new one of ours."""
+        info = await self.repos.create(self.ours, **options)  # type: ignore[arg-type]  # as create takes them
+        return self.repos.repository(info.id)
+
+
+async def _unlimited(_: str) -> Limits:
+    return UNLIMITED
+
+
+async def _owns_no_machine(_: str, __: str) -> bool:
+    return False
+
+
+@contextlib.asynccontextmanager
+async def staged(folder: Path, uid: int | None = None) -> AsyncIterator[Stage]:
+    database = await open_database(folder / "stead.db")
+    accounts = Accounts(database)
+    callers = Callers(database)
+    try:
+        async with Repos.open(database, folder / "repos", _unlimited, uid) as repos:
+            yield Stage(
+                folder=folder,
+                database=database,
+                repos=repos,
+                access=Access(database, repos),
+                accounts=accounts,
+                callers=callers,
+                identities=Identities(database, _owns_no_machine),
+                ours=(await _account(accounts, "ours")),
+                theirs=(await _account(accounts, "theirs")),
+            )
+            check_all(folder / "repos")
+    finally:
+        await callers.close()
+        await database.dispose()
+
+
+async def _account(accounts: Accounts, name: str) -> str:
+    found = [account.id for account in await accounts.list() if account.name == name]
+    return found[0] if found else (await accounts.create(name)).id
+
+
+def check_all(folder: Path) -> None:
+    """Every repository is whole, as git itself judges it, and nothing is half made."""
+    for repository in folder.glob("??/*.git"):
+        checked = subprocess.run(
+            ["git", "-c", "safe.directory=*", "fsck", "--strict", "--no-dangling"],
+            cwd=repository,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert checked.returncode == 0, checked.stderr
+    assert list((folder / "new").iterdir()) == []
