@@ -13,6 +13,7 @@ import pytest_asyncio
 from conftest import Server
 
 from stead.api.app import create_app
+from stead.repos.committing import Change, commit
 
 TOKEN = "X-Freestyle-Identity-Access-Token"
 
@@ -47,6 +48,25 @@ FOR_IDENTITIES = {
     ("get", "/observability/v1/logs"),
     ("get", "/auth/v1/whoami"),
     ("get", "/auth/v1/background-requests/{request_id}"),
+    ("get", "/git/v1/repo"),
+    ("get", "/git/v1/repo/{repo_id}"),
+    ("get", "/git/v1/repo/{repo_id}/default-branch"),
+    ("get", "/git/v1/repo/{repo_id}/git/refs/heads/"),
+    ("get", "/git/v1/repo/{repo_id}/git/refs/heads/{branch}"),
+    ("post", "/git/v1/repo/{repo_id}/git/refs/heads/{branch}"),
+    ("get", "/git/v1/repo/{repo_id}/git/refs/tags/"),
+    ("get", "/git/v1/repo/{repo_id}/git/refs/tags/{tag}"),
+    ("get", "/git/v1/repo/{repo_id}/git/tags/{sha}"),
+    ("get", "/git/v1/repo/{repo_id}/contents/{path}"),
+    ("get", "/git/v1/repo/{repo_id}/contents"),
+    ("get", "/git/v1/repo/{repo_id}/git/blobs/{sha}"),
+    ("get", "/git/v1/repo/{repo_id}/git/trees/{sha}"),
+    ("get", "/git/v1/repo/{repo_id}/tarball"),
+    ("get", "/git/v1/repo/{repo_id}/zip"),
+    ("get", "/git/v1/repo/{repo_id}/git/commits"),
+    ("get", "/git/v1/repo/{repo_id}/git/commits/{sha}"),
+    ("post", "/git/v1/repo/{repo_id}/commits"),
+    ("get", "/git/v1/repo/{repo_id}/compare"),
 }
 BODIES: dict[str, Any] = {
     "exec-await": {"command": "true"},
@@ -59,16 +79,15 @@ BODIES: dict[str, Any] = {
     "systemd/stop": {"services": [{"id": "x"}]},
     "systemd/restart": {"services": [{"id": "x"}]},
     "permissions/git/{repo}": {"permission": "read"},
+    "repo/{repo_id}/commits": {"message": "m", "files": []},
+    "default-branch": {"defaultBranch": "trunk"},
 }
 
 
 def operations() -> list[tuple[str, str]]:
     paths = create_app().openapi()["paths"]
     known = [(method, path) for path, methods in paths.items() for method in methods]
-    absent = [
-        ("post", path)
-        for path in ("/git/v1/repo", "/domains/v1/mappings/x", "/v1/vpcs", "/execute/v3/script")
-    ]
+    absent = [("post", path) for path in ("/domains/v1/mappings/x", "/v1/vpcs", "/execute/v3/script")]
     absent += [("get", "/v1/cron/schedules"), ("get", "/dns/v1/records"), ("get", "/web/v1/deployments")]
     return [each for each in known if each[1] != "/healthz"] + absent
 
@@ -96,7 +115,7 @@ class Stage:
 def invented() -> dict[str, str]:
     """Ids that look like real ones and are nobody's."""
     names = "abcdefghijklmnopqrst"
-    ids = {name: str(uuid.uuid4()) for name in ("identity", "token", "repo")}
+    ids = {name: str(uuid.uuid4()) for name in ("identity", "token", "repo", "repo_id")}
     ids |= {"vm_id": names, "vm": names, "snapshot_id": f"sc-{names}", "build_id": f"bld-{names}"}
     return ids | {"request_id": f"ri-{names}", "path": "etc%2Fhostname"}
 
@@ -110,6 +129,9 @@ async def stage(server: Server) -> AsyncIterator[Stage]:
     identity = await identities.create(server.account)
     token, granted = await identities.create_token(server.account, identity.id)
     await identities.grant(server.account, identity.id, machine.id)
+    repo = (await services.repos.create(server.account, default_branch="trunk")).id
+    made = await commit(services.repos.repository(repo), [Change("etc/hostname", b"here")], "first")
+    await services.access.grant(server.account, identity.id, repo, "read")
     bystander = await identities.create(server.account)
     _, ungranted = await identities.create_token(server.account, bystander.id)
     gone = await identities.create(server.account)
@@ -140,10 +162,15 @@ async def stage(server: Server) -> AsyncIterator[Stage]:
         "snapshot_id": snapshot.id,
         "identity": identity.id,
         "token": token.id,
+        "repo_id": repo,
+        "repo": repo,
+        "branch": "trunk",
+        "sha": made.sha,
     }
     async with httpx2.AsyncClient(base_url=server.url, timeout=60) as http:
         yield Stage(http, things, callers)
     await services.machines.snapshots.delete(snapshot.id)
+    await services.repos.delete(repo)
     await machine.delete()
 
 
@@ -189,6 +216,9 @@ async def test_lists_hold_only_ones_own(stage: Stage) -> None:
         for caller in ("stranger", "ungranted"):
             text = (await stage.call(caller, "get", path)).text
             assert stage.things["vm_id"] not in text, (caller, path)
+    assert stage.things["repo_id"] in (await stage.call("owner", "get", "/git/v1/repo")).text
+    for caller in ("stranger", "ungranted"):
+        assert (await stage.call(caller, "get", "/git/v1/repo")).json()["repositories"] == []
     listed = (await stage.call("stranger", "get", "/identity/v1/identities?offset=0")).json()
     assert listed["identities"] == []
     logs = await stage.call("stranger", "get", f"/observability/v1/logs?vmId={stage.things['vm_id']}")
@@ -202,7 +232,7 @@ def allowed_to_identities(method: str, path: str) -> bool:
 
 async def test_a_token_is_for_using_machines_not_for_having_them(stage: Stage) -> None:
     for method, path in OPERATIONS:
-        if not allowed_to_identities(method, path) and path.startswith(("/v1/vms", "/identity")):
+        if not allowed_to_identities(method, path) and path.startswith(("/v1/vms", "/identity", "/git")):
             for caller in ("granted", "ungranted"):
                 answer = await stage.call(caller, method, path)
                 assert (answer.status_code, answer.json()["code"]) == (403, "FORBIDDEN"), (method, path)
@@ -234,6 +264,31 @@ async def test_a_machine_that_was_granted_can_be_used(stage: Stage, caller: str)
         assert answer.status_code == status, (method, path, answer.text)
     listed = (await stage.call(caller, "get", "/v1/vms")).json()
     assert stage.things["vm_id"] in [vm["id"] for vm in listed["vms"]]
+
+
+async def test_a_repository_that_was_not_granted_does_not_exist(stage: Stage) -> None:
+    nobodys = invented()
+    for method, path in NAMING:
+        if allowed_to_identities(method, path) and "{repo_id}" in path:
+            real = await stage.call("ungranted", method, path)
+            missing = await stage.call("ungranted", method, path, nobodys)
+            assert (real.status_code, real.json()["code"]) == (404, "REPO_NOT_FOUND"), (method, path)
+            assert neutral(real, stage.things) == neutral(missing, nobodys), (method, path)
+
+
+async def test_a_repository_that_may_be_read_is_not_written(stage: Stage, server: Server) -> None:
+    """Until that is granted too."""
+    repo, commits = stage.things["repo_id"], "/git/v1/repo/{repo_id}/commits"
+    for path in ("/git/v1/repo/{repo_id}", "/git/v1/repo/{repo_id}/contents/{path}", "/git/v1/repo"):
+        read = await stage.call("granted", "get", path)
+        assert read.status_code == 200, (path, read.text)
+        assert repo in read.text or "hostname" in read.text
+    for path in (commits, "/git/v1/repo/{repo_id}/git/refs/heads/{branch}"):
+        refused = await stage.call("granted", "post", path)
+        assert (refused.status_code, refused.json()["code"]) == (403, "REPOSITORY_ACCESS_DENIED"), path
+    await server.services.access.change(stage.things["identity"], repo, "write")
+    assert (await stage.call("granted", "post", commits)).status_code == 200
+    await server.services.access.change(stage.things["identity"], repo, "read")
 
 
 async def test_a_token_acts_as_the_users_that_it_may(stage: Stage, server: Server) -> None:

@@ -97,7 +97,7 @@ def refused(answer: httpx2.Response, status: int, code: str) -> dict[str, Any]:
         ("GET", "/observability/v1/logs?pageToken=%21", b"", 400, "INVALID_QUERY"),
         ("GET", "/auth/v1/background-requests/ri-nobodys", b"", 404, "NOT_FOUND"),
         ("POST", "/execute/v3/script", b'{"script": "1"}', 404, "NOT_FOUND"),
-        ("GET", "/git/v1/repo", b"", 404, "NOT_FOUND"),
+        ("GET", "/git/v1/nothing", b"", 404, "NOT_FOUND"),
     ],
 )
 async def test_every_refusal_has_a_code_a_sentence_and_a_trace(

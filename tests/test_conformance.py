@@ -168,6 +168,25 @@ async def test_the_pages_about_machines_are_true(user: User) -> None:
     await user.script("docs")
 
 
+async def test_repositories(user: User) -> None:
+    """Made, listed, read, written, paged, packed, granted, deleted."""
+    await user.script("git")
+
+
+async def test_repositories_by_the_command_line(user: User) -> None:
+    created = await user.cli("git", "create", "--name", "by-cli", "--public", "--default-branch", "trunk")
+    assert created.status == 0, created
+    repo = re.search(r"[0-9a-f]{8}-[0-9a-f-]{27}", created.stdout)
+    assert repo is not None, created.stdout
+    listed = await user.cli("git", "list", "--limit", "20")
+    assert repo[0] in listed.stdout and "trunk" in listed.stdout
+    as_json = json.loads((await user.cli("git", "list", "--json")).stdout)
+    assert repo[0] in json.dumps(as_json)
+    deleted = await user.cli("git", "delete", repo[0])
+    assert deleted.status == 0, deleted
+    assert repo[0] not in (await user.cli("git", "list", "--json")).stdout
+
+
 async def test_what_is_not_there_says_so(user: User) -> None:
     """Git, domains, networks, terminals over WebSocket, serverless: refused at once and in known classes."""
     await user.script("absent")
@@ -437,7 +456,7 @@ async def test_cli_with_a_wrong_key_ends(user: User, command: list[str]) -> None
     assert "retrying" not in ended.stderr
 
 
-@pytest.mark.parametrize("command", [["git", "list"], ["domains", "list"], ["cron", "list"]], ids=" ".join)
+@pytest.mark.parametrize("command", [["domains", "list"], ["cron", "list"]], ids=" ".join)
 async def test_cli_says_what_is_not_there(user: User, command: list[str]) -> None:
     """Commands for what this server has not: an error, at once."""
     ended = await user.cli(*command)

@@ -17,6 +17,9 @@ from stead.api.app import create_app, surrounded
 from stead.identity.accounts import Accounts
 from stead.identity.callers import Callers
 from stead.identity.identities import Identities
+from stead.limits import UNLIMITED, Limits
+from stead.repos.access import Access
+from stead.repos.repos import Repos
 from stead.settings import Settings
 from stead.store.database import open_database
 
@@ -98,14 +101,20 @@ async def stage(app: FastAPI, tmp_path: Path) -> AsyncIterator[Stage]:
     async def owns(account: str, machine: str) -> bool:
         return {MACHINE: one.id, FOREIGN: two.id}.get(machine) == account
 
-    identities = Identities(database, owns)
+    async def unlimited(_: str) -> Limits:
+        return UNLIMITED
+
     services: Any = SimpleNamespace(
-        settings=Settings(), accounts=accounts, callers=callers, identities=identities
+        settings=Settings(), accounts=accounts, callers=callers, identities=Identities(database, owns)
     )
     app.state.services = services
     served, calls = surrounded(app, services)
     transport = httpx2.ASGITransport(served, raise_app_exceptions=False)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://stead.test") as http:
+    async with (
+        Repos.open(database, tmp_path / "repos", unlimited) as repos,
+        httpx2.AsyncClient(transport=transport, base_url="http://stead.test") as http,
+    ):
+        services.repos, services.access = repos, Access(database, repos)
         clients = []
         for account in (one, two):
             _, key = await accounts.create_key(account.id)
@@ -218,7 +227,7 @@ async def test_of_two_grants_at_the_same_time_one_is_told_that_it_is_late(stage:
         assert sorted(answer.status_code for answer in answers) == [200, 409, 409, 409]
 
 
-async def test_there_are_no_repositories_yet(stage: Stage) -> None:
+async def test_a_repository_that_is_not_there_cannot_be_granted(stage: Stage) -> None:
     ours = stage.ours
     identity = await ours.identity()
     assert await ours.succeed("GET", f"/{identity}/permissions/git?offset=0") == {"repositories": []}

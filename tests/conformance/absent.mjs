@@ -5,7 +5,6 @@ import { Errors } from "freestyle";
 import { freestyle, shared as vm } from "./client.mjs";
 
 const options = { timeout: 20_000 };
-const repo = freestyle.git.repos.ref({ repoId: "00000000-0000-4000-8000-000000000000" });
 const classes = new Set(Object.values(Errors));
 
 /** Refused in a class of the package's own, with a sentence that says why. */
@@ -20,15 +19,6 @@ async function absent(call) {
 }
 
 const calls = {
-  "git.repos.create": () => freestyle.git.repos.create({ name: "workspace" }),
-  "git.repos.list": () => freestyle.git.repos.list(),
-  "git.repos.delete": () => freestyle.git.repos.delete({ repoId: "x" }),
-  "repo.branches.list": () => repo.branches.list(),
-  "repo.branches.create": () => repo.branches.create({ name: "x" }),
-  "repo.commits.list": () => repo.commits.list(),
-  "repo.contents.get": () => repo.contents.get({ path: "x" }),
-  "repo.contents.downloadTarball": () => repo.contents.downloadTarball(),
-  "repo.search": () => repo.search({ query: "x" }),
   "domains.list": () => freestyle.domains.list(),
   "domains.mappings.create": () =>
     freestyle.domains.mappings.create({ domain: "app.example.com", vmId: vm.vmId, vmPort: 3000 }),

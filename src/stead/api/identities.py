@@ -167,6 +167,7 @@ async def update_git_permission(
 ) -> Nothing:
     """Change whether an identity may only read a repository."""
     await services.identities.get(owner.account, identity)
+    await _check_repository(services, owner.account, repo)
     await services.access.change(identity, repo, body.permission)
     return Nothing()
 
@@ -175,6 +176,7 @@ async def update_git_permission(
 async def revoke_git_permission(identity: str, repo: str, owner: Owner, services: ServicesDep) -> Nothing:
     """Take a repository away from an identity."""
     await services.identities.get(owner.account, identity)
+    await _check_repository(services, owner.account, repo)
     await services.access.revoke(identity, repo)
     return Nothing()
 

@@ -1,0 +1,181 @@
+// Repositories by the package: every call of it, and the samples of its pages about Git.
+import assert from "node:assert/strict";
+import { execFileSync } from "node:child_process";
+import { mkdtempSync, readFileSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import test from "node:test";
+import { freestyle, refused } from "./client.mjs";
+
+const uuid = /^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$/;
+const sha = /^[0-9a-f]{40}$/;
+const text = (file) => Buffer.from(file.content, "base64").toString();
+
+async function made(options = {}) {
+  const { repoId, repo } = await freestyle.git.repos.create(options);
+  return { repoId, repo };
+}
+
+test("a repository is made, listed and deleted", async () => {
+  const { repoId, repo } = await made({ name: "my-repo", defaultBranch: "trunk" });
+  assert.match(repoId, uuid);
+  assert.deepEqual(await repo.branches.getDefaultBranch(), { defaultBranch: "trunk" });
+  const { repositories, total, offset } = await freestyle.git.repos.list({ limit: 20, cursor: "0" });
+  assert.ok(total >= 1 && offset === 0);
+  const row = repositories.find((row) => row.id === repoId);
+  assert.equal(row.defaultBranch, "trunk");
+  assert.deepEqual([row.branches, row.tags], [{}, {}]);
+  assert.deepEqual(await freestyle.git.repos.delete({ repoId }), {});
+  await refused("REPO_NOT_FOUND", () => freestyle.git.repos.delete({ repoId }));
+  await refused("REPO_NOT_FOUND", () => repo.branches.list());
+});
+
+test("files are written in commits and read back", async () => {
+  const { repo } = await made();
+  const { commit } = await repo.commits.create({
+    branch: "main",
+    message: "Update README",
+    files: [
+      { path: "README.md", content: "# Updated README\n" },
+      { path: "src/index.ts", content: Buffer.from("export {};\n").toString("base64"), encoding: "base64" },
+    ],
+    author: { name: "Ann", email: "ann@example.com" },
+  });
+  assert.match(commit.sha, sha);
+  assert.equal(commit.message, "Update README");
+  assert.equal(commit.author.name, "Ann");
+  assert.ok(Math.abs(new Date(commit.author.date) - Date.now()) < 60_000);
+  assert.deepEqual(commit.parents, []);
+
+  const file = await repo.contents.get({ path: "src/index.ts", rev: "main" });
+  assert.deepEqual([file.type, file.name, file.size, text(file)], ["file", "index.ts", 11, "export {};\n"]);
+  const folder = await repo.contents.get({ path: "src" });
+  assert.equal(folder.type, "dir");
+  assert.deepEqual(folder.entries.map(({ type, path }) => [type, path]), [["file", "src/index.ts"]]);
+  const root = await repo.contents.get();
+  assert.deepEqual(root.entries.map(({ name }) => name).sort(), ["README.md", "src"]);
+  assert.equal((await repo.blobs.get({ sha: file.sha })).content, file.content);
+  const { tree } = await repo.trees.get({ sha: commit.tree.sha });
+  assert.deepEqual(tree.map(({ path, type }) => [path, type]), [["README.md", "blob"], ["src", "tree"]]);
+  assert.deepEqual(await repo.commits.get({ sha: commit.sha }), commit);
+
+  await refused("PATH_NOT_FOUND", () => repo.contents.get({ path: "missing" }));
+  await refused("REFERENCE_NOT_FOUND", () => repo.contents.get({ path: "src", rev: "missing" }));
+  await refused("INVALID_REVISION", () => repo.contents.get({ path: "src", rev: "main~1" }));
+  await refused("BLOB_NOT_FOUND", () => repo.blobs.get({ sha: "0".repeat(40) }));
+  await refused("INVALID_OBJECT_ID", () => repo.trees.get({ sha: "main" }));
+  await refused("COMMIT_NOT_FOUND", () => repo.commits.get({ sha: "0".repeat(40) }));
+});
+
+test("a commit that does not fit is refused, and changes nothing", async () => {
+  const { repo } = await made();
+  const write = (path, content = "x", more = {}) =>
+    repo.commits.create({ message: "m", files: [{ path, content }], ...more });
+  const first = (await write("a")).commit;
+  await refused("INVALID_FILE_PATH", () => write("../a"));
+  await refused("INVALID_FILE_PATH", () => write(".git/config"));
+  await refused("INVALID_FILE_CHANGE", () => write("a/b"));
+  await refused("INVALID_FILE_CHANGE", () =>
+    repo.commits.create({ message: "m", files: [{ path: "gone", deleted: true }] }),
+  );
+  await refused("INVALID_BASE64_CONTENT", () =>
+    repo.commits.create({ message: "m", files: [{ path: "b", content: "*", encoding: "base64" }] }),
+  );
+  const second = (await write("a", "y", { expectedSha: first.sha })).commit;
+  const error = await refused("CONFLICTING_PARENT", () => write("a", "z", { expectedSha: first.sha }));
+  assert.deepEqual([error.body.expected, error.body.actual], [first.sha, second.sha]);
+  assert.equal((await repo.branches.get({ branchName: "main" })).sha, second.sha);
+});
+
+test("branches", async () => {
+  const { repo } = await made();
+  const { commit } = await repo.commits.create({ message: "m", files: [{ path: "a", content: "a" }] });
+  const other = await repo.commits.create({
+    message: "elsewhere",
+    branch: "feature/new-flow",
+    files: [{ path: "b", content: "b" }],
+  });
+  const branch = await repo.branches.get({ branchName: "feature/new-flow" });
+  assert.deepEqual(branch, { name: "refs/heads/feature/new-flow", sha: other.commit.sha });
+  const { branches } = await repo.branches.list();
+  assert.deepEqual(branches, [
+    { name: "feature/new-flow", commit: other.commit.sha },
+    { name: "main", commit: commit.sha },
+  ]);
+  assert.deepEqual(await repo.branches.setDefaultBranch({ defaultBranch: "feature/new-flow" }), {});
+  assert.equal(text(await repo.contents.get({ path: "b" })), "b");
+  await refused("BRANCH_NOT_FOUND", () => repo.branches.get({ branchName: "missing" }));
+  await refused("BRANCH_NOT_FOUND", () => repo.branches.setDefaultBranch({ defaultBranch: "missing" }));
+  // The package does not send the name.
+  await refused("BRANCH_NAME_EMPTY", () => repo.branches.create({ name: "feature/x" }));
+});
+
+test("the history is paged in both directions", async () => {
+  const { repo } = await made();
+  const shas = [];
+  for (let number = 0; number < 5; number++) {
+    const files = [{ path: "a", content: `${number}` }];
+    shas.push((await repo.commits.create({ message: `c${number}`, files })).commit.sha);
+  }
+  const whole = await repo.commits.list();
+  assert.deepEqual(whole.commits.map((commit) => commit.sha), shas.toReversed());
+  assert.deepEqual([whole.count, whole.limit, whole.order, whole.total], [5, 50, "desc", 5]);
+  const page = await repo.commits.list({ limit: 2 });
+  assert.equal(page.next_commit, shas[2]);
+  const next = await repo.commits.list({ limit: 2, until: page.next_commit });
+  assert.deepEqual(next.commits.map((commit) => commit.sha), [shas[2], shas[1]]);
+  assert.deepEqual(next.selector, { Until: shas[2] });
+  const oldest = await repo.commits.list({ order: "asc", limit: 2 });
+  const later = await repo.commits.list({ order: "asc", limit: 3, since: oldest.next_commit });
+  assert.deepEqual([...oldest.commits, ...later.commits].map((commit) => commit.sha), shas);
+  const range = await repo.commits.list({ since: shas[0], until: shas[2] });
+  assert.deepEqual(range.commits.map((commit) => commit.sha), [shas[2], shas[1]]);
+  const skipped = await repo.commits.list({ offset: 4 });
+  assert.deepEqual(skipped.commits.map((commit) => commit.sha), [shas[0]]);
+  await refused("OFFSET_WITH_SELECTOR", () => repo.commits.list({ offset: 1, since: shas[0] }));
+  await refused("INVALID_RANGE", () => repo.commits.list({ since: shas[2], until: shas[0] }));
+
+  const compared = await repo.compare({ base: shas[0], head: "main" });
+  assert.deepEqual([compared.status, compared.ahead_by, compared.behind_by], ["ahead", 4, 0]);
+  assert.deepEqual(compared.files.map(({ filename, status }) => [filename, status]), [["a", "modified"]]);
+});
+
+test("archives", async () => {
+  const { repo } = await made();
+  await repo.commits.create({ message: "m", files: [{ path: "folder/file", content: "packed\n" }] });
+  const folder = mkdtempSync(join(tmpdir(), "archives-"));
+  for (const [name, bytes, unpack] of [
+    ["repo.tar", await repo.contents.downloadTarball({ rev: "main" }), ["tar", "-xf"]],
+    ["repo.zip", await repo.contents.downloadZip({ rev: "main" }), ["python3", "-m", "zipfile", "-e"]],
+  ]) {
+    const at = mkdtempSync(join(folder, "out-"));
+    writeFileSync(join(folder, name), Buffer.from(bytes));
+    const [program, ...options] = unpack;
+    execFileSync(program, [...options, join(folder, name), ...(program === "tar" ? ["-C"] : []), at]);
+    assert.equal(readFileSync(join(at, "folder/file"), "utf8"), "packed\n");
+  }
+  await refused("REFERENCE_NOT_FOUND", () => repo.contents.downloadTarball({ rev: "missing" }));
+});
+
+test("what an identity was granted", async () => {
+  const { repoId } = await made({ name: "granted" });
+  const { identity } = await freestyle.identities.create();
+  const { git } = identity.permissions;
+  assert.deepEqual(await git.grant({ repoId, permission: "read" }), {});
+  await refused("PERMISSION_ALREADY_EXISTS", () => git.grant({ repoId, permission: "write" }));
+  assert.equal((await git.get({ repoId })).accessLevel, "read");
+  assert.deepEqual(await git.update({ repoId, permission: "write" }), {});
+  const { repositories } = await git.list();
+  assert.deepEqual(
+    repositories.map(({ id, name, permissions, visibility }) => [id, name, permissions, visibility]),
+    [[repoId, "granted", "write", "private"]],
+  );
+  assert.deepEqual(await git.revoke({ repoId }), {});
+  await refused("PERMISSION_NOT_FOUND", () => git.get({ repoId }));
+  await freestyle.identities.delete({ identityId: identity.identityId });
+});
+
+test("a link to GitHub that is not there", async () => {
+  const { repo } = await made();
+  assert.equal(await repo.githubSync.get(), null);
+});
