@@ -20,6 +20,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from stead.repos.committing import Change, commit
+
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
@@ -39,18 +41,20 @@ def _tar(_: Any, value: Any) -> bytes:
 
 
 def _safe(operation: Any) -> bool:
-    return not operation.path.endswith(DEADLY) and operation.label != "DELETE /v1/vms/{vm_id}"
+    fatal = ("DELETE /v1/vms/{vm_id}", "DELETE /git/v1/repo/{repo_id}")
+    return not operation.path.endswith(DEADLY) and operation.label not in fatal
 
 
 class Fuzzing:
-    """Sends what fits the description and what does not, to a machine that is there and to invented ones."""
+    """Sends what fits the description and what does not, to things that are there and to invented ones."""
 
-    def __init__(self, server: Server, key: str, machine: str) -> None:
+    def __init__(self, server: Server, key: str, machine: str, repo: str) -> None:
         self.cases = 0
         self._session = requests.Session()
         self._session.headers["Authorization"] = f"Bearer {key}"
         self._url = server.url
         self._machine = machine
+        self._repo = repo
         self._random = random.Random(20261116)
 
     def run(self, schema: Any, count: Callable[[int], int]) -> None:
@@ -87,6 +91,8 @@ class Fuzzing:
         if real and self._random.random() < (0.1 if "/systemd/" in operation.path else 0.5):
             # systemd takes seconds for an answer in an emulated machine.
             case.path_parameters["vm_id"] = self._machine
+        if "repo_id" in (case.path_parameters or {}) and _safe(operation) and self._random.random() < 0.7:
+            case.path_parameters["repo_id"] = self._repo
         if operation.path.endswith(("exec-await", "exec-stream")) and isinstance(case.body, dict):
             # What it runs is the machine's business; that it ends is ours.
             case.body.update(command="true", timeoutMs=20_000)
@@ -99,17 +105,23 @@ async def fuzz(server: Server, count: Callable[[int], int]) -> int:
     """In a thread: the server is in this one."""
     # One machine, and no room for another: what is sent at random must not fill the host.
     name = f"fuzz-{os.urandom(4).hex()}"
-    account = await server.services.accounts.create(name, {"vms": 1, "snapshots": 0})
+    account = await server.services.accounts.create(name, {"vms": 1, "snapshots": 0, "repos": 9})
     _, key = await server.services.accounts.create_key(account.id)
     machine = await server.services.machines.create(account=account.id)
     async with httpx2.AsyncClient(base_url=server.url) as http:
         description = (await http.get("/openapi.json")).json()
-    fuzzing = Fuzzing(server, key, machine.id)
+    repo = (await server.services.repos.create(account.id)).id
+    await commit(server.services.repos.repository(repo), [Change("a/file", b"text\n")], "first")
+    fuzzing = Fuzzing(server, key, machine.id, repo)
     try:
         await asyncio.to_thread(fuzzing.run, schemathesis.openapi.from_dict(description), count)
         # After all of it the server and the machine are as before.
         assert (await machine.exec("echo well")).stdout == b"well\n"
+        repository = server.services.repos.repository(repo)
+        await repository.git.run(repository.path, "fsck", "--strict")
     finally:
+        for each in (await server.services.repos.list(account.id, limit=100)).items:
+            await server.services.repos.delete(each.id)
         for info in await server.services.machines.list(account.id):
             await server.services.machines.delete(info.id, forget=True)
     return fuzzing.cases
