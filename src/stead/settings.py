@@ -88,6 +88,8 @@ class Settings:
     uid_base: int = 1_900_000_000
     listen: str = "127.0.0.1:8600"
     """Where the API is served. Whatever is not loopback belongs behind TLS."""
+    git_url: str | None = None
+    """Where git reaches the repositories from outside; by default, where the API is served."""
     max_calls: int = 1000
     """Calls under way at the same time; one more is refused."""
     max_creations: int = 64
@@ -106,6 +108,11 @@ class Settings:
     def address(self) -> tuple[str, int]:
         host, _, port = self.listen.rpartition(":")
         return host.strip("[]"), int(port) if port.isdigit() else -1
+
+    @property
+    def clone_root(self) -> str:
+        """What stands before a repository's id in the address that it is cloned from."""
+        return (self.git_url or f"http://{self.listen}").rstrip("/")
 
     @property
     def instance(self) -> str:
@@ -153,6 +160,7 @@ class Settings:
                 dialled_private_networks=tuple(ip_network(network) for network in dialled),
                 uid_base=int(environment.get("STEAD_UID_BASE", defaults.uid_base)),
                 listen=environment.get("STEAD_LISTEN", defaults.listen),
+                git_url=environment.get("STEAD_GIT_URL"),
                 max_calls=int(environment.get("STEAD_MAX_CALLS", defaults.max_calls)),
                 max_creations=int(environment.get("STEAD_MAX_CREATIONS", defaults.max_creations)),
                 origins=tuple(environment.get("STEAD_ORIGINS", "*").replace(",", " ").split()),

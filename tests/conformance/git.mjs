@@ -179,3 +179,76 @@ test("a link to GitHub that is not there", async () => {
   const { repo } = await made();
   assert.equal(await repo.githubSync.get(), null);
 });
+
+test("search in contents, names, messages and changes", async () => {
+  const { repo } = await made();
+  const commit = (message, files) => repo.commits.create({ message, files });
+  await commit("begin", [
+    { path: "src/index.ts", content: "export function first() {}\n// TODO: more\n" },
+    { path: "src/index.test.ts", content: "// TODO: test\n" },
+    { path: "README.md", content: "nothing to do\n" },
+  ]);
+  await commit("fix the readme", [{ path: "README.md", content: "deprecatedMethod is gone\n" }]);
+
+  const found = await repo.search({
+    query: "TODO",
+    rev: "main",
+    pathPattern: "src/**/*.ts",
+    excludePattern: "**/*.test.ts",
+  });
+  assert.deepEqual([found.totalFiles, found.totalMatches, found.hasMore], [1, 1, false]);
+  const [file] = found.files;
+  assert.deepEqual([file.path, file.extension], ["src/index.ts", "ts"]);
+  const [match] = file.matches;
+  assert.deepEqual([match.lineNumber, match.line], [2, "// TODO: more"]);
+  assert.equal(match.line.slice(match.startColumn, match.endColumn), "TODO");
+  assert.deepEqual(match.contextBefore, ["export function first() {}"]);
+
+  const pattern = "^(export\\s+)?(async\\s+)?function\\s+\\w+";
+  const functions = await repo.search({ query: pattern, isRegex: true, pathPattern: "**/*.ts" });
+  assert.deepEqual(functions.files.map(({ path }) => path), ["src/index.ts"]);
+  const named = await repo.searchFiles({ query: "index", maxResults: 20 });
+  assert.deepEqual(named.files.map(({ path }) => path), ["src/index.test.ts", "src/index.ts"]);
+  const told = await repo.searchCommits({ query: "fix", maxResults: 10 });
+  assert.deepEqual(told.commits.map(({ message }) => message), ["fix the readme"]);
+  const changed = await repo.searchDiffs({ query: "deprecatedMethod", maxResults: 20 });
+  assert.deepEqual(
+    changed.commits.map(({ files }) => files.map(({ path }) => path)),
+    [["README.md"]],
+  );
+  assert.equal(changed.commits[0].files[0].matches[0].isAddition, true);
+
+  const paths = [];
+  for (let offset = 0; ; offset += 1) {
+    const page = await repo.search({ query: "TODO", maxResults: 1, offset });
+    paths.push(...page.files.map(({ path }) => path));
+    if (!page.hasMore) break;
+  }
+  assert.deepEqual(paths.sort(), ["src/index.test.ts", "src/index.ts"]);
+  await refused("EMPTY_QUERY", () => repo.search({ query: "" }));
+  await refused("INVALID_REGEX", () => repo.search({ query: "(", isRegex: true }));
+  await refused("COMMIT_EMPTY_QUERY", () => repo.searchCommits({ query: "" }));
+  await refused("DIFF_INVALID_REGEX", () => repo.searchDiffs({ query: "[", isRegex: true }));
+  await refused("FILENAME_EMPTY_QUERY", () => repo.searchFiles({ query: "" }));
+  await refused("INVALID_PATH_PATTERN", () => repo.search({ query: "x", pathPattern: "../**" }));
+});
+
+test("triggers are made, listed and deleted", async () => {
+  const { repo, repoId } = await made({ name: "automation" });
+  const endpoint = "https://hooks.example.org/";
+  const trigger = { event: "push", branches: ["main"], globs: ["*.js"] };
+  const { triggerId } = await repo.triggers.create({ trigger, action: { action: "webhook", endpoint } });
+  const { triggers } = await repo.triggers.list();
+  assert.equal(triggers.length, 1);
+  assert.partialDeepStrictEqual(triggers[0], {
+    id: triggerId,
+    repositoryId: repoId,
+    managed: false,
+    trigger,
+    action: { action: "webhook", endpoint },
+  });
+  assert.deepEqual(await repo.triggers.delete({ triggerId }), {});
+  await refused("NOT_FOUND", () => repo.triggers.delete({ triggerId }));
+  const here = { action: "webhook", endpoint: process.env.FREESTYLE_API_URL };
+  await refused("GIT_INVALID_REQUEST", () => repo.triggers.create({ trigger, action: here }));
+});

@@ -21,10 +21,12 @@ from stead.api import (
     identities,
     logs,
     metrics,
+    repo_search,
     repos,
     snapshots,
     systemd,
     terminals,
+    triggers,
     vms,
     watching,
 )
@@ -69,7 +71,7 @@ def create_app(services: Services | None = None) -> FastAPI:
     # The order matters: /v1/vms/snapshots is not a machine called snapshots.
     for module in (creation, snapshots, builds, vms, guests, watching, terminals, systemd, identities):
         app.include_router(module.router)
-    for module in (repos, logs, account, absent):
+    for module in (repos, repo_search, triggers, logs, account, absent):
         app.include_router(module.router)
     _add_own_pages(app)
     app.add_exception_handler(errors.ApiError, errors.on_api_error)
@@ -90,6 +92,12 @@ def _add_own_pages(app: FastAPI) -> None:
     async def prometheus() -> Response:
         services: Services = app.state.services
         return await metrics.exposition(services.machines)
+
+    @app.get("/.well-known/jwks.json", tags=["server"])
+    async def keys() -> dict[str, Any]:
+        """The public keys that webhooks are signed with."""
+        services: Services = app.state.services
+        return services.signing.jwks()
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:

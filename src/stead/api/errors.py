@@ -27,6 +27,10 @@ from stead.identity import errors as identity
 from stead.logs import get_logger
 from stead.repos import errors as repos
 from stead.repos.access import RepoPermissionExists, RepoPermissionNotFound
+from stead.repos.egress import EgressRefused
+from stead.repos.patterns import InvalidPattern
+from stead.repos.search_query import EmptyQuery, InvalidPathPattern, InvalidQuery
+from stead.repos.triggers import DeliveryNotFound, InvalidTrigger, TriggerLimitExceeded, TriggerNotFound
 
 log = get_logger("stead.api")
 
@@ -161,6 +165,12 @@ _REPOS: dict[type[repos.RepoError], str] = {
     repos.InvalidChange: "INVALID_FILE_CHANGE",
     repos.InvalidContent: "INVALID_BASE64_CONTENT",
     repos.ConflictingParent: "CONFLICTING_PARENT",
+    InvalidTrigger: "GIT_INVALID_REQUEST",
+    InvalidPattern: "GIT_INVALID_REQUEST",
+    EgressRefused: "GIT_INVALID_REQUEST",
+    TriggerNotFound: "NOT_FOUND",
+    DeliveryNotFound: "NOT_FOUND",
+    TriggerLimitExceeded: "LIMIT_EXCEEDED",
 }
 
 
@@ -218,8 +228,20 @@ def from_product(error: product.SteadError, invalid: str = "BAD_REQUEST") -> Api
     return ApiError("INTERNAL_ERROR", text)
 
 
+_SEARCH = {
+    EmptyQuery: {"content": "EMPTY_QUERY", "files": "FILENAME_EMPTY_QUERY"},
+    InvalidPathPattern: {"content": "INVALID_PATH_PATTERN", "files": "FILENAME_INVALID_PATTERN"},
+    InvalidQuery: {"content": "INVALID_REGEX", "files": "FILENAME_INVALID_PATTERN"},
+}
+"""Each search has codes of its own; those for messages and changes have its name before them."""
+
+
 def _repo(error: repos.RepoError) -> ApiError:
     code = next((code for kind, code in _REPOS.items() if isinstance(error, kind)), "GIT_ERROR")
+    if isinstance(error, EmptyQuery | InvalidPathPattern | InvalidQuery):
+        codes = next(codes for kind, codes in _SEARCH.items() if isinstance(error, kind))
+        prefix = {"commits": "COMMIT_", "diffs": "DIFF_"}.get(error.scope)
+        code = codes[error.scope] if prefix is None else f"{prefix}{codes['content']}"
     facts: dict[str, Any] = {name: value for name, value in error.facts.items() if value is not None}
     if code == "GIT_ERROR":
         log.error("a repository could not be used", error=str(error))

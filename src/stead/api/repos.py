@@ -145,6 +145,7 @@ async def get_repo(repo: ReadableRepo) -> RepoRow:
 async def delete_repo(repo: OwnedRepo, services: ServicesDep) -> Nothing:
     """Remove a repository with its history, for good."""
     await services.repos.delete(repo.info.id)
+    services.search.forget(repo.info.id)
     return Nothing()
 
 
@@ -183,7 +184,7 @@ async def create_branch(
     if branch == _UNNAMED:
         raise ApiError("BRANCH_NAME_EMPTY", "the name of the branch is missing: it is the end of the path")
     made = await repo.repository.create_branch(branch, None if wanted is None else wanted.sha)
-    services.pushed(repo.info.id)
+    await services.triggers.observe(repo.info.id)
     return Ref(name=f"refs/heads/{made.name}", sha=made.sha)
 
 
@@ -333,7 +334,7 @@ async def create_commit(repo: WritableRepo, services: ServicesDep, wanted: NewCo
         author=author,
         expected=wanted.expected_sha,
     )
-    services.pushed(repo.info.id)
+    await services.triggers.observe(repo.info.id)
     return CommitCreated(commit=CommitModel.of(commit))
 
 

@@ -20,7 +20,11 @@ from stead.limits import Limits
 from stead.logbook import Logbook
 from stead.machines import Machines, State
 from stead.repos.access import Access
+from stead.repos.egress import Egress
 from stead.repos.repos import Repos
+from stead.repos.search import Search
+from stead.repos.signing import Signing
+from stead.repos.triggers import Triggers
 from stead.settings import Settings
 from stead.store.builds import BuildStore
 from stead.store.logs import LogStore
@@ -41,9 +45,9 @@ class Services:
     creations: asyncio.Semaphore
     repos: Repos
     access: Access
-
-    def pushed(self, repo_id: str) -> None:
-        """Refs of a repository have changed."""
+    search: Search
+    signing: Signing
+    triggers: Triggers
 
 
 @contextlib.asynccontextmanager
@@ -89,6 +93,9 @@ async def assemble(machines: Machines) -> AsyncIterator[Services]:
         builder = Builder(machines, BuildStore(database), logbook)
         folder = settings.data / "repos"
         repos = await stack.enter_async_context(Repos.open(database, folder, limits_of, settings.git_uid))
+        egress = Egress(settings.dialled_private_networks)
+        signing = Signing.open(settings.data, settings.clone_root)
+        triggers = await stack.enter_async_context(Triggers.open(database, repos, signing, egress))
         background = BackgroundRequests(RequestStore(database))
         machines.limit(limits_of)
         machines.watch(_Events(logbook, identities))
@@ -109,6 +116,9 @@ async def assemble(machines: Machines) -> AsyncIterator[Services]:
             creations=asyncio.Semaphore(settings.max_creations),
             repos=repos,
             access=Access(database, repos),
+            search=Search(),
+            signing=signing,
+            triggers=triggers,
         )
 
 

@@ -23,6 +23,11 @@ class Commit:
     committer: Signature
     message: str
 
+    @property
+    def subject(self) -> str:
+        """The first line of its message."""
+        return self.message.lstrip("\n").partition("\n")[0]
+
 
 @dataclass(frozen=True)
 class Tag:

@@ -223,3 +223,44 @@ git_permissions = Table(
     Column("granted_at", BigInteger, nullable=False),
     UniqueConstraint("identity", "repo"),
 )
+
+triggers = Table(
+    "triggers",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("repo", String(36), ForeignKey("repos.id", ondelete="CASCADE"), nullable=False, index=True),
+    Column("event", String(16), nullable=False),
+    Column("branches", Text),
+    Column("globs", Text),
+    Column("endpoint", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+)
+
+observed_refs = Table(
+    "observed_refs",
+    metadata,
+    Column("repo", String(36), ForeignKey("repos.id", ondelete="CASCADE"), primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("sha", String(40), nullable=False),
+)
+
+deliveries = Table(
+    "deliveries",
+    metadata,
+    Column("number", Integer, primary_key=True, autoincrement=True),
+    Column("id", String(36), nullable=False, unique=True),
+    Column("trigger", String(36), ForeignKey("triggers.id", ondelete="CASCADE"), nullable=False),
+    Column("body", Text, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("next_at", BigInteger, nullable=False),
+    Column("attempted_at", BigInteger),
+    Column("finished_at", BigInteger),
+    Column("status", Integer),
+    Column("error", Text),
+    Column("response", Text),
+    Column("redelivery_of", String(36)),
+    Index("ix_deliveries_trigger", "trigger", "number"),
+    Index("ix_deliveries_finished", "finished_at", "trigger", "number"),
+)

@@ -1,0 +1,178 @@
+"""What is found in repositories, as it travels."""
+
+from typing import Self
+
+from stead.api.wire import Wire
+from stead.api.wire.repos import Date
+from stead.repos.model import Commit
+from stead.repos.search import CommitsFound, ContentFound, DiffsFound, FilesFound
+from stead.repos.search_content import Match
+from stead.repos.search_diffs import ChangedLine
+
+
+class FoundFile(Wire):
+    path: str
+    extension: str | None
+    size: int
+
+
+class LineMatch(Wire):
+    """A line; columns are of its first match, from 0, as JavaScript counts."""
+
+    line_number: int
+    line: str
+    start_column: int
+    end_column: int
+    context_before: list[str]
+    context_after: list[str]
+
+    @classmethod
+    def of(cls, match: Match) -> Self:
+        return cls(
+            line_number=match.line_number,
+            line=match.line,
+            start_column=match.start_column,
+            end_column=match.end_column,
+            context_before=match.context_before,
+            context_after=match.context_after,
+        )
+
+
+class MatchedFile(FoundFile):
+    matches: list[LineMatch]
+
+
+class _Page(Wire):
+    has_more: bool
+    stopped_early: bool
+    """The search was ended by its bounds: there may be more than was counted."""
+
+
+class ContentResults(_Page):
+    total_files: int
+    total_matches: int
+    files: list[MatchedFile]
+
+    @classmethod
+    def of(cls, found: ContentFound) -> Self:
+        files = [
+            MatchedFile(
+                path=file.path,
+                extension=file.extension,
+                size=file.size,
+                matches=[LineMatch.of(match) for match in file.matches],
+            )
+            for file in found.files
+        ]
+        return cls(
+            total_files=found.total_files,
+            total_matches=found.total_matches,
+            has_more=found.has_more,
+            stopped_early=found.stopped,
+            files=files,
+        )
+
+
+class FileResults(_Page):
+    total_files: int
+    files: list[FoundFile]
+
+    @classmethod
+    def of(cls, found: FilesFound) -> Self:
+        files = [FoundFile(path=file.path, extension=file.extension, size=file.size) for file in found.files]
+        return cls(
+            total_files=found.total_files, has_more=found.has_more, stopped_early=found.stopped, files=files
+        )
+
+
+class FoundCommit(Wire):
+    sha: str
+    message: str
+    """Its first line."""
+    author_name: str
+    author_email: str
+    timestamp: Date
+
+
+class FoundMessage(FoundCommit):
+    full_message: str
+
+    @classmethod
+    def of(cls, commit: Commit) -> Self:
+        return cls(
+            sha=commit.sha,
+            message=commit.subject,
+            full_message=commit.message.rstrip("\n"),
+            author_name=commit.author.name,
+            author_email=commit.author.email,
+            timestamp=commit.author.date,
+        )
+
+
+class CommitResults(_Page):
+    total_commits: int
+    commits: list[FoundMessage]
+
+    @classmethod
+    def of(cls, found: CommitsFound) -> Self:
+        return cls(
+            total_commits=found.total_commits,
+            has_more=found.has_more,
+            stopped_early=found.stopped,
+            commits=[FoundMessage.of(commit) for commit in found.commits],
+        )
+
+
+class DiffLine(Wire):
+    line: str
+    line_number: int
+    start_column: int
+    end_column: int
+    is_addition: bool
+
+    @classmethod
+    def of(cls, changed: ChangedLine) -> Self:
+        return cls(
+            line=changed.line,
+            line_number=changed.line_number,
+            start_column=changed.start_column,
+            end_column=changed.end_column,
+            is_addition=changed.is_addition,
+        )
+
+
+class DiffFile(Wire):
+    path: str
+    matches: list[DiffLine]
+
+
+class FoundDiff(FoundCommit):
+    files: list[DiffFile]
+
+
+class DiffResults(_Page):
+    total_commits: int
+    commits: list[FoundDiff]
+
+    @classmethod
+    def of(cls, found: DiffsFound) -> Self:
+        commits = [
+            FoundDiff(
+                sha=each.commit.sha,
+                message=each.commit.subject,
+                author_name=each.commit.author.name,
+                author_email=each.commit.author.email,
+                timestamp=each.commit.author.date,
+                files=[
+                    DiffFile(path=file.path, matches=[DiffLine.of(line) for line in file.matches])
+                    for file in each.files
+                ],
+            )
+            for each in found.commits
+        ]
+        return cls(
+            total_commits=found.total_commits,
+            has_more=found.has_more,
+            stopped_early=found.stopped,
+            commits=commits,
+        )

@@ -1,0 +1,258 @@
+"""Deliveries: what is to be sent, until it has arrived or is given up."""
+
+import asyncio
+import contextlib
+import random
+import sys
+import time
+import urllib.parse
+import uuid
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+
+from stead.logs import get_logger
+from stead.repos.attempts import Progress, State
+from stead.repos.egress import Answer, Egress
+from stead.repos.errors import RepoError
+from stead.repos.signing import Signing
+from stead.store.database import Database
+from stead.store.triggers import DeliveryRow, DeliveryStore, DestinationRow, TriggerStore
+from stead.tasks import finished
+
+SIGNATURE_HEADER = "x-freestyle-signature"
+ID_HEADER = "x-stead-delivery"
+TIMEOUT = 30.0
+GRACE = 5.0
+"""Seconds for what is being sent when Stead ends; what takes longer is sent again at the next start."""
+MAX_AT_ONCE = 128
+MAX_PER_ACCOUNT = 16
+MAX_PER_HOST = 4
+MAX_KEPT = 1000
+"""Deliveries of a trigger that are over and can still be looked at."""
+KEPT_FOR = 30 * 24 * 3600
+_MAX_EXCERPT = 1000
+_MAX_CONTENT = 4096
+_MAX_ERROR = 500
+_LOOK_AGAIN = 60.0
+"""Seconds after which who waits for a later attempt looks whether there is still something to wait for."""
+_AFTER_FAILURE = 30.0
+_SECOND = 10**9
+
+log = get_logger("stead.deliveries")
+
+
+class Clock:
+    """The time, and the passing of it."""
+
+    def now(self) -> int:
+        return time.time_ns()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt went."""
+
+    status: int | None = None
+    error: str | None = None
+    response: str | None = None
+
+    @classmethod
+    def of(cls, answer: Answer, content: bytes) -> "Outcome":
+        text = content.decode(errors="replace").replace("\0", "\ufffd")[:_MAX_EXCERPT]
+        if 200 <= answer.status < 300:
+            return cls(answer.status, None, text)
+        error = f"the endpoint answered {answer.status}"
+        if 300 <= answer.status < 400:
+            where = f" to {answer.headers['location']}" if "location" in answer.headers else ""
+            error = f"the endpoint answered {answer.status}, a redirect{where}: those are not followed"
+        return cls(answer.status, error[:_MAX_ERROR], text)
+
+    @property
+    def delivered(self) -> bool:
+        return self.error is None
+
+
+class Deliveries:
+    """Sends what is recorded, at least once.
+
+    The deliveries of a trigger go out one after the other: the next waits until the one before has arrived
+    or was given up. Triggers do not wait for each other, except that only so much is sent at once: in all,
+    for one account, and for one account to one host.
+    """
+
+    def __init__(
+        self, database: Database, egress: Egress, signing: Signing, clock: Clock, timeout: float = TIMEOUT
+    ) -> None:
+        self._store = DeliveryStore(database)
+        self._triggers = TriggerStore(database)
+        self._egress = egress
+        self._signing = signing
+        self._clock = clock
+        self._timeout = timeout
+        self._lanes: dict[str, asyncio.Task[None]] = {}
+        self._woken: set[str] = set()
+        self._sending: set[str] = set()
+        self._closing = False
+        self._all = asyncio.Semaphore(MAX_AT_ONCE)
+        self._accounts = _Bounds(MAX_PER_ACCOUNT)
+        self._hosts = _Bounds(MAX_PER_HOST)
+
+    async def start(self) -> None:
+        """Go on where the last run ended, however it ended."""
+        self.wake(await self._store.unfinished())
+
+    async def close(self, grace: float = GRACE) -> None:
+        """Begin nothing more, and wait a little for what has begun."""
+        self._closing = True
+        begun = {self._lanes[trigger] for trigger in self._sending}
+        for task in set(self._lanes.values()) - begun:
+            task.cancel()
+        if begun:
+            _, late = await asyncio.wait(begun, timeout=grace)
+            for task in late:
+                task.cancel()
+        await asyncio.gather(*self._lanes.values(), return_exceptions=True)
+
+    def wake(self, triggers: Iterable[str]) -> None:
+        """There is something to deliver for these triggers."""
+        for trigger in triggers:
+            self._woken.add(trigger)
+            if trigger not in self._lanes and not self._closing:
+                self._lanes[trigger] = asyncio.create_task(self._lane(trigger))
+
+    async def _lane(self, trigger: str) -> None:
+        """Deliver for one trigger until nothing is left."""
+        try:
+            while trigger in self._woken and not self._closing:
+                self._woken.discard(trigger)
+                try:
+                    await self._empty(trigger)
+                except Exception as error:
+                    log.warning("deliveries are held up", trigger=trigger, error=str(error))
+                    self._woken.add(trigger)
+                    await self._clock.sleep(_AFTER_FAILURE)
+        finally:
+            del self._lanes[trigger]
+
+    async def _empty(self, trigger: str) -> None:
+        while not self._closing:
+            row = await self._store.next(trigger)
+            to = await self._triggers.destination(trigger)
+            if row is None or to is None:
+                return
+            if wait := _progress(row).wait(self._clock.now()):
+                await self._clock.sleep(min(wait / _SECOND, _LOOK_AGAIN))
+                continue
+            host = urllib.parse.urlsplit(to.endpoint).hostname or ""
+            # Who waits for a busy host has none of the places that its account, or others, could use.
+            async with (
+                self._hosts.place(f"{to.account} {host}"),
+                self._accounts.place(to.account),
+                self._all,
+            ):
+                self._sending.add(trigger)
+                try:
+                    await self._attempt(row, to)
+                finally:
+                    self._sending.discard(trigger)
+
+    async def _attempt(self, row: DeliveryRow, to: DestinationRow) -> None:
+        progress = _progress(row).begin()
+        begun = self._store.update(row.id, **_changes(progress), attempted_at=self._clock.now())
+        if await finished(begun) is None:
+            return
+        outcome = await self._send(row, to)
+        progress = progress.end(outcome.delivered, self._clock.now(), random.random())  # noqa: S311
+        ended = self._store.update(
+            row.id,
+            **_changes(progress),
+            status=outcome.status,
+            error=outcome.error,
+            response=outcome.response,
+        )
+        await finished(ended)
+        if progress.state is State.FAILED:
+            log.warning("a delivery was given up", delivery=row.id, trigger=row.trigger, error=outcome.error)
+
+    async def _send(self, row: DeliveryRow, to: DestinationRow) -> Outcome:
+        body = row.body.encode()
+        headers = {
+            "Content-Type": "application/json",
+            ID_HEADER: row.id,
+            SIGNATURE_HEADER: self._signing.sign(body, self._clock.now() / _SECOND),
+        }
+        answered: Answer | None = None
+        content = b""
+        try:
+            target = await self._egress.check(to.endpoint)
+            async with self._egress.request(
+                "POST", target, most_bytes=sys.maxsize, timeout=self._timeout, headers=headers, content=body
+            ) as answered:
+                async for piece in answered.pieces:
+                    content += piece
+                    if len(content) > _MAX_CONTENT:
+                        break
+        except Exception as error:
+            # The status says all: it does not matter when the rest of the answer does not come.
+            if answered is None:
+                if not isinstance(error, RepoError):
+                    log.exception("a delivery could not be sent", delivery=row.id, trigger=row.trigger)
+                return Outcome(error=(str(error) or type(error).__name__)[:_MAX_ERROR])
+        return Outcome.of(answered, content)
+
+    async def prune(self) -> None:
+        await self._store.prune(self._clock.now() - KEPT_FOR * _SECOND)
+
+
+class _Bounds:
+    """So many at once for each key."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._places: dict[str, tuple[asyncio.Semaphore, int]] = {}
+
+    @contextlib.asynccontextmanager
+    async def place(self, key: str) -> AsyncIterator[None]:
+        places, users = self._places.get(key, (asyncio.Semaphore(self._most), 0))
+        self._places[key] = places, users + 1
+        try:
+            async with places:
+                yield
+        finally:
+            _, users = self._places[key]
+            if users == 1:
+                del self._places[key]
+            else:
+                self._places[key] = places, users - 1
+
+
+def new_delivery(
+    trigger: str, body: str, now: int, *, delivery_id: str | None = None, redelivery_of: str | None = None
+) -> DeliveryRow:
+    progress = Progress.new(now)
+    return DeliveryRow(
+        id=delivery_id or str(uuid.uuid4()),
+        trigger=trigger,
+        body=body,
+        state=progress.state,
+        attempts=progress.attempts,
+        created_at=progress.created_at,
+        next_at=progress.next_at,
+        redelivery_of=redelivery_of,
+    )
+
+
+def _progress(row: DeliveryRow) -> Progress:
+    return Progress(row.created_at, row.next_at, State(row.state), row.attempts, row.finished_at)
+
+
+def _changes(progress: Progress) -> dict[str, object]:
+    return {
+        "state": progress.state,
+        "attempts": progress.attempts,
+        "next_at": progress.next_at,
+        "finished_at": progress.finished_at,
+    }

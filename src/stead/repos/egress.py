@@ -1,0 +1,416 @@
+"""The guard of every connection that Stead opens because a user named an address.
+
+A URL is taken apart, its name is looked up once, and what may be dialled is one of the addresses that were
+found and checked: a name that means something else a moment later leads nowhere else. No proxy is used.
+"""
+
+import asyncio
+import base64
+import contextlib
+import re
+import socket
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from typing import Any
+from urllib.parse import unquote, urljoin
+
+import httpcore2
+import httpx2
+
+from stead.repos.errors import RepoError, TooLarge
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+"""The addresses that a name has, for connections to a port."""
+
+MAX_URL = 4096
+MAX_REDIRECTS = 5
+_LOOKUP_TIMEOUT = 10.0
+_CONNECT_TIMEOUT = 10.0
+_READ_TIMEOUT = 60.0
+_MAX_ADDRESSES = 8
+_PORTS = {"http": 80, "https": 443}
+_LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
+_NAME = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*")
+_NUMBER = re.compile(r"(?:0x[0-9a-f]*|[0-9]+)")
+_REDIRECTS = (301, 302, 303, 307, 308)
+
+# What the registries of special addresses do not call globally reachable.
+_NOT_PUBLIC_4 = tuple(
+    IPv4Network(network)
+    for network in (
+        "0.0.0.0/8",  # this network, and the host itself
+        "10.0.0.0/8",  # private
+        "100.64.0.0/10",  # carriers, and the machines of Stead
+        "127.0.0.0/8",  # loopback
+        "169.254.0.0/16",  # link-local, and what clouds tell their machines
+        "172.16.0.0/12",  # private
+        "192.0.0.0/24",  # protocols
+        "192.0.2.0/24",  # documentation
+        "192.88.99.0/24",  # relays of 6to4
+        "192.168.0.0/16",  # private
+        "198.18.0.0/15",  # measurements
+        "198.51.100.0/24",  # documentation
+        "203.0.113.0/24",  # documentation
+        "224.0.0.0/4",  # multicast
+        "240.0.0.0/4",  # reserved, and broadcast
+    )
+)
+_PUBLIC_6 = IPv6Network("2000::/3")
+_NOT_PUBLIC_6 = tuple(
+    IPv6Network(network)
+    for network in (
+        "2001::/23",  # protocols: Teredo, measurements, hash identifiers
+        "2001:db8::/32",  # documentation
+        "3fff::/20",  # documentation
+    )
+)
+_NAT64 = IPv6Network("64:ff9b::/96")
+
+
+class EgressRefused(RepoError):
+    """Stead does not connect to this, whoever asks for it."""
+
+    code = "egress_refused"
+
+    def __init__(self, url: str, why: str) -> None:
+        super().__init__(f"{url} is not connected to: {why}", url=url)
+
+
+class EgressFailed(RepoError):
+    """The other side was not reached, or did not answer as it should."""
+
+    code = "egress_failed"
+
+    def __init__(self, url: str, why: str) -> None:
+        super().__init__(f"{url} did not answer as it should: {why}", url=url)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A URL that may be dialled, at these addresses and no others."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+    """With the query, as it goes over the wire."""
+    addresses: tuple[str, ...]
+    authorization: str | None = field(default=None, repr=False)
+    """The header that the name and password of the URL make."""
+
+    @property
+    def origin(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        port = "" if self.port == _PORTS[self.scheme] else f":{self.port}"
+        return f"{self.scheme}://{host}{port}"
+
+    @property
+    def url(self) -> str:
+        """As it was given, but for the name and the password."""
+        return self.origin + self.path
+
+    @property
+    def shown(self) -> str:
+        """For messages: a query may be a secret too."""
+        return self.origin + self.path.partition("?")[0]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back; its body has not been read."""
+
+    target: Target
+    """Where it came from, after redirects."""
+    status: int
+    headers: Mapping[str, str]
+    """By their names in lower case."""
+    pieces: AsyncIterator[bytes]
+
+    async def read(self) -> bytes:
+        return b"".join([piece async for piece in self.pieces])
+
+
+class Egress:
+    def __init__(
+        self,
+        allowed: Sequence[Network] = (),
+        *,
+        resolve: Resolve | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """`allowed` are networks that may be dialled although they are not the internet."""
+        self._allowed = tuple(allowed)
+        self._resolve = resolve or _look_up
+        self._tls = tls
+
+    async def check(self, url: str, *, credentials: bool = False) -> Target:
+        """Take a URL apart and look its name up; whatever is not a place of the internet is refused.
+
+        It may have a name and a password in it only with `credentials`.
+        """
+        scheme, host, port, path, authorization = _parse(url)
+        target = Target(scheme, host, port, path, (), authorization)
+        if authorization is not None and not credentials:
+            raise EgressRefused(target.shown, "a name or a password in the URL is not allowed here")
+        addresses = await self._addresses(target)
+        for address in addresses:
+            if why := self._refusal(address):
+                raise EgressRefused(target.shown, f"{address} is {why}")
+        found = tuple(dict.fromkeys(str(address) for address in addresses))[:_MAX_ADDRESSES]
+        return Target(scheme, host, port, path, found, authorization)
+
+    async def _addresses(self, target: Target) -> list[Address]:
+        with contextlib.suppress(ValueError):
+            return [ip_address(target.host)]
+        try:
+            async with asyncio.timeout(_LOOKUP_TIMEOUT):
+                found = await self._resolve(target.host, target.port)
+        except (OSError, UnicodeError):
+            raise EgressFailed(target.shown, f"nobody knows the name {target.host}") from None
+        try:
+            # A zone, as link-local addresses have it, is no part of the address.
+            addresses = [ip_address(each.partition("%")[0]) for each in found]
+        except ValueError:
+            raise EgressFailed(target.shown, f"the name {target.host} has an unknown address") from None
+        if not addresses:
+            raise EgressFailed(target.shown, f"the name {target.host} has no address")
+        return addresses
+
+    def _refusal(self, address: Address) -> str | None:
+        """Why an address is not dialled. One that stands for another is judged as both of them."""
+        meant = embedded(address)
+        if any(each in network for each in (address, meant) for network in self._allowed):
+            return None
+        if not is_public(meant):
+            return "not a public address"
+        return "an address of this host" if is_own(address) or is_own(meant) else None
+
+    @contextlib.asynccontextmanager
+    async def request(
+        self,
+        method: str,
+        target: Target,
+        *,
+        most_bytes: int,
+        timeout: float,
+        headers: Mapping[str, str] | None = None,
+        content: bytes | None = None,
+    ) -> AsyncIterator[Answer]:
+        """One request to a checked address; redirects are answers like others.
+
+        The answer has at most so many bytes, and is read to its end within `timeout`.
+        """
+        sent = {"Host": target.origin.partition("://")[2], "Accept-Encoding": "identity"}
+        sent |= {"User-Agent": "stead", **(headers or {})}
+        if target.authorization is not None:
+            sent["Authorization"] = target.authorization
+        if content is not None:
+            sent["Content-Length"] = str(len(content))
+        timeouts = {"connect": _CONNECT_TIMEOUT, "read": _READ_TIMEOUT, "write": _READ_TIMEOUT}
+        try:
+            async with (
+                asyncio.timeout(timeout),
+                httpcore2.AsyncConnectionPool(
+                    ssl_context=self._context() if target.scheme == "https" else None,
+                    max_connections=1,
+                    network_backend=_Pinned(target.addresses),
+                ) as pool,
+                pool.stream(
+                    method,
+                    target.url,
+                    headers=list(sent.items()),
+                    content=content,
+                    extensions={"timeout": timeouts},
+                ) as response,
+            ):
+                names = {name.decode("latin-1").lower(): value for name, value in response.headers}
+                told = {name: value.decode("latin-1") for name, value in names.items()}
+                if told.get("content-length", "").isdigit() and int(told["content-length"]) > most_bytes:
+                    raise _too_large(target, most_bytes)
+                body = _bounded(response.aiter_stream(), target, most_bytes)
+                async with contextlib.aclosing(body) as pieces:
+                    yield Answer(target, response.status, told, pieces)
+        except TimeoutError:
+            raise EgressFailed(target.shown, f"it took longer than {timeout:g} s") from None
+        except httpcore2.TimeoutException:
+            raise EgressFailed(target.shown, "it took too long") from None
+        except (httpcore2.NetworkError, httpcore2.ProtocolError) as error:
+            raise EgressFailed(target.shown, str(error) or type(error).__name__) from error
+
+    @contextlib.asynccontextmanager
+    async def stream_get(
+        self,
+        url: str,
+        *,
+        most_bytes: int,
+        timeout: float,
+        headers: Mapping[str, str] | None = None,
+        credentials: bool = False,
+    ) -> AsyncIterator[Answer]:
+        """What is at a URL. Each redirect is checked like the URL itself; secrets stay with their origin."""
+        deadline = asyncio.get_running_loop().time() + timeout
+        target = await self.check(url, credentials=credentials)
+        for _ in range(MAX_REDIRECTS + 1):
+            left = max(deadline - asyncio.get_running_loop().time(), 0.001)
+            async with self.request(
+                "GET", target, most_bytes=most_bytes, timeout=left, headers=headers
+            ) as answer:
+                location = answer.headers.get("location")
+                if answer.status not in _REDIRECTS or location is None:
+                    yield answer
+                    return
+            target, headers = await self._follow(target, location, headers)
+        raise EgressFailed(target.shown, f"it leads on and on, more than {MAX_REDIRECTS} times")
+
+    async def _follow(
+        self, target: Target, location: str, headers: Mapping[str, str] | None
+    ) -> tuple[Target, Mapping[str, str] | None]:
+        led = await self.check(urljoin(target.url, location))
+        if target.scheme == "https" and led.scheme == "http":
+            raise EgressRefused(led.shown, "a redirect leads from https to http")
+        if led.origin != target.origin:
+            kept = {name: value for name, value in (headers or {}).items() if name.lower() not in _SECRETS}
+            return led, kept
+        same = Target(led.scheme, led.host, led.port, led.path, led.addresses, target.authorization)
+        return same, headers
+
+    def _context(self) -> ssl.SSLContext:
+        if self._tls is None:
+            self._tls = httpcore2.default_ssl_context()
+        return self._tls
+
+
+_SECRETS = ("authorization", "cookie", "proxy-authorization")
+
+
+def shown(url: str) -> str:
+    """A URL for messages: without its credentials, and without its query."""
+    try:
+        scheme, host, port, path, _ = _parse(url)
+    except EgressRefused as error:
+        return error.facts["url"] or ""
+    return Target(scheme, host, port, path, ()).shown
+
+
+def git_options(target: Target) -> list[str]:
+    """What has git dial the checked addresses, and follow nobody elsewhere."""
+    options = ["-c", "http.followRedirects=false"]
+    with contextlib.suppress(ValueError):
+        ip_address(target.host)
+        return options
+    addresses = ",".join(f"[{each}]" if ":" in each else each for each in target.addresses)
+    return [*options, "-c", f"http.curloptResolve={target.host}:{target.port}:{addresses}"]
+
+
+def git_environment(target: Target) -> dict[str, str]:
+    """What has git show the URL's credentials: not in a command line, which anybody may read."""
+    if target.authorization is None:
+        return {}
+    header = f"Authorization: {target.authorization}"
+    return {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "http.extraHeader", "GIT_CONFIG_VALUE_0": header}
+
+
+def embedded(address: Address) -> Address:
+    """The IPv4 address that an IPv6 address stands for, if it does."""
+    if isinstance(address, IPv4Address):
+        return address
+    if address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    if address.sixtofour is not None:
+        return address.sixtofour
+    return IPv4Address(int(address) & 0xFFFFFFFF) if address in _NAT64 else address
+
+
+def is_public(address: Address) -> bool:
+    """Whether an address is of the internet, and not of a place near by or of no place."""
+    if isinstance(address, IPv4Address):
+        return not any(address in network for network in _NOT_PUBLIC_4)
+    return address in _PUBLIC_6 and not any(address in network for network in _NOT_PUBLIC_6)
+
+
+def is_own(address: Address) -> bool:
+    """Whether this host has the address: what it sends there would come from there."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        # Nothing is sent: the kernel only chooses where it would send from.
+        probe.connect((str(address), 9))
+        return ip_address(probe.getsockname()[0]) == address
+    return False
+
+
+def _parse(url: str) -> tuple[str, str, int, str, str | None]:
+    """Scheme, host, port, path with query, and the header that credentials make."""
+    without_secrets = re.sub(r"//.*@", "//", url, flags=re.DOTALL)[:200]
+    if len(url) > MAX_URL:
+        raise EgressRefused(without_secrets, f"a URL has at most {MAX_URL} characters")
+    try:
+        parsed = httpx2.URL(url)
+    except (httpx2.InvalidURL, UnicodeError, ValueError):
+        raise EgressRefused(without_secrets, "it is not a URL") from None
+    host = parsed.raw_host.decode("ascii").removesuffix(".")
+    if parsed.scheme not in _PORTS:
+        raise EgressRefused(without_secrets, "only http and https are spoken")
+    port = _PORTS[parsed.scheme] if parsed.port is None else parsed.port
+    if not 0 < port < 65536:
+        raise EgressRefused(without_secrets, f"there is no port {port}")
+    try:
+        host = str(ip_address(host))
+    except ValueError:
+        # 127.1, 2130706433 and 0x7f000001 are addresses to some and names to others.
+        if not _NAME.fullmatch(host) or _NUMBER.fullmatch(host.rpartition(".")[2]):
+            raise EgressRefused(without_secrets, f"{host!r} is not the name of a host") from None
+    if "%" in host:
+        raise EgressRefused(without_secrets, f"{host!r} is an address of one link")
+    authorization = None
+    if parsed.userinfo:
+        user, _, password = parsed.userinfo.decode("ascii").partition(":")
+        pair = f"{unquote(user)}:{unquote(password)}".encode()
+        authorization = f"Basic {base64.b64encode(pair).decode()}"
+    return parsed.scheme, host, port, parsed.raw_path.decode("ascii"), authorization
+
+
+async def _look_up(host: str, port: int) -> list[str]:
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in found]
+
+
+async def _bounded(pieces: AsyncIterator[bytes], target: Target, most: int) -> AsyncGenerator[bytes]:
+    size = 0
+    async for piece in pieces:
+        size += len(piece)
+        if size > most:
+            raise _too_large(target, most)
+        yield piece
+
+
+def _too_large(target: Target, most: int) -> TooLarge:
+    return TooLarge(f"{target.shown} has more than {most} bytes, which is the most that is taken")
+
+
+class _Pinned(httpcore2.AsyncNetworkBackend):
+    """Dials the given addresses, one after the other, whatever name is asked for."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._addresses = addresses
+        self._backend = httpcore2.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Any = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        failure: Exception = httpcore2.ConnectError("there is no address to connect to")
+        for address in self._addresses:
+            try:
+                return await self._backend.connect_tcp(address, port, timeout, local_address, socket_options)
+            except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
+                failure = error
+        raise failure

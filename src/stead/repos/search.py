@@ -1,0 +1,342 @@
+"""Search in a repository: contents and names of files, messages and changes of commits.
+
+Git does the searching. All four are bounded in time and in what they hold. An answer that was `stopped` by
+such a bound has what was found until then, and its totals are of that. It says that there is more as long
+as it has anything itself: whoever asks for page after page comes to an end.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from stead.errors import InvalidRequest
+from stead.repos.errors import ReferenceNotFound, RepoBusy
+from stead.repos.model import Commit
+from stead.repos.repository import Repository
+from stead.repos.search_cache import CACHE_BYTES, Cache
+from stead.repos.search_content import Counted, MatchedFile, count, files_with_lines
+from stead.repos.search_diffs import CommitDiff, Diffs
+from stead.repos.search_git import EMPTY_TREE, SHA_LINE, Gathered, first_part, run
+from stead.repos.search_names import NamedFile, listed, named, tree
+from stead.repos.search_query import NeedsStack, Query, pathspecs
+from stead.tasks import in_thread
+
+SECONDS = 30.0
+MAX_RESULTS = 1000
+MAX_CONTEXT = 20
+_ROW = 300
+"""About what a row of an answer takes, besides its text."""
+
+
+@dataclass(frozen=True)
+class ContentFound:
+    total_files: int
+    total_matches: int
+    has_more: bool
+    stopped: bool
+    files: list[MatchedFile]
+
+
+@dataclass(frozen=True)
+class FilesFound:
+    total_files: int
+    has_more: bool
+    stopped: bool
+    files: list[NamedFile]
+
+
+@dataclass(frozen=True)
+class CommitsFound:
+    total_commits: int
+    has_more: bool
+    stopped: bool
+    commits: list[Commit]
+
+
+@dataclass(frozen=True)
+class DiffsFound:
+    total_commits: int
+    has_more: bool
+    stopped: bool
+    commits: list[CommitDiff]
+
+
+Found = TypeVar("Found", ContentFound, FilesFound, CommitsFound, DiffsFound)
+
+
+@dataclass(frozen=True)
+class _Page:
+    offset: int
+    size: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.size <= MAX_RESULTS:
+            raise InvalidRequest(f"an answer has 1 to {MAX_RESULTS} results, not {self.size}")
+        if self.offset < 0:
+            raise InvalidRequest(f"an offset is a number from 0, not {self.offset}")
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.size
+
+    def has_more(self, here: int, total: int, stopped: bool) -> bool:
+        return self.offset + here < total or (stopped and here > 0)
+
+    def of(self, shas: bytes) -> list[str]:
+        return shas[self.offset * SHA_LINE : self.end * SHA_LINE].decode().split()
+
+
+class Search:
+    """Searches, at most so many at the same time, and what they found, for whoever asks again.
+
+    A name of a branch or tag is looked up each time; what was found is kept by commit, so it is never old.
+    """
+
+    def __init__(
+        self, *, seconds: float = SECONDS, cache_bytes: int = CACHE_BYTES, at_once: int | None = None
+    ) -> None:
+        self.cache = Cache(cache_bytes)
+        self._seconds = seconds
+        self._slots = asyncio.Semaphore(at_once or max(2, os.cpu_count() or 1))
+
+    def forget(self, repo_id: str) -> None:
+        """A repository is gone."""
+        self.cache.forget(repo_id)
+
+    async def content(
+        self,
+        repository: Repository,
+        query: str,
+        rev: str | None = None,
+        *,
+        path_pattern: str | None = None,
+        exclude_pattern: str | None = None,
+        max_results: int = 100,
+        offset: int = 0,
+        case_sensitive: bool = False,
+        regex: bool = False,
+        whole_word: bool = False,
+        context: int = 2,
+    ) -> ContentFound:
+        """Files with lines that match, up to `max_results`; a match is a line. Binary files have none."""
+        wanted = Query("content", query, regex, case_sensitive, whole_word)
+        specs = pathspecs("content", path_pattern, exclude_pattern)
+        page = _Page(offset, max_results)
+        if not 0 <= context <= MAX_CONTEXT:
+            raise InvalidRequest(f"a match has 0 to {MAX_CONTEXT} lines of context, not {context}")
+        commit = await _commit(repository, rev)
+        if commit is None:
+            return ContentFound(0, 0, False, False, [])
+
+        async def look(wanted: Query, until: float) -> tuple[ContentFound, int]:
+            counted = await self._count(repository, commit, wanted, specs, until)
+            part = await in_thread(counted.some, page.offset, page.end)
+            files, complete = await files_with_lines(repository, wanted, part, context, until)
+            stopped = counted.stopped or not complete
+            more = page.has_more(len(files), counted.files, stopped)
+            size = sum(_ROW + file.text_size for file in files)
+            return ContentFound(counted.files, counted.matches, more, stopped, files), size
+
+        return await self._answer(repository, (commit, wanted, specs, page, context), wanted, look)
+
+    async def files(
+        self,
+        repository: Repository,
+        query: str,
+        rev: str | None = None,
+        *,
+        path_pattern: str | None = None,
+        exclude_pattern: str | None = None,
+        max_results: int = 100,
+        offset: int = 0,
+        case_sensitive: bool = False,
+        regex: bool = False,
+    ) -> FilesFound:
+        """Files whose paths match, which begin at the root of the repository."""
+        wanted = Query("files", query, regex, case_sensitive)
+        specs = pathspecs("files", path_pattern, exclude_pattern)
+        page = _Page(offset, max_results)
+        commit = await _commit(repository, rev)
+        if commit is None:
+            return FilesFound(0, False, False, [])
+
+        async def look(wanted: Query, until: float) -> tuple[FilesFound, int]:
+            printed, complete = await self._tree(repository, commit, specs, until)
+            found, seen_all = await named(repository, wanted, await in_thread(listed, printed), until)
+            part = found[page.offset : page.end]
+            async with repository.readers.of(repository.path) as reader:
+                infos = await reader.infos([sha for _, sha in part])
+            files = [
+                NamedFile(path.decode(errors="replace"), info.size if info else 0)
+                for (path, _), info in zip(part, infos, strict=True)
+            ]
+            stopped = not (complete and seen_all)
+            more = page.has_more(len(files), len(found), stopped)
+            size = sum(_ROW + len(file.path) for file in files)
+            return FilesFound(len(found), more, stopped, files), size
+
+        return await self._answer(repository, (commit, wanted, specs, page), wanted, look)
+
+    async def commits(
+        self,
+        repository: Repository,
+        query: str,
+        rev: str | None = None,
+        *,
+        max_results: int = 100,
+        offset: int = 0,
+        case_sensitive: bool = False,
+        regex: bool = False,
+    ) -> CommitsFound:
+        """Commits with a line in their message that matches, newest first."""
+        wanted = Query("commits", query, regex, case_sensitive)
+        page = _Page(offset, max_results)
+        tip = await _commit(repository, rev)
+        if tip is None:
+            return CommitsFound(0, False, False, [])
+
+        async def look(wanted: Query, until: float) -> tuple[CommitsFound, int]:
+            shas, complete = await self._history(repository, tip, wanted, until)
+            commits = await repository.commits(page.of(shas))
+            total = len(shas) // SHA_LINE
+            more = page.has_more(len(commits), total, not complete)
+            size = sum(2 * _ROW + len(each.message) for each in commits)
+            return CommitsFound(total, more, not complete, commits), size
+
+        return await self._answer(repository, (tip, wanted, page), wanted, look)
+
+    async def diffs(
+        self,
+        repository: Repository,
+        query: str,
+        rev: str | None = None,
+        *,
+        path_pattern: str | None = None,
+        exclude_pattern: str | None = None,
+        max_results: int = 100,
+        offset: int = 0,
+        case_sensitive: bool = False,
+        regex: bool = False,
+        whole_word: bool = False,
+    ) -> DiffsFound:
+        """Commits that add or remove lines that match, newest first; merges add and remove nothing."""
+        wanted = Query("diffs", query, regex, case_sensitive, whole_word)
+        specs = pathspecs("diffs", path_pattern, exclude_pattern)
+        page = _Page(offset, max_results)
+        tip = await _commit(repository, rev)
+        if tip is None:
+            return DiffsFound(0, False, False, [])
+
+        async def look(wanted: Query, until: float) -> tuple[DiffsFound, int]:
+            key = (repository.id, "changes", tip, wanted, specs)
+            diffs = Diffs(repository, wanted, specs)
+            shas: bytes | None = self.cache.get(key)
+            if shas is not None:
+                commits = await diffs.of(page.of(shas), until)
+            else:
+                shas, commits = await diffs.up_to(tip, page.offset, page.end, until)
+                if not diffs.stopped:
+                    self.cache.put(key, shas, len(shas))
+            total = len(shas) // SHA_LINE
+            more = page.has_more(len(commits), total, diffs.stopped)
+            return DiffsFound(total, more, diffs.stopped, commits), diffs.size
+
+        return await self._answer(repository, (tip, wanted, specs, page), wanted, look)
+
+    async def _answer(
+        self,
+        repository: Repository,
+        asked: tuple[object, ...],
+        query: Query,
+        look: Callable[[Query, float], Awaitable[tuple[Found, int]]],
+    ) -> Found:
+        """The answer that is kept, or a new one, which is kept if it is whole."""
+        key = (repository.id, "answer", *asked)
+        kept: Found | None = self.cache.get(key)
+        if kept is not None:
+            return kept
+        until = asyncio.get_running_loop().time() + self._seconds
+        async with self._slot(until):
+            if query.regex and query.whole_word:
+                await _check(repository, replace(query, whole_word=False), until)
+            try:
+                answer, size = await look(query, until)
+            except NeedsStack:
+                answer, size = await look(replace(query, jit=False), until)
+        if not answer.stopped:
+            self.cache.put(key, answer, size)
+        return answer
+
+    @contextlib.asynccontextmanager
+    async def _slot(self, until: float) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout_at(until):
+                await self._slots.acquire()
+        except TimeoutError:
+            raise RepoBusy("too many searches are going on; try again later") from None
+        try:
+            yield
+        finally:
+            self._slots.release()
+
+    # What is found before it is known which part of it is shown
+
+    async def _count(
+        self, repository: Repository, commit: str, query: Query, specs: tuple[str, ...], until: float
+    ) -> Counted:
+        key = (repository.id, "counted", commit, query, specs)
+        kept: Counted | None = self.cache.get(key)
+        if kept is not None:
+            return kept
+        counted = await count(repository, commit, query, specs, first_part(until))
+        if not counted.stopped:
+            self.cache.put(key, counted, len(counted.printed))
+        return counted
+
+    async def _tree(
+        self, repository: Repository, commit: str, specs: tuple[str, ...], until: float
+    ) -> tuple[bytes, bool]:
+        key = (repository.id, "tree", commit, specs)
+        kept: bytes | None = self.cache.get(key)
+        if kept is not None:
+            return kept, True
+        printed, complete = await tree(repository, commit, specs, first_part(until))
+        if complete:
+            self.cache.put(key, printed, len(printed))
+        return printed, complete
+
+    async def _history(
+        self, repository: Repository, tip: str, query: Query, until: float
+    ) -> tuple[bytes, bool]:
+        """Commits whose messages match, as lines, and whether these are all."""
+        key = (repository.id, "history", tip, query)
+        kept: bytes | None = self.cache.get(key)
+        if kept is not None:
+            return kept, True
+        gathered = Gathered()
+        arguments = ["rev-list", *query.options, f"--grep={query.pattern}", tip, "--"]
+        complete = await run(repository, arguments, gathered, first_part(until), query=query)
+        shas = gathered.data
+        shas = shas[: len(shas) // SHA_LINE * SHA_LINE]
+        if complete:
+            self.cache.put(key, shas, len(shas))
+        return shas, complete
+
+
+async def _commit(repository: Repository, rev: str | None) -> str | None:
+    """None in a repository that has no commits yet."""
+    try:
+        return await repository.resolve(rev)
+    except ReferenceNotFound:
+        if rev is None and not await repository.any_branch():
+            return None
+        raise
+
+
+async def _check(repository: Repository, query: Query, until: float) -> None:
+    """Whether it is an expression by itself, not only with something around it."""
+    arguments = ["grep", *query.options, *query.expression, EMPTY_TREE]
+    await run(repository, arguments, Gathered(), until, query=query)

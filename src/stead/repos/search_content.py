@@ -1,0 +1,142 @@
+"""Files with lines that match: counted in all of a commit, and shown for some of it."""
+
+import re
+from dataclasses import dataclass
+
+from stead.repos.repository import Repository
+from stead.repos.search_git import Gathered, run
+from stead.repos.search_lines import Blob, match_ends, matching_lines, shown
+from stead.repos.search_names import NamedFile
+from stead.repos.search_query import Query
+
+_COUNT = re.compile(rb"\0(\d+)\n")
+
+
+@dataclass(frozen=True)
+class Match:
+    """A line that matches. Columns are of its first match, from 0, in UTF-16 as JavaScript counts."""
+
+    line_number: int
+    line: str
+    start_column: int
+    end_column: int
+    context_before: list[str]
+    context_after: list[str]
+
+
+@dataclass(frozen=True)
+class MatchedFile(NamedFile):
+    match_count: int
+    """Lines that match; `matches` may have fewer."""
+    matches: list[Match]
+
+    @property
+    def text_size(self) -> int:
+        """About the bytes that its matches take."""
+        texts = (text for each in self.matches for text in (*each.context_before, *each.context_after))
+        return sum(map(len, texts)) + sum(400 + len(each.line) for each in self.matches)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What `git grep -c -z` printed, which is `commit:path NUL count LF` for each file, and its sums."""
+
+    printed: bytes
+    files: int
+    matches: int
+    stopped: bool
+
+    def some(self, first: int, end: int) -> list[tuple[bytes, int]]:
+        """`commit:path` of some files, and how many lines match in each."""
+        found = []
+        start = 0
+        for place, number in enumerate(_COUNT.finditer(self.printed)):
+            if place >= end:
+                break
+            if place >= first:
+                found.append((self.printed[start : number.start()], int(number[1])))
+            start = number.end()
+        return found
+
+
+class _Counting(Gathered):
+    """Counts while git is still looking."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.files = self.matches = 0
+        self._rest = b""
+
+    def __call__(self, piece: bytes) -> bool:
+        data = self._rest + piece
+        start = 0
+        for number in _COUNT.finditer(data):
+            self.files += 1
+            self.matches += int(number[1])
+            start = number.end()
+        self._rest = data[start:]
+        return super().__call__(piece)
+
+
+async def count(
+    repository: Repository, commit: str, query: Query, specs: tuple[str, ...], until: float
+) -> Counted:
+    counting = _Counting()
+    arguments = ["grep", "-c", "-z", "-I", *query.options, *query.expression, commit, "--", *specs]
+    complete = await run(repository, arguments, counting, until, query=query)
+    return Counted(counting.data, counting.files, counting.matches, not complete)
+
+
+async def files_with_lines(
+    repository: Repository, query: Query, counted: list[tuple[bytes, int]], context: int, until: float
+) -> tuple[list[MatchedFile], bool]:
+    """These files with their lines, and whether that is all there is to show of them."""
+    blobs = await _blobs(repository, [name for name, _ in counted], until)
+    found, complete = await matching_lines(
+        repository, query, (sha for sha, _ in blobs), until, context=context
+    )
+    wanted = {(sha, hit.number) for sha, blob in found.items() for hit in blob.hits}
+    ends, all_ends = await match_ends(repository, query, wanted, until)
+    matches = {sha: _matches(query, sha, blob, ends, context) for sha, blob in found.items()}
+    files = [
+        MatchedFile(name.partition(b":")[2].decode(errors="replace"), size, number, matches.get(sha, []))
+        for (name, number), (sha, size) in zip(counted, blobs, strict=False)
+    ]
+    return files, complete and all_ends and len(blobs) == len(counted)
+
+
+async def _blobs(repository: Repository, names: list[bytes], until: float) -> list[tuple[str, int]]:
+    """Which object each `commit:path` is, and its size. Paths need not be Unicode."""
+    if not names:
+        return []
+    gathered = Gathered()
+    stdin = b"".join(name + b"\0" for name in names)
+    await run(repository, ["cat-file", "--batch-check", "-z"], gathered, until, stdin=stdin)
+    found = []
+    for line in gathered.data.split(b"\n")[:-1]:
+        sha, _, size = line.split(b" ")
+        found.append((sha.decode(), int(size)))
+    return found
+
+
+def _matches(
+    query: Query, sha: str, blob: Blob, ends: dict[tuple[str, int], int], context: int
+) -> list[Match]:
+    known = {hit.number: hit.columns(query, ends.get((sha, hit.number))) for hit in blob.hits}
+    texts = {number: shown(text) for number, text in blob.others.items()}
+    texts |= {number: line for number, (line, _, _) in known.items()}
+
+    def around(numbers: range) -> list[str]:
+        return [texts[number] for number in numbers if number in texts]
+
+    return [
+        Match(
+            number,
+            line,
+            start,
+            end,
+            around(range(number - context, number)),
+            around(range(number + 1, number + context + 1)),
+        )
+        for number, (line, start, end) in known.items()
+    ]

@@ -1,0 +1,170 @@
+"""Lines of files that match, as `git grep` prints them, and where in them the match is.
+
+Columns count as JavaScript does, in UTF-16: `line.slice(start, end)` is what matched. A line that is too long
+is cut around its match, and its columns are those in what is left.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from stead.repos.repository import Repository
+from stead.repos.search_git import Lines, run
+from stead.repos.search_query import Query
+
+MAX_LINE = 2000
+"""Bytes of a line that are shown."""
+MAX_MATCHES = 1000
+"""Matching lines of one file that are shown."""
+MAX_TEXT = 8 << 20
+"""Bytes of all lines in one answer."""
+_BEFORE = 500
+_LINE_COST = 64
+_SHA = 40
+_BLOBS = 5000
+"""Objects in one command, whose length is bounded."""
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A line that matches, or what is shown of it: from a byte on."""
+
+    number: int
+    text: bytes
+    shown_from: int
+    start: int
+
+    def columns(self, query: Query, end: int | None) -> tuple[str, int, int]:
+        """The line as it is shown, and where its match begins and ends."""
+        start = min(self.start - self.shown_from, len(self.text))
+        before = self.text[:start].decode(errors="replace")
+        if query.exact_length is not None:
+            matched = self.text[start:].decode(errors="replace")[: query.exact_length]
+        else:
+            end = self.start if end is None else end
+            matched = self.text[start : max(end - self.shown_from, start)].decode(errors="replace")
+        line = shown(self.text)
+        length = _units(line)
+        first = min(_units(before), length)
+        return line, first, min(first + _units(matched), length)
+
+
+@dataclass
+class Blob:
+    hits: list[Hit] = field(default_factory=list)
+    others: dict[int, bytes] = field(default_factory=dict)
+    """Lines around those that match, by number."""
+
+
+def shown(text: bytes) -> str:
+    return text.removesuffix(b"\r").decode(errors="replace")
+
+
+def _units(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-16-le")) // 2
+
+
+def _cut(text: bytes, start: int) -> tuple[bytes, int]:
+    """Of a long line, what is around a place in it, by whole characters, and where that begins."""
+    if len(text) <= MAX_LINE:
+        return text, 0
+    begin = max(0, min(start - _BEFORE, len(text) - MAX_LINE))
+    while begin < start and begin < len(text) and text[begin] & 0xC0 == 0x80:
+        begin += 1
+    end = min(begin + MAX_LINE, len(text))
+    while begin < end < len(text) and text[end] & 0xC0 == 0x80:
+        end -= 1
+    return text[begin:end], begin
+
+
+class _Reading:
+    """Takes what `git grep -n --column` prints of blobs.
+
+    That is `sha:line:column:text` of lines that match, and `sha-line-text` of those around them.
+    """
+
+    def __init__(self, room: int, per_blob: int) -> None:
+        self.blobs: dict[str, Blob] = {}
+        self.room = room
+        self._per_blob = per_blob
+        self._lines = Lines()
+
+    def __call__(self, piece: bytes) -> bool:
+        for line in self._lines.feed(piece):
+            if len(line) > _SHA:
+                self._take(line)
+            if self.room < 0:
+                return False
+        return True
+
+    def _take(self, line: bytes) -> None:
+        sha = line[:_SHA].decode()
+        blob = self.blobs.get(sha)
+        if blob is None:
+            blob = self.blobs[sha] = Blob()
+        if line[_SHA : _SHA + 1] == b":":
+            _, number, column, text = line.split(b":", 3)
+            if len(blob.hits) < self._per_blob:
+                start = int(column) - 1
+                text, begin = _cut(text, start)
+                blob.hits.append(Hit(int(number), text, begin, start))
+            else:
+                text = text[:MAX_LINE]
+                blob.others[int(number)] = text
+        else:
+            _, number, text = line.split(b"-", 2)
+            text, _ = _cut(text, 0)
+            blob.others[int(number)] = text
+        self.room -= len(text) + _LINE_COST
+
+
+async def matching_lines(
+    repository: Repository,
+    query: Query,
+    shas: Iterable[str],
+    until: float,
+    *,
+    context: int = 0,
+    room: int = MAX_TEXT,
+    per_blob: int = MAX_MATCHES,
+) -> tuple[dict[str, Blob], bool]:
+    """Lines of these blobs that match, and whether that is all of them; blobs without any are left out."""
+    wanted = list(dict.fromkeys(shas))
+    reading = _Reading(room, per_blob)
+    # More than wanted: git is not to be trusted with lines after the last one, if they match as well.
+    bounds = ["-m", str(per_blob + 1 + context), *([f"-C{context}"] if context else [])]
+    for first in range(0, len(wanted), _BLOBS):
+        arguments = ["grep", "-I", "-n", "--column", *bounds, *query.options, *query.expression]
+        arguments += wanted[first : first + _BLOBS]
+        if not await run(repository, arguments, reading, until, query=query):
+            return reading.blobs, False
+    return reading.blobs, True
+
+
+async def match_ends(
+    repository: Repository, query: Query, wanted: Collection[tuple[str, int]], until: float
+) -> tuple[dict[tuple[str, int], int], bool]:
+    """Where the first match of these lines of blobs ends, in bytes, and whether that is known of all.
+
+    Matches of nothing are left out, and so is everything when the query itself tells the length.
+    """
+    ends: dict[tuple[str, int], int] = {}
+    if query.exact_length is not None:
+        return ends, True
+    lines = Lines()
+
+    def take(piece: bytes) -> bool:
+        for line in lines.feed(piece):
+            sha, number, column, text = line.split(b":", 3)
+            place = sha.decode(), int(number)
+            # Git counts right only up to the first one of a line.
+            if place in wanted and place not in ends:
+                ends[place] = int(column) - 1 + len(text)
+        return True
+
+    shas = list(dict.fromkeys(sha for sha, _ in wanted))
+    for first in range(0, len(shas), _BLOBS):
+        arguments = ["grep", "-I", "-n", "--column", "-o", *query.options, *query.expression]
+        arguments += shas[first : first + _BLOBS]
+        if not await run(repository, arguments, take, until, query=query):
+            return ends, False
+    return ends, True

@@ -1,0 +1,80 @@
+"""Files of a commit by their names."""
+
+import os
+import re
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from stead.repos.repository import Repository
+from stead.repos.search_git import EMPTY_TREE, Gathered, run
+from stead.repos.search_query import Query
+from stead.tasks import in_thread
+
+_SUBMODULE = "160000"
+Listing = list[tuple[bytes, str]]
+"""Paths, and which blobs they are."""
+
+
+@dataclass(frozen=True)
+class NamedFile:
+    path: str
+    size: int
+
+    @property
+    def extension(self) -> str | None:
+        return PurePosixPath(self.path).suffix[1:] or None
+
+
+async def tree(
+    repository: Repository, commit: str, specs: tuple[str, ...], until: float
+) -> tuple[bytes, bool]:
+    """What a commit has more than nothing, as git prints it, and whether that is all."""
+    gathered = Gathered()
+    arguments = ["diff-tree", "-r", "-z", "--no-renames", EMPTY_TREE, commit, "--", *specs]
+    complete = await run(repository, arguments, gathered, until)
+    return gathered.data, complete
+
+
+def listed(printed: bytes) -> Listing:
+    """From `:mode mode sha sha letter NUL path NUL`, one after the other."""
+    parts = printed.split(b"\0")[:-1]
+    listing = []
+    for facts, path in zip(parts[::2], parts[1::2], strict=False):
+        _, mode, _, sha, _ = facts.decode().split(" ")
+        if mode != _SUBMODULE:
+            listing.append((path, sha))
+    return listing
+
+
+async def named(repository: Repository, query: Query, listing: Listing, until: float) -> tuple[Listing, bool]:
+    """Those whose paths match, and whether that is all of them."""
+    if query.regex:
+        return await _named_like(repository, query, listing, until)
+    text = re.compile(re.escape(query.text), 0 if query.case_sensitive else re.IGNORECASE)
+
+    def pick() -> Listing:
+        return [each for each in listing if text.search(each[0].decode(errors="replace"))]
+
+    return await in_thread(pick), True
+
+
+async def _named_like(
+    repository: Repository, query: Query, listing: Listing, until: float
+) -> tuple[Listing, bool]:
+    """Git looks for the expression in a file of all paths: unlike Python it can be ended."""
+    folder = Path(await in_thread(tempfile.mkdtemp, prefix="stead-search-"))
+    try:
+        names = b"".join(path.replace(b"\n", b" ") + b"\n" for path, _ in listing)
+        await in_thread((folder / "names").write_bytes, names)
+        owner = repository.path.stat()
+        if owner.st_uid != os.geteuid():
+            os.chown(folder, owner.st_uid, owner.st_gid)
+        gathered = Gathered()
+        arguments = ["grep", "--no-index", "-a", "-h", "-n", *query.options, *query.expression, "--", "names"]
+        complete = await run(repository, arguments, gathered, until, query=query, cwd=folder)
+    finally:
+        await in_thread(shutil.rmtree, folder, ignore_errors=True)
+    lines = gathered.data.split(b"\n")[:-1]
+    return [listing[int(line.partition(b":")[0]) - 1] for line in lines], complete

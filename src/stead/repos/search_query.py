@@ -1,0 +1,232 @@
+"""What is searched for: the text or pattern, and the files that it is searched in."""
+
+import itertools
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from stead.repos.errors import RepoError
+
+Scope = Literal["content", "files", "commits", "diffs"]
+MAX_QUERY = 1000
+"""Characters; so many has a pattern for paths at most, too."""
+_MAX_ALTERNATIVES = 64
+
+# Lines may end as on Windows: `$` is before their CR LF.
+_VERBS = "(*ANYCRLF)"
+_WORD = r"[\p{L}\p{M}\p{N}_]"
+_JS_ESCAPES = re.compile(
+    r"\\u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})"
+    r"|\\u([0-9a-fA-F]{4})|\\u\{([0-9a-fA-F]{1,6})\}|\\."
+)
+# Git first looks through many lines at once, and then at the line that it found. A pattern that can fail
+# because of what comes after its line would not be found that way.
+_MINDS_NEXT_LINE = re.compile(r"\(\?<?!|\(\?>|[*+?}]\+|\(\*|\\[AZzGKRX]")
+_WHERE_AND_WHY = re.compile(r"fatal: (?:-e option|command line), '.*': (.+)", re.DOTALL)
+_NO_STACK = "error code -46"
+
+
+class EmptyQuery(RepoError):
+    code = "empty_query"
+
+    def __init__(self, scope: Scope) -> None:
+        super().__init__("say what to search for")
+        self.scope = scope
+
+
+class InvalidQuery(RepoError):
+    """No line can have such a text."""
+
+    code = "invalid_query"
+
+    def __init__(self, scope: Scope, reason: str) -> None:
+        super().__init__(f"this cannot be searched for: {reason}", reason=reason)
+        self.scope = scope
+
+
+class InvalidRegex(InvalidQuery):
+    code = "invalid_regex"
+
+
+class InvalidPathPattern(RepoError):
+    code = "invalid_path_pattern"
+
+    def __init__(self, scope: Scope, pattern: str, reason: str) -> None:
+        super().__init__(f"{_printable(pattern)!r} cannot be a pattern for paths: {reason}", reason=reason)
+        self.scope = scope
+
+
+class NeedsStack(Exception):
+    """A line is too long for the fast way to look for this pattern: it has to be tried the other way."""
+
+
+@dataclass(frozen=True)
+class Query:
+    """A text or a regular expression that is looked for in each line by itself.
+
+    Expressions are Perl's, as git has them; nearly all of JavaScript's are among these, and `\\u00e9` is
+    understood, too. Without `case_sensitive`, letters of any script are equal in either case. A `whole_word`
+    has no letter, digit or underscore of any script beside it.
+    """
+
+    scope: Scope
+    text: str
+    regex: bool = False
+    case_sensitive: bool = False
+    whole_word: bool = False
+    jit: bool = True
+    """Expressions are turned into machine code: fast, but with little room for long lines."""
+
+    def __post_init__(self) -> None:
+        if not self.text:
+            raise EmptyQuery(self.scope)
+        if len(self.text) > MAX_QUERY:
+            raise InvalidQuery(self.scope, f"it has more than {MAX_QUERY} characters")
+        if _printable(self.text) != self.text:
+            raise InvalidQuery(self.scope, "it is not Unicode")
+        if "\n" in self.text or "\0" in self.text:
+            raise InvalidQuery(self.scope, "lines are searched one by one: it has no line end and no NUL")
+
+    @property
+    def exact_length(self) -> int | None:
+        """Characters of everything that it can match."""
+        return None if self.regex else len(self.text)
+
+    @property
+    def options(self) -> list[str]:
+        return ["-F" if self._is_plain else "-P", *([] if self.case_sensitive else ["-i"])]
+
+    @property
+    def expression(self) -> list[str]:
+        """What is looked for, for `git grep`."""
+        if self.regex and _MINDS_NEXT_LINE.search(self.text):
+            return ["(", "-e", self.pattern, ")"]
+        return ["-e", self.pattern]
+
+    @property
+    def _is_plain(self) -> bool:
+        # Git quotes a text with \Q and \E, and does not see that the text ends that itself.
+        return not self.regex and not self.whole_word and "\\E" not in self.text
+
+    @property
+    def pattern(self) -> str:
+        if self._is_plain:
+            return self.text
+        inner = _JS_ESCAPES.sub(_perl, self.text) if self.regex else re.escape(self.text)
+        if self.whole_word:
+            # An open \Q ends here; where there is none, \E is nothing.
+            inner = f"(?<!{_WORD})(?:{inner}\\E)(?!{_WORD})"
+        return _VERBS + ("" if self.jit else "(*NO_JIT)") + inner
+
+    def explain(self, said: str) -> None:
+        """Raise what git's last words mean, if they are about the query."""
+        if not self._is_plain and self.jit and _NO_STACK in said:
+            raise NeedsStack
+        if "pcre2" in said and "error code" in said:
+            raise InvalidRegex(self.scope, "it takes too many steps on what is in this repository")
+        if why := _WHERE_AND_WHY.search(said):
+            raise InvalidRegex(self.scope, why[1].strip())
+
+
+def _printable(text: str) -> str:
+    return text.encode(errors="replace").decode()
+
+
+def _perl(found: re.Match[str]) -> str:
+    high, low, unit, point = found.groups()
+    if high:
+        number = 0x10000 + ((int(high, 16) - 0xD800) << 10) + int(low, 16) - 0xDC00
+        return f"\\x{{{number:x}}}"
+    return f"\\x{{{unit or point}}}" if unit or point else found[0]
+
+
+def pathspecs(scope: Scope, include: str | None, exclude: str | None) -> tuple[str, ...]:
+    """Git's words for patterns of paths.
+
+    `*`, `?` and `[a-z]` stand for characters other than the slash, `**` for any number of folders, `{a,b}`
+    for one of both. A pattern without a slash is about names in any folder: `*.ts`; any other begins at the
+    root. What lies in a folder that matches, matches.
+    """
+    specs = [f":(glob){glob}" for glob in _globs(scope, include)] if include else []
+    specs += [f":(exclude,glob){glob}" for glob in _globs(scope, exclude)] if exclude else []
+    return tuple(specs)
+
+
+def _globs(scope: Scope, pattern: str) -> list[str]:
+    if len(pattern) > MAX_QUERY or "\0" in pattern or _printable(pattern) != pattern:
+        reason = f"it has at most {MAX_QUERY} characters of Unicode, and no NUL"
+        raise InvalidPathPattern(scope, pattern[:MAX_QUERY], reason)
+    try:
+        return [glob for each in _alternatives(pattern) for glob in _rooted(each)]
+    except ValueError as error:
+        raise InvalidPathPattern(scope, pattern, str(error)) from None
+
+
+def _rooted(pattern: str) -> list[str]:
+    path = pattern.removeprefix("./")
+    anywhere = "/" not in path
+    path = path.removeprefix("/").removesuffix("/")
+    if any(part in ("", ".", "..") for part in path.split("/")):
+        raise ValueError("it has empty parts, or . or ..")
+    _check_brackets(path)
+    path = f"**/{path}" if anywhere and path != "**" else path
+    below = [] if path.endswith("**") else [f"{path}/**"]
+    return below if pattern.endswith("/") and below else [path, *below]
+
+
+def _check_brackets(path: str) -> None:
+    place = 0
+    while place < len(path):
+        if path[place] == "\\":
+            place += 1
+            if place == len(path):
+                raise ValueError("it ends with a backslash")
+        elif path[place] == "[":
+            # A bracket right after the first one, or after its ! or ^, is one of the characters.
+            start = place + 2 + (path[place + 1 : place + 2] in ("!", "^"))
+            place = path.find("]", start)
+            if place < 0:
+                raise ValueError("a [ is not closed")
+        place += 1
+
+
+def _alternatives(pattern: str) -> list[str]:
+    """Each pattern that one with `{a,b}` stands for."""
+    done: list[str] = []
+    waiting = [pattern]
+    while waiting:
+        text = waiting.pop()
+        braces = _first_braces(text)
+        if braces is None:
+            done.append(text)
+        else:
+            start, end, commas = braces
+            cuts = [start, *commas, end]
+            middles = [text[one + 1 : two] for one, two in itertools.pairwise(cuts)]
+            waiting += [text[:start] + middle + text[end + 1 :] for middle in reversed(middles)]
+        if len(done) + len(waiting) > _MAX_ALTERNATIVES:
+            raise ValueError(f"it stands for more than {_MAX_ALTERNATIVES} patterns")
+    return done
+
+
+def _first_braces(text: str) -> tuple[int, int, list[int]] | None:
+    start, depth = -1, 0
+    commas: list[int] = []
+    place = 0
+    while place < len(text):
+        sign = text[place]
+        if sign == "\\":
+            place += 1
+        elif sign == "{":
+            depth += 1
+            start = place if depth == 1 else start
+        elif sign == "," and depth == 1:
+            commas.append(place)
+        elif sign == "}" and depth:
+            depth -= 1
+            if not depth:
+                return start, place, commas
+        place += 1
+    if depth:
+        raise ValueError("a { is not closed")
+    return None

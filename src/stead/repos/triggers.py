@@ -1,0 +1,417 @@
+"""Triggers: whoever wants to know of pushes is told of them."""
+
+import asyncio
+import contextlib
+import json
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Self
+from weakref import WeakValueDictionary
+
+from stead.identity.identities import Page
+from stead.logs import get_logger
+from stead.repos.attempts import State
+from stead.repos.deliveries import GRACE, MAX_KEPT, TIMEOUT, Clock, Deliveries, new_delivery
+from stead.repos.egress import Egress, EgressFailed
+from stead.repos.errors import RepoError, RepoNotFound
+from stead.repos.patterns import MAX_ALTERNATIVES
+from stead.repos.pushes import Rule, Update, branches_of, changed_files
+from stead.repos.repos import Repos
+from stead.repos.repository import Repository
+from stead.repos.signing import Signing
+from stead.store.database import Database
+from stead.store.triggers import DeliveryRow, DeliveryStore, TriggerRow, TriggerStore
+from stead.tasks import in_thread
+
+EVENT = "push"
+MAX_TRIGGERS = 50
+"""Of one repository."""
+MAX_BRANCHES = 20
+MAX_GLOBS = 20
+MAX_WAITING = 1000
+"""Deliveries of a trigger that wait to be sent; what comes beyond them is dropped, and the log says so."""
+MAX_UPDATES = 10_000
+"""Branches that are told of when they change at once; beyond them it is as if too many waited."""
+_MAX_COMPARED = 100
+"""Branches, of those that change at once, whose changed files are looked at; the others pass all globs."""
+_MAX_HELD_AGAINST = 5_000_000
+"""Times that a file is held against a pattern for all of them: a few seconds of work."""
+_LOOK_AGAIN = 60.0
+_AT_ONCE = 4
+_PRUNE_EVERY = 60
+"""Times that what was missed is looked for."""
+
+log = get_logger("stead.triggers")
+
+
+class InvalidTrigger(RepoError):
+    """The rule is not one that could ever apply."""
+
+    code = "invalid_trigger"
+
+
+class TriggerLimitExceeded(RepoError):
+    code = "trigger_limit_exceeded"
+
+
+class TriggerNotFound(RepoError):
+    code = "trigger_not_found"
+
+    def __init__(self, trigger: str) -> None:
+        super().__init__(f"no trigger {trigger}", triggerId=trigger)
+
+
+class DeliveryNotFound(RepoError):
+    code = "delivery_not_found"
+
+    def __init__(self, delivery: str) -> None:
+        super().__init__(f"no delivery {delivery}", deliveryId=delivery)
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """A push to one of these branches that changes one of these files is told to the endpoint.
+
+    Both are patterns, and none of a kind is the same as all.
+    """
+
+    id: str
+    repo: str
+    event: str
+    branches: tuple[str, ...]
+    globs: tuple[str, ...]
+    endpoint: str
+    created_at: float
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """`response` is how the last answer began; `next_at` is when it is tried next, None when it is over."""
+
+    id: str
+    trigger: str
+    state: State
+    body: str
+    attempts: int
+    created_at: float
+    next_at: float | None
+    attempted_at: float | None
+    finished_at: float | None
+    status: int | None
+    error: str | None
+    response: str | None
+    redelivery_of: str | None
+
+
+class Triggers:
+    """The triggers of all repositories.
+
+    What happened is found by comparing the branches with how they were last seen, never by being told of it:
+    so nothing is lost when Stead ends between a push and its delivery. Several pushes to a branch that come
+    so fast that nobody looks in between are told as one. A branch that is deleted is not told: the payload
+    names a commit that is there.
+    """
+
+    def __init__(
+        self, database: Database, repos: Repos, egress: Egress, deliveries: Deliveries, clock: Clock
+    ) -> None:
+        self._store = TriggerStore(database)
+        self._log = DeliveryStore(database)
+        self._repos = repos
+        self._egress = egress
+        self._deliveries = deliveries
+        self._clock = clock
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._queued: dict[str, asyncio.Task[None]] = {}
+        self._looking: set[asyncio.Task[None]] = set()
+        self._missed: set[str] = set()
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(
+        cls,
+        database: Database,
+        repos: Repos,
+        signing: Signing,
+        egress: Egress,
+        *,
+        clock: Clock | None = None,
+        timeout: float = TIMEOUT,
+        grace: float = GRACE,
+    ) -> AsyncIterator[Self]:
+        """Deliver what was left, and look for what happened meanwhile."""
+        clock = clock or Clock()
+        deliveries = Deliveries(database, egress, signing, clock, timeout)
+        triggers = cls(database, repos, egress, deliveries, clock)
+        triggers._missed.update(await triggers._store.repos())
+        await deliveries.start()
+        catching_up = asyncio.create_task(triggers._catch_up())
+        try:
+            yield triggers
+        finally:
+            catching_up.cancel()
+            await asyncio.gather(catching_up, *triggers._looking, return_exceptions=True)
+            await deliveries.close(grace)
+
+    # Made, found, removed
+
+    async def create(
+        self,
+        repo: str,
+        endpoint: str,
+        *,
+        branches: Sequence[str] = (),
+        globs: Sequence[str] = (),
+        event: str = EVENT,
+    ) -> Trigger:
+        """Have an endpoint told of pushes, from now on."""
+        if event != EVENT:
+            raise InvalidTrigger(f"a trigger's event is {EVENT!r}, not {event[:100]!r}")
+        _check_number("branches", branches, MAX_BRANCHES)
+        _check_number("globs", globs, MAX_GLOBS)
+        if (globs_in_all := Rule(branches, globs).globs) > MAX_ALTERNATIVES:
+            raise InvalidTrigger(f"globs stand for at most {MAX_ALTERNATIVES} patterns, not {globs_in_all}")
+        with contextlib.suppress(EgressFailed):
+            # A name that nobody knows today may be known when there is something to send.
+            await self._egress.check(endpoint)
+        async with self._lock(repo):
+            repository = await self._repository(repo)
+            others = await self._store.of(repo)
+            if len(others) >= MAX_TRIGGERS:
+                raise TriggerLimitExceeded(f"a repository has at most {MAX_TRIGGERS} triggers")
+            if others:
+                # What happened before is for the others alone.
+                await self._look(repo)
+            seen = None if others else await branches_of(repository)
+            row = TriggerRow(
+                id=str(uuid.uuid4()),
+                repo=repo,
+                event=event,
+                branches=json.dumps(list(branches)) if branches else None,
+                globs=json.dumps(list(globs)) if globs else None,
+                endpoint=endpoint,
+                created_at=self._clock.now(),
+            )
+            if not await self._store.add(row, seen):
+                raise RepoNotFound(repo)
+        return _trigger(row)
+
+    async def list(self, repo: str) -> list[Trigger]:
+        """A repository's, oldest first."""
+        return [_trigger(row) for row in await self._store.of(repo)]
+
+    async def get(self, repo: str, trigger: str) -> Trigger:
+        row = await self._store.get(trigger)
+        if row is None or row.repo != repo:
+            raise TriggerNotFound(trigger)
+        return _trigger(row)
+
+    async def delete(self, repo: str, trigger: str) -> None:
+        """Nothing more is sent for it, and what is known of its deliveries is forgotten."""
+        async with self._lock(repo):
+            if not await self._store.remove(repo, trigger):
+                raise TriggerNotFound(trigger)
+
+    # Deliveries
+
+    async def deliveries(self, repo: str, trigger: str, *, limit: int, offset: int = 0) -> Page[Delivery]:
+        """What was and is to be sent for a trigger, newest first."""
+        await self.get(repo, trigger)
+        rows, total = await self._log.page(trigger, limit, offset)
+        return Page([_delivery(row) for row in rows], offset, total)
+
+    async def redeliver(self, repo: str, trigger: str, delivery: str) -> Delivery:
+        """Send the same body once more, after all else that waits for this trigger."""
+        await self.get(repo, trigger)
+        old = await self._log.of(trigger, delivery)
+        if old is None:
+            raise DeliveryNotFound(delivery)
+        if (await self._log.waiting([trigger])).get(trigger, 0) >= MAX_WAITING:
+            raise TriggerLimitExceeded(f"{MAX_WAITING} deliveries wait for this trigger already")
+        row = new_delivery(trigger, old.body, self._clock.now(), redelivery_of=old.redelivery_of or old.id)
+        if not await self._log.add(row, kept=MAX_KEPT):
+            raise TriggerNotFound(trigger)
+        self._deliveries.wake([trigger])
+        return _delivery(row)
+
+    # What happened
+
+    async def observe(self, repo: str) -> None:
+        """A branch may have changed. What is to be delivered for it is recorded when this returns.
+
+        It costs next to nothing when the repository has no triggers, and never fails: what cannot be found
+        out now is looked for again later.
+        """
+        if not await self._store.any_of(repo):
+            return
+        task = self._queued.get(repo)
+        if task is None:
+            task = self._queued[repo] = asyncio.create_task(self._look_in_turn(repo))
+            self._looking.add(task)
+            task.add_done_callback(self._looking.discard)
+        await asyncio.shield(task)
+
+    async def _look_in_turn(self, repo: str) -> None:
+        async with self._lock(repo):
+            # Whoever comes from here on may have changed something that this look does not see.
+            del self._queued[repo]
+            try:
+                await self._look(repo)
+            except RepoNotFound:
+                return
+            except Exception as error:
+                log.warning("pushes could not be looked for", repo=repo, error=str(error))
+                self._missed.add(repo)
+
+    async def _look(self, repo: str) -> None:
+        """Compare, and record in one piece what is different and who is to be told."""
+        repository = await self._repository(repo)
+        triggers = await self._store.of(repo)
+        if not triggers:
+            return
+        before, now = await self._store.seen(repo), await branches_of(repository)
+        updates = [
+            Update(name, before.get(name), sha) for name, sha in now.items() if before.get(name) != sha
+        ]
+        changes: dict[str, str | None] = {update.branch: update.new for update in updates}
+        changes |= dict.fromkeys(before.keys() - now.keys())
+        if not changes:
+            return
+        rows = await self._rows(repository, triggers, updates)
+        if await self._store.record(repo, changes, rows, kept=MAX_KEPT):
+            self._deliveries.wake({row.trigger for row in rows})
+        else:
+            self._missed.add(repo)
+
+    async def _rows(
+        self, repository: Repository, triggers: Sequence[TriggerRow], updates: Sequence[Update]
+    ) -> Sequence[DeliveryRow]:
+        """Deliveries of these updates, to whom they concern."""
+        rules = {row.id: Rule(_texts(row.branches), _texts(row.globs)) for row in triggers}
+        room = dict.fromkeys(rules, MAX_WAITING)
+        for trigger, waiting in (await self._log.waiting(list(rules))).items():
+            room[trigger] -= waiting
+        # What is too much to look at concerns everyone, for whom it is then too much as well.
+        dropped = dict.fromkeys(rules, updates[MAX_UPDATES]) if len(updates) > MAX_UPDATES else {}
+        full = set[str]()
+        rows: list[DeliveryRow] = []
+        compared = held_against = 0
+        for update, concerned in await in_thread(_concerned, rules, updates[:MAX_UPDATES]):
+            wanting = [trigger for trigger in concerned if trigger not in full]
+            globs = sum(rules[trigger].globs for trigger in wanting)
+            if globs and compared < _MAX_COMPARED and held_against < _MAX_HELD_AGAINST:
+                paths = await changed_files(repository, update)
+                compared += 1
+                held_against += globs * len(paths or ())
+                wanting = await in_thread(_wanting, rules, wanting, paths)
+            for trigger in wanting:
+                if room[trigger] > 0:
+                    room[trigger] -= 1
+                    rows.append(self._row(repository.id, trigger, update))
+                else:
+                    full.add(trigger)
+                    dropped[trigger] = update
+        return [*rows, *(self._dropped(repository.id, *each) for each in dropped.items())]
+
+    def _row(self, repo: str, trigger: str, update: Update) -> DeliveryRow:
+        now = self._clock.now()
+        delivery = str(uuid.uuid4())
+        payload = {
+            "event": "branchUpdate",
+            "repoId": repo,
+            "branch": update.branch,
+            "commit": update.new,
+            "previousCommit": update.old,
+            "deliveryId": delivery,
+            "timestamp": datetime.fromtimestamp(now / 1e9, UTC).isoformat(timespec="milliseconds"),
+        }
+        return new_delivery(trigger, json.dumps(payload), now, delivery_id=delivery)
+
+    def _dropped(self, repo: str, trigger: str, update: Update) -> DeliveryRow:
+        """What says in the log that something is missing there."""
+        log.warning("deliveries are dropped: too many wait", trigger=trigger, repo=repo)
+        row = self._row(repo, trigger, update)
+        error = f"this change and what came with it were not sent: more than {MAX_WAITING} would wait"
+        return replace(row, state=State.FAILED, finished_at=row.created_at, error=error)
+
+    async def _catch_up(self) -> None:
+        """Look for what happened while Stead was down, and again for what could not be found out."""
+        rounds = 0
+        while True:
+            missed, self._missed = sorted(self._missed), set()
+            for start in range(0, len(missed), _AT_ONCE):
+                await asyncio.gather(*(self.observe(repo) for repo in missed[start : start + _AT_ONCE]))
+            if rounds % _PRUNE_EVERY == 0:
+                await self._prune()
+            rounds += 1
+            await self._clock.sleep(_LOOK_AGAIN)
+
+    async def _prune(self) -> None:
+        try:
+            await self._deliveries.prune()
+        except Exception as error:
+            log.warning("old deliveries are not removed", error=str(error))
+
+    async def _repository(self, repo: str) -> Repository:
+        await self._repos.get(repo)
+        return self._repos.repository(repo)
+
+    def _lock(self, repo: str) -> asyncio.Lock:
+        return self._locks.setdefault(repo, asyncio.Lock())
+
+
+def _concerned(rules: Mapping[str, Rule], updates: Sequence[Update]) -> list[tuple[Update, list[str]]]:
+    found = (
+        (update, [each for each in rules if rules[each].wants_branch(update.branch)]) for update in updates
+    )
+    return [(update, concerned) for update, concerned in found if concerned]
+
+
+def _wanting(rules: Mapping[str, Rule], triggers: Sequence[str], paths: Sequence[str] | None) -> list[str]:
+    return [trigger for trigger in triggers if rules[trigger].wants_files(paths)]
+
+
+def _check_number(what: str, texts: Sequence[str], most: int) -> None:
+    if len(texts) > most:
+        raise InvalidTrigger(f"a trigger has at most {most} {what}, not {len(texts)}")
+
+
+def _texts(encoded: str | None) -> tuple[str, ...]:
+    return tuple(json.loads(encoded)) if encoded else ()
+
+
+def _trigger(row: TriggerRow) -> Trigger:
+    return Trigger(
+        id=row.id,
+        repo=row.repo,
+        event=row.event,
+        branches=_texts(row.branches),
+        globs=_texts(row.globs),
+        endpoint=row.endpoint,
+        created_at=row.created_at / 1e9,
+    )
+
+
+def _delivery(row: DeliveryRow) -> Delivery:
+    state = State(row.state)
+    return Delivery(
+        id=row.id,
+        trigger=row.trigger,
+        state=state,
+        body=row.body,
+        attempts=row.attempts,
+        created_at=row.created_at / 1e9,
+        next_at=None if state.final else row.next_at / 1e9,
+        attempted_at=_seconds(row.attempted_at),
+        finished_at=_seconds(row.finished_at),
+        status=row.status,
+        error=row.error,
+        response=row.response,
+        redelivery_of=row.redelivery_of,
+    )
+
+
+def _seconds(at: int | None) -> float | None:
+    return None if at is None else at / 1e9

@@ -1,0 +1,210 @@
+"""Triggers, branches as they were last seen, and deliveries, as rows."""
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from stead.store.rows import Rows, made
+from stead.store.tables import deliveries, observed_refs, repos, triggers
+
+
+@dataclass(frozen=True)
+class TriggerRow:
+    """`branches` and `globs` are JSON arrays."""
+
+    id: str
+    repo: str
+    event: str
+    branches: str | None
+    globs: str | None
+    endpoint: str
+    created_at: int
+
+
+@dataclass(frozen=True)
+class DestinationRow:
+    """Where the deliveries of a trigger go, and whose they are."""
+
+    endpoint: str
+    account: str
+
+
+@dataclass(frozen=True)
+class DeliveryRow:
+    """Times are in nanoseconds. Among those of a trigger, a higher `number` is a later one."""
+
+    id: str
+    trigger: str
+    body: str
+    state: str
+    attempts: int
+    created_at: int
+    next_at: int
+    attempted_at: int | None = None
+    finished_at: int | None = None
+    status: int | None = None
+    error: str | None = None
+    response: str | None = None
+    redelivery_of: str | None = None
+    number: int | None = None
+
+
+_UNFINISHED = deliveries.c.finished_at.is_(None)
+
+
+class TriggerStore(Rows[TriggerRow]):
+    """While a repository has triggers, its branches are recorded as they were last seen."""
+
+    table = triggers
+    row = TriggerRow
+
+    async def of(self, repo: str) -> list[TriggerRow]:
+        """A repository's, oldest first."""
+        statement = sa.select(triggers).where(triggers.c.repo == repo)
+        return await self._select(statement.order_by(triggers.c.created_at, triggers.c.id))
+
+    async def any_of(self, repo: str) -> bool:
+        with self.database.look_up() as connection:
+            return connection.execute(_ANY, {"wanted": repo}).first() is not None
+
+    async def repos(self) -> list[str]:
+        """All repositories that have triggers."""
+        async with self.database.connect() as connection:
+            return list((await connection.execute(sa.select(triggers.c.repo).distinct())).scalars())
+
+    async def destination(self, trigger: str) -> DestinationRow | None:
+        statement = sa.select(triggers.c.endpoint, repos.c.account).join(repos, repos.c.id == triggers.c.repo)
+        with self.database.look_up() as connection:
+            found = connection.execute(statement.where(triggers.c.id == trigger))
+            return next(iter(made(DestinationRow, found)), None)
+
+    async def add(self, row: TriggerRow, branches: Mapping[str, str] | None) -> bool:
+        """Record a trigger, the first of its repository with where the branches are now.
+
+        Tells whether the repository is still there.
+        """
+        try:
+            async with self.database.begin() as connection:
+                await connection.execute(triggers.insert().values(**dataclasses.asdict(row)))
+                if branches is not None:
+                    await connection.execute(observed_refs.delete().where(observed_refs.c.repo == row.repo))
+                    await _see(connection, row.repo, branches)
+        except sa.exc.IntegrityError:
+            return False
+        return True
+
+    async def remove(self, repo: str, trigger: str) -> bool:
+        """Tells whether the repository had it. With its last trigger what was seen of it is forgotten."""
+        mine = sa.and_(triggers.c.repo == repo, triggers.c.id == trigger)
+        none_left = ~sa.exists().where(triggers.c.repo == repo)
+        async with self.database.begin() as connection:
+            found = await connection.execute(triggers.delete().where(mine))
+            await connection.execute(observed_refs.delete().where(observed_refs.c.repo == repo, none_left))
+            return found.rowcount > 0
+
+    async def seen(self, repo: str) -> dict[str, str]:
+        """The branches as they were last seen."""
+        statement = sa.select(observed_refs.c.name, observed_refs.c.sha).where(observed_refs.c.repo == repo)
+        async with self.database.connect() as connection:
+            return {row.name: row.sha for row in await connection.execute(statement)}
+
+    async def record(
+        self, repo: str, changes: Mapping[str, str | None], rows: Sequence[DeliveryRow], *, kept: int
+    ) -> bool:
+        """What happened, together with what is to be delivered for it; branches without a commit are gone.
+
+        Of each trigger so many deliveries that are over are kept. Tells whether the repository is there.
+        """
+        try:
+            async with self.database.begin() as connection:
+                await _see(connection, repo, changes)
+                if rows:
+                    await connection.execute(deliveries.insert(), [_values(row) for row in rows])
+                for trigger in {row.trigger for row in rows}:
+                    await connection.execute(_beyond(trigger, kept))
+        except sa.exc.IntegrityError:
+            return False
+        return True
+
+
+class DeliveryStore(Rows[DeliveryRow]):
+    table = deliveries
+    row = DeliveryRow
+
+    async def add(self, row: DeliveryRow, *, kept: int) -> bool:
+        """Record one more; tells whether its trigger is still there."""
+        try:
+            async with self.database.begin() as connection:
+                await connection.execute(deliveries.insert().values(**_values(row)))
+                await connection.execute(_beyond(row.trigger, kept))
+        except sa.exc.IntegrityError:
+            return False
+        return True
+
+    async def next(self, trigger: str) -> DeliveryRow | None:
+        """The oldest of a trigger that is not over: no other is sent before it."""
+        return self._look_up(_NEXT, wanted=trigger)
+
+    async def of(self, trigger: str, delivery: str) -> DeliveryRow | None:
+        found = await self.get(delivery)
+        return found if found is not None and found.trigger == trigger else None
+
+    async def page(self, trigger: str, limit: int, offset: int) -> tuple[list[DeliveryRow], int]:
+        """Some of a trigger's, newest first, and how many there are."""
+        statement = sa.select(deliveries).where(deliveries.c.trigger == trigger)
+        return await self._page(statement.order_by(deliveries.c.number.desc()), limit, offset)
+
+    async def unfinished(self) -> list[str]:
+        """All triggers for which something is to be delivered."""
+        statement = sa.select(deliveries.c.trigger).where(_UNFINISHED).distinct()
+        async with self.database.connect() as connection:
+            return list((await connection.execute(statement)).scalars())
+
+    async def waiting(self, of: Collection[str]) -> dict[str, int]:
+        """How much is to be delivered for each of these triggers."""
+        statement = sa.select(deliveries.c.trigger, sa.func.count().label("number"))
+        statement = statement.where(_UNFINISHED, deliveries.c.trigger.in_(of)).group_by(deliveries.c.trigger)
+        async with self.database.connect() as connection:
+            return {row.trigger: row.number for row in await connection.execute(statement)}
+
+    async def prune(self, before: int) -> None:
+        """Forget what was over before then."""
+        async with self.database.begin() as connection:
+            await connection.execute(deliveries.delete().where(deliveries.c.finished_at < before))
+
+
+_ANY = sa.select(triggers.c.id).where(triggers.c.repo == sa.bindparam("wanted")).limit(1)
+_NEXT = (
+    sa.select(deliveries)
+    .where(_UNFINISHED, deliveries.c.trigger == sa.bindparam("wanted"))
+    .order_by(deliveries.c.number)
+    .limit(1)
+)
+
+
+async def _see(connection: AsyncConnection, repo: str, changes: Mapping[str, str | None]) -> None:
+    if not changes:
+        return
+    here = sa.and_(observed_refs.c.repo == repo, observed_refs.c.name == sa.bindparam("gone"))
+    await connection.execute(observed_refs.delete().where(here), [{"gone": name} for name in changes])
+    rows = [{"repo": repo, "name": name, "sha": sha} for name, sha in changes.items() if sha is not None]
+    if rows:
+        await connection.execute(observed_refs.insert(), rows)
+
+
+def _beyond(trigger: str, kept: int) -> sa.Delete:
+    """What is over and older than so many of a trigger that are over, too."""
+    over = sa.and_(deliveries.c.trigger == trigger, ~_UNFINISHED)
+    oldest = sa.select(deliveries.c.number).where(over).order_by(deliveries.c.number.desc())
+    limit = oldest.offset(kept).limit(1).scalar_subquery()
+    return deliveries.delete().where(over, deliveries.c.number <= limit)
+
+
+def _values(row: DeliveryRow) -> dict[str, Any]:
+    values = dataclasses.asdict(row)
+    del values["number"]
+    return values
