@@ -9,6 +9,7 @@ import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
+from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,14 @@ def cache() -> Path:
 def settings(cache: Path) -> Iterator[Settings]:
     with tempfile.TemporaryDirectory(prefix="stead-test-", dir="/var/tmp") as folder:
         Path(folder).chmod(0o711)
-        yield Settings(data=Path(folder), cache=cache, default_size=SMALL, pool=0, idle_timeout=None)
+        yield Settings(
+            data=Path(folder),
+            cache=cache,
+            default_size=SMALL,
+            pool=0,
+            idle_timeout=None,
+            dialled_private_networks=(IPv4Network("127.0.0.1/32"),),
+        )
 
 
 @pytest_asyncio.fixture(scope="session")

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import json
 import re
+import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 import pytest_asyncio
 from conftest import Server
 from cutting import Cutter
+from git_server import serving
 from npm import Ended, Npm
 from waiting import until
 
@@ -168,9 +170,24 @@ async def test_the_pages_about_machines_are_true(user: User) -> None:
     await user.script("docs")
 
 
-async def test_repositories(user: User) -> None:
-    """Made, listed, read, written, paged, packed, granted, deleted."""
-    await user.script("git")
+async def test_repositories(user: User, tmp_path: Path) -> None:
+    """Made, filled, listed, read, written, paged, searched, packed, granted, deleted."""
+    with serving(tmp_path) as elsewhere:
+        origin = elsewhere.init("origin.git")
+        for number, message in enumerate(("one", "two"), 1):
+            _add_commit(origin, message, f"{number}\n".encode())
+        await user.script("git", ORIGIN=f"{elsewhere.url}/origin.git")
+
+
+def _add_commit(origin: Path, message: str, content: bytes) -> None:
+    """One that writes `folder/file`."""
+    lines = b"commit refs/heads/main\ncommitter C <c@example.org> now\n"
+    lines += b"data %d\n%s\nM 100644 inline folder/file\n" % (len(message), message.encode())
+    lines += b"data %d\n%s\n" % (len(content), content)
+    if message != "one":
+        lines = lines.replace(b"M 100644", b"from refs/heads/main^0\nM 100644")
+    command = ["git", "fast-import", "--quiet", "--date-format=now"]
+    subprocess.run(command, input=lines, cwd=origin, check=True, timeout=60)
 
 
 async def test_repositories_by_the_command_line(user: User) -> None:

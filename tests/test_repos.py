@@ -394,7 +394,7 @@ async def test_the_history_is_paged_without_gaps_or_repeats(repository: Reposito
     merge = git(repository, "commit-tree", "-p", shas[3], "-p", side, "-m", "merge", tree)
     git(repository, "update-ref", "refs/heads/main", merge)
     await commit(repository, [write("a", "end")], "end")
-    expected = git(repository, "rev-list", "main").split()
+    expected = git(repository, "rev-list", "--date-order", "main").split()
     whole = await history.commits(repository)
     assert [each.sha for each in whole.commits] == expected and whole.total == 7 and whole.next_commit is None
 

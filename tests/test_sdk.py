@@ -268,10 +268,10 @@ async def test_a_command_says_where_how_and_as_whom(client: Client) -> None:
         (500, "VM_SETUP_FAILED", errors.SetupFailed),
         (503, "NO_LOCAL_STORAGE_CAPACITY", errors.NoCapacity),
         # Codes without a class of their own belong to the family of their status.
-        (400, "EMPTY_QUERY", errors.InvalidRequest),
+        (400, "INVALID_ACCOUNT_ID", errors.InvalidRequest),
         (403, "RECORD_OWNERSHIP_ERROR", errors.Forbidden),
         (404, "JOB_NOT_FOUND", errors.NotFound),
-        (409, "BRANCH_ALREADY_EXISTS", errors.Conflict),
+        (409, "ALREADY_IN_PROGRESS", errors.Conflict),
         (500, "KERNEL_PANIC", errors.ServerError),
         (418, "NEVER_HEARD_OF", errors.InvalidRequest),
     ],

@@ -249,6 +249,40 @@ test("triggers are made, listed and deleted", async () => {
   });
   assert.deepEqual(await repo.triggers.delete({ triggerId }), {});
   await refused("NOT_FOUND", () => repo.triggers.delete({ triggerId }));
-  const here = { action: "webhook", endpoint: process.env.FREESTYLE_API_URL };
+  const here = { action: "webhook", endpoint: "http://127.1.2.3/hook" };
   await refused("GIT_INVALID_REQUEST", () => repo.triggers.create({ trigger, action: here }));
+});
+
+test("repositories begin with what they are given", async () => {
+  const { repo } = await made({
+    import: {
+      type: "files",
+      files: { "README.md": "# Imported\n", "src/a.ts": "export {};\n" },
+      commitMessage: "import",
+      authorName: "Ann",
+      authorEmail: "ann@example.com",
+    },
+  });
+  assert.equal(text(await repo.contents.get({ path: "README.md" })), "# Imported\n");
+  const { commits } = await repo.commits.list();
+  assert.deepEqual(commits.map(({ message, author }) => [message, author.name]), [["import", "Ann"]]);
+
+  const origin = process.env.ORIGIN;
+  const source = await made({ source: { url: origin, rev: "main" } });
+  assert.deepEqual((await source.repo.commits.list()).commits.map(({ message }) => message), ["two", "one"]);
+  const part = await made({
+    import: { type: "git", url: origin, dir: "folder", commitMessage: "part of it" },
+  });
+  assert.equal(text(await part.repo.contents.get({ path: "file" })), "2\n");
+  assert.equal((await part.repo.commits.list()).total, 1);
+
+  const create = (options) => freestyle.git.repos.create(options);
+  await refused("SOURCE_NOT_FOUND", () => create({ source: { url: `${origin}x` } }));
+  await refused("IMPORT_SUBDIR_NOT_FOUND", () =>
+    create({ import: { type: "git", url: origin, dir: "none", commitMessage: "m" } }),
+  );
+  await refused("SOURCE_IMPORT_CONFLICT", () =>
+    create({ source: { url: origin }, import: { type: "files", files: {}, commitMessage: "m" } }),
+  );
+  await refused("GIT_INVALID_REQUEST", () => create({ source: { url: "http://127.1.2.3/repo.git" } }));
 });

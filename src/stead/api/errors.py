@@ -27,9 +27,11 @@ from stead.identity import errors as identity
 from stead.logs import get_logger
 from stead.repos import errors as repos
 from stead.repos.access import RepoPermissionExists, RepoPermissionNotFound
-from stead.repos.egress import EgressRefused
+from stead.repos.egress import EgressFailed, EgressRefused
 from stead.repos.patterns import InvalidPattern
+from stead.repos.remotes import SourceInvalid, SourceNotFound, SourceUnauthorized
 from stead.repos.search_query import EmptyQuery, InvalidPathPattern, InvalidQuery
+from stead.repos.sources import SubdirNotFound
 from stead.repos.triggers import DeliveryNotFound, InvalidTrigger, TriggerLimitExceeded, TriggerNotFound
 
 log = get_logger("stead.api")
@@ -168,6 +170,11 @@ _REPOS: dict[type[repos.RepoError], str] = {
     InvalidTrigger: "GIT_INVALID_REQUEST",
     InvalidPattern: "GIT_INVALID_REQUEST",
     EgressRefused: "GIT_INVALID_REQUEST",
+    EgressFailed: "SOURCE_NOT_FOUND",
+    SourceNotFound: "SOURCE_NOT_FOUND",
+    SourceUnauthorized: "SOURCE_UNAUTHORIZED",
+    SourceInvalid: "GIT_INVALID_REQUEST",
+    SubdirNotFound: "IMPORT_SUBDIR_NOT_FOUND",
     TriggerNotFound: "NOT_FOUND",
     DeliveryNotFound: "NOT_FOUND",
     TriggerLimitExceeded: "LIMIT_EXCEEDED",

@@ -14,6 +14,7 @@ from stead.api.errors import ApiError
 from stead.api.services import ServicesDep
 from stead.api.wire import LARGEST, Nothing
 from stead.api.wire.repos import (
+    ArchiveImport,
     Blob,
     BranchList,
     CommitCreated,
@@ -26,6 +27,8 @@ from stead.api.wire.repos import (
     DirectoryEntry,
     FileChangeModel,
     FileContent,
+    FilesImport,
+    GitImport,
     NewBranch,
     NewCommit,
     Ref,
@@ -42,8 +45,9 @@ from stead.repos.access import Level
 from stead.repos.committing import Author, Change
 from stead.repos.errors import InvalidContent, RepoNotFound
 from stead.repos.history import MAX_COMMITS, Order
-from stead.repos.repos import RepoInfo
+from stead.repos.repos import Fill, RepoInfo
 from stead.repos.repository import Repository
+from stead.repos.sources import Sources
 
 router = APIRouter(prefix="/git/v1/repo", tags=["repositories"])
 
@@ -100,15 +104,40 @@ OwnedRepo = Annotated[OpenRepo, Depends(owned)]
 async def create_repo(caller: Owner, services: ServicesDep, wanted: CreateRepo | None = None) -> CreatedRepo:
     """Make a repository: empty, or from a source with its history, or with one commit of imported files."""
     wanted = wanted or CreateRepo.model_validate({})
-    if wanted.source is not None and wanted.import_ is not None:
-        raise ApiError("SOURCE_IMPORT_CONFLICT", "a repository has a source or an import, not both")
     info = await services.repos.create(
         caller.account,
         name=wanted.name,
         public=bool(wanted.public),
         default_branch=wanted.default_branch,
+        fill=_fill(services.sources, wanted),
     )
     return CreatedRepo(repo_id=info.id)
+
+
+def _fill(sources: Sources, wanted: CreateRepo) -> Fill | None:
+    """What is to be in it from the beginning."""
+    if wanted.source is not None and wanted.import_ is not None:
+        raise ApiError("SOURCE_IMPORT_CONFLICT", "a repository has a source or an import, not both")
+    if (source := wanted.source) is not None:
+        return sources.source(
+            source.url,
+            rev=source.rev or source.branch,
+            depth=source.depth,
+            all_branches=bool(source.all_branches),
+            default_branch=wanted.default_branch,
+        )
+    if (wish := wanted.import_) is None:
+        return None
+    who = Author()
+    author = Author(wish.author_name or who.name, wish.author_email or who.email)
+    match wish:
+        case FilesImport():
+            return sources.files(wish.files, wish.commit_message, author)
+        case ArchiveImport():
+            return sources.archive(wish.type, wish.url, wish.commit_message, folder=wish.dir, author=author)
+        case GitImport():
+            rev = wish.rev or wish.branch
+            return sources.tree(wish.url, wish.commit_message, rev=rev, folder=wish.dir, author=author)
 
 
 @router.get("")

@@ -24,6 +24,7 @@ from stead.repos.egress import Egress
 from stead.repos.repos import Repos
 from stead.repos.search import Search
 from stead.repos.signing import Signing
+from stead.repos.sources import Sources
 from stead.repos.triggers import Triggers
 from stead.settings import Settings
 from stead.store.builds import BuildStore
@@ -45,6 +46,7 @@ class Services:
     creations: asyncio.Semaphore
     repos: Repos
     access: Access
+    sources: Sources
     search: Search
     signing: Signing
     triggers: Triggers
@@ -116,6 +118,7 @@ async def assemble(machines: Machines) -> AsyncIterator[Services]:
             creations=asyncio.Semaphore(settings.max_creations),
             repos=repos,
             access=Access(database, repos),
+            sources=Sources(egress),
             search=Search(),
             signing=signing,
             triggers=triggers,

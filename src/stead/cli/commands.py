@@ -13,6 +13,7 @@ from stead.cli.conversion import convert_when_given
 convert_when_given()
 
 MACHINES = "Machines"
+REPOSITORIES = "Repositories"
 INSTALLATION = "This installation"
 
 
@@ -30,6 +31,7 @@ class Entry:
 ENTRIES = {
     "vm": Entry("stead.cli.vms:app", "Machines: make them, use them, put them to sleep.", MACHINES),
     "snapshot": Entry("stead.cli.snapshots:app", "Snapshots: kept machines to make others from.", MACHINES),
+    "git": Entry("stead.cli.git:app", "Git repositories: make, clone, search them.", REPOSITORIES),
     "identity": Entry("stead.cli.identities:app", "Identities: who else may use a machine.", MACHINES),
     "whoami": Entry("stead.cli.identities:alone", "Say whose key this is.", MACHINES, alone=True),
     "serve": Entry("stead.cli.server:app", "Serve the API until Ctrl-C.", INSTALLATION, alone=True),

@@ -90,7 +90,8 @@ async def commits(
         raise
     known = branch or repository.default_branch
     await _check_in_history(repository, tip, known, since, until)
-    options = ["--reverse"] if order == "asc" else []
+    # By time, but no commit before those that were made on top of it: times may be equal, or wrong.
+    options = ["--date-order", *(["--reverse"] if order == "asc" else [])]
     first, last = (since, until) if order == "asc" else (until, since)
     shas: list[str] = []
     next_commit = None

@@ -114,8 +114,10 @@ class Repos:
         try:
             await in_thread(self._make, made, branch)
             if fill is not None:
-                await fill(Repository(repo_id, made, self.git, self.readers))
-                await self.readers.forget(made)
+                try:
+                    await fill(Repository(repo_id, made, self.git, self.readers))
+                finally:
+                    await self.readers.forget(made)
             async with self._creating:
                 await self._check_room(account)
                 row = await self._store.add(RepoRow(repo_id, account, name, public))

@@ -156,6 +156,56 @@ class UnsupportedOs(InvalidRequest, codes="UNSUPPORTED_OS"):
     """The base image holds a system that the server cannot run."""
 
 
+class InvalidGitRequest(InvalidRequest, codes="GIT_INVALID_REQUEST SERIALIZATION_ERROR"):
+    """Git cannot do this: a name that it does not allow, or too much at once."""
+
+
+class InvalidRevision(
+    InvalidGitRequest,
+    codes="""INVALID_REVISION INVALID AMBIGUOUS INVALID_OBJECT_ID INVALID_RANGE OFFSET_WITH_SELECTOR
+    COMMIT_NOT_IN_BRANCH""",
+):
+    """It names no commit or object, more than one, or a range of commits that there cannot be."""
+
+
+class InvalidBranchName(InvalidGitRequest, codes="BRANCH_NAME_EMPTY"):
+    """A branch needs a name."""
+
+
+class InvalidFileChange(
+    InvalidGitRequest, codes="INVALID_FILE_CHANGE INVALID_FILE_PATH INVALID_BASE64_CONTENT"
+):
+    """A commit cannot change a file like this."""
+
+    @property
+    def path(self) -> str | None:
+        return self._text("path")
+
+
+class InvalidSearch(
+    InvalidGitRequest,
+    codes="""EMPTY_QUERY INVALID_REGEX INVALID_PATH_PATTERN FILENAME_EMPTY_QUERY FILENAME_INVALID_PATTERN
+    COMMIT_EMPTY_QUERY COMMIT_INVALID_REGEX DIFF_EMPTY_QUERY DIFF_INVALID_REGEX DIFF_INVALID_PATH_PATTERN""",
+):
+    """Nothing can be found like this."""
+
+    @property
+    def reason(self) -> str | None:
+        """What is wrong with the pattern."""
+        return self._text("reason")
+
+
+class InvalidSource(
+    InvalidGitRequest,
+    codes="SOURCE_IMPORT_CONFLICT SOURCE_UNAUTHORIZED SOURCE_NOT_FOUND IMPORT_SUBDIR_NOT_FOUND",
+):
+    """What a repository was to begin with cannot be had."""
+
+    @property
+    def url(self) -> str | None:
+        return self._text("url") or self._text("source")
+
+
 class Unauthorized(SteadApiError, codes="UNAUTHORIZED UNAUTHORIZED_ERROR PERMISSION_DENIED"):
     """The API key or token is missing, wrong or revoked."""
 
@@ -166,6 +216,10 @@ class Forbidden(SteadApiError, codes="FORBIDDEN NOT_VM_OWNER IDENTITY_ACCESS_DEN
 
 class VmAccessDenied(Forbidden, codes="VM_ACCESS_DENIED ACCESS_DENIED"):
     """The Linux user may not touch this inside the machine."""
+
+
+class RepoAccessDenied(Forbidden, codes="REPOSITORY_ACCESS_DENIED GIT_REPOSITORY_ACCESS_DENIED"):
+    """The repository may be read, but not changed like this."""
 
 
 class ManagedIdentity(Forbidden, codes="CANNOT_DELETE_MANAGED_IDENTITY CANNOT_MODIFY_MANAGED_IDENTITY"):
@@ -199,6 +253,10 @@ class VmLimitExceeded(LimitExceeded, codes="VM_LIMIT_EXCEEDED TOTAL_VM_LIMIT_EXC
 
 class SnapshotLimitExceeded(LimitExceeded, codes="SNAPSHOT_LIMIT_EXCEEDED"):
     """The account has as many snapshots as it may have."""
+
+
+class RepoLimitExceeded(LimitExceeded, codes="GIT_REPO_LIMIT_EXCEEDED"):
+    """The account has as many repositories as it may have."""
 
 
 class SizeLimitExceeded(
@@ -273,6 +331,50 @@ class PermissionNotFound(NotFound, codes="PERMISSION_NOT_FOUND VM_PERMISSION_NOT
 class RepoNotFound(NotFound, codes="REPO_NOT_FOUND REPOSITORY_NOT_FOUND GIT_REPOSITORY_NOT_FOUND"):
     """There is no such repository."""
 
+    @property
+    def repo_id(self) -> str | None:
+        return self._text("repoId")
+
+
+class RevisionNotFound(NotFound, codes="REFERENCE_NOT_FOUND NO_DEFAULT_BRANCH"):
+    """There is no such branch, tag or commit, or there is none at all yet."""
+
+
+class BranchNotFound(RevisionNotFound, codes="BRANCH_NOT_FOUND"):
+    """There is no such branch."""
+
+    @property
+    def branch(self) -> str | None:
+        return self._text("branch")
+
+
+class TagNotFound(RevisionNotFound, codes="TAG_NOT_FOUND"):
+    """There is no such tag."""
+
+
+class CommitNotFound(RevisionNotFound, codes="COMMIT_NOT_FOUND PARENT_NOT_FOUND"):
+    """There is no such commit."""
+
+    @property
+    def sha(self) -> str | None:
+        return self._text("sha")
+
+
+class ObjectNotFound(NotFound, codes="BLOB_NOT_FOUND TREE_NOT_FOUND"):
+    """There is no such blob or tree."""
+
+    @property
+    def sha(self) -> str | None:
+        return self._text("hash")
+
+
+class PathNotFound(NotFound, codes="PATH_NOT_FOUND CONTENT_NOT_FOUND"):
+    """The revision has no such file or folder."""
+
+    @property
+    def path(self) -> str | None:
+        return self._text("path")
+
 
 class Gone(NotFound, codes="SESSION_EXPIRED"):
     """It was there once."""
@@ -328,8 +430,37 @@ class AlreadyExists(
     """Something of this name is there."""
 
 
+class RepoAlreadyExists(AlreadyExists, codes="REPO_ALREADY_EXISTS"):
+    """There is such a repository already."""
+
+
+class BranchAlreadyExists(AlreadyExists, codes="BRANCH_ALREADY_EXISTS"):
+    """There is a branch of this name."""
+
+    @property
+    def branch(self) -> str | None:
+        return self._text("branch")
+
+
 class PermissionAlreadyExists(AlreadyExists, codes="PERMISSION_ALREADY_EXISTS"):
     """The identity has a permission on this already; update it instead."""
+
+
+class ConflictingParent(Conflict, codes="CONFLICTING_PARENT"):
+    """The branch is not, or no longer, at the commit that it was expected to be at."""
+
+    @property
+    def expected(self) -> str | None:
+        return self._text("expected")
+
+    @property
+    def actual(self) -> str | None:
+        """Where it is; None if there is no such branch."""
+        return self._text("actual")
+
+
+class GithubSyncConflict(Conflict, codes="GIT_HUB_SYNC_CONFLICT"):
+    """One of the two repositories is kept in step with another one."""
 
 
 class ExecTimedOut(SteadApiError, codes="EXEC_TIMED_OUT"):
@@ -403,6 +534,15 @@ class SessionCapReached(TooManyRequests, codes="SESSION_CAP_REACHED"):
 
 class ServerError(SteadApiError, codes="INTERNAL INTERNAL_ERROR"):
     """The server failed; it is not the caller's fault. Its log has the trace id."""
+
+
+class GitError(
+    ServerError,
+    codes="""GIT_ERROR PACKFILE SEND_ERROR GIT_SERVER_ERROR TRIGGER_ERROR GIT_HUB_SYNC_FAILED DOWNLOAD_FAILED
+    GET_CONTENT_FAILED CREATE_REPOSITORY_FAILED DELETE_REPOSITORY_FAILED LIST_REPOSITORIES_FAILED
+    GET_REPOSITORY_INFO_FAILED UPDATE_DEFAULT_BRANCH_FAILED""",
+):
+    """Git failed on the server."""
 
 
 class ServiceUnavailable(ServerError, codes="SERVICE_UNAVAILABLE UNAVAILABLE"):

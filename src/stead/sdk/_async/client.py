@@ -1,8 +1,9 @@
 """The client: where everything begins."""
 
+import functools
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import httpx2
 
@@ -14,6 +15,9 @@ from stead.sdk.models import Whoami
 from stead.sdk.parsing import parse
 from stead.sdk.requests import DEFAULT_TIMEOUT, UNSET, Unset, find_settings, request
 from stead.sdk.retries import RetryPolicy
+
+if TYPE_CHECKING:
+    from stead.sdk._async.git import AsyncGit
 
 
 class AsyncStead:
@@ -53,6 +57,13 @@ class AsyncStead:
         """Who else may use them."""
         self.logs = AsyncLogs(self._connection)
         """What happened."""
+
+    @functools.cached_property
+    def git(self) -> "AsyncGit":
+        """Repositories. Much belongs to them, so it is loaded when it is first used."""
+        from stead.sdk._async.git import AsyncGit
+
+        return AsyncGit(self._connection)
 
     @property
     def base_url(self) -> str:

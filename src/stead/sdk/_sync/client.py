@@ -1,9 +1,10 @@
 # Made by scripts/unasync from _async/client.py.
 """The client: where everything begins."""
 
+import functools
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import httpx2
 
@@ -15,6 +16,9 @@ from stead.sdk.models import Whoami
 from stead.sdk.parsing import parse
 from stead.sdk.requests import DEFAULT_TIMEOUT, UNSET, Unset, find_settings, request
 from stead.sdk.retries import RetryPolicy
+
+if TYPE_CHECKING:
+    from stead.sdk._sync.git import Git
 
 
 class Stead:
@@ -54,6 +58,13 @@ class Stead:
         """Who else may use them."""
         self.logs = Logs(self._connection)
         """What happened."""
+
+    @functools.cached_property
+    def git(self) -> "Git":
+        """Repositories. Much belongs to them, so it is loaded when it is first used."""
+        from stead.sdk._sync.git import Git
+
+        return Git(self._connection)
 
     @property
     def base_url(self) -> str:

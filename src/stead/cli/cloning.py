@@ -1,0 +1,174 @@
+"""A clone that can fetch and push by itself, and nothing else.
+
+It gets an identity of its own with one permission, on this repository. So whoever finds the clone has no key
+of the account, `--readonly` is kept by the server, and one clone can be cut off without the others. The token
+is never an argument of a command, which everybody on the host could see, nor part of the remote's URL, which
+git prints: while git clones it is in git's environment, and then in a file in `.git` that only its owner
+reads.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from stead.cli.connection import target
+from stead.cli.output import fail, note
+from stead.cli.signals import signals_as_exits, undisturbed
+
+if TYPE_CHECKING:
+    from stead.sdk import Identity, Stead
+    from stead.sdk.git_models import RepoInfo
+    from stead.sdk.models import Permission
+
+_VARIABLE = "STEAD_CLONE_TOKEN"
+_FILE = "stead-token"
+# The path is asked for each time: clones are moved, and have worktrees.
+_HELPER = '!f() {{ test "$1" = get && echo username=x-access-token && echo "password={}"; }}; f'
+_WHILE_CLONING = _HELPER.format(f"${_VARIABLE}")
+_AFTERWARDS = _HELPER.format(f'$(cat "$(git rev-parse --git-common-dir)/{_FILE}")')
+
+_ELSEWHERE = frozenset(
+    {"GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY"}
+)
+_GRACE = 10.0
+
+
+@dataclass(frozen=True)
+class Credential:
+    """What a clone shows to be let in, and whose it is if it was made for the clone."""
+
+    token: str
+    permission: "Permission | None" = None
+    identity_id: str | None = None
+    token_id: str | None = None
+
+
+@dataclass(frozen=True)
+class Clone:
+    repo_id: str
+    path: str
+    permission: "Permission | None"
+    identity_id: str | None
+    token_id: str | None
+
+
+def clone(stead: "Stead", info: "RepoInfo", folder: Path, permission: "Permission") -> Clone:
+    """Clone a repository into a folder that is not there, or empty."""
+    url = stead.git.repos.ref(info.id).clone_url()
+    with signals_as_exits(), _credential(stead, info, permission) as credential:
+        _run_git(url, folder, credential)
+        if credential is not None:
+            _keep(url, info.id, folder, credential)
+    found = credential or Credential("")
+    path = str(folder.absolute())
+    return Clone(info.id, path, found.permission, found.identity_id, found.token_id)
+
+
+@contextlib.contextmanager
+def _credential(stead: "Stead", info: "RepoInfo", permission: "Permission") -> Iterator[Credential | None]:
+    """A credential for the clone; what was made for one that fails is removed.
+
+    A public repository of somebody else needs none.
+    """
+    from stead.sdk.errors import RepoNotFound
+
+    if stead.whoami().identity_id is not None:
+        # An identity makes no others, and has no more than what it was granted.
+        if permission == "read":
+            note("the clone has the rights of the token that is used here")
+        yield Credential(target().key or "")
+        return
+    identity = stead.identities.create()
+    kept = False
+    try:
+        try:
+            identity.permissions.git.grant(info.id, permission=permission)
+        except RepoNotFound:
+            if info.visibility != "public":
+                raise
+            yield None
+            return
+        made = identity.tokens.create()
+        yield Credential(made.token, permission, identity.id, made.id)
+        kept = True
+    finally:
+        if not kept:
+            _delete(identity)
+
+
+def _delete(identity: "Identity") -> None:
+    try:
+        with undisturbed():
+            identity.delete()
+    except BaseException:
+        note(f"identity {identity.id} may still be there: `stead identity delete {identity.id}`")
+        raise
+
+
+def _run_git(url: str, folder: Path, credential: Credential | None) -> None:
+    environment = _environment() | {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": ""}
+    options: list[str] = []
+    if credential is not None:
+        environment[_VARIABLE] = credential.token
+        # The user's own helpers are not asked, who may know another token for this server, nor told this one.
+        options = ["-c", f"{_helper_of(url)}=", "-c", f"{_helper_of(url)}={_WHILE_CLONING}"]
+    try:
+        command = ["git", *options, "clone", "--", url, str(folder)]
+        # A group of its own: git leaves the program that it asks the server with running when it is ended.
+        git = subprocess.Popen(command, env=environment, process_group=0)
+    except FileNotFoundError:
+        fail("git is not installed")
+    with git:
+        try:
+            code = git.wait()
+        except BaseException:
+            _end(git)
+            raise
+    if code:
+        fail(f"git clone ended with {code}")
+
+
+def _end(git: "subprocess.Popen[bytes]") -> None:
+    """Git removes what it has begun, if it gets the time."""
+    with undisturbed():
+        os.killpg(git.pid, signal.SIGTERM)
+        try:
+            git.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            os.killpg(git.pid, signal.SIGKILL)
+
+
+def _environment() -> dict[str, str]:
+    """Without what would have git work on another repository, as in a hook."""
+    return {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
+
+
+def _keep(url: str, repo_id: str, folder: Path, credential: Credential) -> None:
+    """Have git find the token in this clone, and say whose it is."""
+    place = folder / ".git" / _FILE
+    descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(f"{credential.token}\n")
+    facts = {
+        "stead.repoId": repo_id,
+        "stead.identityId": credential.identity_id,
+        "stead.tokenId": credential.token_id,
+        "stead.permission": credential.permission,
+    }
+    settings = [(key, value) for key, value in facts.items() if value is not None]
+    for key, value in [(_helper_of(url), ""), (_helper_of(url), _AFTERWARDS), *settings]:
+        command = ["git", "-C", str(folder), "config", "--add", key, value]
+        if subprocess.run(command, env=_environment(), check=False).returncode:
+            fail(f"the settings of the clone in {folder} cannot be written")
+
+
+def _helper_of(url: str) -> str:
+    """The setting for the whole server: large files are asked for without the repository's path."""
+    parts = urlsplit(url)
+    return f"credential.{parts.scheme}://{parts.netloc}.helper"

@@ -1,0 +1,252 @@
+"""`stead git`: repositories."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stead.cli import cloning
+from stead.cli.connection import connected, for_completion
+from stead.cli.output import Json, ago, note, print_facts, print_json, print_table, shown, working
+from stead.cli.references import SHORTEST, Candidate, _matching, _only
+
+if TYPE_CHECKING:
+    from stead.sdk import Stead
+    from stead.sdk.git_models import RepoInfo
+    from stead.sdk.search_models import LineMatch
+
+app = typer.Typer(no_args_is_help=True, help="Git repositories: make, clone, search them.")
+
+_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_PAGE = 100
+_NAMED = 10
+"""Branches or tags that are named one by one."""
+
+
+def _complete_repo(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    try:
+        with for_completion(context) as stead:
+            return list(_matching(incomplete, _candidates(stead, incomplete or None)))
+    except Exception:
+        return []
+
+
+_HELP = f"Its id, how the id begins ({SHORTEST} characters or more), or its name."
+Repo = Annotated[str, typer.Argument(metavar="REPO", help=_HELP, autocompletion=_complete_repo)]
+Repos = Annotated[list[str], typer.Argument(metavar="REPO", help=_HELP, autocompletion=_complete_repo)]
+
+
+def find_repo(stead: "Stead", given: str) -> str:
+    """The id of a repository. A whole id is believed; whoever uses it hears if there is none."""
+    return given if _ID.fullmatch(given) else _only("repo", given, _candidates(stead, given))
+
+
+def _candidates(stead: "Stead", search: str | None) -> Iterator[Candidate]:
+    offset = 0
+    while True:
+        page = stead.git.repos.list(limit=_PAGE, offset=offset, search=search)
+        yield from (Candidate(each.id, each.name, each.visibility or "") for each in page)
+        offset += len(page)
+        if not len(page) or offset >= page.total:
+            return
+
+
+@app.command("create")
+def create_repo(
+    name: Annotated[str | None, typer.Option("--name", "-n", help="A label.")] = None,
+    public: Annotated[bool, typer.Option("--public", help="Anyone may read it.")] = False,
+    default_branch: Annotated[
+        str | None, typer.Option(metavar="BRANCH", help="What clones begin with; else main.")
+    ] = None,
+    source_url: Annotated[
+        str | None, typer.Option(metavar="URL", help="A repository to take over with its history.")
+    ] = None,
+    source_rev: Annotated[
+        str | None, typer.Option(metavar="REV", help="Only this branch, tag or commit of it.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a repository and print its id."""
+    if source_rev is not None and source_url is None:
+        raise typer.BadParameter("is of no use without --source-url", param_hint="--source-rev")
+    with connected() as stead:
+        from stead.sdk.git_models import Source
+
+        source = None if source_url is None else Source(source_url, source_rev)
+        with working("making a repository"):
+            repo = stead.git.repos.create(
+                name=name, public=public, default_branch=default_branch, source=source
+            )
+        url = repo.clone_url()
+    if as_json:
+        print_json({"id": repo.id, "name": name, "clone_url": url})
+        return
+    typer.echo(repo.id)
+    note(f"{url}; `stead git clone {repo.id[:8]}` clones it")
+
+
+@app.command("list")
+def list_repos(
+    limit: Annotated[int, typer.Option(min=1, max=_PAGE, help="How many at most.")] = 20,
+    offset: Annotated[int, typer.Option(min=0, help="How many to pass over.")] = 0,
+    search: Annotated[str | None, typer.Option(help="Only those with this in their id or name.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the ids.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show the repositories, the newest first."""
+    with connected() as stead:
+        found = stead.git.repos.list(limit=limit, offset=offset, search=search)
+    if as_json:
+        print_json(found)
+        return
+    if quiet:
+        for each in found:
+            typer.echo(each.id)
+    else:
+        rows = [
+            (
+                each.id,
+                each.name,
+                each.visibility,
+                each.default_branch,
+                len(each.branches),
+                len(each.tags),
+                ago(each.created_at),
+            )
+            for each in found
+        ]
+        headings = ("id", "name", "visibility", "default", "branches", "tags", "created")
+        print_table(headings, rows, "no repositories")
+    if (end := offset + len(found)) < found.total:
+        note(f"{found.total - end} more: --offset {end}")
+
+
+@app.command("get")
+def get_repo(repo: Repo, as_json: Json = False) -> None:
+    """Show what is known of a repository."""
+    with connected() as stead:
+        handle = stead.git.repos.ref(find_repo(stead, repo))
+        info = handle.info()
+        url = handle.clone_url()
+    if as_json:
+        print_json({"repo": info, "clone_url": url})
+        return
+    created = None if info.created_at is None else f"{info.created_at.astimezone():%Y-%m-%d %H:%M:%S %Z}"
+    print_facts(
+        [
+            ("id", info.id),
+            ("name", info.name),
+            ("visibility", info.visibility),
+            ("default branch", info.default_branch),
+            ("branches", _names(sorted(info.branches))),
+            ("tags", _names(sorted(info.tags))),
+            ("created", created),
+            ("clone", url),
+        ]
+    )
+
+
+def _names(names: list[str]) -> str:
+    rest = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+@app.command("delete")
+def delete_repos(repos: Repos, as_json: Json = False) -> None:
+    """Delete repositories with their history, for good."""
+    with connected() as stead:
+        ids = list(dict.fromkeys(find_repo(stead, each) for each in repos))
+        for repo_id in ids:
+            stead.git.repos.delete(repo_id)
+            if not as_json:
+                typer.echo(f"deleted {repo_id}")
+    if as_json:
+        print_json({"repos": [{"id": repo_id, "deleted": True} for repo_id in ids]})
+
+
+@app.command("clone")
+def clone_repo(
+    repo: Repo,
+    directory: Annotated[
+        Path | None, typer.Argument(metavar="[DIR]", help="Where to; else its name, or its id.")
+    ] = None,
+    readonly: Annotated[bool, typer.Option("--readonly", help="The clone may fetch, but not push.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Clone a repository with git, so that fetch and push work there without asking.
+
+    The clone gets a token of its own, for this one repository: `stead identity delete
+    $(git config stead.identityId)` ends it.
+    """
+    with connected() as stead:
+        info = stead.git.repos.ref(find_repo(stead, repo)).info()
+        done = cloning.clone(stead, info, directory or _folder(info), "read" if readonly else "write")
+    if as_json:
+        print_json(done)
+    else:
+        typer.echo(f"cloned {info.id} into {done.path}")
+
+
+def _folder(info: "RepoInfo") -> Path:
+    """The name, where it is a good one for a folder."""
+    return Path(info.name if info.name and re.fullmatch(r"\w[\w.-]*", info.name) else info.id)
+
+
+@app.command("search")
+def search_repo(
+    repo: Repo,
+    query: Annotated[str, typer.Argument(help="The text to look for.")],
+    rev: Annotated[str | None, typer.Option(help="A branch, a tag or a commit; else the default.")] = None,
+    path: Annotated[
+        str | None, typer.Option(metavar="GLOB", help="Only in files like this: 'src/**/*.py'.")
+    ] = None,
+    exclude: Annotated[str | None, typer.Option(metavar="GLOB", help="Not in files like this.")] = None,
+    regex: Annotated[bool, typer.Option("--regex", "-E", help="It is a regular expression.")] = False,
+    word: Annotated[bool, typer.Option("--word", "-w", help="Only whole words.")] = False,
+    case: Annotated[bool, typer.Option("--case", help="Upper and lower case differ.")] = False,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Files at most.")] = 100,
+    offset: Annotated[int, typer.Option(min=0, help="Files to pass over.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Show the lines of a repository's files that match, as grep -n does."""
+    with connected() as stead:
+        found = stead.git.repos.ref(find_repo(stead, repo)).search(
+            query,
+            rev=rev,
+            path_pattern=path,
+            exclude_pattern=exclude,
+            is_regex=regex,
+            whole_word=word,
+            case_sensitive=case,
+            max_results=limit,
+            offset=offset,
+        )
+    if as_json:
+        print_json(found)
+        return
+    for file in found:
+        for match in file:
+            typer.echo(_line(file.path, match))
+    if not len(found):
+        note("nothing found")
+    if found.stopped_early:
+        note("the search was stopped before its end: narrow it down with --path")
+    elif found.has_more:
+        note(f"{found.total_files - offset - len(found)} more files: --offset {offset + len(found)}")
+
+
+def _line(path: str, match: "LineMatch") -> str:
+    """In grep's colours; without them where there is no terminal."""
+    line, start, end = match.line, match.start_column, match.end_column
+    parts = (
+        typer.style(shown(path), fg="magenta"),
+        typer.style(str(match.line_number), fg="green"),
+        _text(line[:start]) + typer.style(_text(line[start:end]), fg="red", bold=True) + _text(line[end:]),
+    )
+    return typer.style(":", fg="cyan").join(parts)
+
+
+def _text(line: str) -> str:
+    return "\t".join(map(shown, line.split("\t")))

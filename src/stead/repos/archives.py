@@ -1,0 +1,355 @@
+"""Tar and zip archives from anywhere, read piece by piece.
+
+Nothing is unpacked: names and links in an archive never meet a file system of this host.
+"""
+
+import bz2
+import contextlib
+import gzip
+import io
+import lzma
+import stat
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+from stead.repos.errors import RepoError, TooLarge
+
+Kind = Literal["tar", "zip"]
+FILE, EXECUTABLE, LINK = "100644", "100755", "120000"
+_MAX_EXTENSION = 1 << 20
+_MAX_LINK = 4096
+_XZ_MEMORY = 128 << 20
+_PIECE = 256 << 10
+_BLOCK = 512
+_SIZE_OF_LIST = 5
+_MAX_LIST = 64 << 20
+_UNIX, _ENCRYPTED, _UTF8 = 3, 1, 0x800
+_UNKNOWN_COMPRESSIONS = {b"\x28\xb5\x2f\xfd": "zstd", b"\x1f\x9d": "compress", b"\x04\x22\x4d\x18": "lz4"}
+
+
+class ArchiveInvalid(RepoError):
+    """An archive that is broken, or has something in it that cannot be in a repository."""
+
+    code = "archive_invalid"
+
+
+@dataclass(frozen=True)
+class Bounds:
+    entries: int = 200_000
+    unpacked: int = 2 << 30
+    """Bytes of all that is in an archive."""
+    ratio: int = 200
+    """How many times larger than the archive all of it may be, if it has more bytes than the next number."""
+    ratio_from: int = 64 << 20
+
+
+@dataclass(frozen=True)
+class Member:
+    """Something in an archive. Its content can be read until the next member is asked for."""
+
+    name: str
+    mode: str | None
+    """As git has it; None for a folder."""
+    size: int = 0
+    content: Callable[[], Iterator[bytes]] = field(default=lambda: iter(()))
+    copy_of: str | None = None
+    """The name of an earlier member that has the content: a hard link."""
+
+
+def members(kind: Kind, archive: Path, bounds: Bounds) -> Iterator[Member]:
+    """What is in an archive, in its order."""
+    budget = _Budget(bounds, archive.stat().st_size)
+    with archive.open("rb") as file:
+        for number, member in enumerate(_MEMBERS[kind](file, budget)):
+            if number >= bounds.entries:
+                raise TooLarge(f"the archive has more than {bounds.entries} files and folders")
+            yield member
+
+
+@contextlib.contextmanager
+def reading(kind: Kind) -> Iterator[None]:
+    """Around all that reads members or their contents: archives that are broken are told as such."""
+    try:
+        yield
+    except _BROKEN as error:
+        raise ArchiveInvalid(f"the archive cannot be read as {kind}: {error}") from error
+
+
+class _Budget:
+    """What may still come out of an archive."""
+
+    def __init__(self, bounds: Bounds, packed: int) -> None:
+        self.bounds = bounds
+        self.most = min(bounds.unpacked, max(bounds.ratio_from, bounds.ratio * packed))
+        self.used = 0
+
+    def take(self, size: int) -> None:
+        self.used += size
+        if self.used > self.most:
+            raise TooLarge(f"the archive has more in it than {self.most} bytes, which is too much")
+
+
+# Tar
+
+
+class _Xz(io.RawIOBase):
+    """Reads xz in bounded memory, which the module for it does not."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._unpacker = self._fresh()
+        self._rest = b""
+
+    @staticmethod
+    def _fresh() -> lzma.LZMADecompressor:
+        return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # what io hands in is one
+        while True:
+            if self._unpacker.eof:
+                # Streams may follow each other, filled up with zeros.
+                while not (rest := self._rest.lstrip(b"\0")) and (more := self._file.read(_PIECE)):
+                    self._rest = more
+                if not rest:
+                    return 0
+                self._unpacker, self._rest = self._fresh(), rest
+            if self._unpacker.needs_input and not self._rest:
+                self._rest = self._file.read(_PIECE)
+                if not self._rest:
+                    raise EOFError("it ends too early")
+            data = self._unpacker.decompress(self._rest, len(buffer))
+            self._rest = self._unpacker.unused_data
+            if data:
+                buffer[: len(data)] = data
+                return len(data)
+
+
+def _unpacked(file: BinaryIO) -> BinaryIO:
+    """A tar that may be packed in one of several ways."""
+    start = file.read(6)
+    file.seek(0)
+    if start.startswith(b"\x1f\x8b"):
+        return gzip.GzipFile(fileobj=file)  # type: ignore[return-value]  # it reads as files do
+    if start.startswith(b"BZh"):
+        return bz2.BZ2File(file)  # type: ignore[return-value]
+    if start.startswith(b"\xfd7zXZ\x00"):
+        return io.BufferedReader(_Xz(file), _PIECE)
+    for magic, name in _UNKNOWN_COMPRESSIONS.items():
+        if start.startswith(magic):
+            raise ArchiveInvalid(f"the archive is packed with {name}; gzip, bzip2 and xz are understood")
+    return file
+
+
+class _Blocks:
+    """The blocks of a tar, each counted."""
+
+    def __init__(self, stream: BinaryIO, budget: _Budget) -> None:
+        self._stream = stream
+        self._budget = budget
+
+    def read(self, size: int) -> bytes:
+        """So many bytes, or fewer at the end."""
+        parts: list[bytes] = []
+        while size and (part := self._stream.read(size)):
+            self._budget.take(len(part))
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+    def whole(self, size: int) -> bytes:
+        data = self.read(size)
+        if len(data) < size:
+            raise EOFError("it ends too early")
+        return data
+
+    def pieces(self, size: int) -> Iterator[bytes]:
+        for place in range(0, size, _PIECE):
+            yield self.whole(min(_PIECE, size - place))
+
+
+def _tar(file: BinaryIO, budget: _Budget) -> Iterator[Member]:
+    """The headers are taken apart by the standard library, one by one: no header decides how much is held."""
+    with contextlib.closing(_unpacked(file)) as stream:
+        blocks = _Blocks(stream, budget)
+        told: dict[str, str] = {}
+        header = blocks.whole(_BLOCK)
+        while header.strip(b"\0"):
+            info = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+            if info.size < 0:
+                raise tarfile.ReadError("a file has less than no content")
+            if info.type in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, b"L", b"K"):
+                told |= _extension(info.type, _content_of_extension(blocks, info.size))
+                header = blocks.whole(_BLOCK)
+                continue
+            size = int(told.get("size", info.size))
+            info.name = told.get("path", info.name)
+            info.linkname = told.get("linkpath", info.linkname)
+            sparse = info.type == tarfile.GNUTYPE_SPARSE or "sparse" in told
+            told = {}
+            if sparse:
+                raise ArchiveInvalid(f"{info.name!r} is a sparse file, which is not understood")
+            yield from _tar_member(info, size, blocks)
+            header = blocks.read(_BLOCK)
+        while blocks.read(_PIECE):
+            # What comes after the end tells whether all of it is intact.
+            pass
+
+
+def _content_of_extension(blocks: _Blocks, size: int) -> bytes:
+    if size > _MAX_EXTENSION:
+        raise tarfile.ReadError("a header is too long")
+    data = blocks.whole(size)
+    blocks.whole(-size % _BLOCK)
+    return data
+
+
+def _extension(kind: bytes, data: bytes) -> dict[str, str]:
+    """What a header says of the file after it; what one says of all files is of no use here."""
+    if kind == tarfile.XGLTYPE:
+        return {}
+    if kind in (b"L", b"K"):
+        text = data.partition(b"\0")[0].decode("utf-8", "surrogateescape")
+        return {"path" if kind == b"L" else "linkpath": text}
+    told: dict[str, str] = {}
+    while data:
+        length, _, _ = data.partition(b" ")
+        if not length.isdigit() or len(length) > 8 or not len(length) + 2 < int(length) <= len(data):
+            raise tarfile.ReadError("a header is broken")
+        record, data = data[len(length) + 1 : int(length) - 1], data[int(length) :]
+        name, _, value = record.partition(b"=")
+        if name in (b"path", b"linkpath"):
+            told[name.decode()] = value.decode("utf-8", "surrogateescape")
+        elif name == b"size":
+            if not value.isdigit() or len(value) > 18:
+                raise tarfile.ReadError("a header is broken")
+            told["size"] = value.decode()
+        elif name.startswith(b"GNU.sparse."):
+            told["sparse"] = "yes"
+    return told
+
+
+def _tar_member(info: tarfile.TarInfo, size: int, blocks: _Blocks) -> Iterator[Member]:
+    """One member. Only files have content after their header, whatever size others claim."""
+    if info.isdir():
+        yield Member(info.name, None)
+    elif info.issym():
+        yield _link(info.name, info.linkname.encode("utf-8", "surrogateescape"))
+    elif info.islnk():
+        yield Member(info.name, FILE, copy_of=info.linkname)
+    elif info.isreg():
+        content = blocks.pieces(size)
+        yield Member(info.name, _mode(info.mode), size, lambda: content)
+        for _ in content:
+            # Nobody wanted it.
+            pass
+        blocks.whole(-size % _BLOCK)
+    else:
+        raise ArchiveInvalid(f"{printable(info.name)!r} is neither a file nor a folder nor a link")
+
+
+def _mode(permissions: int) -> str:
+    return EXECUTABLE if permissions & stat.S_IXUSR else FILE
+
+
+def _link(name: str, target: bytes) -> Member:
+    if not target or len(target) > _MAX_LINK or b"\0" in target:
+        raise ArchiveInvalid(f"the link {name!r} leads to no name")
+    return Member(name, LINK, len(target), lambda: iter((target,)))
+
+
+# Zip
+
+
+def _zip(file: BinaryIO, budget: _Budget) -> Iterator[Member]:
+    _check_count(file, budget.bounds.entries)
+    with zipfile.ZipFile(file) as archive:
+        for info in archive.infolist():
+            yield _zip_member(archive, info, budget)
+
+
+def _zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: _Budget) -> Member:
+    name = info.filename
+    if not info.flag_bits & _UTF8:
+        # Many write UTF-8 without a word; what was meant otherwise is hardly ever valid as such.
+        with contextlib.suppress(UnicodeError):
+            name = name.encode("cp437").decode()
+    kind = stat.S_IFMT(info.external_attr >> 16) if info.create_system == _UNIX else 0
+    if info.is_dir() or kind == stat.S_IFDIR:
+        return Member(name, None)
+    if info.flag_bits & _ENCRYPTED:
+        raise ArchiveInvalid(f"{name!r} is encrypted")
+    # Others can take any amount of memory.
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ArchiveInvalid(f"{name!r} is packed in a way that is not understood")
+    content = _zip_content(archive, info, budget)
+    if kind == stat.S_IFLNK:
+        if info.file_size > _MAX_LINK:
+            raise ArchiveInvalid(f"the link {name!r} leads to no name")
+        return _link(name, b"".join(content()))
+    if kind not in (0, stat.S_IFREG):
+        raise ArchiveInvalid(f"{name!r} is neither a file nor a folder nor a link")
+    return Member(name, _mode(info.external_attr >> 16 if kind else 0), info.file_size, content)
+
+
+def _check_count(file: BinaryIO, most: int) -> None:
+    """A list of files is held as a whole when a zip is opened: so it is looked at before."""
+    # As the module itself finds it, or others could be shown another list.
+    end = zipfile._EndRecData(file)  # type: ignore[attr-defined]
+    if end is None:
+        raise zipfile.BadZipFile("it is not a zip file")
+    if end[_SIZE_OF_LIST] > _MAX_LIST:
+        raise TooLarge("the archive's list of files is too long")
+    file.seek(0)
+    count = 0
+    rest = b""
+    while data := file.read(4 << 20):
+        count += (rest + data).count(b"PK\x01\x02")
+        rest = data[-3:]
+    if count > most:
+        raise TooLarge(f"the archive has more than {most} files and folders")
+    file.seek(0)
+
+
+def _zip_content(
+    archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: _Budget
+) -> Callable[[], Iterator[bytes]]:
+    def read() -> Iterator[bytes]:
+        budget.take(info.file_size)
+        size = 0
+        with archive.open(info) as content:
+            while piece := content.read(_PIECE):
+                size += len(piece)
+                yield piece
+        if size != info.file_size:
+            raise zipfile.BadZipFile(f"{info.filename!r} ends too early")
+
+    return read
+
+
+_MEMBERS = {"tar": _tar, "zip": _zip}
+_BROKEN = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    lzma.LZMAError,
+    zlib.error,
+    struct.error,
+    EOFError,
+    OSError,
+    OverflowError,
+    RuntimeError,
+    ValueError,
+)
+"""What the modules that take archives apart say of broken ones."""
+
+
+def printable(name: str) -> str:
+    return name.encode(errors="replace").decode()

@@ -1,0 +1,191 @@
+"""Files from elsewhere, written as one commit by `git fast-import`, piece by piece."""
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import Generator, Iterable, Iterator
+
+from stead.repos.archives import LINK, ArchiveInvalid, Member, printable
+from stead.repos.committing import Author
+from stead.repos.errors import InvalidPath, TooLarge
+from stead.repos.git import Finished, GitFailed
+from stead.repos.names import check_path
+from stead.repos.repository import Repository
+from stead.tasks import in_thread
+
+_MAX_NAMES = 24 << 20
+"""Characters of all names and of what links lead to: each is looked at, and held until the end."""
+_MAX_DEPTH = 256
+_MAX_STEPS = 20_000_000
+_MAX_HOPS = 40
+_BATCH = 256 << 10
+_PIECES = 4096
+
+
+class Snapshot:
+    """Turns the members of an archive into blobs, and then into the lines of one commit."""
+
+    def __init__(self, folder: str = "") -> None:
+        """Only what is in this folder of the archive is taken, and without its name."""
+        self.folder = folder
+        self._files: dict[str, tuple[str, int]] = {}
+        self._links: dict[str, str] = {}
+        self._marks = 0
+        self._names = 0
+        self.folder_found = not folder
+
+    def blobs(self, found: Iterable[Member]) -> Iterator[bytes]:
+        """What git is told of the contents, in pieces of any size."""
+        for member in found:
+            self._count(member.name)
+            path = self._inside(_place(member.name))
+            if path is None:
+                continue
+            if member.mode is None or path:
+                self.folder_found = True
+            if member.mode is None or not path:
+                continue
+            # The last of one name is the one that counts.
+            self._files.pop(path, None)
+            self._links.pop(path, None)
+            if member.copy_of is not None:
+                self._copy(path, member.copy_of)
+                continue
+            self._marks += 1
+            self._files[path] = member.mode, self._marks
+            yield b"blob\nmark :%d\ndata %d\n" % (self._marks, member.size)
+            if member.mode == LINK:
+                target = b"".join(member.content())
+                self._count(target)
+                self._links[path] = target.decode("utf-8", "surrogateescape")
+                yield target
+            else:
+                yield from member.content()
+            yield b"\n"
+
+    def lines(self) -> Iterator[bytes]:
+        """What git is told of the commit's files, after all of them were looked at together."""
+        # A folder and what is in it come one after the other when nothing sorts before the slash.
+        ordered = sorted(self._files, key=lambda path: path.replace("/", "\0"))
+        for path, after in itertools.pairwise(ordered):
+            if after.startswith(f"{path}/"):
+                raise InvalidPath(after, f"{path} is a file or a link in the same archive")
+        _check_links(self._links)
+        for path, (mode, mark) in self._files.items():
+            yield b"M %s :%d %s\n" % (mode.encode(), mark, _quoted(path))
+
+    def _count(self, name: str | bytes) -> None:
+        self._names += len(name)
+        if self._names > _MAX_NAMES:
+            raise TooLarge("the archive has too many long names")
+
+    def _copy(self, path: str, name: str) -> None:
+        source = self._inside(_place(name))
+        if source is None or source not in self._files:
+            raise ArchiveInvalid(f"the hard link {path!r} leads to no file that came before it")
+        self._files[path] = self._files[source]
+        if source in self._links:
+            self._links[path] = self._links[source]
+
+    def _inside(self, path: str | None) -> str | None:
+        """Where a path lies in the folder that is taken; None for what is not in it."""
+        if path is None or not self.folder:
+            return path
+        if path == self.folder:
+            return ""
+        return path.removeprefix(f"{self.folder}/") if path.startswith(f"{self.folder}/") else None
+
+
+def _place(name: str) -> str | None:
+    """The path of a member; None for the root, and for what is in a .git."""
+    if name.startswith("/"):
+        raise InvalidPath(printable(name), "it begins at the root of a file system")
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if not parts or ".git" in parts:
+        return None
+    if len(parts) > _MAX_DEPTH:
+        raise InvalidPath(printable(name), f"it lies more than {_MAX_DEPTH} folders deep")
+    return check_path("/".join(parts))
+
+
+def _check_links(links: dict[str, str]) -> None:
+    """A link that leads out of the repository, also by way of other links, is refused."""
+    steps = 0
+    for path, target in links.items():
+        here = path.split("/")[:-1]
+        ahead = _parts(path, target)
+        hops = 0
+        while ahead:
+            steps += 4 + len(here)
+            if steps > _MAX_STEPS:
+                raise TooLarge("the archive's links lead to too many places")
+            part = ahead.pop()
+            if part == "..":
+                if not here:
+                    raise InvalidPath(path, "it is a link that leads out of the repository")
+                here.pop()
+                continue
+            here.append(part)
+            next_target = links.get("/".join(here))
+            if next_target is not None:
+                hops += 1
+                if hops > _MAX_HOPS:
+                    break
+                here.pop()
+                ahead += _parts(path, next_target)
+
+
+def _parts(path: str, target: str) -> list[str]:
+    if target.startswith("/") or "\\" in target:
+        raise InvalidPath(path, "it is a link that leads out of the repository")
+    return [part for part in reversed(target.split("/")) if part not in ("", ".")]
+
+
+def _quoted(path: str) -> bytes:
+    """A path for git fast-import."""
+    escaped = path.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'.encode()
+
+
+def one_commit(branch: str, message: str, author: Author, lines: Iterable[bytes]) -> Iterator[bytes]:
+    text = message.encode(errors="replace")
+    text += b"" if text.endswith(b"\n") else b"\n"
+    who = f"{author.name} <{author.email}> {int(time.time())} +0000".encode()
+    yield f"commit refs/heads/{branch}\n".encode()
+    yield b"author %s\ncommitter %s\ndata %d\n%s\n" % (who, who, len(text), text)
+    yield from lines
+    yield b"\ndone\n"
+
+
+async def write(repository: Repository, script: Iterator[bytes]) -> None:
+    """Have git write what a script says. It is made piece by piece: none of it is held longer than needed."""
+    batches = _batches(script)
+    async with repository.git.running(repository.path, "fast-import", "--quiet", "--done") as process:
+        said = asyncio.create_task(process.errors())
+        try:
+            with contextlib.suppress(ConnectionError):
+                while batch := await in_thread(next, batches, b""):
+                    process.stdin.write(batch)
+                    await process.stdin.drain()
+            await process.close_input()
+            status = await process.wait()
+            if status != 0:
+                raise GitFailed("fast-import", Finished(status, b"", await said))
+        finally:
+            said.cancel()
+            await asyncio.gather(said, return_exceptions=True)
+            await in_thread(batches.close)
+
+
+def _batches(pieces: Iterator[bytes]) -> Generator[bytes, None, None]:
+    waiting: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        waiting.append(piece)
+        size += len(piece)
+        if size >= _BATCH or len(waiting) >= _PIECES:
+            yield b"".join(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield b"".join(waiting)

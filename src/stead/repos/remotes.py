@@ -1,0 +1,278 @@
+"""Repositories of other servers, read by git as a client that dials only what was checked."""
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from stead.repos.egress import Answer, Egress, EgressFailed, Target, git_environment, git_options, shown
+from stead.repos.errors import InvalidRevision, ReferenceNotFound, RepoError, TooLarge
+from stead.repos.git import Finished
+from stead.repos.names import SHORT_SHA, is_ref
+from stead.repos.repository import Repository
+from stead.tasks import in_thread
+
+BRANCHES, TAGS = "refs/heads/", "refs/tags/"
+_LOOK = 0.25
+_ADVERTISED = "/info/refs?service=git-upload-pack"
+_ADVERTISEMENT = "application/x-git-upload-pack-advertisement"
+_NO_GIT = "there is no git repository that is served as git does today"
+_MAX_ADVERTISEMENT = 64 << 20
+_CLIENT = {"User-Agent": "git/2.39 (stead)", "Git-Protocol": "version=2"}
+"""Some servers let nobody in who is not git."""
+
+_FORGIVEN = (
+    "badDate",
+    "badDateOverflow",
+    "badEmail",
+    "badName",
+    "badTimezone",
+    "missingEmail",
+    "missingNameBeforeEmail",
+    "missingSpaceBeforeDate",
+    "missingSpaceBeforeEmail",
+    "multipleAuthors",
+    "zeroPaddedDate",
+    "zeroPaddedFilemode",
+)
+"""What old tools wrote into commits and trees, and what hurts nobody who checks them out.
+
+Whatever is about names of files, links and submodules is never forgiven.
+"""
+
+
+class SourceNotFound(RepoError):
+    """There is no repository, or no file, at this URL."""
+
+    code = "source_not_found"
+
+    def __init__(self, url: str, why: str = "there is nothing") -> None:
+        super().__init__(f"{url} cannot be taken over: {why}", url=url)
+
+
+class SourceUnauthorized(RepoError):
+    """The source wants other credentials than those it was shown."""
+
+    code = "source_unauthorized"
+
+    def __init__(self, url: str) -> None:
+        super().__init__(f"{url} cannot be read with these credentials, or without any", url=url)
+
+
+class SourceInvalid(RepoError):
+    """What was found must not, or cannot, become a repository."""
+
+    code = "source_invalid"
+
+    def __init__(self, url: str, why: str) -> None:
+        super().__init__(f"{url} cannot be taken over: {why}", url=url)
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A repository elsewhere, and the refs that it has."""
+
+    target: Target
+    refs: Mapping[str, str]
+    head: str | None
+    """The branch that clones of it begin with."""
+
+    @property
+    def url(self) -> str:
+        return self.target.shown
+
+    def branches(self) -> list[str]:
+        return [name.removeprefix(BRANCHES) for name in self.refs if name.startswith(BRANCHES)]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What of a remote is asked for: one of its refs, or a commit by its id, which may be cut short."""
+
+    ref: str | None = None
+    sha: str | None = None
+
+    @property
+    def branch(self) -> str | None:
+        if self.ref is None or not self.ref.startswith(BRANCHES):
+            return None
+        return self.ref.removeprefix(BRANCHES)
+
+
+class Remotes:
+    def __init__(self, egress: Egress, *, most_bytes: int, timeout: float) -> None:
+        """What is fetched may make a repository so large, and take so many seconds."""
+        self._egress = egress
+        self._most = most_bytes
+        self._timeout = timeout
+
+    async def open(self, repository: Repository, url: str, rev: str | None) -> Remote:
+        """A repository elsewhere, which can be read; its branches and tags, and `rev` if it is a ref."""
+        target = await self._find(url)
+        patterns = ["HEAD", f"{BRANCHES}*", f"{TAGS}*"]
+        if rev is not None and rev.startswith("refs/") and is_ref(rev):
+            patterns.append(rev)
+        arguments = "ls-remote", "--symref", "--", target.url, *patterns
+        finished = await self._git(repository, target, *arguments)
+        if finished.status != 0:
+            raise EgressFailed(target.shown, last_words(finished, "fatal"))
+        head = None
+        refs: dict[str, str] = {}
+        for line in finished.stdout.decode(errors="replace").splitlines():
+            value, _, name = line.partition("\t")
+            if value.startswith("ref: "):
+                head = value.removeprefix(f"ref: {BRANCHES}") if name == "HEAD" else head
+            elif not name.endswith("^{}"):
+                refs[name] = value
+        return Remote(target, refs, head if head and BRANCHES + head in refs else _guess(refs))
+
+    async def _find(self, url: str) -> Target:
+        """Where a repository really is, and whether it can be read."""
+        if "?" in url or "#" in url:
+            raise SourceInvalid(shown(url), "the URL of a repository has no query")
+        async with self._egress.stream_get(
+            url.rstrip("/") + _ADVERTISED,
+            most_bytes=_MAX_ADVERTISEMENT,
+            timeout=self._timeout,
+            headers=_CLIENT,
+            credentials=True,
+        ) as answer:
+            check_status(answer, _ADVERTISED)
+            target = answer.target
+            kind = answer.headers.get("content-type", "").partition(";")[0].strip()
+        if kind != _ADVERTISEMENT or not target.path.endswith(_ADVERTISED):
+            raise SourceNotFound(shown(url), _NO_GIT)
+        return replace(target, path=target.path.removesuffix(_ADVERTISED))
+
+    async def fetch(
+        self,
+        repository: Repository,
+        remote: Remote,
+        refspecs: Sequence[str],
+        depth: int | None,
+        *options: str,
+    ) -> None:
+        """Take refs over with their history, of which all that could hurt is refused."""
+        settings = [word for name in _FORGIVEN for word in ("-c", f"fetch.fsck.{name}=ignore")]
+        shallow = [] if depth is None else [f"--depth={depth}"]
+        finished = await self._git(
+            repository,
+            remote.target,
+            *settings,
+            "fetch",
+            "--quiet",
+            "--no-write-fetch-head",
+            "--no-auto-maintenance",
+            "--no-recurse-submodules",
+            "--update-shallow",
+            *shallow,
+            *options,
+            "--",
+            remote.target.url,
+            *refspecs,
+        )
+        if finished.status == 0:
+            return
+        if "unadvertised object" in finished.stderr:
+            raise NotOffered(refspecs[0])
+        if "not our ref" in finished.stderr or "couldn't find remote ref" in finished.stderr:
+            raise ReferenceNotFound(refspecs[0].partition(":")[0])
+        if "fsck error" in finished.stderr:
+            raise SourceInvalid(remote.url, last_words(finished, "error"))
+        raise EgressFailed(remote.url, last_words(finished, "fatal"))
+
+    async def _git(self, repository: Repository, target: Target, *arguments: str) -> Finished:
+        """Run a git that dials the checked addresses, as long as the repository does not grow too large."""
+        trace = repository.path / "trace"
+        told = {**git_environment(target), "GIT_TRACE2_EVENT": str(trace)}
+        running = asyncio.create_task(
+            repository.git.finish(
+                repository.path,
+                *git_options(target),
+                *arguments,
+                env=told,
+                timeout=self._timeout + 1,
+                most=_MAX_ADVERTISEMENT,
+            )
+        )
+        try:
+            while not running.done():
+                await asyncio.wait({running}, timeout=_LOOK)
+                if await in_thread(_size, repository.path) > self._most:
+                    raise TooLarge(f"{target.shown} has more than {self._most >> 20} MiB, which is too much")
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        spoken = await in_thread(_take_away, trace, b'"negotiated-version"')
+        if running.result().status == 0 and not spoken:
+            # Served as files, without a git: then nobody looks through the objects on their way.
+            raise SourceNotFound(target.shown, _NO_GIT)
+        return running.result()
+
+
+class NotOffered(ReferenceNotFound):
+    """The server has to be asked in another way."""
+
+
+def _guess(refs: Mapping[str, str]) -> str | None:
+    """The default branch of a repository that does not name it."""
+    names = [name.removeprefix(BRANCHES) for name in refs if name.startswith(BRANCHES)]
+    same = [name for name in names if refs[BRANCHES + name] == refs.get("HEAD")]
+    if "HEAD" in refs and not same:
+        return None
+    among = same or names
+    return next((name for name in ("main", "master") if name in among), among[0] if among else None)
+
+
+def choose(remote: Remote, rev: str | None) -> Wanted:
+    """What is meant by the name of a branch or a tag, a ref or a commit; by default, the default branch."""
+    if rev is None or rev == "HEAD":
+        if remote.head is not None:
+            return Wanted(ref=BRANCHES + remote.head)
+        if "HEAD" in remote.refs:
+            return Wanted(sha=remote.refs["HEAD"])
+        raise ReferenceNotFound("HEAD")
+    for ref in (BRANCHES + rev, TAGS + rev, rev):
+        if ref in remote.refs and ref.startswith("refs/"):
+            return Wanted(ref=ref)
+    if SHORT_SHA.fullmatch(rev.lower()):
+        tips = {sha for sha in remote.refs.values() if sha.startswith(rev.lower())}
+        return Wanted(sha=tips.pop() if len(tips) == 1 else rev.lower())
+    raise ReferenceNotFound(rev) if is_ref(rev) else InvalidRevision(rev)
+
+
+def check_status(answer: Answer, suffix: str = "") -> None:
+    url = answer.target.shown.removesuffix(suffix.partition("?")[0])
+    if answer.status in (401, 403):
+        raise SourceUnauthorized(url)
+    if answer.status in (404, 410):
+        raise SourceNotFound(url)
+    if answer.status != 200:
+        raise EgressFailed(url, f"status {answer.status}")
+
+
+def last_words(finished: Finished, kind: str) -> str:
+    """What git says is the matter; what a server has it say is no more than text."""
+    lines = [line for line in finished.stderr.splitlines() if line.strip()]
+    chosen = [line for line in lines if line.startswith(f"{kind}:")] or lines or ["git ended without a word"]
+    return "".join(sign for sign in chosen[-1].removeprefix(f"{kind}: ") if sign.isprintable())[:500]
+
+
+def _size(folder: Path) -> int:
+    """Bytes on the disk, of files that come and go."""
+    size = 0
+    for each in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            size += each.lstat().st_blocks * 512
+    return size
+
+
+def _take_away(trace: Path, word: bytes) -> bool:
+    """Whether a word is in a file, which is removed."""
+    try:
+        return word in trace.read_bytes()
+    except FileNotFoundError:
+        return False
+    finally:
+        trace.unlink(missing_ok=True)

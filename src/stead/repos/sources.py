@@ -1,0 +1,285 @@
+"""What new repositories begin with: the history of another one, or files from somewhere as one commit.
+
+Everything here fills a repository that nobody sees yet. When it fails, that repository is thrown away.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
+
+from stead.errors import InvalidRequest
+from stead.repos.archives import ArchiveInvalid, Bounds, Kind, members, reading
+from stead.repos.committing import Author, Change, commit
+from stead.repos.egress import Egress, EgressFailed, shown
+from stead.repos.errors import InvalidChange, ReferenceNotFound, RepoError, TooLarge
+from stead.repos.importing import Snapshot, one_commit, write
+from stead.repos.names import SHA, check_branch, check_directory
+from stead.repos.remotes import (
+    BRANCHES,
+    TAGS,
+    NotOffered,
+    Remote,
+    Remotes,
+    SourceInvalid,
+    Wanted,
+    check_status,
+    choose,
+    last_words,
+)
+from stead.repos.repos import Fill
+from stead.repos.repository import MAX_REFS, Repository
+from stead.tasks import in_thread
+
+MAX_BYTES = 4 << 30
+TIMEOUT = 280.0
+"""Seconds for all of it: clients that wait for the answer give up after 300."""
+_ASIDE = "refs/stead/source"
+_WANTED = f"{_ASIDE}/wanted"
+
+
+class SubdirNotFound(RepoError):
+    code = "subdir_not_found"
+
+    def __init__(self, source: str, folder: str) -> None:
+        super().__init__(f"there is no folder {folder} in {source}", source=source, dir=folder)
+
+
+class Sources:
+    def __init__(
+        self,
+        egress: Egress,
+        *,
+        most_bytes: int = MAX_BYTES,
+        timeout: float = TIMEOUT,
+        bounds: Bounds | None = None,
+    ) -> None:
+        """A repository grows to at most so many bytes; archives have bounds of their own besides."""
+        self._egress = egress
+        self._remotes = Remotes(egress, most_bytes=most_bytes, timeout=timeout)
+        self._most = most_bytes
+        self._timeout = timeout
+        self._bounds = bounds or Bounds()
+
+    # Repositories with their history
+
+    def source(
+        self,
+        url: str,
+        *,
+        rev: str | None = None,
+        depth: int | None = None,
+        all_branches: bool = False,
+        default_branch: str | None = None,
+    ) -> Fill:
+        """The history of another repository: of its default branch, of `rev`, or of all its branches.
+
+        A branch keeps its name unless a default branch is asked for. A tag is kept, and its commit is what
+        the default branch is at; so is a commit. With `depth` the repository is shallow, as a clone would be;
+        to find a commit by the beginning of its id takes all of the history.
+        """
+        if depth is not None and depth < 1:
+            raise InvalidRequest(f"a depth is at least 1, not {depth}")
+        asked = None if default_branch is None else check_branch(default_branch)
+
+        async def fill(repository: Repository) -> None:
+            async with self._deadline(url):
+                remote = await self._remotes.open(repository, url, rev)
+                if not remote.refs and rev is None:
+                    return
+                wanted = choose(remote, rev)
+                if all_branches:
+                    branch = await self._all(repository, remote, wanted, asked, depth)
+                else:
+                    branch = asked or wanted.branch or remote.head or repository.default_branch
+                    await self._one(repository, remote, wanted, branch, depth)
+                await repository.git.run(
+                    repository.path, "symbolic-ref", "HEAD", BRANCHES + check_branch(branch)
+                )
+
+        return fill
+
+    async def _one(
+        self, repository: Repository, remote: Remote, wanted: Wanted, branch: str, depth: int | None
+    ) -> None:
+        """One line of history, on this branch."""
+        into = BRANCHES + branch
+        if wanted.ref is not None and wanted.ref.startswith(TAGS):
+            await self._remotes.fetch(repository, remote, [f"{wanted.ref}:{wanted.ref}"], depth)
+            await self._point(repository, into, wanted.ref)
+        elif wanted.ref is not None:
+            await self._remotes.fetch(repository, remote, [f"{wanted.ref}:{into}"], depth)
+        elif await self._fetch_commit(repository, remote, wanted.sha or "", into, depth):
+            await self._drop_aside(repository)
+
+    async def _all(
+        self,
+        repository: Repository,
+        remote: Remote,
+        wanted: Wanted,
+        asked: str | None,
+        depth: int | None,
+    ) -> str:
+        """All branches and tags as they are; tells which branch is to be the default one."""
+        if len(remote.refs) > MAX_REFS:
+            raise TooLarge(f"{remote.url} has more than {MAX_REFS} branches and tags")
+        known = remote.branches()
+        if wanted.branch is None and (asked is None or asked in known):
+            raise InvalidRequest("with all branches, rev names the one that is to be the default")
+        refspecs = [f"{BRANCHES}*:{BRANCHES}*", f"{TAGS}*:{TAGS}*"]
+        await self._remotes.fetch(repository, remote, refspecs, depth)
+        branch = asked or wanted.branch or ""
+        if branch not in known:
+            await self._point(repository, BRANCHES + branch, wanted.ref or wanted.sha or "")
+        return branch
+
+    async def _fetch_commit(
+        self, repository: Repository, remote: Remote, sha: str, into: str, depth: int | None
+    ) -> bool:
+        """Tells whether more than that had to be fetched, and lies aside."""
+        if SHA.fullmatch(sha):
+            try:
+                await self._remotes.fetch(repository, remote, [f"{sha}:{into}"], depth)
+                return False
+            except NotOffered:
+                # Old servers give only what they advertise: then it is looked for in all they have.
+                pass
+        refspecs = [f"{BRANCHES}*:{_ASIDE}/heads/*", f"{TAGS}*:{_ASIDE}/tags/*"]
+        await self._remotes.fetch(repository, remote, refspecs, None, "--no-tags")
+        await self._point(repository, into, sha)
+        return True
+
+    async def _point(self, repository: Repository, ref: str, rev: str) -> None:
+        await repository.git.run(repository.path, "update-ref", ref, await repository.resolve(rev))
+
+    async def _drop_aside(self, repository: Repository) -> None:
+        """Forget what was fetched only to look at it, with all objects that nothing else needs."""
+        await repository.readers.forget(repository.path)
+        git, place = repository.git, repository.path
+        form = "--format=delete %(refname)"
+        deletions = await git.run(place, "for-each-ref", form, _ASIDE)
+        await git.run(place, "update-ref", "--stdin", stdin=deletions)
+        await git.run(place, "repack", "-a", "-d", "-n", "-q", timeout=self._timeout)
+        await git.run(place, "prune", "--expire=now", timeout=self._timeout)
+
+    # Files as one commit
+
+    def files(self, files: Mapping[str, str], message: str, author: Author | None = None) -> Fill:
+        """Texts by their paths."""
+
+        async def fill(repository: Repository) -> None:
+            try:
+                changes = [Change(path, text.encode()) for path, text in files.items()]
+            except UnicodeEncodeError as error:
+                path = next(path for path, text in files.items() if text == error.object)
+                raise InvalidChange(path, "its text is not Unicode") from None
+            await commit(repository, changes, message, author=author)
+            await self._look_through(repository, "this import")
+
+        return fill
+
+    def archive(
+        self,
+        kind: Kind,
+        url: str,
+        message: str,
+        *,
+        folder: str | None = None,
+        author: Author | None = None,
+    ) -> Fill:
+        """What is in a tar or zip archive, or in one folder of it.
+
+        Links and executable files stay what they are; what is in a `.git` is left out.
+        """
+        place = check_directory(folder or "")
+
+        async def fill(repository: Repository) -> None:
+            async with self._deadline(url):
+                archive = repository.path / "import"
+                name = await self._download(url, archive)
+                snapshot = Snapshot(place)
+                script = self._script(kind, archive, snapshot, repository, name, message, author or Author())
+                try:
+                    await write(repository, script)
+                except ArchiveInvalid as error:
+                    raise SourceInvalid(name, str(error)) from error
+                await in_thread(archive.unlink)
+                await self._look_through(repository, name)
+
+        return fill
+
+    def _script(
+        self,
+        kind: Kind,
+        archive: Path,
+        snapshot: Snapshot,
+        repository: Repository,
+        name: str,
+        message: str,
+        author: Author,
+    ) -> Iterator[bytes]:
+        with reading(kind):
+            yield from snapshot.blobs(members(kind, archive, self._bounds))
+        if not snapshot.folder_found:
+            raise SubdirNotFound(name, snapshot.folder)
+        yield from one_commit(repository.default_branch, message, author, snapshot.lines())
+
+    def tree(
+        self,
+        url: str,
+        message: str,
+        *,
+        rev: str | None = None,
+        folder: str | None = None,
+        author: Author | None = None,
+    ) -> Fill:
+        """What is in a revision of another repository, or in one folder of it, without its history."""
+        place = check_directory(folder or "")
+
+        async def fill(repository: Repository) -> None:
+            async with self._deadline(url):
+                remote = await self._remotes.open(repository, url, rev)
+                if not remote.refs:
+                    raise ReferenceNotFound(rev or "HEAD")
+                wanted = choose(remote, rev)
+                if wanted.ref is not None:
+                    await self._remotes.fetch(repository, remote, [f"{wanted.ref}:{_WANTED}"], 1, "--no-tags")
+                else:
+                    await self._fetch_commit(repository, remote, wanted.sha or "", _WANTED, 1)
+                sha = await repository.resolve(_WANTED)
+                async with repository.readers.of(repository.path) as reader:
+                    found = (await reader.infos([f"{sha}:{place}" if place else f"{sha}^{{tree}}"]))[0]
+                if found is None or found.kind != "tree":
+                    raise SubdirNotFound(remote.url, place)
+                lines = [f'M 040000 {found.sha} ""\n'.encode()]
+                branch = repository.default_branch
+                await write(repository, one_commit(branch, message, author or Author(), lines))
+                await self._drop_aside(repository)
+
+        return fill
+
+    async def _download(self, url: str, place: Path) -> str:
+        """Put a file in its place, and tell its name."""
+        async with self._egress.stream_get(
+            url, most_bytes=self._most, timeout=self._timeout, credentials=True
+        ) as answer:
+            check_status(answer)
+            with await in_thread(place.open, "xb") as file:
+                async for piece in answer.pieces:
+                    file.write(piece)
+            return answer.target.shown
+
+    async def _look_through(self, repository: Repository, source: str) -> None:
+        """What a push would be refused for is refused here too."""
+        options = "--strict", "--no-dangling", "--no-progress"
+        finished = await repository.git.finish(repository.path, "fsck", *options, timeout=self._timeout)
+        if finished.status != 0:
+            raise SourceInvalid(source, last_words(finished, "error"))
+
+    @contextlib.asynccontextmanager
+    async def _deadline(self, url: str) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self._timeout):
+                yield
+        except TimeoutError:
+            raise EgressFailed(shown(url), f"it took longer than {self._timeout:g} s") from None

@@ -1,0 +1,99 @@
+"""Files, folders and objects of a repository, and archives of it."""
+
+import os
+import tempfile
+from contextlib import aclosing, suppress
+from pathlib import Path
+from typing import BinaryIO, overload
+
+from stead.sdk._async.repo_part import AsyncRepoPart
+from stead.sdk.blocking import async_call
+from stead.sdk.git_models import Blob, RepoFile, RepoFolder, Tree, contents_of
+from stead.sdk.parsing import parse
+from stead.sdk.requests import LIFECYCLE_TIMEOUT, Request
+
+LocalPath = str | os.PathLike[str]
+RepoPath = str | os.PathLike[str]
+"""A path from the root of a repository."""
+
+
+class AsyncContents(AsyncRepoPart):
+    """What a revision holds. `rev` is a branch, a tag or a commit; without it, the default branch."""
+
+    async def get(
+        self, path: RepoPath = "", rev: str | None = None, *, recursive: bool = False
+    ) -> RepoFile | RepoFolder:
+        """A file with what is in it, or a folder; with `recursive`, also what is in the folders below it."""
+        query = {"rev": rev, "recursive": recursive or None}
+        place = os.fspath(path).strip("/")
+        if place in ("", "."):
+            return contents_of(await self._call("GET", "/contents/", query=query))
+        return contents_of(await self._call("GET", "/contents/{}", place, query=query))
+
+    async def read_bytes(self, path: RepoPath, rev: str | None = None) -> bytes:
+        """What is in a file. `IsADirectoryError` if it is a folder."""
+        found = await self.get(path, rev)
+        if isinstance(found, RepoFolder):
+            raise IsADirectoryError(f"{os.fspath(path)} in the repository is a folder")
+        return found.content
+
+    async def read_text(self, path: RepoPath, rev: str | None = None, *, encoding: str = "utf-8") -> str:
+        """What is in a file, as text."""
+        return (await self.read_bytes(path, rev)).decode(encoding)
+
+    @overload
+    async def download_tarball(self, rev: str | None = None, *, to: None = None) -> bytes: ...
+    @overload
+    async def download_tarball(self, rev: str | None = None, *, to: LocalPath) -> Path: ...
+    async def download_tarball(self, rev: str | None = None, *, to: LocalPath | None = None) -> bytes | Path:
+        """A revision as a tar archive: its bytes, or written to the file `to` as they come."""
+        return await self._download("/tarball", rev, to)
+
+    @overload
+    async def download_zip(self, rev: str | None = None, *, to: None = None) -> bytes: ...
+    @overload
+    async def download_zip(self, rev: str | None = None, *, to: LocalPath) -> Path: ...
+    async def download_zip(self, rev: str | None = None, *, to: LocalPath | None = None) -> bytes | Path:
+        """A revision as a zip archive: its bytes, or written to the file `to` as they come."""
+        return await self._download("/zip", rev, to)
+
+    async def _download(self, path: str, rev: str | None, to: LocalPath | None) -> bytes | Path:
+        headers = {"Accept-Encoding": "identity"}
+        call = self._on("GET", path, query={"rev": rev}, headers=headers, timeout=LIFECYCLE_TIMEOUT)
+        if to is not None:
+            return await self._save(call, Path(to))
+        async with aclosing(self._connection.stream(call)) as chunks:
+            return b"".join([chunk async for chunk in chunks])
+
+    async def _save(self, call: Request, target: Path) -> Path:
+        """Beside the target first: a download that breaks off leaves the old file."""
+        descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        part = Path(name)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                await self._write(call, file)
+            part.chmod(0o644)
+            await async_call(part.replace, target)
+        finally:
+            with suppress(FileNotFoundError):
+                part.unlink()
+        return target
+
+    async def _write(self, call: Request, file: BinaryIO) -> None:
+        async with aclosing(self._connection.stream(call)) as chunks:
+            async for chunk in chunks:
+                await async_call(file.write, chunk)
+
+
+class AsyncBlobs(AsyncRepoPart):
+    """Contents of files, by their ids."""
+
+    async def get(self, sha: str) -> Blob:
+        return Blob.of(await self._call("GET", "/git/blobs/{}", sha))
+
+
+class AsyncTrees(AsyncRepoPart):
+    """Folders, by their ids."""
+
+    async def get(self, sha: str) -> Tree:
+        return parse(Tree, await self._call("GET", "/git/trees/{}", sha))

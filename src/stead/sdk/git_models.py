@@ -1,0 +1,489 @@
+"""Repositories, what is in them, and what can be said about them, as frozen dataclasses."""
+
+import base64
+import binascii
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, Literal
+
+from stead.sdk.errors import UnexpectedAnswer
+from stead.sdk.parsing import parse, serialise
+
+Visibility = Literal["public", "private"]
+Order = Literal["desc", "asc"]
+ObjectKind = Literal["blob", "tree", "commit"]
+
+
+# What a repository begins with
+
+
+@dataclass(frozen=True)
+class Source:
+    """A repository elsewhere, taken over with its history: of one revision, or of all branches."""
+
+    url: str
+    rev: str | None = None
+    depth: int | None = None
+    """How many commits of the history, from the newest on."""
+    all_branches: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Import:
+    commit_message: str
+    author_name: str | None = None
+    author_email: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilesImport(_Import):
+    """One commit with these files: their text by path."""
+
+    files: Mapping[str, str]
+    type: Literal["files"] = field(default="files", init=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TarImport(_Import):
+    """One commit with what is in a tar archive, or in one folder of it."""
+
+    url: str
+    dir: str | None = None
+    type: Literal["tar"] = field(default="tar", init=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZipImport(_Import):
+    """One commit with what is in a zip archive, or in one folder of it."""
+
+    url: str
+    dir: str | None = None
+    type: Literal["zip"] = field(default="zip", init=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GitImport(_Import):
+    """One commit with the files that another repository has at a revision, or one folder of them."""
+
+    url: str
+    rev: str | None = None
+    dir: str | None = None
+    type: Literal["git"] = field(default="git", init=False)
+
+
+Import = FilesImport | TarImport | ZipImport | GitImport
+
+
+# Refs and commits
+
+
+@dataclass(frozen=True)
+class Branch:
+    name: str
+    sha: str | None = None
+    """Its newest commit; None before the first."""
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any], sha: str) -> "Branch":
+        """`sha` is the key that has the commit, which differs from answer to answer."""
+        name = str(data.get("name", ""))
+        return parse(cls, {"name": name.removeprefix("refs/heads/"), "sha": data.get(sha)})
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Who did something, and when."""
+
+    name: str
+    email: str
+    date: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Tag:
+    name: str
+    target: str
+    """What it marks: a commit, as a rule."""
+    sha: str | None = None
+    """Its own id if it is annotated, else that of what it marks; not told in lists of repositories."""
+    tagger: Signature | None = None
+    message: str | None = None
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> "Tag":
+        return parse(cls, {**data, "target": _sha(data.get("target"))})
+
+
+@dataclass(frozen=True)
+class Commit:
+    sha: str
+    message: str
+    author: Signature
+    committer: Signature
+    tree: str
+    """The id of its files."""
+    parents: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, data: object) -> "Commit":
+        if not isinstance(data, Mapping):
+            raise UnexpectedAnswer("the answer has no commit")
+        parents = [_sha(each) for each in data.get("parents") or []]
+        return parse(cls, {**data, "tree": _sha(data.get("tree")), "parents": parents})
+
+
+@dataclass(frozen=True)
+class CommitPage:
+    """Some commits of a branch, and where the next ones begin. Iterates over the commits."""
+
+    commits: tuple[Commit, ...] = ()
+    order: Order = "desc"
+    limit: int | None = None
+    offset: int | None = None
+    total: int | None = None
+    """How many the branch has, unless that was not to be counted."""
+    next_commit: str | None = None
+    """Begins the next page: as `until`, or oldest first as `since`. None on the last one."""
+
+    @classmethod
+    def of(cls, data: object) -> "CommitPage":
+        found = _mapping(data)
+        commits = tuple(Commit.of(each) for each in found.get("commits") or [])
+        told = {**found, "commits": None, "nextCommit": found.get("next_commit")}
+        return replace(parse(cls, told), commits=commits)
+
+    def __iter__(self) -> Iterator[Commit]:
+        return iter(self.commits)
+
+    def __len__(self) -> int:
+        return len(self.commits)
+
+
+@dataclass(frozen=True)
+class Author:
+    """Whose commit it is to be."""
+
+    name: str
+    email: str
+
+
+@dataclass(frozen=True)
+class FileChange:
+    """A file as it is to be after a commit: text, bytes, or None for none."""
+
+    path: str
+    content: str | bytes | None
+
+
+Changes = Mapping[str, str | bytes | None] | Sequence[FileChange]
+"""Files by path, each with its new content, or None to delete it."""
+
+
+def changes_to_wire(changes: Changes) -> list[dict[str, Any]]:
+    if isinstance(changes, Mapping):
+        changes = [FileChange(path, content) for path, content in changes.items()]
+    return [_change_to_wire(change) for change in changes]
+
+
+def _change_to_wire(change: FileChange) -> dict[str, Any]:
+    match change.content:
+        case None:
+            return {"path": change.path, "deleted": True}
+        case str():
+            return {"path": change.path, "content": change.content, "encoding": "utf8"}
+        case _:
+            content = base64.b64encode(change.content).decode()
+            return {"path": change.path, "content": content, "encoding": "base64"}
+
+
+@dataclass(frozen=True)
+class ComparedFile:
+    path: str = field(metadata={"wire": "filename"})
+    status: Literal["added", "removed", "modified", "renamed", "copied", "changed", "unchanged"]
+    additions: int = 0
+    deletions: int = 0
+    changes: int = 0
+    sha: str | None = None
+    previous_path: str | None = field(default=None, metadata={"wire": "previous_filename"})
+    """What it was called, if it was renamed or copied."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What the head has that the base has not."""
+
+    status: Literal["identical", "ahead", "behind", "diverged"]
+    ahead_by: int = field(default=0, metadata={"wire": "ahead_by"})
+    behind_by: int = field(default=0, metadata={"wire": "behind_by"})
+    total_commits: int = field(default=0, metadata={"wire": "total_commits"})
+    files: tuple[ComparedFile, ...] = ()
+
+
+# Repositories
+
+
+@dataclass(frozen=True)
+class RepoInfo:
+    """A repository with its branches and tags by name."""
+
+    id: str
+    name: str | None = None
+    visibility: Visibility | None = None
+    default_branch: str | None = None
+    created_at: datetime | None = None
+    branches: dict[str, Branch] = field(default_factory=dict)
+    tags: dict[str, Tag] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, data: object) -> "RepoInfo":
+        found = _mapping(data)
+        branches = {name: Branch.of(each, "target") for name, each in _named(found, "branches")}
+        tags = {name: Tag.of(each) for name, each in _named(found, "tags")}
+        told = {**found, "id": found.get("id") or found.get("repoId"), "branches": branches, "tags": tags}
+        return parse(cls, told)
+
+
+@dataclass(frozen=True)
+class RepoList:
+    """Repositories from `offset` on, newest first, out of `total`. Iterates over the repositories."""
+
+    repos: tuple[RepoInfo, ...] = ()
+    total: int = 0
+    offset: int = 0
+
+    @classmethod
+    def of(cls, data: object) -> "RepoList":
+        found = _mapping(data)
+        repos = tuple(RepoInfo.of(each) for each in found.get("repositories") or [])
+        return replace(parse(cls, {**found, "repos": None}), repos=repos)
+
+    def __iter__(self) -> Iterator[RepoInfo]:
+        return iter(self.repos)
+
+    def __len__(self) -> int:
+        return len(self.repos)
+
+
+# Contents
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """A file in a folder. What is in it has to be asked for."""
+
+    name: str
+    path: str
+    sha: str
+    size: int = 0
+
+
+@dataclass(frozen=True)
+class RepoFile(FileEntry):
+    """A file with what is in it."""
+
+    content: bytes = field(default=b"", repr=False)
+
+    def text(self, encoding: str = "utf-8") -> str:
+        return self.content.decode(encoding)
+
+
+@dataclass(frozen=True)
+class RepoFolder:
+    """A folder. Iterates over what is in it; folders in it are empty unless all was asked for."""
+
+    name: str
+    path: str
+    sha: str
+    entries: tuple["RepoFolder | FileEntry", ...] = ()
+
+    def __iter__(self) -> Iterator["RepoFolder | FileEntry"]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def files(self) -> Iterator[FileEntry]:
+        """Every file in it, and in the folders that came with it."""
+        for entry in self.entries:
+            if isinstance(entry, RepoFolder):
+                yield from entry.files()
+            else:
+                yield entry
+
+
+def contents_of(data: object) -> RepoFile | RepoFolder:
+    found = _mapping(data)
+    if found.get("type") == "dir":
+        return _folder(found)
+    return parse(RepoFile, {**found, "content": _bytes(found)})
+
+
+def _folder(data: Mapping[str, Any]) -> RepoFolder:
+    entries = tuple(
+        _folder(each) if each.get("type") == "dir" else parse(FileEntry, each)
+        for each in map(_mapping, data.get("entries") or [])
+    )
+    return replace(parse(RepoFolder, {**data, "entries": None}), entries=entries)
+
+
+@dataclass(frozen=True)
+class Blob:
+    """The bytes of a file, by their id."""
+
+    sha: str
+    size: int = 0
+    content: bytes = field(default=b"", repr=False)
+
+    @classmethod
+    def of(cls, data: object) -> "Blob":
+        found = _mapping(data)
+        return parse(cls, {**found, "content": _bytes(found)})
+
+
+@dataclass(frozen=True)
+class TreeEntry:
+    path: str
+    sha: str
+    type: ObjectKind
+    """`blob` for a file, `tree` for a folder, `commit` for a submodule."""
+    size: int | None = None
+    mode: str | None = None
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A folder by its id. Iterates over what is in it."""
+
+    sha: str
+    entries: tuple[TreeEntry, ...] = field(default=(), metadata={"wire": "tree"})
+
+    def __iter__(self) -> Iterator[TreeEntry]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+# Triggers and GitHub
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """A webhook that is called after pushes: to these branches, of those that change these files, or all."""
+
+    id: str
+    endpoint: str
+    event: str = "push"
+    action: str = "webhook"
+    branches: tuple[str, ...] | None = None
+    globs: tuple[str, ...] | None = None
+    managed: bool = False
+    repository_id: str | None = None
+    created_at: datetime | None = None
+
+    @classmethod
+    def of(cls, data: object) -> "Trigger":
+        found = _mapping(data)
+        return parse(cls, {**found, **_mapping(found.get("trigger")), **_mapping(found.get("action"))})
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """A call of a webhook, and what came of it."""
+
+    id: str
+    state: str
+    body: str = ""
+    """The JSON that is sent."""
+    attempts: int = 0
+    created_at: datetime | None = None
+    next_attempt_at: datetime | None = None
+    """None when it is over."""
+    last_attempt_at: datetime | None = None
+    finished_at: datetime | None = None
+    status: int | None = None
+    """Of the last answer."""
+    error: str | None = None
+    response: str | None = None
+    """How the last answer began."""
+    redelivery_of: str | None = None
+
+
+@dataclass(frozen=True)
+class DeliveryList:
+    """Deliveries from `offset` on, newest first, out of `total`. Iterates over the deliveries."""
+
+    deliveries: tuple[Delivery, ...] = ()
+    total: int = 0
+    offset: int = 0
+
+    def __iter__(self) -> Iterator[Delivery]:
+        return iter(self.deliveries)
+
+    def __len__(self) -> int:
+        return len(self.deliveries)
+
+
+@dataclass(frozen=True)
+class GithubSync:
+    """The repository at GitHub that this one is kept in step with."""
+
+    github_repo_name: str
+    """`owner/name`."""
+
+
+# From the wire
+
+
+def list_of(data: object, key: str) -> list[Mapping[str, Any]]:
+    """The objects under `key`."""
+    found = _mapping(data).get(key)
+    if not isinstance(found, list):
+        raise UnexpectedAnswer(f"the answer has no list {key!r}")
+    return [_mapping(each) for each in found]
+
+
+def _mapping(data: object) -> Mapping[str, Any]:
+    if not isinstance(data, Mapping):
+        raise UnexpectedAnswer(f"expected an object, got {type(data).__name__}")
+    return data
+
+
+def _named(data: Mapping[str, Any], key: str) -> list[tuple[str, Mapping[str, Any]]]:
+    found = data.get(key)
+    if not isinstance(found, Mapping):
+        return []
+    return [(name, {"name": name, **_mapping(each)}) for name, each in found.items()]
+
+
+def _sha(data: object) -> object:
+    """An object's id, whether it comes alone or in an object of its own."""
+    return data.get("sha") if isinstance(data, Mapping) else data
+
+
+def _bytes(data: Mapping[str, Any]) -> bytes:
+    try:
+        return base64.b64decode(data["content"], validate=True)
+    except (KeyError, TypeError, binascii.Error):
+        raise UnexpectedAnswer("the answer has no usable 'content'") from None
+
+
+def create_body(
+    name: str | None,
+    public: bool,
+    default_branch: str | None,
+    source: Source | str | None,
+    import_: Import | None,
+) -> dict[str, Any]:
+    """What a repository is to be, as the server takes it."""
+    if source is not None and import_ is not None:
+        raise ValueError("a repository begins with a source or an import, not both")
+    body: dict[str, Any] = {
+        "name": name,
+        "public": public,
+        "defaultBranch": default_branch,
+        "source": Source(source) if isinstance(source, str) else source,
+        "import": import_,
+    }
+    return {key: serialise(value) for key, value in body.items() if value is not None}
