@@ -1,6 +1,7 @@
 """The identity endpoints as a client sees them. There are no machines: that an account has one is made up."""
 
 import asyncio
+import contextlib
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from stead.identity.identities import Identities
 from stead.limits import UNLIMITED, Limits
 from stead.repos.access import Access
 from stead.repos.repos import Repos
+from stead.repos.serving import Serving
 from stead.settings import Settings
 from stead.store.database import open_database
 
@@ -104,17 +106,21 @@ async def stage(app: FastAPI, tmp_path: Path) -> AsyncIterator[Stage]:
     async def unlimited(_: str) -> Limits:
         return UNLIMITED
 
+    async def nothing_to_tell(_: str) -> None:
+        pass
+
     services: Any = SimpleNamespace(
         settings=Settings(), accounts=accounts, callers=callers, identities=Identities(database, owns)
     )
     app.state.services = services
-    served, calls = surrounded(app, services)
-    transport = httpx2.ASGITransport(served, raise_app_exceptions=False)
-    async with (
-        Repos.open(database, tmp_path / "repos", unlimited) as repos,
-        httpx2.AsyncClient(transport=transport, base_url="http://stead.test") as http,
-    ):
+    async with contextlib.AsyncExitStack() as stack:
+        repos = await stack.enter_async_context(Repos.open(database, tmp_path / "repos", unlimited))
         services.repos, services.access = repos, Access(database, repos)
+        services.serving = Serving(repos.git, nothing_to_tell)
+        served, calls = surrounded(app, services)
+        transport = httpx2.ASGITransport(served, raise_app_exceptions=False)
+        http = httpx2.AsyncClient(transport=transport, base_url="http://stead.test")
+        await stack.enter_async_context(http)
         clients = []
         for account in (one, two):
             _, key = await accounts.create_key(account.id)

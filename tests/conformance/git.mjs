@@ -286,3 +286,53 @@ test("repositories begin with what they are given", async () => {
   );
   await refused("GIT_INVALID_REQUEST", () => create({ source: { url: "http://127.1.2.3/repo.git" } }));
 });
+
+/** Plain git, with nothing of this computer's own settings. */
+function git(folder, ...options) {
+  const env = { PATH: process.env.PATH, GIT_CONFIG_NOSYSTEM: "1", HOME: folder, GIT_TERMINAL_PROMPT: "0" };
+  const who = ["-c", "user.name=Ann", "-c", "user.email=ann@example.com"];
+  return execFileSync("git", [...who, ...options], { cwd: folder, env, encoding: "utf8", stdio: "pipe" });
+}
+
+test("native git, with a token and with the API key", async () => {
+  const server = new URL(process.env.FREESTYLE_API_URL);
+  const { repo, repoId } = await made({ name: "native" });
+  const { identity } = await freestyle.identities.create();
+  await identity.permissions.git.grant({ permission: "write", repoId });
+  const { token } = await identity.tokens.create();
+  const folder = mkdtempSync(join(tmpdir(), "native-"));
+
+  git(folder, "clone", "-q", `http://x-access-token:${token}@${server.host}/${repoId}`, "clone");
+  const clone = join(folder, "clone");
+  writeFileSync(join(clone, "README.md"), "# Pushed\n");
+  git(clone, "add", "README.md");
+  git(clone, "commit", "-q", "-m", "pushed");
+  git(clone, "push", "-q", "origin", "HEAD:main");
+  assert.equal(text(await repo.contents.get({ path: "README.md" })), "# Pushed\n");
+
+  await repo.commits.create({ message: "by API", files: [{ path: "more", content: "more\n" }] });
+  git(clone, "pull", "-q", "origin", "main");
+  assert.equal(readFileSync(join(clone, "more"), "utf8"), "more\n");
+
+  const header = `http.extraHeader=Authorization: Bearer ${process.env.FREESTYLE_API_KEY}`;
+  const published = `url.${server.origin}/.insteadOf=https://git.freestyle.sh/`;
+  git(folder, "-c", header, "-c", published, "clone", "-q", `https://git.freestyle.sh/${repoId}`, "by-key");
+  assert.equal(readFileSync(join(folder, "by-key", "README.md"), "utf8"), "# Pushed\n");
+
+  await identity.permissions.git.update({ permission: "read", repoId });
+  assert.throws(() => git(clone, "push", "-q", "origin", "HEAD:other"), /403/);
+  await identity.permissions.git.revoke({ repoId });
+  assert.throws(() => git(clone, "fetch", "-q", "origin"), /not found/);
+  await freestyle.identities.delete({ identityId: identity.identityId });
+});
+
+test("public repositories are cloned by anyone, and not pushed to", async () => {
+  const { repo, repoId } = await made({ public: true });
+  await repo.commits.create({ message: "m", files: [{ path: "open", content: "to all\n" }] });
+  const folder = mkdtempSync(join(tmpdir(), "public-"));
+  git(folder, "clone", "-q", `${process.env.FREESTYLE_API_URL}/${repoId}.git`, "clone");
+  const clone = join(folder, "clone");
+  assert.equal(readFileSync(join(clone, "open"), "utf8"), "to all\n");
+  assert.throws(() => git(clone, "push", "-q", "origin", "HEAD:mine"));
+  assert.equal((await repo.branches.list()).branches.length, 1);
+});

@@ -35,6 +35,7 @@ from stead.api.callers import TOKEN_HEADER, USER_HEADER, Gate
 from stead.api.calls import TRACE_HEADER, Calls
 from stead.api.documentation import page
 from stead.api.services import Services
+from stead.api.smart_http import SmartHttp
 from stead.api.wire import Wire
 from stead.errors import SteadError
 
@@ -123,7 +124,9 @@ def _failures() -> dict[int | str, dict[str, Any]]:
 def surrounded(app: FastAPI, services: Services) -> tuple[ASGIApp, Calls]:
     """The API as it is served: behind its gate, with trace ids and limits, and CORS."""
     settings = services.settings
-    calls = Calls(Gate(app, services.callers), settings.max_calls)
+    gate = Gate(app, services.callers)
+    git = SmartHttp(gate, services.callers, services.repos, services.access, services.serving)
+    calls = Calls(git, settings.max_calls)
     return (
         CORSMiddleware(
             calls,

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from stead.api.errors import ApiError, from_anything
 from stead.api.metrics import observe
 from stead.api.protocol import EXTENSION, Connection
+from stead.api.smart_http import is_streamed
 from stead.errors import SteadError
 from stead.logs import get_logger
 from stead.tasks import finished
@@ -148,6 +149,8 @@ class Calls:
     def _limited(self, scope: Scope, receive: Receive) -> Receive:
         """Bodies are read whole unless they are files that are streamed: so they have a largest size."""
         headers = dict(scope["headers"])
+        if is_streamed(scope):
+            return receive
         plain = headers.get(b"content-type", b"").startswith(_STREAMED)
         if (
             plain

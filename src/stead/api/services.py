@@ -23,6 +23,7 @@ from stead.repos.access import Access
 from stead.repos.egress import Egress
 from stead.repos.repos import Repos
 from stead.repos.search import Search
+from stead.repos.serving import Serving
 from stead.repos.signing import Signing
 from stead.repos.sources import Sources
 from stead.repos.triggers import Triggers
@@ -46,6 +47,7 @@ class Services:
     creations: asyncio.Semaphore
     repos: Repos
     access: Access
+    serving: Serving
     sources: Sources
     search: Search
     signing: Signing
@@ -118,6 +120,7 @@ async def assemble(machines: Machines) -> AsyncIterator[Services]:
             creations=asyncio.Semaphore(settings.max_creations),
             repos=repos,
             access=Access(database, repos),
+            serving=Serving(repos.git, triggers.observe),
             sources=Sources(egress),
             search=Search(),
             signing=signing,

@@ -1,0 +1,195 @@
+"""Large files over HTTP, as `git lfs` asks for them: the batch API and its basic transfer."""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, Field, ValidationError
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope
+
+from stead.api.streaming import Answer, Refused, pieces, whole
+from stead.repos.access import Level
+from stead.repos.errors import RepoError
+from stead.repos.lfs import MAX_BATCH, InvalidLfsObject, LfsObject, LfsObjects
+
+_TYPE = "application/vnd.git-lfs+json"
+_HEADERS = {"Content-Type": _TYPE, "Cache-Control": "no-store"}
+_ASK = {"WWW-Authenticate": 'Basic realm="Stead"', "LFS-Authenticate": 'Basic realm="Stead"'}
+_MAX_QUESTION = 4 << 20
+_BATCH = "info/lfs/objects/batch"
+_OBJECT = re.compile(r"info/lfs/objects/([0-9a-f]{64})(/verify)?")
+_RANGE = re.compile(r"bytes=(\d{1,18})-(\d{1,18})?")
+_HOST = re.compile(r"[A-Za-z0-9._:\[\]-]+")
+
+
+class _Wanted(BaseModel):
+    oid: str
+    size: int
+
+
+class _Ref(BaseModel):
+    name: str
+
+
+class _Batch(BaseModel):
+    operation: str
+    objects: list[_Wanted]
+    transfers: list[str] = Field(default=["basic"])
+    ref: _Ref | None = None
+    hash_algo: str = "sha256"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A call, and what whoever makes it may do."""
+
+    scope: Scope
+    receive: Receive
+    answer: Answer
+    headers: Headers
+    level: Level
+    anonymous: bool
+
+    def check_write(self) -> None:
+        if self.level != "write":
+            if self.anonymous:
+                raise Refused(401, "give a token or an API key as password", _ASK)
+            raise Refused(403, "you may read this repository, and not write to it")
+
+    def check_method(self, *methods: str) -> str:
+        method: str = self.scope["method"]
+        if method not in methods:
+            allowed = ", ".join(methods)
+            raise Refused(405, f"only {allowed} is understood here", {"Allow": allowed})
+        return method
+
+
+def route(what: str) -> str | None:
+    """What calls of this kind are counted under; None when it is none of them."""
+    if not what.startswith("info/lfs/"):
+        return None
+    if what == _BATCH:
+        return what
+    matched = _OBJECT.fullmatch(what)
+    return "info/lfs/none" if matched is None else f"info/lfs/objects/{{oid}}{matched[2] or ''}"
+
+
+async def refuse(answer: Answer, refused: Refused) -> None:
+    headers = _HEADERS | refused.headers
+    if "WWW-Authenticate" in headers:
+        headers |= _ASK
+    await _say(answer, {"message": str(refused)}, refused.status, headers)
+
+
+async def answer(asked: Asked, objects: LfsObjects, what: str) -> None:
+    matched = _OBJECT.fullmatch(what)
+    if what == _BATCH:
+        asked.check_method("POST")
+        await _batch(asked, objects)
+    elif matched is None:
+        raise Refused(404, "of LFS there is the batch API with its basic transfer, and no locks")
+    elif matched[2]:
+        asked.check_method("POST")
+        await _verify(asked, objects, matched[1])
+    elif asked.check_method("GET", "PUT") == "PUT":
+        asked.check_write()
+        await objects.write(matched[1], pieces(asked.receive))
+        await asked.answer.say(200, b"", {})
+    else:
+        await _download(asked, objects, matched[1])
+
+
+async def _batch(asked: Asked, objects: LfsObjects) -> None:
+    try:
+        batch = _Batch.model_validate_json(await whole(pieces(asked.receive), _MAX_QUESTION))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise Refused(422, f"the request does not fit: {place} {first['msg']}") from None
+    if batch.operation not in ("download", "upload"):
+        raise Refused(422, f"an operation is download or upload, not {batch.operation!r}")
+    if "basic" not in batch.transfers:
+        raise Refused(422, "UNSUPPORTED_TRANSFER: only the basic transfer is known here")
+    if batch.hash_algo != "sha256":
+        raise Refused(409, "objects are named by their sha256 here")
+    if len(batch.objects) > MAX_BATCH:
+        raise Refused(413, f"a batch has at most {MAX_BATCH} objects")
+    if batch.operation == "upload":
+        asked.check_write()
+    answers = await _offers(asked, objects, batch)
+    await _say(asked.answer, {"transfer": "basic", "objects": answers, "hash_algo": "sha256"}, 200, _HEADERS)
+
+
+async def _offers(asked: Asked, objects: LfsObjects, batch: _Batch) -> list[dict[str, Any]]:
+    checked: list[LfsObject | RepoError] = []
+    for wanted in batch.objects:
+        try:
+            found = LfsObject(wanted.oid, wanted.size)
+            if batch.operation == "upload":
+                objects.check_room(found)
+            checked.append(found)
+        except RepoError as error:
+            checked.append(error)
+    missing = set(await objects.missing(each for each in checked if isinstance(each, LfsObject)))
+    answers = []
+    for wanted, result in zip(batch.objects, checked, strict=True):
+        offer: dict[str, Any] = {"oid": wanted.oid, "size": wanted.size}
+        if isinstance(result, RepoError):
+            offer["error"] = {"code": 422, "message": str(result)}
+        elif batch.operation == "upload" and result in missing:
+            offer |= {"authenticated": True, "actions": _actions(asked, result, "upload", "verify")}
+        elif batch.operation == "download" and result in missing:
+            offer["error"] = {"code": 404, "message": f"there is no object {result.oid}"}
+        elif batch.operation == "download":
+            offer |= {"authenticated": True, "actions": _actions(asked, result, "download")}
+        answers.append(offer)
+    return answers
+
+
+def _actions(asked: Asked, wanted: LfsObject, *names: str) -> dict[str, Any]:
+    """Where to go for an object: to where this call came, with what it was made with."""
+    host = asked.headers.get("host", "")
+    if not _HOST.fullmatch(host):
+        raise Refused(400, "the call does not say which host it is for")
+    root = asked.scope["path"].removesuffix("/batch")
+    here = f"{asked.scope['scheme']}://{host}{root}/{wanted.oid}"
+    authorization = asked.headers.get("authorization")
+    shown = {} if authorization is None else {"Authorization": authorization}
+    return {name: {"href": f"{here}/verify" if name == "verify" else here, "header": shown} for name in names}
+
+
+async def _verify(asked: Asked, objects: LfsObjects, oid: str) -> None:
+    try:
+        wanted = _Wanted.model_validate_json(await whole(pieces(asked.receive), _MAX_QUESTION))
+    except ValidationError:
+        raise Refused(422, "say which object it is, and its size") from None
+    if wanted.oid != oid:
+        raise InvalidLfsObject(f"this is the place of {oid}, not of {wanted.oid!r}")
+    objects.verify(LfsObject(wanted.oid, wanted.size))
+    await _say(asked.answer, {}, 200, _HEADERS)
+
+
+async def _download(asked: Asked, objects: LfsObjects, oid: str) -> None:
+    with objects.open(oid) as stored:
+        first, last = 0, stored.size - 1
+        headers = {"Content-Type": "application/octet-stream", "Accept-Ranges": "bytes"}
+        # More than one range, or what is none, is answered with the whole, as HTTP allows.
+        wanted = _RANGE.fullmatch(asked.headers.get("range", ""))
+        if wanted is not None:
+            first, last = int(wanted[1]), min(int(wanted[2] or last), last)
+            if first > last:
+                raise Refused(416, "it is not that large", {"Content-Range": f"bytes */{stored.size}"})
+            headers["Content-Range"] = f"bytes {first}-{last}/{stored.size}"
+        headers["Content-Length"] = str(last + 1 - first)
+        await asked.answer.begin(200 if wanted is None else 206, headers)
+        while first <= last:
+            piece = await stored.read(first, last + 1 - first)
+            first += len(piece)
+            await asked.answer.write(piece)
+        await asked.answer.end()
+
+
+async def _say(answer: Answer, body: dict[str, Any], status: int, headers: dict[str, str]) -> None:
+    await answer.say(status, json.dumps(body).encode(), headers)

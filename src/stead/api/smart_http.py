@@ -1,0 +1,245 @@
+"""Git's own protocol over HTTP: clone, fetch and push with plain git, and its large files."""
+
+import base64
+import binascii
+import re
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from urllib.parse import parse_qs
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from stead.api import lfs_http
+from stead.api.errors import ApiError
+from stead.api.streaming import Answer, ClientLeft, Refused, pieces, unzipped
+from stead.errors import SteadError
+from stead.identity.callers import Caller, Callers
+from stead.logs import get_logger
+from stead.repos.access import Access, Level
+from stead.repos.errors import RepoBusy, RepoNotFound, TooLarge
+from stead.repos.lfs import MAX_OBJECT, InvalidLfsObject, LfsObjectMismatch, LfsObjectNotFound, LfsObjects
+from stead.repos.repos import Repos
+from stead.repos.repository import Repository
+from stead.repos.serving import InvalidStream, Read, Service, Serving, TooSlow, is_protocol
+
+_REPO = r"(?P<repo>[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-4[0-9a-fA-F]{3}-[89abAB][0-9a-fA-F]{3}-[0-9a-fA-F]{12})"
+_WHAT = r"(?P<what>info/refs|HEAD|git-upload-pack|git-receive-pack|info/lfs/[^\n]+)"
+_PATH = re.compile(rf"/(?:git/)?{_REPO}(?:\.git)?/{_WHAT}")
+_SERVICES = tuple(Service)
+_NEVER_CACHED = {
+    "Expires": "Fri, 01 Jan 1980 00:00:00 GMT",
+    "Pragma": "no-cache",
+    "Cache-Control": "no-cache, max-age=0, must-revalidate",
+}
+_PLAIN = {"Content-Type": "text/plain; charset=utf-8"}
+_ASK = {"WWW-Authenticate": 'Basic realm="Stead"'}
+_STATUSES: dict[type[SteadError], int] = {
+    RepoNotFound: 404,
+    RepoBusy: 503,
+    InvalidStream: 400,
+    TooLarge: 413,
+    TooSlow: 408,
+    LfsObjectNotFound: 404,
+    LfsObjectMismatch: 422,
+    InvalidLfsObject: 422,
+}
+
+log = get_logger("stead.git")
+
+
+def is_streamed(scope: Scope) -> bool:
+    """Whether a call's body goes through in pieces, and has limits of its own."""
+    matched = _PATH.fullmatch(scope["path"])
+    if matched is None:
+        return False
+    what = matched["what"]
+    return what in _SERVICES if scope["method"] == "POST" else what.startswith("info/lfs/objects/")
+
+
+@dataclass(frozen=True)
+class _Route:
+    """What calls are counted under."""
+
+    path: str
+
+
+class SmartHttp:
+    """Answers clients of git, and leaves all other calls to the app behind it; an ASGI middleware.
+
+    It recognises callers itself, because git has its own ways to show a key or token, and is told no in plain
+    text, which is what git shows to people.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        callers: Callers,
+        repos: Repos,
+        access: Access,
+        serving: Serving,
+        max_lfs_object: int = MAX_OBJECT,
+    ) -> None:
+        self._app = app
+        self._callers = callers
+        self._repos = repos
+        self._access = access
+        self._serving = serving
+        self._max_lfs_object = max_lfs_object
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        matched = _PATH.fullmatch(scope["path"]) if scope["type"] == "http" else None
+        if matched is None:
+            await self._app(scope, receive, send)
+            return
+        repo, what = matched["repo"].lower(), matched["what"]
+        scope["route"] = _Route(f"/{{repo}}/{lfs_http.route(what) or what}")
+        answer = Answer(send)
+        try:
+            await self._answer(_Call(scope, receive, answer, Headers(scope=scope), repo, what))
+        except ClientLeft:
+            return
+        except (Refused, SteadError) as error:
+            refused = _refused(error)
+            if answer.begun:
+                # Only an end in the middle tells that it is not whole.
+                raise ApiError("INTERNAL", str(refused)) from error
+            if lfs_http.route(what):
+                await lfs_http.refuse(answer, refused)
+            else:
+                text = f"{refused}\n".encode()
+                await answer.say(refused.status, text, _PLAIN | _NEVER_CACHED | refused.headers)
+
+    async def _answer(self, call: "_Call") -> None:
+        caller, level = await self._level(call)
+        repository = self._repos.repository(call.repo)
+        if lfs_http.route(call.what):
+            objects = LfsObjects(repository, self._max_lfs_object)
+            asked = lfs_http.Asked(call.scope, call.receive, call.answer, call.headers, level, caller is None)
+            await lfs_http.answer(asked, objects, call.what)
+        elif call.what in _SERVICES:
+            await self._converse(call, repository, Service(call.what), caller, level)
+        else:
+            await self._advertise(call, repository, caller, level)
+
+    # Who
+
+    async def _level(self, call: "_Call") -> tuple[Caller | None, Level]:
+        """Who calls, and what they may do. What is not theirs to see is answered as if it were not there."""
+        caller = None
+        authorization = call.headers.get("authorization")
+        if authorization is not None:
+            secret = _secret(authorization)
+            caller = await self._callers.authenticate(secret) if secret else None
+            if caller is None:
+                raise Refused(401, "this key or token is not known, or was revoked", _ASK)
+        try:
+            level = await self._access.level(caller, await self._repos.get(call.repo))
+        except RepoNotFound:
+            level = None
+        if level is None and caller is None:
+            raise _who_are_you()
+        if level is None:
+            raise Refused(404, f"there is no repository {call.repo}, or it is not yours to see")
+        return caller, level
+
+    # What
+
+    async def _advertise(
+        self, call: "_Call", repository: Repository, caller: Caller | None, level: Level
+    ) -> None:
+        if call.scope["method"] != "GET":
+            raise Refused(405, "only GET is understood here", {"Allow": "GET"})
+        wanted = parse_qs(call.scope["query_string"].decode("latin-1")).get("service", [])
+        if call.what == "HEAD" or len(wanted) != 1 or wanted[0] not in _SERVICES:
+            raise Refused(403, "only git's smart protocol is spoken here; use git 1.6.6 or later")
+        service = Service(wanted[0])
+        _check(service, caller, level)
+        reading = self._serving.advertise(repository, service, _protocol(call.headers))
+        await self._send(call.answer, reading, f"application/x-{service}-advertisement")
+
+    async def _converse(
+        self, call: "_Call", repository: Repository, service: Service, caller: Caller | None, level: Level
+    ) -> None:
+        if call.scope["method"] != "POST":
+            raise Refused(405, "only POST is understood here", {"Allow": "POST"})
+        _check(service, caller, level)
+        kind = call.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != f"application/x-{service}-request":
+            raise Refused(415, f"the body has to be application/x-{service}-request")
+        reading = self._serving.answer(repository, service, _protocol(call.headers), _body(call))
+        await self._send(call.answer, reading, f"application/x-{service}-result")
+
+    async def _send(
+        self, answer: Answer, reading: AbstractAsyncContextManager[Read], content_type: str
+    ) -> None:
+        async with reading as read:
+            piece = await read()
+            await answer.begin(200, {"Content-Type": content_type, **_NEVER_CACHED})
+            while piece:
+                await answer.write(piece)
+                piece = await read()
+        await answer.end()
+
+
+@dataclass(frozen=True)
+class _Call:
+    scope: Scope
+    receive: Receive
+    answer: Answer
+    headers: Headers
+    repo: str
+    what: str
+
+
+def _check(service: Service, caller: Caller | None, level: Level) -> None:
+    if service is Service.RECEIVE_PACK and level != "write":
+        if caller is None:
+            raise _who_are_you()
+        raise Refused(403, "you may read this repository, and not push to it")
+
+
+def _who_are_you() -> Refused:
+    return Refused(401, "give a token or an API key as password", _ASK)
+
+
+def _secret(authorization: str) -> str | None:
+    """The key or token in what a client shows; the user's name beside it does not matter."""
+    scheme, _, value = authorization.partition(" ")
+    value = value.strip()
+    if scheme.lower() == "bearer":
+        return value
+    if scheme.lower() != "basic":
+        return None
+    try:
+        user, _, password = base64.b64decode(value, validate=True).decode().partition(":")
+    except (binascii.Error, UnicodeDecodeError):
+        return None
+    return password or user
+
+
+def _protocol(headers: Headers) -> str | None:
+    asked = headers.get("git-protocol")
+    if asked is not None and not is_protocol(asked):
+        raise Refused(400, "Git-Protocol has to be a list like version=2")
+    return asked
+
+
+def _body(call: _Call) -> AsyncGenerator[bytes, None]:
+    encoding = call.headers.get("content-encoding", "identity").strip().lower()
+    if encoding in ("gzip", "x-gzip"):
+        return unzipped(pieces(call.receive))
+    if encoding != "identity":
+        raise Refused(415, "a body may be compressed with gzip, and with nothing else")
+    return pieces(call.receive)
+
+
+def _refused(error: Refused | SteadError) -> Refused:
+    if isinstance(error, Refused):
+        return error
+    for kind, status in _STATUSES.items():
+        if isinstance(error, kind):
+            return Refused(status, str(error), {"Retry-After": "5"} if status == 503 else None)
+    log.warning("a client of git was not served", error=str(error))
+    return Refused(500, "git could not do this; the server's log says why")

@@ -1,0 +1,189 @@
+"""Large files of a repository, which git itself only points at: kept beside it under their hash."""
+
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from stead.host.files import sync_folder
+from stead.repos.errors import RepoError, RepoNotFound, TooLarge
+from stead.repos.repository import Repository
+from stead.tasks import in_thread
+
+MAX_OBJECT = 5 << 30
+MAX_BATCH = 1000
+PIECE = 1 << 20
+_OID = re.compile(r"[0-9a-f]{64}")
+_FORGOTTEN = 24 * 3600.0
+
+
+class LfsObjectNotFound(RepoError):
+    code = "lfs_object_not_found"
+
+    def __init__(self, oid: str) -> None:
+        super().__init__(f"there is no object {oid}", oid=oid)
+
+
+class LfsObjectMismatch(RepoError):
+    """What was sent is not what was announced."""
+
+    code = "lfs_object_mismatch"
+
+
+class InvalidLfsObject(RepoError):
+    code = "invalid_lfs_object"
+
+
+@dataclass(frozen=True)
+class LfsObject:
+    oid: str
+    size: int
+
+    def __post_init__(self) -> None:
+        if not _OID.fullmatch(self.oid):
+            raise InvalidLfsObject(f"{self.oid!r} is not the hash of an object: 64 hexadecimal digits")
+        if self.size < 0:
+            raise InvalidLfsObject(f"an object cannot have {self.size} bytes")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An object that is there, opened: it can be read to its end even if it goes away meanwhile."""
+
+    descriptor: int
+    size: int
+
+    async def read(self, place: int, most: int) -> bytes:
+        """Some bytes from a place on, at least one."""
+        piece = await in_thread(os.pread, self.descriptor, min(PIECE, most), place)
+        if not piece:
+            raise LfsObjectMismatch("an object is shorter than it was")
+        return piece
+
+
+class LfsObjects:
+    """The large files of one repository."""
+
+    def __init__(self, repository: Repository, max_object: int = MAX_OBJECT) -> None:
+        self._repository = repository
+        self._folder = repository.path / "lfs"
+        self._max = max_object
+
+    def _path(self, oid: str) -> Path:
+        if not _OID.fullmatch(oid):
+            raise LfsObjectNotFound(oid)
+        return self._folder / "objects" / oid[:2] / oid[2:4] / oid
+
+    def size(self, oid: str) -> int | None:
+        """How large an object is; None when it is not there."""
+        try:
+            return self._path(oid).lstat().st_size
+        except FileNotFoundError:
+            return None
+
+    async def missing(self, objects: Iterable[LfsObject]) -> list[LfsObject]:
+        """Those that are not there, or not in this size."""
+        wanted = list(objects)
+        sizes = await in_thread(lambda: [self.size(each.oid) for each in wanted])
+        return [each for each, size in zip(wanted, sizes, strict=True) if size != each.size]
+
+    def check_room(self, wanted: LfsObject) -> None:
+        """An object that is too large is refused before it is sent."""
+        if wanted.size > self._max:
+            raise TooLarge(f"an object has at most {self._max} bytes, not {wanted.size}")
+
+    def verify(self, wanted: LfsObject) -> None:
+        size = self.size(wanted.oid)
+        if size is None:
+            raise LfsObjectNotFound(wanted.oid)
+        if size != wanted.size:
+            raise LfsObjectMismatch(f"object {wanted.oid} has {size} bytes, not {wanted.size}")
+
+    @contextlib.contextmanager
+    def open(self, oid: str) -> Iterator[Stored]:
+        try:
+            descriptor = os.open(self._path(oid), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise LfsObjectNotFound(oid) from None
+        try:
+            yield Stored(descriptor, os.fstat(descriptor).st_size)
+        finally:
+            os.close(descriptor)
+
+    async def write(self, oid: str, body: AsyncIterator[bytes]) -> None:
+        """Keep an object that comes in pieces. It is there when it is whole, checked and on the disk."""
+        place = self._path(oid)
+        descriptor, temporary = await in_thread(self._begin)
+        hashed = hashlib.sha256()
+        size = 0
+
+        def put(pieces: list[bytes]) -> None:
+            for piece in pieces:
+                hashed.update(piece)
+                rest = memoryview(piece)
+                while rest:
+                    rest = rest[os.write(descriptor, rest) :]
+
+        try:
+            async for pieces in _gathered(body):
+                size += sum(map(len, pieces))
+                if size > self._max:
+                    raise TooLarge(f"an object has at most {self._max} bytes")
+                await in_thread(put, pieces)
+            if hashed.hexdigest() != oid:
+                raise LfsObjectMismatch(f"what was sent is {hashed.hexdigest()}, not {oid}")
+            await in_thread(self._finish, descriptor, temporary, place)
+        finally:
+            os.close(descriptor)
+            temporary.unlink(missing_ok=True)
+
+    def _begin(self) -> tuple[int, Path]:
+        folder = self._folder / "incoming"
+        try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
+            self._forget_old(folder)
+            temporary = folder / secrets.token_hex(16)
+            return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), temporary
+        except FileNotFoundError:
+            raise RepoNotFound(self._repository.id) from None
+
+    def _forget_old(self, folder: Path) -> None:
+        """What a crash left half received is of no use."""
+        for left in folder.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if left.lstat().st_mtime < time.time() - _FORGOTTEN:
+                    left.unlink()
+
+    def _finish(self, descriptor: int, temporary: Path, place: Path) -> None:
+        os.fsync(descriptor)
+        made = []
+        try:
+            for folder in reversed([place.parent, *place.parent.parents][:3]):
+                with contextlib.suppress(FileExistsError):
+                    folder.mkdir(mode=0o700)
+                    made.append(folder.parent)
+            temporary.rename(place)
+        except FileNotFoundError:
+            raise RepoNotFound(self._repository.id) from None
+        for folder in (place.parent, *reversed(made)):
+            sync_folder(folder)
+
+
+async def _gathered(body: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
+    """Pieces, several at a time: each time costs a thread."""
+    pieces: list[bytes] = []
+    size = 0
+    async for piece in body:
+        pieces.append(piece)
+        size += len(piece)
+        if size >= PIECE:
+            yield pieces
+            pieces, size = [], 0
+    if pieces:
+        yield pieces

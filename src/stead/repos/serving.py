@@ -1,0 +1,448 @@
+"""Native git: what a client of `git` says goes to a git here, and what that answers goes back."""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import signal
+import weakref
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from enum import StrEnum
+
+from stead.logs import get_logger
+from stead.repos.errors import RepoBusy, RepoError, RepoNotFound, TooLarge
+from stead.repos.git import Finished, Git, GitFailed, GitProcess
+from stead.repos.repository import Repository
+from stead.tasks import finished, in_thread
+
+MAX_COMMANDS = 10_000
+"""Refs that one push may change."""
+MAX_PUSH = 4 << 30
+"""Bytes of one push."""
+MAX_QUESTION = 256 << 20
+"""Bytes in which a client says what it has and what it wants."""
+LONGEST = 3600.0
+PATIENCE = 30.0
+PER_REPO = 8
+PIECE = 256 << 10
+_COMMANDS_ROOM = 64 << 20
+_PIPE = 1 << 20
+_GRACE = 1.0
+_PUSHABLE = ("heads", "tags", "notes", "pull", "changes", "merge-requests")
+_OWN = "refs/stead"
+_INCOMING = "tmp_objdir-incoming-*"
+_PROTOCOL_PART = r"[a-z][a-z0-9-]{0,63}(?:=[A-Za-z0-9._/-]{0,64})?"
+_PROTOCOL = re.compile(rf"{_PROTOCOL_PART}(?::{_PROTOCOL_PART}){{0,7}}")
+
+log = get_logger("stead.repos")
+
+Read = Callable[[], Awaitable[bytes]]
+"""Gives the next piece of an answer; nothing when it is whole."""
+Body = AsyncGenerator[bytes, None]
+Pushed = Callable[[str], Awaitable[None]]
+"""Is told the id of a repository after a push to it."""
+
+
+class Service(StrEnum):
+    UPLOAD_PACK = "git-upload-pack"
+    """Git gives: clone and fetch."""
+    RECEIVE_PACK = "git-receive-pack"
+    """Git takes: push."""
+
+    @property
+    def command(self) -> str:
+        return self.removeprefix("git-")
+
+
+class InvalidStream(RepoError):
+    """What came is not what a client of git says."""
+
+    code = "invalid_stream"
+
+
+class TooManyCommands(RepoError):
+    code = "too_many_commands"
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"a push changes at most {most} refs; push them in several steps")
+
+
+class TooSlow(RepoError):
+    """Whoever it was for did not take or give anything for long, or the whole took too long."""
+
+    code = "too_slow"
+
+
+def is_protocol(value: str) -> bool:
+    """Whether a client may ask for this version of the protocol: `version=2`, and whatever may come."""
+    return _PROTOCOL.fullmatch(value) is not None
+
+
+def packet(data: bytes) -> bytes:
+    """A line as git frames it: its length in four hexadecimal digits, and then itself."""
+    return b"%04x" % (len(data) + 4) + data
+
+
+class Commands:
+    """The list that a push begins with, counted while it goes by: one line per ref, then an empty one."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._head = b""
+        self._left = 0
+        self._line = b""
+        self.count = 0
+        self.complete = False
+
+    def see(self, data: bytes) -> None:
+        place = 0
+        while place < len(data) and not self.complete:
+            if self._left:
+                taken = data[place : place + self._left]
+                if not self._abilities_known:
+                    self._line += taken
+                self._left -= len(taken)
+                place += len(taken)
+                continue
+            wanted = 4 - len(self._head)
+            self._head += data[place : place + wanted]
+            place += wanted
+            if len(self._head) == 4:
+                self._begin_line(self._head)
+                self._head = b""
+
+    def _begin_line(self, head: bytes) -> None:
+        if not re.fullmatch(rb"[0-9a-fA-F]{4}", head):
+            raise InvalidStream("this is not a push: it does not begin with a list of refs")
+        size = int(head, 16)
+        if size == 0:
+            self.complete = True
+            return
+        if size <= 4:
+            raise InvalidStream("this is not a push: one of its lines has no length")
+        self._left = size - 4
+        self.count += 1
+        if not self._abilities_known:
+            self._line = b""
+        if self.count > self._most:
+            raise TooManyCommands(self._most)
+
+    @property
+    def _abilities_known(self) -> bool:
+        """The line of the first ref also tells what the client can do."""
+        return b"\0" in self._line
+
+    def refusal(self, why: str) -> bytes:
+        """How a client is told, instead of git's own answer, so that people come to read it."""
+        if b"side-band-64k" in self._line:
+            return packet(b"\x03" + why.encode() + b"\n") + b"0000"
+        return packet(b"ERR " + why.encode() + b"\n")
+
+
+class Turns:
+    """How many may be at work at the same time, on one repository and in all; others wait, but not long."""
+
+    def __init__(self, most: int, per_repo: int, patience: float) -> None:
+        self._all = asyncio.Semaphore(most)
+        self._per_repo = per_repo
+        self._patience = patience
+        self._repos: weakref.WeakValueDictionary[str, asyncio.Semaphore] = weakref.WeakValueDictionary()
+
+    @contextlib.asynccontextmanager
+    async def of(self, repo: str) -> AsyncIterator[None]:
+        own = self._repos.get(repo)
+        if own is None:
+            own = self._repos[repo] = asyncio.Semaphore(self._per_repo)
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout(self._patience):
+                    await stack.enter_async_context(own)
+                    await stack.enter_async_context(self._all)
+            except TimeoutError:
+                raise RepoBusy("too many clients are at work here; try again in a moment") from None
+            yield
+
+
+class Talk:
+    """One git that answers one client."""
+
+    def __init__(
+        self,
+        process: GitProcess,
+        commands: Commands | None,
+        most: int,
+        body: Body | None,
+        pushed: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._process = process
+        self._commands = commands
+        self._most = most
+        self._pushed = pushed
+        self._told = False
+        self._last = b""
+        self._refused = False
+        self._errors = asyncio.create_task(process.errors())
+        self._feeding = asyncio.create_task(self._feed(body))
+
+    async def _feed(self, body: Body | None) -> None:
+        """Give git what the client sends, as fast as it takes it; when that goes wrong, git has to end."""
+        process = self._process
+        try:
+            if body is not None:
+                async with contextlib.aclosing(body):
+                    await self._pass_on(body)
+            process.stdin.close()
+        except (BrokenPipeError, ConnectionResetError):
+            # Git has heard enough, and says why in its answer.
+            process.stdin.close()
+        except Exception:
+            self._break_off()
+            raise
+
+    async def _pass_on(self, body: Body) -> None:
+        size = 0
+        async for piece in body:
+            size += len(piece)
+            if size > self._most:
+                raise TooLarge(f"more than {self._most >> 20} MiB are not taken at once")
+            if self._commands is not None:
+                self._commands.see(piece)
+            self._process.stdin.write(piece)
+            await self._process.stdin.drain()
+
+    async def read(self) -> bytes:
+        """The next piece of git's answer; empty at its end, if it is whole."""
+        if self._refused:
+            return b""
+        piece = await self._process.stdout.read(PIECE)
+        failure = self._feeding.exception() if self._feeding.done() else None
+        if isinstance(failure, TooManyCommands) and self._commands is not None:
+            self._refused = True
+            return self._commands.refusal(str(failure))
+        if failure is not None:
+            raise failure
+        if piece:
+            self._last = piece
+            return piece
+        status = await self._process.wait()
+        said = await self._errors
+        await self._tell()
+        if status and not _is_error(self._last):
+            raise GitFailed("serving", Finished(status, b"", said))
+        if status:
+            log.info("git refused a client", status=status, said=said.strip()[-500:])
+        return b""
+
+    async def _tell(self) -> None:
+        """Whoever waits for pushes is told as soon as refs may have changed, and once."""
+        if self._told or self._commands is None or not self._commands.complete or not self._commands.count:
+            return
+        self._told = True
+        try:
+            await finished(self._pushed())
+        except Exception as error:
+            log.error("a push was not followed up", error=repr(error), exc_info=error)
+
+    async def end(self) -> None:
+        """Have git gone, whether it was done or not."""
+        self._feeding.cancel()
+        await asyncio.gather(self._feeding, return_exceptions=True)
+        self._break_off()
+        if not await self._is_over(_GRACE):
+            _signal(self._process)
+            await self._is_over(_GRACE)
+        await self._process.end()
+        self._errors.cancel()
+        await asyncio.gather(self._errors, return_exceptions=True)
+        await self._tell()
+
+    def _break_off(self) -> None:
+        """Have git stop. What takes a push takes it back when the push does not go on, and is then done."""
+        pipe = self._process.stdin.transport
+        if self._commands is None:
+            _signal(self._process)
+        elif not pipe.is_closing() or pipe.get_write_buffer_size():
+            pipe.abort()
+
+    async def _is_over(self, limit: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), limit)
+        return not self._process.alive
+
+
+def _signal(process: GitProcess) -> None:
+    """Have git and its helpers end; they take away their locks first."""
+    if process.alive:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process._process.pid, signal.SIGTERM)
+
+
+def _is_error(last: bytes) -> bool:
+    """Whether an answer ends with git telling the client what is wrong."""
+    place = last.rfind(b"ERR ")
+    return place >= 4 and last[place - 4 : place] == b"%04x" % (len(last) - place + 4)
+
+
+class Serving:
+    """Serves repositories to clients of git, within limits."""
+
+    def __init__(
+        self,
+        git: Git,
+        pushed: Pushed,
+        *,
+        max_push: int = MAX_PUSH,
+        max_commands: int = MAX_COMMANDS,
+        at_once: int | None = None,
+        per_repo: int = PER_REPO,
+        patience: float = PATIENCE,
+        longest: float = LONGEST,
+    ) -> None:
+        self._git = git
+        self._pushed = pushed
+        self._max_push = max_push
+        self._max_commands = max_commands
+        self._turns = Turns(at_once or 2 * (os.cpu_count() or 1) + 8, per_repo, patience)
+        self._longest = longest
+        self._pushing: Counter[str] = Counter()
+        self._capabilities: bytes | None = None
+
+    @contextlib.asynccontextmanager
+    async def advertise(
+        self, repository: Repository, service: Service, protocol: str | None
+    ) -> AsyncIterator[Read]:
+        """What a client hears first: what git here can do, and which refs there are."""
+        newest = "version=2" in (protocol or "").split(":")
+        fixed = newest and service is Service.UPLOAD_PACK
+        first = b"" if newest else packet(f"# service={service}\n".encode()) + b"0000"
+        if fixed and self._capabilities is not None:
+            _check_there(repository)
+            yield _said(self._capabilities)
+            return
+        arguments = *self._settings(service), service.command, "--stateless-rpc", "--http-backend-info-refs"
+        async with self._talk(repository, arguments, protocol, None, None) as talk:
+            if not fixed:
+                yield _after(first, talk.read)
+                return
+            # It tells of git and its settings, not of refs: so it is the same for all repositories.
+            pieces = [piece async for piece in _until_end(talk.read)]
+        self._capabilities = b"".join(pieces)
+        yield _said(self._capabilities)
+
+    @contextlib.asynccontextmanager
+    async def answer(
+        self, repository: Repository, service: Service, protocol: str | None, body: Body
+    ) -> AsyncIterator[Read]:
+        """Git's answer to what a client sends, for as long as the block lasts; then git is gone.
+
+        Whatever is wrong with the answer is raised while it is read. A push that was refused by git is an
+        answer like any other.
+        """
+        commands = Commands(self._max_commands) if service is Service.RECEIVE_PACK else None
+        arguments = *self._settings(service), service.command, "--stateless-rpc"
+        async with self._talk(repository, arguments, protocol, commands, body) as talk:
+            yield talk.read
+
+    @contextlib.asynccontextmanager
+    async def _talk(
+        self,
+        repository: Repository,
+        arguments: tuple[str, ...],
+        protocol: str | None,
+        commands: Commands | None,
+        body: Body | None,
+    ) -> AsyncIterator[Talk]:
+        env = {} if protocol is None else {"GIT_PROTOCOL": protocol}
+        most = MAX_QUESTION if commands is None else self._max_push + _COMMANDS_ROOM
+        async with self._turns.of(repository.id), contextlib.AsyncExitStack() as stack:
+            _check_there(repository)
+            if commands is not None:
+                await stack.enter_async_context(self._pushing_to(repository))
+            process = await self._git.start(repository.path, *arguments, str(repository.path), env=env)
+            _widen(process)
+            talk = Talk(process, commands, most, body, lambda: self._pushed(repository.id))
+            limit = asyncio.timeout(self._longest)
+            try:
+                async with limit:
+                    yield talk
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                raise TooSlow(f"it took longer than {self._longest:g} s") from None
+            finally:
+                await finished(talk.end())
+
+    @contextlib.asynccontextmanager
+    async def _pushing_to(self, repository: Repository) -> AsyncIterator[None]:
+        """A push is under way. What others left half received, and nobody works on, is removed."""
+        await self._clear(repository)
+        self._pushing[repository.id] += 1
+        try:
+            yield
+        finally:
+            self._pushing[repository.id] -= 1
+            await finished(self._clear(repository))
+
+    async def _clear(self, repository: Repository) -> None:
+        if self._pushing[repository.id]:
+            return
+        del self._pushing[repository.id]
+        for left in list((repository.path / "objects").glob(_INCOMING)):
+            await in_thread(shutil.rmtree, left, ignore_errors=True)
+
+    def _settings(self, service: Service) -> tuple[str, ...]:
+        if service is Service.UPLOAD_PACK:
+            # Whoever may read may have every object: so the newest protocol has it, and so have the others.
+            # To want refs by name does not go together with shallow clones in git 2.39.
+            settings = [
+                f"transfer.hideRefs={_OWN}",
+                "uploadpack.allowAnySHA1InWant=true",
+                "uploadpack.allowRefInWant=false",
+            ]
+        else:
+            hidden = ["refs", *(f"!refs/{name}" for name in _PUSHABLE)]
+            settings = [
+                f"receive.maxInputSize={self._max_push}",
+                # A pack that stays as it came is one file to put on the disk, and not one for each object.
+                "transfer.unpackLimit=1",
+                *(f"receive.hideRefs={name}" for name in hidden),
+            ]
+        return tuple(part for setting in settings for part in ("-c", setting))
+
+
+def _check_there(repository: Repository) -> None:
+    if not repository.path.is_dir():
+        raise RepoNotFound(repository.id)
+
+
+def _said(text: bytes) -> Read:
+    return _after(text, _nothing)
+
+
+async def _nothing() -> bytes:
+    return b""
+
+
+def _after(first: bytes, read: Read) -> Read:
+    """Reads something, and then what there is to read."""
+    waiting = [first] if first else []
+
+    async def both() -> bytes:
+        return waiting.pop() if waiting else await read()
+
+    return both
+
+
+async def _until_end(read: Read) -> AsyncIterator[bytes]:
+    while piece := await read():
+        yield piece
+
+
+def _widen(process: GitProcess) -> None:
+    """Let more fit into the pipes, for fewer turns; it goes without, and git may be done already."""
+    for end in (process.stdin.transport, process.stdout._transport):  # type: ignore[attr-defined]
+        with contextlib.suppress(OSError, ValueError):
+            fcntl.fcntl(end.get_extra_info("pipe"), fcntl.F_SETPIPE_SZ, _PIPE)

@@ -1,0 +1,80 @@
+"""A server with repositories and no machines: the API, and git beside it, on a port of its own."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import uvicorn
+from git_stage import Stage, staged
+
+from stead.api.app import create_app, surrounded
+from stead.api.protocol import Protocol
+from stead.api.server import _Server
+from stead.repos.egress import Egress
+from stead.repos.search import Search
+from stead.repos.serving import Serving
+from stead.repos.signing import Signing
+from stead.repos.sources import Sources
+from stead.repos.triggers import Triggers
+from stead.settings import Settings
+
+
+@dataclass(frozen=True)
+class Site:
+    """A server, with a key for each of two accounts."""
+
+    url: str
+    stage: Stage
+    key: str
+    their_key: str
+
+
+@contextlib.asynccontextmanager
+async def served(folder: Path) -> AsyncIterator[Site]:
+    async with staged(folder) as stage, contextlib.AsyncExitStack() as stack:
+        signing = Signing.open(folder, "http://stead.test")
+        triggers = await stack.enter_async_context(
+            Triggers.open(stage.database, stage.repos, signing, Egress())
+        )
+        services: Any = SimpleNamespace(
+            settings=Settings(),
+            accounts=stage.accounts,
+            callers=stage.callers,
+            identities=stage.identities,
+            repos=stage.repos,
+            access=stage.access,
+            sources=Sources(Egress()),
+            search=Search(),
+            signing=signing,
+            triggers=triggers,
+        )
+        services.serving = Serving(stage.repos.git, triggers.observe)
+        app, calls = surrounded(create_app(services), services)
+        config = uvicorn.Config(
+            app,
+            http=Protocol,
+            ws="none",
+            loop="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+        )
+        server = _Server(config, calls)
+        _, key = await stage.accounts.create_key(stage.ours)
+        _, their_key = await stage.accounts.create_key(stage.theirs)
+        with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as listening:
+            task = asyncio.create_task(server._serve([listening]))
+            up = asyncio.create_task(server.up.wait())
+            try:
+                await asyncio.wait({task, up}, return_when=asyncio.FIRST_COMPLETED)
+                yield Site(f"http://127.0.0.1:{listening.getsockname()[1]}", stage, key, their_key)
+            finally:
+                server.should_exit = True
+                await task
+                await up
