@@ -153,12 +153,14 @@ def limits(
     disk_gib: Limit = None,
     total_memory_gib: Limit = None,
     total_disk_gib: Limit = None,
+    repos: Limit = None,
     as_json: Json = False,
 ) -> None:
     """Show how much an account may have, or change it.
 
     `--vms` counts machines, `--running` those that are up at the same time; `--vcpus`, `--memory-gib` and
-    `--disk-gib` are for one machine, the totals for all of them. `default` is what the installation says.
+    `--disk-gib` are for one machine, the totals for all of them, `--repos` counts repositories. `default` is
+    what the installation says.
     """
     given = {
         "vms": vms,
@@ -169,6 +171,7 @@ def limits(
         "disk_gib": disk_gib,
         "total_memory_gib": total_memory_gib,
         "total_disk_gib": total_disk_gib,
+        "repos": repos,
     }
 
     async def work() -> None:
