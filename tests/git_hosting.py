@@ -48,7 +48,9 @@ class GitClient:
     def __init__(self, home: Path) -> None:
         self.home = home
         # What a client does on its own disk is not what is tested: it may be quick.
-        (home / ".gitconfig").write_text("[core]\n\tfsync = none\n\tcompression = 0\n[gc]\n\tauto = 0\n")
+        (home / ".gitconfig").write_text(
+            "[core]\n\tfsync = none\n\tcompression = 0\n\tbigFileThreshold = 1m\n[gc]\n\tauto = 0\n"
+        )
 
     def environment(self) -> dict[str, str]:
         who = {
