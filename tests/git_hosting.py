@@ -205,7 +205,7 @@ async def hosting(folder: Path, **limits: Any) -> AsyncIterator[Hosting]:
 
 @contextlib.asynccontextmanager
 async def _served(calls: Calls) -> AsyncIterator[str]:
-    listening = socket.socket()
+    listening = socket.socket(proto=socket.IPPROTO_TCP)
     listening.bind(("127.0.0.1", 0))
     listening.listen(1024)
     config = uvicorn.Config(

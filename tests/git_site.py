@@ -52,6 +52,7 @@ async def served(folder: Path) -> AsyncIterator[Site]:
             search=Search(),
             signing=signing,
             triggers=triggers,
+            changed=triggers.observe,
         )
         services.serving = Serving(stage.repos.git, triggers.observe)
         app, calls = surrounded(create_app(services), services)

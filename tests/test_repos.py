@@ -6,6 +6,7 @@ import itertools
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from stead.errors import InvalidRequest
 from stead.identity.callers import Caller
 from stead.limits import Limits
-from stead.repos import committing, contents, history
+from stead.repos import committing, contents, history, upkeep
 from stead.repos.access import RepoPermissionExists, RepoPermissionNotFound
 from stead.repos.committing import Author, Change, commit
 from stead.repos.errors import (
@@ -48,6 +49,7 @@ from stead.repos.errors import (
 from stead.repos.names import check_path, is_ref
 from stead.repos.repos import Repos
 from stead.repos.repository import Repository
+from stead.repos.upkeep import MAX_PACKS
 
 NOBODY = 1_899_999_999
 
@@ -626,3 +628,41 @@ async def test_rights_are_the_accounts_and_what_it_grants(stage: Stage) -> None:
     await stage.access.grant(stage.ours, identity.id, info.id, "read")
     await stage.repos.delete(info.id)
     assert await stage.access.repos_of(identity.id) == set()
+
+
+# Kept in order
+
+
+async def test_many_commits_leave_few_packs(stage: Stage, repository: Repository) -> None:
+    """Joined beside readers and writers, who do not notice."""
+    for number in range(MAX_PACKS + 3):
+        await commit(repository, [write(f"file{number}", str(number))], str(number))
+    packs = repository.path / "objects" / "pack"
+    assert len(list(packs.glob("*.pack"))) > MAX_PACKS
+    stage.repos.upkeep.look(repository)
+    stage.repos.upkeep.look(repository)
+    while stage.repos.upkeep._tasks:
+        found = await contents.read(repository, "file7", None)
+        assert isinstance(found, contents.File) and found.content == b"7"
+    await commit(repository, [write("last")], "last")
+    assert len(list(packs.glob("*.pack"))) < 5
+    assert (await history.commits(repository)).total == MAX_PACKS + 4
+    deep = await contents.read(repository, "", None, recursive=True)
+    assert isinstance(deep, contents.Folder) and len(deep.entries) == MAX_PACKS + 4
+
+
+async def test_locks_of_those_who_are_gone_are_removed(
+    stage: Stage, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A git that was killed must not keep a branch closed for ever; one that works is left alone."""
+    await commit(repository, [write("a")], "one")
+    started = time.time()
+    old, new = repository.path / "refs/heads/main.lock", repository.path / "packed-refs.lock"
+    for lock, age in ((old, 120), (new, -1)):
+        lock.touch()
+        os.utime(lock, (started - age, started - age))
+    monkeypatch.setattr(upkeep, "_ORPHANS_GRACE", 0.2)
+    await upkeep.remove_old_locks(stage.folder / "repos", started)
+    assert not old.exists() and new.exists()
+    new.unlink()
+    await commit(repository, [write("a", "2")], "two")

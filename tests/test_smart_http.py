@@ -16,6 +16,7 @@ import pytest_asyncio
 from git_hosting import GitClient, Hosting, basic, hosting
 from waiting import until
 
+from stead.api.smart_http import is_streamed
 from stead.host.processes import command_lines
 from stead.repos.repos import RepoInfo
 from stead.repos.serving import Commands, InvalidStream, TooManyCommands, packet
@@ -443,6 +444,21 @@ def test_a_list_of_refs_is_counted_however_it_comes_in_pieces() -> None:
             with pytest.raises(InvalidStream):
                 commands.see(nonsense)
         assert not commands.complete
+
+
+def test_packs_and_large_files_alone_are_streamed() -> None:
+    """All other bodies are read whole, and so have a largest size."""
+    repo = "12345678-1234-4234-8234-123456789abc"
+    calls = {
+        ("POST", f"/{repo}/git-receive-pack"): True,
+        ("POST", f"/git/{repo}.git/git-upload-pack"): True,
+        ("PUT", f"/{repo}/info/lfs/objects/{'1' * 64}"): True,
+        ("POST", f"/{repo}/info/lfs/objects/batch"): False,
+        ("POST", "/git/v1/repo/x/git-receive-pack"): False,
+        ("PUT", f"/{repo}/git-receive-pack"): False,
+    }
+    for (method, path), streamed in calls.items():
+        assert is_streamed({"method": method, "path": path}) == streamed
 
 
 async def test_calls_that_no_git_makes_are_refused(

@@ -213,7 +213,7 @@ async def create_branch(
     if branch == _UNNAMED:
         raise ApiError("BRANCH_NAME_EMPTY", "the name of the branch is missing: it is the end of the path")
     made = await repo.repository.create_branch(branch, None if wanted is None else wanted.sha)
-    await services.triggers.observe(repo.info.id)
+    await services.changed(repo.info.id)
     return Ref(name=f"refs/heads/{made.name}", sha=made.sha)
 
 
@@ -363,7 +363,7 @@ async def create_commit(repo: WritableRepo, services: ServicesDep, wanted: NewCo
         author=author,
         expected=wanted.expected_sha,
     )
-    await services.triggers.observe(repo.info.id)
+    await services.changed(repo.info.id)
     return CommitCreated(commit=CommitModel.of(commit))
 
 

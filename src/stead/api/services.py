@@ -23,7 +23,7 @@ from stead.repos.access import Access
 from stead.repos.egress import Egress
 from stead.repos.repos import Repos
 from stead.repos.search import Search
-from stead.repos.serving import Serving
+from stead.repos.serving import Pushed, Serving
 from stead.repos.signing import Signing
 from stead.repos.sources import Sources
 from stead.repos.triggers import Triggers
@@ -52,6 +52,8 @@ class Services:
     search: Search
     signing: Signing
     triggers: Triggers
+    changed: Pushed
+    """To be told when refs of a repository may have changed."""
 
 
 @contextlib.asynccontextmanager
@@ -100,6 +102,11 @@ async def assemble(machines: Machines) -> AsyncIterator[Services]:
         egress = Egress(settings.dialled_private_networks)
         signing = Signing.open(settings.data, settings.clone_root)
         triggers = await stack.enter_async_context(Triggers.open(database, repos, signing, egress))
+
+        async def changed(repo_id: str) -> None:
+            await triggers.observe(repo_id)
+            repos.upkeep.look(repos.repository(repo_id))
+
         background = BackgroundRequests(RequestStore(database))
         machines.limit(limits_of)
         machines.watch(_Events(logbook, identities))
@@ -120,11 +127,12 @@ async def assemble(machines: Machines) -> AsyncIterator[Services]:
             creations=asyncio.Semaphore(settings.max_creations),
             repos=repos,
             access=Access(database, repos),
-            serving=Serving(repos.git, triggers.observe),
+            serving=Serving(repos.git, changed),
             sources=Sources(egress),
             search=Search(),
             signing=signing,
             triggers=triggers,
+            changed=changed,
         )
 
 

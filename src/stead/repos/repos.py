@@ -5,11 +5,12 @@ import contextlib
 import os
 import shutil
 import stat
+import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Self
 
 from stead.errors import HostError
 from stead.host.files import sync_folder, write_atomically
@@ -20,11 +21,11 @@ from stead.repos.git import SETTINGS, Git
 from stead.repos.names import check_branch
 from stead.repos.objects import Readers
 from stead.repos.repository import Repository
+from stead.repos.upkeep import Upkeep, remove_old_locks
 from stead.store.database import Database
 from stead.store.repos import RepoRow, RepoStore
 from stead.tasks import in_thread
 
-Level = Literal["read", "write"]
 LimitsOf = Callable[[str], Awaitable[Limits]]
 Fill = Callable[[Repository], Awaitable[None]]
 """Puts something into a repository that nobody can see yet."""
@@ -57,6 +58,7 @@ class Repos:
         self._folder = folder
         self._limits_of = limits_of
         self._uid = uid
+        self.upkeep = Upkeep(git)
         self._creating = asyncio.Lock()
         self._removing: set[asyncio.Task[None]] = set()
 
@@ -76,9 +78,13 @@ class Repos:
         write_atomically(folder / "gitconfig", SETTINGS.encode(), 0o644)
         repos = cls(database, folder, limits_of, uid)
         await repos._recover()
+        unlocking = asyncio.create_task(remove_old_locks(folder, time.time()))
         try:
             yield repos
         finally:
+            unlocking.cancel()
+            await asyncio.gather(unlocking, return_exceptions=True)
+            await repos.upkeep.close()
             await repos.readers.close()
             await asyncio.gather(*repos._removing, return_exceptions=True)
 

@@ -396,18 +396,14 @@ class Serving:
     def _settings(self, service: Service) -> tuple[str, ...]:
         if service is Service.UPLOAD_PACK:
             # Whoever may read may have every object: so the newest protocol has it, and so have the others.
-            # To want refs by name does not go together with shallow clones in git 2.39.
             settings = [
                 f"transfer.hideRefs={_OWN}",
                 "uploadpack.allowAnySHA1InWant=true",
-                "uploadpack.allowRefInWant=false",
             ]
         else:
             hidden = ["refs", *(f"!refs/{name}" for name in _PUSHABLE)]
             settings = [
                 f"receive.maxInputSize={self._max_push}",
-                # A pack that stays as it came is one file to put on the disk, and not one for each object.
-                "transfer.unpackLimit=1",
                 *(f"receive.hideRefs={name}" for name in hidden),
             ]
         return tuple(part for setting in settings for part in ("-c", setting))
