@@ -38,6 +38,7 @@ bench: .venv/.ready
 	bench/engine
 	bench/checkpoints
 	bench/api
+	bench/git
 
 clean:
 	rm -rf .venv dist

@@ -1,0 +1,359 @@
+"""What hosting Git costs: beside plain `git http-backend` on the same repository, in turns."""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from measuring import Figure, figure, run, say, show, since
+
+from stead.settings import Settings
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+OURS = "127.0.0.1:18602"
+SEARCHED = 100_000
+BIG = 2 << 30
+_WORDS = ("alpha", "beta", "gamma", "delta", "needle", "omega", "return", "import", "class", "value")
+_PLAIN = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from git_server import serving
+with serving(Path(sys.argv[2]), port=int(sys.argv[3])):
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def git(*arguments: str | Path, cwd: Path, key: str = "", stdin: bytes = b"") -> bytes:
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": "/nonexistent",
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_AUTHOR_NAME": "A",
+        "GIT_AUTHOR_EMAIL": "a@example.org",
+        "GIT_COMMITTER_NAME": "A",
+        "GIT_COMMITTER_EMAIL": "a@example.org",
+    }
+    if key:
+        environment |= {
+            "GIT_CONFIG_COUNT": "1",
+            "GIT_CONFIG_KEY_0": "http.extraHeader",
+            "GIT_CONFIG_VALUE_0": f"Authorization: Bearer {key}",
+        }
+    done = subprocess.run(["git", *arguments], cwd=cwd, env=environment, input=stdin, capture_output=True)
+    if done.returncode:
+        raise RuntimeError(f"git {arguments[0]}: {done.stderr.decode(errors='replace')}")
+    return done.stdout
+
+
+def history(files: int, commits: int) -> Iterator[bytes]:
+    """For fast-import: a first commit of many files, and then small ones."""
+    number = 0
+    for commit in range(commits):
+        message = b"commit %d" % commit
+        yield b"commit refs/heads/main\ncommitter A <a@example.org> %d +0000\n" % (1_700_000_000 + commit)
+        yield b"data %d\n%s\n" % (len(message), message)
+        for _ in range(files if commit == 0 else 4):
+            path = f"src/folder{number % 97}/file{number % max(files, 1)}.py"
+            lines = "\n".join(
+                _WORDS[(number * 7 + line) % len(_WORDS)] + f" {number} {line}" for line in range(12)
+            )
+            yield f"M 100644 inline {path}\ndata {len(lines)}\n{lines}\n".encode()
+            number += 1
+
+
+def make(folder: Path, files: int, commits: int) -> Path:
+    git("init", "-q", "--bare", "-b", "main", folder, cwd=folder.parent)
+    git("fast-import", "--quiet", cwd=folder, stdin=b"".join(history(files, commits)))
+    git("repack", "-adq", cwd=folder)
+    return folder
+
+
+class Side:
+    """One of the two servers, with a copy of a repository."""
+
+    def __init__(self, url: str, key: str = "") -> None:
+        self.url = url
+        self.key = key
+
+    def clone(self, into: Path) -> None:
+        git("clone", "-q", "--bare", self.url, into, cwd=into.parent, key=self.key)
+
+
+def in_turns(
+    sides: list[Side], samples: int, work: Callable[[Side, int], float]
+) -> tuple[float, list[float]]:
+    """The ratio of the medians, ours to plain; and both."""
+    times: list[list[float]] = [[], []]
+    for number in range(samples):
+        order = (0, 1) if number % 2 else (1, 0)
+        for side in order:
+            times[side].append(work(sides[side], number))
+    ours, plain = (statistics.median(each) for each in times)
+    return round(ours / plain, 3), [round(ours, 1), round(plain, 1)]
+
+
+def transfer(folder: Path, sides: list[Side], samples: int) -> dict[str, Any]:
+    """Clone, push and fetch of one repository through both servers."""
+
+    def clone(side: Side, number: int) -> float:
+        into = folder / f"clone-{number}"
+        start = time.perf_counter()
+        side.clone(into)
+        took = since(start)
+        shutil.rmtree(into)
+        return took
+
+    writers: dict[str, Path] = {}
+    for side in sides:
+        writers[side.url] = folder / f"writer-{len(writers)}"
+        side.clone(writers[side.url])
+
+    def commit(place: Path, number: int) -> None:
+        lines = [b"commit refs/heads/main\ncommitter A <a@example.org> %d +0000\n" % (1_800_000_000 + number)]
+        lines += [b"data 1\nx\nfrom refs/heads/main^0\n"]
+        for each in range(100):
+            text = f"{number} {each} " * 20
+            lines.append(f"M 100644 inline new/{number}/{each}\ndata {len(text)}\n{text}\n".encode())
+        git("fast-import", "--quiet", cwd=place, stdin=b"".join(lines))
+
+    def push(side: Side, number: int) -> float:
+        commit(writers[side.url], number)
+        start = time.perf_counter()
+        git("push", "-q", side.url, "main", cwd=writers[side.url], key=side.key)
+        return since(start)
+
+    readers: dict[str, Path] = {}
+
+    def fetch(side: Side, number: int) -> float:
+        if side.url not in readers:
+            readers[side.url] = folder / f"reader-{len(readers)}"
+            side.clone(readers[side.url])
+        commit(writers[side.url], 1000 + number)
+        git("push", "-q", side.url, "main", cwd=writers[side.url], key=side.key)
+        start = time.perf_counter()
+        git("fetch", "-q", side.url, "main", cwd=readers[side.url], key=side.key)
+        return since(start)
+
+    results: dict[str, Any] = {}
+    for name, work in (("clone", clone), ("push", push), ("fetch", fetch)):
+        results[f"{name}_ratio"], results[f"{name}_ms"] = in_turns(sides, samples, work)
+    for place in (*writers.values(), *readers.values()):
+        shutil.rmtree(place)
+    return results
+
+
+@contextlib.asynccontextmanager
+async def server(data: Path) -> AsyncIterator[tuple[int, str]]:
+    """Stead in a process of its own, as users run it: its pid and an API key."""
+    shared = Settings.from_environment()
+    environment = {
+        **os.environ,
+        "STEAD_DATA": str(data),
+        "STEAD_CACHE": str(shared.cache_folder),
+        "STEAD_POOL": "0",
+        "STEAD_LISTEN": OURS,
+    }
+    program = Path(sys.executable).parent / "stead"
+    with (data / "out").open("wb") as out:
+        process = await asyncio.create_subprocess_exec(
+            program, "serve", env=environment, stdout=out, stderr=out
+        )
+    try:
+        async with asyncio.timeout(60), httpx2.AsyncClient() as http:
+            while True:
+                with contextlib.suppress(httpx2.HTTPError):
+                    if (await http.get(f"http://{OURS}/healthz")).status_code == 200:
+                        break
+                await asyncio.sleep(0.1)
+        yield process.pid, await asyncio.to_thread(_new_key, program, environment)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        await asyncio.wait_for(process.wait(), 60)
+
+
+def _new_key(program: Path, environment: dict[str, str]) -> str:
+    made = subprocess.check_output([program, "keys", "create", "--json"], env=environment)
+    return str(json.loads(made)["key"])
+
+
+@contextlib.contextmanager
+def plain(folder: Path) -> Iterator[str]:
+    tests = Path(__file__).parent.parent / "tests"
+    port = 18603
+    arguments = [sys.executable, "-c", _PLAIN, str(tests), str(folder), str(port)]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        if process.stdin is None or process.stdout is None:
+            raise RuntimeError("no pipes")
+        process.stdout.readline()
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.stdin.close()
+            process.wait(60)
+
+
+async def many(samples: int, work: Callable[[int], Any]) -> Figure:
+    times = []
+    for number in range(samples + 2):
+        start = time.perf_counter()
+        await work(number)
+        times.append(since(start))
+    return figure(times[2:])
+
+
+async def by_api(http: httpx2.AsyncClient, samples: int) -> dict[str, Any]:
+    async def call(method: str, path: str, **options: Any) -> Any:
+        answer = await http.request(method, path, **options)
+        if answer.status_code != 200:
+            raise RuntimeError(f"{method} {path}: {answer.text}")
+        return answer.json()
+
+    async def commit(number: int, count: int) -> None:
+        files = [
+            {"path": f"c{count}/{number}/{each}", "content": f"{number} {each}"} for each in range(count)
+        ]
+        await call("POST", f"{root}/commits", json={"message": "m", "files": files})
+
+    repo = (await call("POST", "/git/v1/repo"))["repoId"]
+    root = f"/git/v1/repo/{repo}"
+    results = {"repo_create_ms": await many(samples, lambda _: call("POST", "/git/v1/repo"))}
+    results["commit_1_file_ms"] = await many(samples, lambda number: commit(number, 1))
+    results["commit_100_files_ms"] = await many(samples // 4, lambda number: commit(number, 100))
+    files = [{"path": f"flat/{each}", "content": f"{each}"} for each in range(1000)]
+    await call("POST", f"{root}/commits", json={"message": "m", "files": files})
+    results["read_file_ms"] = await many(
+        samples, lambda number: call("GET", f"{root}/contents/flat/{number}")
+    )
+    results["list_tree_1k_ms"] = await many(samples, lambda _: call("GET", f"{root}/contents/flat"))
+    return results
+
+
+async def searching(http: httpx2.AsyncClient, repo: str, place: Path, samples: int) -> dict[str, Any]:
+    """The same words by `git grep` and by API, in turns; then once more by API."""
+    cold: list[float] = []
+    again: list[float] = []
+    grep: list[float] = []
+    for number in range(samples):
+        word = f"needle {number * 7 + 4} "
+        start = time.perf_counter()
+        await asyncio.to_thread(_grep, word, place)
+        grep.append(since(start))
+        for times in (cold, again):
+            start = time.perf_counter()
+            found = await http.get(f"/git/v1/repo/{repo}/search", params={"query": word}, timeout=120)
+            times.append(since(start))
+            if found.status_code != 200:
+                raise RuntimeError(found.text)
+    base = statistics.median(grep)
+    return {
+        "git_grep_ms": figure(grep),
+        "search_ratio": round(statistics.median(cold) / base, 3),
+        "search_again_ratio": round(statistics.median(again) / base, 4),
+    }
+
+
+def _grep(word: str, place: Path) -> None:
+    subprocess.run(
+        ["git", "grep", "-I", "-n", "-i", "-F", "-e", word, "main"], cwd=place, capture_output=True
+    )
+
+
+def big_push(pid: int, url: str, key: str, folder: Path) -> dict[str, Any]:
+    """Two gibibytes that do not compress, through the server."""
+    place = folder / "big"
+    git("init", "-q", "-b", "main", place, cwd=folder)
+    with (place / "big.bin").open("wb") as file:
+        for _ in range(BIG >> 24):
+            file.write(os.urandom(1 << 24))
+    git("-c", "core.bigFileThreshold=1m", "-c", "core.compression=0", "add", "big.bin", cwd=place)
+    git("commit", "-q", "-m", "big", cwd=place)
+    before = _memory(pid, "VmRSS")
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+    start = time.perf_counter()
+    git("push", "-q", url, "main", cwd=place, key=key)
+    took = since(start)
+    shutil.rmtree(place)
+    return {
+        "rss_2gb_push_mb": round(_memory(pid, "VmHWM"), 1),
+        "rss_before_mb": round(before, 1),
+        "push_2gb_s": round(took / 1000, 1),
+    }
+
+
+def _memory(pid: int, name: str) -> float:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(f"{name}:")).split()[1]) / 1024
+
+
+async def measure(samples: int, *, big: bool) -> dict[str, Any]:
+    version = (await asyncio.to_thread(git, "--version", cwd=Path("/"))).decode().strip()
+    results: dict[str, Any] = {
+        "host": {"cores": os.cpu_count(), "git": version.split()[-1], "host_kernel": os.uname().release}
+    }
+    with tempfile.TemporaryDirectory(prefix="stead-bench-", dir="/var/tmp") as name:
+        folder = Path(name)
+        folder.chmod(0o711)
+        data, served, work = (folder / each for each in ("data", "plain", "work"))
+        for each in (data, served, work):
+            each.mkdir(mode=0o711)
+        async with server(data) as (pid, key):
+            headers = {"Authorization": f"Bearer {key}"}
+            async with httpx2.AsyncClient(base_url=f"http://{OURS}", headers=headers, timeout=300) as http:
+
+                async def hosted(place: Path) -> str:
+                    repo = (await http.post("/git/v1/repo")).json()["repoId"]
+                    url = f"http://{OURS}/{repo}"
+                    await asyncio.to_thread(git, "push", "-q", "--mirror", url, cwd=place, key=key)
+                    return str(repo)
+
+                with plain(served) as root:
+                    for title, files, commits in (("1k files", 1000, 20), ("50k objects", 2000, 8000)):
+                        say(f"clone, push and fetch of a repository of {title}")
+                        place = make(served / f"{files}.git", files, commits)
+                        repo = await hosted(place)
+                        sides = [Side(f"http://{OURS}/{repo}", key), Side(f"{root}/{files}.git")]
+                        results[title] = await asyncio.to_thread(transfer, work, sides, samples)
+                say("repositories, commits and files by API")
+                results |= await by_api(http, samples * 4)
+                say(f"search in {SEARCHED} files")
+                place = make(work / "searched.git", SEARCHED, 1)
+                results |= await searching(http, await hosted(place), place, samples)
+                if big:
+                    say("a push of 2 GiB")
+                    repo = (await http.post("/git/v1/repo")).json()["repoId"]
+                    url = f"http://{OURS}/{repo}"
+                    results |= await asyncio.to_thread(big_push, pid, url, key, work)
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--samples", type=int, default=15, help="clones, pushes and fetches to measure")
+    parser.add_argument("--no-big", action="store_true", help="leave out the push of 2 GiB")
+    arguments = parser.parse_args()
+    results = run(measure(arguments.samples, big=not arguments.no_big))
+    if arguments.json:
+        print(json.dumps(results))
+    else:
+        show(results)
+
+
+if __name__ == "__main__":
+    main()
