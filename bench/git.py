@@ -320,6 +320,8 @@ async def measure(samples: int, *, big: bool) -> dict[str, Any]:
                     repo = (await http.post("/git/v1/repo")).json()["repoId"]
                     url = f"http://{OURS}/{repo}"
                     await asyncio.to_thread(git, "push", "-q", "--mirror", url, cwd=place, key=key)
+                    # What is done beside all else after a push has come to its end.
+                    await asyncio.sleep(10)
                     return str(repo)
 
                 with plain(served) as root:

@@ -651,6 +651,22 @@ async def test_many_commits_leave_few_packs(stage: Stage, repository: Repository
     assert isinstance(deep, contents.Folder) and len(deep.entries) == MAX_PACKS + 4
 
 
+async def test_a_large_repository_has_indexes(stage: Stage, repository: Repository, tmp_path: Path) -> None:
+    """Which git itself finds right; what was not referred to is kept."""
+    orphan = git(repository, "hash-object", "-w", "--stdin", stdin=b"not referred to yet")
+    await commit(repository, [Change("large", os.urandom(2 << 20))], "large")
+    stage.repos.upkeep.look(repository)
+    await stage.repos.upkeep.settled()
+    assert list((repository.path / "objects" / "pack").glob("*.bitmap"))
+    git(repository, "multi-pack-index", "verify")
+    git(repository, "commit-graph", "verify")
+    assert git(repository, "cat-file", "-p", orphan) == "not referred to yet"
+    stage.repos.upkeep.look(repository)
+    assert not stage.repos.upkeep._tasks
+    git(tmp_path, "clone", "-q", str(repository.path), "copy")
+    assert (tmp_path / "copy" / "large").stat().st_size == 2 << 20
+
+
 async def test_locks_of_those_who_are_gone_are_removed(
     stage: Stage, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:

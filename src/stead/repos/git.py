@@ -29,9 +29,6 @@ _CONFIG = {
     "core.fsyncMethod": "batch",
     # Large files go through without being held in memory.
     "core.bigFileThreshold": "16m",
-    "core.deltaBaseCacheLimit": "32m",
-    "core.packedGitLimit": "256m",
-    "core.packedGitWindowSize": "16m",
     "pack.windowMemory": "64m",
     "pack.threads": "2",
     "core.hooksPath": "/dev/null",

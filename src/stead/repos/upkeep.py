@@ -1,7 +1,8 @@
-"""Repositories kept in order: few packs instead of one for each push, and no locks of those who are gone."""
+"""Repositories kept in order: few packs, not one for each push; indexes for quick clones; no old locks."""
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ from stead.tasks import in_thread
 
 MAX_PACKS = 50
 """Each push and each commit by API leaves one; every reader looks through all of them."""
+WORTH_INDEXING = 1 << 20
+"""Bytes from which on a repository has bitmaps, by which clones need not walk through its history."""
 _AT_ONCE = 1
 _TIMEOUT = 3600.0
 _ORPHANS_GRACE = 60.0
@@ -29,8 +32,8 @@ class Upkeep:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def look(self, repository: Repository) -> None:
-        """Join the packs of a repository that was written to, when it has too many; beside all else."""
-        if repository.id not in self._tasks and _packs(repository.path) > MAX_PACKS:
+        """Join the packs of a repository that was written to, when that is worth it; beside all else."""
+        if repository.id not in self._tasks and _untidy(repository.path):
             task = asyncio.create_task(self._join(repository))
             self._tasks[repository.id] = task
             task.add_done_callback(lambda _: self._tasks.pop(repository.id, None))
@@ -38,9 +41,13 @@ class Upkeep:
     async def _join(self, repository: Repository) -> None:
         async with self._turns:
             try:
-                # Packs of about the same size are joined, so that large ones are not written again each time.
-                await self._git.run(repository.path, "repack", "-d", "-q", "--geometric=2", timeout=_TIMEOUT)
+                # Packs of about the same size are joined, so that large ones are not written again each time,
+                # with all that is in them: what nobody refers to may be about to be referred to.
+                options = ("-d", "-q", "--geometric=2", "--write-midx", "--write-bitmap-index")
+                await self._git.run(repository.path, "repack", *options, timeout=_TIMEOUT)
                 await self._git.run(repository.path, "pack-refs", "--all")
+                graph = ("commit-graph", "write", "--reachable", "--split")
+                await self._git.run(repository.path, *graph, timeout=_TIMEOUT)
             except SteadError as error:
                 log.warning("packs could not be joined", repo=repository.id, error=str(error))
 
@@ -55,10 +62,17 @@ class Upkeep:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _packs(path: Path) -> int:
-    with contextlib.suppress(FileNotFoundError):
-        return sum(each.suffix == ".pack" for each in (path / "objects" / "pack").iterdir())
-    return 0
+def _untidy(path: Path) -> bool:
+    try:
+        with os.scandir(path / "objects" / "pack") as found:
+            entries = list(found)
+        packs = [entry for entry in entries if entry.name.endswith(".pack")]
+        if len(packs) > MAX_PACKS:
+            return True
+        indexed = any(entry.name.endswith(".bitmap") for entry in entries)
+        return not indexed and sum(pack.stat().st_size for pack in packs) > WORTH_INDEXING
+    except FileNotFoundError:
+        return False
 
 
 async def remove_old_locks(folder: Path, started: float) -> None:
