@@ -48,7 +48,6 @@ def cache() -> Path:
 @pytest.fixture(scope="session")
 def settings(cache: Path) -> Iterator[Settings]:
     with tempfile.TemporaryDirectory(prefix="stead-test-", dir="/var/tmp") as folder:
-        Path(folder).chmod(0o711)
         yield Settings(
             data=Path(folder),
             cache=cache,

@@ -17,7 +17,7 @@ from git_stage import Stage, staged
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stead.errors import InvalidRequest
+from stead.errors import HostError, InvalidRequest
 from stead.identity.callers import Caller
 from stead.limits import Limits
 from stead.repos import committing, contents, history, upkeep
@@ -180,7 +180,7 @@ async def test_a_crash_leaves_a_whole_repository_or_none(stage: Stage) -> None:
 async def test_git_runs_as_a_user_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Who cannot read what others have, and whom nobody but root can read."""
     folder = tmp_path_factory.mktemp("stage")
-    for above in (folder, folder.parent, folder.parent.parent):
+    for above in (folder.parent, folder.parent.parent):
         above.chmod(above.stat().st_mode | 0o011)
     async with staged(folder, NOBODY) as stage:
         repository = await stage.repository()
@@ -193,6 +193,15 @@ async def test_git_runs_as_a_user_of_its_own(tmp_path_factory: pytest.TempPathFa
         refused = await stage.repos.git.finish(repository.path, "hash-object", str(secret))
         assert refused.status != 0 and "Permission denied" in refused.stderr
         assert (await repository.resolve("main")) == made.sha
+
+
+async def test_git_says_what_is_in_its_way(tmp_path: Path) -> None:
+    above = tmp_path / "closed"
+    above.mkdir(mode=0o700)
+    (above / "data").mkdir()
+    with pytest.raises(HostError, match=f"cannot get through {above}: chmod"):
+        async with staged(above / "data", NOBODY):
+            pass
 
 
 # Names

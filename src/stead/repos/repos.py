@@ -206,8 +206,10 @@ class Repos:
 
 
 def _check_reachable(folder: Path) -> None:
-    """Git is nobody special: it has to be let through all folders above its own."""
-    for above in folder.resolve().parents:
+    """Git is nobody special: it has to be let through all folders above its own. The nearest is Stead's."""
+    data, *others = folder.resolve().parents
+    data.chmod(data.stat().st_mode | stat.S_IXGRP | stat.S_IXOTH)
+    for above in others:
         if not above.stat().st_mode & stat.S_IXOTH:
             raise HostError(f"git, which runs as a user of its own, cannot get through {above}: chmod o+x it")
 
