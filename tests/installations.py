@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -77,7 +79,27 @@ def small_disk(mib: int) -> Iterator[Path]:
         try:
             yield Path(folder)
         finally:
-            subprocess.run(["umount", folder], check=True)
+            _unmount(folder)
+
+
+def _unmount(folder: str) -> None:
+    """What a process had open there may be let go of a moment after it is done with it."""
+    deadline = time.monotonic() + 10
+    while (ended := subprocess.run(["umount", folder], capture_output=True, text=True)).returncode:
+        assert time.monotonic() < deadline, (ended.stderr, _users_of(folder))
+        gc.collect()
+        time.sleep(0.1)
+
+
+def _users_of(folder: str) -> list[str]:
+    """Which processes have something of a folder open."""
+    links = (*Path("/proc").glob("[0-9]*/fd/*"), *Path("/proc").glob("[0-9]*/cwd"))
+    found = []
+    for link in links:
+        with contextlib.suppress(OSError):
+            if str(link.readlink()).startswith(folder):
+                found.append(str(link))
+    return found
 
 
 def fill_up(disk: Path, left: int) -> Path:
