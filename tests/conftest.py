@@ -58,6 +58,13 @@ def settings(cache: Path) -> Iterator[Settings]:
         )
 
 
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that git reaches although it is another user; those of the tests are closed to all others."""
+    with tempfile.TemporaryDirectory(prefix="stead-test-", dir="/var/tmp") as folder:
+        yield Path(folder)
+
+
 @pytest_asyncio.fixture(scope="session")
 async def image(settings: Settings) -> BaseImage:
     return await ensure_image(settings)

@@ -628,11 +628,8 @@ async def test_files_are_found_by_their_paths(repository: Repository, search: Se
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can let git be another user")
-async def test_expressions_for_names_are_looked_for_as_the_user_git_runs_as(tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
-    for above in tmp_path.parents[:2]:
-        above.chmod(0o755)
-    async with staged(tmp_path, NOBODY) as stage:
+async def test_expressions_for_names_are_looked_for_as_the_user_git_runs_as(open_folder: Path) -> None:
+    async with staged(open_folder, NOBODY) as stage:
         repository = await stage.repository()
         await put(repository, {"src/a.ts": "x\n"})
         assert (await Search().files(repository, r"\.ts$", regex=True)).total_files == 1

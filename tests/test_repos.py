@@ -177,17 +177,14 @@ async def test_a_crash_leaves_a_whole_repository_or_none(stage: Stage) -> None:
         assert list((folder / "new").iterdir()) == []
 
 
-async def test_git_runs_as_a_user_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
+async def test_git_runs_as_a_user_of_its_own(open_folder: Path) -> None:
     """Who cannot read what others have, and whom nobody but root can read."""
-    folder = tmp_path_factory.mktemp("stage")
-    for above in (folder.parent, folder.parent.parent):
-        above.chmod(above.stat().st_mode | 0o011)
-    async with staged(folder, NOBODY) as stage:
+    async with staged(open_folder, NOBODY) as stage:
         repository = await stage.repository()
         made = await commit(repository, [write("a")], "one")
         assert {path.lstat().st_uid for path in repository.path.rglob("*")} == {NOBODY}
         assert repository.path.stat().st_mode & 0o077 == 0
-        secret = folder / "secret"
+        secret = open_folder / "secret"
         secret.write_text("secret")
         secret.chmod(0o600)
         refused = await stage.repos.git.finish(repository.path, "hash-object", str(secret))
