@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from waiting import until
 
 from stead.errors import InvalidRequest
-from stead.repos.committing import Author, Change, commit
+from stead.repos.committing import Change, commit
 from stead.repos.errors import InvalidRevision, ReferenceNotFound, RepoBusy
+from stead.repos.fast_import import Author
 from stead.repos.repository import Repository
 from stead.repos.search import ContentFound, Search
 from stead.repos.search_cache import Cache

@@ -22,7 +22,7 @@ from stead.identity.callers import Caller
 from stead.limits import Limits
 from stead.repos import committing, contents, history, upkeep
 from stead.repos.access import RepoPermissionExists, RepoPermissionNotFound
-from stead.repos.committing import Author, Change, commit
+from stead.repos.committing import Change, commit
 from stead.repos.errors import (
     AmbiguousRevision,
     BlobNotFound,
@@ -46,6 +46,7 @@ from stead.repos.errors import (
     TooLarge,
     TreeNotFound,
 )
+from stead.repos.fast_import import Author
 from stead.repos.names import check_path, is_ref
 from stead.repos.repos import Repos
 from stead.repos.repository import Repository

@@ -26,7 +26,6 @@ from git_stage import Stage, staged
 
 from stead.errors import InvalidRequest
 from stead.repos.archives import FILE, LINK, ArchiveInvalid, Bounds, Kind, Member, members, reading
-from stead.repos.committing import Author
 from stead.repos.egress import Egress, EgressFailed, EgressRefused
 from stead.repos.errors import (
     InvalidChange,
@@ -36,6 +35,7 @@ from stead.repos.errors import (
     RepoError,
     TooLarge,
 )
+from stead.repos.fast_import import Author
 from stead.repos.importing import Snapshot
 from stead.repos.remotes import SourceInvalid, SourceNotFound, SourceUnauthorized
 from stead.repos.repos import Fill

@@ -42,8 +42,9 @@ from stead.api.wire.repos import (
 )
 from stead.repos import committing, contents, history
 from stead.repos.access import Level
-from stead.repos.committing import Author, Change
+from stead.repos.committing import Change
 from stead.repos.errors import InvalidContent, RepoNotFound
+from stead.repos.fast_import import Author
 from stead.repos.history import MAX_COMMITS, Order
 from stead.repos.repos import Fill, RepoInfo
 from stead.repos.repository import Repository

@@ -10,7 +10,7 @@ import typer
 from stead.cli import cloning
 from stead.cli.connection import connected, for_completion
 from stead.cli.output import Json, ago, note, print_facts, print_json, print_table, shown, working
-from stead.cli.references import SHORTEST, Candidate, _matching, _only
+from stead.cli.references import SHORTEST, Candidate, matching, only_one
 
 if TYPE_CHECKING:
     from stead.sdk import Stead
@@ -28,7 +28,7 @@ _NAMED = 10
 def _complete_repo(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     try:
         with for_completion(context) as stead:
-            return list(_matching(incomplete, _candidates(stead, incomplete or None)))
+            return list(matching(incomplete, _candidates(stead, incomplete or None)))
     except Exception:
         return []
 
@@ -40,7 +40,7 @@ Repos = Annotated[list[str], typer.Argument(metavar="REPO", help=_HELP, autocomp
 
 def find_repo(stead: "Stead", given: str) -> str:
     """The id of a repository. A whole id is believed; whoever uses it hears if there is none."""
-    return given if _ID.fullmatch(given) else _only("repo", given, _candidates(stead, given))
+    return given if _ID.fullmatch(given) else only_one("repo", given, _candidates(stead, given))
 
 
 def _candidates(stead: "Stead", search: str | None) -> Iterator[Candidate]:

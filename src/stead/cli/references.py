@@ -33,31 +33,31 @@ def find_vm(stead: "Stead", given: str) -> str:
     """The id of a machine. A whole id is believed; whoever uses it hears if there is none."""
     if _VM.fullmatch(given):
         return given
-    return _only("machine", given, _vms(stead))
+    return only_one("machine", given, _vms(stead))
 
 
 def find_vms(stead: "Stead", given: Sequence[str]) -> list[str]:
     """The ids of machines, all known before anything is done to the first."""
     known = [] if all(_VM.fullmatch(each) for each in given) else list(_vms(stead))
-    found = [each if _VM.fullmatch(each) else _only("machine", each, known) for each in given]
+    found = [each if _VM.fullmatch(each) else only_one("machine", each, known) for each in given]
     return list(dict.fromkeys(found))
 
 
 def find_snapshot(stead: "Stead", given: str) -> str:
     if _SNAPSHOT.fullmatch(given):
         return given
-    return _only("snapshot", given, _snapshots(stead), prefix="sc-")
+    return only_one("snapshot", given, _snapshots(stead), prefix="sc-")
 
 
 def find_identity(stead: "Stead", given: str) -> str:
     if _UUID.fullmatch(given):
         return given
-    return _only("identity", given, (Candidate(each.id) for each in all_identities(stead)))
+    return only_one("identity", given, (Candidate(each.id) for each in all_identities(stead)))
 
 
 def find_token(stead: "Stead", identity: str, given: str) -> str:
     tokens = stead.identities.ref(identity).tokens.list()
-    return given if given in tokens else _only("token", given, map(Candidate, tokens))
+    return given if given in tokens else only_one("token", given, map(Candidate, tokens))
 
 
 def all_identities(stead: "Stead") -> "Iterator[IdentityInfo]":
@@ -79,7 +79,7 @@ def _snapshots(stead: "Stead") -> Iterator[Candidate]:
     return (Candidate(each.id, each.name, each.state) for each in stead.vms.snapshots.list())
 
 
-def _only(kind: str, given: str, known: Iterable[Candidate], prefix: str = "") -> str:
+def only_one(kind: str, given: str, known: Iterable[Candidate], prefix: str = "") -> str:
     """The one thing that is meant. Of two that could be, none is: nobody wants to delete the wrong one."""
     begins = given if given.startswith(prefix) else prefix + given
     long_enough = len(begins) >= len(prefix) + SHORTEST
@@ -100,7 +100,7 @@ def _plural(kind: str) -> str:
 # Completion
 
 
-def _matching(incomplete: str, known: Iterable[Candidate]) -> Iterator[tuple[str, str]]:
+def matching(incomplete: str, known: Iterable[Candidate]) -> Iterator[tuple[str, str]]:
     for each in known:
         about = ", ".join(filter(None, (each.name, each.about)))
         if each.id.startswith(incomplete):
@@ -112,7 +112,7 @@ def _matching(incomplete: str, known: Iterable[Candidate]) -> Iterator[tuple[str
 def _complete_vm(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     try:
         with for_completion(context) as stead:
-            return list(_matching(incomplete, _vms(stead)))
+            return list(matching(incomplete, _vms(stead)))
     except Exception:
         return []
 
@@ -120,7 +120,7 @@ def _complete_vm(context: typer.Context, incomplete: str) -> list[tuple[str, str
 def _complete_snapshot(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     try:
         with for_completion(context) as stead:
-            return list(_matching(incomplete, _snapshots(stead)))
+            return list(matching(incomplete, _snapshots(stead)))
     except Exception:
         return []
 
@@ -128,7 +128,7 @@ def _complete_snapshot(context: typer.Context, incomplete: str) -> list[tuple[st
 def _complete_identity(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     try:
         with for_completion(context) as stead:
-            return list(_matching(incomplete, (Candidate(each.id) for each in all_identities(stead))))
+            return list(matching(incomplete, (Candidate(each.id) for each in all_identities(stead))))
     except Exception:
         return []
 

@@ -1,19 +1,17 @@
 """Commits made by API: files in, a commit on a branch out, or nothing changed."""
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from stead.errors import InvalidRequest
 from stead.repos.errors import ConflictingParent, InvalidChange, TooLarge
+from stead.repos.fast_import import Author, quoted, signed
 from stead.repos.model import Commit
 from stead.repos.names import check_branch, check_path, check_sha
-from stead.repos.repository import Repository
+from stead.repos.repository import NOWHERE, Repository
 
 MAX_FILES = 10_000
 MAX_BYTES = 256 << 20
 _ATTEMPTS = 5
-_NOWHERE = "0" * 40
 _FILE = "100644"
 _KEPT_MODES = ("100644", "100755")
 _FOLDER = "40000"
@@ -25,19 +23,6 @@ class Change:
 
     path: str
     content: bytes | None
-
-
-@dataclass(frozen=True)
-class Author:
-    name: str = "Stead"
-    email: str = "git@stead.invalid"
-
-    def __post_init__(self) -> None:
-        for value in (self.name, self.email):
-            if not value.strip() or not value.isprintable() or any(sign in value for sign in "<>"):
-                raise InvalidRequest(
-                    f"an author's name and e-mail are plain text without < and >, not {value!r}"
-                )
 
 
 async def commit(
@@ -65,7 +50,7 @@ async def commit(
         sha = await _write(repository, parent, changes, modes, message, author or Author())
         if await repository.move(target, sha, parent):
             return await repository.commit(sha)
-    raise ConflictingParent(target, parent or _NOWHERE, await repository.sha(f"refs/heads/{target}"))
+    raise ConflictingParent(target, parent or NOWHERE, await repository.sha(f"refs/heads/{target}"))
 
 
 def _check(changes: Sequence[Change]) -> None:
@@ -142,16 +127,12 @@ async def _write(
     author: Author,
 ) -> str:
     """The commit's objects; no ref points at them yet."""
-    text = message.encode(errors="replace")
-    text += b"" if text.endswith(b"\n") else b"\n"
-    who = f"{author.name} <{author.email}> {int(time.time())} +0000".encode()
     # A name that is gone again when git ends: nobody ever sees it.
-    lines = [b"feature done\ncommit refs/stead/commit\nmark :1\n", b"author ", who, b"\ncommitter ", who]
-    lines += [b"\ndata %d\n" % len(text), text, b"\n"]
+    lines = [b"feature done\ncommit refs/stead/commit\nmark :1\n", signed(message, author)]
     if parent is not None:
         lines.append(f"from {parent}\n".encode())
     for change in sorted(changes, key=lambda change: change.content is not None):
-        path = _quoted(change.path)
+        path = quoted(change.path)
         if change.content is None:
             lines.append(b"D " + path + b"\n")
             continue
@@ -159,12 +140,7 @@ async def _write(
         mode = mode if mode in _KEPT_MODES else _FILE
         lines += [b"M ", mode.encode(), b" inline ", path, b"\ndata %d\n" % len(change.content)]
         lines += [change.content, b"\n"]
-    lines += [b"\nget-mark :1\n", b"reset refs/stead/commit\nfrom ", _NOWHERE.encode(), b"\n\ndone\n"]
+    lines += [b"\nget-mark :1\n", b"reset refs/stead/commit\nfrom ", NOWHERE.encode(), b"\n\ndone\n"]
     printed = await repository.git.run(repository.path, "fast-import", "--quiet", stdin=b"".join(lines))
     sha = printed.split()[0].decode()
     return check_sha(sha)
-
-
-def _quoted(path: str) -> bytes:
-    escaped = path.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'.encode()

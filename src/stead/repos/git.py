@@ -133,11 +133,16 @@ class GitProcess:
             said = (said + part)[-_MAX_ERRORS:]
         return said.decode(errors="replace")
 
+    def signal(self, number: signal.Signals) -> None:
+        """To it and its helpers, if they are still there."""
+        if self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+
     async def end(self) -> None:
         """Have it and its helpers gone, at once if they are not already."""
         if self.alive:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            self.signal(signal.SIGKILL)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(self._process.wait()), _END_GRACE)
         # Its pipes are closed nowhere else.

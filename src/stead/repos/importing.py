@@ -3,12 +3,11 @@
 import asyncio
 import contextlib
 import itertools
-import time
 from collections.abc import Generator, Iterable, Iterator
 
 from stead.repos.archives import LINK, ArchiveInvalid, Member, printable
-from stead.repos.committing import Author
 from stead.repos.errors import InvalidPath, TooLarge
+from stead.repos.fast_import import Author, quoted, signed
 from stead.repos.git import Finished, GitFailed
 from stead.repos.names import check_path
 from stead.repos.repository import Repository
@@ -73,7 +72,7 @@ class Snapshot:
                 raise InvalidPath(after, f"{path} is a file or a link in the same archive")
         _check_links(self._links)
         for path, (mode, mark) in self._files.items():
-            yield b"M %s :%d %s\n" % (mode.encode(), mark, _quoted(path))
+            yield b"M %s :%d %s\n" % (mode.encode(), mark, quoted(path))
 
     def _count(self, name: str | bytes) -> None:
         self._names += len(name)
@@ -142,18 +141,9 @@ def _parts(path: str, target: str) -> list[str]:
     return [part for part in reversed(target.split("/")) if part not in ("", ".")]
 
 
-def _quoted(path: str) -> bytes:
-    """A path for git fast-import."""
-    escaped = path.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'.encode()
-
-
 def one_commit(branch: str, message: str, author: Author, lines: Iterable[bytes]) -> Iterator[bytes]:
-    text = message.encode(errors="replace")
-    text += b"" if text.endswith(b"\n") else b"\n"
-    who = f"{author.name} <{author.email}> {int(time.time())} +0000".encode()
     yield f"commit refs/heads/{branch}\n".encode()
-    yield b"author %s\ncommitter %s\ndata %d\n%s\n" % (who, who, len(text), text)
+    yield signed(message, author)
     yield from lines
     yield b"\ndone\n"
 

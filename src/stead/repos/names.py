@@ -7,6 +7,7 @@ from stead.repos.errors import InvalidBranch, InvalidObjectId, InvalidPath
 
 SHA = re.compile(r"[0-9a-f]{40}")
 SHORT_SHA = re.compile(r"[0-9a-f]{4,40}")
+EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 MAX_PATH = 4096
 _MAX_COMPONENT = 250
 """Bytes: a ref is a file, and while it changes there is another whose name ends with .lock."""

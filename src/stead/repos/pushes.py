@@ -4,13 +4,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from stead.repos.errors import RepoDamaged, TooLarge
+from stead.repos.names import EMPTY_TREE
 from stead.repos.patterns import Pattern
 from stead.repos.repository import Repository
 
 MAX_CHANGED_FILES = 3000
 _MAX_CHANGED_BYTES = 1 << 20
 _COMPARE_TIMEOUT = 20.0
-_EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ async def changed_files(repository: Repository, update: Update) -> list[str] | N
 
 async def _start(repository: Repository, update: Update) -> str:
     if repository.default_branch == update.branch:
-        return _EMPTY_TREE
+        return EMPTY_TREE
     main = f"refs/heads/{repository.default_branch}"
     finished = await repository.git.finish(
         repository.path, "merge-base", main, update.new, timeout=_COMPARE_TIMEOUT
     )
-    return finished.stdout.decode().strip() if finished.status == 0 else _EMPTY_TREE
+    return finished.stdout.decode().strip() if finished.status == 0 else EMPTY_TREE

@@ -20,7 +20,7 @@ from stead.repos.objects import Readers
 
 MAX_REFS = 100_000
 _HEAD = "ref: refs/heads/"
-_NOWHERE = "0" * 40
+NOWHERE = "0" * 40
 _RACE = ("but expected", "reference already exists", "unable to resolve reference", "File exists")
 """What git says when somebody else was faster."""
 
@@ -109,7 +109,7 @@ class Repository:
         Where None is expected, there must be none of this name.
         """
         ref = f"refs/heads/{branch}"
-        finished = await self.git.finish(self.path, "update-ref", ref, sha, expected or _NOWHERE)
+        finished = await self.git.finish(self.path, "update-ref", ref, sha, expected or NOWHERE)
         if finished.status == 0:
             return True
         if any(words in finished.stderr for words in _RACE):

@@ -15,11 +15,12 @@ from typing import TypeVar
 from stead.errors import InvalidRequest
 from stead.repos.errors import ReferenceNotFound, RepoBusy
 from stead.repos.model import Commit
+from stead.repos.names import EMPTY_TREE
 from stead.repos.repository import Repository
 from stead.repos.search_cache import CACHE_BYTES, Cache
 from stead.repos.search_content import Counted, MatchedFile, count, files_with_lines
 from stead.repos.search_diffs import CommitDiff, Diffs
-from stead.repos.search_git import EMPTY_TREE, SHA_LINE, Gathered, first_part, run
+from stead.repos.search_git import SHA_LINE, Gathered, first_part, run
 from stead.repos.search_names import NamedFile, listed, named, tree
 from stead.repos.search_query import NeedsStack, Query, pathspecs
 from stead.tasks import in_thread

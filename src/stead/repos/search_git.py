@@ -10,7 +10,6 @@ from stead.repos.repository import Repository
 from stead.repos.search_query import Query
 
 MAX_PRINTED = 64 << 20
-EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 SHA_LINE = 41
 """Bytes of a line with the id of an object."""
 _PIECE = 1 << 20

@@ -7,8 +7,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from stead.repos.names import EMPTY_TREE
 from stead.repos.repository import Repository
-from stead.repos.search_git import EMPTY_TREE, Gathered, run
+from stead.repos.search_git import Gathered, run
 from stead.repos.search_query import Query
 from stead.tasks import in_thread
 

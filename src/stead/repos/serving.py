@@ -252,7 +252,7 @@ class Talk:
         await asyncio.gather(self._feeding, return_exceptions=True)
         self._break_off()
         if not await self._is_over(_GRACE):
-            _signal(self._process)
+            self._process.signal(signal.SIGTERM)
             await self._is_over(_GRACE)
         await self._process.end()
         self._errors.cancel()
@@ -263,7 +263,7 @@ class Talk:
         """Have git stop. What takes a push takes it back when the push does not go on, and is then done."""
         pipe = self._process.stdin.transport
         if self._commands is None:
-            _signal(self._process)
+            self._process.signal(signal.SIGTERM)
         elif not pipe.is_closing() or pipe.get_write_buffer_size():
             pipe.abort()
 
@@ -271,13 +271,6 @@ class Talk:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._process.wait(), limit)
         return not self._process.alive
-
-
-def _signal(process: GitProcess) -> None:
-    """Have git and its helpers end; they take away their locks first."""
-    if process.alive:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process._process.pid, signal.SIGTERM)
 
 
 def _is_error(last: bytes) -> bool:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from stead.errors import InvalidRequest
 from stead.repos.archives import ArchiveInvalid, Bounds, Kind, members, reading
-from stead.repos.committing import Author, Change, commit
+from stead.repos.committing import Change, commit
 from stead.repos.egress import Egress, EgressFailed, shown
 from stead.repos.errors import InvalidChange, ReferenceNotFound, RepoError, TooLarge
+from stead.repos.fast_import import Author
 from stead.repos.importing import Snapshot, one_commit, write
 from stead.repos.names import SHA, check_branch, check_directory
 from stead.repos.remotes import (

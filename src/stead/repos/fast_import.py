@@ -1,0 +1,30 @@
+"""What `git fast-import` is told, in its own words."""
+
+import time
+from dataclasses import dataclass
+
+from stead.errors import InvalidRequest
+
+
+@dataclass(frozen=True)
+class Author:
+    name: str = "Stead"
+    email: str = "git@stead.invalid"
+
+    def __post_init__(self) -> None:
+        for value in (self.name, self.email):
+            if not value.strip() or not value.isprintable() or any(sign in value for sign in "<>"):
+                raise InvalidRequest(f"an author has a name and an e-mail without < and >, not {value!r}")
+
+
+def signed(message: str, author: Author) -> bytes:
+    """Who makes a commit, now, and why."""
+    text = message.encode(errors="replace")
+    text += b"" if text.endswith(b"\n") else b"\n"
+    who = f"{author.name} <{author.email}> {int(time.time())} +0000".encode()
+    return b"author %s\ncommitter %s\ndata %d\n%s\n" % (who, who, len(text), text)
+
+
+def quoted(path: str) -> bytes:
+    escaped = path.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'.encode()
