@@ -42,6 +42,17 @@ class Page:
     """Seconds between two pieces of a kibibyte."""
 
 
+@dataclass(frozen=True)
+class Question:
+    """A request that is not answered yet; its body can be read once."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    """By their names in lower case."""
+    read: Callable[[], bytes]
+
+
 def redirect(location: str, status: int = 302) -> Page:
     return Page(status=status, headers={"Location": location})
 
@@ -61,6 +72,10 @@ class GitServer:
     config: dict[str, str] = field(default_factory=dict)
     """Settings of git."""
     requests: list[Request] = field(default_factory=list)
+    judge: Callable[[Question], Page | None] | None = None
+    """Answers what git is not to be asked."""
+    done: Callable[[str], None] | None = None
+    """Is told the path of what git was asked, after its answer."""
 
     def forget(self, folder: Path) -> None:
         """Begin anew, with the repositories of another folder."""
@@ -117,10 +132,31 @@ class _Handler(BaseHTTPRequestHandler):
                 self._drain()
                 page = told.pages[path]
                 self._page(page if isinstance(page, Page) else page())
+            elif (judged := self._judged(path)) is not None:
+                self._page(judged)
             else:
                 self._git(path, query)
+                if told.done is not None:
+                    told.done(path)
             return
         self.close_connection = True
+
+    def _judged(self, path: str) -> Page | None:
+        judge = self.server.told.judge
+        if judge is None:
+            return None
+        read = False
+
+        def body() -> bytes:
+            nonlocal read
+            read = True
+            return b"".join(self._body())
+
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        page = judge(Question(self.command, path, headers, body))
+        if page is not None and not read:
+            self._drain()
+        return page
 
     def _known(self, credentials: str) -> bool:
         wanted = base64.b64encode(credentials.encode()).decode()

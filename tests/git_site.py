@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +15,8 @@ from git_stage import Stage, staged
 from stead.api.app import create_app, surrounded
 from stead.api.protocol import Protocol
 from stead.api.server import _Server
-from stead.repos.egress import Egress
+from stead.github.links import Links
+from stead.repos.egress import Egress, Network
 from stead.repos.search import Search
 from stead.repos.serving import Serving
 from stead.repos.signing import Signing
@@ -35,12 +36,19 @@ class Site:
 
 
 @contextlib.asynccontextmanager
-async def served(folder: Path) -> AsyncIterator[Site]:
+async def served(folder: Path, dialled: Sequence[Network] = ()) -> AsyncIterator[Site]:
     async with staged(folder) as stage, contextlib.AsyncExitStack() as stack:
         signing = Signing.open(folder, "http://stead.test")
         triggers = await stack.enter_async_context(
             Triggers.open(stage.database, stage.repos, signing, Egress())
         )
+        links = Links(stage.database, stage.repos, Egress(dialled), triggers.observe)
+        await stack.enter_async_context(links.running())
+
+        async def changed(repo_id: str) -> None:
+            await triggers.observe(repo_id)
+            await links.observe(repo_id)
+
         services: Any = SimpleNamespace(
             settings=Settings(),
             accounts=stage.accounts,
@@ -52,9 +60,10 @@ async def served(folder: Path) -> AsyncIterator[Site]:
             search=Search(),
             signing=signing,
             triggers=triggers,
-            changed=triggers.observe,
+            links=links,
+            changed=changed,
         )
-        services.serving = Serving(stage.repos.git, triggers.observe)
+        services.serving = Serving(stage.repos.git, changed)
         app, calls = surrounded(create_app(services), services)
         config = uvicorn.Config(
             app,

@@ -86,6 +86,7 @@ BODIES: dict[str, Any] = {
     "permissions/git/{repo}": {"permission": "read"},
     "repo/{repo_id}/commits": {"message": "m", "files": []},
     "default-branch": {"defaultBranch": "trunk"},
+    "github-sync": {"githubRepoName": "owner/name"},
     "{repo_id}/trigger": {
         "trigger": {"event": "push"},
         "action": {"action": "webhook", "endpoint": "https://example.org/hook"},

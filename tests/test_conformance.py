@@ -17,6 +17,7 @@ import pytest_asyncio
 from conftest import Server
 from cutting import Cutter
 from git_server import serving
+from github import playing_github
 from npm import Ended, Npm
 from waiting import until
 
@@ -171,12 +172,16 @@ async def test_the_pages_about_machines_are_true(user: User) -> None:
 
 
 async def test_repositories(user: User, tmp_path: Path) -> None:
-    """Made, filled, listed, read, written, paged, searched, packed, granted, deleted."""
-    with serving(tmp_path) as elsewhere:
+    """Made, filled, listed, read, written, paged, searched, packed, granted, kept in step, deleted."""
+    for name in ("elsewhere", "github"):
+        (tmp_path / name).mkdir()
+    with serving(tmp_path / "elsewhere") as elsewhere, playing_github(tmp_path / "github") as github:
         origin = elsewhere.init("origin.git")
         for number, message in enumerate(("one", "two"), 1):
             _add_commit(origin, message, f"{number}\n".encode())
-        await user.script("git", ORIGIN=f"{elsewhere.url}/origin.git")
+        github.create("octo/web")
+        await user.server.services.links.apps.connect(user.account, github.app)
+        await user.script("git", ORIGIN=f"{elsewhere.url}/origin.git", GITHUB=github.url("octo/web"))
 
 
 def _add_commit(origin: Path, message: str, content: bytes) -> None:

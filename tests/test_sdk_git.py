@@ -637,6 +637,15 @@ async def test_a_repository_may_be_in_step_with_none_at_github(client: Client) -
     assert found == GithubSync("me/web")
     _, seen = await attempt(client, lambda repo: repo.github_sync.enable("me/web"), Reply())
     assert (seen[0].method, seen[0].json) == ("POST", {"githubRepoName": "me/web"})
+    told = {
+        "githubRepoName": "me/web",
+        "state": "diverged",
+        "divergences": [{"ref": "refs/heads/main", "here": ONE, "there": None, "reason": "deleted"}],
+        "lastSyncedAt": "2026-01-31T12:00:00Z",
+    }
+    found, seen = await attempt(client, lambda repo: repo.github_sync.run(), Reply(content=told))
+    assert (seen[0].method, seen[0].target) == ("POST", f"{ROOT}/github-sync/run")
+    assert (found.state, found.divergences[0].here, found.divergences[0].there) == ("diverged", ONE, None)
     _, seen = await attempt(client, lambda repo: repo.github_sync.disable(), Reply())
     assert (seen[0].method, seen[0].target) == ("DELETE", f"{ROOT}/github-sync")
 

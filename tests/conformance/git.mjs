@@ -5,7 +5,7 @@ import { mkdtempSync, readFileSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import test from "node:test";
-import { freestyle, refused } from "./client.mjs";
+import { freestyle, refused, until } from "./client.mjs";
 
 const uuid = /^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$/;
 const sha = /^[0-9a-f]{40}$/;
@@ -175,8 +175,21 @@ test("what an identity was granted", async () => {
   await freestyle.identities.delete({ identityId: identity.identityId });
 });
 
-test("a link to GitHub that is not there", async () => {
+test("a repository is kept in step with one at GitHub", async () => {
   const { repo } = await made();
+  assert.equal(await repo.githubSync.get(), null);
+  await refused("GIT_INVALID_REQUEST", () => repo.githubSync.enable({ githubRepoName: "octo/nothing" }));
+  await refused("INVALID_REQUEST", () => repo.githubSync.enable({ githubRepoName: "nothing" }));
+  await repo.githubSync.enable({ githubRepoName: "octo/web" });
+  const { commit } = await repo.commits.create({ message: "first", files: [{ path: "a", content: "a" }] });
+  const there = () => execFileSync("git", ["ls-remote", process.env.GITHUB], { encoding: "utf8" });
+  await until(() => there().includes(`${commit.sha}\trefs/heads/main`));
+  const syncConfig = await repo.githubSync.get();
+  assert.equal(syncConfig?.githubRepoName, "octo/web");
+  const other = await made();
+  const again = () => other.repo.githubSync.enable({ githubRepoName: "octo/web" });
+  await refused("GIT_HUB_SYNC_CONFLICT", again);
+  await repo.githubSync.disable();
   assert.equal(await repo.githubSync.get(), null);
 });
 

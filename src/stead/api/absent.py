@@ -6,7 +6,6 @@ from fastapi import APIRouter
 
 from stead.api.callers import AnyCaller, Guest
 from stead.api.errors import ApiError
-from stead.api.repos import OwnedRepo
 
 router = APIRouter(include_in_schema=False)
 
@@ -39,14 +38,6 @@ for _prefix, _what in _NEVER.items():
     _place(_prefix, f"Stead has no {_what}: run what you need in a VM")
 for _prefix, _what in _NOT_YET.items():
     _place(_prefix, f"this version of Stead has no {_what} yet")
-
-
-async def _not_linked(repo: OwnedRepo) -> None:
-    # Clients look for the number in the sentence.
-    _refuse("404: not linked to a repository on GitHub, which this version of Stead cannot do yet")
-
-
-router.add_api_route("/git/v1/repo/{repo_id}/github-sync", _not_linked, methods=["GET", "POST", "DELETE"])
 
 
 async def _pty(guest: Guest) -> None:

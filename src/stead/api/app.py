@@ -17,6 +17,7 @@ from stead.api import (
     builds,
     creation,
     errors,
+    github_sync,
     guests,
     identities,
     logs,
@@ -72,7 +73,7 @@ def create_app(services: Services | None = None) -> FastAPI:
     # The order matters: /v1/vms/snapshots is not a machine called snapshots.
     for module in (creation, snapshots, builds, vms, guests, watching, terminals, systemd, identities):
         app.include_router(module.router)
-    for module in (repos, repo_search, triggers, logs, account, absent):
+    for module in (repos, repo_search, triggers, github_sync, logs, account, absent):
         app.include_router(module.router)
     _add_own_pages(app)
     app.add_exception_handler(errors.ApiError, errors.on_api_error)

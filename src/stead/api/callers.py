@@ -22,7 +22,9 @@ USER_HEADER = "X-Freestyle-Vm-Linux-User-Id"
 VmId = Annotated[str, Path(description="The id of a VM.")]
 
 
-PUBLIC = frozenset({"/healthz", "/metrics", "/docs", "/openapi.json", "/.well-known/jwks.json"})
+PUBLIC = frozenset(
+    {"/healthz", "/metrics", "/docs", "/openapi.json", "/.well-known/jwks.json", "/github/webhooks"}
+)
 
 
 class Gate:

@@ -23,6 +23,7 @@ from stead.builds.errors import (
     SetupFailed,
     SnapshotDeleted,
 )
+from stead.github.errors import GithubFailed, GithubNotConnected, GithubRefused, LinkConflict, NotLinked
 from stead.identity import errors as identity
 from stead.logs import get_logger
 from stead.repos import errors as repos
@@ -74,11 +75,11 @@ STATUSES: dict[str, int] = {
         408: "EXEC_TIMED_OUT",
         409: """VM_IS_SUSPENDING STILL_CREATING VM_REACTIVATED SNAPSHOT_ALREADY_DELETED
             SOURCE_SNAPSHOT_BUILDING SOURCE_SNAPSHOT_LOST CONFLICT PERMISSION_ALREADY_EXISTS
-            CONFLICTING_PARENT BRANCH_ALREADY_EXISTS
+            CONFLICTING_PARENT BRANCH_ALREADY_EXISTS GIT_HUB_SYNC_CONFLICT
             SERVICE_ALREADY_EXISTS USER_ALREADY_EXISTS GROUP_ALREADY_EXISTS""",
         410: "SOURCE_SNAPSHOT_DELETED VM_DELETED",
         500: """INTERNAL INTERNAL_ERROR VM_SETUP_FAILED SNAPSHOT_SETUP_FAILED BUILD_BUDGET_EXCEEDED
-            VM_EXIT_DURING_START RESIZE_FAILED GIT_ERROR""",
+            VM_EXIT_DURING_START RESIZE_FAILED GIT_ERROR GIT_HUB_SYNC_FAILED""",
         503: "SERVICE_UNAVAILABLE NO_LOCAL_STORAGE_CAPACITY",
         504: "VM_START_TIMEOUT",
     }.items()
@@ -178,6 +179,11 @@ _REPOS: dict[type[repos.RepoError], str] = {
     TriggerNotFound: "NOT_FOUND",
     DeliveryNotFound: "NOT_FOUND",
     TriggerLimitExceeded: "LIMIT_EXCEEDED",
+    GithubNotConnected: "GIT_INVALID_REQUEST",
+    GithubRefused: "GIT_INVALID_REQUEST",
+    GithubFailed: "GIT_HUB_SYNC_FAILED",
+    LinkConflict: "GIT_HUB_SYNC_CONFLICT",
+    NotLinked: "NOT_FOUND",
 }
 
 

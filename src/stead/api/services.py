@@ -12,6 +12,7 @@ from starlette.requests import Request
 from stead.api.background import BackgroundRequests
 from stead.builds.builder import Builder
 from stead.errors import MachineNotFound
+from stead.github.links import Links
 from stead.identity.accounts import Accounts
 from stead.identity.callers import Callers
 from stead.identity.errors import AccountNotFound
@@ -52,6 +53,7 @@ class Services:
     search: Search
     signing: Signing
     triggers: Triggers
+    links: Links
     changed: Pushed
     """To be told when refs of a repository may have changed."""
 
@@ -103,9 +105,15 @@ async def assemble(machines: Machines) -> AsyncIterator[Services]:
         signing = Signing.open(settings.data, settings.clone_root)
         triggers = await stack.enter_async_context(Triggers.open(database, repos, signing, egress))
 
-        async def changed(repo_id: str) -> None:
+        async def followed(repo_id: str) -> None:
             await triggers.observe(repo_id)
             repos.upkeep.look(repos.repository(repo_id))
+
+        links = await stack.enter_async_context(Links(database, repos, egress, followed).running())
+
+        async def changed(repo_id: str) -> None:
+            await followed(repo_id)
+            await links.observe(repo_id)
 
         background = BackgroundRequests(RequestStore(database))
         machines.limit(limits_of)
@@ -132,6 +140,7 @@ async def assemble(machines: Machines) -> AsyncIterator[Services]:
             search=Search(),
             signing=signing,
             triggers=triggers,
+            links=links,
             changed=changed,
         )
 

@@ -37,6 +37,9 @@ ENTRIES = {
     "serve": Entry("stead.cli.server:app", "Serve the API until Ctrl-C.", INSTALLATION, alone=True),
     "keys": Entry("stead.cli.keys:keys", "API keys: what programs show to be let in.", INSTALLATION),
     "accounts": Entry("stead.cli.keys:accounts", "Accounts: who has machines, and how many.", INSTALLATION),
+    "github": Entry(
+        "stead.cli.github:app", "The GitHub App by which repositories are kept in step.", INSTALLATION
+    ),
     "doctor": Entry(
         "stead.cli.host:app",
         "Say what this host has, what each missing thing costs, and how to get it.",

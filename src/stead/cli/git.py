@@ -1,5 +1,6 @@
 """`stead git`: repositories."""
 
+import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from stead.cli.references import SHORTEST, Candidate, matching, only_one
 
 if TYPE_CHECKING:
     from stead.sdk import Stead
-    from stead.sdk.git_models import RepoInfo
+    from stead.sdk.git_models import GithubSync, RepoInfo
     from stead.sdk.search_models import LineMatch
 
 app = typer.Typer(no_args_is_help=True, help="Git repositories: make, clone, search them.")
@@ -192,6 +193,52 @@ def clone_repo(
 def _folder(info: "RepoInfo") -> Path:
     """The name, where it is a good one for a folder."""
     return Path(info.name if info.name and re.fullmatch(r"\w[\w.-]*", info.name) else info.id)
+
+
+@app.command("sync")
+def sync_repo(
+    repo: Repo,
+    with_: Annotated[
+        str | None, typer.Option("--with", metavar="OWNER/NAME", help="Begin, with this one at GitHub.")
+    ] = None,
+    now: Annotated[bool, typer.Option("--now", help="Look at both sides, and wait for it.")] = False,
+    off: Annotated[bool, typer.Option("--off", help="Leave both as they are from now on.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show how far a repository is in step with one at GitHub, or begin or end it.
+
+    The exit code is 1 when something is not in step that people have to look at.
+    """
+    if off and (with_ or now):
+        raise typer.BadParameter("does not go with --with or --now", param_hint="--off")
+    with connected() as stead:
+        github = stead.git.repos.ref(find_repo(stead, repo)).github_sync
+        if off:
+            github.disable()
+        elif with_ is not None:
+            github.enable(with_)
+        with working("looking at both sides") if now else contextlib.nullcontext():
+            link = github.run() if now else github.get()
+    if as_json:
+        print_json({"github_sync": link})
+    elif link is None:
+        typer.echo("not kept in step with any repository at GitHub")
+    else:
+        _print_link(link)
+    if link is not None and link.state in ("diverged", "failed"):
+        raise typer.Exit(1)
+
+
+def _print_link(link: "GithubSync") -> None:
+    synced = "never" if link.last_synced_at is None else ago(link.last_synced_at)
+    facts = [("github", link.github_repo_name), ("state", link.state), ("last synced", synced)]
+    print_facts([*facts, *([("error", link.error)] if link.error else [])])
+    if link.divergences:
+        rows = [
+            (each.ref, (each.here or "none")[:12], (each.there or "none")[:12], each.reason)
+            for each in link.divergences
+        ]
+        print_table(("ref", "here", "github", "why"), rows, "")
 
 
 @app.command("search")

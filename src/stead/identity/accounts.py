@@ -52,6 +52,7 @@ class Accounts:
     """All accounts of one installation. Whoever has this may do anything."""
 
     def __init__(self, database: Database, defaults: Limits = UNLIMITED) -> None:
+        self.database = database
         self._store = AccountStore(database)
         self._keys = KeyStore(database)
         self._defaults = defaults

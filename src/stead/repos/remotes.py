@@ -182,6 +182,23 @@ class Remotes:
             raise SourceInvalid(remote.url, last_words(finished, "error"))
         raise EgressFailed(remote.url, last_words(finished, "fatal"))
 
+    async def push(
+        self, repository: Repository, remote: Remote, refspecs: Sequence[str], *options: str
+    ) -> dict[str, str | None]:
+        """Give refs to the other side; tells for each why it was not taken, None where it was."""
+        finished = await self._git(
+            repository, remote.target, "push", "--porcelain", *options, "--", remote.target.url, *refspecs
+        )
+        told: dict[str, str | None] = {}
+        for line in finished.stdout.decode(errors="replace").splitlines():
+            flag, _, rest = line.partition("\t")
+            names, _, summary = rest.partition("\t")
+            if len(flag) == 1 and summary:
+                told[names.rpartition(":")[2]] = _printable(summary) if flag == "!" else None
+        if finished.status != 0 and not told:
+            raise EgressFailed(remote.url, last_words(finished, "fatal"))
+        return told
+
     async def _git(self, repository: Repository, target: Target, *arguments: str) -> Finished:
         """Run a git that dials the checked addresses, as long as the repository does not grow too large."""
         trace = repository.path / "trace"
@@ -256,7 +273,11 @@ def last_words(finished: Finished, kind: str) -> str:
     """What git says is the matter; what a server has it say is no more than text."""
     lines = [line for line in finished.stderr.splitlines() if line.strip()]
     chosen = [line for line in lines if line.startswith(f"{kind}:")] or lines or ["git ended without a word"]
-    return "".join(sign for sign in chosen[-1].removeprefix(f"{kind}: ") if sign.isprintable())[:500]
+    return _printable(chosen[-1].removeprefix(f"{kind}: "))
+
+
+def _printable(text: str) -> str:
+    return "".join(sign for sign in text if sign.isprintable())[:500]
 
 
 def _size(folder: Path) -> int:

@@ -1,5 +1,6 @@
 """One repository, as those who read and change it have it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,25 @@ _HEAD = "ref: refs/heads/"
 NOWHERE = "0" * 40
 _RACE = ("but expected", "reference already exists", "unable to resolve reference", "File exists")
 """What git says when somebody else was faster."""
+
+
+@dataclass(frozen=True)
+class RefChange:
+    """A ref by its full name, where it is to be, and where it is now; None is nowhere.
+
+    One that is not `guarded` may be anywhere.
+    """
+
+    ref: str
+    new: str | None
+    old: str | None = None
+    guarded: bool = True
+
+    @property
+    def order(self) -> str:
+        """As `git update-ref -z --stdin` takes it."""
+        old = (self.old or NOWHERE) if self.guarded else ""
+        return f"delete {self.ref}\0{old}" if self.new is None else f"update {self.ref}\0{self.new}\0{old}"
 
 
 @dataclass(frozen=True)
@@ -116,6 +136,16 @@ class Repository:
             return False
         if "cannot lock ref" in finished.stderr:
             raise InvalidBranch(f"there cannot be a branch {branch}: the name of another is in its way")
+        raise GitFailed("update-ref", finished)
+
+    async def change(self, changes: Sequence[RefChange]) -> bool:
+        """Make all of these changes, if each ref is where it is expected to be; tells whether they were."""
+        told = "".join(f"{each.order}\0" for each in changes)
+        finished = await self.git.finish(self.path, "update-ref", "-z", "--stdin", stdin=told.encode())
+        if finished.status == 0:
+            return True
+        if any(words in finished.stderr for words in _RACE) or "cannot lock ref" in finished.stderr:
+            return False
         raise GitFailed("update-ref", finished)
 
     async def tags(self) -> list[Tag]:

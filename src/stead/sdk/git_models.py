@@ -426,11 +426,27 @@ class DeliveryList:
 
 
 @dataclass(frozen=True)
+class Divergence:
+    """A branch or a tag that is not the same on both sides, and that people have to look at."""
+
+    ref: str
+    here: str | None = None
+    there: str | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class GithubSync:
-    """The repository at GitHub that this one is kept in step with."""
+    """The repository at GitHub that this one is kept in step with, and how far that is."""
 
     github_repo_name: str
     """`owner/name`."""
+    state: str | None = None
+    """`pending`, `in_step`, `diverged` (see `divergences`) or `failed` (see `error`)."""
+    error: str | None = None
+    divergences: tuple[Divergence, ...] = ()
+    last_synced_at: datetime | None = None
+    created_at: datetime | None = None
 
 
 # From the wire

@@ -264,3 +264,30 @@ deliveries = Table(
     Index("ix_deliveries_trigger", "trigger", "number"),
     Index("ix_deliveries_finished", "finished_at", "trigger", "number"),
 )
+
+github_apps = Table(
+    "github_apps",
+    metadata,
+    Column("id", String(36), ForeignKey("accounts.id", ondelete="CASCADE"), primary_key=True),
+    Column("app", String(64), nullable=False, index=True),
+    Column("private_key", Text, nullable=False),
+    Column("webhook_secret", Text, nullable=False),
+    Column("url", Text, nullable=False),
+    Column("api_url", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+)
+
+github_links = Table(
+    "github_links",
+    metadata,
+    Column("id", String(36), ForeignKey("repos.id", ondelete="CASCADE"), primary_key=True),
+    Column("account", String(36), nullable=False),
+    Column("github_id", String(20), nullable=False),
+    Column("name", Text, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("error", Text),
+    Column("left_over", Text, nullable=False),
+    Column("synced_at", BigInteger),
+    Column("created_at", BigInteger, nullable=False),
+    UniqueConstraint("account", "github_id"),
+)

@@ -53,7 +53,7 @@ class AsyncGithub(AsyncRepoPart):
     """Keeping the repository in step with one at GitHub, in both directions."""
 
     async def enable(self, github_repo_name: str) -> None:
-        """Begin, with the repository `owner/name`."""
+        """Begin, with the repository `owner/name`, where the account's GitHub App is installed."""
         await self._call("POST", "/github-sync", json={"githubRepoName": github_repo_name})
 
     async def get(self) -> GithubSync | None:
@@ -64,6 +64,10 @@ class AsyncGithub(AsyncRepoPart):
             raise
         except NotFound:
             return None
+
+    async def run(self) -> GithubSync:
+        """Look at both sides now, and tell how it went."""
+        return parse(GithubSync, await self._call("POST", "/github-sync/run"))
 
     async def disable(self) -> None:
         """Leave both as they are from now on."""

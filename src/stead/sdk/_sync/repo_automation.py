@@ -54,7 +54,7 @@ class Github(RepoPart):
     """Keeping the repository in step with one at GitHub, in both directions."""
 
     def enable(self, github_repo_name: str) -> None:
-        """Begin, with the repository `owner/name`."""
+        """Begin, with the repository `owner/name`, where the account's GitHub App is installed."""
         self._call("POST", "/github-sync", json={"githubRepoName": github_repo_name})
 
     def get(self) -> GithubSync | None:
@@ -65,6 +65,10 @@ class Github(RepoPart):
             raise
         except NotFound:
             return None
+
+    def run(self) -> GithubSync:
+        """Look at both sides now, and tell how it went."""
+        return parse(GithubSync, self._call("POST", "/github-sync/run"))
 
     def disable(self) -> None:
         """Leave both as they are from now on."""

@@ -1,0 +1,73 @@
+"""Repositories kept in step with others at GitHub, and GitHub's webhooks that tell when to look."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header
+from starlette.requests import Request
+
+from stead.api.errors import ApiError
+from stead.api.repos import OwnedRepo
+from stead.api.services import ServicesDep
+from stead.api.wire import Nothing
+from stead.api.wire.github_sync import GithubSyncModel, NewGithubSync
+
+router = APIRouter(tags=["repositories"])
+
+WEBHOOKS = "/github/webhooks"
+MAX_WEBHOOK = 4 << 20
+"""Bytes. What is larger need not be heard: both sides are looked at now and then in any case."""
+_PATH = "/git/v1/repo/{repo_id}/github-sync"
+
+
+@router.get(_PATH)
+async def get_github_sync(repo: OwnedRepo, services: ServicesDep) -> GithubSyncModel:
+    """What a repository is kept in step with, and how far it is."""
+    return GithubSyncModel.of(await services.links.get(repo.info.id))
+
+
+@router.post(_PATH)
+async def enable_github_sync(
+    repo: OwnedRepo, services: ServicesDep, wanted: NewGithubSync
+) -> GithubSyncModel:
+    """Keep a repository in step with one at GitHub, in both directions, from now on."""
+    link = await services.links.enable(repo.info.account, repo.info.id, wanted.github_repo_name)
+    return GithubSyncModel.of(link)
+
+
+@router.delete(_PATH)
+async def disable_github_sync(repo: OwnedRepo, services: ServicesDep) -> Nothing:
+    """Leave both as they are from now on."""
+    await services.links.disable(repo.info.id)
+    return Nothing()
+
+
+@router.post(f"{_PATH}/run")
+async def run_github_sync(repo: OwnedRepo, services: ServicesDep) -> GithubSyncModel:
+    """Look at both sides now, and tell how it went."""
+    return GithubSyncModel.of(await services.links.sync(repo.info.id))
+
+
+@router.post(WEBHOOKS, include_in_schema=False)
+async def hear_github(
+    request: Request,
+    services: ServicesDep,
+    app: Annotated[str, Header(alias="X-GitHub-Hook-Installation-Target-ID")] = "",
+    signature: Annotated[str, Header(alias="X-Hub-Signature-256")] = "",
+) -> Nothing:
+    """GitHub tells of a push. Nobody else is believed, and nothing but that is taken from it."""
+    known = await services.links.apps.known_as(app)
+    # A stranger's is not even read.
+    body = await _read(request) if known else b""
+    if not await services.links.hear(known, signature, body):
+        reason = "this is not signed with the secret of a GitHub App that is known here"
+        raise ApiError("UNAUTHORIZED_ERROR", reason, route=WEBHOOKS, reason=reason)
+    return Nothing()
+
+
+async def _read(request: Request) -> bytes:
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MAX_WEBHOOK:
+            raise ApiError("GIT_INVALID_REQUEST", f"a webhook has at most {MAX_WEBHOOK} bytes", 413)
+    return bytes(body)

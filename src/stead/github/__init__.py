@@ -1,0 +1,1 @@
+"""Repositories kept in step with others at GitHub."""

@@ -1,0 +1,169 @@
+"""A GitHub App as a client of GitHub: what it may reach, and with which token.
+
+The App signs for itself with its private key, finds where it was installed, and is given tokens for one
+repository that are good for an hour.
+"""
+
+import json
+import re
+import time
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
+
+from joserfc import jwt
+from joserfc.errors import JoseError
+from joserfc.jwk import RSAKey
+
+from stead.errors import InvalidRequest
+from stead.github.errors import GithubFailed, GithubRefused
+from stead.repos.egress import Answer, Egress, EgressFailed
+
+GITHUB = "https://github.com"
+GITHUB_API = "https://api.github.com"
+TIMEOUT = 30.0
+_LEAST_LEFT = 600
+"""Seconds that a token is good for at least, so that a long fetch comes to its end with it."""
+_SIGNED_FOR = 540
+_SLOW_CLOCK = 60
+_MAX_ANSWER = 4 << 20
+_ALGORITHM = "RS256"
+_NAME = re.compile(r"(?P<owner>[A-Za-z0-9](?:[A-Za-z0-9-]{0,98}))/(?P<name>[A-Za-z0-9._-]{1,100})")
+_HEADERS = {"Accept": "application/vnd.github+json", "X-GitHub-Api-Version": "2022-11-28"}
+
+
+@dataclass(frozen=True)
+class App:
+    """A GitHub App, and the secrets by which it and GitHub know each other."""
+
+    id: str
+    private_key: str = field(repr=False)
+    webhook_secret: str = field(repr=False)
+    url: str = GITHUB
+    """Where people and git find repositories."""
+    api_url: str = GITHUB_API
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[0-9]{1,20}", self.id):
+            # Its client id would do for tokens, but webhooks name the number.
+            raise InvalidRequest(f"the App ID of a GitHub App is a number, not {self.id!r}")
+        try:
+            RSAKey.import_key(self.private_key)
+        except (ValueError, JoseError):
+            raise InvalidRequest("this is not the private key of a GitHub App: a file in PEM") from None
+
+    def sign(self, now: int) -> str:
+        """What the App shows for itself, for some minutes from now."""
+        claims = {"iat": now - _SLOW_CLOCK, "exp": now + _SIGNED_FOR, "iss": self.id}
+        return jwt.encode({"alg": _ALGORITHM}, claims, RSAKey.import_key(self.private_key))
+
+
+@dataclass(frozen=True)
+class Hosted:
+    """A repository at GitHub, where the App may write."""
+
+    id: str
+    name: str
+    default_branch: str
+
+
+@dataclass(frozen=True)
+class _Token:
+    secret: str
+    until: float
+
+
+class Github:
+    """Asks GitHub, for the Apps of all accounts."""
+
+    def __init__(self, egress: Egress) -> None:
+        self._egress = egress
+        self._tokens: dict[tuple[App, str], _Token] = {}
+
+    async def slug(self, app: App) -> str:
+        """The App's name in addresses; that it has one shows that id and key are right."""
+        return str((await self._get(app, "/app", app.sign(int(time.time())))).get("slug", ""))
+
+    async def find(self, app: App, name: str) -> Hosted:
+        """A repository by `owner/name`, which may be an old name of it."""
+        token = await self.token(app, name)
+        found = await self._get(app, f"/repos/{name}", token)
+        try:
+            return Hosted(str(int(found["id"])), check_name(found["full_name"]), str(found["default_branch"]))
+        except (KeyError, TypeError, ValueError, InvalidRequest):
+            raise GithubFailed(f"GitHub tells of {name} in a way that cannot be read") from None
+
+    async def token(self, app: App, name: str) -> str:
+        """What lets git and others read and write one repository, for ten minutes at least."""
+        now = time.time()
+        known = self._tokens.get((app, name))
+        if known is None or known.until - now < _LEAST_LEFT:
+            self._tokens = {key: each for key, each in self._tokens.items() if each.until > now}
+            known = self._tokens[app, name] = await self._new_token(app, name)
+        return known.secret
+
+    def forget(self, app: App, name: str) -> None:
+        """A token that was not taken is not shown again."""
+        self._tokens.pop((app, name), None)
+
+    async def _new_token(self, app: App, name: str) -> _Token:
+        signed = app.sign(int(time.time()))
+        installation = await self._get(app, f"/repos/{name}/installation", signed)
+        path = f"/app/installations/{quote(str(installation.get('id', '')), safe='')}/access_tokens"
+        target = await self._egress.check(app.api_url + path)
+        content = json.dumps({"repositories": [name.partition("/")[2]]}).encode()
+        try:
+            async with self._egress.request(
+                "POST",
+                target,
+                most_bytes=_MAX_ANSWER,
+                timeout=TIMEOUT,
+                headers=_HEADERS | {"Authorization": f"Bearer {signed}", "Content-Type": "application/json"},
+                content=content,
+            ) as answer:
+                made = await _read(answer, name)
+        except EgressFailed as error:
+            raise GithubFailed(str(error)) from error
+        if made.get("permissions", {}).get("contents") != "write":
+            raise GithubRefused(f"the GitHub App may not write the contents of {name}: allow it to")
+        try:
+            return _Token(str(made["token"]), datetime.fromisoformat(made["expires_at"]).timestamp())
+        except (KeyError, TypeError, ValueError):
+            raise GithubFailed("GitHub gives a token that cannot be read") from None
+
+    async def _get(self, app: App, path: str, secret: str) -> dict[str, Any]:
+        headers = _HEADERS | {"Authorization": f"Bearer {secret}"}
+        try:
+            async with self._egress.stream_get(
+                app.api_url + path, most_bytes=_MAX_ANSWER, timeout=TIMEOUT, headers=headers
+            ) as answer:
+                return await _read(answer, path.removeprefix("/repos/").removesuffix("/installation"))
+        except EgressFailed as error:
+            raise GithubFailed(str(error)) from error
+
+
+async def _read(answer: Answer, what: str) -> dict[str, Any]:
+    """What GitHub says, if it is what was asked for."""
+    try:
+        told = json.loads(await answer.read() or b"{}")
+    except ValueError:
+        told = None
+    message = str(told.get("message", ""))[:200] if isinstance(told, dict) else ""
+    why = f"GitHub answers {answer.status}" + (f" ({message})" if message else "")
+    limited = answer.status == 429 or (answer.status == 403 and "rate limit" in message.lower())
+    if answer.status == 401:
+        raise GithubRefused(f"GitHub does not know the App by its id and key: {why}")
+    if answer.status in (403, 404, 422) and not limited:
+        raise GithubRefused(f"the GitHub App has no access to {what}, install it there first: {why}")
+    if answer.status not in (200, 201) or not isinstance(told, dict):
+        raise GithubFailed(why)
+    return told
+
+
+def check_name(name: str) -> str:
+    """`owner/name`, as it stands in the repository's address; `.git` may follow."""
+    found = _NAME.fullmatch(name.removesuffix(".git"))
+    if found is None or found["name"] in (".", ".."):
+        raise InvalidRequest(f"a repository on GitHub is named owner/name, not {name[:200]!r}")
+    return found[0]

@@ -1,0 +1,283 @@
+"""Repositories that are kept in step with others at GitHub."""
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any, Self
+from urllib.parse import quote, urlsplit, urlunsplit
+
+from stead.errors import SteadError
+from stead.github import exchange
+from stead.github.app import App, Github, check_name
+from stead.github.apps import Apps
+from stead.github.errors import GithubFailed, GithubRefused, LinkConflict, NotLinked
+from stead.github.exchange import Left, Outcome
+from stead.logs import get_logger
+from stead.repos.egress import Egress, EgressFailed
+from stead.repos.errors import RepoNotFound
+from stead.repos.remotes import Remotes, SourceNotFound, SourceUnauthorized
+from stead.repos.repos import Repos
+from stead.repos.serving import Pushed
+from stead.store.database import Database
+from stead.store.github import LinkRow, LinkStore
+
+LOOK_EVERY = 600.0
+"""Seconds after which a repository is looked at though nobody said that it has changed."""
+RETRY = (5.0, 30.0, 120.0, LOOK_EVERY)
+"""Seconds after each failure until the next attempt."""
+MAX_BYTES = 4 << 30
+TIMEOUT = 1800.0
+MAX_LEFT = 1000
+"""Refs that are named one by one when people have to look at them."""
+_AT_ONCE = 4
+
+log = get_logger("stead.github")
+
+
+class State(StrEnum):
+    PENDING = "pending"
+    """Nobody knows yet."""
+    IN_STEP = "in_step"
+    DIVERGED = "diverged"
+    """But for some refs that people have to look at."""
+    FAILED = "failed"
+    """It is tried again."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A repository here, and the one at GitHub that it is kept in step with."""
+
+    repo: str
+    name: str
+    state: State
+    error: str | None
+    left: Sequence[Left]
+    synced_at: float | None
+    created_at: float
+
+
+@dataclass
+class _Keeper:
+    """What keeps one repository in step: woken when one of the sides may have changed."""
+
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    waiting: list[asyncio.Future[None]] = field(default_factory=list)
+    """Who wants to know when both sides were looked at, from its beginning on."""
+    task: asyncio.Task[None] | None = None
+
+
+class Links:
+    """Each link has a task of its own, which looks at both sides when it is told to, and now and then."""
+
+    def __init__(
+        self,
+        database: Database,
+        repos: Repos,
+        egress: Egress,
+        followed: Pushed,
+        *,
+        look_every: float = LOOK_EVERY,
+        retry: Sequence[float] = RETRY,
+    ) -> None:
+        """`followed` is told of repositories that were changed because the other side was."""
+        self.apps = Apps(database)
+        self._store = LinkStore(database)
+        self._repos = repos
+        self._egress = egress
+        self._followed = followed
+        self._github = Github(egress)
+        self._look_every = look_every
+        self._retry = retry
+        self._keepers: dict[str, _Keeper] = {}
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Self]:
+        """Keep in step what is linked, until the end of the block."""
+        for row in await self._store.all():
+            self._keep(row.id)
+        try:
+            yield self
+        finally:
+            tasks = [keeper.task for keeper in self._keepers.values() if keeper.task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    # Made, found, ended
+
+    async def enable(self, account: str, repo: str, name: str) -> Link:
+        """Keep a repository in step with `owner/name` from now on; the App has to be installed there."""
+        app = await self.apps.of(account)
+        hosted = await self._github.find(app, check_name(name))
+        row = LinkRow(repo, account, hosted.id, hosted.name, State.PENDING)
+        added = await self._store.add(row)
+        if added is None:
+            await self._repos.get(repo)
+            known = await self._store.get(repo)
+            if known is None:
+                raise LinkConflict(f"{hosted.name} is kept in step with another repository of this account")
+            if known.github_id != hosted.id:
+                raise LinkConflict(f"this repository is kept in step with {known.name}: end that first")
+            added = known
+        self._keep(repo).wake.set()
+        return _link(added)
+
+    async def get(self, repo: str) -> Link:
+        row = await self._store.get(repo)
+        if row is None:
+            raise NotLinked
+        return _link(row)
+
+    async def disable(self, repo: str) -> None:
+        """Leave both as they are from now on."""
+        await self.get(repo)
+        await self._store.delete(repo)
+        keeper = self._keepers.pop(repo, None)
+        if keeper is not None and keeper.task is not None:
+            keeper.task.cancel()
+            await asyncio.gather(keeper.task, return_exceptions=True)
+        with contextlib.suppress(RepoNotFound):
+            await self._repos.get(repo)
+            await exchange.forget(self._repos.repository(repo))
+
+    async def sync(self, repo: str) -> Link:
+        """Look at both sides now, and tell how it went."""
+        await self.get(repo)
+        done = asyncio.get_running_loop().create_future()
+        keeper = self._keep(repo)
+        keeper.waiting.append(done)
+        keeper.wake.set()
+        await done
+        return await self.get(repo)
+
+    # Who says that something has changed
+
+    async def observe(self, repo: str) -> None:
+        """A repository has changed here."""
+        if (keeper := self._keepers.get(repo)) is not None:
+            keeper.wake.set()
+
+    async def hear(self, known: Mapping[str, App], signature: str, body: bytes) -> bool:
+        """A webhook for one of these Apps: something may have changed there. False when nobody of theirs
+        has signed it."""
+        accounts = [account for account, app in known.items() if _signed(app, signature, body)]
+        if not accounts:
+            return False
+        try:
+            repository = json.loads(body)["repository"]
+            github_id, name = str(int(repository["id"])), check_name(repository["full_name"])
+        except (ValueError, KeyError, TypeError, SteadError):
+            # Something about the App itself.
+            return True
+        for row in await self._store.to(accounts, github_id):
+            if row.name != name:
+                await self._store.update(row.id, name=name)
+            self._keep(row.id).wake.set()
+        return True
+
+    # In step
+
+    def _keep(self, repo: str) -> _Keeper:
+        keeper = self._keepers.get(repo)
+        if keeper is None:
+            keeper = self._keepers[repo] = _Keeper()
+            keeper.task = asyncio.create_task(self._keep_in_step(repo, keeper))
+        return keeper
+
+    async def _keep_in_step(self, repo: str, keeper: _Keeper) -> None:
+        failures = 0
+        try:
+            while (row := await self._store.get(repo)) is not None:
+                keeper.wake.clear()
+                waiting, keeper.waiting = keeper.waiting, []
+                try:
+                    async with self._turns:
+                        settled = await self._attempt(row)
+                except Exception as error:
+                    log.error("keeping in step broke", repo=repo, error=repr(error), exc_info=error)
+                    settled = False
+                finally:
+                    _tell(waiting)
+                failures = 0 if settled else min(failures + 1, len(self._retry))
+                pause = self._retry[failures - 1] if failures else self._look_every
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(keeper.wake.wait(), pause)
+        finally:
+            _tell(keeper.waiting)
+            if self._keepers.get(repo) is keeper:
+                del self._keepers[repo]
+
+    async def _attempt(self, row: LinkRow) -> bool:
+        """Look at both sides once; how it went is recorded. Tells whether there is nothing to try again."""
+        try:
+            outcome = await self._bring_into_step(row)
+        except RepoNotFound:
+            return True
+        except SteadError as error:
+            log.info("not in step", repo=row.id, github=row.name, error=str(error))
+            await self._store.record(row.id, State.FAILED, error=str(error))
+            return False
+        state = State.DIVERGED if outcome.left else State.IN_STEP if outcome.settled else State.PENDING
+        await self._store.record(row.id, state, left_over=[asdict(each) for each in outcome.left[:MAX_LEFT]])
+        return outcome.settled
+
+    async def _bring_into_step(self, row: LinkRow) -> Outcome:
+        await self._repos.get(row.id)
+        app = await self.apps.of(row.account)
+        try:
+            return await self._exchange(app, row)
+        except SourceUnauthorized:
+            # The token may have been taken back since it was given.
+            self._github.forget(app, row.name)
+        try:
+            return await self._exchange(app, row)
+        except SourceUnauthorized:
+            raise GithubRefused(f"GitHub does not let the App write {row.name}") from None
+
+    async def _exchange(self, app: App, row: LinkRow) -> Outcome:
+        repository = self._repos.repository(row.id)
+        url = _address(app, row.name, await self._github.token(app, row.name))
+        remotes = Remotes(self._egress, most_bytes=MAX_BYTES, timeout=TIMEOUT)
+        try:
+            return await exchange.bring_into_step(repository, remotes, url, lambda: self._followed(row.id))
+        except SourceNotFound:
+            raise GithubRefused(f"the App sees no {row.name} on GitHub any more") from None
+        except EgressFailed as error:
+            raise GithubFailed(str(error)) from error
+
+
+def _tell(waiting: Sequence[asyncio.Future[None]]) -> None:
+    for each in waiting:
+        if not each.done():
+            each.set_result(None)
+
+
+def _address(app: App, name: str, token: str) -> str:
+    parts = urlsplit(app.url)
+    netloc = f"x-access-token:{quote(token, safe='')}@{parts.netloc}"
+    return urlunsplit(parts._replace(netloc=netloc, path=f"{parts.path.rstrip('/')}/{name}.git"))
+
+
+def _signed(app: App, signature: str, body: bytes) -> bool:
+    wanted = hmac.new(app.webhook_secret.encode(), body, hashlib.sha256).hexdigest()
+    return hmac.compare_digest(signature.encode(), f"sha256={wanted}".encode())
+
+
+def _link(row: LinkRow) -> Link:
+    left: list[dict[str, Any]] = json.loads(row.left_over)
+    return Link(
+        row.id,
+        row.name,
+        State(row.state),
+        row.error,
+        [Left(**each) for each in left],
+        None if row.synced_at is None else row.synced_at / 1e9,
+        row.created_at / 1e9,
+    )

@@ -1,0 +1,169 @@
+"""What is to be done to two repositories so that they come into step. Nothing here reads or writes any.
+
+Each ref is judged by three values: where it is here, where it is there, and where both were when they were
+last in step. Whoever changed it alone is followed. Nothing is ever moved to where it loses commits: what both
+changed, and what was rewritten or moved back on one side, is left to people.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from stead.repos.names import is_ref
+from stead.repos.remotes import BRANCHES, TAGS
+
+Refs = Mapping[str, str]
+"""Where each ref is, by its full name."""
+
+
+class Relation(StrEnum):
+    """Of the commit here to the one there."""
+
+    AHEAD = "ahead"
+    BEHIND = "behind"
+    APART = "apart"
+
+
+class Step(StrEnum):
+    KEEP = "keep"
+    PULL = "pull"
+    """It comes to be here as it is there."""
+    PUSH = "push"
+    DELETE_HERE = "delete_here"
+    DELETE_THERE = "delete_there"
+    LEAVE = "leave"
+    """People have to decide."""
+
+
+@dataclass(frozen=True)
+class Ref:
+    """One of the refs, and where it is; None where it is not."""
+
+    name: str
+    base: str | None
+    here: str | None
+    there: str | None
+
+    @property
+    def is_branch(self) -> bool:
+        return self.name.startswith(BRANCHES)
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether it can only be judged by how its two commits are related."""
+        return self.is_branch and self.here is not None and self.there is not None and self.here != self.there
+
+
+@dataclass(frozen=True)
+class Decision:
+    ref: Ref
+    step: Step
+    reason: str | None = None
+    """Why it is left to people."""
+
+
+def refs_of(base: Refs, here: Refs, there: Refs) -> list[Ref]:
+    """All branches and tags that either side has, or that were in step."""
+    return [
+        Ref(name, base.get(name), here.get(name), there.get(name))
+        for name in sorted({*base, *here, *there})
+        if name.startswith((BRANCHES, TAGS))
+    ]
+
+
+def plan(refs: Iterable[Ref], relations: Mapping[str, Relation], default: str) -> list[Decision]:
+    """What is to be done for each ref; `relations` are those of the refs that need them, by name.
+
+    `default` is the full name of the default branch here, which is not deleted. Nor is anything deleted
+    because the other side is empty: then it is more likely that it was made anew.
+    """
+    found = list(refs)
+    decisions = [_judge(ref, relations.get(ref.name)) for ref in found]
+    emptied_here = not any(ref.here for ref in found)
+    emptied_there = not any(ref.there for ref in found)
+    guarded = [_guard(each, default, emptied_here, emptied_there) for each in decisions]
+    # What is deleted goes first, and is in nobody's way.
+    here = {each.ref.name for each in guarded if each.ref.here and each.step is not Step.DELETE_HERE}
+    there = {each.ref.name for each in guarded if each.ref.there and each.step is not Step.DELETE_THERE}
+    return list(_fitting(guarded, here, there))
+
+
+def _judge(ref: Ref, relation: Relation | None) -> Decision:
+    if ref.here == ref.there:
+        return Decision(ref, Step.KEEP)
+    if ref.here == ref.base:
+        return _follow_there(ref, relation)
+    if ref.there == ref.base:
+        return _follow_here(ref, relation)
+    if ref.here is None or ref.there is None:
+        where, other = ("here", "on GitHub") if ref.here is None else ("on GitHub", "here")
+        return Decision(ref, Step.LEAVE, f"it was deleted {where} and changed {other}")
+    if ref.is_branch and relation is Relation.AHEAD:
+        return Decision(ref, Step.PUSH)
+    if ref.is_branch and relation is Relation.BEHIND:
+        return Decision(ref, Step.PULL)
+    return Decision(ref, Step.LEAVE, "both sides have changed it")
+
+
+def _follow_there(ref: Ref, relation: Relation | None) -> Decision:
+    if ref.there is None:
+        return Decision(ref, Step.DELETE_HERE)
+    if ref.here is None or (ref.is_branch and relation is Relation.BEHIND):
+        return Decision(ref, Step.PULL)
+    return Decision(ref, Step.LEAVE, _moved(ref, relation, "on GitHub"))
+
+
+def _follow_here(ref: Ref, relation: Relation | None) -> Decision:
+    if ref.here is None:
+        return Decision(ref, Step.DELETE_THERE)
+    if ref.there is None or (ref.is_branch and relation is Relation.AHEAD):
+        return Decision(ref, Step.PUSH)
+    return Decision(ref, Step.LEAVE, _moved(ref, relation, "here"))
+
+
+def _moved(ref: Ref, relation: Relation | None, where: str) -> str:
+    if not ref.is_branch:
+        return f"the tag was moved {where}"
+    return f"it was {'rewritten' if relation is Relation.APART else 'moved back'} {where}"
+
+
+def _guard(decision: Decision, default: str, emptied_here: bool, emptied_there: bool) -> Decision:
+    """Deletions that are more likely a mistake are not followed."""
+    ref = decision.ref
+    if decision.step is Step.DELETE_HERE and emptied_there:
+        return Decision(ref, Step.LEAVE, "the repository on GitHub is empty")
+    if decision.step is Step.DELETE_THERE and emptied_here:
+        return Decision(ref, Step.LEAVE, "the repository is empty here")
+    if decision.step is Step.DELETE_HERE and ref.name == default:
+        return Decision(ref, Step.LEAVE, "it was deleted on GitHub, and is the default branch here")
+    return decision
+
+
+def _fitting(
+    decisions: Iterable[Decision], here: Collection[str], there: Collection[str]
+) -> Iterable[Decision]:
+    """What is new has to find room beside the names that are there: `a` and `a/b` cannot both be."""
+    folders_here, folders_there = _folders(here), _folders(there)
+    for decision in decisions:
+        ref = decision.ref
+        if decision.step is Step.PULL and not is_ref(ref.name.split("/", 2)[2]):
+            yield Decision(ref, Step.LEAVE, "Stead does not take this name")
+        elif decision.step is Step.PULL and ref.here is None and _in_the_way(ref.name, here, folders_here):
+            yield Decision(ref, Step.LEAVE, "the name of another ref here is in its way")
+        elif decision.step is Step.PUSH and ref.there is None and _in_the_way(ref.name, there, folders_there):
+            yield Decision(ref, Step.LEAVE, "the name of another ref on GitHub is in its way")
+        else:
+            yield decision
+
+
+def _folders(names: Iterable[str]) -> set[str]:
+    return {folder for name in names for folder in _above(name)}
+
+
+def _in_the_way(name: str, names: Collection[str], folders: Collection[str]) -> bool:
+    return name in folders or any(folder in names for folder in _above(name))
+
+
+def _above(name: str) -> Iterable[str]:
+    parts = name.split("/")
+    return ("/".join(parts[:depth]) for depth in range(3, len(parts)))

@@ -1,0 +1,88 @@
+"""GitHub Apps of accounts, and repositories that are kept in step with others, as rows."""
+
+import json
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sqlalchemy as sa
+
+from stead.store.rows import Rows, made
+from stead.store.tables import github_apps, github_links
+
+
+@dataclass(frozen=True)
+class AppRow:
+    """`id` is the account's: it has one App at most."""
+
+    id: str
+    app: str
+    private_key: str
+    webhook_secret: str
+    url: str
+    api_url: str
+    created_at: int = 0
+
+
+@dataclass(frozen=True)
+class LinkRow:
+    """`id` is the repository's: it is kept in step with one other at most. `left_over` is JSON."""
+
+    id: str
+    account: str
+    github_id: str
+    name: str
+    state: str
+    error: str | None = None
+    left_over: str = "[]"
+    synced_at: int | None = None
+    created_at: int = 0
+
+
+class AppStore(Rows[AppRow]):
+    table = github_apps
+    row = AppRow
+
+    async def put(self, row: AppRow) -> AppRow:
+        """Record the App of an account, instead of the one that it had."""
+        row = replace(row, created_at=time.time_ns())
+        async with self.database.begin() as connection:
+            await connection.execute(github_apps.delete().where(github_apps.c.id == row.id))
+            await connection.execute(github_apps.insert().values(**row.__dict__))
+        return row
+
+    async def known_as(self, app: str) -> list[AppRow]:
+        """All accounts' that have this id at GitHub."""
+        return await self._select(sa.select(github_apps).where(github_apps.c.app == app))
+
+
+class LinkStore(Rows[LinkRow]):
+    table = github_links
+    row = LinkRow
+
+    async def add(self, row: LinkRow) -> LinkRow | None:
+        """Record a link; None when one of its sides has one already, or when the repository is gone."""
+        try:
+            return await self.insert(replace(row, created_at=time.time_ns()))
+        except sa.exc.IntegrityError:
+            return None
+
+    async def all(self) -> list[LinkRow]:
+        async with self.database.connect() as connection:
+            statement = sa.select(github_links).order_by(github_links.c.created_at, github_links.c.id)
+            return made(LinkRow, await connection.execute(statement))
+
+    async def to(self, accounts: Collection[str], github_id: str) -> list[LinkRow]:
+        """Those of these accounts that are with this repository at GitHub."""
+        mine = github_links.c.account.in_(accounts), github_links.c.github_id == github_id
+        return await self._select(sa.select(github_links).where(*mine))
+
+    async def record(
+        self, repo: str, state: str, *, error: str | None = None, left_over: Sequence[Any] | None = None
+    ) -> None:
+        """How it went: what is left over, or why nothing came of it."""
+        changes: dict[str, object] = {"state": state, "error": error}
+        if left_over is not None:
+            changes |= {"left_over": json.dumps(left_over), "synced_at": time.time_ns()}
+        await self.update(repo, **changes)
