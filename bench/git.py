@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -21,20 +22,29 @@ from measuring import Figure, figure, run, say, show, since
 
 from stead.settings import Settings
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-
 OURS = "127.0.0.1:18602"
 SEARCHED = 100_000
 BIG = 2 << 30
 _WORDS = ("alpha", "beta", "gamma", "delta", "needle", "omega", "return", "import", "class", "value")
 _PLAIN = """
-import sys, time
-sys.path.insert(0, sys.argv[1])
-from pathlib import Path
-from git_server import serving
-with serving(Path(sys.argv[2]), port=int(sys.argv[3])):
-    print("ready", flush=True)
-    sys.stdin.read()
+server.document-root = "{folder}"
+server.bind = "127.0.0.1"
+server.port = {port}
+server.upload-dirs = ("{scratch}")
+server.errorlog = "{scratch}/lighttpd.log"
+server.modules = ("mod_alias", "mod_setenv", "mod_cgi")
+server.max-keep-alive-requests = 1000
+# Requests and answers are passed on as they come.
+server.stream-request-body = 1
+server.stream-response-body = 1
+alias.url = ("/" => "{backend}/")
+cgi.assign = ("" => "")
+setenv.set-environment = (
+    "GIT_PROJECT_ROOT" => "{folder}", "GIT_HTTP_EXPORT_ALL" => "1", "GIT_CONFIG_NOSYSTEM" => "1",
+    "GIT_CONFIG_COUNT" => "3", "GIT_CONFIG_KEY_0" => "http.receivepack", "GIT_CONFIG_VALUE_0" => "true",
+    "GIT_CONFIG_KEY_1" => "gc.auto", "GIT_CONFIG_VALUE_1" => "0",
+    "GIT_CONFIG_KEY_2" => "safe.directory", "GIT_CONFIG_VALUE_2" => "*"
+)
 """
 
 
@@ -194,18 +204,30 @@ def _new_key(program: Path, environment: dict[str, str]) -> str:
 
 @contextlib.contextmanager
 def plain(folder: Path) -> Iterator[str]:
-    tests = Path(__file__).parent.parent / "tests"
+    """`git http-backend` behind lighttpd, which is small and written in C."""
+    program = shutil.which("lighttpd", path=f"{os.environ['PATH']}:/usr/sbin")
+    if program is None:
+        raise SystemExit("bench/git compares with git behind lighttpd: apt-get install lighttpd")
     port = 18603
-    arguments = [sys.executable, "-c", _PLAIN, str(tests), str(folder), str(port)]
-    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        if process.stdin is None or process.stdout is None:
-            raise RuntimeError("no pipes")
-        process.stdout.readline()
-        try:
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.stdin.close()
-            process.wait(60)
+    backend = Path(subprocess.check_output(["git", "--exec-path"], text=True).strip()) / "git-http-backend"
+    with tempfile.TemporaryDirectory() as scratch:
+        config = Path(scratch) / "lighttpd.conf"
+        config.write_text(_PLAIN.format(folder=folder, port=port, scratch=scratch, backend=backend))
+        with subprocess.Popen([program, "-D", "-f", config], stdin=subprocess.DEVNULL) as process:
+            try:
+                _wait_for(port)
+                yield f"http://127.0.0.1:{port}"
+            finally:
+                process.terminate()
+                process.wait(60)
+
+
+def _wait_for(port: int) -> None:
+    for _ in range(100):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        time.sleep(0.05)
+    raise RuntimeError("lighttpd did not start")
 
 
 async def many(samples: int, work: Callable[[int], Any]) -> Figure:

@@ -154,8 +154,14 @@ class Hosting:
         _, token = await self.identities.create_token(self.account, identity.id)
         return token
 
+    async def settled(self) -> None:
+        """Wait for what is done beside all else after a change."""
+        await self.repos.quotas.settled()
+        await self.repos.upkeep.settled()
+
     async def check_all(self, client: GitClient) -> None:
         """Every repository is whole, and nothing is left of what was not finished."""
+        await self.settled()
         for path in self.folder.glob("??/*.git"):
             ran = await client.run("--git-dir", str(path), "fsck", "--strict", "--full", "--no-dangling")
             assert ran.status == 0, ran.err
@@ -191,7 +197,7 @@ async def hosting(folder: Path, **limits: Any) -> AsyncIterator[Hosting]:
     try:
         async with Repos.open(database, folder / "repos", limits_of) as repos:
             access = Access(database, repos)
-            serving = Serving(repos.git, pushed, **limits)
+            serving = Serving(repos, pushed, **limits)
             calls = Calls(SmartHttp(_nothing_else, callers, repos, access, serving, max_lfs), 1000)
             async with _served(calls) as url:
                 identities = Identities(database, owns)
@@ -233,3 +239,13 @@ async def _served(calls: Calls) -> AsyncIterator[str]:
 
 def basic(user: str, password: str) -> str:
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+def gits_of(repository: Path) -> list[str]:
+    """What is running of git for a repository, but for what is kept warm."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"GIT_DIR={repository}\0".encode() in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+    return [each for each in found if "cat-file" not in each]

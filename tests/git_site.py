@@ -56,14 +56,14 @@ async def served(folder: Path, dialled: Sequence[Network] = ()) -> AsyncIterator
             identities=stage.identities,
             repos=stage.repos,
             access=stage.access,
-            sources=Sources(Egress()),
+            sources=Sources(Egress(dialled)),
             search=Search(),
             signing=signing,
             triggers=triggers,
             links=links,
             changed=changed,
         )
-        services.serving = Serving(stage.repos.git, changed)
+        services.serving = Serving(stage.repos, changed)
         app, calls = surrounded(create_app(services), services)
         config = uvicorn.Config(
             app,

@@ -9,7 +9,7 @@ from pathlib import Path
 from stead.identity.accounts import Accounts
 from stead.identity.callers import Callers
 from stead.identity.identities import Identities
-from stead.limits import UNLIMITED, Limits
+from stead.limits import Limits
 from stead.repos.access import Access
 from stead.repos.repos import Repos
 from stead.repos.repository import Repository
@@ -36,10 +36,6 @@ class Stage:
         return self.repos.repository(info.id)
 
 
-async def _unlimited(_: str) -> Limits:
-    return UNLIMITED
-
-
 async def _owns_no_machine(_: str, __: str) -> bool:
     return False
 
@@ -49,8 +45,12 @@ async def staged(folder: Path, uid: int | None = None) -> AsyncIterator[Stage]:
     database = await open_database(folder / "stead.db")
     accounts = Accounts(database)
     callers = Callers(database)
+
+    async def limits_of(account: str) -> Limits:
+        return (await accounts.get(account)).limits
+
     try:
-        async with Repos.open(database, folder / "repos", _unlimited, uid) as repos:
+        async with Repos.open(database, folder / "repos", limits_of, uid) as repos:
             yield Stage(
                 folder=folder,
                 database=database,

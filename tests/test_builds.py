@@ -2,13 +2,16 @@
 
 import asyncio
 import contextlib
+import os
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
+from git_hosting import GitClient, gits_of
 from waiting import until
 
 from stead.builds import builder as builder_module
@@ -24,8 +27,13 @@ from stead.builds.errors import (
 from stead.builds.records import BuildInfo
 from stead.builds.spec import File, GitUser, Group, Layer, Repository, Restart, Service, ServicePatch, User
 from stead.errors import SnapshotNotFound
+from stead.identity.accounts import Accounts
+from stead.limits import UNLIMITED, Limits
 from stead.machines import Machine, Machines, Persistent, SnapshotState, State, Sticky
 from stead.machines.snapshots import SnapshotInfo
+from stead.repos.access import Access
+from stead.repos.bundles import Bundles
+from stead.repos.repos import Repos
 from stead.store.builds import BuildRow, BuildStore
 
 AWKWARD = 'a "quoted" \\ back, 100% and $HOME\nsecond line\ttab é'
@@ -50,8 +58,19 @@ def lines() -> Lines:
 
 
 @pytest_asyncio.fixture(scope="module")
-async def builder(machines: Machines, lines: Lines) -> AsyncIterator[Builder]:
-    builder = Builder(machines, BuildStore(machines.database), lines, linger=0)
+async def repos(machines: Machines, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Repos]:
+    async with Repos.open(machines.database, tmp_path_factory.mktemp("repos"), unlimited) as repos:
+        yield repos
+
+
+@pytest.fixture(scope="module")
+def bundles(machines: Machines, repos: Repos) -> Bundles:
+    return Bundles(repos, Access(machines.database, repos), "https://git.example.org")
+
+
+@pytest_asyncio.fixture(scope="module")
+async def builder(machines: Machines, lines: Lines, bundles: Bundles) -> AsyncIterator[Builder]:
+    builder = Builder(machines, BuildStore(machines.database), lines, bundles, linger=0)
     yield builder
     await builder.close()
 
@@ -59,12 +78,16 @@ async def builder(machines: Machines, lines: Lines) -> AsyncIterator[Builder]:
 @pytest_asyncio.fixture
 async def account(machines: Machines) -> AsyncIterator[str]:
     """An account of which nothing is left after the test."""
-    name = str(uuid.uuid4())
-    yield name
-    for info in await machines.list(name):
+    account = (await Accounts(machines.database).create(str(uuid.uuid4()))).id
+    yield account
+    for info in await machines.list(account):
         await machines.delete(info.id, forget=True)
-    for snapshot in await machines.snapshots.list(name):
+    for snapshot in await machines.snapshots.list(account):
         await machines.snapshots.delete(snapshot.id)
+
+
+async def unlimited(_: str) -> Limits:
+    return UNLIMITED
 
 
 async def builds_of(machines: Machines, account: str) -> list[BuildRow]:
@@ -473,6 +496,144 @@ async def test_repositories_are_cloned_without_their_credentials(builder: Builde
         await builder.create_machine(MachineOrder(account, spec=replace(clones, base_image="FROM alpine")))
 
 
+@pytest.fixture
+def git(tmp_path: Path) -> GitClient:
+    return GitClient(tmp_path)
+
+
+async def test_repositories_of_this_stead_are_cloned(
+    builder: Builder, repos: Repos, machines: Machines, account: str, lines: Lines, git: GitClient
+) -> None:
+    """By id and by address, by branch, tag and commit, and empty ones, although the guest cannot reach its
+    host: with the right origin, and without any secret."""
+    repo, empty = [await repos.create(account, default_branch="trunk") for _ in range(2)]
+    work = await git.work_tree("work", {"file": "one"})
+    first = await git("rev-parse", "HEAD", cwd=work)
+    await git("tag", "v1", cwd=work)
+    await git.commit(work, {"file": "two", "large": bytes(2 << 20)})
+    await git("push", "-q", str(repos.repository(repo.id).path), "main:trunk", "v1", cwd=work)
+    await git("push", "-q", str(repos.repository(repo.id).path), "main~1:refs/heads/next", cwd=work)
+    address = f"https://me:s3cr3t@git.example.org/{repo.id}.git"
+
+    clones = Layer(
+        repositories=(
+            Repository(repo.id, "/root/plain"),
+            Repository(address, "/root/next/", "next"),
+            Repository(f"https://git.freestyle.sh/{repo.id}", "/root/tag", "v1"),
+            Repository(repo.id, "/root/commit", first),
+            Repository(empty.id, "/root/empty"),
+        ),
+        files=(File("/root/plain/extra", b"mine"),),
+        git_user=GitUser("me", "me@example.org"),
+    )
+    machine = await builder.create_machine(MachineOrder(account, top=clones))
+    assert await sh(machine, "cd /root && cat plain/file next/file tag/file commit/file") == "twooneoneone"
+    heads = "for each in plain next tag commit; do git -C /root/$each rev-parse --abbrev-ref HEAD; done"
+    assert await sh(machine, heads) == "trunk\nnext\nHEAD\nHEAD"
+    tracked = "git -C /root/next status --short --branch; git -C /root/plain branch --remotes"
+    assert (await sh(machine, tracked)).split() == [
+        *("##", "next...origin/next"),
+        *("origin/HEAD", "->", "origin/trunk", "origin/next", "origin/trunk"),
+    ]
+    origins = await sh(machine, "for each in /root/*/; do git -C $each remote get-url origin; done")
+    url = f"https://git.example.org/{repo.id}"
+    assert origins.splitlines() == [url, f"https://git.example.org/{empty.id}", url, url, url]
+    begun = "cd /root/empty && git commit -q --allow-empty -m first && git branch --show-current"
+    assert await sh(machine, begun) == "trunk"
+    left = "grep -rls s3cr3t /root /etc /tmp /var /run /proc/*/environ; find /tmp /var/tmp -name 'stead-*'"
+    assert await sh(machine, left) == ""
+    assert not any("s3cr3t" in line for line in lines.of(account))
+
+    built = await builds_of(machines, account)
+    for refused in (Repository(repo.id, "/a", "none"), Repository(str(uuid.uuid4()), "/a")):
+        with pytest.raises(InvalidSpec):
+            await builder.create_machine(MachineOrder(account, top=Layer(repositories=(refused,))))
+    with pytest.raises(InvalidSpec):
+        await builder.create_machine(MachineOrder("another", top=clones))
+    assert await builds_of(machines, account) == built
+
+
+async def test_a_push_makes_another_snapshot(
+    builder: Builder, repos: Repos, account: str, git: GitClient
+) -> None:
+    """A layer with a repository of this Stead is built once, and again when something was pushed."""
+    repo = await repos.create(account)
+    work = await git.work_tree("work", {"file": "one"})
+    layer = Layer(repositories=(Repository(repo.id, "/srv/code", "main"),))
+    order = SnapshotOrder(account, layer)
+
+    async def pushed() -> SnapshotInfo:
+        await git("push", "-q", str(repos.repository(repo.id).path), "main", cwd=work)
+        return await builder.ensure_snapshot(order)
+
+    first = await pushed()
+    assert await builder.ensure_snapshot(order) == first
+    await git.commit(work, {"file": "two"})
+    second = await pushed()
+    assert second.id != first.id
+    assert (await pushed()).id == second.id
+    for snapshot, text in ((first, "one"), (second, "two")):
+        machine = await builder.create_machine(MachineOrder(account, top=Layer(snapshot_id=snapshot.id)))
+        assert await sh(machine, "cat /srv/code/file") == text
+        await machine.delete()
+
+
+@pytest.mark.slow
+async def test_a_large_repository_is_handed_in_piece_by_piece(
+    builder: Builder, repos: Repos, account: str, lines: Lines, git: GitClient
+) -> None:
+    """However large it is, the host holds little of it at a time; whoever waits hears how far it is."""
+    repo = await repos.create(account)
+    work = await git.work_tree("work")
+    with (work / "large").open("wb") as file:
+        for _ in range(192):
+            file.write(os.urandom(1 << 20))
+    await git.commit(work, {})
+    await git("push", "-q", str(repos.repository(repo.id).path), "main", cwd=work)
+
+    def peak() -> int:
+        status = Path("/proc/self/status").read_text()
+        return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) >> 10
+
+    Path("/proc/self/clear_refs").write_text("5")
+    before = peak()
+    top = Layer(repositories=(Repository(repo.id, "/srv/code"),))
+    machine = await builder.create_machine(MachineOrder(account, top=top))
+    assert peak() - before < 48
+    assert await sh(machine, "git -C /srv/code status --short; stat -c %s /srv/code/large") == str(192 << 20)
+    assert any("MiB of https://git.example.org/" in line for line in lines.of(account))
+
+
+@pytest.mark.slow
+async def test_a_clone_that_cannot_go_on_leaves_nothing(
+    builder: Builder, repos: Repos, machines: Machines, account: str, lines: Lines, git: GitClient
+) -> None:
+    """The repository is deleted before it is cloned; or nobody waits any more while it is handed in."""
+    repo = await repos.create(account)
+    path = repos.repository(repo.id).path
+    work = await git.work_tree("work", {"large": os.urandom(32 << 20)})
+    await git("push", "-q", str(path), "main", cwd=work)
+
+    stuck = "#!/bin/sh\necho stuck\nexec sleep 600\n"
+    command = f"printf '{stuck}' >/usr/local/bin/git; chmod +x /usr/local/bin/git"
+    layer = Layer(commands=(command,), repositories=(Repository(repo.id, "/srv/code"),))
+    waiting = asyncio.create_task(builder.ensure_snapshot(SnapshotOrder(account, layer)))
+    await until(lambda: said(lines, account, "stuck"), 180)
+    waiting.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await waiting
+    assert await hidden(machines, account) == []
+    assert gits_of(path) == []
+
+    slow = replace(layer, commands=("echo beginning; sleep 2",))
+    waiting = asyncio.create_task(builder.ensure_snapshot(SnapshotOrder(account, slow)))
+    await until(lambda: said(lines, account, "beginning"), 180)
+    await repos.delete(repo.id)
+    with pytest.raises(SetupFailed, match=f"repositories: no repository {repo.id}") as raised:
+        await waiting
+    assert raised.value.phase == "repositories"
+
+
 async def test_what_nobody_waits_for_is_given_up(
     builder: Builder, machines: Machines, account: str, lines: Lines
 ) -> None:
@@ -514,10 +675,10 @@ async def test_a_machine_whose_caller_has_gone_is_not_there(
 
 
 async def test_a_build_goes_on_for_those_who_ask_again(
-    machines: Machines, account: str, lines: Lines
+    machines: Machines, account: str, lines: Lines, bundles: Bundles
 ) -> None:
     """A client whose connection broke asks a moment later; and a build may take only so long."""
-    builder = Builder(machines, BuildStore(machines.database), lines, linger=60)
+    builder = Builder(machines, BuildStore(machines.database), lines, bundles, linger=60)
     order = SnapshotOrder(account, with_commands("echo at work; until [ -e /root/go ]; do sleep 0.1; done"))
     first = asyncio.create_task(builder.ensure_snapshot(order))
 
@@ -531,7 +692,7 @@ async def test_a_build_goes_on_for_those_who_ask_again(
     assert (await second).state is SnapshotState.READY
     assert len(await builds_of(machines, account)) == 1
 
-    hurried = Builder(machines, BuildStore(machines.database), lines, budget=4, linger=60)
+    hurried = Builder(machines, BuildStore(machines.database), lines, bundles, budget=4, linger=60)
     with pytest.raises(BuildBudgetExceeded) as raised:
         await hurried.ensure_snapshot(SnapshotOrder(account, with_commands("sleep 600")))
     reached = (await builder.phases(account, raised.value.build or ""))[-1]

@@ -195,7 +195,21 @@ def _add_commit(origin: Path, message: str, content: bytes) -> None:
     subprocess.run(command, input=lines, cwd=origin, check=True, timeout=60)
 
 
-async def test_repositories_by_the_command_line(user: User) -> None:
+async def _clone_by_the_command_line(user: User, repo: str, place: Path) -> None:
+    """It has another host's name in it, which git replaces as its user was told to set it up."""
+    names = {
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": f"url.{user.server.url}/x-access-token:stid_.insteadOf",
+        "GIT_CONFIG_VALUE_0": "https://x-access-token:stid_",
+    }
+    cloned = await user.cli("git", "clone", repo, str(place), **names)
+    assert cloned.status == 0, cloned
+    config = (place / ".git" / "config").read_text()
+    found = await user.server.services.identities.list(user.account)
+    assert any(each.id in config for each in found.items), config
+
+
+async def test_repositories_by_the_command_line(user: User, tmp_path: Path) -> None:
     created = await user.cli("git", "create", "--name", "by-cli", "--public", "--default-branch", "trunk")
     assert created.status == 0, created
     repo = re.search(r"[0-9a-f]{8}-[0-9a-f-]{27}", created.stdout)
@@ -204,6 +218,7 @@ async def test_repositories_by_the_command_line(user: User) -> None:
     assert repo[0] in listed.stdout and "trunk" in listed.stdout
     as_json = json.loads((await user.cli("git", "list", "--json")).stdout)
     assert repo[0] in json.dumps(as_json)
+    await _clone_by_the_command_line(user, repo[0], tmp_path / "clone")
     deleted = await user.cli("git", "delete", repo[0])
     assert deleted.status == 0, deleted
     assert repo[0] not in (await user.cli("git", "list", "--json")).stdout

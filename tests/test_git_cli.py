@@ -107,8 +107,8 @@ async def test_a_repository_is_made_shown_and_deleted(inside: Inside, site: Site
     assert made["clone_url"] == f"{site.url}/{made['id']}"
 
     table = (await inside.run("git", "list")).splitlines()
-    assert table[0].split() == ["id", "name", "visibility", "default", "branches", "tags", "created"]
-    assert table[2].split()[:6] == [repo_id, "web", "private", "trunk", "0", "0"]
+    assert table[0].split() == ["id", "name", "visibility", "default", "branches", "tags", "size", "created"]
+    assert table[2].split()[:7] == [repo_id, "web", "private", "trunk", "0", "0", "0"]
     assert (await inside.run("git", "list", "--quiet")).split() == [made["id"], repo_id]
     assert (await inside.run("git", "list", "--search", "we", "-q")).split() == [repo_id]
     listed = await inside.ask("git", "list", "--limit", "1")
@@ -158,6 +158,10 @@ async def test_what_is_not_there_is_said_in_one_sentence(inside: Inside, site: S
         ("git", "list", "--limit", "101"),
         ("git", "search", NOWHERE),
         ("git", "clone"),
+        ("vm", "create", "--repo", "site"),
+        ("vm", "create", "--repo", "https://git.test/a"),
+        ("vm", "create", "--repo", ":/srv/a"),
+        ("vm", "create", "--repo", "site:srv"),
     ],
 )
 def test_what_makes_no_sense_is_a_usage_error(arguments: tuple[str, ...]) -> None:
@@ -172,6 +176,21 @@ async def test_a_source_goes_to_the_server_as_it_was_typed() -> None:
             "git", "create", "--source-url", "https://git.test/a", "--source-rev", "v1"
         )
     assert server.seen[0].json == {"public": False, "source": {"url": "https://git.test/a", "rev": "v1"}}
+
+
+async def test_repositories_of_a_machine_are_named_as_elsewhere() -> None:
+    """By their name, id or URL, each with a path and perhaps a revision."""
+    web = "11111111-0000-4000-8000-000000000000"
+    listed = {"repositories": [{"id": web, "name": "web"}], "total": 1, "offset": 0}
+    clones = ("web#v1:/srv/web", f"{NOWHERE}:/srv/a b", "https://me:secret@git.test:8080/a.git#b/c:/srv/c")
+    with scripted(Reply(content=listed), Reply(content={"id": "x" * 20})) as server:
+        options = [part for each in clones for part in ("--repo", each)]
+        assert await Shell(server.url, "key").run("vm", "create", *options) == "x" * 20 + "\n"
+    assert server.seen[1].json["git"]["repos"] == [
+        {"repo": web, "path": "/srv/web", "rev": "v1"},
+        {"repo": NOWHERE, "path": "/srv/a b", "rev": None},
+        {"repo": "https://me:secret@git.test:8080/a.git", "path": "/srv/c", "rev": "b/c"},
+    ]
 
 
 # Clones

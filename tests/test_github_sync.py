@@ -351,6 +351,10 @@ async def test_a_branch_that_moves_there_at_the_last_moment_is_not_overwritten(s
     assert {each.ref for each in link.left} == {"refs/heads/main", "refs/heads/topic"}
 
 
+async def nothing() -> None:
+    pass
+
+
 class Killed(BaseException):
     """Stead is no more."""
 
@@ -366,13 +370,14 @@ async def test_an_end_at_any_moment_is_made_good_by_the_next_look(
     url = scene.github.url(NAME)
     remotes = Remotes(Egress(LOOPBACK), most_bytes=1 << 30, timeout=LIMIT)
 
-    async def nothing() -> None:
-        pass
+    async def bring_into_step() -> exchange.Outcome:
+        async with scene.stage.repos.quotas.writing(scene.repository.id) as writing:
+            return await exchange.bring_into_step(scene.repository, remotes, url, writing, nothing)
 
     for moment in range(100):
         await scene.repository.create_branch(f"gone-there-{moment}")
         await scene.repository.create_branch(f"gone-here-{moment}")
-        await exchange.bring_into_step(scene.repository, remotes, url, nothing)
+        await bring_into_step()
         await scene.commit(f"here-{moment}", branch="ours")
         await scene.person.commit(folder, {f"there-{moment}": "there\n"})
         await scene.push(folder, "HEAD:theirs", f":gone-there-{moment}")
@@ -389,11 +394,11 @@ async def test_an_end_at_any_moment_is_made_good_by_the_next_look(
         with monkeypatch.context() as patched:
             patched.setattr(Git, "finish", finish_or_die)
             try:
-                await exchange.bring_into_step(scene.repository, remotes, url, nothing)
+                await bring_into_step()
                 survived = True
             except Killed:
                 survived = False
-        outcome = await exchange.bring_into_step(scene.repository, remotes, url, nothing)
+        outcome = await bring_into_step()
         assert outcome.left == [] and await scene.same()
         assert set(scene.there) == {f"refs/heads/{name}" for name in ("main", "ours", "theirs")}
         if survived:

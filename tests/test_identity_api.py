@@ -116,7 +116,7 @@ async def stage(app: FastAPI, tmp_path: Path) -> AsyncIterator[Stage]:
     async with contextlib.AsyncExitStack() as stack:
         repos = await stack.enter_async_context(Repos.open(database, tmp_path / "repos", unlimited))
         services.repos, services.access = repos, Access(database, repos)
-        services.serving = Serving(repos.git, nothing_to_tell)
+        services.serving = Serving(repos, nothing_to_tell)
         served, calls = surrounded(app, services)
         transport = httpx2.ASGITransport(served, raise_app_exceptions=False)
         http = httpx2.AsyncClient(transport=transport, base_url="http://stead.test")

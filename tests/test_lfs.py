@@ -64,7 +64,7 @@ def _left(objects: Path) -> list[Path]:
 
 async def test_an_object_is_kept_whole_or_not_at_all(host: Hosting, repo: RepoInfo) -> None:
     repository = host.repos.repository(repo.id)
-    objects = LfsObjects(repository, 1000)
+    objects = LfsObjects(repository, host.repos.quotas, 1000)
     content = os.urandom(900)
     oid = hashlib.sha256(content).hexdigest()
     with pytest.raises(LfsObjectMismatch):
@@ -93,13 +93,13 @@ async def test_what_a_crash_left_half_received_goes_after_a_day(host: Hosting, r
         (incoming / name).write_bytes(b"half")
         now = (incoming / name).stat().st_mtime
         os.utime(incoming / name, (now - age, now - age))
-    await LfsObjects(repository).write(hashlib.sha256(b"new").hexdigest(), _sent(b"new"))
+    await LfsObjects(repository, host.repos.quotas).write(hashlib.sha256(b"new").hexdigest(), _sent(b"new"))
     assert [path.name for path in incoming.iterdir()] == ["young"]
 
 
 async def test_an_object_for_a_repository_that_goes_meanwhile_is_refused(host: Hosting) -> None:
     repo = await host.repo()
-    objects = LfsObjects(host.repos.repository(repo.id))
+    objects = LfsObjects(host.repos.repository(repo.id), host.repos.quotas)
 
     async def deleted_meanwhile() -> AsyncGenerator[bytes, None]:
         yield b"some"
@@ -118,7 +118,7 @@ def test_a_name_that_is_no_hash_reaches_no_file(host: Hosting, repo: RepoInfo, o
     with pytest.raises(InvalidLfsObject):
         LfsObject(oid, 1)
     with pytest.raises(LfsObjectNotFound):
-        LfsObjects(host.repos.repository(repo.id)).size(oid)
+        LfsObjects(host.repos.repository(repo.id), host.repos.quotas).size(oid)
 
 
 # Asked for

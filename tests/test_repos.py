@@ -674,18 +674,42 @@ async def test_a_large_repository_has_indexes(stage: Stage, repository: Reposito
     assert (tmp_path / "copy" / "large").stat().st_size == 2 << 20
 
 
-async def test_locks_of_those_who_are_gone_are_removed(
-    stage: Stage, repository: Repository, monkeypatch: pytest.MonkeyPatch
+HALF_DONE = (
+    "packed-refs.lock",
+    "packed-refs.new",
+    "fast_import_crash_7",
+    "refs/heads/main.lock",
+    "objects/pack/multi-pack-index.lock",
+    "objects/pack/pack-1.keep",
+    "objects/pack/tmp_pack_1",
+    "objects/pack/.tmp-7-pack-1.pack",
+    "objects/info/commit-graphs/commit-graph-chain.lock",
+    "objects/tmp_objdir-incoming-1/",
+    "objects/tmp_objdir-commit-1/",
+    "lfs/incoming/1",
+)
+
+
+@pytest.mark.parametrize("age", [1, -1])
+async def test_what_those_left_who_were_killed_is_removed(
+    stage: Stage, repository: Repository, age: int
 ) -> None:
-    """A git that was killed must not keep a branch closed for ever; one that works is left alone."""
+    """No branch stays closed and no room taken for ever; what is being written is left alone."""
     await commit(repository, [write("a")], "one")
+    git(repository, "update-ref", "refs/heads/tmp_mine", "main")
     started = time.time()
-    old, new = repository.path / "refs/heads/main.lock", repository.path / "packed-refs.lock"
-    for lock, age in ((old, 120), (new, -1)):
-        lock.touch()
-        os.utime(lock, (started - age, started - age))
-    monkeypatch.setattr(upkeep, "_ORPHANS_GRACE", 0.2)
-    await upkeep.remove_old_locks(stage.folder / "repos", started)
-    assert not old.exists() and new.exists()
-    new.unlink()
+    for name in HALF_DONE:
+        place = repository.path / name
+        (place if name.endswith("/") else place.parent).mkdir(parents=True, exist_ok=True)
+        if not place.is_dir():
+            place.touch()
+        os.utime(place, (started - age, started - age))
+    upkeep.remove_leftovers(stage.folder / "repos", started)
+    left = [name for name in HALF_DONE if (repository.path / name).exists()]
+    assert left == ([] if age > 0 else list(HALF_DONE))
+    upkeep.remove_leftovers(stage.folder / "repos", started + 60)
     await commit(repository, [write("a", "2")], "two")
+    git(repository, "pack-refs", "--all")
+    git(repository, "update-ref", "-d", "refs/heads/tmp_mine")
+    git(repository, "repack", "-q", "-a", "-d", "--write-midx")
+    git(repository, "commit-graph", "write", "--reachable", "--split")

@@ -1,70 +1,16 @@
 """`stead serve` as a process: started, stopped, killed at any moment, started again."""
 
 import asyncio
-import contextlib
-import json
-import os
 import signal
-import sys
-from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any
 
-import httpx2
 import pytest
 from installations import other_settings
+from serve_process import client_of, end, environment, serving, start
+from typed import PROGRAM
 
 from stead.host.vm import running_machines
 from stead.machines import Machines
 from stead.settings import Settings
-
-Process = asyncio.subprocess.Process
-
-
-def environment(settings: Settings) -> dict[str, str]:
-    return {
-        **os.environ,
-        "STEAD_DATA": str(settings.data),
-        "STEAD_CACHE": str(settings.cache_folder),
-        "STEAD_DEFAULT_SIZE": str(settings.default_size),
-        "STEAD_POOL": "0",
-        "STEAD_LISTEN": "127.0.0.1:0",
-    }
-
-
-async def start(settings: Settings) -> tuple[Process, dict[str, Any]]:
-    """A server that answers, and what it said of itself."""
-    program = Path(sys.executable).parent / "stead"
-    process = await asyncio.create_subprocess_exec(
-        program,
-        "serve",
-        "--json",
-        env=environment(settings),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    assert process.stdout is not None
-    said = json.loads(await asyncio.wait_for(process.stdout.readline(), 60))
-    return process, said
-
-
-async def end(process: Process, how: signal.Signals = signal.SIGTERM) -> int:
-    if process.returncode is None:
-        process.send_signal(how)
-    return await asyncio.wait_for(process.wait(), 60)
-
-
-@contextlib.asynccontextmanager
-async def serving(settings: Settings) -> AsyncIterator[tuple[Process, dict[str, Any]]]:
-    process, said = await start(settings)
-    try:
-        yield process, said
-    finally:
-        await end(process)
-
-
-def client_of(url: str, key: str) -> httpx2.AsyncClient:
-    return httpx2.AsyncClient(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=120)
 
 
 async def test_what_was_told_is_there_after_the_server_was_killed(
@@ -136,7 +82,7 @@ async def test_a_second_server_is_told_what_is_in_the_way(
             listen = "127.0.0.1:0" if taken == "folder" else said["url"].removeprefix("http://")
             with other_settings(settings) as third:
                 second = await asyncio.create_subprocess_exec(
-                    Path(sys.executable).parent / "stead",
+                    PROGRAM,
                     "serve",
                     env=environment(third) | where | {"STEAD_LISTEN": listen},
                     stdout=asyncio.subprocess.DEVNULL,

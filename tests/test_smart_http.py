@@ -426,14 +426,17 @@ async def test_a_push_has_a_largest_size_and_a_largest_number_of_refs(tmp_path: 
 
 
 def test_a_list_of_refs_is_counted_however_it_comes_in_pieces() -> None:
-    line = packet(f"{NOWHERE} {'1' * 40} refs/heads/x\0 report-status side-band-64k".encode())
-    more = packet(f"{NOWHERE} {'1' * 40} refs/heads/y".encode())
+    one, other = "1" * 40, "2" * 40
+    line = packet(f"{NOWHERE} {one} refs/heads/x\0 report-status side-band-64k".encode())
+    more = packet(f"{NOWHERE} {one} refs/heads/y".encode())
+    moved = packet(f"{one} {other} refs/heads/z\n".encode()) + packet(f"{one} {NOWHERE} refs/tags/z".encode())
     for size in (1, 3, 50, 10_000):
-        data = line + more + b"0000" + b"PACK of whatever 0004"
-        commands = Commands(2)
-        for place in range(0, len(data), size):
-            commands.see(data[place : place + size])
-        assert (commands.count, commands.complete) == (2, True)
+        data = line + more + moved + b"0000" + b"PACK of whatever 0004"
+        commands = Commands(4)
+        of_pack = sum(commands.see(data[place : place + size]) for place in range(0, len(data), size))
+        assert (commands.count, commands.complete, commands.created) == (4, True, 2)
+        assert commands.left_behind == [(one, other), (one, None)]
+        assert of_pack == len(b"PACK of whatever 0004")
         commands = Commands(2)
         with pytest.raises(TooManyCommands):
             commands.see(line + more * 2)

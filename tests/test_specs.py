@@ -143,7 +143,7 @@ INVALID = {
     "repositories": [
         ("invalid_git_repo_spec_error", repository(repo))
         for repo in (
-            *("8f3c1a52-65d8-4dd0-9c0e-0f5e1a6d3a11", "", "-u", "--upload-pack=x", "/srv/repo.git"),
+            *("8f3c1a52-65d8-4dd0-9c0e", "site", "", "-u", "--upload-pack=x", "/srv/repo.git"),
             *(
                 "ext::sh -c id",
                 "ext::https://x",
@@ -256,6 +256,7 @@ def test_ordinary_specs_are_let_pass() -> None:
                 Repository("git@example.com:a/b.git", "/srv/c", "v1.0"),
                 Repository("ssh://git@example.com/a/b", "/srv/d"),
                 Repository("file:///srv/repo.git", "/srv/e", "0123abc"),
+                Repository("8f3c1a52-65d8-4dd0-9c0e-0f5e1a6d3a11", "/srv/f"),
             ),
             services=(
                 Service("getty@tty9", exec=("/bin/true",), workdir="~", user="1000", env={"A": "b\nc"}),
@@ -304,6 +305,8 @@ def test_what_a_hash_is_made_of() -> None:
         {"services": (*layer.services, Service("db", exec=("a",)))},
         {"workdir": "/"},
         {"git_user": GitUser("a")},
+        {"repositories": (Repository("https://a/b", "/a"),)},
+        {"repositories": (Repository("https://a/b", "/a", "main"),)},
         {"discriminator": "x"},
         {"commands": ("true",)},
     ]

@@ -24,8 +24,6 @@ from typing import Any, TypeVar
 import pytest
 import pytest_asyncio
 import sqlalchemy as sa
-from hypothesis import given
-from hypothesis import strategies as st
 from joserfc import jwt
 from joserfc.errors import BadSignatureError
 from joserfc.jwk import KeySet
@@ -36,12 +34,12 @@ from stead.errors import HostError
 from stead.identity.accounts import Accounts
 from stead.limits import UNLIMITED, Limits
 from stead.repos import triggers as triggers_module
-from stead.repos.attempts import DELAYS, JITTER, MAX_AGE, MAX_ATTEMPTS, Progress, State
+from stead.repos.attempts import DELAYS, JITTER, MAX_ATTEMPTS, State
 from stead.repos.committing import Change, commit
 from stead.repos.deliveries import Clock
 from stead.repos.egress import Egress, EgressRefused
 from stead.repos.errors import RepoNotFound
-from stead.repos.patterns import InvalidPattern, Pattern
+from stead.repos.patterns import InvalidPattern
 from stead.repos.pushes import MAX_CHANGED_FILES, Update, changed_files
 from stead.repos.repos import Repos
 from stead.repos.signing import Algorithms, Signing
@@ -302,171 +300,6 @@ async def world(template: tuple[Path, str], tmp_path: Path) -> AsyncIterator[Wor
     async with Repos.open(database, tmp_path / "repos", unlimited) as repos:
         yield World(database, repos, account, tmp_path, Hours())
     await database.dispose()
-
-
-# Patterns
-
-PATHS = [
-    ("*.js", "a.js", True),
-    ("*.js", "src/deep/a.js", True),
-    ("*.js", "a.jsx", False),
-    ("*.js", "A.JS", False),
-    ("Makefile", "sub/Makefile", True),
-    ("/*.js", "a.js", True),
-    ("/*.js", "src/a.js", False),
-    ("src/*.js", "src/a.js", True),
-    ("src/*.js", "src/deep/a.js", False),
-    ("src/*.js", "other/src/a.js", False),
-    ("src/**/*.js", "src/a.js", True),
-    ("src/**/*.js", "src/x/y/a.js", True),
-    ("**/test/*.py", "test/a.py", True),
-    ("**/test/*.py", "x/y/test/a.py", True),
-    ("docs/**", "docs/a", True),
-    ("docs/**", "docs/a/b", True),
-    ("docs/**", "docs", False),
-    ("docs/", "docs/a/b", True),
-    ("docs/", "other/docs/a", False),
-    ("**", "a/b/c", True),
-    ("/", "a/b/c", True),
-    ("a?c", "abc", True),
-    ("a?c", "a/c", False),
-    ("[ab].c", "a.c", True),
-    ("[!ab].c", "a.c", False),
-    ("[0-9][0-9]-*", "x/07-name", True),
-    ("a/**/b/**/c", "a/b/x/b/y/c", True),
-    ("a/**/b/**/c", "a/x/c", False),
-    ("a.b", "axb", False),
-    ("[", "[", True),
-    ("*.{js,ts}", "x/a.ts", True),
-    ("*.{js,ts}", "x/a.tsx", False),
-    ("{src,lib/{a,b}}/**", "lib/b/x", True),
-    ("{src,lib/{a,b}}/**", "lib/c/x", False),
-    ("a{b", "a{b", True),
-    ("a{,b}", "a", True),
-]
-
-
-@pytest.mark.parametrize(("pattern", "path", "expected"), PATHS)
-def test_globs_are_read_as_documented(pattern: str, path: str, expected: bool) -> None:
-    assert Pattern.path(pattern).matches(path) is expected
-
-
-@pytest.mark.parametrize(
-    ("pattern", "branch", "expected"),
-    [
-        ("main", "main", True),
-        ("refs/heads/main", "main", True),
-        ("main", "x/main", False),
-        ("main", "main2", False),
-        ("release/*", "release/1", True),
-        ("release/*", "release/1/2", False),
-        ("release/**", "release/1/2", True),
-        ("release/**", "release", False),
-        ("*", "main", True),
-        ("*", "a/b", False),
-        ("**", "a/b", True),
-        ("v[0-9]*", "v1.2", True),
-    ],
-)
-def test_branches_are_named_whole_or_by_patterns(pattern: str, branch: str, expected: bool) -> None:
-    assert Pattern.branch(pattern).matches(branch) is expected
-
-
-@pytest.mark.parametrize(
-    "pattern", ["", "!a", "a//b", "../a", "a/./b", "a\n", "a" * 300, "{a,b}" * 6, "a/{,b}/c"]
-)
-def test_globs_that_nobody_can_mean_are_refused(pattern: str) -> None:
-    with pytest.raises(InvalidPattern):
-        Pattern.path(pattern)
-
-
-@pytest.mark.parametrize("pattern", ["", "a b", "a..b", "/a", "a/", "a\\*", "[a", "a" * 300, "refs/heads/"])
-def test_patterns_that_no_branch_has_are_refused(pattern: str) -> None:
-    with pytest.raises(InvalidPattern):
-        Pattern.branch(pattern)
-
-
-def simply(pattern: str, name: str) -> bool:
-    """Whether a pattern of letters, ?, * and whole parts ** means a name: every way is tried."""
-    if not pattern:
-        return not name
-    if pattern == "**":
-        return bool(name)
-    if pattern.startswith("**/"):
-        starts = [0, *(place + 1 for place, sign in enumerate(name) if sign == "/")]
-        return any(simply(pattern[3:], name[start:]) for start in starts)
-    if pattern[0] == "*":
-        ends = itertools.takewhile(lambda end: "/" not in name[:end], range(len(name) + 1))
-        return any(simply(pattern[1:], name[end:]) for end in ends)
-    return (
-        bool(name)
-        and (pattern[0] == name[0] or (pattern[0] == "?" and name[0] != "/"))
-        and simply(pattern[1:], name[1:])
-    )
-
-
-PARTS = st.one_of(
-    st.just("**"), st.text("ab*?", min_size=1, max_size=4).filter(lambda part: "**" not in part)
-)
-NAMES = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=5).map("/".join)
-
-
-@given(st.lists(PARTS, min_size=2, max_size=5).map("/".join), NAMES)
-def test_patterns_mean_what_a_simple_reading_of_them_says(pattern: str, name: str) -> None:
-    assert Pattern.path(pattern).matches(name) is simply(pattern, name)
-
-
-def test_no_pattern_is_slow() -> None:
-    """A pattern that can be laid over a name in countless ways, and fits in none of them."""
-    many = Pattern.path("*a" * 100 + "b"), Pattern.path("**/a/" * 50 + "b")
-    begun = time.process_time()
-    assert not many[0].matches("a" * 4000)
-    assert not many[1].matches("/".join("a" * 2000))
-    assert time.process_time() - begun < 1
-
-
-# Attempts
-
-
-def test_a_delivery_is_over_only_when_it_arrived_or_after_all_attempts() -> None:
-    """Every way through the states: each attempt arrives, fails, or is interrupted and begun again."""
-
-    def walk(progress: Progress, now: int, failures: int) -> int:
-        assert progress.attempts == failures
-        ways = 0
-        begun = progress.begin()
-        assert begun.begin() == begun, "what was interrupted is sent again, and it cost no attempt"
-        assert begun.wait(0) == 0, "and at once, also when the clock was set back"
-        assert progress.wait(now) == 0 < progress.wait(now - 1)
-        assert begun.finished_at is None
-        arrived = begun.end(True, now, 0.5)
-        assert (arrived.state, arrived.finished_at, arrived.attempts) == (State.DELIVERED, now, failures + 1)
-        for chance in (0.0, 1.0):
-            failed = begun.end(False, now, chance)
-            if failures + 1 == MAX_ATTEMPTS:
-                assert (failed.state, failed.finished_at) == (State.FAILED, now)
-                ways += 1
-                continue
-            assert (failed.state, failed.finished_at) == (State.PENDING, None)
-            assert failed.next_at == now + int(DELAYS[failures] * (1 + JITTER * chance) * SECOND)
-            ways += walk(failed, failed.next_at, failures + 1)
-        for over in (arrived, failed) if failed.state.final else (arrived,):
-            with pytest.raises(ValueError, match="it is"):
-                over.begin()
-        with pytest.raises(ValueError, match="it is"):
-            progress.end(True, now, 0)
-        return ways
-
-    assert walk(Progress.new(1000), 1000, 0) == 2**MAX_ATTEMPTS
-
-
-def test_what_waited_too_long_behind_others_is_tried_once() -> None:
-    progress = Progress.new(0)
-    late = MAX_AGE * SECOND
-    assert progress.begin().end(True, late, 0).state is State.DELIVERED
-    assert progress.begin().end(False, late, 0).state is State.FAILED
-    assert progress.begin().end(False, late - 1, 0).state is State.PENDING
-    assert sum(DELAYS) * (1 + JITTER) < MAX_AGE, "what did not wait has all of its attempts"
 
 
 # Signatures

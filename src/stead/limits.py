@@ -26,6 +26,10 @@ class Limits:
     """Of all machines, as large as they may grow."""
     repos: int | None = None
     """Git repositories."""
+    repo_mib: int | None = None
+    """Of one repository on the disk, with its large files."""
+    total_repos_mib: int | None = None
+    """Of all repositories."""
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():

@@ -5,7 +5,8 @@ import { mkdtempSync, readFileSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import test from "node:test";
-import { freestyle, refused, until } from "./client.mjs";
+import { VmSpec } from "freestyle";
+import { freestyle, output, refused, until, withVm } from "./client.mjs";
 
 const uuid = /^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$/;
 const sha = /^[0-9a-f]{40}$/;
@@ -348,4 +349,25 @@ test("public repositories are cloned by anyone, and not pushed to", async () => 
   assert.equal(readFileSync(join(clone, "open"), "utf8"), "to all\n");
   assert.throws(() => git(clone, "push", "-q", "origin", "HEAD:mine"));
   assert.equal((await repo.branches.list()).branches.length, 1);
+});
+
+test("machines have repositories by their ids", async () => {
+  const { repo, repoId } = await made({ name: "in machines" });
+  const write = (content) => repo.commits.create({ message: "m", files: [{ path: "file", content }] });
+  const first = (await write("one\n")).commit;
+  await write("two\n");
+  const options = {
+    spec: new VmSpec().repo(repoId, "/srv/built").snapshot(),
+    gitRepos: [{ repo: `https://git.freestyle.sh/${repoId}`, path: "/srv/own", rev: first.sha }],
+  };
+  await withVm(options, async (vm) => {
+    assert.equal(await output(vm, "cat /srv/built/file /srv/own/file"), "two\none");
+    assert.equal(await output(vm, "git -C /srv/built status --short --branch"), "## main...origin/main");
+    assert.match(await output(vm, "git -C /srv/built remote get-url origin"), new RegExp(`/${repoId}$`));
+  });
+  for (const wrong of [{ repo: repoId, rev: "none" }, { repo: "00000000-0000-4000-8000-000000000000" }]) {
+    await refused("INVALID_GIT_REPO_SPEC_ERROR", () =>
+      freestyle.vms.create({ git: { config: {}, repos: [{ path: "/srv/a", ...wrong }] } }),
+    );
+  }
 });

@@ -35,6 +35,7 @@ from stead.api.background import AFTER_HEADER, ID_HEADER
 from stead.api.callers import TOKEN_HEADER, USER_HEADER, Gate
 from stead.api.calls import TRACE_HEADER, Calls
 from stead.api.documentation import page
+from stead.api.published import Published
 from stead.api.services import Services
 from stead.api.smart_http import SmartHttp
 from stead.api.wire import Wire
@@ -130,7 +131,7 @@ def surrounded(app: FastAPI, services: Services) -> tuple[ASGIApp, Calls]:
     calls = Calls(git, settings.max_calls)
     return (
         CORSMiddleware(
-            calls,
+            Published(calls),
             allow_origins=settings.origins,
             allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
             allow_headers=_HEADERS,

@@ -29,7 +29,9 @@ from stead.logs import get_logger
 from stead.repos import errors as repos
 from stead.repos.access import RepoPermissionExists, RepoPermissionNotFound
 from stead.repos.egress import EgressFailed, EgressRefused
+from stead.repos.git import GitFailed
 from stead.repos.patterns import InvalidPattern
+from stead.repos.quotas import QuotaExceeded
 from stead.repos.remotes import SourceInvalid, SourceNotFound, SourceUnauthorized
 from stead.repos.search_query import EmptyQuery, InvalidPathPattern, InvalidQuery
 from stead.repos.sources import SubdirNotFound
@@ -87,6 +89,9 @@ STATUSES: dict[str, int] = {
 }
 
 
+_LATER = {"Retry-After": "10"}
+
+
 class ApiError(Exception):
     """A failure in a client's words; extras go into the body next to code and message."""
 
@@ -103,7 +108,7 @@ class ApiError(Exception):
         self.code = code
         self.message = message
         self.status = STATUSES[code] if status is None else status
-        self.headers = headers
+        self.headers = headers or (_LATER if self.status == HTTPStatus.SERVICE_UNAVAILABLE else None)
         self.extras = extras
 
     def body(self) -> dict[str, Any]:
@@ -147,7 +152,7 @@ _REPOS: dict[type[repos.RepoError], str] = {
     repos.RepoNotFound: "REPO_NOT_FOUND",
     repos.RepoLimitExceeded: "GIT_REPO_LIMIT_EXCEEDED",
     repos.RepoDamaged: "GIT_ERROR",
-    repos.RepoBusy: "SERVICE_UNAVAILABLE",
+    repos.DiskFull: "NO_LOCAL_STORAGE_CAPACITY",
     repos.InvalidRevision: "INVALID_REVISION",
     repos.AmbiguousRevision: "AMBIGUOUS",
     repos.ReferenceNotFound: "REFERENCE_NOT_FOUND",
@@ -210,9 +215,13 @@ def from_product(error: product.SteadError, invalid: str = "BAD_REQUEST") -> Api
             return ApiError(_PASSING.get(error.state, "VM_NOT_RUNNING"), text, vmId=error.machine_id)
         case product.LimitExceeded():
             return _limit(error)
+        case QuotaExceeded():
+            return ApiError("LIMIT_EXCEEDED", text, limit=error.limit, current=error.current)
+        case repos.RepoBusy():
+            return ApiError("SERVICE_UNAVAILABLE", text, headers={"Retry-After": "5"})
         case product.CapacityExceeded():
             code = "NO_LOCAL_STORAGE_CAPACITY" if "disk" in text else "SERVICE_UNAVAILABLE"
-            return ApiError(code, text, headers={"Retry-After": "10"})
+            return ApiError(code, text)
         case product.ReadyTimeout():
             return ApiError("VM_START_TIMEOUT", text)
         case product.StartFailed():
@@ -258,6 +267,9 @@ def _repo(error: repos.RepoError) -> ApiError:
     facts: dict[str, Any] = {name: value for name, value in error.facts.items() if value is not None}
     if code == "GIT_ERROR":
         log.error("a repository could not be used", error=str(error))
+    if isinstance(error, GitFailed):
+        # Git tells of files of the host.
+        return ApiError(code, "git could not do this; the server's log says why", **facts)
     return ApiError(code, str(error), **facts)
 
 

@@ -11,8 +11,9 @@ from starlette.types import Receive, Scope
 
 from stead.api.streaming import Answer, Refused, pieces, whole
 from stead.repos.access import Level
-from stead.repos.errors import RepoError
+from stead.repos.errors import DiskFull, RepoError
 from stead.repos.lfs import MAX_BATCH, InvalidLfsObject, LfsObject, LfsObjects
+from stead.repos.quotas import QuotaExceeded
 
 _TYPE = "application/vnd.git-lfs+json"
 _HEADERS = {"Content-Type": _TYPE, "Cache-Control": "no-store"}
@@ -126,18 +127,19 @@ async def _offers(asked: Asked, objects: LfsObjects, batch: _Batch) -> list[dict
     checked: list[LfsObject | RepoError] = []
     for wanted in batch.objects:
         try:
-            found = LfsObject(wanted.oid, wanted.size)
-            if batch.operation == "upload":
-                objects.check_room(found)
-            checked.append(found)
+            checked.append(LfsObject(wanted.oid, wanted.size))
         except RepoError as error:
             checked.append(error)
-    missing = set(await objects.missing(each for each in checked if isinstance(each, LfsObject)))
+    # In their order, each of them once.
+    missing = dict.fromkeys(await objects.missing(each for each in checked if isinstance(each, LfsObject)))
+    refused = await objects.without_room(missing) if batch.operation == "upload" else {}
     answers = []
-    for wanted, result in zip(batch.objects, checked, strict=True):
+    for wanted, found in zip(batch.objects, checked, strict=True):
+        result = refused.get(found, found) if isinstance(found, LfsObject) else found
         offer: dict[str, Any] = {"oid": wanted.oid, "size": wanted.size}
         if isinstance(result, RepoError):
-            offer["error"] = {"code": 422, "message": str(result)}
+            code = 507 if isinstance(result, QuotaExceeded | DiskFull) else 422
+            offer["error"] = {"code": code, "message": str(result)}
         elif batch.operation == "upload" and result in missing:
             offer |= {"authenticated": True, "actions": _actions(asked, result, "upload", "verify")}
         elif batch.operation == "download" and result in missing:

@@ -159,9 +159,14 @@ async def list_repos(
 async def _row(repository: Repository, info: RepoInfo) -> RepoRow:
     refs = RepoRow.refs(await repository.refs(), repository.default_branch)
     visibility: Literal["public", "private"] = "public" if info.public else "private"
-    created = moment(info.created_at)
     return RepoRow(
-        id=info.id, repo_id=info.id, name=info.name, visibility=visibility, created_at=created, **refs
+        id=info.id,
+        repo_id=info.id,
+        name=info.name,
+        visibility=visibility,
+        created_at=moment(info.created_at),
+        size_bytes=info.size,
+        **refs,
     )
 
 
@@ -213,7 +218,9 @@ async def create_branch(
     """Make a branch at a commit, by default at the default branch's."""
     if branch == _UNNAMED:
         raise ApiError("BRANCH_NAME_EMPTY", "the name of the branch is missing: it is the end of the path")
-    made = await repo.repository.create_branch(branch, None if wanted is None else wanted.sha)
+    async with services.repos.quotas.writing(repo.info.id) as writing:
+        await writing.make_refs(1)
+        made = await repo.repository.create_branch(branch, None if wanted is None else wanted.sha)
     await services.changed(repo.info.id)
     return Ref(name=f"refs/heads/{made.name}", sha=made.sha)
 
@@ -356,14 +363,16 @@ async def create_commit(repo: WritableRepo, services: ServicesDep, wanted: NewCo
     With `expectedSha` only when the branch is at that commit. A push in between is never overwritten.
     """
     author = None if wanted.author is None else Author(wanted.author.name, wanted.author.email)
-    commit = await committing.commit(
-        repo.repository,
-        [_change(file) for file in wanted.files],
-        wanted.message,
-        branch=wanted.branch,
-        author=author,
-        expected=wanted.expected_sha,
-    )
+    async with services.repos.quotas.writing(repo.info.id) as writing:
+        commit = await committing.commit(
+            repo.repository,
+            [_change(file) for file in wanted.files],
+            wanted.message,
+            branch=wanted.branch,
+            author=author,
+            expected=wanted.expected_sha,
+            writing=writing,
+        )
     await services.changed(repo.info.id)
     return CommitCreated(commit=CommitModel.of(commit))
 

@@ -21,6 +21,7 @@ from stead.limits import Limits
 from stead.logbook import Logbook
 from stead.machines import Machines, State
 from stead.repos.access import Access
+from stead.repos.bundles import Bundles
 from stead.repos.egress import Egress
 from stead.repos.repos import Repos
 from stead.repos.search import Search
@@ -98,16 +99,18 @@ async def assemble(machines: Machines) -> AsyncIterator[Services]:
             return {"id": info.id, "domains": [], "consoleUrl": None, "snapshotId": info.snapshot}
 
         identities = Identities(database, owns)
-        builder = Builder(machines, BuildStore(database), logbook)
         folder = settings.data / "repos"
         repos = await stack.enter_async_context(Repos.open(database, folder, limits_of, settings.git_uid))
+        access = Access(database, repos)
+        bundles = Bundles(repos, access, settings.clone_root)
+        builder = Builder(machines, BuildStore(database), logbook, bundles)
         egress = Egress(settings.dialled_private_networks)
         signing = Signing.open(settings.data, settings.clone_root)
         triggers = await stack.enter_async_context(Triggers.open(database, repos, signing, egress))
 
         async def followed(repo_id: str) -> None:
             await triggers.observe(repo_id)
-            repos.upkeep.look(repos.repository(repo_id))
+            repos.quotas.look(repo_id)
 
         links = await stack.enter_async_context(Links(database, repos, egress, followed).running())
 
@@ -134,8 +137,8 @@ async def assemble(machines: Machines) -> AsyncIterator[Services]:
             background=background,
             creations=asyncio.Semaphore(settings.max_creations),
             repos=repos,
-            access=Access(database, repos),
-            serving=Serving(repos.git, changed),
+            access=access,
+            serving=Serving(repos, changed),
             sources=Sources(egress),
             search=Search(),
             signing=signing,

@@ -18,8 +18,9 @@ from stead.errors import SteadError
 from stead.identity.callers import Caller, Callers
 from stead.logs import get_logger
 from stead.repos.access import Access, Level
-from stead.repos.errors import RepoBusy, RepoNotFound, TooLarge
+from stead.repos.errors import DiskFull, RepoBusy, RepoNotFound, TooLarge
 from stead.repos.lfs import MAX_OBJECT, InvalidLfsObject, LfsObjectMismatch, LfsObjectNotFound, LfsObjects
+from stead.repos.quotas import QuotaExceeded
 from stead.repos.repos import Repos
 from stead.repos.repository import Repository
 from stead.repos.serving import InvalidStream, Read, Service, Serving, TooSlow, is_protocol
@@ -41,6 +42,8 @@ _STATUSES: dict[type[SteadError], int] = {
     InvalidStream: 400,
     TooLarge: 413,
     TooSlow: 408,
+    QuotaExceeded: 507,
+    DiskFull: 507,
     LfsObjectNotFound: 404,
     LfsObjectMismatch: 422,
     InvalidLfsObject: 422,
@@ -115,7 +118,7 @@ class SmartHttp:
         caller, level = await self._level(call)
         repository = self._repos.repository(call.repo)
         if lfs_http.route(call.what):
-            objects = LfsObjects(repository, self._max_lfs_object)
+            objects = LfsObjects(repository, self._repos.quotas, self._max_lfs_object)
             asked = lfs_http.Asked(call.scope, call.receive, call.answer, call.headers, level, caller is None)
             await lfs_http.answer(asked, objects, call.what)
         elif call.what in _SERVICES:

@@ -4,9 +4,9 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from stead.builds import setup
+from stead.builds import repositories, setup
 from stead.builds.errors import BuildBudgetExceeded, BuildError, InvalidSpec, SnapshotDeleted
 from stead.builds.flights import Flights
 from stead.builds.layer_services import Waiting
@@ -20,6 +20,7 @@ from stead.machines.machine import Machine
 from stead.machines.machines import READY_TIMEOUT, Machines
 from stead.machines.persistence import PERSISTENT, Persistence, SnapshotPersistence, Sticky
 from stead.machines.snapshots import SnapshotInfo, SnapshotState, check_name
+from stead.repos.bundles import Bundles
 from stead.settings import Size
 from stead.store.builds import BuildStore
 from stead.tasks import finished, or_undo
@@ -106,6 +107,7 @@ class Builder:
         machines: Machines,
         store: BuildStore,
         logbook: Logbook,
+        bundles: Bundles,
         *,
         budget: float = BUDGET,
         linger: float = LINGER,
@@ -113,6 +115,7 @@ class Builder:
         self._machines = machines
         self._logbook = logbook
         self._records = Records(store, logbook)
+        self._bundles = bundles
         self._budget = budget
         self._flights: Flights[SnapshotInfo] = Flights(linger)
         self._alone = itertools.count()
@@ -137,7 +140,7 @@ class Builder:
     async def ensure_snapshot(self, order: SnapshotOrder, report: Report = _ignore) -> SnapshotInfo:
         """The snapshot of a chain of layers; what is there is not built again."""
         check_name(order.name)
-        plan = plan_snapshot(order.layer)
+        plan = await self._fixed(plan_snapshot(order.layer), order.account)
         asked = _Asked(order.account, order.request, report)
         ground = await self._ground(plan.base, asked)
         steps = _steps(order.account, ground, plan.layers)
@@ -159,6 +162,12 @@ class Builder:
         if snapshot.name is None and order.name is not None:
             snapshot = await self._machines.snapshots.rename(snapshot.id, order.name)
         return snapshot
+
+    async def _fixed(self, plan: Plan, account: str) -> Plan:
+        """The plan with what repositories of this Stead have in them now: that is what a hash is over."""
+        layers = [await repositories.fixed(layer, account, self._bundles) for layer in plan.layers]
+        own = await repositories.fixed(plan.own, account, self._bundles)
+        return replace(plan, layers=tuple(layers), own=own)
 
     async def _ground(self, base: Base, asked: _Asked) -> _Ground:
         if base.snapshot is None:
@@ -223,7 +232,7 @@ class Builder:
                 idle_timeout=None,
                 build=record.id,
             )
-            await setup.apply(attempt.machine, step.layer, record, Waiting())
+            await setup.apply(attempt.machine, step.layer, record, Waiting(), self._bundles)
             await record.begin("snapshot")
             snapshot = await or_undo(
                 self._machines.snapshot(
@@ -243,7 +252,7 @@ class Builder:
         machine before anyone can see it.
         """
         check_name(order.name)
-        plan = plan_machine(order.spec, order.template, order.top)
+        plan = await self._fixed(plan_machine(order.spec, order.template, order.top), order.account)
         asked = _Asked(order.account, order.request, report)
         base = await self._ground(plan.base, asked)
         ground = await self._built(base, _steps(order.account, base, plan.layers), asked)
@@ -254,7 +263,7 @@ class Builder:
         async with self._attempt(record, order.account) as attempt:
             await record.begin("machine")
             attempt.machine = machine = await self._create(ground, plan, order, record)
-            await setup.apply(machine, plan.own, record, _waiting(plan))
+            await setup.apply(machine, plan.own, record, _waiting(plan), self._bundles)
             if plan.wait_for_ready:
                 await self._machines.wait_until_ready(machine.id, plan.ready_timeout or READY_TIMEOUT)
             await record.succeed()

@@ -2,7 +2,7 @@
 
 import collections
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 
 from stead.builds.errors import CommandFailed
 from stead.builds.records import Record
@@ -22,28 +22,32 @@ async def run_program(
     what: str,
     argv: Sequence[str],
     env: Mapping[str, str] | None = None,
+    stdin: AsyncIterator[bytes] | None = None,
 ) -> None:
     """Run a program to its end; CommandFailed, with the end of what it printed, unless it succeeds."""
     tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
     noted = 0
-    async for line in _lines(machine, argv, env or {}):
-        if isinstance(line, Ended):
-            if line.exit_code != 0:
-                output = "".join(f"{each}\n" for each in tail)[-_TAIL_CHARACTERS:]
-                raise CommandFailed(record.phase, what, line.exit_code, output)
-            continue
-        tail.append(line)
-        noted += 1
-        if noted <= MAX_LINES:
-            await record.note(line)
-        elif noted == MAX_LINES + 1:
-            await record.note("(it prints more than is noted here)")
+    async with contextlib.aclosing(_lines(machine, argv, env or {}, stdin)) as lines:
+        async for line in lines:
+            if isinstance(line, Ended):
+                if line.exit_code != 0:
+                    output = "".join(f"{each}\n" for each in tail)[-_TAIL_CHARACTERS:]
+                    raise CommandFailed(record.phase, what, line.exit_code, output)
+                continue
+            tail.append(line)
+            noted += 1
+            if noted <= MAX_LINES:
+                await record.note(line)
+            elif noted == MAX_LINES + 1:
+                await record.note("(it prints more than is noted here)")
 
 
-async def _lines(machine: Machine, argv: Sequence[str], env: Mapping[str, str]) -> AsyncIterator[str | Ended]:
+async def _lines(
+    machine: Machine, argv: Sequence[str], env: Mapping[str, str], stdin: AsyncIterator[bytes] | None
+) -> AsyncGenerator[str | Ended, None]:
     """Both outputs line by line, then how it ended."""
     rest = {"stdout": b"", "stderr": b""}
-    async with contextlib.aclosing(machine.stream(argv, env=env)) as events:
+    async with contextlib.aclosing(machine.stream(argv, env=env, stdin=stdin)) as events:
         async for event in events:
             if isinstance(event, Ended):
                 for left in rest.values():

@@ -1,25 +1,40 @@
-"""Git repositories in a guest: cloned with the guest's own git, without leaving credentials behind."""
+"""Git repositories in a guest: cloned with the guest's own git, without leaving credentials behind.
 
-from dataclasses import dataclass, field
+A guest cannot reach its host. So a repository of this Stead is handed in: its pack goes through the guest's
+agent into a bare repository, which then stands in for the repository's address while it is cloned.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field, replace
 from urllib.parse import unquote, urlsplit, urlunsplit
 
+from stead.builds.errors import InvalidSpec
 from stead.builds.programs import run_program
 from stead.builds.records import Record
-from stead.builds.spec import GitUser, Repository
+from stead.builds.spec import GitUser, Layer, Repository
 from stead.builds.validation import SCHEMES, clone_url
+from stead.machines.lifecycle import new_id
 from stead.machines.machine import Machine
+from stead.repos.bundles import Bundle, Bundles, is_id
+from stead.repos.errors import AmbiguousRevision, InvalidRevision, ReferenceNotFound, RepoNotFound
 
+_PROGRESS = 5.0
+"""Seconds between two lines that tell how much was handed in."""
 _ENVIRONMENT = {
     "HOME": "/root",
     "GIT_TERMINAL_PROMPT": "0",
     "GIT_ALLOW_PROTOCOL": ":".join(SCHEMES),
     "GIT_SSH_COMMAND": "ssh -o BatchMode=yes -o StrictHostKeyChecking=accept-new",
 }
+# The machine's own repositories may belong to any of its users.
+_SETTINGS = {"safe.directory": "*"}
 _CLONE = """
 set -e
 url=$1 path=$2 rev=$3
 if [ -z "$rev" ]; then
-    exec git clone -- "$url" "$path"
+    git clone -- "$url" "$path"
+    exit
 fi
 git clone --no-checkout -- "$url" "$path"
 cd "$path"
@@ -28,8 +43,20 @@ if git rev-parse --quiet --verify "refs/remotes/origin/$rev" >/dev/null; then
 elif git rev-parse --quiet --verify "$rev^{commit}" >/dev/null; then
     git checkout --quiet --detach "$rev"
 else
-    git fetch --quiet origin "$rev"
+    git fetch --quiet --update-shallow origin "$rev"
     git checkout --quiet --detach FETCH_HEAD
+fi
+"""
+_RECEIVE = """
+set -e
+source=$4 head=$5 refs=$6 shallow=$7
+trap 'rm -rf "$source"' EXIT
+GIT_DEFAULT_HASH=sha1 GIT_DEFAULT_REF_FORMAT=files \\
+    git init --quiet --bare --template= --initial-branch="$head" "$source"
+if [ "$refs" -gt 0 ]; then
+    head -c "$refs" >"$source/packed-refs"
+    [ "$shallow" -eq 0 ] || head -c "$shallow" >"$source/shallow"
+    git -C "$source" index-pack --stdin >/dev/null
 fi
 """
 _HELPER = '!f() { test "$1" = get && echo "username=$STEAD_USER" && echo "password=$STEAD_PASSWORD"; }; f'
@@ -47,23 +74,49 @@ def source_of(repo: str) -> Source:
     """Take the credentials out of a URL. Git gets them from a helper that answers for this host alone."""
     address = clone_url(repo)
     url = urlsplit(address) if "://" in address else None
-    # The machine's own repositories may belong to any of its users.
-    settings = {"safe.directory": "*"}
-    environment = dict(_ENVIRONMENT)
+    settings = dict(_SETTINGS)
+    secrets = {}
     if url is not None and url.scheme in ("http", "https") and "@" in url.netloc:
         host = url.netloc.rpartition("@")[2]
         address = urlunsplit(url._replace(netloc=host))
         settings[f"credential.{url.scheme}://{host}.helper"] = _HELPER
-        environment |= {
+        secrets = {
             "STEAD_USER": unquote(url.username or ""),
             "STEAD_PASSWORD": unquote(url.password or ""),
         }
     elif url is not None and url.password is not None:
         user = f"{url.username}@" if url.username else ""
         address = urlunsplit(url._replace(netloc=user + url.netloc.rpartition("@")[2]))
+    return Source(address, _environment(settings) | secrets)
+
+
+def _environment(settings: Mapping[str, str]) -> dict[str, str]:
+    """Git's environment with settings that are in no file."""
+    environment = _ENVIRONMENT | {"GIT_CONFIG_COUNT": str(len(settings))}
     for number, (key, value) in enumerate(settings.items()):
         environment |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
-    return Source(address, environment | {"GIT_CONFIG_COUNT": str(len(settings))})
+    return environment
+
+
+async def fixed(layer: Layer, account: str, bundles: Bundles) -> Layer:
+    """The layer with all repositories of this Stead as they are now; InvalidSpec if one is not there."""
+    if not layer.repositories:
+        return layer
+    return replace(
+        layer, repositories=tuple([await _fixed(each, account, bundles) for each in layer.repositories])
+    )
+
+
+async def _fixed(repository: Repository, account: str, bundles: Bundles) -> Repository:
+    name = repository.repo if is_id(repository.repo) else source_of(repository.repo).url
+    try:
+        bundle = await bundles.find(account, repository.repo, repository.rev)
+    except RepoNotFound:
+        text = f"there is no repository {name}, or this account may not read it"
+        raise InvalidSpec("invalid_git_repo_spec_error", text) from None
+    except (ReferenceNotFound, InvalidRevision, AmbiguousRevision) as error:
+        raise InvalidSpec("invalid_git_repo_spec_error", f"repository {name}: {error}") from None
+    return repository if bundle is None else replace(repository, repo=bundle.url, bundle=bundle)
 
 
 async def configure(machine: Machine, record: Record, user: GitUser) -> None:
@@ -74,9 +127,37 @@ async def configure(machine: Machine, record: Record, user: GitUser) -> None:
             await run_program(machine, record, "git config", ["git", "config", "--system", key, value])
 
 
-async def clone(machine: Machine, record: Record, repository: Repository) -> None:
+async def clone(machine: Machine, record: Record, repository: Repository, bundles: Bundles) -> None:
     source = source_of(repository.repo)
     at = "" if repository.rev is None else f" at {repository.rev}"
     await record.note(f"cloning {source.url}{at} to {repository.path}")
+    if repository.bundle is not None:
+        await _hand_in(machine, record, repository.path, repository.bundle, bundles)
+        return
     argv = ["/bin/sh", "-c", _CLONE, "sh", source.url, repository.path, repository.rev or ""]
     await run_program(machine, record, f"git clone of {source.url}", argv, source.environment)
+
+
+async def _hand_in(machine: Machine, record: Record, path: str, bundle: Bundle, bundles: Bundles) -> None:
+    """Clone a repository of this Stead. Its large files are not with it: their pointers are left as such."""
+    # On the disk, where its pack becomes the clone's by a link.
+    folder = f"/var/tmp/stead-clone-{new_id()}"
+    settings = _SETTINGS | {f"url.{folder}.insteadOf": bundle.url}
+    environment = _environment(settings) | {"GIT_LFS_SKIP_SMUDGE": "1"}
+    argv = ["/bin/sh", "-c", _RECEIVE + _CLONE, "sh", bundle.url, path, bundle.branch or bundle.commit or ""]
+    argv += [folder, bundle.head, str(len(bundle.refs)), str(len(bundle.shallow))]
+    async with bundles.packed(bundle) as pack:
+        sent = _sent(record, bundle, pack)
+        await run_program(machine, record, f"git clone of {bundle.url}", argv, environment, sent)
+
+
+async def _sent(record: Record, bundle: Bundle, pack: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield bundle.refs + bundle.shallow
+    clock = asyncio.get_running_loop().time
+    size, told = 0, clock()
+    async for piece in pack:
+        yield piece
+        size += len(piece)
+        if clock() - told >= _PROGRESS:
+            told = clock()
+            await record.note(f"{size / (1 << 20):.1f} MiB of {bundle.url} are in the machine")

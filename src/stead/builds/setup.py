@@ -11,6 +11,7 @@ from stead.builds.records import Record
 from stead.builds.spec import File, Group, Layer, User
 from stead.errors import SteadError
 from stead.machines.machine import Machine
+from stead.repos.bundles import Bundles
 
 _RUN_FILE = "/run/stead-build-command"
 _INSTALL = """
@@ -56,7 +57,7 @@ def planned(layer: Layer) -> tuple[str, ...]:
     return tuple(name for name, wanted in named.items() if wanted)
 
 
-async def apply(machine: Machine, layer: Layer, record: Record, waiting: Waiting) -> None:
+async def apply(machine: Machine, layer: Layer, record: Record, waiting: Waiting, bundles: Bundles) -> None:
     """Make a machine what a layer says. BuildError says in which phase that failed, and why."""
     phases: dict[str, Callable[[], Awaitable[None]]] = {
         "image": lambda: _run_commands(machine, record, layer.commands),
@@ -64,7 +65,7 @@ async def apply(machine: Machine, layer: Layer, record: Record, waiting: Waiting
         "users": lambda: _make_users(machine, record, layer.users),
         "files": lambda: _write_files(machine, record, _apart_from_repositories(layer)),
         "packages": lambda: _install(machine, record, layer.packages),
-        "repositories": lambda: _clone(machine, record, layer),
+        "repositories": lambda: _clone(machine, record, layer, bundles),
         "services": lambda: _serve(machine, record, layer, waiting),
     }
     for phase in planned(layer):
@@ -153,11 +154,11 @@ async def _install(machine: Machine, record: Record, packages: Sequence[str]) ->
     await run_program(machine, record, "apt-get", ["/bin/sh", "-c", _INSTALL, "sh", *packages])
 
 
-async def _clone(machine: Machine, record: Record, layer: Layer) -> None:
+async def _clone(machine: Machine, record: Record, layer: Layer, bundles: Bundles) -> None:
     if layer.git_user is not None:
         await repositories.configure(machine, record, layer.git_user)
     for repository in layer.repositories:
-        await repositories.clone(machine, record, repository)
+        await repositories.clone(machine, record, repository, bundles)
     await _write_files(machine, record, _apart_from_repositories(layer, within=True))
     if layer.workdir is not None and layer.workdir.rstrip("/"):
         await machine.files().make_folder(layer.workdir, parents=True)

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from stead.builds.errors import InvalidSpec
 from stead.machines.machine import UNCHANGED, Unchanged
+from stead.repos.bundles import Bundle
 
 _FORMAT = 1
 """Raised when the same spec is set up in another way, so that what was built before is not used again."""
@@ -111,11 +112,13 @@ class GitUser:
 
 @dataclass(frozen=True)
 class Repository:
-    """A Git repository, by its URL, to be cloned to a path."""
+    """A Git repository, by its URL or its id, to be cloned to a path."""
 
     repo: str
     path: str
     rev: str | None = None
+    bundle: Bundle | None = None
+    """If this Stead has it: what is cloned. Then `repo` is its URL here."""
 
 
 @dataclass(frozen=True)
@@ -246,6 +249,9 @@ def _plain(value: Any) -> Any:
         case File():
             digest = hashlib.sha256(value.content).hexdigest()
             return [value.path, digest, value.executable]
+        case Repository():
+            named = {"repo": value.repo, "path": value.path, "rev": value.rev}
+            return named if value.bundle is None else named | {"bundle": value.bundle.digest}
         case tuple():
             return [_plain(each) for each in value]
         case str() | int() | float() | None:

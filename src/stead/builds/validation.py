@@ -18,6 +18,7 @@ from stead.builds.spec import (
     User,
     chain,
 )
+from stead.repos.bundles import is_id
 from stead.settings import Size
 
 MAX_DEPTH = 32
@@ -197,7 +198,8 @@ def check_files(files: Sequence[File]) -> None:
 
 def check_repositories(repositories: Sequence[Repository]) -> None:
     for each in repositories:
-        clone_url(each.repo)
+        if not is_id(each.repo):
+            clone_url(each.repo)
         _check_path(each.path, "the path of a repository", "invalid_git_repo_spec_error")
         if not each.path.strip("/"):
             raise InvalidSpec("invalid_git_repo_spec_error", "a repository cannot be cloned to /")
@@ -211,7 +213,7 @@ def check_repositories(repositories: Sequence[Repository]) -> None:
 
 
 def clone_url(repo: str) -> str:
-    """The URL of what a spec calls a repository. Ids of hosted repositories are to be resolved here."""
+    """The URL of what a spec calls a repository."""
     bad = not repo or repo.startswith("-") or " " in repo or _CONTROL.search(repo)
     if not bad and _SCP_LIKE.fullmatch(repo):
         return repo
@@ -223,9 +225,7 @@ def clone_url(repo: str) -> str:
     if bad or (url.scheme in SCHEMES and not (url.hostname or (url.scheme == "file" and url.path))):
         raise InvalidSpec("invalid_git_repo_spec_error", "a repository has a URL that cannot be read")
     if not url.scheme or "://" not in repo:
-        text = (
-            f"{repo!r} is not a URL, and this Stead hosts no Git repositories yet; give an https:// address"
-        )
+        text = f"{repo!r} is neither the id of a repository nor a URL; give an id, or an https:// address"
         raise InvalidSpec("invalid_git_repo_spec_error", text)
     if url.scheme not in SCHEMES:
         text = f"a repository is reached by {', '.join(SCHEMES)}, not by {url.scheme}"

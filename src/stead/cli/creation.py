@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stead.cli.connection import connected
+from stead.cli.git import find_repo
 from stead.cli.output import Json, fail, note, print_json, working
 from stead.cli.references import SnapshotOption, find_snapshot
 from stead.cli.remote import Command, Ending, run
@@ -23,6 +24,14 @@ if TYPE_CHECKING:
 IdleTimeout = Annotated[
     str | None,
     typer.Option(metavar="SECONDS|never", help="Let it sleep after this time without activity."),
+]
+Repos = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--repo",
+        metavar="REPO[#REV]:PATH",
+        help="Clone a Git repository, by its id, name or URL, to a path in it; repeatable.",
+    ),
 ]
 Spec = Annotated[
     Path | None,
@@ -41,6 +50,7 @@ def create(
     apt: Annotated[
         list[str] | None, typer.Option("--apt", metavar="PACKAGE", help="A Debian package; repeatable.")
     ] = None,
+    repo: Repos = None,
     size: SizeOption = None,
     cpu: Cpu = None,
     memory: Memory = None,
@@ -64,6 +74,7 @@ def create(
     """
     if delete and command is None:
         raise typer.BadParameter("deletes after a command: give --exec with it", param_hint="--delete")
+    clones = [_parted(each) for each in repo or ()]
     options: dict[str, Any] = {
         "name": name,
         "apt_deps": apt or None,
@@ -78,6 +89,8 @@ def create(
     with connected() as stead, signals_as_exits():
         if snapshot is not None:
             options["snapshot_id"] = find_snapshot(stead, snapshot)
+        if clones:
+            options["git"] = {"config": {}, "repos": [_named(stead, each) for each in clones]}
         vm, taken = _make(stead, options)
         if command is None:
             _tell(vm, taken, as_json)
@@ -86,6 +99,22 @@ def create(
     if as_json:
         print_json({"id": vm.id, "deleted": delete, "exec": ending})
     raise typer.Exit(ending.exit_code)
+
+
+def _parted(given: str) -> dict[str, str | None]:
+    """`site#main:/srv/site` taken apart. What comes after `://` is an address and no path."""
+    name, _, path = given.rpartition(":")
+    name, _, rev = name.partition("#")
+    if not name or not path.startswith("/") or path.startswith("//"):
+        raise typer.BadParameter(
+            f"is a repository and a path, as site:/srv/site, not {given!r}", param_hint="--repo"
+        )
+    return {"repo": name, "path": path, "rev": rev or None}
+
+
+def _named(stead: "Stead", clone: dict[str, str | None]) -> dict[str, str | None]:
+    name = clone["repo"] or ""
+    return clone if ":" in name else {**clone, "repo": find_repo(stead, name)}
 
 
 def _size_options(size: Size) -> dict[str, Any]:
@@ -98,7 +127,7 @@ def _size_options(size: Size) -> dict[str, Any]:
 
 def _make(stead: "Stead", options: dict[str, Any]) -> "tuple[Handle, float]":
     """The machine, and how long it took. What is built is told line by line."""
-    built = options["spec"] is not None or options["apt_deps"] is not None
+    built = options["spec"] is not None or options["apt_deps"] is not None or "git" in options
     start = time.perf_counter()
     try:
         with working("building a machine" if built else "creating a machine") as report:

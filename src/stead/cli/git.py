@@ -10,7 +10,7 @@ import typer
 
 from stead.cli import cloning
 from stead.cli.connection import connected, for_completion
-from stead.cli.output import Json, ago, note, print_facts, print_json, print_table, shown, working
+from stead.cli.output import Json, ago, bytes_text, note, print_facts, print_json, print_table, shown, working
 from stead.cli.references import SHORTEST, Candidate, matching, only_one
 
 if TYPE_CHECKING:
@@ -114,11 +114,12 @@ def list_repos(
                 each.default_branch,
                 len(each.branches),
                 len(each.tags),
+                bytes_text(each.size_bytes),
                 ago(each.created_at),
             )
             for each in found
         ]
-        headings = ("id", "name", "visibility", "default", "branches", "tags", "created")
+        headings = ("id", "name", "visibility", "default", "branches", "tags", "size", "created")
         print_table(headings, rows, "no repositories")
     if (end := offset + len(found)) < found.total:
         note(f"{found.total - end} more: --offset {end}")
@@ -143,6 +144,7 @@ def get_repo(repo: Repo, as_json: Json = False) -> None:
             ("default branch", info.default_branch),
             ("branches", _names(sorted(info.branches))),
             ("tags", _names(sorted(info.tags))),
+            ("size", bytes_text(info.size_bytes)),
             ("created", created),
             ("clone", url),
         ]

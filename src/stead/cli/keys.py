@@ -154,13 +154,16 @@ def limits(
     total_memory_gib: Limit = None,
     total_disk_gib: Limit = None,
     repos: Limit = None,
+    repo_mib: Limit = None,
+    total_repos_mib: Limit = None,
     as_json: Json = False,
 ) -> None:
     """Show how much an account may have, or change it.
 
     `--vms` counts machines, `--running` those that are up at the same time; `--vcpus`, `--memory-gib` and
-    `--disk-gib` are for one machine, the totals for all of them, `--repos` counts repositories. `default` is
-    what the installation says.
+    `--disk-gib` are for one machine, the totals for all of them. `--repos` counts repositories, `--repo-mib`
+    is for one of them with its large files, `--total-repos-mib` for all. `default` is what the installation
+    says.
     """
     given = {
         "vms": vms,
@@ -172,6 +175,8 @@ def limits(
         "total_memory_gib": total_memory_gib,
         "total_disk_gib": total_disk_gib,
         "repos": repos,
+        "repo_mib": repo_mib,
+        "total_repos_mib": total_repos_mib,
     }
 
     async def work() -> None:

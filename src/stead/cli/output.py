@@ -112,6 +112,17 @@ def ago(moment: datetime | None) -> str:
     return f"{seconds}s ago"
 
 
+def bytes_text(size: float | None) -> str:
+    """A number of bytes, as short as people say it: 640K, 1.5M."""
+    if size is None:
+        return ""
+    for unit in ("", "K", "M", "G"):
+        if size < 999.5:
+            return f"{size:.3g}{unit}"
+        size /= 1024
+    return f"{size:.3g}T"
+
+
 def size_text(vcpus: int | None, memory_mib: int | None, disk_mb: int | None) -> str:
     """A size as it is given to commands: 4x8Gx20G."""
     if vcpus is None or memory_mib is None or disk_mb is None:

@@ -6,6 +6,7 @@ import ipaddress
 import json
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -50,6 +51,9 @@ def serve(
     write_logs(log_level, as_json=log_json)
     changes: dict[str, Any] = {"listen": listen, "data": data}
     changes = {name: value for name, value in changes.items() if value is not None}
+    if sys.version_info < (3, 12):
+        # As later versions do by themselves: a thread for each process takes a millisecond to begin.
+        asyncio.get_event_loop_policy().set_child_watcher(asyncio.PidfdChildWatcher())
     run(_serve(settings(), changes, as_json))
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from stead.github.plan import Decision, Ref, Refs, Relation, Step, plan, refs_of
 from stead.repos.errors import TooLarge
 from stead.repos.git import TIMEOUT
+from stead.repos.quotas import Writing
 from stead.repos.remotes import BRANCHES, TAGS, Remote, Remotes
 from stead.repos.repository import MAX_REFS, RefChange, Repository
 
@@ -52,7 +53,11 @@ class _Seen:
 
 
 async def bring_into_step(
-    repository: Repository, remotes: Remotes, url: str, followed: Callable[[], Awaitable[None]]
+    repository: Repository,
+    remotes: Remotes,
+    url: str,
+    writing: Writing,
+    followed: Callable[[], Awaitable[None]],
 ) -> Outcome:
     """Follow on each side what the other has changed, until there is nothing more to do.
 
@@ -63,7 +68,7 @@ async def bring_into_step(
         remote = await remotes.open(repository, url, None)
         seen = await _look(repository, remotes, remote)
         decisions = await _decide(repository, seen)
-        undisturbed = await _follow(repository, decisions)
+        undisturbed = await _follow(repository, decisions, writing)
         if any(each.step in _CHANGES_HERE for each in decisions):
             await followed()
         if not seen.here and remote.head is not None and f"{BRANCHES}{remote.head}" in seen.there:
@@ -137,8 +142,9 @@ async def _relation(repository: Repository, ref: Ref) -> Relation:
     return Relation.APART
 
 
-async def _follow(repository: Repository, decisions: Sequence[Decision]) -> bool:
+async def _follow(repository: Repository, decisions: Sequence[Decision], writing: Writing) -> bool:
     """What the other side has done is done here; tells whether nothing had changed here meanwhile."""
+    await writing.make_refs(sum(each.step is Step.PULL and each.ref.here is None for each in decisions))
     changes: list[RefChange] = []
     for decision in decisions:
         ref = decision.ref
@@ -146,6 +152,8 @@ async def _follow(repository: Repository, decisions: Sequence[Decision]) -> bool
             changes.append(RefChange(ref.name, ref.there, ref.here))
         if decision.step in _CHANGES_HERE or (decision.step is Step.KEEP and ref.base != ref.here):
             changes.append(RefChange(_aside(_BASE, ref.name), ref.there, guarded=False))
+        if decision.step is Step.DELETE_HERE and ref.here is not None:
+            writing.left_behind.append((ref.here, None))
     return await _change(repository, changes)
 
 

@@ -20,9 +20,10 @@ from stead.github.exchange import Left, Outcome
 from stead.logs import get_logger
 from stead.repos.egress import Egress, EgressFailed
 from stead.repos.errors import RepoNotFound
-from stead.repos.remotes import Remotes, SourceNotFound, SourceUnauthorized
+from stead.repos.remotes import SourceNotFound, SourceUnauthorized
 from stead.repos.repos import Repos
 from stead.repos.serving import Pushed
+from stead.repos.sources import RemotesWithin
 from stead.store.database import Database
 from stead.store.github import LinkRow, LinkStore
 
@@ -31,6 +32,7 @@ LOOK_EVERY = 600.0
 RETRY = (5.0, 30.0, 120.0, LOOK_EVERY)
 """Seconds after each failure until the next attempt."""
 MAX_BYTES = 4 << 30
+"""That come from GitHub at once."""
 TIMEOUT = 1800.0
 MAX_LEFT = 1000
 """Refs that are named one by one when people have to look at them."""
@@ -244,9 +246,12 @@ class Links:
     async def _exchange(self, app: App, row: LinkRow) -> Outcome:
         repository = self._repos.repository(row.id)
         url = _address(app, row.name, await self._github.token(app, row.name))
-        remotes = Remotes(self._egress, most_bytes=MAX_BYTES, timeout=TIMEOUT)
         try:
-            return await exchange.bring_into_step(repository, remotes, url, lambda: self._followed(row.id))
+            async with self._repos.quotas.writing(row.id) as writing:
+                remotes = RemotesWithin(self._egress, writing, MAX_BYTES, TIMEOUT)
+                return await exchange.bring_into_step(
+                    repository, remotes, url, writing, lambda: self._followed(row.id)
+                )
         except SourceNotFound:
             raise GithubRefused(f"the App sees no {row.name} on GitHub any more") from None
         except EgressFailed as error:

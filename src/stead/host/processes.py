@@ -101,9 +101,28 @@ async def kill(identity: ProcessId) -> None:
     await watched.wait()
 
 
+async def end_of(identity: ProcessId) -> None:
+    """Wait until a process has come to its end."""
+    with contextlib.suppress(ProcessLookupError):
+        watched = WatchedProcess(identity)
+        try:
+            await watched.wait()
+        finally:
+            watched.forget()
+
+
 def command_lines() -> Iterator[tuple[int, list[bytes]]]:
     """Every process with its arguments."""
+    return _each("cmdline")
+
+
+def environments() -> Iterator[tuple[int, list[bytes]]]:
+    """Every process with the environment that it was started with, as far as that may be known."""
+    return _each("environ")
+
+
+def _each(name: str) -> Iterator[tuple[int, list[bytes]]]:
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with contextlib.suppress(OSError):
-                yield int(folder.name), (folder / "cmdline").read_bytes().split(b"\0")
+                yield int(folder.name), (folder / name).read_bytes().split(b"\0")

@@ -1,20 +1,28 @@
 """Commits made by API: files in, a commit on a branch out, or nothing changed."""
 
-from collections.abc import Iterable, Sequence
+import contextlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from stead.repos.errors import ConflictingParent, InvalidChange, TooLarge
+from stead.repos.errors import ConflictingParent, InvalidChange, RepoNotFound, TooLarge
 from stead.repos.fast_import import Author, quoted, signed
 from stead.repos.model import Commit
 from stead.repos.names import check_branch, check_path, check_sha
+from stead.repos.quotas import Writing
 from stead.repos.repository import NOWHERE, Repository
 
 MAX_FILES = 10_000
 MAX_BYTES = 256 << 20
+_COST = 8192
+"""Bytes that a commit takes at least."""
 _ATTEMPTS = 5
 _FILE = "100644"
 _KEPT_MODES = ("100644", "100755")
 _FOLDER = "40000"
+_ASIDE = "tmp_objdir-commit-"
 
 
 @dataclass(frozen=True)
@@ -33,6 +41,7 @@ async def commit(
     branch: str | None = None,
     author: Author | None = None,
     expected: str | None = None,
+    writing: Writing | None = None,
 ) -> Commit:
     """Put changes on top of a branch; one that is not there begins with this commit.
 
@@ -42,14 +51,20 @@ async def commit(
     target = check_branch(branch or repository.default_branch)
     expected = expected and check_sha(expected)
     _check(changes)
+    if writing is not None:
+        await writing.take(_COST + sum(len(change.content or b"") for change in changes))
     for _ in range(_ATTEMPTS):
         parent = await repository.sha(f"refs/heads/{target}")
         if expected is not None and parent != expected:
             raise ConflictingParent(target, expected, parent)
+        if parent is None and writing is not None:
+            await writing.make_refs(1)
         modes = await _modes(repository, parent, changes)
         sha = await _write(repository, parent, changes, modes, message, author or Author())
         if await repository.move(target, sha, parent):
             return await repository.commit(sha)
+        if writing is not None:
+            writing.left_behind.append((sha, None))
     raise ConflictingParent(target, parent or NOWHERE, await repository.sha(f"refs/heads/{target}"))
 
 
@@ -126,8 +141,8 @@ async def _write(
     message: str,
     author: Author,
 ) -> str:
-    """The commit's objects; no ref points at them yet."""
-    # A name that is gone again when git ends: nobody ever sees it.
+    """The commit's objects: all of them, or none. No ref points at them yet."""
+    # A name that nobody ever sees: as git ends it is nowhere, and so not written.
     lines = [b"feature done\ncommit refs/stead/commit\nmark :1\n", signed(message, author)]
     if parent is not None:
         lines.append(f"from {parent}\n".encode())
@@ -140,7 +155,32 @@ async def _write(
         mode = mode if mode in _KEPT_MODES else _FILE
         lines += [b"M ", mode.encode(), b" inline ", path, b"\ndata %d\n" % len(change.content)]
         lines += [change.content, b"\n"]
-    lines += [b"\nget-mark :1\n", b"reset refs/stead/commit\nfrom ", NOWHERE.encode(), b"\n\ndone\n"]
-    printed = await repository.git.run(repository.path, "fast-import", "--quiet", stdin=b"".join(lines))
-    sha = printed.split()[0].decode()
-    return check_sha(sha)
+    lines.append(b"\nget-mark :1\nreset refs/stead/commit\n\ndone\n")
+    with _aside(repository) as env:
+        printed = await repository.git.run(
+            repository.path, "fast-import", "--quiet", stdin=b"".join(lines), env=env
+        )
+    return check_sha(printed.split()[0].decode())
+
+
+@contextlib.contextmanager
+def _aside(repository: Repository) -> Iterator[Mapping[str, str]]:
+    """Where git writes objects that become the repository's at the end of the block, or are gone."""
+    objects = repository.path / "objects"
+    folder = objects / f"{_ASIDE}{secrets.token_hex(8)}"
+    try:
+        owner = objects.stat()
+        folder.mkdir(mode=0o755)
+        os.chown(folder, owner.st_uid, owner.st_gid)
+        yield {"GIT_OBJECT_DIRECTORY": str(folder), "GIT_ALTERNATE_OBJECT_DIRECTORIES": str(objects)}
+        # Whoever sees an index expects the pack.
+        for made in sorted((folder / "pack").iterdir(), key=lambda made: made.suffix == ".idx"):
+            made.rename(objects / "pack" / made.name)
+    except FileNotFoundError:
+        raise RepoNotFound(repository.id) from None
+    except BaseException:
+        for report in repository.path.glob("fast_import_crash_*"):
+            report.unlink(missing_ok=True)
+        raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

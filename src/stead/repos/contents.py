@@ -4,13 +4,17 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from stead.repos.errors import BlobNotFound, PathNotFound, TooLarge, TreeNotFound
-from stead.repos.git import Finished, GitFailed
+from stead.repos.git import Finished, GitFailed, check_memory
 from stead.repos.model import Entry, Kind
 from stead.repos.names import check_directory, check_sha
 from stead.repos.repository import Repository
 
 MAX_ENTRIES = 200_000
 """Files and folders in one answer."""
+_MAX_LISTED = 64 << 20
+"""Bytes in which git lists them."""
+_MAX_MEMORY = 512 << 20
+"""Bytes for an archive: git first makes a list of all that is to be in it."""
 _CHUNK = 256 << 10
 _KINDS: dict[str, Kind] = {"blob": "blob", "tree": "tree", "commit": "commit"}
 ARCHIVES = {"tar": "application/x-tar", "zip": "application/zip"}
@@ -54,7 +58,8 @@ async def read(
 
 async def _list(repository: Repository, tree: str, below: str = "", *, recursive: bool) -> list[Entry]:
     deep = ("-r", "-t") if recursive else ()
-    printed = await repository.git.run(repository.path, "ls-tree", "-l", "-z", "--full-tree", *deep, tree)
+    arguments = "ls-tree", "-l", "-z", "--full-tree", *deep, tree
+    printed = await repository.git.run(repository.path, *arguments, most=_MAX_LISTED)
     lines = printed.split(b"\0")[:-1]
     if len(lines) > MAX_ENTRIES:
         raise TooLarge(f"there are {len(lines)} files and folders, and at most {MAX_ENTRIES} in one answer")
@@ -91,9 +96,12 @@ async def archive(repository: Repository, kind: str, rev: str | None) -> AsyncIt
     """A revision as one archive, in pieces. That there is such a revision is known with the first."""
     commit = await repository.resolve(rev)
     async with repository.git.running(repository.path, "archive", f"--format={kind}", commit) as process:
+        process.bound(memory=_MAX_MEMORY)
         await process.close_input()
         while piece := await process.stdout.read(_CHUNK):
             yield piece
         said = await process.errors()
         if status := await process.wait():
-            raise GitFailed("archive", Finished(status, b"", said))
+            finished = Finished(status, b"", said)
+            check_memory(finished)
+            raise GitFailed("archive", finished)

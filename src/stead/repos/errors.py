@@ -32,6 +32,15 @@ class RepoDamaged(RepoError):
     code = "repo_damaged"
 
 
+class DiskFull(RepoError):
+    """The host has no room for what was to be written; nothing of it is there."""
+
+    code = "disk_full"
+
+    def __init__(self) -> None:
+        super().__init__("the host's disk is full")
+
+
 class RepoBusy(RepoError):
     """Too much is being asked of a repository, or of all of them, at the same time."""
 

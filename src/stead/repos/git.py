@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import os
+import re
+import resource
 import signal
 from asyncio import StreamReader, StreamWriter
 from asyncio.subprocess import DEVNULL, PIPE, Process
@@ -10,14 +12,28 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stead import tasks
 from stead.errors import HostError
-from stead.repos.errors import RepoDamaged, TooLarge
+from stead.host.processes import ProcessId, command_lines, environments, kill
+from stead.logs import get_logger
+from stead.repos.errors import DiskFull, RepoDamaged, TooLarge
+from stead.repos.launching import Launchers
 
 TIMEOUT = 60.0
 MAX_OUTPUT = 256 << 20
 _MAX_ERRORS = 64 << 10
 _PIPE = 1 << 20
 _END_GRACE = 2.0
+_MAX_MEMORY = 2 << 30
+"""Bytes: what is small on the disk may be too much for any memory when it is looked through."""
+_MAX_ALLOCATED = "1g"
+"""In one piece: by default clients compare files of up to half of this, so that git holds them whole."""
+_OUT_OF_MEMORY = re.compile("out of memory|cannot allocate memory|attempting to allocate", re.IGNORECASE)
+_FINISHED = {"receive-pack", "update-ref", "symbolic-ref", "pack-refs"}
+"""What changes refs goes on to its end when the server is killed; all else ends with the server."""
+_FULL = ("No space left on device", "Disk quota exceeded", "Out of diskspace")
+_FULL_BELOW = 1 << 20
+"""Bytes of a disk: with fewer left, that is why a git failed that does not say why."""
 
 _CONFIG = {
     # Whatever comes in is looked through before it is taken over.
@@ -47,6 +63,7 @@ _CONFIG = {
     "receive.advertisePushOptions": "false",
     # A push stays the pack that it came as: to take it apart takes many times as long.
     "transfer.unpackLimit": "1",
+    "fastimport.unpackLimit": "0",
     "transfer.advertiseSID": "false",
     "uploadpack.allowFilter": "true",
     "uploadpack.allowReachableSHA1InWant": "true",
@@ -63,6 +80,9 @@ _CONFIG = {
     "user.name": "Stead",
     "user.email": "git@stead.invalid",
 }
+
+
+log = get_logger("stead.repos")
 
 
 def _settings() -> str:
@@ -96,6 +116,14 @@ class GitProcess:
         self.stdout: StreamReader = process.stdout
         self.stderr: StreamReader | None = process.stderr
         self._process = process
+        self.bound(memory=_MAX_MEMORY)
+
+    def bound(self, *, memory: int | None = None, file: int | None = None) -> None:
+        """Have it fail, with all that it starts from now on, when it wants more bytes than these."""
+        for what, most in ((resource.RLIMIT_DATA, memory), (resource.RLIMIT_FSIZE, file)):
+            if most is not None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    resource.prlimit(self._process.pid, what, (most, most))
 
     @property
     def alive(self) -> bool:
@@ -141,10 +169,12 @@ class GitProcess:
 
     async def end(self) -> None:
         """Have it and its helpers gone, at once if they are not already."""
-        if self.alive:
-            self.signal(signal.SIGKILL)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(self._process.wait()), _END_GRACE)
+        # Asked to end, git removes its locks and what else it made, if it can.
+        for how in (signal.SIGTERM, signal.SIGKILL):
+            if self.alive:
+                self.signal(how)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(asyncio.shield(self._process.wait()), _END_GRACE)
         # Its pipes are closed nowhere else.
         self._process._transport.close()  # type: ignore[attr-defined]
 
@@ -155,9 +185,40 @@ class GitFailed(RepoDamaged):
     code = "git_failed"
 
     def __init__(self, command: str, finished: Finished) -> None:
-        last = [line for line in finished.stderr.strip().splitlines() if line][-1:]
+        lines = [line for line in finished.stderr.strip().splitlines() if line]
+        last = ([line for line in lines if line.startswith(("fatal:", "error:"))] or lines)[-1:]
         super().__init__(f"git {command} ended with {finished.status}: {' '.join(last) or 'no message'}")
         self.finished = finished
+
+
+def is_full(place: Path) -> bool:
+    """Whether there is as good as no room any more on the disk where this is."""
+    with contextlib.suppress(FileNotFoundError):
+        disk = os.statvfs(place)
+        return disk.f_bavail * disk.f_frsize < _FULL_BELOW or bool(disk.f_files and not disk.f_favail)
+    return False
+
+
+def check_room(finished: Finished, repo: Path | None) -> None:
+    """Raise DiskFull if that is why a git failed. Not all of them say so."""
+    if any(words in finished.stderr for words in _FULL) or (repo is not None and is_full(repo)):
+        log.warning("git failed on a full disk", status=finished.status, said=finished.stderr.strip()[-500:])
+        raise DiskFull
+
+
+def out_of_memory(said: str) -> bool:
+    """Whether that is why a git failed, by its last words."""
+    return _OUT_OF_MEMORY.search(said) is not None
+
+
+def check_memory(finished: Finished) -> None:
+    """Raise TooLarge if that is why a git failed."""
+    if out_of_memory(finished.stderr):
+        raise TooLarge("there is more in this than git can look through")
+
+
+def _lasting(arguments: Sequence[str]) -> bool:
+    return not _FINISHED.isdisjoint(arguments)
 
 
 class Git:
@@ -167,6 +228,27 @@ class Git:
         """Git runs as this user, who has the repositories and nothing else."""
         self._config = config
         self._uid = uid
+        self._launchers = {
+            lasting: Launchers(self._drop(lasting), self.environment(None), _PIPE)
+            for lasting in ((False, True) if uid is not None else ())
+        }
+
+    async def close(self) -> None:
+        for launchers in self._launchers.values():
+            await launchers.close()
+
+    async def outlived(self) -> list[ProcessId]:
+        """Gits that a server before this one left at work, after those were ended that change no refs."""
+        mark = f"GIT_CONFIG_GLOBAL={self._config}".encode()
+        pids = {pid for pid, environment in environments() if mark in environment}
+        left = []
+        for pid, arguments in command_lines():
+            if pid in pids and (orphan := ProcessId.of(pid)) is not None:
+                if _lasting([os.fsdecode(argument) for argument in arguments]):
+                    left.append(orphan)
+                else:
+                    await kill(orphan)
+        return left
 
     def environment(self, repo: Path | None, extra: Mapping[str, str] | None = None) -> dict[str, str]:
         own = {
@@ -181,6 +263,7 @@ class Git:
             "GIT_ASKPASS": "/bin/false",
             "GIT_NO_REPLACE_OBJECTS": "1",
             "GIT_ADVICE": "0",
+            "GIT_ALLOC_LIMIT": _MAX_ALLOCATED,
         }
         if repo is not None:
             own["GIT_DIR"] = str(repo)
@@ -188,11 +271,13 @@ class Git:
 
     def command(self, *arguments: str) -> list[str]:
         git = ["git", *arguments]
-        if self._uid is None:
-            return git
+        return git if self._uid is None else [*self._drop(_lasting(arguments)), *git]
+
+    def _drop(self, lasting: bool) -> list[str]:
+        """What makes a command git's user's; one that is not lasting ends with the server."""
         user = str(self._uid)
         drop = [f"--reuid={user}", f"--regid={user}", "--clear-groups", "--no-new-privs", "--inh-caps=-all"]
-        return ["setpriv", *drop, "--", *git]
+        return ["setpriv", *drop, *([] if lasting else ["--pdeathsig=TERM"]), "--"]
 
     async def start(
         self,
@@ -203,13 +288,18 @@ class Git:
         quiet: bool = False,
     ) -> GitProcess:
         """Start a git, which the caller has to end; when it is to be quiet, nobody hears its errors."""
+        environment = self.environment(repo, env)
+        if cwd is None and (launchers := self._launchers.get(_lasting(arguments))) is not None:
+            process = launchers.take(["git", *arguments], environment, quiet=quiet)
+            if process is not None:
+                return GitProcess(process)
         try:
             process = await asyncio.create_subprocess_exec(
                 *self.command(*arguments),
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=DEVNULL if quiet else PIPE,
-                env=self.environment(repo, env),
+                env=environment,
                 cwd=cwd or "/",
                 start_new_session=True,
                 limit=_PIPE,
@@ -239,7 +329,24 @@ class Git:
         timeout: float = TIMEOUT,
         most: int = MAX_OUTPUT,
     ) -> Finished:
-        """Run a git to its end, whatever that is. Output above `most` bytes is refused."""
+        """Run a git to its end, whatever that is. Output above `most` bytes is refused.
+
+        When the caller is cancelled it is ended, unless it changes refs: that is waited for. Git may leave a
+        lock however it is ended, and that would be in the way of all others.
+        """
+        work = self._finish(repo, *arguments, stdin=stdin, env=env, cwd=cwd, timeout=timeout, most=most)
+        return await (tasks.finished(work) if _lasting(arguments) else work)
+
+    async def _finish(
+        self,
+        repo: Path | None,
+        *arguments: str,
+        stdin: bytes,
+        env: Mapping[str, str] | None,
+        cwd: Path | None,
+        timeout: float,
+        most: int,
+    ) -> Finished:
         process = await self.start(repo, *arguments, env=env, cwd=cwd)
         try:
             async with asyncio.timeout(timeout):
@@ -266,5 +373,7 @@ class Git:
         """What a git prints that must succeed."""
         finished = await self.finish(repo, *arguments, stdin=stdin, env=env, timeout=timeout, most=most)
         if finished.status not in ok:
+            check_room(finished, repo)
+            check_memory(finished)
             raise GitFailed(arguments[0], finished)
         return finished.stdout

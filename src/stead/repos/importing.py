@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterable, Iterator
 from stead.repos.archives import LINK, ArchiveInvalid, Member, printable
 from stead.repos.errors import InvalidPath, TooLarge
 from stead.repos.fast_import import Author, quoted, signed
-from stead.repos.git import Finished, GitFailed
+from stead.repos.git import Finished, GitFailed, check_room
 from stead.repos.names import check_path
 from stead.repos.repository import Repository
 from stead.tasks import in_thread
@@ -161,7 +161,9 @@ async def write(repository: Repository, script: Iterator[bytes]) -> None:
             await process.close_input()
             status = await process.wait()
             if status != 0:
-                raise GitFailed("fast-import", Finished(status, b"", await said))
+                finished = Finished(status, b"", await said)
+                check_room(finished, repository.path)
+                raise GitFailed("fast-import", finished)
         finally:
             said.cancel()
             await asyncio.gather(said, return_exceptions=True)

@@ -1,18 +1,22 @@
 """Large files of a repository, which git itself only points at: kept beside it under their hash."""
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
 import secrets
+import shutil
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from stead.host.files import sync_folder
-from stead.repos.errors import RepoError, RepoNotFound, TooLarge
+from stead.repos.errors import DiskFull, RepoError, RepoNotFound, TooLarge
+from stead.repos.quotas import Quotas, Writing
 from stead.repos.repository import Repository
+from stead.repos.sizes import on_disk
 from stead.tasks import in_thread
 
 MAX_OBJECT = 5 << 30
@@ -69,8 +73,9 @@ class Stored:
 class LfsObjects:
     """The large files of one repository."""
 
-    def __init__(self, repository: Repository, max_object: int = MAX_OBJECT) -> None:
+    def __init__(self, repository: Repository, quotas: Quotas, max_object: int = MAX_OBJECT) -> None:
         self._repository = repository
+        self._quotas = quotas
         self._folder = repository.path / "lfs"
         self._max = max_object
 
@@ -92,10 +97,24 @@ class LfsObjects:
         sizes = await in_thread(lambda: [self.size(each.oid) for each in wanted])
         return [each for each, size in zip(wanted, sizes, strict=True) if size != each.size]
 
-    def check_room(self, wanted: LfsObject) -> None:
-        """An object that is too large is refused before it is sent."""
-        if wanted.size > self._max:
-            raise TooLarge(f"an object has at most {self._max} bytes, not {wanted.size}")
+    async def without_room(self, objects: Iterable[LfsObject]) -> dict[LfsObject, RepoError]:
+        """Those that are too large, alone or with the ones before them: refused before they are sent."""
+        writing = await self._quotas.peek(self._repository.id)
+        room = writing.room
+        free = shutil.disk_usage(self._repository.path).free
+        refused: dict[LfsObject, RepoError] = {}
+        for wanted in objects:
+            size = on_disk(wanted.size)
+            if wanted.size > self._max:
+                refused[wanted] = TooLarge(f"an object has at most {self._max} bytes, not {wanted.size}")
+            elif room is not None and size > room:
+                refused[wanted] = writing.exceeded()
+            elif size > free:
+                refused[wanted] = DiskFull()
+            else:
+                free -= size
+                room = None if room is None else room - size
+        return refused
 
     def verify(self, wanted: LfsObject) -> None:
         size = self.size(wanted.oid)
@@ -117,6 +136,10 @@ class LfsObjects:
 
     async def write(self, oid: str, body: AsyncIterator[bytes]) -> None:
         """Keep an object that comes in pieces. It is there when it is whole, checked and on the disk."""
+        async with self._quotas.writing(self._repository.id) as writing:
+            await self._write(oid, body, writing)
+
+    async def _write(self, oid: str, body: AsyncIterator[bytes], writing: Writing) -> None:
         place = self._path(oid)
         descriptor, temporary = await in_thread(self._begin)
         hashed = hashlib.sha256()
@@ -131,13 +154,20 @@ class LfsObjects:
 
         try:
             async for pieces in _gathered(body):
-                size += sum(map(len, pieces))
+                more = sum(map(len, pieces))
+                size += more
                 if size > self._max:
                     raise TooLarge(f"an object has at most {self._max} bytes")
+                await writing.take(more)
                 await in_thread(put, pieces)
             if hashed.hexdigest() != oid:
                 raise LfsObjectMismatch(f"what was sent is {hashed.hexdigest()}, not {oid}")
-            await in_thread(self._finish, descriptor, temporary, place)
+            if await in_thread(self._finish, descriptor, temporary, place):
+                writing.lfs = on_disk(size)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise DiskFull from error
+            raise
         finally:
             os.close(descriptor)
             temporary.unlink(missing_ok=True)
@@ -160,7 +190,8 @@ class LfsObjects:
                 if left.lstat().st_mtime < time.time() - _FORGOTTEN:
                     left.unlink()
 
-    def _finish(self, descriptor: int, temporary: Path, place: Path) -> None:
+    def _finish(self, descriptor: int, temporary: Path, place: Path) -> bool:
+        """Tells whether the object is new."""
         os.fsync(descriptor)
         made = []
         try:
@@ -168,11 +199,13 @@ class LfsObjects:
                 with contextlib.suppress(FileExistsError):
                     folder.mkdir(mode=0o700)
                     made.append(folder.parent)
+            new = not place.exists()
             temporary.rename(place)
         except FileNotFoundError:
             raise RepoNotFound(self._repository.id) from None
         for folder in (place.parent, *reversed(made)):
             sync_folder(folder)
+        return new
 
 
 async def _gathered(body: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:

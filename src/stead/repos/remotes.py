@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stead.repos.egress import Answer, Egress, EgressFailed, Target, git_environment, git_options, shown
 from stead.repos.errors import InvalidRevision, ReferenceNotFound, RepoError, TooLarge
-from stead.repos.git import Finished
+from stead.repos.git import Finished, check_room
 from stead.repos.names import SHORT_SHA, is_ref
 from stead.repos.repository import Repository
 from stead.tasks import in_thread
@@ -102,7 +102,7 @@ class Wanted:
 
 class Remotes:
     def __init__(self, egress: Egress, *, most_bytes: int, timeout: float) -> None:
-        """What is fetched may make a repository so large, and take so many seconds."""
+        """What is fetched may make a repository grow by so much, and take so many seconds."""
         self._egress = egress
         self._most = most_bytes
         self._timeout = timeout
@@ -200,7 +200,8 @@ class Remotes:
         return told
 
     async def _git(self, repository: Repository, target: Target, *arguments: str) -> Finished:
-        """Run a git that dials the checked addresses, as long as the repository does not grow too large."""
+        """Run a git that dials the checked addresses, as long as the repository does not grow too much."""
+        before = await in_thread(_size, repository.path)
         trace = repository.path / "trace"
         told = {**git_environment(target), "GIT_TRACE2_EVENT": str(trace)}
         running = asyncio.create_task(
@@ -216,12 +217,14 @@ class Remotes:
         try:
             while not running.done():
                 await asyncio.wait({running}, timeout=_LOOK)
-                if await in_thread(_size, repository.path) > self._most:
+                if await in_thread(_size, repository.path) - before > self._most:
                     raise TooLarge(f"{target.shown} has more than {self._most >> 20} MiB, which is too much")
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
         spoken = await in_thread(_take_away, trace, b'"negotiated-version"')
+        if running.result().status != 0 or not spoken:
+            check_room(running.result(), repository.path)
         if running.result().status == 0 and not spoken:
             # Served as files, without a git: then nobody looks through the objects on their way.
             raise SourceNotFound(target.shown, _NO_GIT)

@@ -7,30 +7,37 @@ import shutil
 import stat
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from stead.errors import HostError
 from stead.host.files import sync_folder, write_atomically
+from stead.host.processes import ProcessId, end_of
 from stead.identity.identities import Page
-from stead.limits import Limits
 from stead.repos.errors import RepoLimitExceeded, RepoNotFound
 from stead.repos.git import SETTINGS, Git
 from stead.repos.names import check_branch
 from stead.repos.objects import Readers
+from stead.repos.pruning import Pruning
+from stead.repos.quotas import LeftBehind, LimitsOf, Quotas, Writing
 from stead.repos.repository import Repository
-from stead.repos.upkeep import Upkeep, remove_old_locks
+from stead.repos.sizes import Size, measured
+from stead.repos.turns import Turns
+from stead.repos.upkeep import ORPHANS_GRACE, Upkeep, remove_leftovers
 from stead.store.database import Database
 from stead.store.repos import RepoRow, RepoStore
 from stead.tasks import in_thread
 
-LimitsOf = Callable[[str], Awaitable[Limits]]
-Fill = Callable[[Repository], Awaitable[None]]
-"""Puts something into a repository that nobody can see yet."""
+Fill = Callable[[Repository, Writing], Awaitable[None]]
+"""Puts something into a repository that nobody can see yet, within the room that there is."""
 DEFAULT_BRANCH = "main"
 MAX_NAME = 256
+FILLED_AT_ONCE = 8
+FILLED_FOR_ONE = 2
+"""Repositories that are filled at the same time, in all and for one account: that takes much of the host."""
+PATIENCE = 15.0
 _CONFIG = "[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = true\n"
 _FOLDERS = ("objects", "objects/info", "objects/pack", "refs", "refs/heads", "refs/tags")
 
@@ -42,6 +49,8 @@ class RepoInfo:
     name: str | None
     public: bool
     created_at: float
+    size: int | None = None
+    """Bytes on the disk, as they were last measured."""
 
 
 class Repos:
@@ -58,7 +67,11 @@ class Repos:
         self._folder = folder
         self._limits_of = limits_of
         self._uid = uid
-        self.upkeep = Upkeep(git)
+        self.quotas = Quotas(self._store, self._path, limits_of, self._settled)
+        self.upkeep = Upkeep(git, self.quotas.measure)
+        self.pruning = Pruning(self._store, self.quotas, self.upkeep.turns, self.repository)
+        busy = "as many repositories are being imported as can be at the same time"
+        self._fills = Turns(FILLED_AT_ONCE, FILLED_FOR_ONE, PATIENCE, busy)
         self._creating = asyncio.Lock()
         self._removing: set[asyncio.Task[None]] = set()
 
@@ -77,15 +90,21 @@ class Repos:
             _check_reachable(folder)
         write_atomically(folder / "gitconfig", SETTINGS.encode(), 0o644)
         repos = cls(database, folder, limits_of, uid)
+        orphans = await repos.git.outlived()
+        started = time.time()
         await repos._recover()
-        unlocking = asyncio.create_task(remove_old_locks(folder, time.time()))
+        works = repos._tidy_up(started, orphans), repos.pruning.run(folder)
+        beside = [asyncio.create_task(work) for work in works]
         try:
             yield repos
         finally:
-            unlocking.cancel()
-            await asyncio.gather(unlocking, return_exceptions=True)
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
+            await repos.quotas.settled()
             await repos.upkeep.close()
             await repos.readers.close()
+            await repos.git.close()
             await asyncio.gather(*repos._removing, return_exceptions=True)
 
     async def _recover(self) -> None:
@@ -97,6 +116,14 @@ class Repos:
         for gone in list((self._folder / "gone").iterdir()):
             await self._store.delete(gone.name)
             await in_thread(shutil.rmtree, gone, ignore_errors=True)
+
+    async def _tidy_up(self, started: float, orphans: Sequence[ProcessId]) -> None:
+        """Remove what a crash left half done within repositories, and find out how large they are."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ORPHANS_GRACE):
+                await asyncio.gather(*(end_of(orphan) for orphan in orphans))
+        await in_thread(remove_leftovers, self._folder, started)
+        await self.quotas.measure_all()
 
     def _path(self, repo_id: str) -> Path:
         return self._folder / repo_id[:2] / f"{repo_id}.git"
@@ -117,22 +144,39 @@ class Repos:
         await self._check_room(account)
         repo_id = str(uuid.uuid4())
         made = self._folder / "new" / repo_id
-        try:
-            await in_thread(self._make, made, branch)
-            if fill is not None:
-                try:
-                    await fill(Repository(repo_id, made, self.git, self.readers))
-                finally:
-                    await self.readers.forget(made)
-            async with self._creating:
-                await self._check_room(account)
-                row = await self._store.add(RepoRow(repo_id, account, name, public))
-            await in_thread(self._put, made, self._path(repo_id))
-        except BaseException:
-            if await self._store.get(repo_id) is None:
-                await in_thread(shutil.rmtree, made, ignore_errors=True)
-            raise
+        async with contextlib.AsyncExitStack() as stack:
+            size = Size(0, 0, 0)
+            try:
+                await in_thread(self._make, made, branch)
+                if fill is not None:
+                    await stack.enter_async_context(self._fills.of(account))
+                    writing = await stack.enter_async_context(self.quotas.making(account))
+                    size = await self._fill(Repository(repo_id, made, self.git, self.readers), fill, writing)
+                async with self._creating:
+                    await self._check_room(account)
+                    row = RepoRow(
+                        repo_id, account, name, public, size=size.objects, lfs_size=0, refs=size.refs
+                    )
+                    row = await self._store.add(row)
+                await in_thread(self._put, made, self._path(repo_id))
+            except BaseException:
+                if not self._path(repo_id).exists():
+                    await self._store.delete(repo_id)
+                    await in_thread(shutil.rmtree, made, ignore_errors=True)
+                raise
         return _info(row)
+
+    async def _fill(self, repository: Repository, fill: Fill, writing: Writing) -> Size:
+        if writing.room == 0:
+            raise writing.exceeded()
+        try:
+            await fill(repository, writing)
+        finally:
+            await self.readers.forget(repository.path)
+        size = await in_thread(measured, repository.path)
+        await writing.take(size.objects)
+        await writing.make_refs(size.refs)
+        return size
 
     async def _check_room(self, account: str) -> None:
         limit = (await self._limits_of(account)).repos
@@ -153,6 +197,8 @@ class Repos:
             for each in (place, *(place / folder for folder in _FOLDERS), place / "HEAD", place / "config"):
                 os.chown(each, self._uid, self._uid)
         sync_folder(place)
+        # Where it will be put: what is recorded has to find room there.
+        self._path(place.name).parent.mkdir(mode=0o711, exist_ok=True)
 
     def _put(self, made: Path, place: Path) -> None:
         place.parent.mkdir(mode=0o711, exist_ok=True)
@@ -189,6 +235,12 @@ class Repos:
         rows, total = await self._store.page(account, limit, offset, search=search, only=only)
         return Page([_info(row) for row in rows], offset, total)
 
+    async def _settled(self, repo_id: str, size: Size, left_behind: Sequence[LeftBehind]) -> None:
+        """A repository was written to and measured."""
+        repository = self.repository(repo_id)
+        await self.pruning.note(repository, left_behind)
+        self.upkeep.look(repository, size.loose_refs)
+
     async def delete(self, repo_id: str) -> None:
         """Remove a repository for good, with everything that refers to it."""
         gone = self._folder / "gone" / repo_id
@@ -215,4 +267,4 @@ def _check_reachable(folder: Path) -> None:
 
 
 def _info(row: RepoRow) -> RepoInfo:
-    return RepoInfo(row.id, row.account, row.name, row.public, row.created_at / 1e9)
+    return RepoInfo(row.id, row.account, row.name, row.public, row.created_at / 1e9, row.whole_size)

@@ -14,7 +14,7 @@ from stead.repos.errors import (
     RepoDamaged,
     TagNotFound,
 )
-from stead.repos.git import Git, GitFailed
+from stead.repos.git import Git, GitFailed, check_room
 from stead.repos.model import Branch, Commit, Tag, parse_commit, parse_tag
 from stead.repos.names import SHORT_SHA, check_branch, check_sha, is_ref
 from stead.repos.objects import Readers
@@ -24,6 +24,8 @@ _HEAD = "ref: refs/heads/"
 NOWHERE = "0" * 40
 _RACE = ("but expected", "reference already exists", "unable to resolve reference", "File exists")
 """What git says when somebody else was faster."""
+_IN_THE_WAY = ("; cannot create", "in the way", "blocking reference")
+"""What git says when the name of one branch would be a folder of another."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,9 @@ class Repository:
     async def set_default_branch(self, name: str) -> None:
         """Choose the branch that clones begin with. It has to be there, unless the repository is empty."""
         branch = check_branch(name)
-        if await self.sha(f"refs/heads/{branch}") is None and await self.any_branch():
+        # Looked at once: a first branch may come at this moment, and may be this one.
+        names = {each.name for each in await self.branches()}
+        if names and branch not in names:
             raise BranchNotFound(branch)
         await self.git.run(self.path, "symbolic-ref", "HEAD", f"refs/heads/{branch}")
 
@@ -134,8 +138,9 @@ class Repository:
             return True
         if any(words in finished.stderr for words in _RACE):
             return False
-        if "cannot lock ref" in finished.stderr:
+        if any(words in finished.stderr for words in _IN_THE_WAY):
             raise InvalidBranch(f"there cannot be a branch {branch}: the name of another is in its way")
+        check_room(finished, self.path)
         raise GitFailed("update-ref", finished)
 
     async def change(self, changes: Sequence[RefChange]) -> bool:
@@ -144,6 +149,7 @@ class Repository:
         finished = await self.git.finish(self.path, "update-ref", "-z", "--stdin", stdin=told.encode())
         if finished.status == 0:
             return True
+        check_room(finished, self.path)
         if any(words in finished.stderr for words in _RACE) or "cannot lock ref" in finished.stderr:
             return False
         raise GitFailed("update-ref", finished)

@@ -1,14 +1,16 @@
 """Files with lines that match: counted in all of a commit, and shown for some of it."""
 
+import os
 import re
 from dataclasses import dataclass
 
 from stead.repos.repository import Repository
-from stead.repos.search_git import Gathered, run
+from stead.repos.search_git import MAX_SEARCHED, Gathered, LargeFile, run
 from stead.repos.search_lines import Blob, match_ends, matching_lines, shown
 from stead.repos.search_names import NamedFile
 from stead.repos.search_query import Query
 
+_MAX_LARGE = 500
 _COUNT = re.compile(rb"\0(\d+)\n")
 
 
@@ -81,10 +83,29 @@ class _Counting(Gathered):
 async def count(
     repository: Repository, commit: str, query: Query, specs: tuple[str, ...], until: float
 ) -> Counted:
+    """Files that are too large are left out, once it turns out that there are any."""
     counting = _Counting()
     arguments = ["grep", "-c", "-z", "-I", *query.options, *query.expression, commit, "--", *specs]
-    complete = await run(repository, arguments, counting, until, query=query)
+    try:
+        complete = await run(repository, arguments, counting, until, query=query)
+    except LargeFile:
+        counting = _Counting()
+        large, known = await _large_files(repository, commit, until)
+        complete = known and await run(repository, [*arguments, *large], counting, until, query=query)
     return Counted(counting.data, counting.files, counting.matches, not complete)
+
+
+async def _large_files(repository: Repository, commit: str, until: float) -> tuple[list[str], bool]:
+    """Patterns that leave out all files of a commit that are too large, and whether these are all."""
+    gathered = Gathered()
+    complete = await run(repository, ["ls-tree", "-r", "-l", "-z", "--full-tree", commit], gathered, until)
+    large = []
+    for line in gathered.data.split(b"\0"):
+        facts, _, path = line.partition(b"\t")
+        size = facts.rpartition(b" ")[2]
+        if size.isdigit() and int(size) >= MAX_SEARCHED:
+            large.append(f":(exclude,literal){os.fsdecode(path)}")
+    return large, complete and len(large) <= _MAX_LARGE
 
 
 async def files_with_lines(

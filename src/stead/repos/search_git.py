@@ -5,18 +5,26 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
-from stead.repos.git import Finished, GitFailed
+from stead.repos.git import Finished, GitFailed, out_of_memory
 from stead.repos.repository import Repository
 from stead.repos.search_query import Query
 
 MAX_PRINTED = 64 << 20
+MAX_SEARCHED = 64 << 20
+"""Bytes of a file in which lines are looked for: git has it in memory for that."""
 SHA_LINE = 41
 """Bytes of a line with the id of an object."""
 _PIECE = 1 << 20
 _MAX_LINE = 16 << 20
+_MAX_MEMORY = 512 << 20
+_TOO_MUCH_AT_ONCE = "attempting to allocate"
 
 Take = Callable[[bytes], bool]
 """Is given what is printed, piece by piece, and tells whether more is wanted."""
+
+
+class LargeFile(Exception):
+    """Git came to a file that is too large to be searched, and stopped there."""
 
 
 async def run(
@@ -29,8 +37,14 @@ async def run(
     stdin: bytes = b"",
     cwd: Path | None = None,
 ) -> bool:
-    """Tells whether git came to its end; else it was ended, at that moment or when `take` had enough."""
-    process = await repository.git.start(repository.path, *arguments, cwd=cwd)
+    """Tells whether git came to its end.
+
+    Else it was ended, at that moment, when `take` had enough, or when it would have taken too much memory.
+    """
+    grep = arguments[0] == "grep"
+    env = {"GIT_ALLOC_LIMIT": str(MAX_SEARCHED)} if grep else None
+    process = await repository.git.start(repository.path, *arguments, cwd=cwd, env=env)
+    process.bound(memory=_MAX_MEMORY)
     feeding = asyncio.create_task(process.feed(stdin))
     try:
         async with asyncio.timeout_at(until):
@@ -47,7 +61,11 @@ async def run(
         with contextlib.suppress(asyncio.CancelledError):
             await feeding
     # Of those that look for something, 1 is told when there is nothing.
-    if status not in ((0, 1) if arguments[0] == "grep" else (0,)):
+    if status not in ((0, 1) if grep else (0,)):
+        if grep and _TOO_MUCH_AT_ONCE in said:
+            raise LargeFile
+        if out_of_memory(said):
+            return False
         if query is not None:
             query.explain(said)
         raise GitFailed(arguments[0], Finished(status, b"", said))

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from stead.repos.repository import Repository
-from stead.repos.search_git import Lines, run
+from stead.repos.search_git import MAX_SEARCHED, LargeFile, Lines, run
 from stead.repos.search_query import Query
 
 MAX_LINE = 2000
@@ -127,17 +127,29 @@ async def matching_lines(
     room: int = MAX_TEXT,
     per_blob: int = MAX_MATCHES,
 ) -> tuple[dict[str, Blob], bool]:
-    """Lines of these blobs that match, and whether that is all of them; blobs without any are left out."""
+    """Lines of these blobs that match, and whether that is all of them; blobs without any are left out.
+
+    So are those that are too large.
+    """
     wanted = list(dict.fromkeys(shas))
-    reading = _Reading(room, per_blob)
     # More than wanted: git is not to be trusted with lines after the last one, if they match as well.
     bounds = ["-m", str(per_blob + 1 + context), *([f"-C{context}"] if context else [])]
-    for first in range(0, len(wanted), _BLOBS):
-        arguments = ["grep", "-I", "-n", "--column", *bounds, *query.options, *query.expression]
-        arguments += wanted[first : first + _BLOBS]
-        if not await run(repository, arguments, reading, until, query=query):
-            return reading.blobs, False
-    return reading.blobs, True
+    arguments = ["grep", "-I", "-n", "--column", *bounds, *query.options, *query.expression]
+
+    async def look(blobs: list[str], reading: _Reading) -> tuple[dict[str, Blob], bool]:
+        for first in range(0, len(blobs), _BLOBS):
+            some = [*arguments, *blobs[first : first + _BLOBS]]
+            if not await run(repository, some, reading, until, query=query):
+                return reading.blobs, False
+        return reading.blobs, True
+
+    try:
+        return await look(wanted, _Reading(room, per_blob))
+    except LargeFile:
+        async with repository.readers.of(repository.path) as reader:
+            infos = await reader.infos(wanted)
+        small = [info.sha for info in infos if info is not None and info.size < MAX_SEARCHED]
+        return await look(small, _Reading(room, per_blob))
 
 
 async def match_ends(

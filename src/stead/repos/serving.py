@@ -7,15 +7,18 @@ import os
 import re
 import shutil
 import signal
-import weakref
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from enum import StrEnum
+from pathlib import Path
 
 from stead.logs import get_logger
-from stead.repos.errors import RepoBusy, RepoError, RepoNotFound, TooLarge
-from stead.repos.git import Finished, Git, GitFailed, GitProcess
-from stead.repos.repository import Repository
+from stead.repos.errors import DiskFull, RepoError, RepoNotFound, TooLarge
+from stead.repos.git import Finished, GitFailed, GitProcess, is_full
+from stead.repos.quotas import LeftBehind, QuotaExceeded, Writing
+from stead.repos.repos import Repos
+from stead.repos.repository import NOWHERE, Repository
+from stead.repos.turns import Turns
 from stead.tasks import finished, in_thread
 
 MAX_COMMANDS = 10_000
@@ -29,13 +32,18 @@ PATIENCE = 30.0
 PER_REPO = 8
 PIECE = 256 << 10
 _COMMANDS_ROOM = 64 << 20
+_COMPLETION = 64 << 20
+"""Bytes of what is there already that git may add to a push, so that its pack can stand for itself."""
 _PIPE = 1 << 20
 _GRACE = 1.0
+_FINISH_GRACE = 60.0
+"""Seconds for refs to be changed by a push that nobody waits for any more: broken off, it may leave locks."""
 _PUSHABLE = ("heads", "tags", "notes", "pull", "changes", "merge-requests")
 _OWN = "refs/stead"
 _INCOMING = "tmp_objdir-incoming-*"
 _PROTOCOL_PART = r"[a-z][a-z0-9-]{0,63}(?:=[A-Za-z0-9._/-]{0,64})?"
 _PROTOCOL = re.compile(rf"{_PROTOCOL_PART}(?::{_PROTOCOL_PART}){{0,7}}")
+_COMMAND = re.compile(rb"([0-9a-f]{40}) ([0-9a-f]{40}) ")
 
 log = get_logger("stead.repos")
 
@@ -87,25 +95,31 @@ def packet(data: bytes) -> bytes:
 
 
 class Commands:
-    """The list that a push begins with, counted while it goes by: one line per ref, then an empty one."""
+    """The list that a push begins with, read while it goes by: one line per ref, then an empty one."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._head = b""
         self._left = 0
         self._line = b""
+        self._abilities = b""
         self.count = 0
         self.complete = False
+        self.created = 0
+        """Refs that are not there yet."""
+        self.left_behind: list[LeftBehind] = []
 
-    def see(self, data: bytes) -> None:
+    def see(self, data: bytes) -> int:
+        """Tells how many bytes of this are not of the list any more."""
         place = 0
         while place < len(data) and not self.complete:
             if self._left:
                 taken = data[place : place + self._left]
-                if not self._abilities_known:
-                    self._line += taken
+                self._line += taken
                 self._left -= len(taken)
                 place += len(taken)
+                if not self._left:
+                    self._end_line(self._line)
                 continue
             wanted = 4 - len(self._head)
             self._head += data[place : place + wanted]
@@ -113,6 +127,7 @@ class Commands:
             if len(self._head) == 4:
                 self._begin_line(self._head)
                 self._head = b""
+        return max(0, len(data) - place)
 
     def _begin_line(self, head: bytes) -> None:
         if not re.fullmatch(rb"[0-9a-fA-F]{4}", head):
@@ -124,46 +139,53 @@ class Commands:
         if size <= 4:
             raise InvalidStream("this is not a push: one of its lines has no length")
         self._left = size - 4
+        self._line = b""
         self.count += 1
-        if not self._abilities_known:
-            self._line = b""
         if self.count > self._most:
             raise TooManyCommands(self._most)
 
-    @property
-    def _abilities_known(self) -> bool:
-        """The line of the first ref also tells what the client can do."""
-        return b"\0" in self._line
+    def _end_line(self, line: bytes) -> None:
+        """Lines have an old id, a new one and a name; the first of them also has what the client can do."""
+        command, _, abilities = line.partition(b"\0")
+        self._abilities = self._abilities or abilities
+        if (found := _COMMAND.match(command)) is None:
+            return
+        old, new = found[1].decode(), found[2].decode()
+        if old == NOWHERE:
+            self.created += new != NOWHERE
+        elif old != new:
+            self.left_behind.append((old, None if new == NOWHERE else new))
 
     def refusal(self, why: str) -> bytes:
         """How a client is told, instead of git's own answer, so that people come to read it."""
-        if b"side-band-64k" in self._line:
+        if b"side-band-64k" in self._abilities:
             return packet(b"\x03" + why.encode() + b"\n") + b"0000"
         return packet(b"ERR " + why.encode() + b"\n")
 
 
-class Turns:
-    """How many may be at work at the same time, on one repository and in all; others wait, but not long."""
+class Push:
+    """What a client pushes, judged while it goes by."""
 
-    def __init__(self, most: int, per_repo: int, patience: float) -> None:
-        self._all = asyncio.Semaphore(most)
-        self._per_repo = per_repo
-        self._patience = patience
-        self._repos: weakref.WeakValueDictionary[str, asyncio.Semaphore] = weakref.WeakValueDictionary()
+    def __init__(self, commands: Commands, writing: Writing, place: Path) -> None:
+        self.commands = commands
+        self._writing = writing
+        self._place = place
 
-    @contextlib.asynccontextmanager
-    async def of(self, repo: str) -> AsyncIterator[None]:
-        own = self._repos.get(repo)
-        if own is None:
-            own = self._repos[repo] = asyncio.Semaphore(self._per_repo)
-        async with contextlib.AsyncExitStack() as stack:
-            try:
-                async with asyncio.timeout(self._patience):
-                    await stack.enter_async_context(own)
-                    await stack.enter_async_context(self._all)
-            except TimeoutError:
-                raise RepoBusy("too many clients are at work here; try again in a moment") from None
-            yield
+    async def see(self, piece: bytes) -> None:
+        """Refuse what there is no room for before git has it. What only deletes has no pack, and may."""
+        begun = self.commands.complete
+        of_pack = self.commands.see(piece)
+        if self.commands.complete and not begun:
+            await self._writing.make_refs(self.commands.created)
+            self._writing.left_behind += self.commands.left_behind
+        await self._writing.take(of_pack)
+        if of_pack and is_full(self._place):
+            raise DiskFull
+
+    @property
+    def asks(self) -> bool:
+        """Whether all is known that it asks for, and that is something."""
+        return self.commands.complete and self.commands.count > 0
 
 
 class Talk:
@@ -172,13 +194,13 @@ class Talk:
     def __init__(
         self,
         process: GitProcess,
-        commands: Commands | None,
+        push: Push | None,
         most: int,
         body: Body | None,
         pushed: Callable[[], Awaitable[None]],
     ) -> None:
         self._process = process
-        self._commands = commands
+        self._push = push
         self._most = most
         self._pushed = pushed
         self._told = False
@@ -208,8 +230,8 @@ class Talk:
             size += len(piece)
             if size > self._most:
                 raise TooLarge(f"more than {self._most >> 20} MiB are not taken at once")
-            if self._commands is not None:
-                self._commands.see(piece)
+            if self._push is not None:
+                await self._push.see(piece)
             self._process.stdin.write(piece)
             await self._process.stdin.drain()
 
@@ -219,9 +241,9 @@ class Talk:
             return b""
         piece = await self._process.stdout.read(PIECE)
         failure = self._feeding.exception() if self._feeding.done() else None
-        if isinstance(failure, TooManyCommands) and self._commands is not None:
+        if isinstance(failure, TooManyCommands | QuotaExceeded | DiskFull) and self._push is not None:
             self._refused = True
-            return self._commands.refusal(str(failure))
+            return self._push.commands.refusal(str(failure))
         if failure is not None:
             raise failure
         if piece:
@@ -238,7 +260,7 @@ class Talk:
 
     async def _tell(self) -> None:
         """Whoever waits for pushes is told as soon as refs may have changed, and once."""
-        if self._told or self._commands is None or not self._commands.complete or not self._commands.count:
+        if self._told or self._push is None or not self._push.asks:
             return
         self._told = True
         try:
@@ -247,11 +269,12 @@ class Talk:
             log.error("a push was not followed up", error=repr(error), exc_info=error)
 
     async def end(self) -> None:
-        """Have git gone, whether it was done or not."""
+        """Have git gone, whether it was done or not; a push that came whole is seen through."""
+        whole = self._push is not None and self._feeding.done() and self._feeding.exception() is None
         self._feeding.cancel()
         await asyncio.gather(self._feeding, return_exceptions=True)
         self._break_off()
-        if not await self._is_over(_GRACE):
+        if not await self._is_over(_FINISH_GRACE if whole else _GRACE):
             self._process.signal(signal.SIGTERM)
             await self._is_over(_GRACE)
         await self._process.end()
@@ -262,7 +285,7 @@ class Talk:
     def _break_off(self) -> None:
         """Have git stop. What takes a push takes it back when the push does not go on, and is then done."""
         pipe = self._process.stdin.transport
-        if self._commands is None:
+        if self._push is None:
             self._process.signal(signal.SIGTERM)
         elif not pipe.is_closing() or pipe.get_write_buffer_size():
             pipe.abort()
@@ -284,7 +307,7 @@ class Serving:
 
     def __init__(
         self,
-        git: Git,
+        repos: Repos,
         pushed: Pushed,
         *,
         max_push: int = MAX_PUSH,
@@ -294,11 +317,13 @@ class Serving:
         patience: float = PATIENCE,
         longest: float = LONGEST,
     ) -> None:
-        self._git = git
+        self._git = repos.git
+        self._quotas = repos.quotas
         self._pushed = pushed
         self._max_push = max_push
         self._max_commands = max_commands
-        self._turns = Turns(at_once or 2 * (os.cpu_count() or 1) + 8, per_repo, patience)
+        busy = "too many clients are at work here"
+        self._turns = Turns(at_once or 2 * (os.cpu_count() or 1) + 8, per_repo, patience, busy)
         self._longest = longest
         self._pushing: Counter[str] = Counter()
         self._capabilities: bytes | None = None
@@ -315,8 +340,8 @@ class Serving:
             _check_there(repository)
             yield _said(self._capabilities)
             return
-        arguments = *self._settings(service), service.command, "--stateless-rpc", "--http-backend-info-refs"
-        async with self._talk(repository, arguments, protocol, None, None) as talk:
+        arguments = service.command, "--stateless-rpc", "--http-backend-info-refs"
+        async with self._talk(repository, service, arguments, protocol, None) as talk:
             if not fixed:
                 yield _after(first, talk.read)
                 return
@@ -334,29 +359,37 @@ class Serving:
         Whatever is wrong with the answer is raised while it is read. A push that was refused by git is an
         answer like any other.
         """
-        commands = Commands(self._max_commands) if service is Service.RECEIVE_PACK else None
-        arguments = *self._settings(service), service.command, "--stateless-rpc"
-        async with self._talk(repository, arguments, protocol, commands, body) as talk:
+        arguments = service.command, "--stateless-rpc"
+        async with self._talk(repository, service, arguments, protocol, body) as talk:
             yield talk.read
 
     @contextlib.asynccontextmanager
     async def _talk(
         self,
         repository: Repository,
+        service: Service,
         arguments: tuple[str, ...],
         protocol: str | None,
-        commands: Commands | None,
         body: Body | None,
     ) -> AsyncIterator[Talk]:
         env = {} if protocol is None else {"GIT_PROTOCOL": protocol}
-        most = MAX_QUESTION if commands is None else self._max_push + _COMMANDS_ROOM
+        most, push, room = MAX_QUESTION, None, None
         async with self._turns.of(repository.id), contextlib.AsyncExitStack() as stack:
             _check_there(repository)
-            if commands is not None:
+            if service is Service.RECEIVE_PACK and body is not None:
                 await stack.enter_async_context(self._pushing_to(repository))
-            process = await self._git.start(repository.path, *arguments, str(repository.path), env=env)
+                writing = await stack.enter_async_context(self._quotas.writing(repository.id))
+                most, room = self._max_push + _COMMANDS_ROOM, writing.room
+                push = Push(Commands(self._max_commands), writing, repository.path)
+            settings = self._settings(service, room)
+            process = await self._git.start(
+                repository.path, *settings, *arguments, str(repository.path), env=env
+            )
             _widen(process)
-            talk = Talk(process, commands, most, body, lambda: self._pushed(repository.id))
+            if room is not None:
+                # Its pack could be completed by copies of all that is there already.
+                process.bound(file=room + _COMPLETION)
+            talk = Talk(process, push, most, body, lambda: self._pushed(repository.id))
             limit = asyncio.timeout(self._longest)
             try:
                 async with limit:
@@ -386,7 +419,7 @@ class Serving:
         for left in list((repository.path / "objects").glob(_INCOMING)):
             await in_thread(shutil.rmtree, left, ignore_errors=True)
 
-    def _settings(self, service: Service) -> tuple[str, ...]:
+    def _settings(self, service: Service, room: int | None) -> tuple[str, ...]:
         if service is Service.UPLOAD_PACK:
             # Whoever may read may have every object: so the newest protocol has it, and so have the others.
             settings = [
@@ -395,8 +428,10 @@ class Serving:
             ]
         else:
             hidden = ["refs", *(f"!refs/{name}" for name in _PUSHABLE)]
+            # For git, none at all is any number.
+            most = self._max_push if room is None else max(1, min(self._max_push, room))
             settings = [
-                f"receive.maxInputSize={self._max_push}",
+                f"receive.maxInputSize={most}",
                 *(f"receive.hideRefs={name}" for name in hidden),
             ]
         return tuple(part for setting in settings for part in ("-c", setting))

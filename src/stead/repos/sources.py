@@ -5,7 +5,7 @@ Everything here fills a repository that nobody sees yet. When it fails, that rep
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from stead.errors import InvalidRequest
@@ -16,6 +16,7 @@ from stead.repos.errors import InvalidChange, ReferenceNotFound, RepoError, TooL
 from stead.repos.fast_import import Author
 from stead.repos.importing import Snapshot, one_commit, write
 from stead.repos.names import SHA, check_branch, check_directory
+from stead.repos.quotas import Writing
 from stead.repos.remotes import (
     BRANCHES,
     TAGS,
@@ -35,6 +36,7 @@ from stead.tasks import in_thread
 MAX_BYTES = 4 << 30
 TIMEOUT = 280.0
 """Seconds for all of it: clients that wait for the answer give up after 300."""
+_BESIDES = 1 << 20
 _ASIDE = "refs/stead/source"
 _WANTED = f"{_ASIDE}/wanted"
 
@@ -57,7 +59,6 @@ class Sources:
     ) -> None:
         """A repository grows to at most so many bytes; archives have bounds of their own besides."""
         self._egress = egress
-        self._remotes = Remotes(egress, most_bytes=most_bytes, timeout=timeout)
         self._most = most_bytes
         self._timeout = timeout
         self._bounds = bounds or Bounds()
@@ -83,38 +84,49 @@ class Sources:
             raise InvalidRequest(f"a depth is at least 1, not {depth}")
         asked = None if default_branch is None else check_branch(default_branch)
 
-        async def fill(repository: Repository) -> None:
+        async def fill(repository: Repository, writing: Writing) -> None:
+            remotes = self._remotes(writing)
             async with self._deadline(url):
-                remote = await self._remotes.open(repository, url, rev)
+                remote = await remotes.open(repository, url, rev)
                 if not remote.refs and rev is None:
                     return
                 wanted = choose(remote, rev)
                 if all_branches:
-                    branch = await self._all(repository, remote, wanted, asked, depth)
+                    branch = await self._all(remotes, repository, remote, wanted, asked, depth)
                 else:
                     branch = asked or wanted.branch or remote.head or repository.default_branch
-                    await self._one(repository, remote, wanted, branch, depth)
+                    await self._one(remotes, repository, remote, wanted, branch, depth)
                 await repository.git.run(
                     repository.path, "symbolic-ref", "HEAD", BRANCHES + check_branch(branch)
                 )
 
         return fill
 
+    def _remotes(self, writing: Writing) -> Remotes:
+        return RemotesWithin(self._egress, writing, self._most, self._timeout)
+
     async def _one(
-        self, repository: Repository, remote: Remote, wanted: Wanted, branch: str, depth: int | None
+        self,
+        remotes: Remotes,
+        repository: Repository,
+        remote: Remote,
+        wanted: Wanted,
+        branch: str,
+        depth: int | None,
     ) -> None:
         """One line of history, on this branch."""
         into = BRANCHES + branch
         if wanted.ref is not None and wanted.ref.startswith(TAGS):
-            await self._remotes.fetch(repository, remote, [f"{wanted.ref}:{wanted.ref}"], depth)
+            await remotes.fetch(repository, remote, [f"{wanted.ref}:{wanted.ref}"], depth)
             await self._point(repository, into, wanted.ref)
         elif wanted.ref is not None:
-            await self._remotes.fetch(repository, remote, [f"{wanted.ref}:{into}"], depth)
-        elif await self._fetch_commit(repository, remote, wanted.sha or "", into, depth):
+            await remotes.fetch(repository, remote, [f"{wanted.ref}:{into}"], depth)
+        elif await self._fetch_commit(remotes, repository, remote, wanted.sha or "", into, depth):
             await self._drop_aside(repository)
 
     async def _all(
         self,
+        remotes: Remotes,
         repository: Repository,
         remote: Remote,
         wanted: Wanted,
@@ -128,25 +140,31 @@ class Sources:
         if wanted.branch is None and (asked is None or asked in known):
             raise InvalidRequest("with all branches, rev names the one that is to be the default")
         refspecs = [f"{BRANCHES}*:{BRANCHES}*", f"{TAGS}*:{TAGS}*"]
-        await self._remotes.fetch(repository, remote, refspecs, depth)
+        await remotes.fetch(repository, remote, refspecs, depth)
         branch = asked or wanted.branch or ""
         if branch not in known:
             await self._point(repository, BRANCHES + branch, wanted.ref or wanted.sha or "")
         return branch
 
     async def _fetch_commit(
-        self, repository: Repository, remote: Remote, sha: str, into: str, depth: int | None
+        self,
+        remotes: Remotes,
+        repository: Repository,
+        remote: Remote,
+        sha: str,
+        into: str,
+        depth: int | None,
     ) -> bool:
         """Tells whether more than that had to be fetched, and lies aside."""
         if SHA.fullmatch(sha):
             try:
-                await self._remotes.fetch(repository, remote, [f"{sha}:{into}"], depth)
+                await remotes.fetch(repository, remote, [f"{sha}:{into}"], depth)
                 return False
             except NotOffered:
                 # Old servers give only what they advertise: then it is looked for in all they have.
                 pass
         refspecs = [f"{BRANCHES}*:{_ASIDE}/heads/*", f"{TAGS}*:{_ASIDE}/tags/*"]
-        await self._remotes.fetch(repository, remote, refspecs, None, "--no-tags")
+        await remotes.fetch(repository, remote, refspecs, None, "--no-tags")
         await self._point(repository, into, sha)
         return True
 
@@ -168,7 +186,7 @@ class Sources:
     def files(self, files: Mapping[str, str], message: str, author: Author | None = None) -> Fill:
         """Texts by their paths."""
 
-        async def fill(repository: Repository) -> None:
+        async def fill(repository: Repository, _: Writing) -> None:
             try:
                 changes = [Change(path, text.encode()) for path, text in files.items()]
             except UnicodeEncodeError as error:
@@ -194,10 +212,10 @@ class Sources:
         """
         place = check_directory(folder or "")
 
-        async def fill(repository: Repository) -> None:
+        async def fill(repository: Repository, writing: Writing) -> None:
             async with self._deadline(url):
                 archive = repository.path / "import"
-                name = await self._download(url, archive)
+                name = await self._download(url, archive, writing)
                 snapshot = Snapshot(place)
                 script = self._script(kind, archive, snapshot, repository, name, message, author or Author())
                 try:
@@ -237,16 +255,17 @@ class Sources:
         """What is in a revision of another repository, or in one folder of it, without its history."""
         place = check_directory(folder or "")
 
-        async def fill(repository: Repository) -> None:
+        async def fill(repository: Repository, writing: Writing) -> None:
+            remotes = self._remotes(writing)
             async with self._deadline(url):
-                remote = await self._remotes.open(repository, url, rev)
+                remote = await remotes.open(repository, url, rev)
                 if not remote.refs:
                     raise ReferenceNotFound(rev or "HEAD")
                 wanted = choose(remote, rev)
                 if wanted.ref is not None:
-                    await self._remotes.fetch(repository, remote, [f"{wanted.ref}:{_WANTED}"], 1, "--no-tags")
+                    await remotes.fetch(repository, remote, [f"{wanted.ref}:{_WANTED}"], 1, "--no-tags")
                 else:
-                    await self._fetch_commit(repository, remote, wanted.sha or "", _WANTED, 1)
+                    await self._fetch_commit(remotes, repository, remote, wanted.sha or "", _WANTED, 1)
                 sha = await repository.resolve(_WANTED)
                 async with repository.readers.of(repository.path) as reader:
                     found = (await reader.infos([f"{sha}:{place}" if place else f"{sha}^{{tree}}"]))[0]
@@ -259,16 +278,18 @@ class Sources:
 
         return fill
 
-    async def _download(self, url: str, place: Path) -> str:
+    async def _download(self, url: str, place: Path, writing: Writing) -> str:
         """Put a file in its place, and tell its name."""
-        async with self._egress.stream_get(
-            url, most_bytes=self._most, timeout=self._timeout, credentials=True
-        ) as answer:
-            check_status(answer)
-            with await in_thread(place.open, "xb") as file:
-                async for piece in answer.pieces:
-                    file.write(piece)
-            return answer.target.shown
+        most = _within(writing, self._most)
+        with _for_want_of_room(writing, self._most):
+            async with self._egress.stream_get(
+                url, most_bytes=most, timeout=self._timeout, credentials=True
+            ) as answer:
+                check_status(answer)
+                with await in_thread(place.open, "xb") as file:
+                    async for piece in answer.pieces:
+                        file.write(piece)
+                return answer.target.shown
 
     async def _look_through(self, repository: Repository, source: str) -> None:
         """What a push would be refused for is refused here too."""
@@ -284,3 +305,39 @@ class Sources:
                 yield
         except TimeoutError:
             raise EgressFailed(shown(url), f"it took longer than {self._timeout:g} s") from None
+
+
+class RemotesWithin(Remotes):
+    """For one who writes, and has to fit what comes into the room that there is."""
+
+    def __init__(self, egress: Egress, writing: Writing, most: int, timeout: float) -> None:
+        super().__init__(egress, most_bytes=_within(writing, most), timeout=timeout)
+        self._writing = writing
+        self._most_of_any = most
+
+    async def fetch(
+        self,
+        repository: Repository,
+        remote: Remote,
+        refspecs: Sequence[str],
+        depth: int | None,
+        *options: str,
+    ) -> None:
+        with _for_want_of_room(self._writing, self._most_of_any):
+            await super().fetch(repository, remote, refspecs, depth, *options)
+
+
+def _within(writing: Writing, most: int) -> int:
+    """Bytes that may come, with what a repository has of its own; what becomes of them is judged later."""
+    return most if writing.room is None else min(most, writing.room + _BESIDES)
+
+
+@contextlib.contextmanager
+def _for_want_of_room(writing: Writing, most: int) -> Iterator[None]:
+    """What is too large in this block, and would not be with more room, is told so."""
+    try:
+        yield
+    except TooLarge as error:
+        if _within(writing, most) < most:
+            raise writing.exceeded() from error
+        raise

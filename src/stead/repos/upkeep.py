@@ -1,55 +1,75 @@
-"""Repositories kept in order: few packs, not one for each push; indexes for quick clones; no old locks."""
+"""Repositories kept in order: few packs, few files of refs, indexes for quick clones, nothing half done."""
 
 import asyncio
 import contextlib
 import os
-import time
-from collections.abc import Iterator
+import re
+import shutil
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 from stead.errors import SteadError
 from stead.logs import get_logger
 from stead.repos.git import Git
 from stead.repos.repository import Repository
-from stead.tasks import in_thread
 
 MAX_PACKS = 50
 """Each push and each commit by API leaves one; every reader looks through all of them."""
+MAX_LOOSE_REFS = 1000
+"""Each ref is a file until it is packed."""
 WORTH_INDEXING = 1 << 20
 """Bytes from which on a repository has bitmaps, by which clones need not walk through its history."""
-_AT_ONCE = 1
-_TIMEOUT = 3600.0
-_ORPHANS_GRACE = 60.0
+ORPHANS_GRACE = 60.0
 """Seconds in which a git that outlived its server comes to its end."""
+TIMEOUT = 3600.0
+_AT_ONCE = 1
+_SPARE = 4 << 20
+_LEFT_BEHIND = {
+    "": r".*\.lock|packed-refs\.new|fast_import_crash_.*",
+    "refs": r".*\.lock",
+    "objects": r".*\.(lock|keep)|\.?tmp[_-].*",
+    "lfs/incoming": r".*",
+}
+"""In folders of a repository, what those who were killed held, or had not finished."""
 
 log = get_logger("stead.repos")
 
+Joined = Callable[[str], Awaitable[object]]
+"""Is told the id of a repository that takes another amount of room now."""
+
 
 class Upkeep:
-    def __init__(self, git: Git) -> None:
+    def __init__(self, git: Git, joined: Joined) -> None:
         self._git = git
-        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._joined = joined
+        self.turns = asyncio.Semaphore(_AT_ONCE)
+        """For all that writes much, and that nobody waits for."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def look(self, repository: Repository) -> None:
+    def look(self, repository: Repository, loose_refs: int = 0) -> None:
         """Join the packs of a repository that was written to, when that is worth it; beside all else."""
-        if repository.id not in self._tasks and _untidy(repository.path):
+        untidy = loose_refs > MAX_LOOSE_REFS or _untidy(repository.path)
+        if repository.id not in self._tasks and untidy:
             task = asyncio.create_task(self._join(repository))
             self._tasks[repository.id] = task
             task.add_done_callback(lambda _: self._tasks.pop(repository.id, None))
 
     async def _join(self, repository: Repository) -> None:
-        async with self._turns:
+        async with self.turns:
+            if not has_room(repository.path):
+                log.info("there is no room to join packs", repo=repository.id)
+                return
             try:
                 # Packs of about the same size are joined, so that large ones are not written again each time,
                 # with all that is in them: what nobody refers to may be about to be referred to.
                 options = ("-d", "-q", "--geometric=2", "--write-midx", "--write-bitmap-index")
-                await self._git.run(repository.path, "repack", *options, timeout=_TIMEOUT)
+                await self._git.run(repository.path, "repack", *options, timeout=TIMEOUT)
                 await self._git.run(repository.path, "pack-refs", "--all")
                 graph = ("commit-graph", "write", "--reachable", "--split")
-                await self._git.run(repository.path, *graph, timeout=_TIMEOUT)
+                await self._git.run(repository.path, *graph, timeout=TIMEOUT)
             except SteadError as error:
                 log.warning("packs could not be joined", repo=repository.id, error=str(error))
+        await self._joined(repository.id)
 
     async def settled(self) -> None:
         """Wait for what is under way."""
@@ -75,22 +95,34 @@ def _untidy(path: Path) -> bool:
         return False
 
 
-async def remove_old_locks(folder: Path, started: float) -> None:
-    """Remove locks from before this time: whoever held them was ended with the server, or ends soon."""
-    await in_thread(_remove_locks, folder, started - _ORPHANS_GRACE)
-    await asyncio.sleep(max(0.0, started + _ORPHANS_GRACE - time.time()))
-    await in_thread(_remove_locks, folder, started)
+def has_room(path: Path) -> bool:
+    """Whether all packs could be written once more. Given up in the middle, git leaves what it wrote."""
+    with contextlib.suppress(FileNotFoundError):
+        size = sum(pack.stat().st_size for pack in (path / "objects" / "pack").glob("*.pack"))
+        return shutil.disk_usage(path).free > 2 * size + _SPARE
+    return False
 
 
-def _remove_locks(folder: Path, before: float) -> None:
-    for lock in _locks(folder):
+def remove_leftovers(folder: Path, before: float) -> None:
+    """Remove what nobody has touched since then: whoever wrote it was ended with the server.
+
+    Locks would be in the way of all others for ever, and files take room that nobody counts.
+    """
+    for left in _leftovers(folder):
         with contextlib.suppress(FileNotFoundError):
-            if lock.stat().st_mtime < before:
-                log.warning("an old lock was removed", path=str(lock))
-                lock.unlink()
+            if left.lstat().st_mtime >= before:
+                continue
+            log.warning("something half done was removed", path=str(left))
+            if left.is_dir() and not left.is_symlink():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                left.unlink()
 
 
-def _locks(folder: Path) -> Iterator[Path]:
+def _leftovers(folder: Path) -> Iterator[Path]:
     for repository in folder.glob("??/*.git"):
-        yield from repository.glob("*.lock")
-        yield from (repository / "refs").rglob("*.lock")
+        for place, pattern in _LEFT_BEHIND.items():
+            for above, folders, files in os.walk(repository / place):
+                yield from (Path(above, name) for name in (*folders, *files) if re.fullmatch(pattern, name))
+                if not place:
+                    break

@@ -232,6 +232,8 @@ class RepoInfo:
     visibility: Visibility | None = None
     default_branch: str | None = None
     created_at: datetime | None = None
+    size_bytes: int | None = None
+    """On the disk, with large files, as it was last measured."""
     branches: dict[str, Branch] = field(default_factory=dict)
     tags: dict[str, Tag] = field(default_factory=dict)
 

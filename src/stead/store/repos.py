@@ -12,11 +12,23 @@ from stead.store.tables import git_permissions, repos
 
 @dataclass(frozen=True)
 class RepoRow:
+    """One repository as it is recorded. Bytes and refs are as they were last measured, None before that."""
+
     id: str
     account: str
     name: str | None
     public: bool
     created_at: int = 0
+    size: int | None = None
+    lfs_size: int | None = None
+    """Of large files, which `size` is without."""
+    refs: int | None = None
+    prune_at: int | None = None
+    """When what nobody refers to is looked for."""
+
+    @property
+    def whole_size(self) -> int | None:
+        return None if self.size is None or self.lfs_size is None else self.size + self.lfs_size
 
 
 @dataclass(frozen=True)
@@ -39,6 +51,33 @@ class RepoStore(Rows[RepoRow]):
         with self.database.look_up() as connection:
             statement = sa.select(sa.func.count()).where(repos.c.account == account)
             return connection.execute(statement).scalar_one()
+
+    async def total_size(self, account: str) -> int:
+        """Bytes of all repositories of an account that were measured."""
+        with self.database.look_up() as connection:
+            statement = sa.select(sa.func.total(repos.c.size + repos.c.lfs_size))
+            return int(connection.execute(statement.where(repos.c.account == account)).scalar_one())
+
+    async def unmeasured(self, account: str) -> list[str]:
+        statement = sa.select(repos.c.id).where(repos.c.account == account, repos.c.size.is_(None))
+        with self.database.look_up() as connection:
+            return list(connection.execute(statement).scalars())
+
+    async def ids(self, after: str, limit: int) -> list[str]:
+        """Some of all, in the order of their ids."""
+        statement = sa.select(repos.c.id).where(repos.c.id > after).order_by(repos.c.id).limit(limit)
+        with self.database.look_up() as connection:
+            return list(connection.execute(statement).scalars())
+
+    async def due(self, now: int) -> list[RepoRow]:
+        """Those that are to be pruned by now, the longest overdue first."""
+        return await self._select(sa.select(repos).where(repos.c.prune_at <= now).order_by(repos.c.prune_at))
+
+    async def prune_by(self, repo_id: str, at: int) -> None:
+        """Have a repository pruned at this time, unless it is to be pruned earlier."""
+        later = repos.c.prune_at.is_(None) | (repos.c.prune_at > at)
+        async with self.database.begin() as connection:
+            await connection.execute(repos.update().where(repos.c.id == repo_id, later).values(prune_at=at))
 
     async def page(
         self,

@@ -211,6 +211,10 @@ repos = Table(
     Column("name", Text),
     Column("public", Boolean, nullable=False, server_default=false()),
     Column("created_at", BigInteger, nullable=False),
+    Column("size", BigInteger),
+    Column("lfs_size", BigInteger),
+    Column("refs", Integer),
+    Column("prune_at", BigInteger, index=True),
 )
 
 git_permissions = Table(

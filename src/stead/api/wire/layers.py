@@ -78,7 +78,7 @@ class SystemdModel(Wire):
 
 
 class RepositoryModel(Wire):
-    repo: str
+    repo: str = Field(description="Its URL, or the id of a repository of this Stead.")
     path: str
     rev: str | None = None
 

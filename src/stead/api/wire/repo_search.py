@@ -1,13 +1,41 @@
 """What is found in repositories, as it travels."""
 
-from typing import Self
+from typing import Annotated, Self
 
-from stead.api.wire import Wire
+from pydantic import Field
+
+from stead.api.wire import LARGEST, Wire
 from stead.api.wire.repos import Date
 from stead.repos.model import Commit
-from stead.repos.search import CommitsFound, ContentFound, DiffsFound, FilesFound
+from stead.repos.search import MAX_RESULTS, CommitsFound, ContentFound, DiffsFound, FilesFound
 from stead.repos.search_content import Match
 from stead.repos.search_diffs import ChangedLine
+
+
+class SearchMessages(Wire):
+    query: Annotated[str, Field(description="What to search for.")] = ""
+    ref: Annotated[str | None, Field(description="As `rev`.")] = None
+    rev: Annotated[
+        str | None, Field(description="A branch, a tag or a commit; by default, the default branch.")
+    ] = None
+    max_results: Annotated[int, Field(ge=1, le=MAX_RESULTS)] = 100
+    offset: Annotated[int, Field(ge=0, le=LARGEST)] = 0
+    case_sensitive: bool = False
+    is_regex: bool = False
+
+    @property
+    def revision(self) -> str | None:
+        """By default, the default branch."""
+        return self.ref or self.rev
+
+
+class SearchFiles(SearchMessages):
+    path_pattern: Annotated[str | None, Field(description="Only in files like `src/**`.")] = None
+    exclude_pattern: Annotated[str | None, Field(description="Not in files like this.")] = None
+
+
+class SearchLines(SearchFiles):
+    whole_word: bool = False
 
 
 class FoundFile(Wire):

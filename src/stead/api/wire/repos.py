@@ -96,6 +96,7 @@ class RepoRow(Wire):
     name: str | None = None
     visibility: Literal["public", "private"]
     created_at: Date
+    size_bytes: int | None = Field(None, description="On the disk, with large files, as last measured.")
     default_branch: str
     branches: dict[str, ListedBranch]
     tags: dict[str, ListedTag]

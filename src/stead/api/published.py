@@ -1,0 +1,30 @@
+"""Addresses of published examples, as git's `insteadOf` brings them here.
+
+It replaces the beginning of an address alone. Where there is a secret before the host's name, all of it comes
+to be in the path: `/x-access-token:SECRET@HOST/REPO`.
+"""
+
+import base64
+import re
+from urllib.parse import quote
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+_PATH = re.compile(r"/(?P<login>x-access-token:(?:stead|stid)_[A-Za-z0-9_-]{43})@[^/]+(?P<rest>/.*)")
+
+
+class Published:
+    """Takes the secret out of the path, before anything is noted of the call; an ASGI middleware."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        found = _PATH.fullmatch(scope["path"]) if scope["type"] == "http" else None
+        if found is not None:
+            login = base64.b64encode(found["login"].encode())
+            others = [(name, value) for name, value in scope["headers"] if name != b"authorization"]
+            scope["headers"] = [*others, (b"authorization", b"Basic " + login)]
+            scope["path"] = found["rest"]
+            scope["raw_path"] = quote(found["rest"]).encode()
+        await self._app(scope, receive, send)

@@ -1,0 +1,173 @@
+"""What nobody refers to any more, after forced pushes, deletions and commits that lost a race, goes in time.
+
+That is some time after it was first seen that nobody refers to it, whatever its age. Until then git keeps it
+in a pack of its own, a cruft pack, which remembers since when. Others go on writing meanwhile: so what goes
+is put aside first, and comes back if it turns out that somebody had just begun to refer to it.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from stead.errors import SteadError
+from stead.logs import get_logger
+from stead.repos.errors import DiskFull
+from stead.repos.quotas import LeftBehind, Quotas
+from stead.repos.repository import Repository
+from stead.repos.upkeep import TIMEOUT, has_room
+from stead.store.repos import RepoRow, RepoStore
+from stead.tasks import in_thread
+
+GRACE = 14 * 86400.0
+"""Seconds for which nobody has to have referred to something before it goes."""
+EVERY = 86400.0
+"""Seconds between two times that a repository is looked through."""
+_LOOK = 600.0
+_PATIENCE = 900.0
+"""Seconds to wait for those who write; it is tried again another day."""
+_MAX_COMPARED = 1000
+_ASIDE = "expired"
+
+log = get_logger("stead.repos")
+
+
+class Pruning:
+    def __init__(
+        self,
+        store: RepoStore,
+        quotas: Quotas,
+        turns: asyncio.Semaphore,
+        repository_of: Callable[[str], Repository],
+    ) -> None:
+        self._store = store
+        self._quotas = quotas
+        self._turns = turns
+        self._repository_of = repository_of
+        self._noted: set[str] = set()
+
+    async def note(self, repository: Repository, left_behind: Sequence[LeftBehind]) -> None:
+        """Refs were moved: when something was left behind, the repository is looked through within a day."""
+        if left_behind and await self._is_lost(repository, left_behind):
+            self._noted.add(repository.id)
+            await self._store.prune_by(repository.id, time.time_ns() + _nanoseconds(EVERY))
+
+    async def _is_lost(self, repository: Repository, left_behind: Sequence[LeftBehind]) -> bool:
+        """Whether refs were not just moved forward; in doubt they were not."""
+        if len(left_behind) > _MAX_COMPARED or any(new is None for _, new in left_behind):
+            return True
+        lines = "".join(f"{old}\n^{new}\n" for old, new in left_behind)
+        finished = await repository.git.finish(
+            repository.path, "rev-list", "--max-count=1", "--stdin", stdin=lines.encode()
+        )
+        return finished.status != 0 or bool(finished.stdout)
+
+    async def run(self, folder: Path) -> None:
+        """Look through repositories when their time has come, for ever."""
+        # Whoever put something aside was ended before it knew whether that is needed.
+        await in_thread(_bring_all_back, folder)
+        while True:
+            for row in await self._store.due(time.time_ns()):
+                try:
+                    await self._in_time(row)
+                except (SteadError, OSError) as error:
+                    log.warning("a repository could not be pruned", repo=row.id, error=str(error))
+            await asyncio.sleep(_LOOK)
+
+    async def _in_time(self, row: RepoRow) -> None:
+        self._noted.discard(row.id)
+        # Should it fail, or Stead be ended meanwhile.
+        await self._store.update(row.id, prune_at=time.time_ns() + _nanoseconds(EVERY))
+        again = await self.prune(self._repository_of(row.id))
+        if row.id not in self._noted:
+            at = None if again is None else time.time_ns() + _nanoseconds(again)
+            await self._store.update(row.id, prune_at=at)
+
+    async def prune(self, repository: Repository, grace: float = GRACE) -> float | None:
+        """Remove what nobody has referred to for so long.
+
+        Tells after how many seconds there will be more to remove; None when nothing is left behind.
+        """
+        git, path = repository.git, repository.path
+        async with self._turns:
+            if not has_room(path):
+                raise DiskFull
+            await in_thread(_bring_back, path)
+            await git.run(path, "commit-graph", "write", "--reachable", "--split=replace", timeout=TIMEOUT)
+            await in_thread(_date, path / "objects")
+            try:
+                await git.run(
+                    path,
+                    "repack",
+                    "--cruft",
+                    f"--cruft-expiration={int(time.time() - grace)}",
+                    f"--expire-to={path / _ASIDE}",
+                    *("-d", "-q", "--write-midx", "--write-bitmap-index"),
+                    timeout=TIMEOUT,
+                )
+            except BaseException:
+                await in_thread(_bring_back, path)
+                raise
+        await repository.readers.forget(path)
+        if aside := _aside(path):
+            if not await self._is_whole_without(repository):
+                log.info("something is referred to again", repo=repository.id)
+                await in_thread(_bring_back, path)
+                return EVERY
+            await in_thread(_remove, aside)
+        await self._quotas.measure(repository.id)
+        return grace if any((path / "objects" / "pack").glob("*.mtimes")) else None
+
+    async def _is_whole_without(self, repository: Repository) -> bool:
+        """Whether nobody needs what was put aside: now, and when those are done who may have seen it."""
+        if not await _is_whole(repository):
+            return False
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                await self._quotas.quiet(repository.id)
+        except TimeoutError:
+            return False
+        return await _is_whole(repository)
+
+
+def _nanoseconds(seconds: float) -> int:
+    return int(seconds * 1e9)
+
+
+async def _is_whole(repository: Repository) -> bool:
+    try:
+        everything = "rev-list", "--objects", "--all", "--quiet"
+        finished = await repository.git.finish(repository.path, *everything, timeout=TIMEOUT)
+    except SteadError:
+        return False
+    return finished.status == 0
+
+
+def _date(objects: Path) -> None:
+    """Have all that is in no cruft pack be as if it came now: that is since when nobody may refer to it."""
+    for pack in objects.glob("pack/*.pack"):
+        if not pack.with_suffix(".mtimes").exists():
+            os.utime(pack)
+    for loose in objects.glob("[0-9a-f][0-9a-f]/*"):
+        os.utime(loose)
+
+
+def _aside(path: Path) -> list[Path]:
+    """What was put aside, a pack before its index: whoever sees the one expects the other."""
+    return sorted(path.glob(f"{_ASIDE}-*"), key=lambda part: part.suffix == ".idx")
+
+
+def _bring_back(path: Path) -> None:
+    for part in _aside(path):
+        part.rename(path / "objects" / "pack" / part.name.replace(_ASIDE, "pack", 1))
+
+
+def _bring_all_back(folder: Path) -> None:
+    for path in folder.glob("??/*.git"):
+        _bring_back(path)
+
+
+def _remove(aside: list[Path]) -> None:
+    for part in aside:
+        part.unlink()

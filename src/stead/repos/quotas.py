@@ -1,0 +1,331 @@
+"""How much may be written to repositories: judged while it comes, measured when it is there."""
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+from stead.limits import Limits
+from stead.logs import get_logger
+from stead.repos.errors import RepoError, RepoNotFound
+from stead.repos.repository import MAX_REFS
+from stead.repos.sizes import Size, lfs_size, measured
+from stead.store.repos import RepoRow, RepoStore
+from stead.tasks import in_thread
+
+DELAY = 1.0
+"""Seconds after a change in which others may follow that are measured with it."""
+_MIB = 1 << 20
+
+log = get_logger("stead.repos")
+
+LimitsOf = Callable[[str], Awaitable[Limits]]
+LeftBehind = tuple[str, str | None]
+"""Where a ref was, and where it is now; None when it is gone."""
+Settled = Callable[[str, Size, Sequence[LeftBehind]], Awaitable[None]]
+"""Is told of a repository that was written to, after it was measured."""
+
+
+class QuotaExceeded(RepoError):
+    """There is as much as there may be; of bytes, `limit` and `current` are numbers of bytes."""
+
+    code = "quota_exceeded"
+
+    def __init__(self, text: str, limit: int, current: int) -> None:
+        super().__init__(text)
+        self.limit = limit
+        self.current = current
+
+
+class _Tally:
+    """What a repository or an account was measured to have, and what came since."""
+
+    def __init__(self, measured: int) -> None:
+        self.measured = measured
+        self.since = 0
+
+
+@dataclass(frozen=True)
+class _Bound:
+    tally: _Tally
+    limit: int
+    words: Callable[[int, int], str]
+
+    @property
+    def left(self) -> int:
+        return self.limit - self.tally.measured - self.tally.since
+
+    def exceeded(self) -> QuotaExceeded:
+        current = self.tally.measured
+        return QuotaExceeded(self.words(self.limit, current), self.limit, current)
+
+
+def _repo_words(limit: int, current: int) -> str:
+    had = f"this repository has {_mib(current)} of its {_mib(limit)} MiB, and no room for this"
+    return f"{had}; ask for more, or delete branches, whose room is free after two weeks"
+
+
+def _account_words(limit: int, current: int) -> str:
+    had = f"all repositories of this account have {_mib(current)} of their {_mib(limit)} MiB together"
+    return f"{had}, and no room for this; ask for more, or delete one that is not needed"
+
+
+def _refs_words(limit: int, current: int) -> str:
+    return f"a repository has at most {limit} branches and tags, and this one has {current}: delete some"
+
+
+def _mib(size: int) -> str:
+    return f"{size / _MIB:.1f}".removesuffix(".0")
+
+
+class Writing:
+    """What one client writes to a repository. It counts until the repository was measured again."""
+
+    def __init__(
+        self, account: str, sizes: list[_Bound], refs: _Bound, catch_up: Callable[[], Awaitable[None]]
+    ) -> None:
+        self.account = account
+        self.over = asyncio.Event()
+        self.lfs = 0
+        """Bytes of large files that were kept."""
+        self.left_behind: list[LeftBehind] = []
+        self._sizes = sizes
+        self._refs = refs
+        self._catch_up = catch_up
+        self._taken: Counter[_Tally] = Counter()
+
+    @property
+    def room(self) -> int | None:
+        """Bytes that may still come, shared with all who write at the same time; None for any number."""
+        left = [bound.left for bound in self._sizes]
+        return max(0, min(left)) if left else None
+
+    def exceeded(self) -> QuotaExceeded:
+        """What there is to say when there is not enough room."""
+        return min(self._sizes, key=lambda bound: bound.left).exceeded()
+
+    async def take(self, size: int) -> None:
+        """So many more bytes come; QuotaExceeded when that is too many."""
+        await self._count(self._sizes, size)
+
+    async def make_refs(self, count: int) -> None:
+        await self._count([self._refs], count)
+
+    async def _count(self, bounds: list[_Bound], amount: int) -> None:
+        if not amount:
+            return
+        for bound in bounds:
+            bound.tally.since += amount
+            self._taken[bound.tally] += amount
+        if any(bound.left < 0 for bound in bounds):
+            # What came lately may have become smaller since.
+            await self._catch_up()
+            for bound in bounds:
+                if bound.left < 0:
+                    # It is thrown away: others may have the room.
+                    self.release()
+                    raise bound.exceeded()
+
+    def release(self) -> None:
+        """It was measured, or came to nothing."""
+        for tally, amount in self._taken.items():
+            tally.since -= amount
+        self._taken.clear()
+
+
+@dataclass(eq=False)
+class _Look:
+    """A repository that is to be measured, and those who wrote to it."""
+
+    repo: str
+    writings: list[Writing] = field(default_factory=list)
+    now: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+
+
+class Quotas:
+    """What came is counted byte by byte for all who write at the same time, so that they share the room.
+
+    A repository is measured a moment after it was changed, and its row says what it has; what came until
+    then is counted as it came.
+    """
+
+    def __init__(
+        self, store: RepoStore, path_of: Callable[[str], Path], limits_of: LimitsOf, settled: Settled
+    ) -> None:
+        self._store = store
+        self._path_of = path_of
+        self._limits_of = limits_of
+        self._settled = settled
+        self._tallies: WeakValueDictionary[tuple[str, str], _Tally] = WeakValueDictionary()
+        self._under_way: dict[str, set[Writing]] = {}
+        self._next: dict[str, _Look] = {}
+        self._looks: set[_Look] = set()
+        self._turn = asyncio.Lock()
+
+    # Written to
+
+    @contextlib.asynccontextmanager
+    async def writing(self, repo_id: str) -> AsyncIterator[Writing]:
+        """Somebody changes a repository in this block."""
+        writing = await self.peek(repo_id)
+        self._under_way.setdefault(repo_id, set()).add(writing)
+        try:
+            yield writing
+        finally:
+            self._under_way[repo_id].discard(writing)
+            if not self._under_way[repo_id]:
+                del self._under_way[repo_id]
+            writing.over.set()
+            self.look(repo_id, writing)
+
+    async def peek(self, repo_id: str) -> Writing:
+        """What could be written to a repository at this moment."""
+        row = await self._known(repo_id)
+
+        async def catch_up() -> None:
+            await self._catch_up(row)
+
+        repo = self._tally("repo", row.id, row.whole_size or 0)
+        refs = _Bound(self._tally("refs", row.id, row.refs or 0), MAX_REFS, _refs_words)
+        writing = Writing(row.account, await self._sizes(row.account, repo), refs, catch_up)
+        if writing.room == 0:
+            await catch_up()
+        return writing
+
+    @contextlib.asynccontextmanager
+    async def making(self, account: str) -> AsyncIterator[Writing]:
+        """A repository is made in this block, and recorded with its size."""
+        sizes = await self._sizes(account, _Tally(0))
+        writing = Writing(account, sizes, _Bound(_Tally(0), MAX_REFS, _refs_words), _nothing)
+        try:
+            yield writing
+        finally:
+            await self._refresh(account)
+            writing.release()
+
+    async def _sizes(self, account: str, repo: _Tally) -> list[_Bound]:
+        limits = await self._limits_of(account)
+        bounds = []
+        if limits.repo_mib is not None:
+            bounds.append(_Bound(repo, limits.repo_mib * _MIB, _repo_words))
+        if limits.total_repos_mib is not None:
+            for unknown in await self._store.unmeasured(account):
+                await self.measure(unknown)
+            total = self._tally("account", account, await self._store.total_size(account))
+            bounds.append(_Bound(total, limits.total_repos_mib * _MIB, _account_words))
+        return bounds
+
+    def _tally(self, kind: str, name: str, measured: int) -> _Tally:
+        tally = self._tallies.get((kind, name))
+        if tally is None:
+            tally = self._tallies[kind, name] = _Tally(measured)
+        tally.measured = measured
+        return tally
+
+    async def quiet(self, repo_id: str) -> None:
+        """Wait until those who write to a repository at this moment are done."""
+        for writing in list(self._under_way.get(repo_id, ())):
+            await writing.over.wait()
+
+    # Measured
+
+    def look(self, repo_id: str, writing: Writing | None = None) -> None:
+        """Have a repository measured soon; what was written to it counts until then."""
+        look = self._next.get(repo_id)
+        if look is None:
+            look = self._next[repo_id] = _Look(repo_id)
+            self._looks.add(look)
+            look.task = asyncio.create_task(self._settle(look))
+            look.task.add_done_callback(lambda _: self._looks.discard(look))
+        if writing is not None:
+            look.writings.append(writing)
+
+    async def _settle(self, look: _Look) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(look.now.wait(), DELAY)
+        # Whoever is done from here on may have written what this look does not see.
+        del self._next[look.repo]
+        try:
+            size = await self.measure(look.repo, more_lfs=sum(writing.lfs for writing in look.writings))
+            if size is not None:
+                left_behind = [each for writing in look.writings for each in writing.left_behind]
+                await self._settled(look.repo, size, left_behind)
+        except Exception as error:
+            log.error("a repository could not be measured", repo=look.repo, error=repr(error))
+        finally:
+            for writing in look.writings:
+                writing.release()
+
+    async def measure(self, repo_id: str, *, more_lfs: int | None = 0) -> Size | None:
+        """Record how large a repository is; None when there is none.
+
+        Its large files may be many, and only become more: they are looked at if it is not known how much.
+        """
+        async with self._turn:
+            row = await self._store.get(repo_id)
+            if row is None:
+                return None
+            path = self._path_of(repo_id)
+            size = await in_thread(measured, path)
+            if more_lfs is None or row.lfs_size is None:
+                lfs = await in_thread(lfs_size, path)
+            else:
+                lfs = row.lfs_size + more_lfs
+            if (size.objects, lfs, size.refs) != (row.size, row.lfs_size, row.refs):
+                await self._store.update(repo_id, size=size.objects, lfs_size=lfs, refs=size.refs)
+        for kind, number in (("repo", size.objects + lfs), ("refs", size.refs)):
+            if (tally := self._tallies.get((kind, repo_id))) is not None:
+                tally.measured = number
+        await self._refresh(row.account)
+        return size
+
+    async def measure_all(self) -> None:
+        """Correct what a crash left unrecorded."""
+        last = ""
+        while ids := await self._store.ids(last, 1000):
+            for last in ids:
+                await self.measure(last, more_lfs=None)
+
+    async def _known(self, repo_id: str) -> RepoRow:
+        row = await self._store.get(repo_id)
+        if row is not None and row.size is None:
+            await self.measure(repo_id)
+            row = await self._store.get(repo_id)
+        if row is None:
+            raise RepoNotFound(repo_id)
+        return row
+
+    async def _refresh(self, account: str) -> None:
+        tally = self._tallies.get(("account", account))
+        if tally is not None:
+            tally.measured = await self._store.total_size(account)
+
+    async def _catch_up(self, row: RepoRow) -> None:
+        """Measure now what was to be measured soon, of a repository and of all others of its account."""
+        await self._finish(
+            look
+            for look in self._looks
+            if look.repo == row.id or any(writing.account == row.account for writing in look.writings)
+        )
+
+    async def settled(self) -> None:
+        """Measure now what was to be measured soon."""
+        await self._finish(self._looks)
+
+    async def _finish(self, looks: Iterable[_Look]) -> None:
+        tasks = []
+        for look in looks:
+            look.now.set()
+            if look.task is not None:
+                tasks.append(look.task)
+        if tasks:
+            # Whoever waits may leave: the others go on.
+            await asyncio.wait(tasks)
+
+
+async def _nothing() -> None:
+    pass

@@ -1,0 +1,34 @@
+"""Turns: how many may be at work at the same time."""
+
+import asyncio
+import contextlib
+import weakref
+from collections.abc import AsyncIterator
+
+from stead.repos.errors import RepoBusy
+
+
+class Turns:
+    """How many may be at work at the same time, for one name and in all; others wait, but not long."""
+
+    def __init__(self, most: int, each: int, patience: float, busy: str) -> None:
+        """Whoever waited in vain is told that it is `busy`."""
+        self._all = asyncio.Semaphore(most)
+        self._each = each
+        self._patience = patience
+        self._busy = busy
+        self._names: weakref.WeakValueDictionary[str, asyncio.Semaphore] = weakref.WeakValueDictionary()
+
+    @contextlib.asynccontextmanager
+    async def of(self, name: str) -> AsyncIterator[None]:
+        own = self._names.get(name)
+        if own is None:
+            own = self._names[name] = asyncio.Semaphore(self._each)
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout(self._patience):
+                    await stack.enter_async_context(own)
+                    await stack.enter_async_context(self._all)
+            except TimeoutError:
+                raise RepoBusy(f"{self._busy}; try again in a moment") from None
+            yield

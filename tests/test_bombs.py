@@ -1,0 +1,185 @@
+"""Small pushes that unfold to something enormous: they are kept or refused, and hurt nobody."""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx2
+import pytest
+import pytest_asyncio
+from git_hosting import GitClient
+from git_packs import Pack
+from git_site import Site, served
+
+from stead.repos.repository import NOWHERE, Repository
+from stead.repos.search import Search
+from stead.repos.serving import packet
+
+MIB = 1 << 20
+FLAT = 150 * MIB
+
+
+@dataclass
+class Memory:
+    """What the server holds more than before, and what a git holds, at most."""
+
+    server: int = 0
+    git: int = 0
+
+
+@dataclass
+class Bombed:
+    site: Site
+    http: httpx2.AsyncClient
+    git: GitClient
+    repository: Repository = field(init=False)
+
+    async def push(self, pack: Pack, commit: str | None = None) -> str:
+        """Push a pack; tells what git has to say of it."""
+        self.repository = await self.site.stage.repository()
+        line = f"{NOWHERE} {commit or '1' * 40} refs/heads/main\0 report-status"
+        body = packet(line.encode()) + b"0000" + pack.data
+        headers = {"content-type": "application/x-git-receive-pack-request"}
+        answer = await self.http.post(
+            f"/{self.repository.id}/git-receive-pack", headers=headers, content=body
+        )
+        assert answer.status_code == 200, answer.text
+        return answer.text
+
+    def api(self, path: str) -> str:
+        return f"/git/v1/repo/{self.repository.id}/{path}"
+
+    async def streamed(self, path: str) -> int:
+        """How many bytes an answer has."""
+        async with self.http.stream("GET", self.api(path)) as answer:
+            assert answer.status_code == 200
+            return sum([len(piece) async for piece in answer.aiter_raw()])
+
+    @contextlib.asynccontextmanager
+    async def watched(self) -> AsyncIterator[Memory]:
+        memory = Memory()
+        before = _resident("self")
+
+        async def sample() -> None:
+            while True:
+                memory.server = max(memory.server, _resident("self") - before)
+                for process in Path("/proc").glob("[0-9]*"):
+                    with contextlib.suppress(OSError, ValueError):
+                        if (
+                            b"GIT_DIR=" + str(self.site.stage.folder).encode()
+                            in (process / "environ").read_bytes()
+                        ):
+                            memory.git = max(memory.git, _resident(process.name))
+                await asyncio.sleep(0.02)
+
+        sampling = asyncio.create_task(sample())
+        try:
+            yield memory
+        finally:
+            sampling.cancel()
+            await asyncio.gather(sampling, return_exceptions=True)
+
+
+def _resident(process: str) -> int:
+    """Bytes of a process that are its own."""
+    found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc", process, "status").read_text())
+    if found is None:
+        raise ValueError("it has no memory")
+    return int(found[1]) * 1024
+
+
+@pytest_asyncio.fixture
+async def bombed(tmp_path: Path) -> AsyncIterator[Bombed]:
+    async with served(tmp_path / "site") as site:
+        headers = {"authorization": f"Bearer {site.key}"}
+        async with httpx2.AsyncClient(base_url=site.url, headers=headers, timeout=120) as http:
+            (tmp_path / "home").mkdir()
+            yield Bombed(site, http, GitClient(tmp_path / "home"))
+
+
+@pytest.mark.parametrize("size", [170 * MIB, pytest.param(5 << 30, marks=pytest.mark.slow)])
+async def test_a_file_of_zeros_is_kept_and_nobody_holds_it(bombed: Bombed, size: int) -> None:
+    """Cloned as small as it came; read, searched and archived without ever being in memory."""
+    pack = Pack()
+    zeros, small = pack.zeros(size), pack.blob(b"a needle\n")
+    commit = pack.commit(pack.tree({"small": small, "zeros": zeros}))
+    async with bombed.watched() as memory:
+        assert "ok refs/heads/main" in await bombed.push(pack, commit)
+        for path in ("contents/zeros", f"git/blobs/{zeros}"):
+            answer = await bombed.http.get(bombed.api(path))
+            assert answer.status_code == 400
+            assert f"has {size} bytes; at most" in answer.json()["message"]
+        listed = (await bombed.http.get(bombed.api("contents"))).json()["entries"]
+        assert [entry["size"] for entry in listed] == [9, size]
+        search = Search()
+        found = await search.content(bombed.repository, "needle")
+        assert ([file.path for file in found.files], found.stopped) == (["small"], False)
+        changed = await search.diffs(bombed.repository, "needle")
+        paths = [file.path for each in changed.commits for file in each.files]
+        assert paths == ["small"] or changed.stopped
+        assert size < await bombed.streamed("tarball") < size + MIB
+        assert await bombed.streamed("zip") < size // 500
+        login = ("-c", f"http.extraHeader=Authorization: Bearer {bombed.site.key}")
+        url = f"{bombed.site.url}/{bombed.repository.id}"
+        await bombed.git(*login, "clone", "-q", "--bare", url, "copy")
+        await bombed.site.stage.repos.quotas.settled()
+        await bombed.site.stage.repos.upkeep.settled()
+    assert memory.server < FLAT
+    assert memory.git < FLAT
+    info = await bombed.site.stage.repos.get(bombed.repository.id)
+    assert info.size is not None
+    assert info.size < size // 500
+
+
+async def test_copies_of_copies_are_refused(bombed: Bombed) -> None:
+    """Twenty kilobytes that would have to be unfolded to two gigabytes of memory to be looked at."""
+    pack = Pack()
+    pack.copies(2 << 30)
+    assert len(pack.data) < 30_000
+    async with bombed.watched() as memory:
+        assert "unpack index-pack abnormal exit" in await bombed.push(pack)
+    assert memory.git < FLAT
+    assert await bombed.repository.branches() == []
+
+
+async def test_a_tree_without_end_is_kept_and_cut_off(bombed: Bombed) -> None:
+    """Ten folders in each of ten, ten times: few objects, and more paths than anyone can list."""
+    pack = Pack()
+    blob = pack.blob(b"x\n")
+    top = pack.tree({f"file{number}": blob for number in range(10)})
+    for _ in range(9):
+        top = pack.tree({f"folder{number}": top for number in range(10)}, folders=True)
+    async with bombed.watched() as memory:
+        assert "ok refs/heads/main" in await bombed.push(pack, pack.commit(top))
+        answer = await bombed.http.get(bombed.api("contents"))
+        assert len(answer.json()["entries"]) == 10
+        answer = await bombed.http.get(bombed.api("contents"), params={"recursive": "true"})
+        assert (answer.status_code, answer.json()["code"]) == (400, "GIT_INVALID_REQUEST")
+        search = Search(seconds=2)
+        assert (await search.content(bombed.repository, "needle")).stopped
+        assert (await search.files(bombed.repository, "needle")).stopped
+        for kind in ("tarball", "zip"):
+            answer = await bombed.http.get(bombed.api(kind))
+            assert (answer.status_code, answer.json()["code"]) == (400, "GIT_INVALID_REQUEST")
+    assert memory.server < FLAT
+    assert memory.git < 600 * MIB
+
+
+async def test_a_tree_too_deep_for_git_is_refused_or_told_of(bombed: Bombed) -> None:
+    """Folders within folders, so many that git itself may break: the server stays, and says so."""
+    for depth in (20_000, 100_000):
+        pack = Pack()
+        top = pack.tree({"file": pack.blob(b"x\n")})
+        for _ in range(depth):
+            top = pack.tree({"a": top}, folders=True)
+        async with bombed.watched() as memory:
+            pushed = "ok refs/heads/main" in await bombed.push(pack, pack.commit(top))
+            assert pushed or depth == 100_000
+            if pushed:
+                answer = await bombed.http.get(bombed.api("contents"), params={"recursive": "true"})
+                assert answer.status_code == 400
+                assert (await bombed.http.get(bombed.api("contents"))).status_code == 200
+        assert memory.server < FLAT

@@ -1,0 +1,147 @@
+"""Processes that wait to become a command: it is the one that was asked for, with nothing added or lost."""
+
+import asyncio
+import os
+import subprocess
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from git_stage import staged
+from waiting import until
+
+from stead.repos.launching import READY, Launchers
+
+LIMIT = 20.0
+KNOWN = {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"}
+NOBODY = 65534
+
+
+@pytest_asyncio.fixture
+async def launchers() -> AsyncIterator[Launchers]:
+    """Of the user who runs the tests: `env` stands for what makes them another's."""
+    made = Launchers(["env"], KNOWN, 1 << 20)
+    async with asyncio.timeout(LIMIT):
+        await filled(made)
+        yield made
+        await made.close()
+    assert not made._ready
+
+
+async def filled(launchers: Launchers) -> None:
+    launchers._refill()
+
+    async def full() -> bool:
+        return len(launchers._ready) == READY
+
+    await until(full, LIMIT)
+
+
+async def ran(
+    launchers: Launchers,
+    command: Sequence[str],
+    environment: Mapping[str, str] = KNOWN,
+    stdin: bytes = b"",
+    quiet: bool = False,
+) -> tuple[int, bytes, bytes]:
+    process = launchers.take(command, environment, quiet=quiet)
+    assert process is not None
+    return await ended(process, stdin)
+
+
+async def ended(process: Process, stdin: bytes = b"") -> tuple[int, bytes, bytes]:
+    out, err = await process.communicate(stdin)
+    assert process.returncode is not None
+    process._transport.close()  # type: ignore[attr-defined]
+    return process.returncode, out, err
+
+
+async def test_arguments_arrive_as_they_were_given(launchers: Launchers) -> None:
+    odd = [
+        "it's",
+        'a "b"',
+        "$HOME",
+        "`id`",
+        "$(id)",
+        "\\n",
+        "",
+        "*",
+        "; id",
+        "-x",
+        "#",
+        "a=b",
+        "~",
+        "\t",
+        "!",
+    ]
+    status, out, err = await ran(launchers, ["printf", "%s|", *odd])
+    assert (status, err) == (0, b"")
+    assert out.decode().split("|")[:-1] == odd
+
+
+async def test_the_environment_is_what_was_given(launchers: Launchers) -> None:
+    wanted = KNOWN | {"GIT_PROTOCOL": "version=2", "SECRET": "it's $HOME; x", "EMPTY": ""}
+    _, out, _ = await ran(launchers, ["env", "-0"], wanted)
+    found = dict(line.split("=", 1) for line in out.decode().split("\0")[:-1])
+    assert found.pop("PWD", "/") == "/"
+    assert {name: value for name, value in found.items() if name not in ("_", "OLDPWD")} == wanted
+
+
+async def test_its_input_is_its_own_to_the_last_byte(launchers: Launchers) -> None:
+    sent = os.urandom(1 << 20) + b"\n\0last"
+    status, out, _ = await ran(launchers, ["cat"], stdin=sent)
+    assert status == 0 and out == sent
+
+
+async def test_its_end_and_its_errors_are_its_own(launchers: Launchers) -> None:
+    assert await ran(launchers, ["sh", "-c", "echo no >&2; exit 7"]) == (7, b"", b"no\n")
+    assert await ran(launchers, ["sh", "-c", "echo no >&2; exit 7"], quiet=True) == (7, b"", b"")
+    status, _, err = await ran(launchers, ["there-is-no-such-command"])
+    assert status == 127 and b"not found" in err
+
+
+@pytest.mark.parametrize("argument", ["two\nlines", "é", "\udcff", "x" * 5000])
+async def test_what_a_shell_might_not_take_as_it_is_is_left_to_others(
+    launchers: Launchers, argument: str
+) -> None:
+    assert launchers.take(["printf", argument], KNOWN) is None
+    assert launchers.take(["true"], KNOWN | {"X": argument}) is None
+    assert len(launchers._ready) == READY
+
+
+async def test_there_are_always_some_and_dead_ones_are_passed_over(launchers: Launchers) -> None:
+    for process in list(launchers._ready)[:-1]:
+        process.kill()
+        await process.wait()
+    assert await ran(launchers, ["echo", "alive"]) == (0, b"alive\n", b"")
+    assert launchers.take(["true"], KNOWN) is None
+    await filled(launchers)
+    for _ in range(READY):
+        assert await ran(launchers, ["echo", "alive"]) == (0, b"alive\n", b"")
+
+
+async def test_they_end_when_nobody_can_tell_them_anything_any_more(launchers: Launchers) -> None:
+    process = launchers._ready.popleft()
+    assert await ended(process) == (1, b"", b"")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can let git be another user")
+async def test_gits_by_launchers_are_those_without_them(open_folder: Path) -> None:
+    """The user, and what may be done by it, are the same."""
+    async with staged(open_folder, NOBODY) as stage:
+        repository = await stage.repository()
+        git = stage.repos.git
+        told = []
+        for _ in range(2):
+            shown = await git.run(repository.path, "-c", "alias.facts=!cat /proc/self/status; pwd", "facts")
+            lines = shown.decode().splitlines()
+            names = ("Uid", "Gid", "Groups", "NoNewPrivs", "CapEff", "CapPrm", "CapBnd", "CapInh", "/")
+            told.append([line for line in lines if line.startswith(names)])
+            await filled(git._launchers[False])
+        assert told[0] == told[1] and f"Uid:\t{NOBODY}\t{NOBODY}\t{NOBODY}\t{NOBODY}" in told[0]
+    left = await asyncio.to_thread(
+        subprocess.run, ["pgrep", "-u", str(NOBODY), "-f", "read -r order"], capture_output=True
+    )
+    assert left.stdout == b""
