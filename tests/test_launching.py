@@ -129,18 +129,24 @@ async def test_they_end_when_nobody_can_tell_them_anything_any_more(launchers: L
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can let git be another user")
 async def test_gits_by_launchers_are_those_without_them(open_folder: Path) -> None:
-    """The user, and what may be done by it, are the same."""
+    """The user, what may be done by it, and how much it may have are the same."""
     async with staged(open_folder, NOBODY) as stage:
         repository = await stage.repository()
         git = stage.repos.git
         told = []
+        facts = "-c", "alias.facts=!cat /proc/self/status /proc/self/limits; pwd", "facts"
+        names = ("Uid", "Gid", "Groups", "NoNewPrivs", "CapEff", "CapPrm", "CapBnd", "CapInh", "Max", "/")
         for _ in range(2):
-            shown = await git.run(repository.path, "-c", "alias.facts=!cat /proc/self/status; pwd", "facts")
-            lines = shown.decode().splitlines()
-            names = ("Uid", "Gid", "Groups", "NoNewPrivs", "CapEff", "CapPrm", "CapBnd", "CapInh", "/")
+            process = await git.start(repository.path, *facts, memory=64 << 20, file=3 << 20)
+            try:
+                lines = (await process.read(1 << 20)).decode().splitlines()
+            finally:
+                await process.end()
             told.append([line for line in lines if line.startswith(names)])
             await filled(git._launchers[False])
         assert told[0] == told[1] and f"Uid:\t{NOBODY}\t{NOBODY}\t{NOBODY}\t{NOBODY}" in told[0]
+        limits = {line[:14].strip(): line.split()[3] for line in told[0] if line.startswith("Max")}
+        assert (limits["Max data size"], limits["Max file size"]) == (str(64 << 20), str(3 << 20))
     left = await asyncio.to_thread(
         subprocess.run, ["pgrep", "-u", str(NOBODY), "-f", "read -r order"], capture_output=True
     )

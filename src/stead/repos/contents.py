@@ -95,8 +95,8 @@ async def tree(repository: Repository, sha: str) -> list[Entry]:
 async def archive(repository: Repository, kind: str, rev: str | None) -> AsyncIterator[bytes]:
     """A revision as one archive, in pieces. That there is such a revision is known with the first."""
     commit = await repository.resolve(rev)
-    async with repository.git.running(repository.path, "archive", f"--format={kind}", commit) as process:
-        process.bound(memory=_MAX_MEMORY)
+    arguments = "archive", f"--format={kind}", commit
+    async with repository.git.running(repository.path, *arguments, memory=_MAX_MEMORY) as process:
         await process.close_input()
         while piece := await process.stdout.read(_CHUNK):
             yield piece

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import re
-import resource
 import signal
 from asyncio import StreamReader, StreamWriter
 from asyncio.subprocess import DEVNULL, PIPE, Process
@@ -24,7 +23,7 @@ MAX_OUTPUT = 256 << 20
 _MAX_ERRORS = 64 << 10
 _PIPE = 1 << 20
 _END_GRACE = 2.0
-_MAX_MEMORY = 2 << 30
+MAX_MEMORY = 2 << 30
 """Bytes: what is small on the disk may be too much for any memory when it is looked through."""
 _MAX_ALLOCATED = "1g"
 """In one piece: by default clients compare files of up to half of this, so that git holds them whole."""
@@ -116,14 +115,6 @@ class GitProcess:
         self.stdout: StreamReader = process.stdout
         self.stderr: StreamReader | None = process.stderr
         self._process = process
-        self.bound(memory=_MAX_MEMORY)
-
-    def bound(self, *, memory: int | None = None, file: int | None = None) -> None:
-        """Have it fail, with all that it starts from now on, when it wants more bytes than these."""
-        for what, most in ((resource.RLIMIT_DATA, memory), (resource.RLIMIT_FSIZE, file)):
-            if most is not None:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    resource.prlimit(self._process.pid, what, (most, most))
 
     @property
     def alive(self) -> bool:
@@ -269,8 +260,9 @@ class Git:
             own["GIT_DIR"] = str(repo)
         return own | dict(extra or {})
 
-    def command(self, *arguments: str) -> list[str]:
-        git = ["git", *arguments]
+    def command(self, *arguments: str, memory: int = MAX_MEMORY, file: int | None = None) -> list[str]:
+        bounds = [f"--data={memory}", *([] if file is None else [f"--fsize={file}"])]
+        git = ["prlimit", *bounds, "--", "git", *arguments]
         return git if self._uid is None else [*self._drop(_lasting(arguments)), *git]
 
     def _drop(self, lasting: bool) -> list[str]:
@@ -286,16 +278,22 @@ class Git:
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         quiet: bool = False,
+        memory: int = MAX_MEMORY,
+        file: int | None = None,
     ) -> GitProcess:
-        """Start a git, which the caller has to end; when it is to be quiet, nobody hears its errors."""
+        """Start a git, which the caller has to end; when it is to be quiet, nobody hears its errors.
+
+        It fails, as does all that it starts, when it wants more bytes of memory or for one file.
+        """
         environment = self.environment(repo, env)
         if cwd is None and (launchers := self._launchers.get(_lasting(arguments))) is not None:
-            process = launchers.take(["git", *arguments], environment, quiet=quiet)
+            command = ["git", *arguments]
+            process = launchers.take(command, environment, quiet=quiet, memory=memory, file=file)
             if process is not None:
                 return GitProcess(process)
         try:
             process = await asyncio.create_subprocess_exec(
-                *self.command(*arguments),
+                *self.command(*arguments, memory=memory, file=file),
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=DEVNULL if quiet else PIPE,
@@ -310,10 +308,14 @@ class Git:
 
     @contextlib.asynccontextmanager
     async def running(
-        self, repo: Path | None, *arguments: str, env: Mapping[str, str] | None = None
+        self,
+        repo: Path | None,
+        *arguments: str,
+        env: Mapping[str, str] | None = None,
+        memory: int = MAX_MEMORY,
     ) -> AsyncIterator[GitProcess]:
         """A git with pipes to and from it, which is gone at the end of the block."""
-        process = await self.start(repo, *arguments, env=env)
+        process = await self.start(repo, *arguments, env=env, memory=memory)
         try:
             yield process
         finally:

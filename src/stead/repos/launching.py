@@ -33,10 +33,19 @@ class Launchers:
         self._refilling: asyncio.Task[None] | None = None
 
     def take(
-        self, command: Sequence[str], environment: Mapping[str, str], *, quiet: bool = False
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        quiet: bool = False,
+        memory: int | None = None,
+        file: int | None = None,
     ) -> Process | None:
-        """One that becomes this command, with all of this environment; None when there is none for it."""
-        order = _order(command, environment, self._environment, quiet=quiet)
+        """One that becomes this command, with all of this environment; None when there is none for it.
+
+        It may have so many bytes of memory, and write so many to one file.
+        """
+        order = _order(command, environment, self._environment, _bounds(memory, file), quiet=quiet)
         if order is None:
             return None
         self._refill()
@@ -87,13 +96,24 @@ def _let_go(process: Process) -> None:
     process._transport.close()  # type: ignore[attr-defined]
 
 
+def _bounds(memory: int | None, file: int | None) -> list[str]:
+    """The shell counts memory in KiB, and files in blocks of half of that."""
+    limits = [] if memory is None else [f"ulimit -d {memory // 1024} &&"]
+    return limits if file is None else [*limits, f"ulimit -f {file // 512} &&"]
+
+
 def _order(
-    command: Sequence[str], environment: Mapping[str, str], known: Mapping[str, str], *, quiet: bool
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    known: Mapping[str, str],
+    bounds: Sequence[str],
+    *,
+    quiet: bool,
 ) -> bytes | None:
     """A line of shell; None when it would be long, or has what a shell may not take as it is."""
     given = [
         f"{name}={shlex.quote(value)}" for name, value in environment.items() if known.get(name) != value
     ]
     silence = ["2>/dev/null"] if quiet else []
-    line = os.fsencode(" ".join([*given, "exec", shlex.join(command), *silence]))
+    line = os.fsencode(" ".join([*bounds, *given, "exec", shlex.join(command), *silence]))
     return None if len(line) > _LONGEST or not line.isascii() or b"\n" in line else line + b"\n"

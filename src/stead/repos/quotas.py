@@ -23,6 +23,8 @@ _MIB = 1 << 20
 log = get_logger("stead.repos")
 
 LimitsOf = Callable[[str], Awaitable[Limits]]
+Words = Callable[[int, int], str]
+"""What people are told, by the limit and what there is."""
 LeftBehind = tuple[str, str | None]
 """Where a ref was, and where it is now; None when it is gone."""
 Settled = Callable[[str, Size, Sequence[LeftBehind]], Awaitable[None]]
@@ -52,7 +54,7 @@ class _Tally:
 class _Bound:
     tally: _Tally
     limit: int
-    words: Callable[[int, int], str]
+    words: Words
 
     @property
     def left(self) -> int:
@@ -66,6 +68,10 @@ class _Bound:
 def _repo_words(limit: int, current: int) -> str:
     had = f"this repository has {_mib(current)} of its {_mib(limit)} MiB, and no room for this"
     return f"{had}; ask for more, or delete branches, whose room is free after two weeks"
+
+
+def _new_words(limit: int, _: int) -> str:
+    return f"a repository has at most {_mib(limit)} MiB, and this has more; ask for more"
 
 
 def _account_words(limit: int, current: int) -> str:
@@ -85,7 +91,7 @@ class Writing:
     """What one client writes to a repository. It counts until the repository was measured again."""
 
     def __init__(
-        self, account: str, sizes: list[_Bound], refs: _Bound, catch_up: Callable[[], Awaitable[None]]
+        self, account: str, sizes: list[_Bound], refs: _Bound, catch_up: Callable[[str], Awaitable[None]]
     ) -> None:
         self.account = account
         self.over = asyncio.Event()
@@ -122,7 +128,7 @@ class Writing:
             self._taken[bound.tally] += amount
         if any(bound.left < 0 for bound in bounds):
             # What came lately may have become smaller since.
-            await self._catch_up()
+            await self._catch_up(self.account)
             for bound in bounds:
                 if bound.left < 0:
                     # It is thrown away: others may have the room.
@@ -185,33 +191,29 @@ class Quotas:
     async def peek(self, repo_id: str) -> Writing:
         """What could be written to a repository at this moment."""
         row = await self._known(repo_id)
-
-        async def catch_up() -> None:
-            await self._catch_up(row)
-
         repo = self._tally("repo", row.id, row.whole_size or 0)
         refs = _Bound(self._tally("refs", row.id, row.refs or 0), MAX_REFS, _refs_words)
-        writing = Writing(row.account, await self._sizes(row.account, repo), refs, catch_up)
-        if writing.room == 0:
-            await catch_up()
-        return writing
+        sizes = await self._sizes(row.account, repo, _repo_words)
+        if any(bound.tally.since > bound.left for bound in sizes):
+            await self._catch_up(row.account)
+        return Writing(row.account, sizes, refs, self._catch_up)
 
     @contextlib.asynccontextmanager
     async def making(self, account: str) -> AsyncIterator[Writing]:
         """A repository is made in this block, and recorded with its size."""
-        sizes = await self._sizes(account, _Tally(0))
-        writing = Writing(account, sizes, _Bound(_Tally(0), MAX_REFS, _refs_words), _nothing)
+        sizes = await self._sizes(account, _Tally(0), _new_words)
+        writing = Writing(account, sizes, _Bound(_Tally(0), MAX_REFS, _refs_words), self._catch_up)
         try:
             yield writing
         finally:
             await self._refresh(account)
             writing.release()
 
-    async def _sizes(self, account: str, repo: _Tally) -> list[_Bound]:
+    async def _sizes(self, account: str, repo: _Tally, words: Words) -> list[_Bound]:
         limits = await self._limits_of(account)
         bounds = []
         if limits.repo_mib is not None:
-            bounds.append(_Bound(repo, limits.repo_mib * _MIB, _repo_words))
+            bounds.append(_Bound(repo, limits.repo_mib * _MIB, words))
         if limits.total_repos_mib is not None:
             for unknown in await self._store.unmeasured(account):
                 await self.measure(unknown)
@@ -250,15 +252,16 @@ class Quotas:
         # Whoever is done from here on may have written what this look does not see.
         del self._next[look.repo]
         try:
-            size = await self.measure(look.repo, more_lfs=sum(writing.lfs for writing in look.writings))
+            try:
+                size = await self.measure(look.repo, more_lfs=sum(writing.lfs for writing in look.writings))
+            finally:
+                for writing in look.writings:
+                    writing.release()
             if size is not None:
                 left_behind = [each for writing in look.writings for each in writing.left_behind]
                 await self._settled(look.repo, size, left_behind)
         except Exception as error:
-            log.error("a repository could not be measured", repo=look.repo, error=repr(error))
-        finally:
-            for writing in look.writings:
-                writing.release()
+            log.error("a change was not followed up", repo=look.repo, error=repr(error), exc_info=error)
 
     async def measure(self, repo_id: str, *, more_lfs: int | None = 0) -> Size | None:
         """Record how large a repository is; None when there is none.
@@ -266,10 +269,10 @@ class Quotas:
         Its large files may be many, and only become more: they are looked at if it is not known how much.
         """
         async with self._turn:
-            row = await self._store.get(repo_id)
-            if row is None:
+            row, path = await self._store.get(repo_id), self._path_of(repo_id)
+            # One that is being made or removed is not in its place.
+            if row is None or not path.is_dir():
                 return None
-            path = self._path_of(repo_id)
             size = await in_thread(measured, path)
             if more_lfs is None or row.lfs_size is None:
                 lfs = await in_thread(lfs_size, path)
@@ -304,12 +307,9 @@ class Quotas:
         if tally is not None:
             tally.measured = await self._store.total_size(account)
 
-    async def _catch_up(self, row: RepoRow) -> None:
-        """Measure now what was to be measured soon, of a repository and of all others of its account."""
+    async def _catch_up(self, account: str) -> None:
         await self._finish(
-            look
-            for look in self._looks
-            if look.repo == row.id or any(writing.account == row.account for writing in look.writings)
+            look for look in self._looks if any(writing.account == account for writing in look.writings)
         )
 
     async def settled(self) -> None:
@@ -325,7 +325,3 @@ class Quotas:
         if tasks:
             # Whoever waits may leave: the others go on.
             await asyncio.wait(tasks)
-
-
-async def _nothing() -> None:
-    pass

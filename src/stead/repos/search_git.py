@@ -43,8 +43,7 @@ async def run(
     """
     grep = arguments[0] == "grep"
     env = {"GIT_ALLOC_LIMIT": str(MAX_SEARCHED)} if grep else None
-    process = await repository.git.start(repository.path, *arguments, cwd=cwd, env=env)
-    process.bound(memory=_MAX_MEMORY)
+    process = await repository.git.start(repository.path, *arguments, cwd=cwd, env=env, memory=_MAX_MEMORY)
     feeding = asyncio.create_task(process.feed(stdin))
     try:
         async with asyncio.timeout_at(until):

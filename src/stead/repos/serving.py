@@ -382,13 +382,12 @@ class Serving:
                 most, room = self._max_push + _COMMANDS_ROOM, writing.room
                 push = Push(Commands(self._max_commands), writing, repository.path)
             settings = self._settings(service, room)
+            # A pack that came small could be completed by copies of all that is there already.
+            largest = None if room is None else room + _COMPLETION
             process = await self._git.start(
-                repository.path, *settings, *arguments, str(repository.path), env=env
+                repository.path, *settings, *arguments, str(repository.path), env=env, file=largest
             )
             _widen(process)
-            if room is not None:
-                # Its pack could be completed by copies of all that is there already.
-                process.bound(file=room + _COMPLETION)
             talk = Talk(process, push, most, body, lambda: self._pushed(repository.id))
             limit = asyncio.timeout(self._longest)
             try:
