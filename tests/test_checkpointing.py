@@ -55,7 +55,10 @@ def end(pid: int) -> None:
         os.close(descriptor)
 
 
-@pytest.mark.parametrize("operation", ["snapshot", "fork", "suspend"])
+@pytest.mark.parametrize(
+    "operation",
+    ["suspend", *(pytest.param(each, marks=pytest.mark.slow) for each in ("snapshot", "fork"))],
+)
 async def test_a_qemu_that_dies_while_it_is_frozen(
     machines: Machines, operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -161,7 +161,7 @@ def expected_of(operation: str, report: Report) -> dict[str, State | None]:
     return expected
 
 
-EVERY_TIME = ("create", "suspend", "wake", "fork", "snapshot")
+EVERY_TIME = ("create", "suspend", "wake")
 """Operations that are killed at every point in every run; the others are, in the trials."""
 
 
