@@ -301,8 +301,12 @@ async def test_a_long_create_goes_on_in_the_background(server: Server, http: htt
     assert result["domains"] == []
     assert (await http.get(path)).json() == result
     assert (await http.get(f"/v1/vms/{result['id']}")).json()["state"] == "running"
-    logs = (await http.get(f"/observability/v1/logs?requestId={request}")).json()["logs"]
-    assert any("running" in line["message"] for line in logs)
+
+    async def logged() -> bool:
+        logs = (await http.get(f"/observability/v1/logs?requestId={request}")).json()["logs"]
+        return any("running" in line["message"] for line in logs)
+
+    await until(logged, 20)
     await http.delete(f"/v1/vms/{result['id']}")
 
 

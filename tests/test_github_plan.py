@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stead.github.plan import Ref, Relation, Step, plan, refs_of
+from stead.github.plan import Ref, Relation, Step, made_anew, plan, refs_of
 
 MAIN, TOPIC, TAG = "refs/heads/main", "refs/heads/topic", "refs/tags/v1"
 PLACES = (None, "a", "b", "c")
@@ -17,13 +17,11 @@ MIRRORED = {
     Step.DELETE_HERE: Step.DELETE_THERE,
     Step.DELETE_THERE: Step.DELETE_HERE,
 }
-ASIDE = Ref("refs/heads/aside", "z", "z", "z")
-"""With it neither side is empty."""
 
 
 def step(name: str, base: str | None, here: str | None, there: str | None, relation: Relation) -> Step:
     ref = Ref(name, base, here, there)
-    (decision,) = (each for each in plan([ASIDE, ref], {name: relation}, MAIN) if each.ref is ref)
+    (decision,) = plan([ref], {name: relation}, MAIN)
     assert (decision.reason is not None) == (decision.step is Step.LEAVE)
     return decision.step
 
@@ -83,11 +81,13 @@ def test_the_default_branch_is_not_deleted() -> None:
     assert found[MAIN][0] is Step.LEAVE and "default branch" in found[MAIN][1]
 
 
-def test_an_empty_side_deletes_nothing_on_the_other() -> None:
+def test_a_side_that_has_nothing_any_more_was_made_anew() -> None:
     full = {MAIN: "a", TOPIC: "b", TAG: "b"}
-    assert {step for step, _ in decided(full, full, {}).values()} == {Step.LEAVE}
-    assert {step for step, _ in decided(full, {}, full).values()} == {Step.LEAVE}
-    assert {step for step, _ in decided({}, {}, full).values()} == {Step.PULL}
+    for side in ({}, {MAIN.replace("main", "trunk"): "z"}):
+        assert made_anew(full, full, side) and made_anew(full, side, full)
+    for side in (full, {TOPIC: "z"}, {MAIN.replace("main", "renamed"): "a"}):
+        assert not made_anew(full, full, side) and not made_anew(full, side, full)
+    assert not made_anew({}, {}, full)
 
 
 def test_names_that_are_in_the_way_of_others_are_left() -> None:
@@ -133,6 +133,8 @@ class Sides:
 
     def sync(self) -> set[str]:
         """Do what is decided; the names that are left are told."""
+        if made_anew(self.base, self.here, self.there):
+            self.base = {}
         refs = refs_of(self.base, self.here, self.there)
         relations = {ref.name: self.relation(ref) for ref in refs if ref.needs_history}
         left = set()

@@ -280,19 +280,28 @@ async def test_what_github_does_not_take_is_told(scene: Scene) -> None:
     assert scene.there["refs/heads/topic"] == sha
 
 
-async def test_an_empty_github_deletes_nothing_here(scene: Scene) -> None:
-    sha = await scene.commit("README")
+@pytest.mark.parametrize("emptied", ["here", "there"])
+async def test_a_side_that_was_emptied_deletes_nothing_on_the_other(scene: Scene, emptied: str) -> None:
+    """The two are joined as at the beginning."""
+    await scene.commit("README")
     await scene.repository.create_branch("topic")
     await scene.enable()
-    folder = await scene.clone()
+    before = await scene.here()
     for branch in ("main", "topic"):
-        scene.github.git(NAME, "update-ref", "-d", f"refs/heads/{branch}")
-    link = await scene.sync()
-    assert link.state is State.DIVERGED and len(link.left) == 2
-    assert await scene.here() == {"refs/heads/main": sha, "refs/heads/topic": sha}
-    await scene.push(folder, "main")
-    link = await scene.sync()
-    assert await scene.here() == scene.there == {"refs/heads/main": sha}
+        if emptied == "here":
+            await scene.delete(f"refs/heads/{branch}")
+        else:
+            scene.github.git(NAME, "update-ref", "-d", f"refs/heads/{branch}")
+    assert (await scene.sync()).state is State.IN_STEP
+    assert await scene.here() == scene.there == before
+
+
+async def test_a_branch_that_was_renamed_there_is_renamed_here(scene: Scene) -> None:
+    sha = await scene.commit("README", branch="old")
+    await scene.enable()
+    scene.github.git(NAME, "branch", "-m", "old", "new")
+    assert (await scene.sync()).state is State.IN_STEP
+    assert await scene.here() == scene.there == {"refs/heads/new": sha}
 
 
 # Races

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import subprocess
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest_asyncio
 from git_stage import staged
 from waiting import until
 
+from stead.host.processes import command_lines
 from stead.repos.launching import READY, Launchers
 
 LIMIT = 20.0
@@ -147,7 +147,5 @@ async def test_gits_by_launchers_are_those_without_them(open_folder: Path) -> No
         assert told[0] == told[1] and f"Uid:\t{NOBODY}\t{NOBODY}\t{NOBODY}\t{NOBODY}" in told[0]
         limits = {line[:14].strip(): line.split()[3] for line in told[0] if line.startswith("Max")}
         assert (limits["Max data size"], limits["Max file size"]) == (str(64 << 20), str(3 << 20))
-    left = await asyncio.to_thread(
-        subprocess.run, ["pgrep", "-u", str(NOBODY), "-f", "read -r order"], capture_output=True
-    )
-    assert left.stdout == b""
+    left = [pid for pid, arguments in command_lines() if b"read -r order" in b" ".join(arguments)]
+    assert not any(Path(f"/proc/{pid}").stat().st_uid == NOBODY for pid in left)

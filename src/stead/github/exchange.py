@@ -8,7 +8,7 @@ side; after a push they move later, and a crash in between only means that both 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from stead.github.plan import Decision, Ref, Refs, Relation, Step, plan, refs_of
+from stead.github.plan import Decision, Ref, Refs, Relation, Step, made_anew, plan, refs_of
 from stead.repos.errors import TooLarge
 from stead.repos.git import TIMEOUT
 from stead.repos.quotas import Writing
@@ -124,7 +124,12 @@ def _aside(prefix: str, name: str) -> str:
 
 
 async def _decide(repository: Repository, seen: _Seen) -> list[Decision]:
-    refs = refs_of(seen.base, seen.here, seen.there)
+    base = seen.base
+    if made_anew(base, seen.here, seen.there):
+        # Before anything else: what is joined half way must not look as if the rest had been deleted.
+        await _change(repository, [RefChange(_aside(_BASE, name), None, guarded=False) for name in base])
+        base = {}
+    refs = refs_of(base, seen.here, seen.there)
     relations = {ref.name: await _relation(repository, ref) for ref in refs if ref.needs_history}
     return plan(refs, relations, BRANCHES + repository.default_branch)
 

@@ -71,21 +71,28 @@ def refs_of(base: Refs, here: Refs, there: Refs) -> list[Ref]:
     ]
 
 
+def made_anew(base: Refs, here: Refs, there: Refs) -> bool:
+    """Whether a side has nothing any more of what was in step: neither a name, nor a commit under another.
+
+    Then it was emptied or made anew, and what is missing there was not deleted ref by ref. It is forgotten
+    what was in step, and both are joined as at the beginning, when nothing is deleted.
+    """
+    commits = set(base.values())
+    return any(
+        base and base.keys().isdisjoint(side) and commits.isdisjoint(side.values()) for side in (here, there)
+    )
+
+
 def plan(refs: Iterable[Ref], relations: Mapping[str, Relation], default: str) -> list[Decision]:
     """What is to be done for each ref; `relations` are those of the refs that need them, by name.
 
-    `default` is the full name of the default branch here, which is not deleted. Nor is anything deleted
-    because the other side is empty: then it is more likely that it was made anew.
+    `default` is the full name of the default branch here, which is not deleted.
     """
-    found = list(refs)
-    decisions = [_judge(ref, relations.get(ref.name)) for ref in found]
-    emptied_here = not any(ref.here for ref in found)
-    emptied_there = not any(ref.there for ref in found)
-    guarded = [_guard(each, default, emptied_here, emptied_there) for each in decisions]
+    decisions = [_keep_default(_judge(ref, relations.get(ref.name)), default) for ref in refs]
     # What is deleted goes first, and is in nobody's way.
-    here = {each.ref.name for each in guarded if each.ref.here and each.step is not Step.DELETE_HERE}
-    there = {each.ref.name for each in guarded if each.ref.there and each.step is not Step.DELETE_THERE}
-    return list(_fitting(guarded, here, there))
+    here = {each.ref.name for each in decisions if each.ref.here and each.step is not Step.DELETE_HERE}
+    there = {each.ref.name for each in decisions if each.ref.there and each.step is not Step.DELETE_THERE}
+    return list(_fitting(decisions, here, there))
 
 
 def _judge(ref: Ref, relation: Relation | None) -> Decision:
@@ -127,15 +134,9 @@ def _moved(ref: Ref, relation: Relation | None, where: str) -> str:
     return f"it was {'rewritten' if relation is Relation.APART else 'moved back'} {where}"
 
 
-def _guard(decision: Decision, default: str, emptied_here: bool, emptied_there: bool) -> Decision:
-    """Deletions that are more likely a mistake are not followed."""
-    ref = decision.ref
-    if decision.step is Step.DELETE_HERE and emptied_there:
-        return Decision(ref, Step.LEAVE, "the repository on GitHub is empty")
-    if decision.step is Step.DELETE_THERE and emptied_here:
-        return Decision(ref, Step.LEAVE, "the repository is empty here")
-    if decision.step is Step.DELETE_HERE and ref.name == default:
-        return Decision(ref, Step.LEAVE, "it was deleted on GitHub, and is the default branch here")
+def _keep_default(decision: Decision, default: str) -> Decision:
+    if decision.step is Step.DELETE_HERE and decision.ref.name == default:
+        return Decision(decision.ref, Step.LEAVE, "it was deleted on GitHub, and is the default branch here")
     return decision
 
 
