@@ -12,6 +12,7 @@ from stead.api.calls import Call
 from stead.api.errors import ApiError
 from stead.api.services import Services, ServicesDep
 from stead.errors import MachineNotFound, SnapshotNotFound
+from stead.github.app import WEBHOOKS
 from stead.identity.callers import Caller, Callers
 from stead.machines import Machine, MachineInfo
 from stead.machines.snapshots import SnapshotInfo
@@ -22,9 +23,7 @@ USER_HEADER = "X-Freestyle-Vm-Linux-User-Id"
 VmId = Annotated[str, Path(description="The id of a VM.")]
 
 
-PUBLIC = frozenset(
-    {"/healthz", "/metrics", "/docs", "/openapi.json", "/.well-known/jwks.json", "/github/webhooks"}
-)
+PUBLIC = frozenset({"/healthz", "/metrics", "/docs", "/openapi.json", "/.well-known/jwks.json", WEBHOOKS})
 
 
 class Gate:

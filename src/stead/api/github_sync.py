@@ -10,10 +10,10 @@ from stead.api.repos import OwnedRepo
 from stead.api.services import ServicesDep
 from stead.api.wire import Nothing
 from stead.api.wire.github_sync import GithubSyncModel, NewGithubSync
+from stead.github.app import WEBHOOKS
 
 router = APIRouter(tags=["repositories"])
 
-WEBHOOKS = "/github/webhooks"
 MAX_WEBHOOK = 4 << 20
 """Bytes. What is larger need not be heard: both sides are looked at now and then in any case."""
 _PATH = "/git/v1/repo/{repo_id}/github-sync"

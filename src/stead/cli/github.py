@@ -10,14 +10,13 @@ from stead.cli.keys import AccountName, open_accounts
 from stead.cli.output import Json, note, print_facts, print_json
 from stead.cli.terminal import run, settings
 from stead.errors import InvalidRequest
-from stead.github.app import GITHUB, GITHUB_API, App, Github
+from stead.github.app import GITHUB, GITHUB_API, WEBHOOKS, App, Github
 from stead.github.apps import Apps
 from stead.identity.accounts import Account, Accounts
 from stead.repos.egress import Egress
 
 app = typer.Typer(no_args_is_help=True, help="The GitHub App by which repositories are kept in step.")
 
-_WEBHOOKS = "/github/webhooks"
 _MAX_FILE = 64 << 10
 
 
@@ -106,7 +105,7 @@ def _facts(found: App, owner: Account) -> dict[str, Any]:
         "app_id": found.id,
         "url": found.url,
         "api_url": found.api_url,
-        "webhook_url": settings().clone_root + _WEBHOOKS,
+        "webhook_url": settings().clone_root + WEBHOOKS,
     }
 
 

@@ -22,6 +22,8 @@ from stead.repos.egress import Answer, Egress, EgressFailed
 
 GITHUB = "https://github.com"
 GITHUB_API = "https://api.github.com"
+WEBHOOKS = "/github/webhooks"
+"""Where an App's webhooks are sent to."""
 TIMEOUT = 30.0
 _LEAST_LEFT = 600
 """Seconds that a token is good for at least, so that a long fetch comes to its end with it."""
@@ -65,7 +67,6 @@ class Hosted:
 
     id: str
     name: str
-    default_branch: str
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class Github:
         token = await self.token(app, name)
         found = await self._get(app, f"/repos/{name}", token)
         try:
-            return Hosted(str(int(found["id"])), check_name(found["full_name"]), str(found["default_branch"]))
+            return Hosted(str(int(found["id"])), check_name(found["full_name"]))
         except (KeyError, TypeError, ValueError, InvalidRequest):
             raise GithubFailed(f"GitHub tells of {name} in a way that cannot be read") from None
 

@@ -23,7 +23,7 @@ from stead.repos.errors import RepoNotFound
 from stead.repos.remotes import SourceNotFound, SourceUnauthorized
 from stead.repos.repos import Repos
 from stead.repos.serving import Pushed
-from stead.repos.sources import RemotesWithin
+from stead.repos.sources import remotes_within
 from stead.store.database import Database
 from stead.store.github import LinkRow, LinkStore
 
@@ -248,7 +248,7 @@ class Links:
         url = _address(app, row.name, await self._github.token(app, row.name))
         try:
             async with self._repos.quotas.writing(row.id) as writing:
-                remotes = RemotesWithin(self._egress, writing, MAX_BYTES, TIMEOUT)
+                remotes = remotes_within(self._egress, writing, MAX_BYTES, TIMEOUT)
                 return await exchange.bring_into_step(
                     repository, remotes, url, writing, lambda: self._followed(row.id)
                 )

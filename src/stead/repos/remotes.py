@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -101,11 +101,22 @@ class Wanted:
 
 
 class Remotes:
-    def __init__(self, egress: Egress, *, most_bytes: int, timeout: float) -> None:
-        """What is fetched may make a repository grow by so much, and take so many seconds."""
+    def __init__(
+        self,
+        egress: Egress,
+        *,
+        most_bytes: int,
+        timeout: float,
+        exceeded: Callable[[], RepoError] | None = None,
+    ) -> None:
+        """What is fetched may make a repository grow by so much, and take so many seconds.
+
+        `exceeded` is what there is to say when it is more, if that is not a matter of what is fetched.
+        """
         self._egress = egress
         self._most = most_bytes
         self._timeout = timeout
+        self._exceeded = exceeded
 
     async def open(self, repository: Repository, url: str, rev: str | None) -> Remote:
         """A repository elsewhere, which can be read; its branches and tags, and `rev` if it is a ref."""
@@ -218,6 +229,8 @@ class Remotes:
             while not running.done():
                 await asyncio.wait({running}, timeout=_LOOK)
                 if await in_thread(_size, repository.path) - before > self._most:
+                    if self._exceeded is not None:
+                        raise self._exceeded()
                     raise TooLarge(f"{target.shown} has more than {self._most >> 20} MiB, which is too much")
         finally:
             running.cancel()

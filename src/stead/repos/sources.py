@@ -5,7 +5,7 @@ Everything here fills a repository that nobody sees yet. When it fails, that rep
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 
 from stead.errors import InvalidRequest
@@ -103,7 +103,7 @@ class Sources:
         return fill
 
     def _remotes(self, writing: Writing) -> Remotes:
-        return RemotesWithin(self._egress, writing, self._most, self._timeout)
+        return remotes_within(self._egress, writing, self._most, self._timeout)
 
     async def _one(
         self,
@@ -307,24 +307,11 @@ class Sources:
             raise EgressFailed(shown(url), f"it took longer than {self._timeout:g} s") from None
 
 
-class RemotesWithin(Remotes):
+def remotes_within(egress: Egress, writing: Writing, most: int, timeout: float) -> Remotes:
     """For one who writes, and has to fit what comes into the room that there is."""
-
-    def __init__(self, egress: Egress, writing: Writing, most: int, timeout: float) -> None:
-        super().__init__(egress, most_bytes=_within(writing, most), timeout=timeout)
-        self._writing = writing
-        self._most_of_any = most
-
-    async def fetch(
-        self,
-        repository: Repository,
-        remote: Remote,
-        refspecs: Sequence[str],
-        depth: int | None,
-        *options: str,
-    ) -> None:
-        with _for_want_of_room(self._writing, self._most_of_any):
-            await super().fetch(repository, remote, refspecs, depth, *options)
+    room = _within(writing, most)
+    exceeded = writing.exceeded if room < most else None
+    return Remotes(egress, most_bytes=room, timeout=timeout, exceeded=exceeded)
 
 
 def _within(writing: Writing, most: int) -> int:
