@@ -1,10 +1,10 @@
 """The database: made, migrated, shared, read and written."""
 
 import asyncio
+import itertools
 import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -26,11 +26,8 @@ async def database(tmp_path: Path) -> AsyncIterator[Database]:
 
 
 async def test_migrations_lead_to_the_tables_as_they_are_declared(database: Database) -> None:
-    def differences(connection: sa.Connection) -> list[Any]:
-        return list(compare_metadata(MigrationContext.configure(connection), metadata))
-
-    async with database.connect() as connection:
-        assert await connection.run_sync(differences) == []
+    with database.look_up() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
 
 
 async def test_many_open_a_new_database_at_once(tmp_path: Path) -> None:
@@ -69,6 +66,31 @@ async def test_a_folder_may_have_any_name(tmp_path: Path, name: str) -> None:
         assert connection.execute("SELECT id FROM accounts").fetchall() == [(account.id,)]
     connection.close()
     assert {each.name for each in tmp_path.iterdir()} == {name}
+
+
+async def test_whoever_is_cancelled_leaves_the_database_to_the_others(database: Database) -> None:
+    accounts = Accounts(database)
+    store = AccountStore(database)
+    account = await accounts.create("changing")
+
+    async def rename() -> None:
+        for number in itertools.count():
+            await store.update(account.id, name=str(number))
+
+    for moment in range(60):
+        renaming = asyncio.create_task(rename())
+        await asyncio.sleep(moment * 0.0005)
+        renaming.cancel()
+        # Once more, as a server does that stops: not even then is it given up in the middle.
+        await asyncio.sleep(0)
+        renaming.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await renaming
+        async with asyncio.timeout(5):
+            await store.update(account.id, name="next")
+        found = await store.get(account.id)
+        assert found is not None
+        assert found.name == "next"
 
 
 async def test_a_look_up_sees_what_was_written_and_does_not_wait_for_who_writes(

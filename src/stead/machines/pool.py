@@ -5,7 +5,6 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-from stead.errors import SteadError
 from stead.host.templates import Template
 from stead.logs import get_logger
 from stead.machines.lifecycle import Lifecycle
@@ -96,8 +95,9 @@ class Pool:
             self._wanted.clear()
             try:
                 await self._fill()
-            except (SteadError, OSError) as error:
-                log.warning("cannot prepare a machine", error=str(error))
+            except Exception as error:
+                # Whatever it was, the next create would be glad of a machine.
+                log.warning("cannot prepare a machine", error=repr(error))
                 await asyncio.sleep(_PAUSE_AFTER_FAILURE)
                 self._wanted.set()
 

@@ -2,10 +2,12 @@
 
 import contextlib
 import sqlite3
+import sys
 import time
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVarTuple, overload
 
 import sqlalchemy as sa
 from alembic import command
@@ -13,12 +15,16 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+from sqlalchemy.sql.selectable import TypedReturnsRows
 
 from stead.errors import HostError
-from stead.tasks import in_thread
+from stead.tasks import finished, in_thread
 
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _TIMEOUT = 60
+
+Columns = TypeVarTuple("Columns")
+Values = Sequence[Mapping[str, Any]] | Mapping[str, Any]
 
 
 class Database:
@@ -32,12 +38,13 @@ class Database:
         )
         sa.event.listen(self._reader, "connect", _forbid_writing)
 
-    def begin(self) -> AbstractAsyncContextManager[AsyncConnection]:
-        return self._engine.begin()
+    def begin(self) -> AbstractAsyncContextManager["Transaction"]:
+        """To write: all of it, or nothing when the block is left by an error."""
+        return _carried_through(self._engine.begin())
 
-    def connect(self) -> AbstractAsyncContextManager[AsyncConnection]:
+    def connect(self) -> AbstractAsyncContextManager["Transaction"]:
         """To read much, or what has to be searched for."""
-        return self._engine.connect()
+        return _carried_through(self._engine.connect())
 
     def look_up(self) -> AbstractContextManager[sa.Connection]:
         """To read a row by what it is indexed by, on the caller's thread.
@@ -49,6 +56,41 @@ class Database:
     async def dispose(self) -> None:
         self._reader.dispose()
         await self._engine.dispose()
+
+
+class Transaction:
+    """What can be done in the database between a beginning and an end."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    @overload
+    async def execute(  # type: ignore[overload-overlap]  # as SQLAlchemy's own
+        self, statement: TypedReturnsRows[*Columns], values: Values | None = None
+    ) -> sa.CursorResult[*Columns]: ...
+
+    @overload
+    async def execute(
+        self, statement: sa.Executable, values: Values | None = None
+    ) -> sa.CursorResult[Any]: ...
+
+    async def execute(self, statement: sa.Executable, values: Values | None = None) -> sa.CursorResult[Any]:
+        return await finished(self._connection.execute(statement, values))
+
+
+@contextlib.asynccontextmanager
+async def _carried_through(block: AbstractAsyncContextManager[AsyncConnection]) -> AsyncIterator[Transaction]:
+    """Let whoever waits be cancelled, but nothing that SQLite is asked to do.
+
+    A connection that is given up in the middle of a statement keeps the whole database locked.
+    """
+    stack = contextlib.AsyncExitStack()
+    try:
+        yield Transaction(await finished(stack.enter_async_context(block)))
+    except BaseException:
+        await finished(stack.__aexit__(*sys.exc_info()))
+        raise
+    await finished(stack.aclose())
 
 
 async def open_database(path: Path) -> Database:

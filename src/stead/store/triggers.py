@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection
 
+from stead.store.database import Transaction
 from stead.store.rows import Rows, made
 from stead.store.tables import deliveries, observed_refs, repos, triggers
 
@@ -186,7 +186,7 @@ _NEXT = (
 )
 
 
-async def _see(connection: AsyncConnection, repo: str, changes: Mapping[str, str | None]) -> None:
+async def _see(connection: Transaction, repo: str, changes: Mapping[str, str | None]) -> None:
     if not changes:
         return
     here = sa.and_(observed_refs.c.repo == repo, observed_refs.c.name == sa.bindparam("gone"))
