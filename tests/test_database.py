@@ -1,6 +1,7 @@
 """The database: made, migrated, shared, read and written."""
 
 import asyncio
+import contextlib
 import itertools
 import sqlite3
 from collections.abc import AsyncIterator
@@ -50,8 +51,8 @@ async def test_a_database_that_somebody_reads_is_opened_when_they_are_done(tmp_p
     assert waiting
     reader.close()
     database = await opening
-    async with database.connect() as connection:
-        assert (await connection.execute(sa.text("PRAGMA journal_mode"))).scalar_one() == "wal"
+    with database.look_up() as connection:
+        assert connection.execute(sa.text("PRAGMA journal_mode")).scalar_one() == "wal"
     await database.dispose()
 
 
@@ -69,9 +70,8 @@ async def test_a_folder_may_have_any_name(tmp_path: Path, name: str) -> None:
 
 
 async def test_whoever_is_cancelled_leaves_the_database_to_the_others(database: Database) -> None:
-    accounts = Accounts(database)
     store = AccountStore(database)
-    account = await accounts.create("changing")
+    account = await Accounts(database).create("changing")
 
     async def rename() -> None:
         for number in itertools.count():
@@ -98,15 +98,14 @@ async def test_a_look_up_sees_what_was_written_and_does_not_wait_for_who_writes(
 ) -> None:
     store = AccountStore(database)
     account = await Accounts(database).create("before")
-    other = await open_database(tmp_path / "stead.db")
     for name in ("one", "two"):
-        async with other.begin() as connection:
-            await connection.execute(accounts.update().values(name=name))
+        with contextlib.closing(sqlite3.connect(tmp_path / "stead.db")) as other:
+            other.execute("UPDATE accounts SET name = ?", (name,))
             before = await asyncio.wait_for(store.get(account.id), 1)
             assert before is not None and before.name != name
+            other.commit()
         after = await store.get(account.id)
         assert after is not None and after.name == name
-    await other.dispose()
 
 
 async def test_a_look_up_cannot_write(database: Database) -> None:

@@ -62,8 +62,8 @@ class Installation:
         return name
 
     async def count(self, table: sa.Table) -> int:
-        async with self.database.connect() as connection:
-            return (await connection.execute(sa.select(sa.func.count()).select_from(table))).scalar_one()
+        with self.database.look_up() as connection:
+            return connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
 
     async def close(self) -> None:
         await self.callers.close()

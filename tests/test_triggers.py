@@ -274,8 +274,8 @@ class World:
         return await until(passed, LIMIT)
 
     async def rows(self, table: sa.Table) -> int:
-        async with self.database.connect() as connection:
-            return (await connection.execute(sa.select(sa.func.count()).select_from(table))).scalar_one()
+        with self.database.look_up() as connection:
+            return connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
 
 
 async def unlimited(_: str) -> Limits:
@@ -572,17 +572,15 @@ async def test_a_database_that_refuses_to_write_costs_no_delivery(
     await world.write(repo)
     async with world.opened() as triggers:
         trigger = await triggers.create(repo, endpoint.url + "/")
-        async with world.database.begin() as connection:
-            refuse = f"CREATE TRIGGER refuse BEFORE {what} BEGIN SELECT RAISE(ABORT, 'full'); END"
-            await connection.execute(sa.text(refuse))
+        refuse = f"CREATE TRIGGER refuse BEFORE {what} BEGIN SELECT RAISE(ABORT, 'full'); END"
+        await world.database.execute(sa.text(refuse))
         sha = await world.push(repo)
 
         async def given_up_for_now() -> bool:
             return world.clock.sleeping == sleeping
 
         await until(given_up_for_now, LIMIT)
-        async with world.database.begin() as connection:
-            await connection.execute(sa.text("DROP TRIGGER refuse"))
+        await world.database.execute(sa.text("DROP TRIGGER refuse"))
         assert endpoint.seen == []
         (told,) = await world.later(endpoint.told)
         assert [each.state for each in await world.settled(repo, trigger.id)] == [State.DELIVERED]

@@ -61,10 +61,8 @@ class AccountStore(Rows[AccountRow]):
             accounts.update()
             .where(accounts.c.id == account_id, accounts.c.limits == before)
             .values(limits=after)
-            .returning(accounts)
         )
-        async with self.database.begin() as connection:
-            return self._one(await connection.execute(statement))
+        return await self._changed(statement)
 
 
 class KeyStore(Rows[KeyRow]):

@@ -55,22 +55,21 @@ class BuildStore(Rows[BuildRow]):
     async def begin_phase(self, row: PhaseRow) -> PhaseRow:
         now = time.time_ns()
         row = dataclasses.replace(row, started_at=now)
-        async with self.database.begin() as connection:
-            await connection.execute(build_phases.insert().values(**dataclasses.asdict(row)))
-            await connection.execute(builds.update().where(builds.c.id == row.build).values(updated_at=now))
+        await self.database.execute(
+            build_phases.insert().values(**dataclasses.asdict(row)),
+            builds.update().where(builds.c.id == row.build).values(updated_at=now),
+        )
         return row
 
     async def pin(self, phase_id: str, snapshot: str) -> None:
         """Note the snapshot of what was there when a phase failed."""
         statement = build_phases.update().where(build_phases.c.id == phase_id).values(snapshot=snapshot)
-        async with self.database.begin() as connection:
-            await connection.execute(statement)
+        await self.database.execute(statement)
 
     async def phases(self, build_id: str) -> list[PhaseRow]:
         statement = sa.select(build_phases).where(build_phases.c.build == build_id)
-        async with self.database.connect() as connection:
-            found = await connection.execute(statement.order_by(build_phases.c.position))
-            return made(PhaseRow, found)
+        statement = statement.order_by(build_phases.c.position)
+        return await self.database.read(lambda connection: made(PhaseRow, connection.execute(statement)))
 
     async def fail_unfinished(self, reason: str) -> int:
         """After a crash: nobody works on these any more; says how many there were."""
@@ -80,12 +79,12 @@ class BuildStore(Rows[BuildRow]):
             .where(builds.c.state.in_(("pending", "running")))
             .values(state="failed", failure=reason, finished_at=now, updated_at=now)
         )
-        async with self.database.begin() as connection:
-            return (await connection.execute(statement)).rowcount
+        return await self.database.execute(statement)
 
     async def prune(self, before: int) -> None:
         """Forget builds that ended before a time."""
         old = sa.select(builds.c.id).where(builds.c.finished_at < before)
-        async with self.database.begin() as connection:
-            await connection.execute(build_phases.delete().where(build_phases.c.build.in_(old)))
-            await connection.execute(builds.delete().where(builds.c.finished_at < before))
+        await self.database.execute(
+            build_phases.delete().where(build_phases.c.build.in_(old)),
+            builds.delete().where(builds.c.finished_at < before),
+        )

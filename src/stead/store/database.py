@@ -1,21 +1,20 @@
 """The database: opened, brought to the present shape, closed."""
 
+import asyncio
 import contextlib
 import sqlite3
-import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, TypeVarTuple, overload
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
-from sqlalchemy.sql.selectable import TypedReturnsRows
 
 from stead.errors import HostError
 from stead.tasks import finished, in_thread
@@ -23,28 +22,48 @@ from stead.tasks import finished, in_thread
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _TIMEOUT = 60
 
-Columns = TypeVarTuple("Columns")
-Values = Sequence[Mapping[str, Any]] | Mapping[str, Any]
+T = TypeVar("T")
 
 
 class Database:
-    """One file. A transaction in it is durable when it is over."""
+    """One file. What is written in it is durable when `write` returns.
+
+    SQLite has one writer at a time, so there is one thread for it: writes wait for their turn, never for a
+    lock, and go on to their end whether or not somebody still waits for them.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._engine = create_async_engine(sa.URL.create("sqlite+aiosqlite", database=str(path)))
-        sa.event.listen(self._engine.sync_engine, "connect", _configure)
-        self._reader = sa.create_engine(
-            sa.URL.create("sqlite", database=str(path)), isolation_level="AUTOCOMMIT"
-        )
+        url = sa.URL.create("sqlite", database=str(path))
+        self._engine = sa.create_engine(url)
+        sa.event.listen(self._engine, "connect", _configure)
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="database")
+        # On the loop's thread nobody may have to wait for a connection.
+        self._reader = sa.create_engine(url, isolation_level="AUTOCOMMIT", max_overflow=-1)
         sa.event.listen(self._reader, "connect", _forbid_writing)
 
-    def begin(self) -> AbstractAsyncContextManager["Transaction"]:
-        """To write: all of it, or nothing when the block is left by an error."""
-        return _carried_through(self._engine.begin())
+    async def write(self, work: Callable[[sa.Connection], T]) -> T:
+        """Do something in a transaction: all of it, or nothing when it ends with an error."""
 
-    def connect(self) -> AbstractAsyncContextManager["Transaction"]:
+        def transaction() -> T:
+            with self._engine.begin() as connection:
+                return work(connection)
+
+        return await finished(asyncio.get_running_loop().run_in_executor(self._writer, transaction))
+
+    async def execute(self, *statements: sa.Executable) -> int:
+        """Do these in a transaction; says how many rows the last of them concerned."""
+        return await self.write(
+            lambda connection: [connection.execute(each) for each in statements][-1].rowcount
+        )
+
+    async def read(self, work: Callable[[sa.Connection], T]) -> T:
         """To read much, or what has to be searched for."""
-        return _carried_through(self._engine.connect())
+
+        def reading() -> T:
+            with self.look_up() as connection:
+                return work(connection)
+
+        return await in_thread(reading)
 
     def look_up(self) -> AbstractContextManager[sa.Connection]:
         """To read a row by what it is indexed by, on the caller's thread.
@@ -54,43 +73,9 @@ class Database:
         return self._reader.connect()
 
     async def dispose(self) -> None:
+        await in_thread(self._writer.shutdown)
         self._reader.dispose()
-        await self._engine.dispose()
-
-
-class Transaction:
-    """What can be done in the database between a beginning and an end."""
-
-    def __init__(self, connection: AsyncConnection) -> None:
-        self._connection = connection
-
-    @overload
-    async def execute(  # type: ignore[overload-overlap]  # as SQLAlchemy's own
-        self, statement: TypedReturnsRows[*Columns], values: Values | None = None
-    ) -> sa.CursorResult[*Columns]: ...
-
-    @overload
-    async def execute(
-        self, statement: sa.Executable, values: Values | None = None
-    ) -> sa.CursorResult[Any]: ...
-
-    async def execute(self, statement: sa.Executable, values: Values | None = None) -> sa.CursorResult[Any]:
-        return await finished(self._connection.execute(statement, values))
-
-
-@contextlib.asynccontextmanager
-async def _carried_through(block: AbstractAsyncContextManager[AsyncConnection]) -> AsyncIterator[Transaction]:
-    """Let whoever waits be cancelled, but nothing that SQLite is asked to do.
-
-    A connection that is given up in the middle of a statement keeps the whole database locked.
-    """
-    stack = contextlib.AsyncExitStack()
-    try:
-        yield Transaction(await finished(stack.enter_async_context(block)))
-    except BaseException:
-        await finished(stack.__aexit__(*sys.exc_info()))
-        raise
-    await finished(stack.aclose())
+        self._engine.dispose()
 
 
 async def open_database(path: Path) -> Database:

@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from stead.store.rows import Rows, made
+from stead.store.rows import Rows
 from stead.store.tables import github_apps, github_links
 
 
@@ -47,9 +47,10 @@ class AppStore(Rows[AppRow]):
     async def put(self, row: AppRow) -> AppRow:
         """Record the App of an account, instead of the one that it had."""
         row = replace(row, created_at=time.time_ns())
-        async with self.database.begin() as connection:
-            await connection.execute(github_apps.delete().where(github_apps.c.id == row.id))
-            await connection.execute(github_apps.insert().values(**row.__dict__))
+        await self.database.execute(
+            github_apps.delete().where(github_apps.c.id == row.id),
+            github_apps.insert().values(**row.__dict__),
+        )
         return row
 
     async def known_as(self, app: str) -> list[AppRow]:
@@ -69,9 +70,9 @@ class LinkStore(Rows[LinkRow]):
             return None
 
     async def all(self) -> list[LinkRow]:
-        async with self.database.connect() as connection:
-            statement = sa.select(github_links).order_by(github_links.c.created_at, github_links.c.id)
-            return made(LinkRow, await connection.execute(statement))
+        return await self._select(
+            sa.select(github_links).order_by(github_links.c.created_at, github_links.c.id)
+        )
 
     async def to(self, accounts: Collection[str], github_id: str) -> list[LinkRow]:
         """Those of these accounts that are with this repository at GitHub."""

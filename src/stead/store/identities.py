@@ -91,8 +91,7 @@ class IdentityStore(Rows[IdentityRow]):
         statement = identities.delete().where(
             identities.c.id == identity, identities.c.account == account, identities.c.managed.is_(False)
         )
-        async with self.database.begin() as connection:
-            return (await connection.execute(statement)).rowcount > 0
+        return await self.database.execute(statement) > 0
 
 
 class TokenStore(Rows[TokenRow]):
@@ -118,8 +117,7 @@ class TokenStore(Rows[TokenRow]):
     async def remove(self, identity: str, token: str) -> bool:
         """Tells whether the identity had this token."""
         statement = tokens.delete().where(tokens.c.id == token, tokens.c.identity == identity)
-        async with self.database.begin() as connection:
-            return (await connection.execute(statement)).rowcount > 0
+        return await self.database.execute(statement) > 0
 
 
 class PermissionStore(Rows[PermissionRow]):
@@ -144,31 +142,24 @@ class PermissionStore(Rows[PermissionRow]):
 
     async def machines(self, identity: str) -> set[str]:
         statement = sa.select(vm_permissions.c.machine).where(vm_permissions.c.identity == identity)
-        async with self.database.connect() as connection:
-            return set((await connection.execute(statement)).scalars())
+        return await self.database.read(lambda connection: set(connection.execute(statement).scalars()))
 
     async def change(self, identity: str, machine: str, allowed_users: str | None) -> PermissionRow | None:
         statement = vm_permissions.update().where(*_of(identity, machine))
-        async with self.database.begin() as connection:
-            changed = statement.values(allowed_users=allowed_users).returning(vm_permissions)
-            return self._one(await connection.execute(changed))
+        return await self._changed(statement.values(allowed_users=allowed_users))
 
     async def remove(self, identity: str, machine: str) -> bool:
         """Tells whether the identity had the permission."""
-        async with self.database.begin() as connection:
-            found = await connection.execute(vm_permissions.delete().where(*_of(identity, machine)))
-            return found.rowcount > 0
+        return await self.database.execute(vm_permissions.delete().where(*_of(identity, machine))) > 0
 
     async def forget_missing(self) -> None:
         """Remove every permission on a machine that has no row any more."""
         known = sa.select(machines.c.id)
-        async with self.database.begin() as connection:
-            await connection.execute(vm_permissions.delete().where(vm_permissions.c.machine.not_in(known)))
+        await self.database.execute(vm_permissions.delete().where(vm_permissions.c.machine.not_in(known)))
 
     async def forget(self, machine: str) -> None:
         """Remove every permission on a machine."""
-        async with self.database.begin() as connection:
-            await connection.execute(vm_permissions.delete().where(vm_permissions.c.machine == machine))
+        await self.database.execute(vm_permissions.delete().where(vm_permissions.c.machine == machine))
 
 
 def _of(identity: str, machine: str) -> tuple[sa.ColumnElement[bool], ...]:

@@ -34,8 +34,7 @@ class LayerStore(Rows[LayerRow]):
 
     async def _used(self, column: str) -> set[str]:
         found = sa.union(*(sa.select(table.c[column]) for table in (machines, snapshots)))
-        async with self.database.connect() as connection:
-            return set((await connection.execute(found)).scalars()) - {None}
+        return await self.database.read(lambda connection: set(connection.execute(found).scalars()) - {None})
 
     async def rebase(self, layer_id: str, file: str, parent: str | None) -> bool:
         """From now on a layer is this file over this parent; tells whether there is such a layer."""
@@ -44,10 +43,9 @@ class LayerStore(Rows[LayerRow]):
     async def remove(self, ids: Collection[str]) -> bool:
         """Remove rows, all or none; tells whether, for one of them may have come into use."""
         try:
-            async with self.database.begin() as connection:
-                # Those that stand on others go in the same transaction as these.
-                await connection.execute(sa.text("PRAGMA defer_foreign_keys = ON"))
-                await connection.execute(layers.delete().where(layers.c.id.in_(ids)))
+            # Those that stand on others go in the same transaction as these.
+            deferred = sa.text("PRAGMA defer_foreign_keys = ON")
+            await self.database.execute(deferred, layers.delete().where(layers.c.id.in_(ids)))
         except sa.exc.IntegrityError:
             return False
         return True

@@ -54,8 +54,7 @@ class LogStore:
         values = [dataclasses.asdict(row) for row in rows]
         for value in values:
             del value["id"]
-        async with self.database.begin() as connection:
-            await connection.execute(log_entries.insert(), values)
+        await self.database.write(lambda connection: connection.execute(log_entries.insert(), values))
 
     async def find(self, query: LogQuery) -> list[LogRow]:
         """The oldest lines that fit, in the order in which they were written."""
@@ -76,10 +75,8 @@ class LogStore:
         if query.after is not None:
             wanted.append(sa.tuple_(columns.at, columns.id) > sa.tuple_(*map(sa.literal, query.after)))
         statement = sa.select(log_entries).where(*wanted).order_by(columns.at, columns.id)
-        async with self.database.connect() as connection:
-            found = await connection.execute(statement.limit(query.limit))
-            return made(LogRow, found)
+        page = statement.limit(query.limit)
+        return await self.database.read(lambda connection: made(LogRow, connection.execute(page)))
 
     async def prune(self, before: int) -> None:
-        async with self.database.begin() as connection:
-            await connection.execute(log_entries.delete().where(log_entries.c.at < before))
+        await self.database.execute(log_entries.delete().where(log_entries.c.at < before))

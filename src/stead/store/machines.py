@@ -102,13 +102,16 @@ class MachineStore(Rows[MachineRow]):
 
     async def freeze(self, layer: LayerRow, machine_id: str, **changes: object) -> MachineRow | None:
         """Record a machine's top layer as frozen, together with what the machine stands on from now on."""
-        statement = machines.update().where(machines.c.id == machine_id)
         now = time.time_ns()
-        async with self.database.begin() as connection:
-            frozen = dataclasses.asdict(dataclasses.replace(layer, created_at=now))
-            await connection.execute(layers.insert().values(**frozen))
-            values = changes | {"layer": layer.id, "next_top": None, "updated_at": now}
-            return self._one(await connection.execute(statement.values(**values).returning(machines)))
+        frozen = layers.insert().values(**dataclasses.asdict(dataclasses.replace(layer, created_at=now)))
+        values = changes | {"layer": layer.id, "next_top": None, "updated_at": now}
+        stands = machines.update().where(machines.c.id == machine_id).values(**values).returning(machines)
+
+        def freeze(connection: sa.Connection) -> MachineRow | None:
+            connection.execute(frozen)
+            return self._one(connection.execute(stands))
+
+        return await self.database.write(freeze)
 
     async def take(self, from_state: str, template: str, **changes: object) -> MachineRow | None:
         """Change the oldest row of this state and template, so that no one else gets it."""
@@ -123,10 +126,8 @@ class MachineStore(Rows[MachineRow]):
             machines.update()
             .where(machines.c.id == oldest, machines.c.state == from_state)
             .values(**changes, updated_at=time.time_ns())
-            .returning(machines)
         )
-        async with self.database.begin() as connection:
-            return self._one(await connection.execute(statement))
+        return await self._changed(statement)
 
     async def list(
         self, *, excluding: Sequence[str] = (), account: str | None = None, purpose: str | None = None
@@ -151,18 +152,18 @@ class MachineStore(Rows[MachineRow]):
         ).where(machines.c.account == account, machines.c.state != "deleted")
         if without is not None:
             statement = statement.where(machines.c.id != without)
-        async with self.database.connect() as connection:
-            return Usage(*(await connection.execute(statement)).one())
+        return await self.database.read(lambda connection: Usage(*connection.execute(statement).one()))
 
     async def count(self) -> dict[str, int]:
         statement = sa.select(machines.c.state, sa.func.count().label("number")).group_by(machines.c.state)
-        async with self.database.connect() as connection:
-            return {row.state: row.number for row in await connection.execute(statement)}
+        return await self.database.read(
+            lambda connection: {row.state: row.number for row in connection.execute(statement)}
+        )
 
     async def made_for(self, request: str) -> MachineRow | None:
         found = await self._select(sa.select(machines).where(machines.c.request == request).limit(1))
         return next(iter(found), None)
 
     async def slots(self) -> set[int]:
-        async with self.database.connect() as connection:
-            return set((await connection.execute(sa.select(machines.c.slot))).scalars())
+        statement = sa.select(machines.c.slot)
+        return await self.database.read(lambda connection: set(connection.execute(statement).scalars()))

@@ -76,8 +76,7 @@ class RepoStore(Rows[RepoRow]):
     async def prune_by(self, repo_id: str, at: int) -> None:
         """Have a repository pruned at this time, unless it is to be pruned earlier."""
         later = repos.c.prune_at.is_(None) | (repos.c.prune_at > at)
-        async with self.database.begin() as connection:
-            await connection.execute(repos.update().where(repos.c.id == repo_id, later).values(prune_at=at))
+        await self.database.execute(repos.update().where(repos.c.id == repo_id, later).values(prune_at=at))
 
     async def page(
         self,
@@ -125,14 +124,11 @@ class GitPermissionStore(Rows[GitPermissionRow]):
 
     async def change(self, identity: str, repo: str, level: str) -> GitPermissionRow | None:
         statement = git_permissions.update().where(*_of(identity, repo)).values(level=level)
-        async with self.database.begin() as connection:
-            return self._one(await connection.execute(statement.returning(git_permissions)))
+        return await self._changed(statement)
 
     async def remove(self, identity: str, repo: str) -> bool:
         """Tells whether the identity had the permission."""
-        async with self.database.begin() as connection:
-            found = await connection.execute(git_permissions.delete().where(*_of(identity, repo)))
-            return found.rowcount > 0
+        return await self.database.execute(git_permissions.delete().where(*_of(identity, repo))) > 0
 
 
 def _of(identity: str, repo: str) -> tuple[sa.ColumnElement[bool], ...]:

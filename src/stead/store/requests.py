@@ -38,7 +38,6 @@ class RequestStore(Rows[RequestRow]):
         )
 
     async def prune(self, before: int) -> None:
-        async with self.database.begin() as connection:
-            await connection.execute(
-                background_requests.delete().where(background_requests.c.finished_at < before)
-            )
+        await self.database.execute(
+            background_requests.delete().where(background_requests.c.finished_at < before)
+        )

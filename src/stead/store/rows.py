@@ -22,22 +22,24 @@ class Rows(Generic[R]):
         self._by_id = sa.select(self.table).where(self.table.c.id == sa.bindparam("wanted"))
 
     async def insert(self, row: R) -> R:
-        async with self.database.begin() as connection:
-            await connection.execute(self.table.insert().values(**_values(row)))
+        await self.database.execute(self.table.insert().values(**_values(row)))
         return row
 
     async def update(self, row_id: str, **changes: object) -> R | None:
         """Change a row and return it; None when there is no such row."""
         statement = self.table.update().where(self.table.c.id == row_id).values(**changes)
-        async with self.database.begin() as connection:
-            return self._one(await connection.execute(statement.returning(self.table)))
+        return await self._changed(statement)
 
     async def delete(self, row_id: str) -> None:
-        async with self.database.begin() as connection:
-            await connection.execute(self.table.delete().where(self.table.c.id == row_id))
+        await self.database.execute(self.table.delete().where(self.table.c.id == row_id))
 
     async def get(self, row_id: str) -> R | None:
         return self._look_up(self._by_id, wanted=row_id)
+
+    async def _changed(self, statement: sa.Update) -> R | None:
+        """The row as it is after a change; None when it concerned none."""
+        statement = statement.returning(self.table)
+        return await self.database.write(lambda connection: self._one(connection.execute(statement)))
 
     def _look_up(self, statement: sa.Select[Any], **values: str) -> R | None:
         with self.database.look_up() as connection:

@@ -66,5 +66,4 @@ class SnapshotStore(Rows[SnapshotRow]):
         statement = sa.select(sa.func.count()).where(
             snapshots.c.account == account, snapshots.c.deleted_at.is_(None)
         )
-        async with self.database.connect() as connection:
-            return (await connection.execute(statement)).scalar_one()
+        return await self.database.read(lambda connection: connection.execute(statement).scalar_one())

@@ -1,13 +1,12 @@
 """Triggers, branches as they were last seen, and deliveries, as rows."""
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
-from stead.store.database import Transaction
 from stead.store.rows import Rows, made
 from stead.store.tables import deliveries, observed_refs, repos, triggers
 
@@ -73,8 +72,8 @@ class TriggerStore(Rows[TriggerRow]):
 
     async def repos(self) -> list[str]:
         """All repositories that have triggers."""
-        async with self.database.connect() as connection:
-            return list((await connection.execute(sa.select(triggers.c.repo).distinct())).scalars())
+        statement = sa.select(triggers.c.repo).distinct()
+        return await self.database.read(lambda connection: list(connection.execute(statement).scalars()))
 
     async def destination(self, trigger: str) -> DestinationRow | None:
         statement = sa.select(triggers.c.endpoint, repos.c.account).join(repos, repos.c.id == triggers.c.repo)
@@ -87,30 +86,33 @@ class TriggerStore(Rows[TriggerRow]):
 
         Tells whether the repository is still there.
         """
-        try:
-            async with self.database.begin() as connection:
-                await connection.execute(triggers.insert().values(**dataclasses.asdict(row)))
-                if branches is not None:
-                    await connection.execute(observed_refs.delete().where(observed_refs.c.repo == row.repo))
-                    await _see(connection, row.repo, branches)
-        except sa.exc.IntegrityError:
-            return False
-        return True
+
+        def add(connection: sa.Connection) -> None:
+            connection.execute(triggers.insert().values(**dataclasses.asdict(row)))
+            if branches is not None:
+                connection.execute(observed_refs.delete().where(observed_refs.c.repo == row.repo))
+                _see(connection, row.repo, branches)
+
+        return await self._unless_gone(add)
 
     async def remove(self, repo: str, trigger: str) -> bool:
         """Tells whether the repository had it. With its last trigger what was seen of it is forgotten."""
         mine = sa.and_(triggers.c.repo == repo, triggers.c.id == trigger)
         none_left = ~sa.exists().where(triggers.c.repo == repo)
-        async with self.database.begin() as connection:
-            found = await connection.execute(triggers.delete().where(mine))
-            await connection.execute(observed_refs.delete().where(observed_refs.c.repo == repo, none_left))
+
+        def remove(connection: sa.Connection) -> bool:
+            found = connection.execute(triggers.delete().where(mine))
+            connection.execute(observed_refs.delete().where(observed_refs.c.repo == repo, none_left))
             return found.rowcount > 0
+
+        return await self.database.write(remove)
 
     async def seen(self, repo: str) -> dict[str, str]:
         """The branches as they were last seen."""
         statement = sa.select(observed_refs.c.name, observed_refs.c.sha).where(observed_refs.c.repo == repo)
-        async with self.database.connect() as connection:
-            return {row.name: row.sha for row in await connection.execute(statement)}
+        return await self.database.read(
+            lambda connection: {row.name: row.sha for row in connection.execute(statement)}
+        )
 
     async def record(
         self, repo: str, changes: Mapping[str, str | None], rows: Sequence[DeliveryRow], *, kept: int
@@ -119,13 +121,19 @@ class TriggerStore(Rows[TriggerRow]):
 
         Of each trigger so many deliveries that are over are kept. Tells whether the repository is there.
         """
+
+        def record(connection: sa.Connection) -> None:
+            _see(connection, repo, changes)
+            if rows:
+                connection.execute(deliveries.insert(), [_values(row) for row in rows])
+            for trigger in {row.trigger for row in rows}:
+                connection.execute(_beyond(trigger, kept))
+
+        return await self._unless_gone(record)
+
+    async def _unless_gone(self, work: Callable[[sa.Connection], None]) -> bool:
         try:
-            async with self.database.begin() as connection:
-                await _see(connection, repo, changes)
-                if rows:
-                    await connection.execute(deliveries.insert(), [_values(row) for row in rows])
-                for trigger in {row.trigger for row in rows}:
-                    await connection.execute(_beyond(trigger, kept))
+            await self.database.write(work)
         except sa.exc.IntegrityError:
             return False
         return True
@@ -138,9 +146,9 @@ class DeliveryStore(Rows[DeliveryRow]):
     async def add(self, row: DeliveryRow, *, kept: int) -> bool:
         """Record one more; tells whether its trigger is still there."""
         try:
-            async with self.database.begin() as connection:
-                await connection.execute(deliveries.insert().values(**_values(row)))
-                await connection.execute(_beyond(row.trigger, kept))
+            await self.database.execute(
+                deliveries.insert().values(**_values(row)), _beyond(row.trigger, kept)
+            )
         except sa.exc.IntegrityError:
             return False
         return True
@@ -161,20 +169,19 @@ class DeliveryStore(Rows[DeliveryRow]):
     async def unfinished(self) -> list[str]:
         """All triggers for which something is to be delivered."""
         statement = sa.select(deliveries.c.trigger).where(_UNFINISHED).distinct()
-        async with self.database.connect() as connection:
-            return list((await connection.execute(statement)).scalars())
+        return await self.database.read(lambda connection: list(connection.execute(statement).scalars()))
 
     async def waiting(self, of: Collection[str]) -> dict[str, int]:
         """How much is to be delivered for each of these triggers."""
         statement = sa.select(deliveries.c.trigger, sa.func.count().label("number"))
         statement = statement.where(_UNFINISHED, deliveries.c.trigger.in_(of)).group_by(deliveries.c.trigger)
-        async with self.database.connect() as connection:
-            return {row.trigger: row.number for row in await connection.execute(statement)}
+        return await self.database.read(
+            lambda connection: {row.trigger: row.number for row in connection.execute(statement)}
+        )
 
     async def prune(self, before: int) -> None:
         """Forget what was over before then."""
-        async with self.database.begin() as connection:
-            await connection.execute(deliveries.delete().where(deliveries.c.finished_at < before))
+        await self.database.execute(deliveries.delete().where(deliveries.c.finished_at < before))
 
 
 _ANY = sa.select(triggers.c.id).where(triggers.c.repo == sa.bindparam("wanted")).limit(1)
@@ -186,14 +193,14 @@ _NEXT = (
 )
 
 
-async def _see(connection: Transaction, repo: str, changes: Mapping[str, str | None]) -> None:
+def _see(connection: sa.Connection, repo: str, changes: Mapping[str, str | None]) -> None:
     if not changes:
         return
     here = sa.and_(observed_refs.c.repo == repo, observed_refs.c.name == sa.bindparam("gone"))
-    await connection.execute(observed_refs.delete().where(here), [{"gone": name} for name in changes])
+    connection.execute(observed_refs.delete().where(here), [{"gone": name} for name in changes])
     rows = [{"repo": repo, "name": name, "sha": sha} for name, sha in changes.items() if sha is not None]
     if rows:
-        await connection.execute(observed_refs.insert(), rows)
+        connection.execute(observed_refs.insert(), rows)
 
 
 def _beyond(trigger: str, kept: int) -> sa.Delete:
