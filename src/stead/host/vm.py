@@ -128,7 +128,8 @@ class Vm:
         except (QMPError, OSError) as error:
             # The monitor of a QEMU that gives up is closed a moment before its process ends.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), _LAST_MOMENT)
+                async with asyncio.timeout(_LAST_MOMENT):
+                    await process.wait()
             ended = process.ended or not identity.alive()
             process.forget()
             if ended:
@@ -257,7 +258,8 @@ class Vm:
         how = await self.process.wait()
         # The monitor's last event may still be on its way through the loop.
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(self._events), 0.2)
+            async with asyncio.timeout(0.2):
+                await asyncio.shield(self._events)
         return how
 
     async def kill(self) -> None:

@@ -293,7 +293,8 @@ class Lifecycle:
             with contextlib.suppress(HostError):
                 await live.vm.execute("system_powerdown")
         try:
-            await asyncio.wait_for(live.vm.wait(), timeout)
+            async with asyncio.timeout(timeout):
+                await live.vm.wait()
         except TimeoutError:
             return f"it did not shut down within {timeout:g} s and was ended"
         return None

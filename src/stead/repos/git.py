@@ -165,7 +165,8 @@ class GitProcess:
             if self.alive:
                 self.signal(how)
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(asyncio.shield(self._process.wait()), _END_GRACE)
+                    async with asyncio.timeout(_END_GRACE):
+                        await asyncio.shield(self._process.wait())
         # Its pipes are closed nowhere else.
         self._process._transport.close()  # type: ignore[attr-defined]
 

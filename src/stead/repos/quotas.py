@@ -248,7 +248,8 @@ class Quotas:
 
     async def _settle(self, look: _Look) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(look.now.wait(), DELAY)
+            async with asyncio.timeout(DELAY):
+                await look.now.wait()
         # Whoever is done from here on may have written what this look does not see.
         del self._next[look.repo]
         try:

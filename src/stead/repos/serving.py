@@ -292,7 +292,8 @@ class Talk:
 
     async def _is_over(self, limit: float) -> bool:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._process.wait(), limit)
+            async with asyncio.timeout(limit):
+                await self._process.wait()
         return not self._process.alive
 
 
