@@ -26,6 +26,7 @@ from stead.github.app import App
 
 APP_ID = "4711"
 _API = "/api/v3"
+_STORE = "/lfs-store/"
 _LIMIT = 10.0
 
 
@@ -61,6 +62,12 @@ class Github:
     """Tokens that were given."""
     seen: dict[str, str] = field(default_factory=dict)
     down: bool = False
+    large_files: dict[str, bytes] = field(default_factory=dict)
+    """By their hashes."""
+    verified: list[str] = field(default_factory=list)
+    lfs_pass: str = field(default_factory=lambda: secrets.token_hex(8))
+    lfs_answer: tuple[int, dict[str, Any]] | None = None
+    """What is answered to all who ask for large files."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -109,11 +116,15 @@ class Github:
             return Page(b"<html>a unicorn</html>", 503)
         if question.path.startswith(_API):
             return self._rest(question, question.path.removeprefix(_API))
+        if question.path.startswith(_STORE):
+            return self._store(question, question.path.removeprefix(_STORE))
         name = question.path.strip("/").partition(".git/")[0]
         kind, _, pair = question.headers.get("authorization", "").partition(" ")
         login = base64.b64decode(pair).decode() if kind == "Basic" else ""
         user, _, secret = login.partition(":")
         if login == "person:secret" or (user == "x-access-token" and self.tokens.get(secret) == name):
+            if question.path.endswith("/info/lfs/objects/batch"):
+                return self._large_files(json.loads(question.read()))
             return None if name in self.repos else Page(b"Not Found", 404)
         return Page(b"who are you?", 401, {"WWW-Authenticate": 'Basic realm="GitHub"'})
 
@@ -149,6 +160,40 @@ class Github:
         until = datetime.fromtimestamp(time.time() + self.lifetime, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         permissions = {"contents": hosted.contents, "metadata": "read"}
         return _says(201, {"token": token, "expires_at": until, "permissions": permissions})
+
+    def _large_files(self, asked: dict[str, Any]) -> Page:
+        """Where large files are kept: elsewhere, by those who show what they are told here."""
+        if self.lfs_answer is not None:
+            return _says(*self.lfs_answer)
+        offers = []
+        for wanted in asked["objects"]:
+            place = {"href": f"{self.server.url}{_STORE}{wanted['oid']}", "header": {"X-Pass": self.lfs_pass}}
+            kept = len(self.large_files.get(wanted["oid"], b"")) == wanted["size"]
+            offer: dict[str, Any] = {"oid": wanted["oid"], "size": wanted["size"]}
+            if asked["operation"] == "download":
+                missing = {"error": {"code": 404, "message": "Object does not exist on the server"}}
+                offer |= {"actions": {"download": place}} if kept else missing
+            elif not kept:
+                verify = place | {"href": f"{place['href']}/verify"}
+                offer["actions"] = {"upload": place, "verify": verify}
+            offers.append(offer)
+        return _says(200, {"transfer": "basic", "objects": offers})
+
+    def _store(self, question: Question, path: str) -> Page:
+        oid, _, verify = path.partition("/")
+        if question.headers.get("x-pass") != self.lfs_pass or "authorization" in question.headers:
+            return _says(403, {"message": "that is not what you were told to show"})
+        if question.method == "PUT":
+            self.large_files[oid] = question.read()
+            return Page(b"", 200)
+        content = self.large_files.get(oid)
+        if content is None:
+            return _says(404, {"message": "Not Found"})
+        if verify:
+            told = json.loads(question.read())
+            self.verified.append(oid)
+            return _says(200 if told == {"oid": oid, "size": len(content)} else 422, {})
+        return Page(content)
 
     def done(self, path: str) -> None:
         """Tell of a push, if it was one."""

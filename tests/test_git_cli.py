@@ -5,7 +5,6 @@ import json
 import os
 import pty
 import re
-import shutil
 import signal
 import stat
 import subprocess
@@ -345,7 +344,6 @@ async def test_a_public_repository_of_others_is_cloned_without_a_token(
     assert await identities(site) == []
 
 
-@pytest.mark.skipif(shutil.which("git-lfs") is None, reason="git-lfs is not installed")
 async def test_a_clone_with_large_files(shell: Shell, site: Site, git: GitClient) -> None:
     """Git LFS asks for the password of the server, not for that of the repository."""
     repo_id = await filled(site)

@@ -1,13 +1,10 @@
 """Repositories kept in step with a second git server that plays GitHub: real git, tokens and webhooks."""
 
 import asyncio
-import contextlib
 import hashlib
 import hmac
 import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +13,8 @@ import pytest
 import pytest_asyncio
 from git_hosting import GitClient
 from git_site import Site, served
-from git_stage import Stage, staged
 from github import APP_ID, Github, playing_github
+from github_scene import LIMIT, LOOPBACK, NAME, Scene, playing
 from joserfc.jwk import RSAKey
 from typer.testing import CliRunner
 from waiting import until
@@ -30,86 +27,12 @@ from stead.github import exchange
 from stead.github.app import App, check_name
 from stead.github.apps import Apps
 from stead.github.errors import GithubFailed, GithubNotConnected, GithubRefused, LinkConflict, NotLinked
-from stead.github.links import Link, Links, State
-from stead.repos.committing import Change, commit
+from stead.github.links import Links, State
 from stead.repos.egress import Egress
 from stead.repos.git import Git
+from stead.repos.lfs import LfsObjects
+from stead.repos.lfs_exchange import LfsExchange
 from stead.repos.remotes import Remotes
-from stead.repos.repository import Repository
-
-LIMIT = 30.0
-NAME = "octo/web"
-LOOPBACK = [IPv4Network("127.0.0.0/8")]
-
-
-@dataclass
-class Scene:
-    """A repository here, one at GitHub with the same name, and a person with a clone of it."""
-
-    stage: Stage
-    github: Github
-    links: Links
-    repository: Repository
-    person: GitClient
-    followed: list[str]
-
-    async def enable(self) -> Link:
-        await self.links.enable(self.stage.ours, self.repository.id, NAME)
-        return await self.sync()
-
-    async def sync(self) -> Link:
-        async with asyncio.timeout(LIMIT):
-            return await self.links.sync(self.repository.id)
-
-    async def here(self) -> dict[str, str]:
-        refs = await self.repository.refs()
-        branches = {f"refs/heads/{each.name}": each.sha for each in refs.branches}
-        return branches | {f"refs/tags/{each.name}": each.sha for each in refs.tags}
-
-    @property
-    def there(self) -> dict[str, str]:
-        return self.github.refs(NAME)
-
-    async def commit(self, path: str, content: str = "here\n", branch: str = "main") -> str:
-        """A commit by API."""
-        change = Change(path, content.encode())
-        return (await commit(self.repository, [change], f"write {path}", branch=branch)).sha
-
-    async def delete(self, ref: str) -> None:
-        await self.repository.git.run(self.repository.path, "update-ref", "-d", ref)
-
-    async def clone(self) -> Path:
-        folder = self.person.home / "clone"
-        await self.person("clone", "-q", self.github.url(NAME), str(folder))
-        return folder
-
-    async def push(self, folder: Path, *refspecs: str, force: bool = False) -> None:
-        options = ["--force"] if force else []
-        await self.person("push", "-q", *options, "origin", *refspecs, cwd=folder)
-
-    async def same(self) -> bool:
-        return await self.here() == self.there
-
-
-@contextlib.asynccontextmanager
-async def playing(folder: Path, **options: Any) -> AsyncIterator[Scene]:
-    for name in ("stead", "github", "person"):
-        (folder / name).mkdir()
-    followed: list[str] = []
-
-    async def note(repo: str) -> None:
-        followed.append(repo)
-
-    with playing_github(folder / "github") as github:
-        async with staged(folder / "stead") as stage:
-            quick: dict[str, Any] = {"look_every": 3600.0, "retry": [3600.0]} | options
-            links = Links(stage.database, stage.repos, Egress(LOOPBACK), note, **quick)
-            github.create(NAME)
-            await links.apps.connect(stage.ours, github.app)
-            async with links.running():
-                repository = await stage.repository()
-                person = GitClient(folder / "person")
-                yield Scene(stage, github, links, repository, person, followed)
 
 
 @pytest_asyncio.fixture
@@ -377,11 +300,16 @@ async def test_an_end_at_any_moment_is_made_good_by_the_next_look(
     folder = await scene.clone()
     finish = Git.finish
     url = scene.github.url(NAME)
-    remotes = Remotes(Egress(LOOPBACK), most_bytes=1 << 30, timeout=LIMIT)
+    egress = Egress(LOOPBACK)
+    remotes = Remotes(egress, most_bytes=1 << 30, timeout=LIMIT)
 
     async def bring_into_step() -> exchange.Outcome:
         async with scene.stage.repos.quotas.writing(scene.repository.id) as writing:
-            return await exchange.bring_into_step(scene.repository, remotes, url, writing, nothing)
+            objects = LfsObjects(scene.repository, scene.stage.repos.quotas)
+            large_files = LfsExchange(egress, scene.repository, objects, writing, LIMIT)
+            return await exchange.bring_into_step(
+                scene.repository, remotes, url, writing, large_files, nothing
+            )
 
     for moment in range(100):
         await scene.repository.create_branch(f"gone-there-{moment}")

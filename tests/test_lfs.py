@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from stead.repos.lfs import InvalidLfsObject, LfsObject, LfsObjectMismatch, LfsO
 from stead.repos.repos import RepoInfo
 
 LARGEST = 4 << 20
-with_client = pytest.mark.skipif(shutil.which("git-lfs") is None, reason="git-lfs is not installed")
 
 
 @pytest_asyncio.fixture(scope="module")
@@ -281,7 +279,6 @@ async def test_a_client_that_leaves_in_the_middle_leaves_nothing(host: Hosting, 
 # The real client
 
 
-@with_client
 async def test_git_lfs_pushes_and_clones(host: Hosting, repo: RepoInfo, git: GitClient) -> None:
     """A large file goes up with a push and comes down with a clone; git itself has a pointer to it."""
     work = await git.work_tree("work")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from stead.github.plan import Decision, Ref, Refs, Relation, Step, made_anew, plan, refs_of
 from stead.repos.errors import TooLarge
 from stead.repos.git import TIMEOUT
+from stead.repos.lfs_exchange import LfsExchange
 from stead.repos.quotas import Writing
 from stead.repos.remotes import BRANCHES, TAGS, Remote, Remotes
 from stead.repos.repository import MAX_REFS, RefChange, Repository
@@ -57,6 +58,7 @@ async def bring_into_step(
     remotes: Remotes,
     url: str,
     writing: Writing,
+    large_files: LfsExchange,
     followed: Callable[[], Awaitable[None]],
 ) -> Outcome:
     """Follow on each side what the other has changed, until there is nothing more to do.
@@ -68,11 +70,16 @@ async def bring_into_step(
         remote = await remotes.open(repository, url, None)
         seen = await _look(repository, remotes, remote)
         decisions = await _decide(repository, seen)
+        # Whoever reads a commit finds its large files: they come first, on both ways.
+        taken = [each.ref.there for each in decisions if each.step is Step.PULL and each.ref.there]
+        await large_files.take(remote, taken, seen.here.values())
         undisturbed = await _follow(repository, decisions, writing)
         if any(each.step in _CHANGES_HERE for each in decisions):
             await followed()
         if not seen.here and remote.head is not None and f"{BRANCHES}{remote.head}" in seen.there:
             await repository.set_default_branch(remote.head)
+        given = [each.ref.here for each in decisions if each.step is Step.PUSH and each.ref.here]
+        await large_files.give(remote, given, seen.there.values())
         pushed, rejected = await _push(repository, remotes, remote, decisions)
         if settled := undisturbed and pushed:
             break

@@ -20,6 +20,8 @@ from stead.github.exchange import Left, Outcome
 from stead.logs import get_logger
 from stead.repos.egress import Egress, EgressFailed
 from stead.repos.errors import RepoNotFound
+from stead.repos.lfs import LfsObjects
+from stead.repos.lfs_exchange import LfsExchange
 from stead.repos.remotes import SourceNotFound, SourceUnauthorized
 from stead.repos.repos import Repos
 from stead.repos.serving import Pushed
@@ -210,7 +212,8 @@ class Links:
                 failures = 0 if settled else min(failures + 1, len(self._retry))
                 pause = self._retry[failures - 1] if failures else self._look_every
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(keeper.wake.wait(), pause)
+                    async with asyncio.timeout(pause):
+                        await keeper.wake.wait()
         finally:
             _tell(keeper.waiting)
             if self._keepers.get(repo) is keeper:
@@ -249,8 +252,10 @@ class Links:
         try:
             async with self._repos.quotas.writing(row.id) as writing:
                 remotes = remotes_within(self._egress, writing, MAX_BYTES, TIMEOUT)
+                objects = LfsObjects(repository, self._repos.quotas)
+                large_files = LfsExchange(self._egress, repository, objects, writing, TIMEOUT)
                 return await exchange.bring_into_step(
-                    repository, remotes, url, writing, lambda: self._followed(row.id)
+                    repository, remotes, url, writing, large_files, lambda: self._followed(row.id)
                 )
         except SourceNotFound:
             raise GithubRefused(f"the App sees no {row.name} on GitHub any more") from None

@@ -198,17 +198,18 @@ class Egress:
         most_bytes: int,
         timeout: float,
         headers: Mapping[str, str] | None = None,
-        content: bytes | None = None,
+        content: bytes | AsyncIterator[bytes] | None = None,
     ) -> AsyncIterator[Answer]:
         """One request to a checked address; redirects are answers like others.
 
+        The headers have the length of a content that comes in pieces.
         The answer has at most so many bytes, and is read to its end within `timeout`.
         """
         sent = {"Host": target.origin.partition("://")[2], "Accept-Encoding": "identity"}
         sent |= {"User-Agent": "stead", **(headers or {})}
         if target.authorization is not None:
             sent["Authorization"] = target.authorization
-        if content is not None:
+        if isinstance(content, bytes):
             sent["Content-Length"] = str(len(content))
         timeouts = {"connect": _CONNECT_TIMEOUT, "read": _READ_TIMEOUT, "write": _READ_TIMEOUT}
         try:

@@ -91,6 +91,11 @@ class LfsObjects:
         except FileNotFoundError:
             return None
 
+    @property
+    def any(self) -> bool:
+        """Whether there may be some."""
+        return (self._folder / "objects").exists()
+
     async def missing(self, objects: Iterable[LfsObject]) -> list[LfsObject]:
         """Those that are not there, or not in this size."""
         wanted = list(objects)
@@ -137,9 +142,10 @@ class LfsObjects:
     async def write(self, oid: str, body: AsyncIterator[bytes]) -> None:
         """Keep an object that comes in pieces. It is there when it is whole, checked and on the disk."""
         async with self._quotas.writing(self._repository.id) as writing:
-            await self._write(oid, body, writing)
+            await self.write_within(writing, oid, body)
 
-    async def _write(self, oid: str, body: AsyncIterator[bytes], writing: Writing) -> None:
+    async def write_within(self, writing: Writing, oid: str, body: AsyncIterator[bytes]) -> None:
+        """Keep an object as a part of something larger that is written."""
         place = self._path(oid)
         descriptor, temporary = await in_thread(self._begin)
         hashed = hashlib.sha256()
@@ -163,7 +169,7 @@ class LfsObjects:
             if hashed.hexdigest() != oid:
                 raise LfsObjectMismatch(f"what was sent is {hashed.hexdigest()}, not {oid}")
             if await in_thread(self._finish, descriptor, temporary, place):
-                writing.lfs = on_disk(size)
+                writing.lfs += on_disk(size)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise DiskFull from error

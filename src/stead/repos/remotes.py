@@ -205,7 +205,7 @@ class Remotes:
             flag, _, rest = line.partition("\t")
             names, _, summary = rest.partition("\t")
             if len(flag) == 1 and summary:
-                told[names.rpartition(":")[2]] = _printable(summary) if flag == "!" else None
+                told[names.rpartition(":")[2]] = printable(summary) if flag == "!" else None
         if finished.status != 0 and not told:
             raise EgressFailed(remote.url, last_words(finished, "fatal"))
         return told
@@ -289,10 +289,10 @@ def last_words(finished: Finished, kind: str) -> str:
     """What git says is the matter; what a server has it say is no more than text."""
     lines = [line for line in finished.stderr.splitlines() if line.strip()]
     chosen = [line for line in lines if line.startswith(f"{kind}:")] or lines or ["git ended without a word"]
-    return _printable(chosen[-1].removeprefix(f"{kind}: "))
+    return printable(chosen[-1].removeprefix(f"{kind}: "))
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     return "".join(sign for sign in text if sign.isprintable())[:500]
 
 
