@@ -24,6 +24,7 @@ from stead.repos.fast_import import Author
 from stead.repos.repository import Repository
 from stead.repos.search import ContentFound, Search
 from stead.repos.search_cache import Cache
+from stead.repos.search_content import files_with_lines
 from stead.repos.search_lines import MAX_LINE, MAX_MATCHES
 from stead.repos.search_query import (
     EmptyQuery,
@@ -812,6 +813,13 @@ async def test_a_search_ends_in_time_and_leaves_no_process(slow: Repository) -> 
     assert [file.path for file in content.files] in ([], ["0.txt"])
     assert content.has_more is bool(content.files)
     assert (await Search(seconds=20).content(slow, "aaab", max_results=1)).total_files == 30
+
+
+async def test_what_is_found_in_the_last_moment_is_named(slow: Repository) -> None:
+    commit = await slow.resolve(None)
+    counted = [(f"{commit}:0.txt".encode(), 1)]
+    files, _ = await files_with_lines(slow, Query("content", "aaa"), counted, 0, time.monotonic() - 1)
+    assert [(file.path, file.match_count) for file in files] == [("0.txt", 1)]
 
 
 async def test_whoever_stops_waiting_leaves_no_process(slow: Repository) -> None:

@@ -1,5 +1,6 @@
 """Files with lines that match: counted in all of a commit, and shown for some of it."""
 
+import asyncio
 import os
 import re
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from stead.repos.search_names import NamedFile
 from stead.repos.search_query import Query
 
 _MAX_LARGE = 500
+_NAMING = 10.0
 _COUNT = re.compile(rb"\0(\d+)\n")
 
 
@@ -112,7 +114,7 @@ async def files_with_lines(
     repository: Repository, query: Query, counted: list[tuple[bytes, int]], context: int, until: float
 ) -> tuple[list[MatchedFile], bool]:
     """These files with their lines, and whether that is all there is to show of them."""
-    blobs = await _blobs(repository, [name for name, _ in counted], until)
+    blobs = await _blobs(repository, [name for name, _ in counted])
     found, complete = await matching_lines(
         repository, query, (sha for sha, _ in blobs), until, context=context
     )
@@ -126,12 +128,16 @@ async def files_with_lines(
     return files, complete and all_ends and len(blobs) == len(counted)
 
 
-async def _blobs(repository: Repository, names: list[bytes], until: float) -> list[tuple[str, int]]:
-    """Which object each `commit:path` is, and its size. Paths need not be Unicode."""
+async def _blobs(repository: Repository, names: list[bytes]) -> list[tuple[str, int]]:
+    """Which object each `commit:path` is, and its size. Paths need not be Unicode.
+
+    However late it is, there is time for this: what was found is told, if only by its name.
+    """
     if not names:
         return []
     gathered = Gathered()
     stdin = b"".join(name + b"\0" for name in names)
+    until = asyncio.get_running_loop().time() + _NAMING
     await run(repository, ["cat-file", "--batch-check", "-z"], gathered, until, stdin=stdin)
     found = []
     for line in gathered.data.split(b"\n")[:-1]:
