@@ -25,6 +25,7 @@ from stead.errors import (
     WrongState,
 )
 from stead.host.processes import ProcessId
+from stead.host.templates import Template
 from stead.host.vm import running_machines
 from stead.machines import Machine, MachineInfo, Machines, State
 from stead.machines import lifecycle as lifecycle_module
@@ -295,6 +296,34 @@ async def test_a_boot_that_hangs_is_tried_once_more(
     hanging = 0
     monkeypatch.setattr(lifecycle_module, "BOOT_TIMEOUTS", (120.0,))
     assert await sh(machine, "cat /root/note") == "kept"
+
+
+async def test_a_new_guest_that_ends_at_once_is_made_once_more(
+    machines: Machines, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when its kernel panics. One that does so again is given up, and nothing of it is left."""
+    before = leftovers(settings)
+    restore, ending = machines._lifecycle.restore, 1
+
+    async def restore_and_end(row: MachineRow, template: Template) -> Live:
+        nonlocal ending
+        live = await restore(row, template)
+        if ending:
+            ending -= 1
+            live.vm.process.kill()
+        return live
+
+    monkeypatch.setattr(machines._lifecycle, "restore", restore_and_end)
+    machine = await machines.create()
+    assert ending == 0
+    assert await sh(machine, "hostname") == machine.id
+    await machine.delete()
+
+    ending = 2
+    with pytest.raises(StartFailed, match="did not confirm its identity"):
+        await machines.create()
+    assert ending == 0
+    assert leftovers(settings) == before
 
 
 async def test_everything_at_once_ends_in_clear_words(machines: Machines, settings: Settings) -> None:

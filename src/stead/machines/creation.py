@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,6 +25,8 @@ from stead.tasks import finished, or_undo
 
 _CHILD_OVERHEAD = 64 << 20
 """Memory that a QEMU takes for itself and its guest's first steps."""
+
+_LAST_MOMENT = 0.5
 
 log = get_logger("stead.machines")
 
@@ -173,12 +175,34 @@ class Creation:
 
     # Ways to a running guest
 
-    @contextlib.asynccontextmanager
-    async def _restoring(self) -> AsyncIterator[None]:
-        """A new process, when it is its turn; what was room when it was asked for may be taken by then."""
+    async def _tried_twice(
+        self, row: MachineRow, bring_up: Callable[[], Awaitable[tuple[Live, str | None]]]
+    ) -> tuple[Live, str | None]:
+        """A new process, when it is its turn; what was room when it was asked for may be taken by then.
+
+        Emulated kernels panic now and then. A guest that ends before it was anybody's is made once more.
+        """
         async with self.restores:
             self._lifecycle.host.check_capacity()
-            yield
+            try:
+                return await bring_up()
+            except StartFailed as error:
+                if not await self._has_ended(row):
+                    raise
+                log.warning("a new guest ended at once", machine=row.id, reason=str(error))
+            await self._lifecycle.end_process(row)
+            await self._lifecycle.host.discard(row.id)
+            return await bring_up()
+
+    async def _has_ended(self, row: MachineRow) -> bool:
+        live = self._lifecycle.lives.get(row.id)
+        if live is None:
+            return False
+        # Its connections are closed a moment before.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_MOMENT):
+                await live.vm.wait()
+        return live.vm.process.ended
 
     async def _resume(self, row: MachineRow, live: Live) -> tuple[Live, str | None]:
         async with self.restores:
@@ -187,22 +211,26 @@ class Creation:
         return live, None
 
     async def _restore(self, row: MachineRow, template: Template) -> tuple[Live, str | None]:
-        async with self._restoring():
+        async def restore() -> tuple[Live, str | None]:
             live = await self._lifecycle.restore(row, template)
             await self._lifecycle.step(row, "identify")
             await self._lifecycle.identify(row, live, new_keys=True)
-        return live, None
+            return live, None
+
+        return await self._tried_twice(row, restore)
 
     async def _child(self, row: MachineRow, moment: Moment, base: Template | None) -> tuple[Live, str | None]:
-        async with self._restoring():
+        async def revive() -> tuple[Live, str | None]:
             template = self._template_of(row)
             await self._lifecycle.make_disk(row)
             return await self._checkpointing.revive(row, template, moment, base, new_keys=True), None
 
+        return await self._tried_twice(row, revive)
+
     async def _from_snapshot(
         self, row: MachineRow, snapshot: SnapshotRow, same_size: bool
     ) -> tuple[Live, str | None]:
-        async with self._restoring():
+        async def bring_up() -> tuple[Live, str | None]:
             template = self._template_of(row)
             await self._lifecycle.make_disk(row)
             note = None
@@ -215,6 +243,8 @@ class Creation:
                     await self._lifecycle.end_process(row)
                     self._lifecycle.host.tidy(row.id)
             return await self._lifecycle.bring_up_from_disk(row, template, new_keys=True), note
+
+        return await self._tried_twice(row, bring_up)
 
     async def _with_memory(self, row: MachineRow, template: Template, checkpoint: str) -> Live:
         moment, base = await self._checkpointing.read(checkpoint, size_of(row))
