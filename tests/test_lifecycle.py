@@ -298,6 +298,14 @@ async def test_a_boot_that_hangs_is_tried_once_more(
     assert await sh(machine, "cat /root/note") == "kept"
 
 
+async def test_an_emulated_kernel_does_without_what_is_emulated_wrongly(
+    machines: Machines, shared: Machine
+) -> None:
+    found = await sh(shared, "grep -c -w cx16 /proc/cpuinfo || true")
+    emulated = (await machines.platform()).accelerator == "tcg"
+    assert (int(found) == 0) is emulated
+
+
 async def test_a_new_guest_that_ends_at_once_is_made_once_more(
     machines: Machines, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from stead.host.image import BaseImage
-from stead.host.qemu import KERNEL_ARGUMENTS, Platform
+from stead.host.qemu import Platform
 from stead.settings import Size
 
 _FORMAT = 1
@@ -52,7 +52,7 @@ class Template:
 
 def template_key(image: BaseImage, size: Size, platform: Platform) -> str:
     """Memory fits only the very image, size and platform that it was taken from."""
-    parts = [_FORMAT, image.key, str(size), asdict(platform), KERNEL_ARGUMENTS, WARM_UP]
+    parts = [_FORMAT, image.key, str(size), asdict(platform), platform.kernel_arguments, WARM_UP]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
 
 
