@@ -31,7 +31,7 @@ class Platform:
 
     @property
     def kernel_arguments(self) -> str:
-        if self.accelerator == "kvm":
+        if self.accelerator == "kvm" or self.version >= (8, 0, 0):
             return _KERNEL_ARGUMENTS
         # QEMU leaves garbage in the flags after CMPXCHG16B, and an interrupt at that moment ends in a double
         # fault: one in about seven hundred new guests. Programs still have the instruction.
