@@ -29,6 +29,7 @@ from stead.machines.checkpointing import Checkpointing
 from stead.machines.idle import Activity
 from stead.machines.persistence import Evictable, eviction_order
 from stead.settings import Settings
+from stead.store.machines import MachineRow
 
 LAST_SERVICE = b"""
 [Service]
@@ -336,6 +337,25 @@ async def test_an_ephemeral_machine_ends_with_its_run(machines: Machines) -> Non
         return goes.id not in [info.id for info in await machines.list()]
 
     await until(gone, 60)
+
+
+async def test_who_asks_for_the_end_as_it_comes_is_told(
+    machines: Machines, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = machines._lifecycle.store
+    update = store.update
+    asked: list[asyncio.Task[str]] = []
+
+    async def update_after_a_question(row_id: str, **changes: object) -> MachineRow | None:
+        if changes.get("state") == State.STOPPED:
+            asked.append(asyncio.create_task(machine.wait_for_exit()))
+            await asyncio.sleep(0.05)
+        return await update(row_id, **changes)
+
+    monkeypatch.setattr(store, "update", update_after_a_question)
+    await machine.kill()
+    async with asyncio.timeout(10):
+        assert await asyncio.gather(*asked) == ["killed"]
 
 
 async def test_who_waits_for_the_end_is_told_how_it_came(machines: Machines, machine: Machine) -> None:

@@ -310,14 +310,17 @@ class Lifecycle:
         self.on_change(row, f"stopped: {reason}" if reason != "stopped" else reason)
         self.host.tidy(row.id)
         await self.settle_disk(row)
-        if for_good:
+        if for_good and ends_with(persistence_of(row), suspended=False):
             self.tell_exit(row.id, reason)
-            if ends_with(persistence_of(row), suspended=False):
-                await self.remove(row, forget=False)
-                return None
+            await self.remove(row, forget=False)
+            return None
         down: dict[str, object] = dict.fromkeys(("step", "pid", "pid_started", "memory_base"))
         down |= {"reason": reason, "active_at": time.time_ns()}
-        return await self.store.update(row.id, state=State.STOPPED, **down)
+        stopped = await self.store.update(row.id, state=State.STOPPED, **down)
+        if for_good:
+            # Not before it is recorded: who asks in between would wait for what has been told already.
+            self.tell_exit(row.id, reason)
+        return stopped
 
     async def settle_disk(self, row: MachineRow) -> None:
         """A machine whose QEMU is gone: if it was about to go on with another layer, it does so.
