@@ -186,9 +186,7 @@ async def _download(asked: Asked, objects: LfsObjects, oid: str) -> None:
             headers["Content-Range"] = f"bytes {first}-{last}/{stored.size}"
         headers["Content-Length"] = str(last + 1 - first)
         await asked.answer.begin(200 if wanted is None else 206, headers)
-        while first <= last:
-            piece = await stored.read(first, last + 1 - first)
-            first += len(piece)
+        async for piece in stored.pieces(first, last + 1):
             await asked.answer.write(piece)
         await asked.answer.end()
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+_LAST_MOMENT = 0.5
+
 
 @dataclass(frozen=True)
 class ProcessId:
@@ -61,6 +63,13 @@ class WatchedProcess:
     async def wait(self) -> str:
         """Wait for the end; says how it ended."""
         return await asyncio.shield(self._ended)
+
+    async def ends_now(self) -> bool:
+        """Whether it has ended, or does so in a moment: what it had open is closed a little before."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_MOMENT):
+                await self.wait()
+        return self.ended
 
     def kill(self) -> None:
         if not self.ended:

@@ -22,7 +22,6 @@ from stead.host.qemu import Command, Saved, node_name
 from stead.logs import get_logger
 
 QMP_TIMEOUT = 20.0
-_LAST_MOMENT = 0.5
 _GREETINGS = 3
 _DISK_RETRY = 1.0
 _DISK_ROOM = 16 << 20
@@ -126,11 +125,7 @@ class Vm:
         try:
             monitor = await _monitor(process, files)
         except (QMPError, OSError) as error:
-            # The monitor of a QEMU that gives up is closed a moment before its process ends.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LAST_MOMENT):
-                    await process.wait()
-            ended = process.ended or not identity.alive()
+            ended = await process.ends_now() or not identity.alive()
             process.forget()
             if ended:
                 raise StartFailed(f"QEMU ended: {last_words(files)}") from error

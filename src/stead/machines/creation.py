@@ -1,7 +1,6 @@
 """New machines: from a template, from a snapshot, from a running machine, or under an old name."""
 
 import asyncio
-import contextlib
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -25,8 +24,6 @@ from stead.tasks import finished, or_undo
 
 _CHILD_OVERHEAD = 64 << 20
 """Memory that a QEMU takes for itself and its guest's first steps."""
-
-_LAST_MOMENT = 0.5
 
 log = get_logger("stead.machines")
 
@@ -187,22 +184,13 @@ class Creation:
             try:
                 return await bring_up()
             except StartFailed as error:
-                if not await self._has_ended(row):
+                live = self._lifecycle.lives.get(row.id)
+                if live is None or not await live.vm.process.ends_now():
                     raise
                 log.warning("a new guest ended at once", machine=row.id, reason=str(error))
             await self._lifecycle.end_process(row)
             await self._lifecycle.host.discard(row.id)
             return await bring_up()
-
-    async def _has_ended(self, row: MachineRow) -> bool:
-        live = self._lifecycle.lives.get(row.id)
-        if live is None:
-            return False
-        # Its connections are closed a moment before.
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_MOMENT):
-                await live.vm.wait()
-        return live.vm.process.ended
 
     async def _resume(self, row: MachineRow, live: Live) -> tuple[Live, str | None]:
         async with self.restores:

@@ -62,6 +62,13 @@ class Stored:
     descriptor: int
     size: int
 
+    async def pieces(self, first: int, end: int) -> AsyncIterator[bytes]:
+        """The bytes from a place on, up to another."""
+        while first < end:
+            piece = await self.read(first, end - first)
+            first += len(piece)
+            yield piece
+
     async def read(self, place: int, most: int) -> bytes:
         """Some bytes from a place on, at least one."""
         piece = await in_thread(os.pread, self.descriptor, min(PIECE, most), place)

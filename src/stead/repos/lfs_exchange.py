@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from stead.logs import get_logger
 from stead.repos.egress import Answer, Egress, EgressFailed, EgressRefused, Target
-from stead.repos.lfs import LfsObject, LfsObjects, Stored
+from stead.repos.lfs import LfsObject, LfsObjects
 from stead.repos.lfs_pointers import large_files
 from stead.repos.quotas import Writing
 from stead.repos.remotes import Remote, SourceUnauthorized, printable
@@ -157,7 +157,7 @@ class LfsExchange:
         headers = {"Content-Type": "application/octet-stream", **action.header}
         with self._objects.open(large.oid) as stored:
             headers["Content-Length"] = str(stored.size)
-            await self._send("PUT", target, headers, _pieces(stored), self._timeout)
+            await self._send("PUT", target, headers, stored.pieces(0, stored.size), self._timeout)
 
     async def _verify(self, remote: Remote, action: _Action, large: LfsObject) -> None:
         target = await self._place(remote, action)
@@ -191,14 +191,6 @@ def _named(large: LfsObject) -> _Named:
 
 def _parts(objects: Sequence[LfsObject]) -> Iterator[Sequence[LfsObject]]:
     return (objects[start : start + _AT_ONCE] for start in range(0, len(objects), _AT_ONCE))
-
-
-async def _pieces(stored: Stored) -> AsyncIterator[bytes]:
-    place = 0
-    while place < stored.size:
-        piece = await stored.read(place, stored.size - place)
-        place += len(piece)
-        yield piece
 
 
 def _check(answer: Answer, body: bytes) -> None:

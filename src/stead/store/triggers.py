@@ -1,7 +1,7 @@
 """Triggers, branches as they were last seen, and deliveries, as rows."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,7 +93,7 @@ class TriggerStore(Rows[TriggerRow]):
                 connection.execute(observed_refs.delete().where(observed_refs.c.repo == row.repo))
                 _see(connection, row.repo, branches)
 
-        return await self._unless_gone(add)
+        return await _unless_gone(self.database.write(add))
 
     async def remove(self, repo: str, trigger: str) -> bool:
         """Tells whether the repository had it. With its last trigger what was seen of it is forgotten."""
@@ -129,14 +129,7 @@ class TriggerStore(Rows[TriggerRow]):
             for trigger in {row.trigger for row in rows}:
                 connection.execute(_beyond(trigger, kept))
 
-        return await self._unless_gone(record)
-
-    async def _unless_gone(self, work: Callable[[sa.Connection], None]) -> bool:
-        try:
-            await self.database.write(work)
-        except sa.exc.IntegrityError:
-            return False
-        return True
+        return await _unless_gone(self.database.write(record))
 
 
 class DeliveryStore(Rows[DeliveryRow]):
@@ -145,13 +138,8 @@ class DeliveryStore(Rows[DeliveryRow]):
 
     async def add(self, row: DeliveryRow, *, kept: int) -> bool:
         """Record one more; tells whether its trigger is still there."""
-        try:
-            await self.database.execute(
-                deliveries.insert().values(**_values(row)), _beyond(row.trigger, kept)
-            )
-        except sa.exc.IntegrityError:
-            return False
-        return True
+        new = deliveries.insert().values(**_values(row))
+        return await _unless_gone(self.database.execute(new, _beyond(row.trigger, kept)))
 
     async def next(self, trigger: str) -> DeliveryRow | None:
         """The oldest of a trigger that is not over: no other is sent before it."""
@@ -191,6 +179,15 @@ _NEXT = (
     .order_by(deliveries.c.number)
     .limit(1)
 )
+
+
+async def _unless_gone(work: Awaitable[object]) -> bool:
+    """Tells whether what it belongs to is still there."""
+    try:
+        await work
+    except sa.exc.IntegrityError:
+        return False
+    return True
 
 
 def _see(connection: sa.Connection, repo: str, changes: Mapping[str, str | None]) -> None:
