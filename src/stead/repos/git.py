@@ -28,8 +28,11 @@ MAX_MEMORY = 2 << 30
 _MAX_ALLOCATED = "1g"
 """In one piece: by default clients compare files of up to half of this, so that git holds them whole."""
 _OUT_OF_MEMORY = re.compile("out of memory|cannot allocate memory|attempting to allocate", re.IGNORECASE)
-_FINISHED = {"receive-pack", "update-ref", "symbolic-ref", "pack-refs"}
-"""What changes refs goes on to its end when the server is killed; all else ends with the server."""
+_REF_WRITERS = {"receive-pack", "update-ref", "symbolic-ref", "pack-refs"}
+"""Subcommands that change refs: they run to completion even if the server is killed; others end with it."""
+_OPTIONS_WITH_VALUE = {"-c", "-C", "--git-dir", "--work-tree", "--namespace", "--exec-path", "--config-env"}
+"""Global git options whose value may be the next argument."""
+_WRAPPERS = {"setpriv", "prlimit"}
 _FULL = ("No space left on device", "Disk quota exceeded", "Out of diskspace")
 _FULL_BELOW = 1 << 20
 """Bytes of a disk: with fewer left, that is why a git failed that does not say why."""
@@ -209,8 +212,30 @@ def check_memory(finished: Finished) -> None:
         raise TooLarge("there is more in this than git can look through")
 
 
-def _lasting(arguments: Sequence[str]) -> bool:
-    return not _FINISHED.isdisjoint(arguments)
+def subcommand(arguments: Sequence[str]) -> str:
+    """The git subcommand in these arguments to git: the first one after the global options."""
+    words = iter(arguments)
+    for word in words:
+        if not word.startswith("-"):
+            return word
+        if word in _OPTIONS_WITH_VALUE:
+            next(words, None)
+    return ""
+
+
+def _git_arguments(command_line: Sequence[str]) -> Sequence[str]:
+    """The arguments to git in a process's command line, with or without the wrappers that start git."""
+    program, *arguments = command_line or [""]
+    name = os.path.basename(program)
+    if name in _WRAPPERS and "--" in arguments:
+        return _git_arguments(arguments[arguments.index("--") + 1 :])
+    if name.startswith("git-"):
+        return [name.removeprefix("git-"), *arguments]
+    return arguments if name == "git" else []
+
+
+def _writes_refs(arguments: Sequence[str]) -> bool:
+    return subcommand(arguments) in _REF_WRITERS
 
 
 class Git:
@@ -236,7 +261,7 @@ class Git:
         left = []
         for pid, arguments in command_lines():
             if pid in pids and (orphan := ProcessId.of(pid)) is not None:
-                if _lasting([os.fsdecode(argument) for argument in arguments]):
+                if _writes_refs(_git_arguments([os.fsdecode(argument) for argument in arguments])):
                     left.append(orphan)
                 else:
                     await kill(orphan)
@@ -264,7 +289,7 @@ class Git:
     def command(self, *arguments: str, memory: int = MAX_MEMORY, file: int | None = None) -> list[str]:
         bounds = [f"--data={memory}", *([] if file is None else [f"--fsize={file}"])]
         git = ["prlimit", *bounds, "--", "git", *arguments]
-        return git if self._uid is None else [*self._drop(_lasting(arguments)), *git]
+        return git if self._uid is None else [*self._drop(_writes_refs(arguments)), *git]
 
     def _drop(self, lasting: bool) -> list[str]:
         """What makes a command git's user's; one that is not lasting ends with the server."""
@@ -287,7 +312,7 @@ class Git:
         It fails, as does all that it starts, when it wants more bytes of memory or for one file.
         """
         environment = self.environment(repo, env)
-        if cwd is None and (launchers := self._launchers.get(_lasting(arguments))) is not None:
+        if cwd is None and (launchers := self._launchers.get(_writes_refs(arguments))) is not None:
             command = ["git", *arguments]
             process = launchers.take(command, environment, quiet=quiet, memory=memory, file=file)
             if process is not None:
@@ -338,7 +363,7 @@ class Git:
         lock however it is ended, and that would be in the way of all others.
         """
         work = self._finish(repo, *arguments, stdin=stdin, env=env, cwd=cwd, timeout=timeout, most=most)
-        return await (tasks.finished(work) if _lasting(arguments) else work)
+        return await (tasks.finished(work) if _writes_refs(arguments) else work)
 
     async def _finish(
         self,
@@ -358,7 +383,7 @@ class Git:
                 )
                 status = await process.wait()
         except TimeoutError:
-            raise TooLarge(f"git {arguments[0]} did not finish within {timeout:g} s") from None
+            raise TooLarge(f"git {subcommand(arguments)} did not finish within {timeout:g} s") from None
         finally:
             await process.end()
         return Finished(status, stdout, stderr)
@@ -378,5 +403,5 @@ class Git:
         if finished.status not in ok:
             check_room(finished, repo)
             check_memory(finished)
-            raise GitFailed(arguments[0], finished)
+            raise GitFailed(subcommand(arguments), finished)
         return finished.stdout
