@@ -439,6 +439,8 @@ async def test_lists_are_whole_unless_a_part_is_asked_for(http: httpx2.AsyncClie
     whole = (await http.get("/v1/vms")).json()
     assert vm.id in [each["id"] for each in whole["vms"]]
     assert len(whole["vms"]) == whole["totalCount"]
+    row = next(each for each in whole["vms"] if each["id"] == vm.id)
+    assert row["address"] == (await http.get(f"/v1/vms/{vm.id}")).json()["address"]
     assert (await http.get("/v1/vms?limit=0")).json()["vms"] == []
     assert [each["id"] for each in (await http.get("/v1/vms?search=SHARED")).json()["vms"]] == [vm.id]
     assert (await http.get("/v1/vms?search=nosuchthing")).json()["vms"] == []
@@ -603,6 +605,32 @@ async def test_files_of_every_kind(http: httpx2.AsyncClient, vm: Machine) -> Non
     assert (await http.delete(f"{base}/files/%2Fsrv%2Fd?recursive=true")).json() == {}
     as_nobody = {"X-Freestyle-Vm-Linux-User-Id": "nobody"}
     refused(await http.get(f"{base}/files/%2Fetc%2Fshadow", headers=as_nobody), 403, "VM_ACCESS_DENIED")
+
+
+async def test_move_renames_files_and_keeps_existing_targets(http: httpx2.AsyncClient, vm: Machine) -> None:
+    base = f"/v1/vms/{vm.id}"
+    await http.put(f"{base}/files/%2Fsrv%2Fone", json={"content": "1"})
+    await http.put(f"{base}/files/%2Fsrv%2Ftwo", json={"content": "2"})
+    moved = {"from": "/srv/one", "to": "/srv/three"}
+    assert (await http.post(f"{base}/move", json=moved)).json() == {}
+    assert (await http.get(f"{base}/files/srv/three")).json()["content"] == "1"
+    missing = refused(await http.post(f"{base}/move", json=moved), 404, "FILE_NOT_FOUND")
+    assert "/srv/one" in missing["message"]
+    nowhere = {"from": "/srv/three", "to": "/srv/none/three"}
+    missing = refused(await http.post(f"{base}/move", json=nowhere), 404, "FILE_NOT_FOUND")
+    assert "/srv/none/three" in missing["message"]
+    onto = {"from": "/srv/three", "to": "/srv/two"}
+    refused(await http.post(f"{base}/move", json=onto), 400, "FILES_BAD_REQUEST")
+    as_nobody = {"X-Freestyle-Vm-Linux-User-Id": "nobody"}
+    forced = onto | {"overwrite": True}
+    refused(await http.post(f"{base}/move", json=forced, headers=as_nobody), 403, "VM_ACCESS_DENIED")
+    assert (await http.post(f"{base}/move", json=forced)).json() == {}
+    assert (await http.get(f"{base}/files/srv/two")).json()["content"] == "1"
+    for wrong in ({"from": "srv", "to": "/x"}, {"from": "/srv\0", "to": "/x"}, {"from": "/srv"}):
+        refused(await http.post(f"{base}/move", json=wrong), 400, "FILES_BAD_REQUEST")
+    surrogate = b'{"from": "/srv\\ud800", "to": "/x"}'
+    answer = await http.post(f"{base}/move", content=surrogate, headers={"Content-Type": "application/json"})
+    assert "offset 4" in refused(answer, 400, "FILES_BAD_REQUEST")["message"]
 
 
 async def test_folders_come_and_go_as_archives(http: httpx2.AsyncClient, vm: Machine) -> None:

@@ -314,7 +314,7 @@ def path_code(path: str, method: str = "POST") -> str:
         return "CREATE_SNAPSHOT_BAD_REQUEST" if method == "POST" else "INVALID_REQUEST"
     if path.endswith("/snapshot"):
         return "SNAPSHOT_VM_BAD_REQUEST"
-    if "/files/" in path:
+    if "/files/" in path or path.endswith("/move"):
         return "FILES_BAD_REQUEST"
     if path.startswith("/observability/"):
         return "INVALID_QUERY"

@@ -24,6 +24,7 @@ from stead.api.wire.guests import (
     Executed,
     FileContent,
     FileFacts,
+    Move,
     Unpacked,
     WriteFile,
     decoded,
@@ -279,6 +280,29 @@ async def stat_file(guest: Guest, path: GuestPath, follow: bool = True) -> FileF
         mtime_ms=found.mtime_ns / 1e6,
         target=None if found.target is None else _shown(found.target),
     )
+
+
+@router.post("/move")
+async def move_file(guest: Guest, wanted: Move) -> Nothing:
+    """Move or rename a file or folder inside the VM; an existing target is kept unless `overwrite` is true.
+
+    A rename within one file system is atomic; across file systems the source is copied, then removed.
+    """
+    source, target = _path_field(wanted.source, "from"), _path_field(wanted.target, "to")
+    await _files(guest).move(source, target, overwrite=wanted.overwrite)
+    return Nothing()
+
+
+def _path_field(path: str, field: str) -> str:
+    """A path from a JSON body: absolute, valid UTF-8, no NUL."""
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        text = f"{field} must be valid UTF-8 (lone surrogate at offset {error.start})"
+        raise ApiError("FILES_BAD_REQUEST", text) from None
+    if not path.startswith("/") or "\0" in path:
+        raise ApiError("FILES_BAD_REQUEST", f"{field} must be an absolute path without NUL, got {path!r}")
+    return path
 
 
 @router.post("/directories/{path:path}")

@@ -84,5 +84,13 @@ class FileFacts(Wire):
     target: str | None = None
 
 
+class Move(Wire):
+    """A rename inside the VM."""
+
+    source: str = Field(alias="from", description="Absolute path of the file or folder to move.")
+    target: str = Field(alias="to", description="Absolute path that it gets; its parent must exist.")
+    overwrite: bool = Field(default=False, description="Replace a file that is already at `to`.")
+
+
 class Unpacked(Wire):
     files: int

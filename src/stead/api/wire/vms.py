@@ -90,6 +90,7 @@ class VmRow(Wire):
     persistence: PersistenceModel
     metrics: None = None
     sizing: Sizing
+    address: str
 
     @classmethod
     def of(cls, info: MachineInfo) -> "VmRow":
@@ -109,6 +110,7 @@ def row_facts(info: MachineInfo) -> dict[str, Any]:
         "build_id": info.build,
         "persistence": PersistenceModel.of(info.persistence),
         "sizing": sizing(info.size),
+        "address": str(info.address),
     }
 
 
@@ -139,7 +141,6 @@ class VmDetails(VmRow):
     activity_threshold_bytes: int
     workdir: str | None = None
     reason: str | None = None
-    address: str
 
     @classmethod
     def of(cls, info: MachineInfo) -> "VmDetails":
@@ -151,7 +152,6 @@ class VmDetails(VmRow):
             activity_threshold_bytes=info.activity_threshold,
             workdir=info.workdir,
             reason=info.reason,
-            address=str(info.address),
         )
 
 
