@@ -11,8 +11,16 @@ import pytest
 import pytest_asyncio
 from waiting import until
 
-from stead.errors import CheckpointUnusable, HostError, InvalidRequest, SnapshotNotFound, StartFailed
+from stead.errors import (
+    CheckpointUnusable,
+    HostError,
+    InvalidRequest,
+    MachineNotFound,
+    SnapshotNotFound,
+    StartFailed,
+)
 from stead.host import checkpoints
+from stead.host.merging import allocated
 from stead.machines import Machine, Machines, SnapshotState, State, Sticky
 from stead.machines.snapshots import SnapshotInfo
 from stead.settings import Size
@@ -342,6 +350,51 @@ async def test_a_machine_whose_memory_cannot_be_copied_goes_on(
 
 
 @pytest.mark.parametrize("number", [0, 101, -1])
-async def test_a_fork_has_a_sensible_number_of_children(source: Machine, number: int) -> None:
-    with pytest.raises(InvalidRequest, match="a fork has 1 to 100 children"):
+async def test_fork_refuses_a_count_outside_1_to_100(source: Machine, number: int) -> None:
+    with pytest.raises(InvalidRequest, match=f"cannot fork {number} VMs: must be 1 to 100"):
         await source.fork(number)
+
+
+async def test_fork_names_its_children_and_rename_changes_a_name(machines: Machines, source: Machine) -> None:
+    children = await source.fork(2, name="worker")
+    assert [(await child.info()).name for child in children] == ["worker-1", "worker-2"]
+    (only,) = await children[0].fork(name="alone")
+    assert (await only.info()).name == "alone"
+    renamed = await only.rename("another")
+    assert renamed.name == (await machines.info(only.id)).name == "another"
+    assert renamed.hostname == only.id
+    assert (await only.rename(None)).name is None
+    for child in (*children, only):
+        await child.delete()
+    with pytest.raises(MachineNotFound):
+        await only.rename("too late")
+
+
+@pytest.mark.parametrize("name", ["", "  ", "a\nb", "x" * 201, "\0"])
+async def test_rename_and_fork_refuse_invalid_names(source: Machine, name: str) -> None:
+    for attempt in (source.rename(name), source.fork(name=name)):
+        with pytest.raises(InvalidRequest, match=r"invalid name .*: must be 1 to 200 printable characters"):
+            await attempt
+
+
+async def test_fork_refuses_a_name_that_its_number_makes_too_long(source: Machine) -> None:
+    with pytest.raises(InvalidRequest, match="invalid name"):
+        await source.fork(10, name="x" * 198)
+
+
+async def test_snapshots_record_their_size_on_disk(
+    machines: Machines, source: Machine, snapshot: SnapshotInfo
+) -> None:
+    row = await machines.snapshots.row(snapshot.id)
+    assert row.checkpoint is not None
+    layers = machines._lifecycle.layers
+    memory = sum(allocated(path) for path in layers.checkpoint_folder(row.checkpoint).iterdir())
+    disk = sum(allocated(path) for path in await layers.chain(row.layer))
+    assert memory > 0 < disk
+    assert snapshot.size_bytes == memory + disk
+    await machines.snapshots._store.update(snapshot.id, size_bytes=None)
+    await machines.snapshots.recover()
+    assert (await machines.snapshots.get(snapshot.id)).size_bytes is not None, "measured on the next start"
+    info = await source.snapshot()
+    await machines.snapshots.delete(info.id)
+    assert (await machines.snapshots.get(info.id, deleted=True)).size_bytes is None

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -99,9 +99,9 @@ class Creation:
             return await self._finish(row, self._from_snapshot(row, snapshot, size == own))
 
     async def children(
-        self, parent: MachineRow, moment: Moment, count: int, persistence: Persistence
+        self, parent: MachineRow, moment: Moment, names: Sequence[str | None], persistence: Persistence
     ) -> list[MachineRow]:
-        """Rows for machines that are to have a running machine's memory and disk."""
+        """Rows for VMs that get a running VM's memory and disk, one for each name."""
         facts = {
             "layer": parent.layer,
             "snapshot": parent.snapshot,
@@ -112,11 +112,11 @@ class Creation:
             "activity_threshold": parent.activity_threshold,
         } | columns(persistence)
         # What the children have in common with the template they share; what differs each has for itself.
-        check_memory(count * (moment.memory.size + _CHILD_OVERHEAD))
+        check_memory(len(names) * (moment.memory.size + _CHILD_OVERHEAD))
         rows: list[MachineRow] = []
         try:
-            for _ in range(count):
-                rows.append(await self._allocate(moment.size, parent.template, facts))
+            for name in names:
+                rows.append(await self._allocate(moment.size, parent.template, facts | {"name": name}))
         except BaseException:
             await self.remove(rows)
             raise

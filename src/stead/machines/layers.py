@@ -63,6 +63,13 @@ class Layers:
         """The files of a layer and of those that it stands on, newest first."""
         return self._files(await self._store.lineage(layer_id)) if layer_id is not None else []
 
+    async def size(self, layer_id: str | None, checkpoint_id: str | None) -> int:
+        """Disk space in bytes of saved memory and of a layer with all layers below it."""
+        async with self.reading():
+            files = await self.chain(layer_id)
+            folder = None if checkpoint_id is None else self.checkpoint_folder(checkpoint_id)
+            return await in_thread(_disk_space, files, folder)
+
     @contextlib.asynccontextmanager
     async def reading(self) -> AsyncIterator[None]:
         """Within, the files that `chain` names and the checkpoints that are there can be opened."""
@@ -173,6 +180,14 @@ class Layers:
         if not files or not all(file.exists() for file in files):
             raise HostError(_GONE)
         return files
+
+
+def _disk_space(files: Sequence[Path], folder: Path | None) -> int:
+    try:
+        saved = [] if folder is None else list(folder.iterdir())
+        return sum(allocated(path) for path in (*files, *saved))
+    except OSError as error:
+        raise HostError(f"cannot measure {error.filename}: {error.strerror}") from error
 
 
 def _names(paths: Iterable[Path]) -> frozenset[str]:

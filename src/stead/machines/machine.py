@@ -121,8 +121,14 @@ class Keeper(Protocol):
         self, machine_id: str, *, name: str | None = None, persistence: SnapshotPersistence = ...
     ) -> SnapshotInfo: ...
     async def fork(
-        self, machine_id: str, count: int = 1, *, persistence: Persistence | None = None
+        self,
+        machine_id: str,
+        count: int = 1,
+        *,
+        persistence: Persistence | None = None,
+        name: str | None = None,
     ) -> list["Machine"]: ...
+    async def rename(self, machine_id: str, name: str | None) -> MachineInfo: ...
     async def resize(
         self,
         machine_id: str,
@@ -227,9 +233,18 @@ class Machine:
         """Keep memory and disk as they are now; the machine goes on."""
         return await self._machines.snapshot(self.id, name=name, persistence=persistence)
 
-    async def fork(self, count: int = 1, persistence: Persistence | None = None) -> "list[Machine]":
-        """As many new machines, each with the memory, processes and files that this one has now."""
-        return await self._machines.fork(self.id, count, persistence=persistence)
+    async def fork(
+        self, count: int = 1, persistence: Persistence | None = None, name: str | None = None
+    ) -> "list[Machine]":
+        """New VMs, each with the current memory, processes and files of this one.
+
+        One child gets `name`; several get `name-1`, `name-2` and so on.
+        """
+        return await self._machines.fork(self.id, count, persistence=persistence, name=name)
+
+    async def rename(self, name: str | None) -> MachineInfo:
+        """Change or remove its name; its hostname and id stay."""
+        return await self._machines.rename(self.id, name)
 
     async def resize(
         self, *, vcpus: int | None = None, memory_mib: int | None = None, disk_gib: int | None = None

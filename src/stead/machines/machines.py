@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, Self, TypeVar
 
@@ -95,7 +95,7 @@ class Machines:
             snapshots = Snapshots(SnapshotStore(database), lifecycle, checkpointing)
             try:
                 await reconcile(lifecycle, checkpointing)
-                await snapshots.forget_unfinished()
+                await snapshots.recover()
                 await layers.collect()
                 machines = cls(settings, database, lifecycle, checkpointing, snapshots)
                 if (template := await host.find_template(settings.default_size)) is not None:
@@ -215,22 +215,33 @@ class Machines:
         return machine
 
     async def fork(
-        self, machine_id: str, count: int = 1, *, persistence: Persistence | None = None
+        self,
+        machine_id: str,
+        count: int = 1,
+        *,
+        persistence: Persistence | None = None,
+        name: str | None = None,
     ) -> list[Machine]:
-        """Machines with the memory, processes and files that this one has now: all of them, or none."""
-        if not 1 <= count <= MAX_FORKS:
-            raise InvalidRequest(f"a fork has 1 to {MAX_FORKS} children, not {count}")
-        await self._room.make(keeping=machine_id)
-        return await self._carry_through(self._fork(machine_id, count, persistence))
+        """New VMs with the current memory, processes and files of this one: all of them, or none.
 
-    async def _fork(self, machine_id: str, count: int, persistence: Persistence | None) -> list[Machine]:
+        One child gets `name`; several get `name-1`, `name-2` and so on.
+        """
+        if not 1 <= count <= MAX_FORKS:
+            raise InvalidRequest(f"cannot fork {count} VMs: must be 1 to {MAX_FORKS}")
+        names = _fork_names(name, count)
+        await self._room.make(keeping=machine_id)
+        return await self._carry_through(self._fork(machine_id, names, persistence))
+
+    async def _fork(
+        self, machine_id: str, names: Sequence[str | None], persistence: Persistence | None
+    ) -> list[Machine]:
         await self._check_up(machine_id, Operation.FORK)
         async with self._lifecycle.turns.of(machine_id):
             row, live = await self._running(machine_id, Operation.FORK)
             row, moment = await self._checkpointing.take(row, live)
             try:
                 kept = persistence or persistence_of(row)
-                children = await self._creation.children(row, moment, count, kept)
+                children = await self._creation.children(row, moment, names, kept)
             except BaseException:
                 moment.close()
                 raise
@@ -309,6 +320,15 @@ class Machines:
 
     async def info(self, machine_id: str) -> MachineInfo:
         return machine_info(await self._row(machine_id))
+
+    async def rename(self, machine_id: str, name: str | None) -> MachineInfo:
+        """Change or remove a VM's name, in any state. Its hostname and id stay."""
+        check_name(name)
+        await self._row(machine_id)
+        row = await self._lifecycle.store.update(machine_id, name=name)
+        if row is None:
+            raise MachineNotFound(machine_id)
+        return machine_info(row)
 
     async def _row(self, machine_id: str) -> MachineRow:
         row = await self._lifecycle.store.get(machine_id)
@@ -556,6 +576,17 @@ class Machines:
         if verdict is Verdict.GO:
             return row
         raise WrongState(machine_id, operation, row.state, row.reason or "")
+
+
+def _fork_names(name: str | None, count: int) -> list[str | None]:
+    """The name of each child of a fork, checked like the name of any other VM."""
+    if name is None or count == 1:
+        names = [name] * count
+    else:
+        names = [f"{name}-{number}" for number in range(1, count + 1)]
+    check_name(name)
+    check_name(names[-1])
+    return names
 
 
 def _resized(row: MachineRow, vcpus: int | None, memory_mib: int | None, disk_gib: int | None) -> Size:

@@ -1,12 +1,13 @@
 """Snapshots: kept checkpoints with a name, from which any number of machines can be made."""
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from stead.errors import InvalidRequest, SnapshotNotFound, WrongSnapshotState
+from stead.errors import HostError, InvalidRequest, SnapshotNotFound, WrongSnapshotState
 from stead.host import checkpoints
 from stead.host.checkpoints import Moment
 from stead.machines.checkpointing import Checkpointing
@@ -50,6 +51,11 @@ class SnapshotInfo:
     build: str | None
     template_hash: str | None
     deleted_at: float | None
+    size_bytes: int | None
+    """Disk space of its memory and of every disk layer above the template, as of the capture.
+
+    Layers that it shares with other snapshots count in each. None while building and after deletion.
+    """
 
 
 def snapshot_info(row: SnapshotRow) -> SnapshotInfo:
@@ -69,12 +75,15 @@ def snapshot_info(row: SnapshotRow) -> SnapshotInfo:
         build=row.build,
         template_hash=row.template_hash,
         deleted_at=None if row.deleted_at is None else row.deleted_at / 1e9,
+        size_bytes=row.size_bytes,
     )
 
 
 def check_name(name: str | None) -> None:
     if name is not None and (not name.strip() or len(name) > MAX_NAME or not name.isprintable()):
-        raise InvalidRequest(f"a name has 1 to {MAX_NAME} printable characters")
+        raise InvalidRequest(
+            f"invalid name {name[:MAX_NAME]!r}: must be 1 to {MAX_NAME} printable characters"
+        )
 
 
 @dataclass(frozen=True)
@@ -142,7 +151,8 @@ class Snapshots:
     async def delete(self, snapshot_id: str) -> None:
         """Forget a snapshot; machines that were made from it keep what they stand on."""
         await self.ready(snapshot_id)
-        await self._store.update(snapshot_id, deleted_at=time.time_ns(), layer=None, checkpoint=None)
+        gone: dict[str, object] = dict.fromkeys(("layer", "checkpoint", "size_bytes"))
+        await self._store.update(snapshot_id, deleted_at=time.time_ns(), **gone)
         self._lifecycle.sweep()
 
     async def row(self, snapshot_id: str) -> SnapshotRow:
@@ -199,7 +209,7 @@ class Snapshots:
             case _:
                 if machine.top is not None:
                     machine = await self._lifecycle.record_frozen(machine, top=None) or machine
-                await self._store.update(snapshot.id, layer=machine.layer, state=_complete(snapshot))
+                await self._complete(snapshot, layer=machine.layer, checkpoint=None)
         return None
 
     async def _take_running(self, snapshot: SnapshotRow, machine: MachineRow) -> Taken:
@@ -219,9 +229,7 @@ class Snapshots:
         folder = self._lifecycle.layers.checkpoint_folder
         with self._lifecycle.layers.building(checkpoint):
             await in_thread(checkpoints.copy, folder(machine.checkpoint), folder(checkpoint))
-            await self._store.update(
-                snapshot.id, layer=machine.layer, checkpoint=checkpoint, state=_complete(snapshot)
-            )
+            await self._complete(snapshot, layer=machine.layer, checkpoint=checkpoint)
 
     async def keep(self, snapshot: SnapshotRow, taken: Taken) -> None:
         """Make a snapshot of a running machine durable; the machine need not wait for it."""
@@ -231,24 +239,35 @@ class Snapshots:
                 async with self._lifecycle.layers.reading():
                     (layer, *_) = await self._lifecycle.layers.chain(taken.machine.layer)
                     await self._checkpointing.keep(taken.moment, checkpoint, layer)
-                await self._store.update(snapshot.id, checkpoint=checkpoint, state=_complete(snapshot))
+                await self._complete(snapshot, layer=taken.machine.layer, checkpoint=checkpoint)
         finally:
             taken.moment.close()
         self._checkpointing.merge_if_long(taken.machine)
+
+    async def _complete(self, snapshot: SnapshotRow, *, layer: str | None, checkpoint: str | None) -> None:
+        """Record what a snapshot holds and how large it is; from here on VMs can be made from it."""
+        size = await self._lifecycle.layers.size(layer, checkpoint)
+        state = SnapshotState.READY if snapshot.failure is None else SnapshotState.FAILED
+        await self._store.update(
+            snapshot.id, layer=layer, checkpoint=checkpoint, state=state, size_bytes=size
+        )
 
     async def give_up(self, snapshot: SnapshotRow) -> None:
         await finished(self._store.delete(snapshot.id))
         self._lifecycle.sweep()
 
-    async def forget_unfinished(self) -> None:
-        """After a crash: nobody was told of snapshots that were not ready. Old ones are forgotten too."""
+    async def recover(self) -> None:
+        """On start: drop snapshots that a crash left unfinished and rows of ones deleted long ago.
+
+        Snapshots captured before sizes were recorded get theirs.
+        """
         for row in await self._store.list():
             if row.state == SnapshotState.BUILDING or _long_gone(row):
                 await self._store.delete(row.id)
-
-
-def _complete(snapshot: SnapshotRow) -> SnapshotState:
-    return SnapshotState.READY if snapshot.failure is None else SnapshotState.FAILED
+            elif row.size_bytes is None and row.deleted_at is None:
+                with contextlib.suppress(HostError):
+                    size = await self._lifecycle.layers.size(row.layer, row.checkpoint)
+                    await self._store.update(row.id, size_bytes=size)
 
 
 def _long_gone(row: SnapshotRow) -> bool:

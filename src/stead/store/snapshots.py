@@ -35,6 +35,8 @@ class SnapshotRow:
     template_hash: str | None = None
     """What it was built from; the newest of a hash is the one that is used again."""
     deleted_at: int | None = None
+    size_bytes: int | None = None
+    """Disk space of its memory and disk layers when it was captured; None before that and once deleted."""
 
 
 class SnapshotStore(Rows[SnapshotRow]):

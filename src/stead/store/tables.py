@@ -88,6 +88,7 @@ snapshots = Table(
     Column("build", String(24)),
     Column("template_hash", String(64)),
     Column("deleted_at", BigInteger),
+    Column("size_bytes", BigInteger),
     Index("ix_snapshots_template_hash", "account", "template_hash"),
 )
 

@@ -1,0 +1,17 @@
+"""Snapshots record the disk space that they take."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0008"
+down_revision = "0007"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("snapshots", sa.Column("size_bytes", sa.BigInteger))
+
+
+def downgrade() -> None:
+    op.drop_column("snapshots", "size_bytes")
