@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from stead.api.wire.builds import BuildRecord, PhaseRecord
+from stead.api.wire.creation import CreateVm
 from stead.api.wire.layers import LayerFields, LayerModel, Spec
 from stead.builds.dockerfile import commands_of
 from stead.builds.errors import InvalidSpec
@@ -665,6 +666,29 @@ def test_nothing_and_null_are_the_same_but_for_the_idle_timeout() -> None:
     layer = LayerModel.model_validate(nulls).layer()
     assert replace(layer, idle_timeout=UNCHANGED) == Layer() == LayerModel.model_validate({}).layer()
     assert layer.idle_timeout is None
+
+
+def test_numbers_of_javascript_clients_are_accepted() -> None:
+    """JSON has one number type: 2.0 is 2, and the noise of floating-point arithmetic is no fraction."""
+    noisy = {
+        "vcpuCount": 2.0,
+        "memSizeGb": 4.000000000000001,
+        "rootfsSizeGb": 20.000000000000004,
+        "idleTimeoutSeconds": 1100.0000000000002,
+        "readySignalTimeoutSeconds": 30,
+        "users": [{"name": "alice", "uid": 1000.0000000000001}],
+        "systemd": {"services": [{"name": "a", "restartPolicy": {"policy": "no", "startLimitBurst": 3.0}}]},
+    }
+    layer = LayerModel.model_validate_json(json.dumps(noisy)).layer()
+    assert (layer.vcpus, layer.memory_gb, layer.disk_gb, layer.idle_timeout) == (2, 4, 20, 1100)
+    assert (layer.users[0].uid, layer.services[0].restart) == (1000, Restart("no", limit_burst=3))
+    assert CreateVm.model_validate({"activityThresholdBytes": 0.2}).activity_threshold_bytes == 1
+    assert LayerModel.model_validate({"idleTimeoutSeconds": 9.6}).idle_timeout_seconds == 10
+    assert LayerModel.model_validate({"memSizeGb": 0.7}).mem_size_gb == 0.7
+    with pytest.raises(ValidationError, match=r"vcpuCount\n.*must be a whole number, not 2\.5"):
+        LayerModel.model_validate({"vcpuCount": 2.5})
+    with pytest.raises(ValidationError):
+        LayerModel.model_validate({"vcpuCount": float("nan")})
 
 
 @pytest.mark.parametrize(

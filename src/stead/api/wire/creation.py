@@ -6,6 +6,7 @@ from pydantic import Field
 
 from stead.api.wire import LARGEST, Wire
 from stead.api.wire.layers import LayerFields, Spec
+from stead.api.wire.numbers import Rounded
 from stead.api.wire.vms import PersistenceModel
 from stead.builds.spec import Layer
 from stead.errors import InvalidRequest
@@ -17,7 +18,7 @@ class CreateVm(LayerFields):
     name: str | None = None
     spec: Spec | None = None
     template: Spec | None = None
-    activity_threshold_bytes: int | None = Field(default=None, ge=0, le=LARGEST)
+    activity_threshold_bytes: Rounded | None = Field(default=None, ge=0, le=LARGEST)
     persistence: PersistenceModel | None = None
     recreate: bool | None = Field(default=None, description="Whether it may be made anew after its deletion.")
     domains: list[dict[str, Any]] | None = None

@@ -5,20 +5,21 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, BeforeValidator, Field
 
 from stead.api.wire import Wire
+from stead.api.wire.numbers import Count, Gigabytes, Rounded
 from stead.api.wire.systemd import NewService, ServiceFields
 from stead.api.wire.vms import PersistenceModel
 from stead.builds.errors import InvalidSpec
 from stead.builds.spec import File, GitUser, Group, Layer, Port, Repository, Service, ServicePatch, User
 from stead.machines.machine import UNCHANGED
 
-Gigabytes = Annotated[float | None, Field(allow_inf_nan=False)]
+Size = Annotated[Gigabytes | None, Field(allow_inf_nan=False)]
 Seconds = Annotated[float | None, Field(allow_inf_nan=False)]
 MAX_DEPTH = 64
 
 
 class GroupModel(Wire):
     name: str
-    gid: int | None = None
+    gid: Count | None = None
     system: bool | None = None
 
     def group(self) -> Group:
@@ -27,7 +28,7 @@ class GroupModel(Wire):
 
 class UserModel(Wire):
     name: str
-    uid: int | None = None
+    uid: Count | None = None
     gecos: str | None = None
     groups: list[str] | None = None
     home: str | None = None
@@ -106,8 +107,8 @@ class GitModel(Wire):
 
 
 class PortModel(Wire):
-    port: int
-    target_port: int
+    port: Count
+    target_port: Count
     protocol: str | None = None
 
     def as_port(self) -> Port:
@@ -123,11 +124,14 @@ class LayerFields(Wire):
 
     snapshot_id: str | None = None
     base_image: BaseImageModel | None = None
-    vcpu_count: int | None = None
-    mem_size_gb: Gigabytes = None
-    rootfs_size_gb: Gigabytes = None
+    vcpu_count: Count | None = None
+    mem_size_gb: Size = None
+    rootfs_size_gb: Size = None
     workdir: str | None = None
-    idle_timeout_seconds: int | None = Field(default=None, description="Null is never, missing the default.")
+    idle_timeout_seconds: Rounded | None = Field(
+        default=None,
+        description="Suspend after this many seconds without traffic; null: never; missing: the default.",
+    )
     wait_for_ready_signal: bool | None = None
     ready_signal_timeout_seconds: Seconds = None
     ports: list[PortModel] | None = None

@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from stead.api.wire import Time, Wire
+from stead.api.wire.numbers import Count
 from stead.builds.services import Outcome, ServiceStatus
 from stead.builds.spec import Restart, Service
 from stead.machines.journal import Entry
@@ -13,7 +14,7 @@ from stead.machines.journal import Entry
 class RestartPolicy(Wire):
     policy: Literal["no", "on-failure", "always", "on-abnormal"]
     restart_sec: float | None = None
-    start_limit_burst: int | None = None
+    start_limit_burst: Count | None = None
     start_limit_interval_sec: float | None = None
 
     def restart(self) -> Restart:
