@@ -80,6 +80,7 @@ BODIES: dict[str, Any] = {
     "files/{path}": {"content": "x"},
     "/move": {"from": "/nothing-here", "to": "/nor-here"},
     "resize": {"vcpuCount": 2},
+    "/v1/vms/{vm_id}": {"name": "x"},
     "snapshots/{snapshot_id}": {"name": "x"},
     "systemd/services": {"name": "x", "mode": "oneshot", "exec": ["/bin/true"]},
     "systemd/start": {"services": [{"id": "x"}]},

@@ -19,6 +19,7 @@ import pytest
 import pytest_asyncio
 from conftest import Server
 from fastapi.routing import APIRoute, iter_route_contexts
+from pydantic import ValidationError
 from waiting import until
 
 from stead.api import calls as calls_module
@@ -29,6 +30,9 @@ from stead.api.callers import current_caller, owned_vm
 from stead.api.documentation import page
 from stead.api.server import running
 from stead.api.services import get_services
+from stead.api.wire import Wire
+from stead.api.wire.guests import Exec
+from stead.api.wire.vms import Fork, PersistenceModel, Resize, Start
 from stead.errors import HostError
 from stead.machines import Machine, State
 from stead.settings import Settings
@@ -449,6 +453,54 @@ async def test_lists_are_whole_unless_a_part_is_asked_for(http: httpx2.AsyncClie
     assert stopped["runningCount"] == whole["runningCount"]
 
 
+async def test_rename_changes_and_removes_the_name(http: httpx2.AsyncClient, vm: Machine) -> None:
+    path = f"/v1/vms/{vm.id}"
+    renamed = (await http.patch(path, json={"name": "other"})).json()
+    assert renamed["name"] == "other"
+    assert renamed == (await http.get(path)).json()
+    assert (await http.patch(path, json={"name": None})).json()["name"] is None
+    assert (await http.patch(path, json={"name": "shared"})).json()["name"] == "shared"
+    for wrong in ({}, {"name": ""}, {"name": "a\nb"}, {"name": 7}):
+        refused(await http.patch(path, json=wrong), 400, "INVALID_REQUEST")
+    refused(await http.patch("/v1/vms/nobodys", json={"name": "x"}), 404, "VM_NOT_FOUND")
+
+
+async def test_forks_get_the_given_name(http: httpx2.AsyncClient, vm: Machine) -> None:
+    forks = (await http.post(f"/v1/vms/{vm.id}/fork", json={"count": 2.0, "name": "child"})).json()["forks"]
+    try:
+        assert [each["name"] for each in forks] == ["child-1", "child-2"]
+        for each in forks:
+            assert (await http.get(f"/v1/vms/{each['id']}")).json()["name"] == each["name"]
+    finally:
+        for each in forks:
+            await http.delete(f"/v1/vms/{each['id']}")
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "field", "value"),
+    [
+        (Exec, {"command": "x", "timeoutMs": 1100.0000000000002}, "timeout_ms", 1100),
+        (Exec, {"command": "x", "timeoutMs": 0.2}, "timeout_ms", 1),
+        (Start, {"idleTimeoutSeconds": 59.99999999999999}, "idle_timeout_seconds", 60),
+        (Start, {"activityThresholdBytes": 2.0}, "activity_threshold_bytes", 2),
+        (Fork, {"count": 3.0}, "count", 3),
+        (Resize, {"vcpuCount": 2.0}, "vcpu_count", 2),
+        (Resize, {"memSizeGb": 4.000000000000001}, "mem_size_gb", 4),
+        (Resize, {"rootfsSizeGb": 20.000000000000004}, "rootfs_size_gb", 20),
+        (PersistenceModel, {"type": "sticky", "priority": 3.0}, "priority", 3),
+    ],
+)
+def test_integers_may_come_as_floats(
+    model: type[Wire], body: dict[str, Any], field: str, value: float
+) -> None:
+    assert getattr(model.model_validate(body), field) == value
+
+
+def test_a_count_is_never_rounded() -> None:
+    with pytest.raises(ValidationError, match="whole number"):
+        Resize.model_validate({"vcpuCount": 2.5})
+
+
 async def test_down_and_up_again(http: httpx2.AsyncClient, server: Server) -> None:
     """Suspend, wake by use, stop, refuse what a stopped machine cannot do, kill, await."""
     path = f"/v1/vms/{(await http.post('/v1/vms')).json()['id']}"
@@ -508,6 +560,7 @@ async def test_a_snapshot_from_its_beginning_to_its_end(http: httpx2.AsyncClient
     found = (await http.get(path)).json()
     assert (found["name"], found["state"], found["sourceVmId"]) == ("one", "ready", vm.id)
     assert (found["failed"], found["deleted"]) == (False, False)
+    assert found["sizeBytes"] > 0
     assert (await http.patch(path, json={"name": "two"})).json() == {
         "snapshot_id": taken["snapshotId"],
         "name": "two",

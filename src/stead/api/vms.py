@@ -17,6 +17,7 @@ from stead.api.wire.vms import (
     Forked,
     Forks,
     Optimized,
+    RenameVm,
     Resize,
     Snapshot,
     Snapshotted,
@@ -87,6 +88,12 @@ async def list_vms(
 async def get_vm(info: UsableVm) -> VmDetails:
     """What is known of a machine; asking does not wake it."""
     return VmDetails.of(info)
+
+
+@router.patch("/{vm_id}")
+async def rename_vm(info: OwnedVm, services: ServicesDep, wanted: RenameVm) -> VmDetails:
+    """Change or remove a VM's name. Works in every state and does not wake it; the hostname stays."""
+    return VmDetails.of(await services.machines.rename(info.id, wanted.name))
 
 
 @router.delete("/{vm_id}")
@@ -179,11 +186,13 @@ async def fork_vm(
             await services.machines.delete(child, forget=True)
 
     async def fork() -> list[str]:
-        return [child.id for child in await services.machines.fork(info.id, wanted.count, persistence=kept)]
+        children = await services.machines.fork(info.id, wanted.count, persistence=kept, name=wanted.name)
+        return [child.id for child in children]
 
     children = await or_undo(fork(), take_back)
     call.undo = lambda: take_back(children)
-    return Forks(vm_id=info.id, forks=[Forked(id=child) for child in children])
+    infos = [await services.machines.info(child) for child in children]
+    return Forks(vm_id=info.id, forks=[Forked(id=child.id, name=child.name) for child in infos])
 
 
 @router.post("/{vm_id}/resize")

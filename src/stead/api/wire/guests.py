@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from stead.api.wire import Wire
+from stead.api.wire.numbers import Rounded
 
 MAX_TIMEOUT_MS = 24 * 3600 * 1000
 
@@ -24,7 +25,9 @@ class Exec(Wire):
 
     command: str | list[str] = Field(description="A line for `sh -c`, or a program and its arguments.")
     terminal: str | None = Field(default=None, description="Record the output under this name.")
-    timeout_ms: int | None = Field(default=None, gt=0, le=MAX_TIMEOUT_MS)
+    timeout_ms: Rounded | None = Field(
+        default=None, gt=0, le=MAX_TIMEOUT_MS, description="Kill the command after this many milliseconds."
+    )
     cwd: str | None = None
     env: Mapping[str, str] | None = None
     stdin: str | None = Field(default=None, description="Base64.")

@@ -28,6 +28,9 @@ class SnapshotModel(Wire):
     mem_size_mib: int
     rootfs_size_mb: int
     has_memory: bool
+    size_bytes: int | None = Field(
+        default=None, description="Disk space of its memory and disk layers; null while it is built."
+    )
 
     @classmethod
     def of(cls, info: SnapshotInfo) -> "SnapshotModel":
@@ -48,6 +51,7 @@ class SnapshotModel(Wire):
             mem_size_mib=info.size.memory_mib,
             rootfs_size_mb=info.size.disk_gib * 1024,
             has_memory=info.has_memory,
+            size_bytes=info.size_bytes,
         )
 
 

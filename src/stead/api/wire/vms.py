@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from stead.api.wire import LARGEST, Time, Wire
+from stead.api.wire.numbers import Count, Gigabytes, Rounded
 from stead.errors import InvalidRequest
 from stead.machines import Ephemeral, MachineInfo, Persistent, State, Sticky
 from stead.machines.persistence import PERSISTENT, Persistence, SnapshotPersistence
@@ -38,7 +39,7 @@ class PersistenceModel(Wire):
     """How long something is kept."""
 
     type: Literal["persistent", "sticky", "ephemeral"]
-    priority: int | None = Field(default=None, ge=0, le=10)
+    priority: Count | None = Field(default=None, ge=0, le=10)
     delete_event: Literal["OnStop", "OnSuspend"] | None = None
 
     def persistence(self) -> Persistence:
@@ -167,11 +168,23 @@ class Deleted(Wire):
     recreate: bool
 
 
+class RenameVm(Wire):
+    name: str | None = Field(description="The new name; null removes it.")
+
+
 class Start(Wire):
-    idle_timeout_seconds: int | None = Field(default=None, le=LARGEST)
+    idle_timeout_seconds: Rounded | None = Field(
+        default=None,
+        le=LARGEST,
+        description="Suspend after this many seconds without traffic; null: never; missing: unchanged.",
+    )
     ready_signal_timeout_seconds: float | None = Field(default=None, gt=0, le=86_400)
-    wait_for_ready_signal: bool | None = None
-    activity_threshold_bytes: int | None = Field(default=None, ge=0, le=LARGEST)
+    wait_for_ready_signal: bool | None = Field(
+        default=None, description="Answer only when the VM's services have started."
+    )
+    activity_threshold_bytes: Rounded | None = Field(
+        default=None, ge=0, le=LARGEST, description="Less traffic than this between two checks is ignored."
+    )
 
 
 class Started(Wire):
@@ -217,12 +230,16 @@ class Snapshotted(Wire):
 
 
 class Fork(Wire):
-    count: int = Field(default=1, ge=1, le=100)
+    count: Count = Field(default=1, ge=1, le=100)
+    name: str | None = Field(
+        default=None, description="Name of the new VM; several get NAME-1, NAME-2 and so on."
+    )
     persistence: PersistenceModel | None = None
 
 
 class Forked(Wire):
     id: str
+    name: str | None = None
     domains: list[str] = Field(default_factory=list)
     console_url: str | None = None
 
@@ -233,6 +250,8 @@ class Forks(Wire):
 
 
 class Resize(Wire):
-    vcpu_count: int | None = None
-    mem_size_gb: float | None = Field(default=None, allow_inf_nan=False)
-    rootfs_size_gb: int | None = None
+    vcpu_count: Count | None = Field(default=None, description="A power of two.")
+    mem_size_gb: Gigabytes | None = Field(
+        default=None, allow_inf_nan=False, description="Memory in GiB; a power of two."
+    )
+    rootfs_size_gb: Count | None = Field(default=None, description="Disk in GiB; it can only grow.")
