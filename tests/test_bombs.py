@@ -156,6 +156,7 @@ async def test_a_tree_without_end_is_kept_and_cut_off(bombed: Bombed) -> None:
         assert "ok refs/heads/main" in await bombed.push(pack, pack.commit(top))
         answer = await bombed.http.get(bombed.api("contents"))
         assert len(answer.json()["entries"]) == 10
+        assert not any("entries" in each for each in answer.json()["entries"])
         answer = await bombed.http.get(bombed.api("contents"), params={"recursive": "true"})
         assert (answer.status_code, answer.json()["code"]) == (400, "GIT_INVALID_REQUEST")
         search = Search(seconds=2)

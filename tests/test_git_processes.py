@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from stead.repos.git import SETTINGS, Git, subcommand
 
@@ -76,8 +77,11 @@ async def test_cancellation_waits_for_ref_writers_only(tmp_path: Path) -> None:
     alias = "alias.slow=!touch started && sleep 60 # update-ref"
     async with asyncio.timeout(30):
         work = asyncio.create_task(git.finish(None, "-c", alias, "slow", "update-ref", cwd=tmp_path))
-        while not (tmp_path / "started").exists():
-            await asyncio.sleep(0.01)
+
+        async def started() -> bool:
+            return (tmp_path / "started").exists()
+
+        await until(started, 20)
         work.cancel()
         with pytest.raises(asyncio.CancelledError):
             await work

@@ -495,8 +495,8 @@ async def test_folders_files_blobs_and_trees_are_read(repository: Repository) ->
     made = await commit(
         repository, [write("top"), write("a/one"), write("a/b/two", "two"), write("a/b/c/three")], "m"
     )
-    flat = await contents.read(repository, "/a/", "main")
-    assert isinstance(flat, contents.Folder)
+    flat = await contents.read(repository, "/a/", "main", recursive=False)
+    assert isinstance(flat, contents.Folder) and not flat.recursive
     assert [(entry.path, entry.kind) for entry in flat.entries] == [("a/b", "tree"), ("a/one", "blob")]
     deep = await contents.read(repository, "", made.sha[:10], recursive=True)
     assert isinstance(deep, contents.Folder)
@@ -521,6 +521,22 @@ async def test_folders_files_blobs_and_trees_are_read(repository: Repository) ->
         await contents.tree(repository, "2" * 40)
     with pytest.raises(InvalidObjectId):
         await contents.tree(repository, "main")
+
+
+async def test_listing_includes_subfolders_up_to_a_bound(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await commit(repository, [write("top"), write("a/one"), write("a/b/two")], "m")
+    small = await contents.read(repository, "", None)
+    assert isinstance(small, contents.Folder) and small.recursive
+    assert [entry.path for entry in small.entries] == ["a", "a/b", "a/b/two", "a/one", "top"]
+    leaf = await contents.read(repository, "a/b", None)
+    assert isinstance(leaf, contents.Folder) and [entry.path for entry in leaf.entries] == ["a/b/two"]
+    for bound in (4, 1):
+        monkeypatch.setattr(contents, "MAX_NESTED", bound)
+        large = await contents.read(repository, "", None)
+        assert isinstance(large, contents.Folder) and not large.recursive
+        assert [entry.path for entry in large.entries] == ["a", "top"]
 
 
 async def test_names_are_looked_for_as_branch_then_tag_then_commit(repository: Repository) -> None:

@@ -246,7 +246,8 @@ async def test_a_file_comes_with_its_bytes(client: Client) -> None:
         (lambda repo: repo.contents.read_text(Path("src/a b.txt"), rev="v1"), "grüße\n"),
     ):
         found, seen = await attempt(client, call, Drop(), Reply(content=answer))
-        assert [each.target for each in seen] == [f"{ROOT}/contents/src%2Fa%20b.txt?rev=v1"] * 2
+        query = "rev=v1&recursive=false" if wanted is None else "rev=v1"
+        assert [each.target for each in seen] == [f"{ROOT}/contents/src%2Fa%20b.txt?{query}"] * 2
         if wanted is None:
             assert isinstance(found, RepoFile)
             assert (found.content, found.text(), found.size) == (data, "grüße\n", len(data))
@@ -273,9 +274,22 @@ async def test_a_folder_has_files_and_folders(client: Client) -> None:
             return repo.contents.get(path)
 
         _, seen = await attempt(client, get, Reply(content=answer))
-        assert seen[0].target == f"{ROOT}/contents/"
+        assert seen[0].target == f"{ROOT}/contents/?recursive=false"
     with pytest.raises(IsADirectoryError, match="a in the repository"):
         await attempt(client, lambda repo: repo.contents.read_text("a"), Reply(content=answer))
+
+
+async def test_subfolder_that_was_not_listed_is_not_empty(client: Client) -> None:
+    inner = {"type": "dir", "name": "b", "path": "a/b", "sha": TWO}
+    empty = {"type": "dir", "name": "c", "path": "a/c", "sha": TWO, "entries": []}
+    answer = {"type": "dir", "name": "a", "path": "a", "sha": THREE, "entries": [inner, empty]}
+    found, _ = await attempt(client, lambda repo: repo.contents.get("a"), Reply(content=answer))
+    unlisted, listed = found
+    assert unlisted.entries is None and listed.entries == ()
+    assert list(listed) == [] and list(found.files()) == []
+    for use in (len, list, lambda folder: list(folder.files())):
+        with pytest.raises(ValueError, match="entries of 'a/b' were not listed"):
+            use(unlisted)
 
 
 async def test_an_archive_is_bytes_or_a_file(client: Client, tmp_path: Path) -> None:

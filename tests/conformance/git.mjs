@@ -55,6 +55,8 @@ test("files are written in commits and read back", async () => {
   assert.deepEqual(folder.entries.map(({ type, path }) => [type, path]), [["file", "src/index.ts"]]);
   const root = await repo.contents.get();
   assert.deepEqual(root.entries.map(({ name }) => name).sort(), ["README.md", "src"]);
+  const nested = root.entries.find(({ type }) => type === "dir");
+  assert.deepEqual(nested.entries.map(({ path }) => path), ["src/index.ts"]);
   assert.equal((await repo.blobs.get({ sha: file.sha })).content, file.content);
   const { tree } = await repo.trees.get({ sha: commit.tree.sha });
   assert.deepEqual(tree.map(({ path, type }) => [path, type]), [["README.md", "blob"], ["src", "tree"]]);

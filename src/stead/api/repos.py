@@ -56,6 +56,10 @@ MAX_PAGE = 100
 _UNNAMED = "{*branch}"
 """What a client sends that forgets to put the branch's name into the path."""
 
+_RECURSIVE = (
+    "true: list all folders below too. false: subfolders have no `entries`. By default, subfolders have "
+    f"their `entries` if the listing has at most {contents.MAX_NESTED} in all."
+)
 RepoId = Annotated[str, Path(description="The id of a repository.")]
 Rev = Annotated[str | None, Query(description="A branch, a tag or a commit; by default, the default branch.")]
 
@@ -245,16 +249,16 @@ async def get_tag_object(sha: str, repo: ReadableRepo) -> TagModel:
 # Contents
 
 
-@router.get("/{repo_id}/contents")
-@router.get("/{repo_id}/contents/{path:path}")
+@router.get("/{repo_id}/contents", response_model_exclude_none=True)
+@router.get("/{repo_id}/contents/{path:path}", response_model_exclude_none=True)
 async def get_contents(
     repo: ReadableRepo,
     path: str = "",
     rev: Rev = None,
     ref: Rev = None,
-    recursive: Annotated[bool, Query(description="Also what is in folders below.")] = False,
+    recursive: Annotated[bool | None, Query(description=_RECURSIVE)] = None,
 ) -> FileContent | DirectoryEntry:
-    """A file with its content in base64, or a folder with what is in it."""
+    """Get a file with its content in base64, or a folder with its entries."""
     found = await contents.read(repo.repository, path, rev or ref, recursive=recursive)
     return FileContent.of(found) if isinstance(found, contents.File) else DirectoryEntry.of(found)
 

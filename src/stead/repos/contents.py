@@ -11,6 +11,8 @@ from stead.repos.repository import Repository
 
 MAX_ENTRIES = 200_000
 """Files and folders in one answer."""
+MAX_NESTED = 1000
+"""Files and folders up to which a listing includes the subfolders' entries if the caller does not say."""
 _MAX_LISTED = 64 << 20
 """Bytes in which git lists them."""
 _MAX_MEMORY = 512 << 20
@@ -31,7 +33,8 @@ class Folder:
     path: str
     sha: str
     entries: list[Entry]
-    """Of this folder; with those of the folders below it, when they were asked for."""
+    """Of this folder and, if `recursive`, of all folders below it."""
+    recursive: bool
 
     @property
     def name(self) -> str:
@@ -39,9 +42,12 @@ class Folder:
 
 
 async def read(
-    repository: Repository, path: str, rev: str | None, *, recursive: bool = False
+    repository: Repository, path: str, rev: str | None, *, recursive: bool | None = None
 ) -> File | Folder:
-    """A file with its content, or a folder with what is in it."""
+    """A file with its content, or a folder with its entries.
+
+    With `recursive=None` the entries of subfolders are included if there are at most MAX_NESTED in all.
+    """
     place = check_directory(path)
     commit = await repository.resolve(rev)
     async with repository.readers.of(repository.path) as reader:
@@ -53,16 +59,49 @@ async def read(
             if found is None:
                 raise PathNotFound(place)
             return File(Entry(place, info.sha, "blob", "", info.size), found[1])
-    return Folder(place, info.sha, await _list(repository, info.sha, place, recursive=recursive))
+    if recursive is not None:
+        entries = await _list(repository, info.sha, place, recursive=recursive)
+        return Folder(place, info.sha, entries, recursive)
+    entries = await _list(repository, info.sha, place, recursive=False)
+    if any(entry.kind == "tree" for entry in entries):
+        nested = await _list_nested(repository, info.sha, place) if len(entries) < MAX_NESTED else None
+        return Folder(place, info.sha, entries if nested is None else nested, nested is not None)
+    return Folder(place, info.sha, entries, recursive=True)
 
 
 async def _list(repository: Repository, tree: str, below: str = "", *, recursive: bool) -> list[Entry]:
-    deep = ("-r", "-t") if recursive else ()
-    arguments = "ls-tree", "-l", "-z", "--full-tree", *deep, tree
+    arguments = _ls_tree(tree, recursive=recursive)
     printed = await repository.git.run(repository.path, *arguments, most=_MAX_LISTED)
     lines = printed.split(b"\0")[:-1]
     if len(lines) > MAX_ENTRIES:
-        raise TooLarge(f"there are {len(lines)} files and folders, and at most {MAX_ENTRIES} in one answer")
+        raise TooLarge(
+            f"{below or '/'} has {len(lines)} files and folders (max {MAX_ENTRIES} per listing): "
+            "list a subfolder, or without recursive"
+        )
+    return _entries(lines, below)
+
+
+async def _list_nested(repository: Repository, tree: str, below: str) -> list[Entry] | None:
+    """All entries below a tree; None if there are more than MAX_NESTED, which are not read to their end."""
+    arguments = _ls_tree(tree, recursive=True)
+    async with repository.git.running(repository.path, *arguments) as process:
+        await process.close_input()
+        printed = bytearray()
+        while piece := await process.stdout.read(_CHUNK):
+            printed += piece
+            if printed.count(b"\0") > MAX_NESTED:
+                return None
+        said = await process.errors()
+        if status := await process.wait():
+            raise GitFailed("ls-tree", Finished(status, b"", said))
+    return _entries(bytes(printed).split(b"\0")[:-1], below)
+
+
+def _ls_tree(tree: str, *, recursive: bool) -> list[str]:
+    return ["ls-tree", "-l", "-z", "--full-tree", *(("-r", "-t") if recursive else ()), tree]
+
+
+def _entries(lines: list[bytes], below: str) -> list[Entry]:
     prefix = f"{below}/" if below else ""
     entries = []
     for line in lines:

@@ -226,7 +226,7 @@ def subcommand(arguments: Sequence[str]) -> str:
 def _git_arguments(command_line: Sequence[str]) -> Sequence[str]:
     """The arguments to git in a process's command line, with or without the wrappers that start git."""
     program, *arguments = command_line or [""]
-    name = os.path.basename(program)
+    name = Path(program).name
     if name in _WRAPPERS and "--" in arguments:
         return _git_arguments(arguments[arguments.index("--") + 1 :])
     if name.startswith("git-"):

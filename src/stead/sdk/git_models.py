@@ -292,26 +292,33 @@ class RepoFile(FileEntry):
 
 @dataclass(frozen=True)
 class RepoFolder:
-    """A folder. Iterates over what is in it; folders in it are empty unless all was asked for."""
+    """A folder. Iterates over its entries, which are None in subfolders unless `recursive` was given."""
 
     name: str
     path: str
     sha: str
-    entries: tuple["RepoFolder | FileEntry", ...] = ()
+    entries: tuple["RepoFolder | FileEntry", ...] | None = None
 
     def __iter__(self) -> Iterator["RepoFolder | FileEntry"]:
-        return iter(self.entries)
+        return iter(self._listed())
 
     def __len__(self) -> int:
-        return len(self.entries)
+        return len(self._listed())
 
     def files(self) -> Iterator[FileEntry]:
-        """Every file in it, and in the folders that came with it."""
-        for entry in self.entries:
-            if isinstance(entry, RepoFolder):
-                yield from entry.files()
-            else:
+        """Every file in this folder, and in its subfolders as far as their entries were listed."""
+        for entry in self._listed():
+            if not isinstance(entry, RepoFolder):
                 yield entry
+            elif entry.entries is not None:
+                yield from entry.files()
+
+    def _listed(self) -> tuple["RepoFolder | FileEntry", ...]:
+        if self.entries is None:
+            raise ValueError(
+                f"the entries of {self.path!r} were not listed: get this path, or pass recursive=True"
+            )
+        return self.entries
 
 
 def contents_of(data: object) -> RepoFile | RepoFolder:
@@ -322,11 +329,14 @@ def contents_of(data: object) -> RepoFile | RepoFolder:
 
 
 def _folder(data: Mapping[str, Any]) -> RepoFolder:
+    folder = parse(RepoFolder, {**data, "entries": None})
+    if data.get("entries") is None:
+        return folder
     entries = tuple(
         _folder(each) if each.get("type") == "dir" else parse(FileEntry, each)
-        for each in map(_mapping, data.get("entries") or [])
+        for each in map(_mapping, data["entries"])
     )
-    return replace(parse(RepoFolder, {**data, "entries": None}), entries=entries)
+    return replace(folder, entries=entries)
 
 
 @dataclass(frozen=True)

@@ -214,25 +214,31 @@ class DirectoryEntry(Wire):
     name: str
     path: str
     sha: str
-    entries: list["DirectoryEntry | FileEntry"]
-    """What is in it; of folders in a folder, only when all was asked for."""
+    entries: list["DirectoryEntry | FileEntry"] | None = Field(
+        default=None,
+        description="Files and folders in this folder. Absent in subfolders whose entries are not listed.",
+    )
 
     @classmethod
     def of(cls, folder: contents.Folder) -> "DirectoryEntry":
-        root = cls(name=folder.name, path=folder.path, sha=folder.sha, entries=[])
-        places = {folder.path: root}
+        top: list[DirectoryEntry | FileEntry] = []
+        places = {folder.path: top}
         for entry in folder.entries:
-            made = _entry(entry)
-            places[entry.path.rpartition("/")[0]].entries.append(made)
-            if isinstance(made, DirectoryEntry):
-                places[entry.path] = made
-        return root
+            # Git lists a folder before its entries.
+            inner: list[DirectoryEntry | FileEntry] | None = [] if folder.recursive else None
+            places[entry.path.rpartition("/")[0]].append(_entry(entry, inner))
+            if inner is not None:
+                places[entry.path] = inner
+        return cls.model_construct(name=folder.name, path=folder.path, sha=folder.sha, entries=top)
 
 
-def _entry(entry: Entry) -> DirectoryEntry | FileEntry:
-    """Submodules are shown as files without a size: there is nothing below them here."""
+def _entry(entry: Entry, entries: list[DirectoryEntry | FileEntry] | None) -> DirectoryEntry | FileEntry:
+    """Submodules are shown as files of size 0: their content is in another repository."""
     if entry.kind == "tree":
-        return DirectoryEntry(name=entry.name, path=entry.path, sha=entry.sha, entries=[])
+        # Not validated: validation would copy the list, which the caller still fills.
+        return DirectoryEntry.model_construct(
+            name=entry.name, path=entry.path, sha=entry.sha, entries=entries
+        )
     return FileEntry(name=entry.name, path=entry.path, sha=entry.sha, size=entry.size or 0)
 
 

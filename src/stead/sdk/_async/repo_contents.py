@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from collections.abc import Mapping
 from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import BinaryIO, overload
@@ -23,8 +24,10 @@ class AsyncContents(AsyncRepoPart):
     async def get(
         self, path: RepoPath = "", rev: str | None = None, *, recursive: bool = False
     ) -> RepoFile | RepoFolder:
-        """A file with what is in it, or a folder; with `recursive`, also what is in the folders below it."""
-        query = {"rev": rev, "recursive": recursive or None}
+        """A file with its content, or a folder with its entries; with `recursive`, all folders below too."""
+        return await self._get(path, {"rev": rev, "recursive": recursive})
+
+    async def _get(self, path: RepoPath, query: Mapping[str, str | bool | None]) -> RepoFile | RepoFolder:
         place = os.fspath(path).strip("/")
         if place in ("", "."):
             return contents_of(await self._call("GET", "/contents/", query=query))
@@ -32,7 +35,7 @@ class AsyncContents(AsyncRepoPart):
 
     async def read_bytes(self, path: RepoPath, rev: str | None = None) -> bytes:
         """What is in a file. `IsADirectoryError` if it is a folder."""
-        found = await self.get(path, rev)
+        found = await self._get(path, {"rev": rev})
         if isinstance(found, RepoFolder):
             raise IsADirectoryError(f"{os.fspath(path)} in the repository is a folder")
         return found.content

@@ -3,6 +3,7 @@
 
 import os
 import tempfile
+from collections.abc import Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import BinaryIO, overload
@@ -24,8 +25,10 @@ class Contents(RepoPart):
     def get(
         self, path: RepoPath = "", rev: str | None = None, *, recursive: bool = False
     ) -> RepoFile | RepoFolder:
-        """A file with what is in it, or a folder; with `recursive`, also what is in the folders below it."""
-        query = {"rev": rev, "recursive": recursive or None}
+        """A file with its content, or a folder with its entries; with `recursive`, all folders below too."""
+        return self._get(path, {"rev": rev, "recursive": recursive})
+
+    def _get(self, path: RepoPath, query: Mapping[str, str | bool | None]) -> RepoFile | RepoFolder:
         place = os.fspath(path).strip("/")
         if place in ("", "."):
             return contents_of(self._call("GET", "/contents/", query=query))
@@ -33,7 +36,7 @@ class Contents(RepoPart):
 
     def read_bytes(self, path: RepoPath, rev: str | None = None) -> bytes:
         """What is in a file. `IsADirectoryError` if it is a folder."""
-        found = self.get(path, rev)
+        found = self._get(path, {"rev": rev})
         if isinstance(found, RepoFolder):
             raise IsADirectoryError(f"{os.fspath(path)} in the repository is a folder")
         return found.content
