@@ -394,6 +394,56 @@ async def test_a_plain_create_answers_at_once(client: Client) -> None:
     assert seen[0].json == {}
 
 
+async def test_builds_are_listed_with_phases_and_logs(client: Client) -> None:
+    row = {"buildId": "bld-1", "state": "running", "startedAt": "2026-01-01T00:00:10Z"}
+    found, seen = await attempt(
+        client,
+        lambda stead: stead.vms.builds.list(state="running", limit=5, offset=1),
+        Reply(content={"builds": [row], "totalCount": 7}),
+    )
+    assert seen[0].target == "/v1/vms/builds?state=running&limit=5&offset=1"
+    assert [build.id for build in found] == ["bld-1"] and found.total_count == 7
+    phases = [
+        {"phaseId": "p1", "name": "apt", "state": "succeeded", "finishedAt": "2026-01-01T00:00:12Z"},
+        {"phaseId": "p2", "name": "run", "state": "running", "finishedAt": None},
+    ]
+    found, _ = await attempt(
+        client, lambda stead: stead.vms.builds.phases("bld-1"), Reply(content={"phases": phases})
+    )
+    assert [(phase.state, phase.finished_at is not None) for phase in found] == [
+        ("succeeded", True),
+        ("running", False),
+    ]
+    lines = Reply(content={"logs": [{"message": "one", "timestamp": "2026-01-01T00:00:11Z"}]})
+    page, seen = await attempt(
+        client, lambda stead: stead.vms.builds.logs("bld-1"), Reply(content=row), lines
+    )
+    assert [str(entry) for entry in page] == ["one"]
+    # The server's default window is the last day: an older build has its lines too.
+    assert "buildId=bld-1&startTime=2026-01-01T00%3A00%3A05" in seen[1].target
+
+
+@pytest.mark.parametrize("create", ["vms", "snapshots"])
+async def test_unknown_keys_of_a_spec_are_refused(client: Client, create: str) -> None:
+    """The header asks the server to; other clients get a warning in the log instead."""
+
+    def call(stead: Any) -> Any:
+        spec = {"aptDeps": ["git"], "aptdeps": ["make"]}
+        return stead.vms.create(spec=spec) if create == "vms" else stead.vms.snapshots.ensure(spec)
+
+    refused = {"code": "CREATE_VM_BAD_REQUEST", "message": "unknown key spec.aptdeps (nearest: aptDeps)"}
+    error, seen = await attempt(client, call, Reply(400, refused))
+    assert seen[0].headers["x-stead-unknown-keys"] == "refuse"
+    assert isinstance(error, errors.InvalidRequest) and "spec.aptdeps" in str(error)
+
+
+async def test_unknown_arguments_are_refused_without_a_request(client: Client) -> None:
+    with pytest.raises(TypeError, match="vcpus"):
+        await attempt(client, lambda stead: stead.vms.create(vcpus=2))
+    with pytest.raises(TypeError, match="colour"):
+        VmSpec().service("x", command="y", colour="green")  # type: ignore[call-arg]
+
+
 async def test_waiting_for_a_build_ends(client: Client) -> None:
     def wait(stead: Any) -> Any:
         return stead.vms.builds.wait("bld-1", timeout=0.2, interval=0.05)
@@ -680,6 +730,33 @@ async def test_forks_are_machines(client: Client) -> None:
     )
     assert [fork.id for fork in forks] == ["fork1", "fork2"]
     assert seen[0].json == {"count": 2, "persistence": {"type": "ephemeral"}}
+
+
+async def test_fork_names_its_forks(client: Client) -> None:
+    answer = {"vmId": VM, "forks": [{"id": "fork1", "name": "try-1"}, {"id": "fork2", "name": "try-2"}]}
+    forks, seen = await attempt(
+        client, lambda stead: stead.vms.ref(VM).fork(count=2, name="try"), Reply(content=answer)
+    )
+    assert seen[0].json == {"count": 2, "name": "try"}
+    assert [fork.name for fork in forks] == ["try-1", "try-2"]
+
+
+async def test_rename_returns_the_new_info(client: Client) -> None:
+    answer = Reply(content={"id": VM, "state": "running", "name": "web"})
+    info, seen = await attempt(client, lambda stead: stead.vms.ref(VM).rename("web"), Drop(), answer)
+    assert info.name == "web"
+    assert [(request.method, request.json) for request in seen] == [("PATCH", {"name": "web"})] * 2
+
+
+async def test_move_sends_both_paths_once_as_the_linux_user(client: Client) -> None:
+    def move(stead: Any) -> Any:
+        return stead.vms.ref(VM).user("alice").fs.move("/srv/a", Path("/srv/b"))
+
+    _, seen = await attempt(client, move, Reply())
+    assert seen[0].target == f"/v1/vms/{VM}/move" and seen[0].json == {"from": "/srv/a", "to": "/srv/b"}
+    assert seen[0].headers["x-freestyle-vm-linux-user-id"] == "alice"
+    error, seen = await attempt(client, move, Drop(), Reply())
+    assert isinstance(error, errors.ServerUnreachable) and len(seen) == 1
 
 
 async def test_never_is_not_the_default(client: Client) -> None:

@@ -5,15 +5,26 @@ from typing import Any
 
 import pytest
 
-from stead.sdk import FileContent, Git, Group, Persistence, RepoRef, RestartPolicy, Service, User, VmSpec
+from stead.sdk import (
+    FileContent,
+    Git,
+    Group,
+    Persistence,
+    RepoRef,
+    RestartPolicy,
+    Service,
+    Size,
+    User,
+    VmSpec,
+)
 from stead.sdk.creation import snapshot_body, spec_body, vm_body
 from stead.sdk.requests import UNSET
 
 
 def body(**given: Any) -> dict[str, Any]:
-    names = vm_body.__kwdefaults__ or {}
-    wanted = dict.fromkeys(vm_body.__annotations__.keys() - {"return"})
-    return vm_body(**{**wanted, **names, "idle_timeout_seconds": UNSET, **given})
+    """The body of a create with these arguments; all others are left out."""
+    wanted: dict[str, Any] = dict.fromkeys(vm_body.__annotations__.keys() - {"return"})
+    return vm_body(**{**wanted, "idle_timeout_seconds": UNSET, "size": Size(), **given})
 
 
 def test_an_empty_spec_says_nothing() -> None:
@@ -68,7 +79,7 @@ def test_size_and_source_belong_to_the_innermost_layer() -> None:
     wire = spec.to_wire()
     assert wire["workdir"] == "/srv" and "vcpuCount" not in wire
     assert wire["snapshot"] == {"aptDeps": ["git"], "vcpuCount": 4, "snapshotId": "sc-1"}
-    raised = body(spec=spec, vcpu_count=8, mem_size_gb=16, name="big")["spec"]
+    raised = body(spec=spec, size=Size(cpu=8, memory=16), name="big")["spec"]
     assert raised["name"] == "big"
     assert raised["snapshot"]["vcpuCount"] == 8 and raised["snapshot"]["memSizeGb"] == 16
     assert spec.to_wire() == wire
@@ -150,7 +161,7 @@ def test_a_machine_of_its_own() -> None:
 
 
 def test_a_size_without_a_spec_is_a_template() -> None:
-    assert body(vcpu_count=8, snapshot_id="sc-1") == {"template": {"vcpuCount": 8, "snapshotId": "sc-1"}}
+    assert body(size=Size(cpu=8), snapshot_id="sc-1") == {"template": {"vcpuCount": 8, "snapshotId": "sc-1"}}
     assert body(domains=["a.example.com"]) == {"domains": [{"domain": "a.example.com"}]}
     with pytest.raises(ValueError, match="either"):
         body(spec=VmSpec(), template={})

@@ -1,12 +1,13 @@
-"""Stead: real Linux computers for programs and AI agents, on machines you own.
+"""Stead: real Linux VMs and Git repositories for AI agents, on hosts you own.
 
-The client library is here: `from stead import Stead, AsyncStead`. It is loaded when it is first used.
+`from stead import Stead, AsyncStead` imports the client library, which is loaded on first use.
 """
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from stead.sdk import (
+        AmbiguousName,
         AsyncStead,
         AsyncVm,
         CommandFailed,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "AmbiguousName",
     "AsyncStead",
     "AsyncVm",
     "CommandFailed",

@@ -12,6 +12,7 @@ from stead.sdk._sync.streams import Stream
 from stead.sdk._sync.vm import Vm
 from stead.sdk.errors import (
     AlreadyExists,
+    AmbiguousName,
     BranchAlreadyExists,
     BranchNotFound,
     BuildFailed,
@@ -48,6 +49,7 @@ from stead.sdk.errors import (
 )
 from stead.sdk.models import (
     Build,
+    BuildList,
     BuildPhase,
     DirEntry,
     ExecEvent,
@@ -56,6 +58,7 @@ from stead.sdk.models import (
     FileEvent,
     FileStat,
     GitPermission,
+    IdentityInfo,
     LogEntry,
     LogPage,
     Output,
@@ -69,6 +72,7 @@ from stead.sdk.models import (
     Whoami,
 )
 from stead.sdk.parts import FileContent, Git, Group, RepoRef, RestartPolicy, Service, User
+from stead.sdk.sizes import Size
 from stead.sdk.spec import VmSpec
 
 if TYPE_CHECKING:
@@ -108,6 +112,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AlreadyExists",
+    "AmbiguousName",
     "AsyncIdentity",
     "AsyncRepo",
     "AsyncStead",
@@ -120,6 +125,7 @@ __all__ = [
     "BranchNotFound",
     "Build",
     "BuildFailed",
+    "BuildList",
     "BuildPhase",
     "CommandFailed",
     "Commit",
@@ -153,6 +159,7 @@ __all__ = [
     "Gone",
     "Group",
     "Identity",
+    "IdentityInfo",
     "InvalidRequest",
     "InvalidSearch",
     "LimitExceeded",
@@ -179,6 +186,7 @@ __all__ = [
     "ServiceUnavailable",
     "SetupFailed",
     "Signature",
+    "Size",
     "Snapshot",
     "SnapshotNotFound",
     "SnapshotRef",

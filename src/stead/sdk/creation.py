@@ -17,10 +17,15 @@ from stead.sdk.parts import (
     services_to_wire,
     user_to_wire,
 )
-from stead.sdk.requests import UNSET, Unset
+from stead.sdk.requests import UNKNOWN_KEYS_HEADER, UNSET, Unset
+from stead.sdk.sizes import Size
 from stead.sdk.spec import VmSpec
 
 SpecLike = VmSpec | Mapping[str, Any]
+
+REFUSE_UNKNOWN_KEYS = {UNKNOWN_KEYS_HEADER: "refuse"}
+"""Makes the server refuse a key that it does not know, instead of a warning in the log: a typo would be
+ignored."""
 
 
 def vm_body(
@@ -39,17 +44,14 @@ def vm_body(
     systemd: Sequence[Service] | Mapping[str, Any] | None,
     apt_deps: Sequence[str] | None,
     workdir: str | None,
-    vcpu_count: int | None,
-    mem_size_gb: float | None,
-    rootfs_size_gb: int | None,
+    size: Size,
     recreate: bool | None,
     wait_for_ready_signal: bool | None,
     ready_signal_timeout_seconds: float | None,
     domains: Mapping[str, int] | Sequence[str] | None,
 ) -> dict[str, Any]:
     """The body of a create. A size and a snapshot go to the spec's innermost layer if there is a spec."""
-    base: dict[str, Any] = {"vcpuCount": vcpu_count, "memSizeGb": mem_size_gb, "rootfsSizeGb": rootfs_size_gb}
-    base = {key: value for key, value in base.items() if value is not None}
+    base = size.to_wire()
     sized = bool(base)
     if snapshot_id is not None:
         base["snapshotId"] = snapshot_id
@@ -81,7 +83,7 @@ def vm_body(
             raise ValueError("give either spec or template, not both")
         body["spec"] = {**spec_body(spec, base), "name": name}
     elif sized or template is not None:
-        body["template"] = {**(template or {}), **base}
+        body["template"] = {**serialise(template or {}), **base}
     elif snapshot_id is not None:
         body["snapshotId"] = snapshot_id
     return body
@@ -97,6 +99,18 @@ def spec_body(spec: SpecLike, base: Mapping[str, Any]) -> dict[str, Any]:
     return wire
 
 
+def snapshot_references(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The objects of a create's body that have a `snapshotId`: the body, its template, its spec's layers."""
+    found = []
+    for each in (body, body.get("template"), body.get("spec")):
+        layer = each
+        while isinstance(layer, dict):
+            if isinstance(layer.get("snapshotId"), str):
+                found.append(layer)
+            layer = layer.get("snapshot")
+    return found
+
+
 def snapshot_body(
     name: str | None,
     spec: SpecLike | None,
@@ -107,7 +121,7 @@ def snapshot_body(
     body = {
         "name": name,
         "spec": None if spec is None else spec_body(spec, {}),
-        "template": None if template is None else dict(template),
+        "template": None if template is None else serialise(template),
         "persistence": None if persistence is None else persistence_to_wire(persistence),
     }
     return {key: value for key, value in body.items() if value is not None}

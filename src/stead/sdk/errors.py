@@ -5,7 +5,7 @@ and for codes that have no class of their own from the status. Everything raised
 `SteadException`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -40,6 +40,21 @@ class UnexpectedAnswer(SteadException):
 
     Is something else listening at that address?
     """
+
+
+class AmbiguousName(SteadException):
+    """A name or an id prefix matches more than one thing; `candidates` has the id and name of each."""
+
+    def __init__(self, kind: str, reference: str, candidates: Sequence[tuple[str, str | None]]) -> None:
+        listed = ", ".join(f"{found} ({name})" if name else found for found, name in candidates)
+        kinds = f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s"
+        super().__init__(f"{reference!r} matches {len(candidates)} {kinds}: {listed}; use a full id")
+        self.kind = kind
+        self.reference = reference
+        self.candidates = tuple(candidates)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.kind, self.reference, self.candidates)
 
 
 class WaitTimedOut(SteadException):

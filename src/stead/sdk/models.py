@@ -7,10 +7,12 @@ from typing import Literal
 
 from stead.sdk.errors import CommandFailed
 from stead.sdk.parsing import parse_time
+from stead.sdk.sizes import size_text
 
 VmState = Literal["building", "starting", "running", "suspending", "suspended", "stopped", "lost"]
 SnapshotState = Literal["building", "ready", "failed", "cancelled", "lost"]
 BuildState = Literal["pending", "running", "succeeded", "failed"]
+PhaseState = Literal["running", "succeeded", "failed"]
 FileKind = Literal["file", "directory", "symlink", "fifo", "socket", "device"]
 Permission = Literal["read", "write"]
 
@@ -61,6 +63,12 @@ class VmInfo:
     reason: str | None = None
     """Why it is in this state, when that is not obvious."""
 
+    @property
+    def size(self) -> str | None:
+        """Its vCPUs, memory and disk, for example `2x4Gx20G`."""
+        found = self.sizing or Sizing()
+        return size_text(found.vcpu_count, found.mem_size_mib, found.rootfs_size_mb)
+
 
 @dataclass(frozen=True)
 class VmList:
@@ -89,6 +97,7 @@ class CreatedVm:
 
     id: str
     domains: tuple[str, ...] = ()
+    name: str | None = None
 
 
 @dataclass(frozen=True)
@@ -230,7 +239,14 @@ class Snapshot:
     mem_size_mib: int | None = None
     rootfs_size_mb: int | None = None
     has_memory: bool | None = None
-    """Machines made from it go on with its programs; without memory they boot."""
+    """VMs created from it continue its running programs; without memory they boot."""
+    size_bytes: int | None = None
+    """Bytes on disk of its own memory and disk layers; None while it is being built."""
+
+    @property
+    def size(self) -> str | None:
+        """The vCPUs, memory and disk of a VM created from it, for example `2x4Gx20G`."""
+        return size_text(self.vcpu_count, self.mem_size_mib, self.rootfs_size_mb)
 
 
 @dataclass(frozen=True)
@@ -281,7 +297,24 @@ class BuildPhase:
     name: str
     build_id: str | None = None
     snapshot_id: str | None = None
+    state: PhaseState | None = None
     started_at: datetime | None = None
+    finished_at: datetime | None = None
+    """None while it runs."""
+
+
+@dataclass(frozen=True)
+class BuildList:
+    """Builds, newest first, and how many match in all. Iterates over the builds."""
+
+    builds: tuple[Build, ...] = ()
+    total_count: int = 0
+
+    def __iter__(self) -> Iterator[Build]:
+        return iter(self.builds)
+
+    def __len__(self) -> int:
+        return len(self.builds)
 
 
 @dataclass(frozen=True)
@@ -362,8 +395,14 @@ class Whoami:
 
 @dataclass(frozen=True)
 class IdentityInfo:
+    """An identity and how many VMs and repositories it has permissions for."""
+
     id: str
     managed: bool = False
+    name: str | None = None
+    created_at: datetime | None = None
+    vm_grants: int | None = None
+    repo_grants: int | None = None
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ LINUX_USER_HEADER = "X-Freestyle-Vm-Linux-User-Id"
 TOKEN_HEADER = "X-Freestyle-Identity-Access-Token"  # noqa: S105
 TRACE_HEADER = "x-freestyle-trace-id"
 BACKGROUND_HEADER = "x-freestyle-background-after-secs"
+UNKNOWN_KEYS_HEADER = "X-Stead-Unknown-Keys"
 BACKGROUND_ID_HEADER = "x-freestyle-background-request-id"
 
 DEFAULT_TIMEOUT = 60.0
@@ -28,6 +29,9 @@ GRACE = 60.0
 """Seconds that the server may take beyond a timeout that it enforces itself, to wake the machine and to
 answer."""
 CONNECT_TIMEOUT = 10.0
+
+UNUSABLE_SEGMENTS = ("", ".", "..")
+"""An empty segment would name the collection, dots would climb to a parent."""
 
 _IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
 
@@ -83,8 +87,8 @@ def request(
 
 
 def segment(part: str) -> str:
-    """One segment of a path, slashes and all. Dots alone would climb, and nothing would name the parent."""
-    if part in ("", ".", ".."):
+    """One percent-encoded segment of a path; slashes in it are encoded too."""
+    if part in UNUSABLE_SEGMENTS:
         raise ValueError(f"not a usable id or path: {part!r}")
     return quote(os.fsencode(part), safe="")
 

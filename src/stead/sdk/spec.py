@@ -18,6 +18,7 @@ from stead.sdk.parts import (
     file_to_wire,
     services_to_wire,
 )
+from stead.sdk.sizes import Amount, Size, wanted_size
 
 RUN = "stead-run-command"
 WAIT = "stead-wait-for"
@@ -186,13 +187,34 @@ class VmSpec:
 
     def size(
         self,
+        size: str | Size | None = None,
         *,
+        cpu: int | None = None,
+        memory: Amount | None = None,
+        disk: Amount | None = None,
         vcpu_count: int | None = None,
         mem_size_gb: float | None = None,
-        rootfs_size_gb: int | None = None,
+        rootfs_size_gb: float | None = None,
     ) -> Self:
-        """The machine's size. Holds for all layers."""
-        return self._at_base(vcpu_count=vcpu_count, mem_size_gb=mem_size_gb, rootfs_size_gb=rootfs_size_gb)
+        """Set the VM's size, for all layers: `size("2x4Gx20G")`, or `size(cpu=2, memory="4G", disk=20)`.
+
+        Args:
+            size: vCPUs x memory x disk.
+            cpu: vCPUs, a power of two.
+            memory: GiB, or text such as "512M"; a power of two.
+            disk: GiB, or text such as "20G".
+            vcpu_count, mem_size_gb, rootfs_size_gb: other names of cpu, memory and disk.
+        """
+        wanted = wanted_size(
+            size=size,
+            cpu=cpu,
+            memory=memory,
+            disk=disk,
+            vcpu_count=vcpu_count,
+            mem_size_gb=mem_size_gb,
+            rootfs_size_gb=rootfs_size_gb,
+        )
+        return self._at_base(**wanted.to_wire())
 
     def from_snapshot(self, snapshot_id: str) -> Self:
         """Begin with a snapshot instead of the default image."""

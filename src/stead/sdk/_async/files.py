@@ -98,6 +98,18 @@ class AsyncFiles:
         query = {"recursive": recursive}
         await self._connection.call(self._on("DELETE", "files", path, query=query, timeout=LIFECYCLE_TIMEOUT))
 
+    async def move(self, source: GuestPath, target: GuestPath) -> None:
+        """Move or rename a file or a folder, as `mv -T` does; an existing target file is replaced."""
+        call = request(
+            "POST",
+            "/v1/vms/{}/move",
+            self._vm_id,
+            json={"from": os.fspath(source), "to": os.fspath(target)},
+            user=self._user,
+            timeout=LIFECYCLE_TIMEOUT,
+        )
+        await self._connection.call(call)
+
     def watch(self) -> AsyncStream[FileEvent]:
         """Changes to files as they happen, without end."""
         return AsyncStream(self._watch())

@@ -3,6 +3,7 @@
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from stead.sdk._async.connection import AsyncConnection
+from stead.sdk._async.lookups import find_repo
 from stead.sdk._async.repo_automation import AsyncGithub, AsyncTriggers
 from stead.sdk._async.repo_contents import AsyncBlobs, AsyncContents, AsyncTrees
 from stead.sdk._async.repo_history import AsyncBranches, AsyncCommits, AsyncTags
@@ -61,13 +62,24 @@ class AsyncRepos:
         call = request("GET", ROOT, query={"limit": limit, "offset": offset, "search": search})
         return RepoList.of(await self._connection.call(call))
 
+    async def find(self, repo: str) -> "AsyncRepo":
+        """A handle on the repository with this id, unique id prefix (4 characters or more), or unique name.
+
+        A full id is used as it is, without a request; else the repositories are searched. Raises
+        `RepoNotFound` if there is none, `AmbiguousName` if there are several.
+        """
+        return self.ref(await find_repo(self._connection, repo))
+
     def ref(self, repo_id: str) -> "AsyncRepo":
-        """A handle on a repository, without asking whether it is there."""
+        """A handle on the repository with this id, without a request: it need not exist."""
         return AsyncRepo(self._connection, repo_id)
 
-    async def delete(self, repo_id: str) -> None:
-        """Delete a repository with its history, for good."""
-        await self.ref(repo_id).delete()
+    async def delete(self, repo: str) -> None:
+        """Delete a repository and its history, by id, unique id prefix or unique name.
+
+        This cannot be undone.
+        """
+        await (await self.find(repo)).delete()
 
 
 class AsyncRepo(AsyncRepoSearch):

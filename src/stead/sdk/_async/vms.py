@@ -1,27 +1,29 @@
-"""Machines."""
+"""VMs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stead.sdk._async.background import BACKGROUND, Progress, call_in_background
 from stead.sdk._async.connection import AsyncConnection
+from stead.sdk._async.lookups import find_vm
 from stead.sdk._async.snapshots import AsyncBuilds, AsyncSnapshots
 from stead.sdk._async.vm import AsyncVm
-from stead.sdk.creation import SpecLike, vm_body
+from stead.sdk.creation import REFUSE_UNKNOWN_KEYS, SpecLike, vm_body
 from stead.sdk.models import CreatedVm, VmList, VmState
 from stead.sdk.parsing import parse
 from stead.sdk.parts import FileLike, Git, Group, PersistenceLike, Service, User
 from stead.sdk.requests import BUILD_TIMEOUT, LIFECYCLE_TIMEOUT, UNSET, Unset, request
+from stead.sdk.sizes import Amount, Size, wanted_size
 
 
 class AsyncVms:
-    """Machines: made, found, deleted."""
+    """Create, find, list and delete VMs."""
 
     def __init__(self, connection: AsyncConnection) -> None:
         self.snapshots = AsyncSnapshots(connection)
-        """Kept machines."""
+        """Snapshots: saved VMs."""
         self.builds = AsyncBuilds(connection)
-        """How they were made."""
+        """Builds of VMs and snapshots from specs."""
         self._connection = connection
 
     async def create(
@@ -41,34 +43,50 @@ class AsyncVms:
         systemd: Sequence[Service] | Mapping[str, Any] | None = None,
         apt_deps: Sequence[str] | None = None,
         workdir: str | None = None,
+        size: str | Size | None = None,
+        cpu: int | None = None,
+        memory: Amount | None = None,
+        disk: Amount | None = None,
         vcpu_count: int | None = None,
         mem_size_gb: float | None = None,
-        rootfs_size_gb: int | None = None,
+        rootfs_size_gb: float | None = None,
         recreate: bool | None = None,
         wait_for_ready_signal: bool | None = None,
         ready_signal_timeout_seconds: float | None = None,
         domains: Mapping[str, int] | Sequence[str] | None = None,
         progress: Progress | None = None,
     ) -> AsyncVm:
-        """Make a machine and return a handle on it, running.
+        """Create a VM, start it, and return a handle on it.
 
         Args:
-            name: a label.
-            snapshot_id: begin with this snapshot, memory and all, instead of the default image.
-            spec: what it should be like, with layers that the server builds once and keeps: see `VmSpec`.
-            template: one layer in the server's own words, instead of a spec.
-            idle_timeout_seconds: let it sleep after this time without network traffic; None for never. If
-                not given, the server decides.
-            activity_threshold_bytes: traffic below this does not count.
-            persistence: how long it is kept: "persistent", "sticky", "ephemeral", or a `Persistence`.
-            users, groups, additional_files, git, systemd, apt_deps, workdir: what to set up in this one
-                machine.
-            vcpu_count, mem_size_gb, rootfs_size_gb: its size; vCPUs and memory are powers of two.
-            recreate: it may be made again under its id after it was deleted.
+            name: a label; it need not be unique, but only a unique one can be used to find the VM.
+            snapshot_id: restore this snapshot, memory included, instead of the default image. An id, a
+                unique id prefix, or a unique name.
+            spec: the VM's description, with layers that the server builds once and caches: see `VmSpec`.
+            template: one layer as JSON in the server's format, instead of a spec.
+            idle_timeout_seconds: suspend the VM after this time without network traffic; None for never.
+                The server's default applies if it is not given.
+            activity_threshold_bytes: less traffic than this does not count as activity.
+            persistence: how long the VM is kept: "persistent", "sticky", "ephemeral", or a `Persistence`.
+            users, groups, additional_files, git, systemd, apt_deps, workdir: set up in this VM only.
+            size: vCPUs x memory x disk, for example "2x4Gx20G".
+            cpu, memory, disk: the same in parts: vCPUs, and GiB as a number or text such as "512M". vCPUs
+                and memory are powers of two.
+            vcpu_count, mem_size_gb, rootfs_size_gb: other names of cpu, memory and disk.
+            recreate: after it was deleted, the VM can be created again under the same id.
             wait_for_ready_signal, ready_signal_timeout_seconds: return only when its services are ready.
-            domains: names to publish it under, with the port of each: `{"app.example.com": 3000}`.
-            progress: called with each line that is logged while it is being built; `print` will do.
+            domains: host names that route to a port of the VM: `{"app.example.com": 3000}`.
+            progress: called with each line that the build logs, for example `print`.
         """
+        wanted = wanted_size(
+            size=size,
+            cpu=cpu,
+            memory=memory,
+            disk=disk,
+            vcpu_count=vcpu_count,
+            mem_size_gb=mem_size_gb,
+            rootfs_size_gb=rootfs_size_gb,
+        )
         body = vm_body(
             name=name,
             snapshot_id=snapshot_id,
@@ -84,21 +102,20 @@ class AsyncVms:
             systemd=systemd,
             apt_deps=apt_deps,
             workdir=workdir,
-            vcpu_count=vcpu_count,
-            mem_size_gb=mem_size_gb,
-            rootfs_size_gb=rootfs_size_gb,
+            size=wanted,
             recreate=recreate,
             wait_for_ready_signal=wait_for_ready_signal,
             ready_signal_timeout_seconds=ready_signal_timeout_seconds,
             domains=domains,
         )
-        # A build is not left to one silent connection: if that broke, its result would be lost.
+        await self.snapshots.resolve_names(body)
+        # A build runs as a background request: if its only connection broke, its result would be lost.
         long = spec is not None or progress is not None
         wait = (BUILD_TIMEOUT if long else LIFECYCLE_TIMEOUT) + (ready_signal_timeout_seconds or 0)
-        headers = BACKGROUND if long else None
+        headers = {**(BACKGROUND if long else {}), **REFUSE_UNKNOWN_KEYS}
         call = request("POST", "/v1/vms", json=body, headers=headers, timeout=wait)
         created = parse(CreatedVm, await call_in_background(self._connection, call, progress))
-        return AsyncVm(self._connection, created.id, domains=created.domains)
+        return AsyncVm(self._connection, created.id, name=name, domains=created.domains)
 
     async def list(
         self,
@@ -109,7 +126,7 @@ class AsyncVms:
         limit: int | None = None,
         offset: int | None = None,
     ) -> VmList:
-        """All machines, or those that fit."""
+        """All VMs, oldest first, or those that match: `search` is a part of a name or an id."""
         query = {
             "vmState": state,
             "search": search,
@@ -119,16 +136,28 @@ class AsyncVms:
         }
         return parse(VmList, await self._connection.call(request("GET", "/v1/vms", query=query)))
 
-    async def get(self, vm_id: str) -> AsyncVm:
-        """A handle on a machine that is there, with `last_info`; else `VmNotFound`."""
-        vm = self.ref(vm_id)
-        await vm.info()
-        return vm
+    async def get(self, vm: str) -> AsyncVm:
+        """A handle on an existing VM, with its `last_info`, by id, unique id prefix or unique name.
+
+        Raises `VmNotFound` if there is none, `AmbiguousName` if there are several.
+        """
+        found = await self.find(vm)
+        await found.info()
+        return found
+
+    async def find(self, vm: str) -> AsyncVm:
+        """A handle on the VM with this id, unique id prefix (4 characters or more), or unique name.
+
+        A full id is used as it is, without a request; else the VMs are listed. Raises `VmNotFound` if there
+        is none, `AmbiguousName` if there are several.
+        """
+        found, info = await find_vm(self._connection, vm)
+        return AsyncVm(self._connection, found, last_info=info)
 
     def ref(self, vm_id: str) -> AsyncVm:
-        """A handle on a machine, without asking whether it is there."""
+        """A handle on the VM with this id, without a request: it need not exist."""
         return AsyncVm(self._connection, vm_id)
 
-    async def delete(self, vm_id: str) -> None:
-        """Delete a machine for good."""
-        await self.ref(vm_id).delete()
+    async def delete(self, vm: str) -> None:
+        """Delete a VM, by id, unique id prefix or unique name. This cannot be undone."""
+        await (await self.find(vm)).delete()

@@ -97,6 +97,18 @@ class Files:
         query = {"recursive": recursive}
         self._connection.call(self._on("DELETE", "files", path, query=query, timeout=LIFECYCLE_TIMEOUT))
 
+    def move(self, source: GuestPath, target: GuestPath) -> None:
+        """Move or rename a file or a folder, as `mv -T` does; an existing target file is replaced."""
+        call = request(
+            "POST",
+            "/v1/vms/{}/move",
+            self._vm_id,
+            json={"from": os.fspath(source), "to": os.fspath(target)},
+            user=self._user,
+            timeout=LIFECYCLE_TIMEOUT,
+        )
+        self._connection.call(call)
+
     def watch(self) -> Stream[FileEvent]:
         """Changes to files as they happen, without end."""
         return Stream(self._watch())

@@ -4,6 +4,7 @@
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from stead.sdk._sync.connection import Connection
+from stead.sdk._sync.lookups import find_repo
 from stead.sdk._sync.repo_automation import Github, Triggers
 from stead.sdk._sync.repo_contents import Blobs, Contents, Trees
 from stead.sdk._sync.repo_history import Branches, Commits, Tags
@@ -62,13 +63,24 @@ class Repos:
         call = request("GET", ROOT, query={"limit": limit, "offset": offset, "search": search})
         return RepoList.of(self._connection.call(call))
 
+    def find(self, repo: str) -> "Repo":
+        """A handle on the repository with this id, unique id prefix (4 characters or more), or unique name.
+
+        A full id is used as it is, without a request; else the repositories are searched. Raises
+        `RepoNotFound` if there is none, `AmbiguousName` if there are several.
+        """
+        return self.ref(find_repo(self._connection, repo))
+
     def ref(self, repo_id: str) -> "Repo":
-        """A handle on a repository, without asking whether it is there."""
+        """A handle on the repository with this id, without a request: it need not exist."""
         return Repo(self._connection, repo_id)
 
-    def delete(self, repo_id: str) -> None:
-        """Delete a repository with its history, for good."""
-        self.ref(repo_id).delete()
+    def delete(self, repo: str) -> None:
+        """Delete a repository and its history, by id, unique id prefix or unique name.
+
+        This cannot be undone.
+        """
+        (self.find(repo)).delete()
 
 
 class Repo(RepoSearch):

@@ -1,10 +1,11 @@
 # Made by scripts/unasync from _async/identities.py.
-"""Identities: who may use some of an account's machines and repositories, and nothing else."""
+"""Identities: restricted callers that may use only the VMs and repositories granted to them."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from stead.sdk._sync.connection import Connection
+from stead.sdk._sync.lookups import find_identity, find_repo, find_vm
 from stead.sdk.models import (
     GitPermission,
     GrantedRepo,
@@ -15,51 +16,71 @@ from stead.sdk.models import (
     VmPermission,
 )
 from stead.sdk.parsing import parse, parse_list
-from stead.sdk.requests import request
+from stead.sdk.requests import UNSET, request
 
 _ROOT = "/identity/v1/identities"
 
 
 class Identities:
-    """Identities: made, found, deleted."""
+    """Create, find, list and delete identities."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def create(self) -> "Identity":
-        """Make an identity that may do nothing yet."""
-        info = parse(IdentityInfo, self._connection.call(request("POST", _ROOT)))
-        return Identity(self._connection, info.id)
+    def create(self, *, name: str | None = None) -> "Identity":
+        """Create an identity. It has no permissions until you grant some; `name` is a label."""
+        call = request("POST", _ROOT, json=UNSET if name is None else {"name": name})
+        info = parse(IdentityInfo, self._connection.call(call))
+        return Identity(self._connection, info.id, last_info=info)
 
     def list(self, *, limit: int | None = None, offset: int = 0) -> IdentityList:
+        """Identities, oldest first, with their names and how many permissions each has."""
         call = request("GET", _ROOT, query={"limit": limit, "offset": offset})
         return parse(IdentityList, self._connection.call(call))
 
+    def find(self, identity: str) -> "Identity":
+        """A handle on the identity with this id, unique id prefix (4 characters or more), or unique name.
+
+        A full id is used as it is, without a request; else the identities are listed. Raises
+        `IdentityNotFound` if there is none, `AmbiguousName` if there are several.
+        """
+        found, info = find_identity(self._connection, identity)
+        return Identity(self._connection, found, last_info=info)
+
     def ref(self, identity_id: str) -> "Identity":
-        """A handle on an identity, without asking whether it is there."""
+        """A handle on the identity with this id, without a request: it need not exist."""
         return Identity(self._connection, identity_id)
 
-    def delete(self, identity_id: str) -> None:
-        """Delete an identity. Its tokens are worthless from now on."""
-        self.ref(identity_id).delete()
+    def delete(self, identity: str) -> None:
+        """Delete an identity, by id, unique id prefix or unique name. Its tokens stop working at once."""
+        (self.find(identity)).delete()
 
 
 class Identity:
-    """A handle on one identity: its tokens and what it may do."""
+    """A handle on one identity: its tokens and its permissions."""
 
-    def __init__(self, connection: Connection, identity_id: str) -> None:
+    def __init__(
+        self, connection: Connection, identity_id: str, *, last_info: IdentityInfo | None = None
+    ) -> None:
         self.id = identity_id
+        self.last_info = last_info
+        """The server's last answer about it; None if this handle never asked."""
         self.tokens = Tokens(connection, identity_id)
-        """What it shows to be let in."""
+        """Its access tokens."""
         self.permissions = Permissions(connection, identity_id)
-        """What it may use."""
+        """The VMs and repositories that it may use."""
         self._connection = connection
+
+    @property
+    def name(self) -> str | None:
+        """Its name, if this handle knows it: from create or find."""
+        return None if self.last_info is None else self.last_info.name
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.id!r})"
 
     def delete(self) -> None:
-        """Delete it. Its tokens are worthless from now on."""
+        """Delete it. Its tokens stop working at once."""
         self._connection.call(request("DELETE", f"{_ROOT}/{{}}", self.id))
 
 
@@ -71,15 +92,15 @@ class Tokens:
         self._identity_id = identity_id
 
     def create(self) -> Token:
-        """A new token. Its secret is told only now."""
+        """Create a token. Only this answer contains its secret."""
         return parse(Token, self._call("POST", ""))
 
     def list(self) -> list[str]:
-        """The ids of the tokens that are valid."""
+        """The ids of the valid tokens."""
         return [info.id for info in parse_list(IdentityInfo, self._call("GET", ""), "tokens")]
 
     def revoke(self, token_id: str) -> None:
-        """Make a token worthless, at once."""
+        """Revoke a token. It stops working at once."""
         self._call("DELETE", "/{}", token_id)
 
     def _call(self, method: str, path: str, *parts: str) -> Any:
@@ -88,71 +109,89 @@ class Tokens:
 
 
 class Permissions:
-    """What an identity may use."""
+    """The VMs and repositories that an identity may use."""
 
     def __init__(self, connection: Connection, identity_id: str) -> None:
         self.vms = VmPermissions(connection, identity_id)
-        """Machines."""
+        """Permissions for VMs."""
         self.git = GitPermissions(connection, identity_id)
-        """Repositories."""
+        """Permissions for repositories."""
 
 
 class VmPermissions:
-    """The machines that an identity may use: commands, files, terminals; not their life and death."""
+    """The VMs that an identity may use: commands, files, services and terminals, but not stop or delete.
+
+    A VM is given by its id, a unique id prefix, or a unique name.
+    """
 
     def __init__(self, connection: Connection, identity_id: str) -> None:
         self._connection = connection
         self._identity_id = identity_id
 
-    def grant(self, vm_id: str, *, allowed_users: Sequence[str] | None = None) -> VmPermission:
-        """Let it use a machine, as any Linux user or only as the allowed ones."""
-        return parse(VmPermission, self._call("POST", vm_id, json=_allowed(allowed_users)))
+    def grant(self, vm: str, *, allowed_users: Sequence[str] | None = None) -> VmPermission:
+        """Grant the use of a VM, as any Linux user or only as `allowed_users`."""
+        return parse(VmPermission, self._call("POST", vm, json=_allowed(allowed_users)))
 
     def list(self, *, limit: int | None = None, offset: int = 0) -> list[VmPermission]:
+        """The VM permissions, oldest first."""
         query = {"limit": limit, "offset": offset}
         return parse_list(VmPermission, self._call("GET", query=query), "permissions")
 
-    def get(self, vm_id: str) -> VmPermission:
-        return parse(VmPermission, self._call("GET", vm_id))
+    def get(self, vm: str) -> VmPermission:
+        """The permission for one VM; `PermissionNotFound` if it has none."""
+        return parse(VmPermission, self._call("GET", vm))
 
-    def update(self, vm_id: str, *, allowed_users: Sequence[str] | None = None) -> VmPermission:
-        """Change as which Linux users it may use a machine."""
-        return parse(VmPermission, self._call("PUT", vm_id, json=_allowed(allowed_users)))
+    def update(self, vm: str, *, allowed_users: Sequence[str] | None = None) -> VmPermission:
+        """Change the Linux users of a permission; None allows every user."""
+        return parse(VmPermission, self._call("PUT", vm, json=_allowed(allowed_users)))
 
-    def revoke(self, vm_id: str) -> None:
-        self._call("DELETE", vm_id)
+    def revoke(self, vm: str) -> None:
+        """Revoke the permission for a VM. The next call with a token of the identity is refused."""
+        self._call("DELETE", vm)
 
-    def _call(self, method: str, *parts: str, **options: Any) -> Any:
-        path = f"{_ROOT}/{{}}/permissions/vm" + "/{}" * len(parts)
-        return self._connection.call(request(method, path, self._identity_id, *parts, **options))
+    def _call(self, method: str, vm: str | None = None, **options: Any) -> Any:
+        path, parts = f"{_ROOT}/{{}}/permissions/vm", [self._identity_id]
+        if vm is not None:
+            path, parts = f"{path}/{{}}", [*parts, (find_vm(self._connection, vm))[0]]
+        return self._connection.call(request(method, path, *parts, **options))
 
 
 class GitPermissions:
-    """The repositories that an identity may read or write."""
+    """The repositories that an identity may read or write.
+
+    A repository is given by its id, a unique id prefix, or a unique name.
+    """
 
     def __init__(self, connection: Connection, identity_id: str) -> None:
         self._connection = connection
         self._identity_id = identity_id
 
-    def grant(self, repo_id: str, *, permission: Permission = "read") -> None:
-        self._call("POST", repo_id, json={"permission": permission})
+    def grant(self, repo: str, permission: Permission = "read") -> None:
+        """Grant access to a repository: "read", or "write", which includes reading."""
+        self._call("POST", repo, json={"permission": permission})
 
     def list(self, *, limit: int | None = None, offset: int = 0) -> list[GrantedRepo]:
+        """The repositories that the identity may use, with its access level."""
         query = {"limit": limit, "offset": offset}
         return parse_list(GrantedRepo, self._call("GET", query=query), "repositories")
 
-    def get(self, repo_id: str) -> GitPermission:
-        return parse(GitPermission, self._call("GET", repo_id))
+    def get(self, repo: str) -> GitPermission:
+        """The permission for one repository; its `access_level` is None if it has none."""
+        return parse(GitPermission, self._call("GET", repo))
 
-    def update(self, repo_id: str, *, permission: Permission) -> None:
-        self._call("PUT", repo_id, json={"permission": permission})
+    def update(self, repo: str, permission: Permission) -> None:
+        """Change the permission for a repository to "read" or "write"."""
+        self._call("PUT", repo, json={"permission": permission})
 
-    def revoke(self, repo_id: str) -> None:
-        self._call("DELETE", repo_id)
+    def revoke(self, repo: str) -> None:
+        """Revoke the permission for a repository."""
+        self._call("DELETE", repo)
 
-    def _call(self, method: str, *parts: str, **options: Any) -> Any:
-        path = f"{_ROOT}/{{}}/permissions/git" + "/{}" * len(parts)
-        return self._connection.call(request(method, path, self._identity_id, *parts, **options))
+    def _call(self, method: str, repo: str | None = None, **options: Any) -> Any:
+        path, parts = f"{_ROOT}/{{}}/permissions/git", [self._identity_id]
+        if repo is not None:
+            path, parts = f"{path}/{{}}", [*parts, find_repo(self._connection, repo)]
+        return self._connection.call(request(method, path, *parts, **options))
 
 
 def _allowed(users: Sequence[str] | None) -> dict[str, Any]:

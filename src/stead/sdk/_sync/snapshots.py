@@ -1,19 +1,35 @@
 # Made by scripts/unasync from _async/snapshots.py.
 """Snapshots and builds."""
 
+import builtins
 import time
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 from stead.sdk._sync.background import BACKGROUND, Progress, call_in_background
 from stead.sdk._sync.connection import Connection
+from stead.sdk._sync.logs import Logs
+from stead.sdk._sync.lookups import find_snapshot
 from stead.sdk.blocking import sync_sleep
-from stead.sdk.creation import SpecLike, snapshot_body
+from stead.sdk.creation import REFUSE_UNKNOWN_KEYS, SpecLike, snapshot_body, snapshot_references
 from stead.sdk.errors import WaitTimedOut
-from stead.sdk.models import Build, BuildPhase, Snapshot, SnapshotList, SnapshotRef
+from stead.sdk.models import (
+    Build,
+    BuildList,
+    BuildPhase,
+    BuildState,
+    LogPage,
+    Snapshot,
+    SnapshotList,
+    SnapshotRef,
+)
 from stead.sdk.parsing import parse, parse_list
 from stead.sdk.parts import PersistenceLike
 from stead.sdk.requests import BUILD_TIMEOUT, LIFECYCLE_TIMEOUT, request
+
+_BEFORE_START = timedelta(seconds=5)
+"""Lines of the request are logged shortly before its build has a record."""
 
 
 class Snapshots:
@@ -34,7 +50,9 @@ class Snapshots:
         """The snapshot of a spec, built if the server does not have it; `progress` is called with each line
         it logs."""
         body = snapshot_body(name, spec, template, persistence)
-        call = request("POST", "/v1/vms/snapshots", json=body, headers=BACKGROUND, timeout=BUILD_TIMEOUT)
+        self.resolve_names(body)
+        headers = {**BACKGROUND, **REFUSE_UNKNOWN_KEYS}
+        call = request("POST", "/v1/vms/snapshots", json=body, headers=headers, timeout=BUILD_TIMEOUT)
         return parse(SnapshotRef, call_in_background(self._connection, call, progress))
 
     def create(
@@ -68,33 +86,75 @@ class Snapshots:
         }
         return parse(SnapshotList, self._connection.call(request("GET", "/v1/vms/snapshots", query=query)))
 
-    def get(self, snapshot_id: str) -> Snapshot:
-        return parse(Snapshot, self._connection.call(request("GET", "/v1/vms/snapshots/{}", snapshot_id)))
+    def get(self, snapshot: str) -> Snapshot:
+        """A snapshot by its id, a unique id prefix, or its name; `SnapshotNotFound` if there is none."""
+        call = request("GET", "/v1/vms/snapshots/{}", self._id(snapshot))
+        return parse(Snapshot, self._connection.call(call))
 
-    def update(self, snapshot_id: str, *, name: str) -> None:
-        """Give it another name."""
-        call = request("PATCH", "/v1/vms/snapshots/{}", snapshot_id, json={"name": name}, idempotent=True)
+    def find(self, snapshot: str) -> Snapshot:
+        """The snapshot with this id, unique id prefix (4 characters or more), or unique name.
+
+        Raises `SnapshotNotFound` if there is none, `AmbiguousName` if there are several.
+        """
+        return self.get(snapshot)
+
+    def update(self, snapshot: str, *, name: str) -> None:
+        """Rename a snapshot."""
+        found = self._id(snapshot)
+        call = request("PATCH", "/v1/vms/snapshots/{}", found, json={"name": name}, idempotent=True)
         self._connection.call(call)
 
-    def delete(self, snapshot_id: str) -> None:
-        """Delete it. Machines that were made from it live on."""
-        call = request("DELETE", "/v1/vms/snapshots/{}", snapshot_id, timeout=LIFECYCLE_TIMEOUT)
+    def delete(self, snapshot: str) -> None:
+        """Delete a snapshot. VMs that were created from it keep running."""
+        found = self._id(snapshot)
+        call = request("DELETE", "/v1/vms/snapshots/{}", found, timeout=LIFECYCLE_TIMEOUT)
         self._connection.call(call)
+
+    def resolve_names(self, body: Mapping[str, Any]) -> None:
+        """Replace names and id prefixes in the `snapshotId` keys of a create's body by full ids."""
+        for layer in snapshot_references(body):
+            layer["snapshotId"] = self._id(layer["snapshotId"])
+
+    def _id(self, reference: str) -> str:
+        return find_snapshot(self._connection, reference)
 
 
 class Builds:
-    """How machines and snapshots were made from specs."""
+    """Builds: how the server created VMs and snapshots from specs."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
+    def list(
+        self, *, state: BuildState | None = None, limit: int | None = None, offset: int | None = None
+    ) -> BuildList:
+        """The account's builds, newest first, those that run included."""
+        query = {"state": state, "limit": limit, "offset": offset}
+        return parse(BuildList, self._connection.call(request("GET", "/v1/vms/builds", query=query)))
+
     def get(self, build_id: str) -> Build:
+        """A build by its id; `BuildNotFound` if there is none."""
         return parse(Build, self._connection.call(request("GET", "/v1/vms/builds/{}", build_id)))
 
-    def phases(self, build_id: str) -> list[BuildPhase]:
-        """The steps that were begun, in order."""
+    def phases(self, build_id: str) -> builtins.list[BuildPhase]:
+        """The phases (layers and steps) that the build has started, in order, with their times."""
         answer = self._connection.call(request("GET", "/v1/vms/builds/{}/phases", build_id))
         return parse_list(BuildPhase, answer, "phases")
+
+    def logs(
+        self,
+        build_id: str,
+        *,
+        search: str | None = None,
+        page_size: int | None = None,
+        page_token: str | None = None,
+    ) -> LogPage:
+        """The lines that a build logged, oldest first, from its start."""
+        build = self.get(build_id)
+        start = None if build.started_at is None else build.started_at - _BEFORE_START
+        return Logs(self._connection).list(
+            build_id=build_id, search=search, start_time=start, page_size=page_size, page_token=page_token
+        )
 
     def wait(self, build_id: str, *, timeout: float = 600.0, interval: float = 2.0) -> Build:
         """Wait until a build has succeeded or failed; `WaitTimedOut` if it has not in `timeout` seconds."""
@@ -104,5 +164,5 @@ class Builds:
             if build.finished:
                 return build
             if time.monotonic() + interval > deadline:
-                raise WaitTimedOut(f"build {build_id} is {build.state} after {timeout:g} seconds")
+                raise WaitTimedOut(f"build {build_id} is still {build.state} after {timeout:g} seconds")
             sync_sleep(interval)

@@ -21,6 +21,7 @@ from stead.sdk.models import Build, CreatedVm, ExecEvent, ExecResult, LogPage, S
 from stead.sdk.parsing import parse, parse_list
 from stead.sdk.parts import PersistenceLike, persistence_to_wire
 from stead.sdk.requests import EXEC_TIMEOUT, GRACE, LIFECYCLE_TIMEOUT, UNSET, Unset, request
+from stead.sdk.sizes import Amount, Size, wanted_size
 
 
 class Vm:
@@ -38,6 +39,7 @@ class Vm:
         connection: Connection,
         vm_id: str,
         *,
+        name: str | None = None,
         user: str | None = None,
         domains: Sequence[str] = (),
         last_info: VmInfo | None = None,
@@ -56,6 +58,12 @@ class Vm:
         self.terminals = Terminals(connection, vm_id, user)
         """Its terminals."""
         self._connection = connection
+        self._name = name
+
+    @property
+    def name(self) -> str | None:
+        """Its name as far as this handle knows it: from create, fork, find, `info()` or `rename()`."""
+        return self._name if self.last_info is None else self.last_info.name
 
     def __repr__(self) -> str:
         user = f", user={self.linux_user!r}" if self.linux_user else ""
@@ -69,7 +77,14 @@ class Vm:
 
     def user(self, name: str) -> "Vm":
         """The same machine, used as a Linux user: commands, files, services and terminals."""
-        return Vm(self._connection, self.id, user=name, domains=self.domains)
+        return Vm(
+            self._connection,
+            self.id,
+            name=self._name,
+            user=name,
+            domains=self.domains,
+            last_info=self.last_info,
+        )
 
     def exec(
         self,
@@ -159,6 +174,12 @@ class Vm:
         self.last_info = parse(VmInfo, self._call("GET", ""))
         return self.last_info
 
+    def rename(self, name: str | None) -> VmInfo:
+        """Change its name; None removes it."""
+        answer = self._call("PATCH", "", json={"name": name}, idempotent=True)
+        self.last_info = parse(VmInfo, answer)
+        return self.last_info
+
     def start(
         self,
         *,
@@ -214,24 +235,59 @@ class Vm:
             body["persistence"] = persistence_to_wire(persistence)
         return parse(SnapshotRef, self._call("POST", "/snapshot", json=body))
 
-    def fork(self, *, count: int = 1, persistence: PersistenceLike | None = None) -> list["Vm"]:
-        """Make machines that go on from this one's present, with its running programs. It goes on too."""
+    def fork(
+        self, *, count: int = 1, name: str | None = None, persistence: PersistenceLike | None = None
+    ) -> list["Vm"]:
+        """Create VMs that continue from its current state, running programs included. It keeps running.
+
+        Args:
+            count: how many.
+            name: the name of the fork; several are called NAME-1, NAME-2 and so on.
+            persistence: how long the forks are kept; see `Persistence`.
+        """
         body: dict[str, Any] = {"count": count}
+        if name is not None:
+            body["name"] = name
         if persistence is not None:
             body["persistence"] = persistence_to_wire(persistence)
         answer = self._call("POST", "/fork", json=body)
         forks = parse_list(CreatedVm, answer, "forks")
-        return [Vm(self._connection, fork.id, domains=fork.domains) for fork in forks]
+        return [Vm(self._connection, fork.id, name=fork.name, domains=fork.domains) for fork in forks]
 
     def resize(
-        self, *, cpu: int | None = None, memory: float | None = None, storage: int | None = None
+        self,
+        size: str | Size | None = None,
+        *,
+        cpu: int | None = None,
+        memory: Amount | None = None,
+        disk: Amount | None = None,
+        vcpu_count: int | None = None,
+        mem_size_gb: float | None = None,
+        rootfs_size_gb: float | None = None,
+        storage: Amount | None = None,
     ) -> None:
-        """Change its vCPUs, its memory in GB, its disk in GB. A running machine is booted anew.
+        """Change its size: `resize("4x8Gx40G")`, or parts of it: `resize(memory="8G")`.
 
-        vCPUs and memory are powers of two; a disk can only grow.
+        A running VM is rebooted. A disk can only grow.
+
+        Args:
+            size: vCPUs x memory x disk.
+            cpu: vCPUs, a power of two.
+            memory: GiB, or text such as "512M"; a power of two.
+            disk: GiB, or text such as "40G".
+            vcpu_count, mem_size_gb, rootfs_size_gb, storage: other names of cpu, memory, disk and disk.
         """
-        body = {"vcpuCount": cpu, "memSizeGb": memory, "rootfsSizeGb": storage}
-        self._call("POST", "/resize", json={key: size for key, size in body.items() if size is not None})
+        wanted = wanted_size(
+            size=size,
+            cpu=cpu,
+            memory=memory,
+            disk=disk,
+            vcpu_count=vcpu_count,
+            mem_size_gb=mem_size_gb,
+            rootfs_size_gb=rootfs_size_gb,
+            storage=storage,
+        )
+        self._call("POST", "/resize", json=wanted.to_wire())
 
     def build(self) -> Build:
         """The build that made it; `BuildNotFound` if it was not made from a spec."""
