@@ -1,71 +1,96 @@
-"""The commands by name. What is behind a name is imported when it is called, so that all are quick."""
+"""The commands by name. The module of a command is imported when the command is called, which keeps the
+start-up of all others short."""
 
 import functools
 import importlib
+import sys
+from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+from typer._click.exceptions import ClickException
 from typer.core import TyperCommand, TyperGroup
-from typer.main import get_group
+from typer.main import get_command, get_group
 
+from stead.cli import connection
 from stead.cli.conversion import convert_when_given
+from stead.cli.output import print_json_error
 
 convert_when_given()
 
-MACHINES = "Machines"
+VMS = "VMs"
 REPOSITORIES = "Repositories"
 INSTALLATION = "This installation"
+GLOBAL = "Global options"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a command is: `module:app`, and in which part of the help it stands."""
+    """The place of a command as `module:app`, and its panel in the help."""
 
     place: str
     help: str
     panel: str
     alone: bool = False
-    """It is one command of its app and not the whole app."""
+    """The entry is one command of the app, not the whole app."""
+    remote: bool = True
+    """The command talks to a server, so `--url` and `--key` apply to it."""
+
+
+def _local(place: str, text: str, *, alone: bool = False) -> Entry:
+    return Entry(place, text, INSTALLATION, alone, remote=False)
 
 
 ENTRIES = {
-    "vm": Entry("stead.cli.vms:app", "Machines: make them, use them, put them to sleep.", MACHINES),
-    "snapshot": Entry("stead.cli.snapshots:app", "Snapshots: kept machines to make others from.", MACHINES),
-    "git": Entry("stead.cli.git:app", "Git repositories: make, clone, search them.", REPOSITORIES),
-    "identity": Entry("stead.cli.identities:app", "Identities: who else may use a machine.", MACHINES),
-    "whoami": Entry("stead.cli.identities:alone", "Say whose key this is.", MACHINES, alone=True),
-    "serve": Entry("stead.cli.server:app", "Serve the API until Ctrl-C.", INSTALLATION, alone=True),
-    "keys": Entry("stead.cli.keys:keys", "API keys: what programs show to be let in.", INSTALLATION),
-    "accounts": Entry("stead.cli.keys:accounts", "Accounts: who has machines, and how many.", INSTALLATION),
-    "github": Entry(
-        "stead.cli.github:app", "The GitHub App by which repositories are kept in step.", INSTALLATION
+    "vm": Entry("stead.cli.vms:app", "Create, use, fork and suspend VMs.", VMS),
+    "snapshot": Entry("stead.cli.snapshots:app", "Snapshots: saved VMs to create others from.", VMS),
+    "git": Entry("stead.cli.git:app", "Create, clone and search Git repositories.", REPOSITORIES),
+    "identity": Entry(
+        "stead.cli.identities:app", "Identities: access for others to some VMs and repositories.", VMS
     ),
-    "doctor": Entry(
-        "stead.cli.host:app",
-        "Say what this host has, what each missing thing costs, and how to get it.",
-        INSTALLATION,
-        alone=True,
-    ),
-    "prepare": Entry(
-        "stead.cli.host:app", "Build image and template ahead of the first create.", INSTALLATION, alone=True
+    "whoami": Entry("stead.cli.identities:alone", "Show the account of the API key.", VMS, alone=True),
+    "serve": _local("stead.cli.server:app", "Run the API server until Ctrl-C.", alone=True),
+    "keys": _local("stead.cli.keys:keys", "Create, list and revoke API keys."),
+    "accounts": _local("stead.cli.keys:accounts", "Accounts and their limits."),
+    "github": _local("stead.cli.github:app", "The GitHub App that syncs repositories."),
+    "doctor": _local("stead.cli.host:app", "Check this host and say how to fix what is missing.", alone=True),
+    "prepare": _local(
+        "stead.cli.host:app", "Build the image and the template before the first create.", alone=True
     ),
     "demo": Entry(
-        "stead.cli.demo:app", "Show the main job, step by step with the times.", INSTALLATION, alone=True
+        "stead.cli.demo:app",
+        "Create, fork, suspend and snapshot a VM, and print the times.",
+        INSTALLATION,
+        alone=True,
     ),
 }
 
 
 class Commands(TyperGroup):
-    """A group whose commands are found in `ENTRIES`."""
+    """The root command. Its subcommands come from `ENTRIES`."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.commands = {name: _described(name, entry) for name, entry in ENTRIES.items()}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Only what is really called, or completed, is loaded; for the list of commands a line is enough."""
+        """Load only the command that is called or completed; the list of commands needs one line of each."""
         name, command, rest = super().resolve_command(ctx, args)
         return name, command if name is None else _loaded(name), rest
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:
+        """Run the command. After `--json`, usage errors are JSON like all others."""
+        given = list(sys.argv[1:] if args is None else args)
+        if "--json" not in given or not options.get("standalone_mode", True):
+            return super().main(given, *rest, **options)
+        try:
+            code = super().main(given, *rest, **{**options, "standalone_mode": False})
+        except ClickException as error:
+            print_json_error(error.format_message(), "USAGE")
+            code = error.exit_code
+        sys.exit(code)
 
 
 def _described(name: str, entry: Entry) -> TyperCommand:
@@ -79,4 +104,53 @@ def _loaded(name: str) -> Any:
     group = get_group(getattr(importlib.import_module(module), attribute))
     found = group.commands[name] if entry.alone else group
     found.name = name
+    for command in _all_commands(found):
+        command.help = _reflowed(command.help or "")
+        if entry.remote:
+            command.params.extend(copy(each) for each in _connection_options())
     return found
+
+
+def _all_commands(command: Any) -> Iterator[Any]:
+    """A command or a group, and everything below it."""
+    yield command
+    for each in getattr(command, "commands", {}).values():
+        yield from _all_commands(each)
+
+
+def _reflowed(text: str) -> str:
+    """The text with one line for each paragraph: the terminal wraps them."""
+    return "\n\n".join(" ".join(each.split()) for each in text.split("\n\n"))
+
+
+@functools.cache
+def _connection_options() -> list[Any]:
+    """`--url` and `--key` as options of a subcommand. They override those before the command."""
+    app = typer.Typer(add_completion=False)
+
+    @app.command()
+    def options(
+        url: Annotated[
+            str | None,
+            typer.Option(
+                callback=_use_url, expose_value=False, help=connection.URL_HELP, rich_help_panel=GLOBAL
+            ),
+        ] = None,
+        key: Annotated[
+            str | None,
+            typer.Option(
+                callback=_use_key, expose_value=False, help=connection.KEY_HELP, rich_help_panel=GLOBAL
+            ),
+        ] = None,
+    ) -> None:
+        pass
+
+    return [each for each in get_command(app).params if each.param_type_name == "option"]
+
+
+def _use_url(value: str | None) -> None:
+    connection.use_instead(url=value)
+
+
+def _use_key(value: str | None) -> None:
+    connection.use_instead(key=value)

@@ -1,13 +1,14 @@
-"""The server that commands talk to: where it is, and what its failures mean to whoever typed the command."""
+"""The connection to the server: its address, the key, and error messages for the user."""
 
 import contextlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
-from stead.cli.output import fail, note, shown_lines
+from stead.cli.output import fail, json_wanted, note, shown_lines
 
 if TYPE_CHECKING:
     from stead.sdk import Stead
@@ -15,12 +16,14 @@ if TYPE_CHECKING:
 
 URL_VARIABLES = ["STEAD_API_URL", "FREESTYLE_API_URL"]
 KEY_VARIABLES = ["STEAD_API_KEY", "FREESTYLE_API_KEY"]
+URL_HELP = "The address of the server. Default: STEAD_API_URL, or http://127.0.0.1:8600."
+KEY_HELP = "An API key or the token of an identity. Default: STEAD_API_KEY."
 _COMPLETION_TIMEOUT = 0.7
 
 
 @dataclass(frozen=True)
 class Target:
-    """What `--url` and `--key` said, or the environment."""
+    """The values of `--url` and `--key`, or of their environment variables."""
 
     url: str | None = None
     key: str | None = None
@@ -30,8 +33,15 @@ _target = Target()
 
 
 def use(url: str | None, key: str | None) -> None:
+    """Set the target of this run, from the options before the command."""
     global _target
     _target = Target(url or None, key or None)
+
+
+def use_instead(*, url: str | None = None, key: str | None = None) -> None:
+    """Override the target with the options after the command."""
+    global _target
+    _target = Target(url or _target.url, key or _target.key)
 
 
 def target() -> Target:
@@ -40,21 +50,21 @@ def target() -> Target:
 
 @contextlib.contextmanager
 def connected() -> "Iterator[Stead]":
-    """A client for the length of a command; whatever fails ends the command with one sentence."""
+    """A client for one command; an error ends the command with an error message."""
     from stead.sdk import Stead
 
     with failures(_target.url or ""):
         try:
             client = Stead(_target.key, base_url=_target.url, max_retries=1)
         except ValueError as error:
-            fail(str(error))
+            fail(str(error), code="INVALID_URL")
     with failures(client.base_url), client as stead:
         yield stead
 
 
 @contextlib.contextmanager
 def failures(url: str) -> Iterator[None]:
-    """Whatever fails in the block ends the command with one sentence."""
+    """Turn errors of the block into an error message and an exit code."""
     try:
         yield
     except (typer.Exit, BrokenPipeError):
@@ -65,7 +75,7 @@ def failures(url: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def for_completion(context: typer.Context) -> "Iterator[Stead]":
-    """A client for while somebody waits with a finger on the tab key: quick, or not at all."""
+    """A client for shell completion, with a short timeout and no retries."""
     from stead.sdk import Stead
 
     given = context.find_root().params
@@ -81,38 +91,54 @@ def _explain(error: Exception, url: str) -> NoReturn:
         case errors.MissingCredentials():
             fail(
                 "no API key: give --key or set STEAD_API_KEY."
-                " `stead keys create`, on the host that runs the server, makes one"
+                " Create a key with `stead keys create` on the host that runs the server",
+                code="MISSING_CREDENTIALS",
             )
         case errors.NoAnswerInTime():
-            fail(f"no answer from Stead at {url} in time")
+            fail(f"no answer from Stead at {url} within the timeout", code="NO_ANSWER_IN_TIME")
         case errors.ServerUnreachable(sent=False):
-            fail(f"cannot reach Stead at {url}: is `stead serve` running?")
+            fail(f"cannot reach Stead at {url}: is `stead serve` running?", code="SERVER_UNREACHABLE")
         case errors.SteadApiError():
             _explain_answer(error)
         case errors.SteadException():
-            fail(str(error))
+            fail(str(error), code=_code_of(error))
         case OSError():
-            fail(f"{error.strerror}: {error.filename}" if error.filename else error.strerror or str(error))
+            text = f"{error.strerror}: {error.filename}" if error.filename else error.strerror or str(error)
+            fail(text, code="OS_ERROR")
     raise error
+
+
+def _code_of(error: Exception) -> str:
+    """`WaitTimedOut` is `WAIT_TIMED_OUT`: errors of the SDK have no code of the server."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).upper()
 
 
 def _explain_answer(error: "SteadApiError") -> NoReturn:
     from stead.sdk import errors
 
+    details: dict[str, object] = {}
     if isinstance(error, errors.SetupFailed):
-        _show_diagnostics(error)
-    named = ", ".join(filter(None, (error.code, error.trace_id and f"trace {error.trace_id}")))
+        if json_wanted():
+            details = {"snapshotId": error.snapshot_id, "diagnostics": error.diagnostics}
+        else:
+            _show_diagnostics(error)
     hint = ""
     if isinstance(error, errors.Unauthorized):
-        hint = ". `stead keys create`, on the host that runs the server, makes a key"
-    fail(f"{error.message}{hint}" + (f" ({named})" if named else ""))
+        hint = ". Create a key with `stead keys create` on the host that runs the server"
+    fail(
+        f"{error.message}{hint}",
+        code=error.code or f"HTTP_{error.status}",
+        trace_id=error.trace_id,
+        named=True,
+        details=details,
+    )
 
 
 def _show_diagnostics(error: "SetupFailed") -> None:
-    """What the services of a machine said that could not be set up."""
+    """Print the logs of the services that failed in a VM that could not be set up."""
     found = error.diagnostics
     for log in () if found is None else (*found.failed_service_logs, *found.additional_failed_service_logs):
         note(f"{log.unit_name}:")
         note(shown_lines(log.log))
     if error.snapshot_id:
-        note(f"to look into it: stead vm create --snapshot {error.snapshot_id}")
+        note(f"to inspect it: stead vm create --snapshot {error.snapshot_id}")

@@ -176,13 +176,13 @@ def read_spec(path: Path) -> dict[str, Any]:
         text = sys.stdin.read() if str(path) == "-" else path.read_text()
         spec = json.loads(text)
     except OSError as error:
-        fail(f"{error.strerror}: {path}")
+        fail(f"cannot read {path}: {error.strerror}", code="SPEC_UNREADABLE")
     except ValueError as error:
-        fail(f"{path} is not JSON: {error}")
+        fail(f"{path} is not valid JSON: {error}", code="SPEC_INVALID")
     if isinstance(spec, dict) and isinstance(spec.get("spec"), dict):
         spec = spec["spec"]
     if not isinstance(spec, dict):
-        fail(f"{path} holds no spec: it has to be a JSON object")
+        fail(f"{path} is not a spec: it must hold a JSON object", code="SPEC_INVALID")
     return spec
 
 

@@ -139,6 +139,9 @@ class _Logs(threading.Thread):
             except ValueError:
                 self.last_words = line.strip().removeprefix("error: ")
                 continue
+            if "event" not in entry:
+                self.last_words = str(entry.get("error", {}).get("message", line.strip()))
+                continue
             if entry["event"] == "preparing":
                 display.show(entry["phase"], entry["detail"], (entry["percent"] or 0) / 100)
                 continue

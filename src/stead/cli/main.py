@@ -6,13 +6,14 @@ import typer
 
 from stead.cli import connection
 from stead.cli.commands import Commands
+from stead.cli.output import use_json
 
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_show_locals=False,
-    help="Real Linux machines for programs and agents.",
+    help="Linux VMs and Git repositories for programs and AI agents.",
 )
 
 
@@ -28,22 +29,21 @@ def _version(wanted: bool) -> None:
 def main(
     url: Annotated[
         str | None,
-        typer.Option(
-            envvar=connection.URL_VARIABLES, show_envvar=False, help="The server. Else STEAD_API_URL."
-        ),
+        typer.Option(envvar=connection.URL_VARIABLES, show_envvar=False, help=connection.URL_HELP),
     ] = None,
     key: Annotated[
         str | None,
         typer.Option(
             envvar=connection.KEY_VARIABLES,
             show_envvar=False,
-            help="An API key or an identity's token. Else STEAD_API_KEY.",
+            help=connection.KEY_HELP,
         ),
     ] = None,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which version this is.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
+    use_json(False)
     connection.use(url, key)
 
 

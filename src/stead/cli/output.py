@@ -3,14 +3,31 @@
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, NoReturn
 
 import typer
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+_json = False
+
+
+def use_json(wanted: bool) -> bool:
+    """Print errors of the command that runs as JSON, or as text again."""
+    global _json
+    _json = wanted
+    return wanted
+
+
+def json_wanted() -> bool:
+    return _json
+
+
+Json = Annotated[
+    bool,
+    typer.Option("--json", callback=use_json, is_eager=True, help="Print the result, or the error, as JSON."),
+]
 
 _STATE_COLOURS = {
     "running": "green",
@@ -25,11 +42,33 @@ _STATE_COLOURS = {
 }
 
 
-def fail(text: str, code: int = 1) -> NoReturn:
-    """End the command with one sentence."""
+def fail(
+    message: str,
+    *,
+    code: str = "FAILED",
+    trace_id: str | None = None,
+    named: bool = False,
+    exit_code: int = 1,
+    details: Mapping[str, object] | None = None,
+) -> NoReturn:
+    """End the command with an error message: one line of text, or of JSON after `--json`.
+
+    The text has the code and the trace id only if `named` is set; JSON always has them.
+    """
+    if json_wanted():
+        print_json_error(message, code, trace_id, details)
+        raise typer.Exit(exit_code)
     typer.secho("error: ", fg="red", err=True, nl=False)
-    typer.echo(shown_lines(text), err=True)
-    raise typer.Exit(code)
+    suffix = ", ".join(filter(None, (code, trace_id and f"trace {trace_id}"))) if named else ""
+    typer.echo(shown_lines(message) + (f" ({suffix})" if suffix else ""), err=True)
+    raise typer.Exit(exit_code)
+
+
+def print_json_error(
+    message: str, code: str, trace_id: str | None = None, details: Mapping[str, object] | None = None
+) -> None:
+    error = {"code": code, "message": message, "traceId": trace_id, **(details or {})}
+    typer.echo(json.dumps({"error": _plain(error)}, ensure_ascii=False), err=True)
 
 
 def note(text: str) -> None:

@@ -1,33 +1,34 @@
-"""A command in a machine, as if it ran here: its output, its exit code, Ctrl-C."""
+"""`stead vm exec`: run a command in a VM with its output, exit code and Ctrl-C as if it ran here."""
 
-import contextlib
-import os
-import stat
+import posixpath
+import shlex
 import sys
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperOption
 
 from stead.cli.connection import connected
 from stead.cli.output import Json, fail, note, print_json
 from stead.cli.references import Vm, find_vm
+from stead.cli.standard_input import on_terminal, read_standard_input
 
 if TYPE_CHECKING:
     from stead.sdk import Vm as Handle
 
 TIMED_OUT = 124
-"""The exit code of a command whose time was up, as that of `timeout`."""
-MAX_STDIN = 40 << 20
-"""A command's standard input goes with the call, whole."""
-_HINT_AFTER = 3.0
+"""The exit code of a command that reached its timeout, the same as that of `timeout`."""
+_INTERACTIVE = frozenset(
+    {"ash", "bash", "dash", "fish", "ksh", "node", "psql", "python", "python3", "sh", "sqlite3", "zsh"}
+)
+"""Programs that read commands from a terminal when they get no arguments, and end at once without one."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """What to run: a line for the shell, or a program and its arguments."""
+    """What to run: a command line for the shell, or a program with its arguments."""
 
     command: str | Sequence[str]
     user: str | None = None
@@ -39,7 +40,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a command ended, and what it printed if that was not passed on."""
+    """How a command ended, and its output if that was collected instead of printed."""
 
     status_code: int
     signal: str | None
@@ -54,7 +55,7 @@ class Ending:
 
 
 def run(vm: "Handle", wanted: Command, *, collect: bool = False) -> Ending:
-    """Run a command to its end. Its output comes out here as it is printed, unless it is to be collected."""
+    """Run a command to its end and print its output as it arrives, or collect it."""
     from stead.sdk.models import Exited
 
     collected = {"stdout": bytearray(), "stderr": bytearray()}
@@ -68,7 +69,7 @@ def run(vm: "Handle", wanted: Command, *, collect: bool = False) -> Ending:
         user=wanted.user,
     )
     ended: Exited | None = None
-    # However this block is left, the command ends with it.
+    # Closing the stream ends the command, also after Ctrl-C.
     with events:
         for event in events:
             if isinstance(event, Exited):
@@ -79,49 +80,111 @@ def run(vm: "Handle", wanted: Command, *, collect: bool = False) -> Ending:
                 streams[event.stream].write(event.data)
                 streams[event.stream].flush()
     if ended is None:
-        fail("the machine broke off before the command had ended")
+        fail("the connection to the VM ended before the command did", code="STREAM_ENDED")
     texts = {name: data.decode(errors="replace") for name, data in collected.items()}
     return Ending(ended.status_code, ended.signal, ended.timed_out, ended.duration, **texts)
+
+
+class ExecCommand(TyperCommand):
+    """Options after the command's first word belong to the command: `stead vm exec VM ls -l /srv`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, self._separated(args))
+
+    def _separated(self, args: list[str]) -> list[str]:
+        """The arguments with `--` before the command's first word, which is the second positional one."""
+        takes_value = {
+            name: not each.is_flag
+            for each in self.params
+            if isinstance(each, TyperOption)
+            for name in (*each.opts, *each.secondary_opts)
+        }
+        positional = position = 0
+        while position < len(args):
+            word = args[position]
+            if word == "--":
+                return args
+            if word.startswith("-") and word != "-":
+                # `--user=root` and `-uroot` hold their value; an unknown option is an error of the parser.
+                position += 1 + takes_value.get(word, False)
+                continue
+            positional += 1
+            if positional == 2:
+                return [*args[:position], "--", *args[position:]]
+            position += 1
+        return args
 
 
 def exec_(
     vm: Vm,
     command: Annotated[
         list[str],
-        typer.Argument(metavar="COMMAND", help="A line for the shell; or a program and its arguments."),
+        typer.Argument(
+            metavar="COMMAND", help="A command line for the shell in quotes, or a program and its arguments."
+        ),
     ],
-    user: Annotated[str | None, typer.Option("--user", "-u", help="As which Linux user; else root.")] = None,
-    cwd: Annotated[str | None, typer.Option("--cwd", help="In which folder.")] = None,
+    user: Annotated[
+        str | None, typer.Option("--user", "-u", help="The Linux user to run as. Default: root.")
+    ] = None,
+    cwd: Annotated[str | None, typer.Option("--cwd", help="The working directory.")] = None,
     env: Annotated[
-        list[str] | None, typer.Option("--env", "-e", metavar="NAME=VALUE", help="A variable; repeatable.")
+        list[str] | None,
+        typer.Option("--env", "-e", metavar="NAME=VALUE", help="Set an environment variable; repeatable."),
     ] = None,
     timeout: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", min=0.001, help="End it after this time, with exit code 124."),
+        typer.Option(
+            metavar="SECONDS", min=0.001, help="End the command after this time, with exit code 124."
+        ),
     ] = None,
     stdin: Annotated[
         bool | None,
-        typer.Option("--stdin/--no-stdin", help="Pass standard input on; else if it is not a terminal."),
+        typer.Option(
+            "--stdin/--no-stdin",
+            "-i",
+            help="Read standard input to its end, or not at all. Default: read files and pipes with data.",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Run a command in a machine, as if it ran here. A machine that sleeps is woken.
+    """Run a command in a VM, as if it ran here. A suspended or stopped VM is started first.
 
-    Put `--` before a command that has options of its own: `stead vm exec VM -- ls -l /`. The exit code is the
-    command's, 128 and the signal's number for one that was ended by a signal. Ctrl-C ends the command.
+    Put options of `vm exec` before the command; everything after its first word belongs to the command. The
+    exit code is the command's: 127 if there is no such program, 126 if it cannot be executed, 124 after
+    `--timeout`, 128 plus the signal number after a signal. Ctrl-C ends the command.
     """
     variables = environment(env or [])
-    wanted = sys.stdin is not None and not sys.stdin.isatty() if stdin is None else stdin
+    if stdin is None and on_terminal():
+        _refuse_interactive(vm, command)
     with connected() as stead:
         handle = stead.vms.ref(find_vm(stead, vm))
         line = command[0] if len(command) == 1 else command
-        given = standard_input() if wanted else None
-        ending = run(handle, Command(line, user, cwd, variables, timeout, given), collect=as_json)
+        given = read_standard_input(stdin)
+        ending = run(handle, Command(line, user, cwd, variables, timeout, given.data), collect=as_json)
+    given.warn_if_late()
     if as_json:
         print_json(ending)
     elif ending.timed_out:
-        note(f"the command was ended after {timeout:g} seconds")
+        note(f"the command reached its timeout of {timeout:g} seconds and was ended")
     raise typer.Exit(ending.exit_code)
+
+
+def _refuse_interactive(vm: str, command: Sequence[str]) -> None:
+    """A shell without arguments would end at once and silently: commands have no terminal."""
+    try:
+        words = shlex.split(command[0]) if len(command) == 1 else list(command)
+    except ValueError:
+        return
+    if not words or posixpath.basename(words[0]) not in _INTERACTIVE:
+        return
+    if all(word in ("-i", "-l", "-il", "-li", "--login") for word in words[1:]):
+        name = posixpath.basename(words[0])
+        fail(
+            f"`{name}` needs an interactive terminal, and `stead vm exec` does not have one yet:"
+            f" run a command (stead vm exec {vm} 'cd /srv && ls -l')"
+            f" or a script (stead vm exec {vm} {name} < script)",
+            code="NO_TERMINAL",
+        )
 
 
 def environment(pairs: Sequence[str]) -> dict[str, str]:
@@ -132,37 +195,3 @@ def environment(pairs: Sequence[str]) -> dict[str, str]:
             raise typer.BadParameter(f"a variable looks like NAME=VALUE, not {pair!r}", param_hint="--env")
         variables[name] = value
     return variables
-
-
-def standard_input() -> bytes | None:
-    """Everything on standard input; None if there is nothing."""
-    if sys.stdin is None:
-        return None
-    with _patience():
-        data = sys.stdin.buffer.read(MAX_STDIN + 1)
-    if len(data) > MAX_STDIN:
-        fail(
-            f"standard input has more than {MAX_STDIN >> 20} MiB:"
-            " copy it into the machine first, with `stead vm cp - VM:PATH`"
-        )
-    return data or None
-
-
-@contextlib.contextmanager
-def _patience() -> Iterator[None]:
-    """A program may have left us a pipe that it never closes: whoever waits in vain is told for what."""
-    try:
-        mode = os.fstat(sys.stdin.fileno()).st_mode
-    except OSError:
-        mode = 0
-    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
-        yield
-        return
-    text = "waiting for the end of standard input; with --no-stdin the command is run without"
-    timer = threading.Timer(_HINT_AFTER, note, [text])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()

@@ -1,4 +1,4 @@
-"""What commands on this installation have in common: its settings, how they end, where they print."""
+"""Shared by the commands that work on this installation: settings, error handling, consoles."""
 
 import asyncio
 import sys
@@ -13,13 +13,13 @@ from stead.cli.output import Json as Json
 from stead.errors import HostError, SteadError
 from stead.settings import Settings
 
-# A program that reads a table wants its lines whole.
+# Without a terminal, do not wrap the lines of a table.
 console = Console(width=None if sys.stdout.isatty() else 1000)
 errors = Console(stderr=True)
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
-    """Run a command to its end; a failure is one sentence and an exit code."""
+    """Run a command to its end; an error is one line and an exit code."""
     try:
         asyncio.run(work)
     except SteadError as error:
@@ -32,7 +32,7 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 
 
 def fail(error: SteadError) -> NoReturn:
-    output.fail(f"{error} ({error.code})")
+    output.fail(str(error), code=error.code, named=True)
 
 
 def settings() -> Settings:

@@ -244,7 +244,7 @@ def resize(
 
 # Inside
 
-app.command("exec")(remote.exec_)
+app.command("exec", cls=remote.ExecCommand)(remote.exec_)
 app.add_typer(files.app, name="fs")
 app.command("cp")(files.copy)
 app.command("logs")(logs.logs)
