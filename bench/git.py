@@ -1,4 +1,8 @@
-"""What hosting Git costs: beside plain `git http-backend` on the same repository, in turns."""
+"""Git hosting benchmark: Stead against plain `git http-backend` behind lighttpd, on the same repositories.
+
+Runs as root. Installs lighttpd with apt-get if it is missing. The ratios are Stead's median time divided by
+plain git's; at the top level stands the worse of the two repositories.
+"""
 
 import argparse
 import asyncio
@@ -24,6 +28,9 @@ from stead.settings import Settings
 
 OURS = "127.0.0.1:18602"
 SEARCHED = 100_000
+TRANSFERS = ("clone", "push", "fetch")
+REPOSITORIES = {"1k files": (1000, 20), "50k objects": (2000, 8000)}
+"""Files and commits of the repositories that are cloned, pushed to and fetched from."""
 BIG = 2 << 30
 _WORDS = ("alpha", "beta", "gamma", "delta", "needle", "omega", "return", "import", "class", "value")
 _PLAIN = """
@@ -34,7 +41,7 @@ server.upload-dirs = ("{scratch}")
 server.errorlog = "{scratch}/lighttpd.log"
 server.modules = ("mod_alias", "mod_setenv", "mod_cgi")
 server.max-keep-alive-requests = 1000
-# Requests and answers are passed on as they come.
+# Stream request and response bodies.
 server.stream-request-body = 1
 server.stream-response-body = 1
 alias.url = ("/" => "{backend}/")
@@ -72,7 +79,7 @@ def git(*arguments: str | Path, cwd: Path, key: str = "", stdin: bytes = b"") ->
 
 
 def history(files: int, commits: int) -> Iterator[bytes]:
-    """For fast-import: a first commit of many files, and then small ones."""
+    """Input for fast-import: a first commit of many files, then small commits."""
     number = 0
     for commit in range(commits):
         message = b"commit %d" % commit
@@ -95,7 +102,7 @@ def make(folder: Path, files: int, commits: int) -> Path:
 
 
 class Side:
-    """One of the two servers, with a copy of a repository."""
+    """A repository on one of the two servers."""
 
     def __init__(self, url: str, key: str = "") -> None:
         self.url = url
@@ -105,10 +112,10 @@ class Side:
         git("clone", "-q", "--bare", self.url, into, cwd=into.parent, key=self.key)
 
 
-def in_turns(
+def alternate(
     sides: list[Side], samples: int, work: Callable[[Side, int], float]
 ) -> tuple[float, list[float]]:
-    """The ratio of the medians, ours to plain; and both."""
+    """Measure both sides in turns: the ratio of the medians, Stead's to plain git's, and both medians."""
     times: list[list[float]] = [[], []]
     for number in range(samples):
         order = (0, 1) if number % 2 else (1, 0)
@@ -161,8 +168,8 @@ def transfer(folder: Path, sides: list[Side], samples: int) -> dict[str, Any]:
         return since(start)
 
     results: dict[str, Any] = {}
-    for name, work in (("clone", clone), ("push", push), ("fetch", fetch)):
-        results[f"{name}_ratio"], results[f"{name}_ms"] = in_turns(sides, samples, work)
+    for name, work in zip(TRANSFERS, (clone, push, fetch), strict=True):
+        results[f"{name}_ratio"], results[f"{name}_ms"] = alternate(sides, samples, work)
     for place in (*writers.values(), *readers.values()):
         shutil.rmtree(place)
     return results
@@ -170,7 +177,7 @@ def transfer(folder: Path, sides: list[Side], samples: int) -> dict[str, Any]:
 
 @contextlib.asynccontextmanager
 async def server(data: Path) -> AsyncIterator[tuple[int, str]]:
-    """Stead in a process of its own, as users run it: its pid and an API key."""
+    """`stead serve` as a child process: its pid and an API key."""
     shared = Settings.from_environment()
     environment = {
         **os.environ,
@@ -202,12 +209,38 @@ def _new_key(program: Path, environment: dict[str, str]) -> str:
     return str(json.loads(made)["key"])
 
 
+def lighttpd() -> str | None:
+    return shutil.which("lighttpd", path=f"{os.environ['PATH']}:/usr/sbin")
+
+
+def install_lighttpd() -> str:
+    """Install the distribution's lighttpd without starting its service."""
+    if os.geteuid() or not shutil.which("apt-get"):
+        raise SystemExit("bench/git compares with git behind lighttpd: install the package lighttpd first")
+    words = "bench/git: installing lighttpd with apt-get (its service is neither started nor enabled)"
+    print(words, file=sys.stderr, flush=True)
+    policy = Path("/usr/sbin/policy-rc.d")
+    ours = not policy.exists()
+    if ours:
+        policy.write_text("#!/bin/sh\nexit 101\n")
+        policy.chmod(0o755)
+    try:
+        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        for command in (["update"], ["install", "-y", "--no-install-recommends", "lighttpd"]):
+            subprocess.run(["apt-get", "-qq", *command], env=environment, stdout=sys.stderr, check=True)
+    finally:
+        if ours:
+            policy.unlink()
+    if shutil.which("systemctl"):
+        subprocess.run(["systemctl", "--quiet", "disable", "lighttpd"], stdout=sys.stderr, check=False)
+    if (program := lighttpd()) is None:
+        raise SystemExit("apt-get installed lighttpd, but there is no such program in PATH or /usr/sbin")
+    return program
+
+
 @contextlib.contextmanager
-def plain(folder: Path) -> Iterator[str]:
-    """`git http-backend` behind lighttpd, which is small and written in C."""
-    program = shutil.which("lighttpd", path=f"{os.environ['PATH']}:/usr/sbin")
-    if program is None:
-        raise SystemExit("bench/git compares with git behind lighttpd: apt-get install lighttpd")
+def plain(folder: Path, program: str) -> Iterator[str]:
+    """`git http-backend` behind lighttpd: the address of the server."""
     port = 18603
     backend = Path(subprocess.check_output(["git", "--exec-path"], text=True).strip()) / "git-http-backend"
     with tempfile.TemporaryDirectory() as scratch:
@@ -267,7 +300,7 @@ async def by_api(http: httpx2.AsyncClient, samples: int) -> dict[str, Any]:
 
 
 async def searching(http: httpx2.AsyncClient, repo: str, place: Path, samples: int) -> dict[str, Any]:
-    """The same words by `git grep` and by API, in turns; then once more by API."""
+    """The same words by `git grep` and by API in turns; then by API again, from its cache."""
     cold: list[float] = []
     again: list[float] = []
     grep: list[float] = []
@@ -297,7 +330,7 @@ def _grep(word: str, place: Path) -> None:
 
 
 def big_push(pid: int, url: str, key: str, folder: Path) -> dict[str, Any]:
-    """Two gibibytes that do not compress, through the server."""
+    """Push 2 GiB of incompressible data, and measure the server's memory."""
     place = folder / "big"
     git("init", "-q", "-b", "main", place, cwd=folder)
     with (place / "big.bin").open("wb") as file:
@@ -323,11 +356,17 @@ def _memory(pid: int, name: str) -> float:
     return int(next(line for line in lines if line.startswith(f"{name}:")).split()[1]) / 1024
 
 
-async def measure(samples: int, *, big: bool) -> dict[str, Any]:
+def worst(repositories: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """For each transfer, the ratio of the repository that does worse."""
+    names = [f"{transfer}_ratio" for transfer in TRANSFERS]
+    return {name: max(each[name] for each in repositories.values()) for name in names}
+
+
+async def measure(samples: int, program: str, *, big: bool) -> dict[str, Any]:
     version = (await asyncio.to_thread(git, "--version", cwd=Path("/"))).decode().strip()
-    results: dict[str, Any] = {
-        "host": {"cores": os.cpu_count(), "git": version.split()[-1], "host_kernel": os.uname().release}
-    }
+    host = {"cores": os.cpu_count(), "git": version.split()[-1], "host_kernel": os.uname().release}
+    results: dict[str, Any] = {}
+    repositories: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="stead-bench-", dir="/var/tmp") as name:
         folder = Path(name)
         folder.chmod(0o711)
@@ -342,37 +381,40 @@ async def measure(samples: int, *, big: bool) -> dict[str, Any]:
                     repo = (await http.post("/git/v1/repo")).json()["repoId"]
                     url = f"http://{OURS}/{repo}"
                     await asyncio.to_thread(git, "push", "-q", "--mirror", url, cwd=place, key=key)
-                    # What is done beside all else after a push has come to its end.
+                    # Let the maintenance after a push finish.
                     await asyncio.sleep(10)
                     return str(repo)
 
-                with plain(served) as root:
-                    for title, files, commits in (("1k files", 1000, 20), ("50k objects", 2000, 8000)):
-                        say(f"clone, push and fetch of a repository of {title}")
+                with plain(served, program) as root:
+                    for title, (files, commits) in REPOSITORIES.items():
+                        say(f"clone, push and fetch: repository of {title}")
                         place = make(served / f"{files}.git", files, commits)
                         repo = await hosted(place)
                         sides = [Side(f"http://{OURS}/{repo}", key), Side(f"{root}/{files}.git")]
-                        results[title] = await asyncio.to_thread(transfer, work, sides, samples)
-                say("repositories, commits and files by API")
+                        repositories[title] = await asyncio.to_thread(transfer, work, sides, samples)
+                say("API: create repositories, commit, read")
                 results |= await by_api(http, samples * 4)
-                say(f"search in {SEARCHED} files")
+                say(f"search: {SEARCHED} files")
                 place = make(work / "searched.git", SEARCHED, 1)
                 results |= await searching(http, await hosted(place), place, samples)
                 if big:
-                    say("a push of 2 GiB")
+                    say("push of 2 GiB")
                     repo = (await http.post("/git/v1/repo")).json()["repoId"]
                     url = f"http://{OURS}/{repo}"
                     results |= await asyncio.to_thread(big_push, pid, url, key, work)
-    return results
+    return worst(repositories) | results | repositories | {"host": host}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--samples", type=int, default=15, help="clones, pushes and fetches to measure")
-    parser.add_argument("--no-big", action="store_true", help="leave out the push of 2 GiB")
+    parser.add_argument("--samples", type=int, default=15, help="clones, pushes and fetches per repository")
+    parser.add_argument("--no-big", action="store_true", help="skip the push of 2 GiB")
     arguments = parser.parse_args()
-    results = run(measure(arguments.samples, big=not arguments.no_big))
+    program = lighttpd() or install_lighttpd()
+    results = run(measure(arguments.samples, program, big=not arguments.no_big))
     if arguments.json:
         print(json.dumps(results))
     else:
