@@ -87,6 +87,7 @@ class Stage:
     ours: Client
     theirs: Client
     account: str
+    repos: Repos
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +127,7 @@ async def stage(app: FastAPI, tmp_path: Path) -> AsyncIterator[Stage]:
             _, key = await accounts.create_key(account.id)
             clients.append(Client(http, {"Authorization": f"Bearer {key}"}))
         ours, theirs = clients
-        yield Stage(http, ours, theirs, one.id)
+        yield Stage(http, ours, theirs, one.id, repos)
     await calls.close()
     await callers.close()
     await database.dispose()
@@ -138,10 +139,17 @@ def fill(path: str, identity: str, machine: str = MACHINE, token: str = NOWHERE)
 
 async def test_identities_are_made_listed_and_deleted(stage: Stage) -> None:
     ours = stage.ours
-    made = [await ours.succeed("POST", "") for _ in range(3)]
-    for identity in made:
-        assert identity == {"id": identity["id"], "managed": False}
-        assert UUID4.fullmatch(identity["id"])
+    made = [await ours.succeed("POST", "", options) for options in (None, {}, {"name": "ci"})]
+    for identity, name in zip(made, (None, None, "ci"), strict=True):
+        assert UUID4.fullmatch(identity["id"]) and TIME.fullmatch(identity["createdAt"])
+        assert identity == {
+            "id": identity["id"],
+            "managed": False,
+            "name": name,
+            "createdAt": identity["createdAt"],
+            "vmGrants": 0,
+            "repoGrants": 0,
+        }
     assert await ours.succeed("GET", "?offset=0") == {"identities": made, "offset": 0, "total": 3}
     page = await ours.succeed("GET", "?limit=1&offset=1")
     assert page == {"identities": made[1:2], "offset": 1, "total": 3}
@@ -149,6 +157,30 @@ async def test_identities_are_made_listed_and_deleted(stage: Stage) -> None:
     assert await ours.succeed("DELETE", f"/{made[0]['id']}") == {}
     assert (await ours.succeed("GET", ""))["identities"] == made[1:]
     await ours.fail(404, "IDENTITY_NOT_FOUND", "DELETE", f"/{made[0]['id']}")
+
+
+async def test_list_counts_the_permissions_of_each_identity(stage: Stage) -> None:
+    ours = stage.ours
+    some, other = await ours.identity(), await ours.identity()
+    repos = [(await stage.repos.create(stage.account)).id for _ in range(2)]
+    await ours.succeed("POST", f"/{some}/permissions/vm/{MACHINE}")
+    for repo in repos:
+        await ours.succeed("POST", f"/{some}/permissions/git/{repo}", {"permission": "read"})
+
+    async def grants() -> dict[str, tuple[int, int]]:
+        rows = (await ours.succeed("GET", ""))["identities"]
+        return {row["id"]: (row["vmGrants"], row["repoGrants"]) for row in rows}
+
+    assert await grants() == {some: (1, 2), other: (0, 0)}
+    await ours.succeed("DELETE", f"/{some}/permissions/git/{repos[0]}")
+    await ours.succeed("DELETE", f"/{some}/permissions/vm/{MACHINE}")
+    assert await grants() == {some: (0, 1), other: (0, 0)}
+
+
+@pytest.mark.parametrize("name", ["", "  ", "a\nb", "x" * 201, 7])
+async def test_invalid_identity_names_are_refused(stage: Stage, name: Any) -> None:
+    await stage.ours.fail(400, "INVALID_REQUEST", "POST", "", {"name": name})
+    assert (await stage.ours.succeed("GET", ""))["total"] == 0
 
 
 async def test_a_token_is_shown_once_and_opens_the_door_until_it_is_revoked(stage: Stage) -> None:

@@ -1,4 +1,4 @@
-"""Who am I, and what has become of what I asked for."""
+"""The caller's account, and results of background requests."""
 
 from fastapi import APIRouter
 from starlette.responses import JSONResponse
@@ -17,11 +17,11 @@ class WhoAmI(Wire):
 
 @router.get("/whoami")
 async def whoami(caller: AnyCaller) -> WhoAmI:
-    """The account that a key or token belongs to."""
+    """Get the account of an API key or access token, and the identity of a token."""
     return WhoAmI(account_id=caller.account, identity_id=caller.identity)
 
 
 @router.get("/background-requests/{request_id}", response_class=JSONResponse)
 async def background_request(request_id: str, caller: AnyCaller, services: ServicesDep) -> JSONResponse:
-    """202 while a call that went on in the background is under way; then its own answer."""
+    """Get the result of a background request: 202 while it runs, then the status and body of its answer."""
     return await services.background.result(caller.account, request_id)

@@ -1,4 +1,4 @@
-"""Identities, their tokens, and what they may use."""
+"""Identities, their tokens and their permissions."""
 
 from typing import Annotated
 
@@ -13,6 +13,7 @@ from stead.api.wire.identities import (
     AccessibleRepositoryList,
     IdentityList,
     IdentityModel,
+    NewIdentity,
     NewToken,
     RepositoryAccess,
     RepositoryPermission,
@@ -26,8 +27,8 @@ from stead.repos.errors import RepoNotFound
 
 MAX_PAGE = 1000
 
-Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description="How many to answer with.")]
-Offset = Annotated[int, Query(ge=0, le=LARGEST, description="How many to leave out before them.")]
+Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description="The maximum number of entries.")]
+Offset = Annotated[int, Query(ge=0, le=LARGEST, description="The number of entries to skip.")]
 
 router = APIRouter(prefix="/identity/v1/identities", tags=["identities"])
 
@@ -38,22 +39,27 @@ async def list_identities(
     services: ServicesDep,
     limit: Limit = PAGE,
     offset: Offset = 0,
-    include_managed: Annotated[bool, Query(alias="includeManaged")] = False,
+    include_managed: Annotated[
+        bool, Query(alias="includeManaged", description="Include identities that Stead uses itself.")
+    ] = False,
 ) -> IdentityList:
-    """The account's identities, oldest first."""
+    """List the account's identities, oldest first."""
     page = await services.identities.list(owner.account, limit=limit, offset=offset, managed=include_managed)
     return IdentityList.of(page)
 
 
 @router.post("")
-async def create_identity(owner: Owner, services: ServicesDep) -> IdentityModel:
-    """Make an identity. It may do nothing until it is granted something."""
-    return IdentityModel.of(await services.identities.create(owner.account))
+async def create_identity(
+    owner: Owner, services: ServicesDep, body: NewIdentity | None = None
+) -> IdentityModel:
+    """Create an identity. It has no permissions until you grant some."""
+    name = None if body is None else body.name
+    return IdentityModel.of(await services.identities.create(owner.account, name=name))
 
 
 @router.delete("/{identity}")
 async def delete_identity(identity: str, owner: Owner, services: ServicesDep) -> Nothing:
-    """Remove an identity with its tokens and permissions."""
+    """Delete an identity with its tokens and permissions."""
     await services.identities.delete(owner.account, identity)
     return Nothing()
 
@@ -63,39 +69,39 @@ async def delete_identity(identity: str, owner: Owner, services: ServicesDep) ->
 
 @router.get("/{identity}/tokens")
 async def list_tokens(identity: str, owner: Owner, services: ServicesDep) -> TokenList:
-    """An identity's tokens by their ids; the tokens themselves are known to their holders alone."""
+    """List the ids of an identity's valid tokens. The secrets are not stored."""
     return TokenList.of(await services.identities.tokens(owner.account, identity))
 
 
 @router.post("/{identity}/tokens")
 async def create_token(identity: str, owner: Owner, services: ServicesDep) -> NewToken:
-    """Make a token, with which its holder acts as the identity. It is shown this once."""
+    """Create an access token of an identity. Only this answer contains the secret."""
     info, secret = await services.identities.create_token(owner.account, identity)
     return NewToken(id=info.id, token=secret)
 
 
 @router.delete("/{identity}/tokens/{token}")
 async def revoke_token(identity: str, token: str, owner: Owner, services: ServicesDep) -> Nothing:
-    """End a token. From the next call on it is refused."""
+    """Revoke a token. The next call with it is refused."""
     await services.identities.revoke_token(owner.account, identity, token)
     return Nothing()
 
 
-# Machines
+# VMs
 
 
 @router.get("/{identity}/permissions/vm")
 async def list_vm_permissions(
     identity: str, owner: Owner, services: ServicesDep, limit: Limit = PAGE, offset: Offset = 0
 ) -> VmPermissionList:
-    """The machines that an identity may use, oldest permission first."""
+    """List the VMs that an identity may use, oldest permission first."""
     page = await services.identities.permissions(owner.account, identity, limit=limit, offset=offset)
     return VmPermissionList.of(page)
 
 
 @router.get("/{identity}/permissions/vm/{vm}")
 async def get_vm_permission(identity: str, vm: str, owner: Owner, services: ServicesDep) -> VmPermissionModel:
-    """What an identity may do with one machine."""
+    """Get an identity's permission for one VM."""
     return VmPermissionModel.of(await services.identities.get_permission(owner.account, identity, vm))
 
 
@@ -103,7 +109,7 @@ async def get_vm_permission(identity: str, vm: str, owner: Owner, services: Serv
 async def grant_vm_permission(
     identity: str, vm: str, owner: Owner, services: ServicesDep, body: VmAccess | None = None
 ) -> VmPermissionModel:
-    """Let an identity use a machine: as any Linux user, or as those that are named."""
+    """Grant an identity the use of a VM, as any Linux user or only as `allowedUsers`."""
     users = None if body is None else body.allowed_users
     return VmPermissionModel.of(await services.identities.grant(owner.account, identity, vm, users))
 
@@ -112,14 +118,14 @@ async def grant_vm_permission(
 async def update_vm_permission(
     identity: str, vm: str, owner: Owner, services: ServicesDep, body: VmAccess | None = None
 ) -> VmPermissionModel:
-    """Change which Linux users a permission extends to; when none are named, to all."""
+    """Change the Linux users that a permission allows; without `allowedUsers` it allows every user."""
     users = None if body is None else body.allowed_users
     return VmPermissionModel.of(await services.identities.update(owner.account, identity, vm, users))
 
 
 @router.delete("/{identity}/permissions/vm/{vm}")
 async def revoke_vm_permission(identity: str, vm: str, owner: Owner, services: ServicesDep) -> Nothing:
-    """Take a machine away from an identity."""
+    """Revoke an identity's permission for a VM."""
     await services.identities.revoke(owner.account, identity, vm)
     return Nothing()
 
@@ -131,7 +137,7 @@ async def revoke_vm_permission(identity: str, vm: str, owner: Owner, services: S
 async def list_git_permissions(
     identity: str, owner: Owner, services: ServicesDep, limit: Limit = PAGE, offset: Offset = 0
 ) -> AccessibleRepositoryList:
-    """The repositories that an identity may use."""
+    """List the repositories that an identity may use."""
     await services.identities.get(owner.account, identity)
     page = await services.access.all_granted(identity, limit, offset)
     return AccessibleRepositoryList(
@@ -143,7 +149,7 @@ async def list_git_permissions(
 async def get_git_permission(
     identity: str, repo: str, owner: Owner, services: ServicesDep
 ) -> RepositoryPermission:
-    """What an identity may do with one repository."""
+    """Get an identity's permission for one repository; `accessLevel` is null if it has none."""
     await services.identities.get(owner.account, identity)
     await _check_repository(services, owner.account, repo)
     level = await services.access.granted(identity, repo)
@@ -154,7 +160,7 @@ async def get_git_permission(
 async def grant_git_permission(
     identity: str, repo: str, body: RepositoryAccess, owner: Owner, services: ServicesDep
 ) -> Nothing:
-    """Let an identity read a repository, or write it too."""
+    """Grant an identity read access to a repository, or read and write access."""
     await services.identities.get(owner.account, identity)
     await _check_repository(services, owner.account, repo)
     await services.access.grant(owner.account, identity, repo, body.permission)
@@ -165,7 +171,7 @@ async def grant_git_permission(
 async def update_git_permission(
     identity: str, repo: str, body: RepositoryAccess, owner: Owner, services: ServicesDep
 ) -> Nothing:
-    """Change whether an identity may only read a repository."""
+    """Change an identity's permission for a repository to read or write."""
     await services.identities.get(owner.account, identity)
     await _check_repository(services, owner.account, repo)
     await services.access.change(identity, repo, body.permission)
@@ -174,7 +180,7 @@ async def update_git_permission(
 
 @router.delete("/{identity}/permissions/git/{repo}")
 async def revoke_git_permission(identity: str, repo: str, owner: Owner, services: ServicesDep) -> Nothing:
-    """Take a repository away from an identity."""
+    """Revoke an identity's permission for a repository."""
     await services.identities.get(owner.account, identity)
     await _check_repository(services, owner.account, repo)
     await services.access.revoke(identity, repo)

@@ -1,9 +1,9 @@
-"""Identities: who may use some machines of an account and nothing else."""
+"""Identities: restricted callers that may use only the VMs and repositories granted to them."""
 
 import json
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from stead.errors import InvalidRequest, MachineNotFound
@@ -19,6 +19,7 @@ from stead.identity.errors import (
 )
 from stead.store.database import Database
 from stead.store.identities import (
+    CountedIdentity,
     IdentityRow,
     IdentityStore,
     PermissionRow,
@@ -29,24 +30,30 @@ from stead.store.identities import (
 
 PAGE = 100
 MAX_ALLOWED_USERS = 1000
+MAX_NAME = 200
 _MAX_USER_NAME = 256
 T = TypeVar("T")
 
 Owns = Callable[[str, str], Awaitable[bool]]
-"""Tells whether an account has a machine: `await owns(account, machine)`."""
+"""Whether an account owns a VM: `await owns(account, machine)`."""
 
 
 @dataclass(frozen=True)
 class Identity:
+    """An identity, with the number of VMs and repositories that it has permissions for."""
+
     id: str
     account: str
     managed: bool
     created_at: float
+    name: str | None = None
+    vm_grants: int = 0
+    repo_grants: int = 0
 
 
 @dataclass(frozen=True)
 class TokenInfo:
-    """What is recorded of a token. `used_at` is right to a minute."""
+    """A token without its secret. `used_at` is accurate to a minute."""
 
     id: str
     identity: str
@@ -56,7 +63,7 @@ class TokenInfo:
 
 @dataclass(frozen=True)
 class Permission:
-    """An identity may use a machine, as one of these Linux users; as any of them when it is None."""
+    """An identity may use a VM, as one of the allowed Linux users; None allows every user."""
 
     id: str
     identity: str
@@ -66,7 +73,10 @@ class Permission:
     granted_by: str
 
     def user(self, wanted: str | None) -> str | None:
-        """The Linux user to act as, when this one (or none in particular) is asked for."""
+        """The Linux user to act as: `wanted`, or the only allowed one if none is wanted.
+
+        Raises `UserNotAllowed` if `wanted` is not allowed, or if it is None and several are.
+        """
         wanted = wanted or None
         if self.allowed_users is None:
             return wanted
@@ -79,7 +89,7 @@ class Permission:
 
 @dataclass(frozen=True)
 class Page(Generic[T]):
-    """Some of many: those from `offset` on, and how many there are in all."""
+    """Items from `offset` on, and the total number."""
 
     items: Sequence[T]
     offset: int
@@ -87,7 +97,7 @@ class Page(Generic[T]):
 
 
 class Identities:
-    """All identities of one installation. To an account, those of another do not exist."""
+    """All identities of one installation. An account sees only its own; others are `IdentityNotFound`."""
 
     def __init__(self, database: Database, owns: Owns) -> None:
         self._store = IdentityStore(database)
@@ -95,9 +105,12 @@ class Identities:
         self._permissions = PermissionStore(database)
         self._owns = owns
 
-    async def create(self, account: str, *, managed: bool = False) -> Identity:
-        """A new identity, which may do nothing yet."""
-        added = await self._store.add(IdentityRow(str(uuid.uuid4()), account, managed))
+    async def create(self, account: str, *, name: str | None = None, managed: bool = False) -> Identity:
+        """Create an identity without permissions. Names are labels and need not be unique."""
+        if name is not None and not (name.strip() and len(name) <= MAX_NAME and name.isprintable()):
+            shown = name[:MAX_NAME]
+            raise InvalidRequest(f"invalid name {shown!r}: must be 1 to {MAX_NAME} printable characters")
+        added = await self._store.add(IdentityRow(str(uuid.uuid4()), account, managed, name=name))
         if added is None:
             raise AccountNotFound(account)
         return _identity(added)
@@ -105,7 +118,7 @@ class Identities:
     async def list(
         self, account: str, *, limit: int = PAGE, offset: int = 0, managed: bool = False
     ) -> Page[Identity]:
-        """Identities, oldest first; with `managed`, those that Stead keeps for itself too."""
+        """Identities, oldest first; with `managed`, those that Stead uses itself too."""
         rows, total = await self._store.page(account, limit, offset, managed=managed)
         return Page([_identity(row) for row in rows], offset, total)
 
@@ -116,7 +129,7 @@ class Identities:
         return _identity(row)
 
     async def delete(self, account: str, identity: str) -> None:
-        """Remove an identity; its tokens and permissions end with it."""
+        """Delete an identity with its tokens and permissions."""
         if not await self._store.remove(account, identity):
             await self.get(account, identity)
             raise ManagedIdentity(identity)
@@ -124,7 +137,7 @@ class Identities:
     # Tokens
 
     async def create_token(self, account: str, identity: str) -> tuple[TokenInfo, str]:
-        """A new token, and the secret itself, which nobody can ask for a second time."""
+        """Create a token. Returns its secret too, which is not stored and cannot be read later."""
         await self.get(account, identity)
         secret = new_secret(Kind.TOKEN)
         added = await self._tokens.add(TokenRow(str(uuid.uuid4()), identity, digest(secret)))
@@ -137,7 +150,7 @@ class Identities:
         return [_token_info(row) for row in await self._tokens.list(identity)]
 
     async def revoke_token(self, account: str, identity: str, token: str) -> None:
-        """End a token; the next call with it is refused."""
+        """Revoke a token; the next call with it is refused."""
         await self.get(account, identity)
         if not await self._tokens.remove(identity, token):
             raise TokenNotFound(token)
@@ -147,7 +160,7 @@ class Identities:
     async def grant(
         self, account: str, identity: str, machine: str, allowed_users: Sequence[str] | None = None
     ) -> Permission:
-        """Let an identity use a machine of the same account."""
+        """Grant an identity the use of a VM of the same account."""
         await self.get(account, identity)
         users = _encode(allowed_users)
         await self._check_owned(account, machine)
@@ -157,7 +170,7 @@ class Identities:
             await self.get(account, identity)
             raise PermissionExists(identity, machine)
         try:
-            # Deleted meanwhile, it may have been forgotten before this permission was there.
+            # A concurrent delete of the VM may have removed its permissions before this one was added.
             await self._check_owned(account, machine)
         except MachineNotFound:
             await self._permissions.remove(identity, machine)
@@ -167,7 +180,7 @@ class Identities:
     async def update(
         self, account: str, identity: str, machine: str, allowed_users: Sequence[str] | None
     ) -> Permission:
-        """Change which Linux users a permission extends to."""
+        """Change the allowed Linux users of a permission."""
         await self.get(account, identity)
         row = await self._permissions.change(identity, machine, _encode(allowed_users))
         if row is None:
@@ -175,7 +188,7 @@ class Identities:
         return _permission(row)
 
     async def revoke(self, account: str, identity: str, machine: str) -> None:
-        """Take a machine away from an identity, from the next call on."""
+        """Revoke a VM permission; the next call is refused."""
         await self.get(account, identity)
         if not await self._permissions.remove(identity, machine):
             raise PermissionNotFound(identity, machine)
@@ -190,27 +203,27 @@ class Identities:
     async def permissions(
         self, account: str, identity: str, *, limit: int = PAGE, offset: int = 0
     ) -> Page[Permission]:
-        """What an identity may use, oldest first."""
+        """The VM permissions of an identity, oldest first."""
         await self.get(account, identity)
         rows, total = await self._permissions.page(identity, limit, offset)
         return Page([_permission(row) for row in rows], offset, total)
 
-    # For those who have been recognised: what may this identity do?
+    # Checks for authenticated identities
 
     async def permission(self, identity: str, machine: str) -> Permission | None:
         row = await self._permissions.find(identity, machine)
         return None if row is None else _permission(row)
 
     async def granted(self, identity: str) -> set[str]:
-        """The machines that an identity may use."""
+        """The ids of the VMs that an identity may use."""
         return await self._permissions.machines(identity)
 
     async def forget_machine(self, machine: str) -> None:
-        """A machine is gone for good, and every permission on it. To be called after its removal."""
+        """Delete all permissions for a VM. Call it after the VM was deleted."""
         await self._permissions.forget(machine)
 
     async def recover(self) -> None:
-        """After a crash: machines may have gone without their permissions."""
+        """Delete permissions for VMs that do not exist, which a crash may leave."""
         await self._permissions.forget_missing()
 
     async def _check_owned(self, account: str, machine: str) -> None:
@@ -219,25 +232,28 @@ class Identities:
 
 
 def _encode(users: Sequence[str] | None) -> str | None:
-    """Allowed users as they are recorded, each once."""
+    """Allowed users as JSON, without duplicates."""
     if users is None:
         return None
     if len(users) > MAX_ALLOWED_USERS:
-        raise InvalidRequest(f"a permission names up to {MAX_ALLOWED_USERS} Linux users, not {len(users)}")
+        raise InvalidRequest(f"too many allowed users: {len(users)} (max {MAX_ALLOWED_USERS})")
     for user in users:
         if not _is_user_name(user):
-            raise InvalidRequest(f"{user!r} is not the name of a Linux user")
+            raise InvalidRequest(f"invalid Linux user name {user!r}")
     return json.dumps(list(dict.fromkeys(users)))
 
 
 def _is_user_name(user: str) -> bool:
-    """Whether a Linux user could have this name: what cannot stand in a line of /etc/passwd is refused."""
+    """Whether a Linux user can have this name: it must fit a field of /etc/passwd."""
     plain = user.isprintable() and not any(sign in user for sign in " :/")
     return plain and 0 < len(user) <= _MAX_USER_NAME and not user.startswith("-")
 
 
 def _identity(row: IdentityRow) -> Identity:
-    return Identity(row.id, row.account, row.managed, row.created_at / 1e9)
+    found = Identity(row.id, row.account, row.managed, row.created_at / 1e9, row.name)
+    if isinstance(row, CountedIdentity):
+        return replace(found, vm_grants=row.vm_grants, repo_grants=row.repo_grants)
+    return found
 
 
 def _token_info(row: TokenRow) -> TokenInfo:

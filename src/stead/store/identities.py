@@ -1,4 +1,4 @@
-"""Identities, their tokens and their permissions as rows."""
+"""Database rows of identities, their tokens and their VM permissions."""
 
 import time
 from dataclasses import dataclass, replace
@@ -6,25 +6,34 @@ from typing import TypeVar
 
 import sqlalchemy as sa
 
-from stead.store.rows import Rows
-from stead.store.tables import identities, machines, tokens, vm_permissions
+from stead.store.rows import Rows, made
+from stead.store.tables import git_permissions, identities, machines, tokens, vm_permissions
 
 R = TypeVar("R")
 
 
 @dataclass(frozen=True)
 class IdentityRow:
-    """One identity as it is recorded. With it go its tokens and permissions."""
+    """One row of the identities table. Its tokens and permissions are deleted with it."""
 
     id: str
     account: str
     managed: bool = False
     created_at: int = 0
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class CountedIdentity(IdentityRow):
+    """An identity with the number of its permissions."""
+
+    vm_grants: int = 0
+    repo_grants: int = 0
 
 
 @dataclass(frozen=True)
 class TokenRow:
-    """One token as it is recorded: its hash, never the token."""
+    """One row of the tokens table. It has the hash of the secret, never the secret."""
 
     id: str
     identity: str
@@ -35,7 +44,7 @@ class TokenRow:
 
 @dataclass(frozen=True)
 class Holder:
-    """Who a token stands for."""
+    """The identity and account of a token."""
 
     token: str
     identity: str
@@ -45,7 +54,7 @@ class Holder:
 
 @dataclass(frozen=True)
 class PermissionRow:
-    """What an identity may do with a machine. `allowed_users` is a JSON array; None allows every user."""
+    """A VM permission. `allowed_users` is a JSON array of Linux users; None allows every user."""
 
     id: str
     identity: str
@@ -62,32 +71,52 @@ _HOLDER = (
 )
 
 
+def _grants(table: sa.Table) -> sa.ScalarSelect[int]:
+    return (
+        sa.select(sa.func.count())
+        .select_from(table)
+        .where(table.c.identity == identities.c.id)
+        .scalar_subquery()
+    )
+
+
+_COUNTED = sa.select(
+    identities, _grants(vm_permissions).label("vm_grants"), _grants(git_permissions).label("repo_grants")
+)
+
+
 class IdentityStore(Rows[IdentityRow]):
     table = identities
     row = IdentityRow
 
     async def add(self, row: IdentityRow) -> IdentityRow | None:
-        """Record an identity; None when there is no such account."""
+        """Insert an identity; None if its account does not exist."""
         try:
             return await self.insert(replace(row, created_at=time.time_ns()))
         except sa.exc.IntegrityError:
             return None
 
-    async def find(self, account: str, identity: str) -> IdentityRow | None:
-        statement = sa.select(identities).where(identities.c.id == identity, identities.c.account == account)
-        return self._look_up(statement)
+    async def find(self, account: str, identity: str) -> CountedIdentity | None:
+        statement = _COUNTED.where(identities.c.id == identity, identities.c.account == account)
+        with self.database.look_up() as connection:
+            found = made(CountedIdentity, connection.execute(statement))
+        return found[0] if found else None
 
     async def page(
         self, account: str, limit: int, offset: int, *, managed: bool
-    ) -> tuple[list[IdentityRow], int]:
-        """Some of an account's, oldest first, and how many there are; managed ones only if wanted."""
-        statement = sa.select(identities).where(identities.c.account == account)
+    ) -> tuple[list[CountedIdentity], int]:
+        """A page of an account's identities, oldest first, and their total; managed ones only if wanted."""
+        wanted = [identities.c.account == account]
         if not managed:
-            statement = statement.where(identities.c.managed.is_(False))
-        return await self._page(statement.order_by(identities.c.created_at, identities.c.id), limit, offset)
+            wanted.append(identities.c.managed.is_(False))
+        total = sa.select(sa.func.count()).select_from(identities).where(*wanted)
+        page = _COUNTED.where(*wanted).order_by(identities.c.created_at, identities.c.id)
+        with self.database.look_up() as connection:
+            rows = made(CountedIdentity, connection.execute(page.limit(limit).offset(offset)))
+            return rows, connection.execute(total).scalar_one()
 
     async def remove(self, account: str, identity: str) -> bool:
-        """Remove an identity with all that it has, unless it is managed; tells whether it was removed."""
+        """Delete an identity unless it is managed; returns whether it was deleted."""
         statement = identities.delete().where(
             identities.c.id == identity, identities.c.account == account, identities.c.managed.is_(False)
         )
@@ -99,7 +128,7 @@ class TokenStore(Rows[TokenRow]):
     row = TokenRow
 
     async def add(self, row: TokenRow) -> TokenRow | None:
-        """Record a token; None when its identity is gone."""
+        """Insert a token; None if its identity does not exist."""
         try:
             return await self.insert(replace(row, created_at=time.time_ns()))
         except sa.exc.IntegrityError:
@@ -115,7 +144,7 @@ class TokenStore(Rows[TokenRow]):
         return await self._select(statement.order_by(tokens.c.created_at, tokens.c.id))
 
     async def remove(self, identity: str, token: str) -> bool:
-        """Tells whether the identity had this token."""
+        """Delete a token; returns whether the identity had it."""
         statement = tokens.delete().where(tokens.c.id == token, tokens.c.identity == identity)
         return await self.database.execute(statement) > 0
 
@@ -125,7 +154,7 @@ class PermissionStore(Rows[PermissionRow]):
     row = PermissionRow
 
     async def add(self, row: PermissionRow) -> PermissionRow | None:
-        """Record a permission; None when there is one already, or when its identity is gone."""
+        """Insert a permission; None if it exists already, or if its identity does not."""
         try:
             return await self.insert(replace(row, granted_at=time.time_ns()))
         except sa.exc.IntegrityError:
@@ -135,7 +164,7 @@ class PermissionStore(Rows[PermissionRow]):
         return self._look_up(sa.select(vm_permissions).where(*_of(identity, machine)))
 
     async def page(self, identity: str, limit: int, offset: int) -> tuple[list[PermissionRow], int]:
-        """Some of an identity's, oldest first, and how many there are."""
+        """A page of an identity's permissions, oldest first, and their total."""
         statement = sa.select(vm_permissions).where(vm_permissions.c.identity == identity)
         order = vm_permissions.c.granted_at, vm_permissions.c.id
         return await self._page(statement.order_by(*order), limit, offset)
@@ -149,16 +178,16 @@ class PermissionStore(Rows[PermissionRow]):
         return await self._changed(statement.values(allowed_users=allowed_users))
 
     async def remove(self, identity: str, machine: str) -> bool:
-        """Tells whether the identity had the permission."""
+        """Delete a permission; returns whether the identity had it."""
         return await self.database.execute(vm_permissions.delete().where(*_of(identity, machine))) > 0
 
     async def forget_missing(self) -> None:
-        """Remove every permission on a machine that has no row any more."""
+        """Delete the permissions for VMs that have no row."""
         known = sa.select(machines.c.id)
         await self.database.execute(vm_permissions.delete().where(vm_permissions.c.machine.not_in(known)))
 
     async def forget(self, machine: str) -> None:
-        """Remove every permission on a machine."""
+        """Delete all permissions for a VM."""
         await self.database.execute(vm_permissions.delete().where(vm_permissions.c.machine == machine))
 
 

@@ -121,6 +121,7 @@ identities = Table(
     Column("account", String(36), ForeignKey("accounts.id"), nullable=False, index=True),
     Column("managed", Boolean, nullable=False, server_default=false()),
     Column("created_at", BigInteger, nullable=False),
+    Column("name", Text),
 )
 
 tokens = Table(

@@ -1,7 +1,9 @@
-"""Identities, tokens and permissions as they travel."""
+"""Wire models of identities, tokens and permissions."""
 
 from collections.abc import Sequence
 from typing import Literal, Self
+
+from pydantic import Field
 
 from stead.api.wire import Time, Wire
 from stead.identity.identities import Identity, Page, Permission, TokenInfo
@@ -10,13 +12,28 @@ from stead.repos.repos import RepoInfo
 AccessLevel = Literal["read", "write"]
 
 
+class NewIdentity(Wire):
+    name: str | None = Field(default=None, description="A label; it need not be unique.")
+
+
 class IdentityModel(Wire):
     id: str
-    managed: bool
+    managed: bool = Field(description="Stead uses this identity itself; it cannot be deleted.")
+    name: str | None = None
+    created_at: Time
+    vm_grants: int = Field(description="The number of VMs that it has permissions for.")
+    repo_grants: int = Field(description="The number of repositories that it has permissions for.")
 
     @classmethod
     def of(cls, identity: Identity) -> Self:
-        return cls(id=identity.id, managed=identity.managed)
+        return cls(
+            id=identity.id,
+            managed=identity.managed,
+            name=identity.name,
+            created_at=identity.created_at,
+            vm_grants=identity.vm_grants,
+            repo_grants=identity.repo_grants,
+        )
 
 
 class IdentityList(Wire):
@@ -43,8 +60,7 @@ class TokenList(Wire):
 
 
 class NewToken(TokenModel):
-    token: str
-    """The secret, which is in this answer and nowhere else."""
+    token: str = Field(description="The secret. Only this answer contains it.")
 
 
 class VmPermissionModel(Wire):
@@ -80,9 +96,9 @@ class VmPermissionList(Wire):
 
 
 class VmAccess(Wire):
-    """Which Linux users a permission extends to: when it does not say, to all."""
+    """The Linux users that a permission allows."""
 
-    allowed_users: list[str] | None = None
+    allowed_users: list[str] | None = Field(default=None, description="Null allows every user.")
 
 
 class RepositoryAccess(Wire):
