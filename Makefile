@@ -1,16 +1,24 @@
-# Everything a newcomer needs: `make demo` and `make test`, as root.
+# `make demo` and `make test` are what a newcomer needs, both as root. CONTRIBUTING.md explains the rest.
 PYTHON ?= python3
 BIN := .venv/bin
 GUEST := $(wildcard guest/*.go) guest/go.mod
+# Tests that need neither root nor a VM.
+FAST := -m 'not slow and not vm and not root' --numprocesses 2 --dist worksteal
 
-.PHONY: demo test trials check style types guest setup bench clean
+.PHONY: demo test test-fast coverage trials check style types guest fix setup hooks bench clean
 
 demo: .venv/.ready
 	$(BIN)/stead demo
 
-# Two processes at once: while one test waits for something, another has the processor.
+# Two processes: while a test of one waits for a guest, the other has the CPU.
 test: .venv/.ready check
 	$(BIN)/pytest --numprocesses 2 --dist worksteal
+
+test-fast: .venv/.ready
+	$(BIN)/pytest $(FAST)
+
+coverage: .venv/.ready
+	$(BIN)/pytest $(FAST) --cov --cov-report=term:skip-covered
 
 trials: .venv/.ready
 	$(BIN)/pytest -m slow
@@ -28,9 +36,18 @@ types: .venv/.ready
 guest: .venv/.ready
 	scripts/check-guest
 
+fix: .venv/.ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	scripts/check-guest --fix
+	$(BIN)/python scripts/unasync
+
 setup: .venv/.ready
 
-.venv/.ready: pyproject.toml hatch_build.py scripts/setup $(GUEST)
+hooks: .venv/.ready
+	$(BIN)/pre-commit install
+
+.venv/.ready: pyproject.toml constraints.txt hatch_build.py scripts/setup $(GUEST)
 	PYTHON=$(PYTHON) scripts/setup
 	touch $@
 

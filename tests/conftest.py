@@ -39,6 +39,16 @@ class Server:
 SMALL = Size(vcpus=2, memory_mib=512, disk_gib=20)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests by what their fixtures need, so that `make test-fast` can leave them out."""
+    for item in items:
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if fixtures & {"image", "machines"}:
+            item.add_marker("vm")
+        elif "settings" in fixtures:
+            item.add_marker("root")  # an installation that shares the host's cache
+
+
 @pytest.fixture(scope="session")
 def cache() -> Path:
     """Where the image and templates are kept from one run to the next."""

@@ -628,6 +628,7 @@ _LARGE = (_large_push, _large_files, _large_commit, _import_files, _import_archi
 _SMALL = (_small_push, _branch_by_push, _small_commit, _branch, _default_branch, _create)
 
 
+@pytest.mark.root  # mounts a small disk
 @pytest.mark.parametrize(
     ("attempt", "left"), [*((each, _SOME) for each in _LARGE), *((each, 0) for each in _SMALL)]
 )

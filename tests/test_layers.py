@@ -32,6 +32,8 @@ from stead.store.layers import LayerStore
 from stead.store.machines import LayerRow, MachineRow, MachineStore
 from stead.store.snapshots import SnapshotRow, SnapshotStore
 
+pytestmark = pytest.mark.root  # frozen layers are given to root
+
 T = TypeVar("T")
 
 MIB = 1 << 20

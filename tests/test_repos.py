@@ -178,6 +178,7 @@ async def test_a_crash_leaves_a_whole_repository_or_none(stage: Stage) -> None:
         assert list((folder / "new").iterdir()) == []
 
 
+@pytest.mark.root
 async def test_git_runs_as_a_user_of_its_own(open_folder: Path) -> None:
     """Who cannot read what others have, and whom nobody but root can read."""
     async with staged(open_folder, NOBODY) as stage:
