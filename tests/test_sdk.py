@@ -27,6 +27,7 @@ from stead import AsyncStead, Stead, VmSpec
 from stead.sdk import errors
 from stead.sdk.models import Exited, LogEntry, Output, VmInfo
 from stead.sdk.parsing import parse
+from stead.sdk.requests import GRACE
 from stead.sdk.retries import RetryPolicy
 
 ROOT = Path(__file__).parent.parent
@@ -122,6 +123,68 @@ async def test_a_command_is_not_made_again_once_it_was_sent(client: Client) -> N
         assert len(seen) == 1
 
 
+UNSURE = [
+    Drop(),
+    BUSY,
+    Reply(502, b"<html>bad gateway</html>"),
+    Reply(503, b"unavailable"),
+    Reply(504, b"gateway timeout"),
+    Reply(504, {"code": "VM_START_TIMEOUT", "message": "not ready"}),
+    Reply(content={}, after=0.5),
+]
+"""Failures after which the server may have executed the request."""
+
+
+def run_streamed(stead: Any) -> Any:
+    stream = stead.vms.ref(VM).exec_stream("reboot")
+    return anext(stream) if hasattr(stream, "__anext__") else next(stream)
+
+
+@pytest.mark.parametrize("step", UNSURE)
+async def test_not_retryable_once_a_command_or_create_may_have_started(client: Client, step: Step) -> None:
+    calls: list[Callable[[Any], Any]] = [
+        # The client waits GRACE seconds longer than the command's own timeout.
+        lambda stead: stead.vms.ref(VM).exec("reboot", timeout=0.2 - GRACE),
+        run_streamed,
+        lambda stead: stead.vms.create(),
+        lambda stead: stead.vms.snapshots.ensure(VmSpec()),
+        lambda stead: stead.vms.ref(VM).fork(),
+    ]
+    for call in calls[:1] if isinstance(step, Reply) and step.after else calls:
+        error, seen = await attempt(client, call, step)
+        assert isinstance(error, errors.SteadException) and not error.retryable
+        assert not pickle.loads(pickle.dumps(error)).retryable
+        assert len(seen) == 1
+
+
+async def test_retryable_if_the_failed_call_had_no_effect(client: Client) -> None:
+    def run(stead: Any) -> Any:
+        return stead.vms.ref(VM).exec("reboot")
+
+    for step in (
+        Reply(409, {"code": "VM_IS_SUSPENDING", "message": "m"}),
+        Reply(429, {}),
+        Reply(503, {"code": "NO_LOCAL_STORAGE_CAPACITY", "message": "m"}),
+    ):
+        error, _ = await attempt(client, run, step)
+        assert error.retryable
+    error, _ = await attempt(client, read, Drop(), max_retries=0)
+    assert error.retryable and error.sent
+    error, _ = await attempt(client, read, BUSY, max_retries=0)
+    assert error.retryable
+    stead = client(f"http://127.0.0.1:{free_port()}", max_retries=0)
+    with pytest.raises(errors.ServerUnreachable) as caught:
+        await done(run(stead))
+    assert caught.value.retryable and not caught.value.sent
+    await close(stead)
+
+
+async def test_not_retryable_after_refusals(client: Client) -> None:
+    error, _ = await attempt(client, make, Reply(403, {"code": "FORBIDDEN", "message": "m"}))
+    assert not error.retryable
+    assert not errors.MissingCredentials("m").retryable
+
+
 async def test_a_create_waits_for_a_server_that_is_being_started(client: Client) -> None:
     """No connection could be made, so nothing was sent: then trying again is safe for everything."""
     port = free_port()
@@ -149,7 +212,7 @@ async def test_a_create_waits_for_a_server_that_is_being_started(client: Client)
 
 async def test_no_server_at_all(client: Client) -> None:
     stead = client(f"http://127.0.0.1:{free_port()}", max_retries=1)
-    with pytest.raises(errors.ServerUnreachable, match="no connection could be made") as caught:
+    with pytest.raises(errors.ServerUnreachable, match="cannot connect") as caught:
         await done(stead.whoami())
     assert not caught.value.sent
     await close(stead)
@@ -500,11 +563,14 @@ async def test_output_comes_as_it_is_printed_however_it_is_cut(client: Client) -
 
 @pytest.mark.parametrize("complete", [True, False])
 async def test_a_stream_that_ends_before_its_command(client: Client, complete: bool) -> None:
-    with scripted(Pieces([said("stdout", b"begun")], complete=complete)) as server:
-        stead = client(server.url)
-        with pytest.raises(errors.ServerUnreachable):
-            await events(stead.vms.ref(VM).exec_stream("x"))
-        await close(stead)
+    whole = said("stdout", b"begun")
+    for pieces in ([whole], [whole, whole[: len(whole) // 2]]):
+        with scripted(Pieces(pieces, complete=complete)) as server:
+            stead = client(server.url)
+            with pytest.raises(errors.ServerUnreachable) as caught:
+                await events(stead.vms.ref(VM).exec_stream("x"))
+            assert caught.value.sent and not caught.value.retryable
+            await close(stead)
 
 
 async def test_a_command_whose_machine_is_lost(client: Client) -> None:
@@ -515,6 +581,19 @@ async def test_a_command_whose_machine_is_lost(client: Client) -> None:
             await events(stead.vms.ref(VM).exec_stream("x"))
         with pytest.raises(errors.VmNotFound):
             await events(stead.vms.ref(VM).exec_stream("x"))
+        await close(stead)
+
+
+async def test_error_event_of_a_stopping_server_is_the_matching_error(client: Client) -> None:
+    """The command had started, so that the error is not retryable, whatever its code."""
+    stopped = line("error", code="SERVICE_UNAVAILABLE", message="the server is stopping")
+    with scripted(Pieces([said("stdout", b"begun"), stopped]), Pieces([stopped])) as server:
+        stead = client(server.url)
+        with pytest.raises(errors.ServiceUnavailable, match="the server is stopping") as caught:
+            await events(stead.vms.ref(VM).exec_stream("x"))
+        assert not caught.value.retryable
+        with pytest.raises(errors.ServiceUnavailable):
+            await events(stead.vms.ref(VM).fs.watch())
         await close(stead)
 
 

@@ -1,4 +1,4 @@
-"""Answers whose body has been read: their JSON, or the error that they are."""
+"""Answers with a complete body: their JSON, or the error for them."""
 
 import json
 from typing import Any
@@ -9,24 +9,24 @@ from stead.sdk.errors import SteadApiError, UnexpectedAnswer, api_error
 from stead.sdk.requests import TRACE_HEADER
 
 
-def json_of(response: httpx2.Response) -> Any:
-    """The JSON of a success; an empty body counts as an empty object."""
+def json_of(response: httpx2.Response, *, idempotent: bool = True) -> Any:
+    """The JSON of a success, an empty object for an empty body; raises the error of any other answer."""
     if not response.is_success:
-        raise error_of(response)
+        raise error_of(response, idempotent=idempotent)
     if not response.content.strip():
         return {}
     try:
         return json.loads(response.content)
     except ValueError:
         shown = response.text.strip()[:100]
-        raise UnexpectedAnswer(
-            f"{response.request.url} answered something that is not JSON: {shown!r}"
-        ) from None
+        raise UnexpectedAnswer(f"the answer of {response.request.url} is not JSON: {shown!r}") from None
 
 
-def error_of(response: httpx2.Response) -> SteadApiError:
+def error_of(response: httpx2.Response, *, idempotent: bool = True) -> SteadApiError:
+    """The error for an answer; see `api_error`."""
     try:
         body = json.loads(response.content)
     except ValueError:
         body = None
-    return api_error(response.status_code, body, response.text, response.headers.get(TRACE_HEADER))
+    trace_id = response.headers.get(TRACE_HEADER)
+    return api_error(response.status_code, body, response.text, trace_id, idempotent=idempotent)

@@ -13,7 +13,13 @@ if TYPE_CHECKING:
 
 
 class SteadException(Exception):
-    """Base of everything that this library raises."""
+    """Base class of all exceptions that this library raises."""
+
+    retryable: bool = False
+    """The same call may succeed later, and the failed one had no effect: you can repeat it.
+
+    False once a command may have started or something may have been created.
+    """
 
 
 class MissingCredentials(SteadException):
@@ -21,24 +27,27 @@ class MissingCredentials(SteadException):
 
 
 class ServerUnreachable(SteadException):
-    """The server could not be reached, or the connection broke before its answer was complete.
+    """The client could not connect to the server, or the connection broke before the answer was complete.
 
-    `sent` tells whether the server may have got the request, and so may have done what it asks.
+    `sent` is True if the server may have received the request, and so may have executed it. `retryable` is
+    True if the request was not sent, or if repeating it has no further effect (reads, writes of a whole file,
+    deletes).
     """
 
-    def __init__(self, message: str, *, sent: bool = True) -> None:
+    def __init__(self, message: str, *, sent: bool = True, retryable: bool | None = None) -> None:
         super().__init__(message)
         self.sent = sent
+        self.retryable = not sent if retryable is None else retryable
 
 
 class NoAnswerInTime(ServerUnreachable):
-    """The server is there but did not answer within the timeout."""
+    """The server did not answer within the timeout."""
 
 
 class UnexpectedAnswer(SteadException):
-    """The answer was a success that this library does not understand.
+    """The server answered with success, but not in the expected format.
 
-    Is something else listening at that address?
+    Check that the base URL points to a Stead server.
     """
 
 
@@ -77,14 +86,16 @@ class CommandFailed(SteadException):
 
 
 class SteadApiError(SteadException):
-    """The server refused or failed.
+    """The server answered with an error.
 
-    `code` is the server's stable name of the case, None when something in between answered (a proxy).
-    `body` is the whole answer, with facts of the case in camelCase. `retryable` says that the same call may
-    succeed a little later.
+    `code` is the server's stable error code; None if a proxy answered instead. `status` is the HTTP status,
+    `message` the explanation, `trace_id` the id of the request in the server's log, and `body` the whole
+    answer with further fields in camelCase. `retryable` is True if the same call may succeed later and the
+    failed one had no effect.
     """
 
-    retryable: bool = False
+    nothing_done: bool = False
+    """The server sends this error only before it starts to execute a request."""
 
     def __init__(
         self,
@@ -415,6 +426,7 @@ class VmBusy(Conflict, codes="VM_IS_SUSPENDING STILL_CREATING VM_OPERATION_DENIE
     """The machine is on its way from one state to another; try again when it has arrived."""
 
     retryable = True
+    nothing_done = True
 
 
 class VmReactivated(Conflict, codes="VM_REACTIVATED"):
@@ -433,6 +445,7 @@ class SourceSnapshotBuilding(Conflict, codes="SOURCE_SNAPSHOT_BUILDING"):
     """The snapshot to start from is not ready yet."""
 
     retryable = True
+    nothing_done = True
 
 
 class SourceSnapshotLost(Conflict, codes="SOURCE_SNAPSHOT_LOST SOURCE_SNAPSHOT_CANCELLED"):
@@ -539,6 +552,7 @@ class TooManyRequests(SteadApiError):
     """The caller asks too often, or has too much open at once."""
 
     retryable = True
+    nothing_done = True
 
 
 class SessionCapReached(TooManyRequests, codes="SESSION_CAP_REACHED"):
@@ -568,6 +582,8 @@ class ServiceUnavailable(ServerError, codes="SERVICE_UNAVAILABLE UNAVAILABLE"):
 
 class NoCapacity(ServiceUnavailable, codes="NO_LOCAL_STORAGE_CAPACITY INSUFFICIENT_SWAP"):
     """The host has no room for this now."""
+
+    nothing_done = True
 
 
 class VmStartTimeout(ServerError, codes="VM_START_TIMEOUT"):
@@ -601,14 +617,23 @@ def error_class(code: str | None, status: int) -> type[SteadApiError]:
     return InvalidRequest if 400 <= status < 500 else SteadApiError
 
 
-def api_error(status: int, body: object, text: str, trace_id: str | None) -> SteadApiError:
-    """The error for an answer with this body; `text` is shown if it was not JSON."""
+def api_error(
+    status: int, body: object, text: str, trace_id: str | None, *, idempotent: bool = True
+) -> SteadApiError:
+    """The error for an answer with this body; `text` is shown if it was not JSON.
+
+    After a request that is not idempotent (a command, a create), an error is not retryable if the server may
+    have executed the request.
+    """
     facts: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
     found = facts.get("code")
     code = found if isinstance(found, str) else None
     said = facts.get("message") or facts.get("description") or facts.get("error")
     if not isinstance(said, str):
-        said = f"the server answered with status {status}"
+        said = f"HTTP status {status}"
         if not facts and text.strip():
             said += f": {text.strip()[:200]}"
-    return error_class(code, status)(said, code=code, status=status, body=facts, trace_id=trace_id)
+    error = error_class(code, status)(said, code=code, status=status, body=facts, trace_id=trace_id)
+    if not idempotent and not error.nothing_done:
+        error.retryable = False
+    return error

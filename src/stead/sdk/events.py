@@ -1,4 +1,4 @@
-"""Streams of JSON lines, decoded without IO."""
+"""Decoders of NDJSON event streams, without IO."""
 
 import base64
 import binascii
@@ -7,13 +7,13 @@ import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from stead.sdk.errors import ServerUnreachable, UnexpectedAnswer, api_error
+from stead.sdk.errors import ServerUnreachable, SteadApiError, UnexpectedAnswer, api_error
 from stead.sdk.models import ExecEvent, Exited, FileEvent, Output
 from stead.sdk.parsing import parse
 
 
 class JsonLines:
-    """Bytes in, objects out. Empty lines, which keep a connection alive, are passed over."""
+    """Splits bytes into JSON objects. Empty lines are keepalives and ignored."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -24,9 +24,12 @@ class JsonLines:
             yield from _object(line)
 
     def end(self) -> Iterator[dict[str, Any]]:
-        """What is left; the last line may lack its end."""
+        """The last line, if it lacks only its newline; an incomplete object means that the stream was cut."""
         line, self._rest = self._rest, b""
-        yield from _object(line)
+        try:
+            yield from _object(line)
+        except UnexpectedAnswer:
+            raise ServerUnreachable(f"the stream was cut in the middle of a line: {line[:100]!r}") from None
 
 
 def _object(line: bytes) -> Iterator[dict[str, Any]]:
@@ -35,14 +38,14 @@ def _object(line: bytes) -> Iterator[dict[str, Any]]:
     try:
         found = json.loads(line)
     except ValueError:
-        raise UnexpectedAnswer(f"a line of the stream is not JSON: {line[:100]!r}") from None
+        raise UnexpectedAnswer(f"invalid line in the stream: not JSON: {line[:100]!r}") from None
     if not isinstance(found, dict):
-        raise UnexpectedAnswer(f"a line of the stream is not an object: {line[:100]!r}")
+        raise UnexpectedAnswer(f"invalid line in the stream: not an object: {line[:100]!r}")
     yield found
 
 
 class ExecEvents:
-    """The events of one command. Kinds of events that are not known are passed over."""
+    """The events of one command. Unknown types of events are ignored."""
 
     def __init__(self) -> None:
         self._lines = JsonLines()
@@ -55,11 +58,11 @@ class ExecEvents:
             yield from self._event(line)
 
     def end(self) -> Iterator[ExecEvent]:
-        """After the last byte. A stream that ends before its command did was cut off."""
+        """The remaining events after the last byte. A stream without an exit event was cut."""
         for line in self._lines.end():
             yield from self._event(line)
         if not self.finished:
-            raise ServerUnreachable("the stream ended before the command did", sent=True)
+            raise ServerUnreachable("the stream was cut before the command ended", sent=True)
 
     def _event(self, line: dict[str, Any]) -> Iterator[ExecEvent]:
         match line.get("type"):
@@ -73,21 +76,28 @@ class ExecEvents:
                 yield exited(line)
             case "error":
                 self.finished = True
-                raise api_error(0, line, "", None)
+                raise _stream_error(line)
 
     def _output(self, stream: Literal["stdout", "stderr"], line: dict[str, Any]) -> Output:
         try:
             data = base64.b64decode(line.get("data", ""), validate=True)
         except (binascii.Error, TypeError):
-            raise UnexpectedAnswer("output in the stream is not base64") from None
+            raise UnexpectedAnswer("invalid output in the stream: not base64") from None
         return Output(stream, data, self._decoders[stream].decode(data))
 
     def _undecoded(self) -> Iterator[Output]:
-        """Characters that were begun and never completed."""
+        """Incomplete characters at the end of the output."""
         if text := self._decoders["stdout"].decode(b"", final=True):
             yield Output("stdout", b"", text)
         if text := self._decoders["stderr"].decode(b"", final=True):
             yield Output("stderr", b"", text)
+
+
+def _stream_error(line: dict[str, Any]) -> SteadApiError:
+    """The error of an error event: the server stopped, or lost the VM, after the request had started."""
+    error = api_error(0, line, "", None)
+    error.retryable = False
+    return error
 
 
 def exited(line: dict[str, Any]) -> Exited:
@@ -101,15 +111,21 @@ def exited(line: dict[str, Any]) -> Exited:
 
 
 class FileEvents:
-    """The events of watched files."""
+    """The events of a file watch."""
 
     def __init__(self) -> None:
         self._lines = JsonLines()
 
     def feed(self, data: bytes) -> Iterator[FileEvent]:
         for line in self._lines.feed(data):
-            yield parse(FileEvent, line)
+            yield _file_event(line)
 
     def end(self) -> Iterator[FileEvent]:
         for line in self._lines.end():
-            yield parse(FileEvent, line)
+            yield _file_event(line)
+
+
+def _file_event(line: dict[str, Any]) -> FileEvent:
+    if line.get("type") == "error":
+        raise _stream_error(line)
+    return parse(FileEvent, line)

@@ -1,8 +1,8 @@
-"""When a call is made again, and after how long.
+"""Retry policy: exponential backoff with jitter, and Retry-After.
 
-A request that may have reached the server is sent again only if doing it twice does no harm: reading,
-putting and deleting. A create or a command is not, because nobody can tell a lost request from a lost
-answer. What never left this machine, because no connection could be made, is always tried again.
+A request that may have reached the server is repeated only if it is idempotent: reads, PUTs and deletes. A
+create or a command is not, because a lost request and a lost answer look the same to the client. A request
+that was never sent, because the connection failed, is always repeated.
 """
 
 import random
@@ -13,25 +13,25 @@ from email.utils import parsedate_to_datetime
 
 _BUSY = frozenset({429, 502, 503, 504})
 _AMBIGUOUS = frozenset({502, 504})
-"""Told by something in between, which may have passed the request on."""
+"""Sent by a proxy, which may have forwarded the request."""
 _FINAL_CODES = frozenset({"VM_START_TIMEOUT", "SESSION_CAP_REACHED"})
-"""Answers with such a status that come after a long wait, or do not change by waiting."""
+"""Error codes with such a status that are final: they come after a long wait, or waiting does not help."""
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """Waits of about `first` seconds, doubled each time up to `longest`, at most `attempts` calls in all."""
+    """Delays of about `first` seconds, doubled each time up to `longest`; at most `attempts` requests."""
 
     attempts: int = 5
     first: float = 0.25
     longest: float = 8.0
     longest_asked: float = 60.0
-    """Seconds that a server may ask for with Retry-After; if it asks for more, its answer is final."""
+    """The maximum Retry-After in seconds; an answer that asks for more is final."""
 
     def after_failure(self, attempt: int, *, sent: bool, idempotent: bool, timed_out: bool) -> float | None:
-        """Seconds to wait after a broken connection, or None to give up. `attempt` counts from 1.
+        """Seconds to wait after a failed connection, or None to give up. `attempt` counts from 1.
 
-        A server that was reached and is silent is not asked again: it would only have more to do.
+        A request that timed out is not repeated: that would add load to a slow server.
         """
         if attempt >= self.attempts or (sent and (timed_out or not idempotent)):
             return None
@@ -44,7 +44,7 @@ class RetryPolicy:
         if attempt >= self.attempts or status not in _BUSY or code in _FINAL_CODES:
             return None
         asked = _retry_after(headers.get("retry-after"))
-        # 429 says that nothing was done, so everything may be sent again; but only when it says when.
+        # 429 means that nothing was executed, so any request may be repeated, if the server says when.
         if not idempotent and not (status == 429 and asked is not None):
             return None
         if asked is None:
@@ -57,7 +57,7 @@ class RetryPolicy:
 
 
 def leaves_doubt(status: int) -> bool:
-    """Whether the request may have been done although the answer is an error."""
+    """Whether the server may have executed the request although the answer is an error."""
     return status in _AMBIGUOUS
 
 

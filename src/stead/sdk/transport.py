@@ -1,4 +1,4 @@
-"""How connections to the server are made and what their failures mean."""
+"""HTTP clients, their options, and the classification of their failures."""
 
 import socket
 import ssl
@@ -11,15 +11,14 @@ from stead.sdk.errors import NoAnswerInTime, ServerUnreachable
 from stead.sdk.requests import CONNECT_TIMEOUT, Request, Settings, Unset
 
 LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=4.0)
-"""Idle connections are given up before servers commonly do, so that no request runs into their closing."""
+"""Idle connections expire before common servers close them, so that no request hits a closed connection."""
 
 _NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError)
 _HOPELESS = (httpx2.UnsupportedProtocol, httpx2.LocalProtocolError)
 
 
 def _keepalive() -> list[tuple[int, int, int]]:
-    """A server that vanishes is noticed within two minutes, also in the middle of a command that prints
-    nothing."""
+    """TCP keepalive: detects a dead server within two minutes, even during a command without output."""
     options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
     for name, seconds in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4)):
         if hasattr(socket, name):
@@ -28,7 +27,7 @@ def _keepalive() -> list[tuple[int, int, int]]:
 
 
 def _options(settings: Settings) -> dict[str, Any]:
-    # Reading the system's certificates takes longer than a request, so it is done only when they are needed.
+    # Loading the system's certificates takes longer than a request: do it only for HTTPS.
     return {"verify": settings.encrypted, "limits": LIMITS}
 
 
@@ -51,7 +50,7 @@ def sync_client(settings: Settings) -> httpx2.Client:
 
 
 def timeouts(request: Request, settings: Settings) -> httpx2.Timeout:
-    """Only the wait for the answer differs from call to call; connecting is always quick or never."""
+    """Each call sets the read timeout; the connect timeout is the same for all."""
     seconds = settings.timeout if isinstance(request.timeout, Unset) else request.timeout
     connect = CONNECT_TIMEOUT if seconds is None else min(CONNECT_TIMEOUT, seconds)
     return httpx2.Timeout(connect=connect, read=seconds, write=settings.timeout, pool=None)
@@ -62,7 +61,7 @@ def was_sent(error: httpx2.TransportError) -> bool:
 
 
 def is_hopeless(error: httpx2.TransportError) -> bool:
-    """Trying again cannot help: the request is malformed or the server's certificate is not valid."""
+    """A retry cannot succeed: the request is malformed or the server's certificate is invalid."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -77,10 +76,13 @@ def is_timeout(error: httpx2.TransportError) -> bool:
 
 def unreachable(error: httpx2.TransportError, request: Request, settings: Settings) -> ServerUnreachable:
     sent = was_sent(error)
+    retryable = (not sent or request.idempotent) and not is_hopeless(error)
     call = f"{request.method} {settings.base_url}{request.path}"
     reason = str(error) or type(error).__name__
     if sent and is_timeout(error):
-        return NoAnswerInTime(f"{call}: no answer in time", sent=True)
+        seconds = timeouts(request, settings).read
+        limit = "the timeout" if seconds is None else f"{seconds:g} seconds"
+        return NoAnswerInTime(f"{call}: no answer within {limit}", sent=True, retryable=retryable)
     if sent:
-        return ServerUnreachable(f"{call}: the connection broke: {reason}", sent=True)
-    return ServerUnreachable(f"{call}: no connection could be made: {reason}", sent=False)
+        return ServerUnreachable(f"{call}: connection lost: {reason}", sent=True, retryable=retryable)
+    return ServerUnreachable(f"{call}: cannot connect: {reason}", sent=False, retryable=retryable)

@@ -1,4 +1,4 @@
-"""Calls that take minutes: the server answers at once with a number, under which the result is asked for."""
+"""Background requests: the server answers a long call with a request id; the client polls for the result."""
 
 import time
 from collections.abc import Callable
@@ -14,25 +14,25 @@ from stead.sdk.parsing import parse
 from stead.sdk.requests import BACKGROUND_HEADER, BACKGROUND_ID_HEADER, Request, request
 
 BACKGROUND = {BACKGROUND_HEADER: "5"}
-"""Seconds after which the server should answer with a number."""
+"""Seconds after which the server answers with a request id."""
 _PAUSES = (0.5, 1.0, 2.0)
 _OUTAGE = 60.0
-"""Seconds that the server may be away while a result is waited for: it goes on with its work after a
+"""Seconds that the server may be unreachable while the client polls: it continues the build after a
 restart."""
 
 Progress = Callable[[LogEntry], object]
 
 
 async def call_in_background(connection: AsyncConnection, call: Request, progress: Progress | None) -> Any:
-    """Make a call that may become a background one; `progress` is called with each line that it logs."""
+    """Make a call that may become a background request; `progress` is called with each line that it logs."""
     response = await connection.send(call)
     if response.status_code != 202:
-        return json_of(response)
+        return json_of(response, idempotent=call.idempotent)
     accepted = json_of(response)
     said = accepted.get("requestId") if isinstance(accepted, dict) else None
     request_id = response.headers.get(BACKGROUND_ID_HEADER) or said
     if not isinstance(request_id, str):
-        raise UnexpectedAnswer("the server put the call into the background but gave no number to ask with")
+        raise UnexpectedAnswer("the server answered 202 without a background request id")
     lines = NewLines()
     heard = time.monotonic()
     turn = 0
@@ -40,22 +40,23 @@ async def call_in_background(connection: AsyncConnection, call: Request, progres
         result = await _poll(connection, request_id)
         if result is None:
             if time.monotonic() - heard > _OUTAGE:
-                text = f"the server is away; the result of the call can be asked for as {request_id}"
+                text = f"the server is unreachable; background request {request_id} may still be running"
                 raise ServerUnreachable(text, sent=True)
         else:
             heard = time.monotonic()
             if progress is not None:
                 await _report(connection, request_id, lines, progress)
             if result.status_code != 202:
-                return json_of(result)
+                return json_of(result, idempotent=call.idempotent)
         await async_sleep(_PAUSES[min(turn, len(_PAUSES) - 1)])
         turn += 1
 
 
 async def _poll(connection: AsyncConnection, request_id: str) -> Any:
-    """What the server says about the call now, or None if it is not there to say it.
+    """The answer to one poll, or None if the server is unreachable.
 
-    "Unavailable" may be the call's result or the server's own state; it is the result if it stays.
+    503 may be the result of the request or the server's own state; the connection repeats the poll, and an
+    answer that stays is the result.
     """
     poll = request("GET", "/auth/v1/background-requests/{}", request_id)
     try:
@@ -68,7 +69,7 @@ async def _poll(connection: AsyncConnection, request_id: str) -> Any:
 
 
 async def _report(connection: AsyncConnection, request_id: str, lines: NewLines, progress: Progress) -> None:
-    """Lines are a courtesy: that they cannot be read does not fail the call."""
+    """Call `progress` with the new lines. An error here does not fail the request."""
     token: str | None = None
     while True:
         query = {"requestId": request_id, "startTime": lines.newest or None, "pageToken": token}

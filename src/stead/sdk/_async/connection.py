@@ -1,4 +1,4 @@
-"""Calls to the server: sent, sent again where that is safe, and their answers read."""
+"""Sends requests, repeats them where that is safe, and reads the answers."""
 
 from collections.abc import AsyncGenerator, AsyncIterable, Callable
 from typing import Any
@@ -13,7 +13,7 @@ from stead.sdk.retries import RetryPolicy, leaves_doubt
 from stead.sdk.transport import async_client, is_hopeless, is_timeout, timeouts, unreachable, was_sent
 
 Body = Callable[[], AsyncIterable[bytes]]
-"""Makes the body of a request anew for each time that it is sent."""
+"""Returns the body of a request; called once for each attempt."""
 
 
 class AsyncConnection:
@@ -28,7 +28,7 @@ class AsyncConnection:
         self._owned = http_client is None
 
     async def aclose(self) -> None:
-        """Close the pool; a client that was given from outside stays open."""
+        """Close the pool, unless the caller supplied the HTTP client."""
         if self._owned:
             await self._http.aclose()
 
@@ -36,8 +36,8 @@ class AsyncConnection:
         """Send a request and return the JSON of its answer."""
         response, doubtful = await self._exchange(request, body, stream=False)
         if not response.is_success:
-            error = error_of(response)
-            # A delete whose first answer was lost finds nothing the second time: it has succeeded.
+            error = error_of(response, idempotent=request.idempotent)
+            # The retry of a delete whose first answer was lost finds nothing: the delete has succeeded.
             if (
                 doubtful
                 and request.method == "DELETE"
@@ -48,16 +48,16 @@ class AsyncConnection:
         return json_of(response)
 
     async def send(self, request: Request, body: Body | None = None) -> httpx2.Response:
-        """Send a request and return its answer, whatever it says, with its body read."""
+        """Send a request and return its complete answer, also if it is an error."""
         response, _ = await self._exchange(request, body, stream=False)
         return response
 
     async def stream(self, request: Request, body: Body | None = None) -> AsyncGenerator[bytes]:
-        """Send a request and yield the bytes of its answer as they come."""
+        """Send a request and yield the bytes of its answer as they arrive."""
         response, _ = await self._exchange(request, body, stream=True)
         try:
             if not response.is_success:
-                raise error_of(response)
+                raise error_of(response, idempotent=request.idempotent)
             async for chunk in response.aiter_bytes():
                 yield chunk
         except httpx2.TransportError as error:
@@ -68,7 +68,7 @@ class AsyncConnection:
     async def _exchange(
         self, request: Request, body: Body | None, *, stream: bool
     ) -> tuple[httpx2.Response, bool]:
-        """The final answer, and whether an earlier attempt may have been carried out."""
+        """The final answer, and whether the server may have executed an earlier attempt."""
         attempt, doubtful = 1, False
         while True:
             try:

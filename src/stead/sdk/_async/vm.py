@@ -214,10 +214,6 @@ class AsyncVm:
         """Cut its power."""
         await self._call("POST", "/kill")
 
-    async def optimize(self) -> None:
-        """Have the server compact its disk and memory."""
-        await self._call("POST", "/optimize")
-
     async def wait_for_exit(self, *, timeout: float | None = None) -> str:
         """Wait until it has stopped; returns how. `NoAnswerInTime` after `timeout` seconds."""
         answer = await self._call("POST", "/await", timeout=timeout, idempotent=True)

@@ -1,5 +1,5 @@
 # Made by scripts/unasync from _async/connection.py.
-"""Calls to the server: sent, sent again where that is safe, and their answers read."""
+"""Sends requests, repeats them where that is safe, and reads the answers."""
 
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
@@ -14,7 +14,7 @@ from stead.sdk.retries import RetryPolicy, leaves_doubt
 from stead.sdk.transport import is_hopeless, is_timeout, sync_client, timeouts, unreachable, was_sent
 
 Body = Callable[[], Iterable[bytes]]
-"""Makes the body of a request anew for each time that it is sent."""
+"""Returns the body of a request; called once for each attempt."""
 
 
 class Connection:
@@ -29,7 +29,7 @@ class Connection:
         self._owned = http_client is None
 
     def close(self) -> None:
-        """Close the pool; a client that was given from outside stays open."""
+        """Close the pool, unless the caller supplied the HTTP client."""
         if self._owned:
             self._http.close()
 
@@ -37,8 +37,8 @@ class Connection:
         """Send a request and return the JSON of its answer."""
         response, doubtful = self._exchange(request, body, stream=False)
         if not response.is_success:
-            error = error_of(response)
-            # A delete whose first answer was lost finds nothing the second time: it has succeeded.
+            error = error_of(response, idempotent=request.idempotent)
+            # The retry of a delete whose first answer was lost finds nothing: the delete has succeeded.
             if (
                 doubtful
                 and request.method == "DELETE"
@@ -49,16 +49,16 @@ class Connection:
         return json_of(response)
 
     def send(self, request: Request, body: Body | None = None) -> httpx2.Response:
-        """Send a request and return its answer, whatever it says, with its body read."""
+        """Send a request and return its complete answer, also if it is an error."""
         response, _ = self._exchange(request, body, stream=False)
         return response
 
     def stream(self, request: Request, body: Body | None = None) -> Generator[bytes]:
-        """Send a request and yield the bytes of its answer as they come."""
+        """Send a request and yield the bytes of its answer as they arrive."""
         response, _ = self._exchange(request, body, stream=True)
         try:
             if not response.is_success:
-                raise error_of(response)
+                raise error_of(response, idempotent=request.idempotent)
             yield from response.iter_bytes()
         except httpx2.TransportError as error:
             raise unreachable(error, request, self.settings) from error
@@ -66,7 +66,7 @@ class Connection:
             response.close()
 
     def _exchange(self, request: Request, body: Body | None, *, stream: bool) -> tuple[httpx2.Response, bool]:
-        """The final answer, and whether an earlier attempt may have been carried out."""
+        """The final answer, and whether the server may have executed an earlier attempt."""
         attempt, doubtful = 1, False
         while True:
             try:

@@ -215,10 +215,6 @@ class Vm:
         """Cut its power."""
         self._call("POST", "/kill")
 
-    def optimize(self) -> None:
-        """Have the server compact its disk and memory."""
-        self._call("POST", "/optimize")
-
     def wait_for_exit(self, *, timeout: float | None = None) -> str:
         """Wait until it has stopped; returns how. `NoAnswerInTime` after `timeout` seconds."""
         answer = self._call("POST", "/await", timeout=timeout, idempotent=True)
