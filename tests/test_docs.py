@@ -1,41 +1,318 @@
-"""The examples in the documents run as they stand, against real machines."""
+"""Every example in README.md and docs/ is run. The rules are in `documents.py`."""
 
-import ast
-import inspect
+import os
 import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
+import pytest_asyncio
 from conftest import Server
+from documents import ROOT, Block, Session, blocks, commands, matches, name_of, pages
+from fastapi.routing import APIRoute
+from pydantic import TypeAdapter
 
+from stead.cli.commands import ENTRIES, _loaded
+from stead.limits import Limits
 from stead.settings import Settings
 
-ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-EXAMPLES = [
-    pytest.param(match[1], id=f"{page.name}-{number}")
-    for page in PAGES
-    for number, match in enumerate(re.finditer(r"^```python\n(.*?)^```", page.read_text(), re.S | re.M))
+PAGES = [pytest.param(page, id=name_of(page)) for page in pages()]
+SESSIONS = [
+    pytest.param(page, id=name_of(page))
+    for page in pages()
+    if any(block.language in {"python", "console"} and not block.not_run for block in blocks(page))
 ]
 
+GLOBAL_OPTIONS = {"--url", "--key", "--json", "--help", "-h"}
+NOT_RUN = {
+    "README.md": 4,
+}
+"""How many blocks of each page have the comment `not run`. Each has its reason in the page."""
 
-@pytest.mark.parametrize("source", EXAMPLES)
-async def test_an_example_runs(
-    source: str, settings: Settings, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+
+@pytest_asyncio.fixture
+async def session(
+    request: pytest.FixtureRequest, server: Server, settings: Settings
+) -> AsyncIterator[Session]:
+    """A shell of somebody who has an account of their own, and the data folder of the server."""
+    services = server.services
+    account = await services.accounts.create(f"reader-{request.node.callspec.id}")
+    _, key = await services.accounts.create_key(account.id)
+    with tempfile.TemporaryDirectory(prefix="stead-docs-", dir="/var/tmp") as folder:
+        environment = {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "HOME": folder,
+            "LANG": "C.UTF-8",
+            "TERM": "dumb",
+            "STEAD_API_URL": server.url,
+            "STEAD_API_KEY": key,
+            "STEAD_DATA": str(settings.data),
+            "STEAD_CACHE": str(settings.cache_folder),
+            "STEAD_DEFAULT_SIZE": str(settings.default_size),
+            "GIT_CONFIG_GLOBAL": f"{folder}/.gitconfig",
+        }
+        Path(folder, ".gitconfig").write_text(
+            "[user]\nname = Ann\nemail = ann@example.com\n[init]\ndefaultBranch = main\n"
+        )
+        shell = await Session.open(Path(folder), environment)
+        try:
+            yield shell
+        finally:
+            await shell.close()
+            for vm in await services.machines.list(account.id, deleted=True):
+                await services.machines.delete(vm.id, forget=True)
+            for snapshot in await services.machines.snapshots.list(account.id):
+                await services.machines.snapshots.delete(snapshot.id)
+
+
+@pytest.mark.parametrize("page", SESSIONS)
+async def test_examples_of_a_page_run_in_order(page: Path, session: Session) -> None:
+    printed = ""
+    for block in blocks(page):
+        where = f"{name_of(page)}, {block}"
+        if block.mark == "output":
+            assert matches(block.body.splitlines(), printed), (
+                f"{where} shows\n{block.body}\nbut it was\n{printed}"
+            )
+        elif block.mark == "file":
+            target = session.folder / block.text
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(block.body)
+        elif block.not_run:
+            continue
+        elif block.language == "python":
+            (session.folder / ".example.py").write_text(block.body)
+            status, printed = await session.run("python .example.py")
+            assert status == 0, f"{where}\n{block.body}\n{printed}"
+        elif block.language == "console":
+            for command in commands(block.body):
+                status, printed = await session.run(command.line)
+                told = f"{where}\n$ {command.line}\n{printed}\n(exit status {status})"
+                assert (status != 0) == command.fails, told
+                if command.output:
+                    shown = "\n".join(command.output)
+                    assert matches(list(command.output), printed), f"{told}\nthe page shows\n{shown}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_is_of_a_kind_that_is_checked(page: Path) -> None:
+    for block in blocks(page):
+        assert block.mark in {None, "file", "body", "answer", "output", "not run"}, str(block)
+        match block.language:
+            case "python" | "console":
+                assert block.mark in {None, "not run"}, f"{block}: {block.mark}"
+            case "json":
+                assert block.mark is not None, f"{block}: say what it is in a comment before it"
+            case _:
+                assert block.mark is not None, f"{block} is neither run nor marked"
+        if block.not_run:
+            assert len(block.text) > 10, f"{block}: say why it is not run"
+
+
+def test_blocks_that_are_not_run_are_counted() -> None:
+    counts = {name_of(page): sum(block.not_run for block in blocks(page)) for page in pages()}
+    assert {name: count for name, count in counts.items() if count} == NOT_RUN
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_python_and_shell_blocks_are_well_formed(page: Path) -> None:
+    for block in blocks(page):
+        if block.language == "python":
+            compile(block.body, f"{name_of(page)}:{block.line}", "exec")
+            assert "stead.machines" not in block.body, f"{block} teaches the engine instead of the SDK"
+        elif block.language == "console":
+            script = "\n".join(command.line for command in commands(block.body))
+            script = re.sub(r"<[a-z ]+>", "PLACEHOLDER", script)
+            checked = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True)
+            assert checked.returncode == 0, f"{block}\n{script}\n{checked.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_stead_command_and_option_in_a_page_exists(page: Path) -> None:
+    """Also in blocks that are not run."""
+    for block in blocks(page):
+        if block.language != "console":
+            continue
+        for command in commands(block.body):
+            for words in re.findall(
+                r"(?:^|[|;&(]|\bsudo )\s*(?:\.venv/bin/)?stead( [^|;&)\n]*)", command.line
+            ):
+                _check_words(words.split(" -- ")[0].split(), f"{name_of(page)}, {block}: stead{words}")
+
+
+def _check_words(words: list[str], where: str) -> None:
+    path: list[str] = []
+    while words and words[0].startswith("-"):
+        option = words.pop(0)
+        if option in {"--url", "--key"}:
+            words.pop(0)
+    group: Any = None
+    for word in words:
+        if group is None and not path:
+            assert word in ENTRIES, f"{where}: no command {word}"
+            path.append(word)
+            group = _loaded(word)
+        elif hasattr(group, "commands") and word in group.commands:
+            path.append(word)
+            group = group.commands[word]
+        elif hasattr(group, "commands") and not word.startswith("-"):
+            raise AssertionError(f"{where}: no command {word}")
+        else:
+            break
+    if not path:
+        return
+    known = {name for parameter in group.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    text = re.sub(r"'[^']*'|\"[^\"]*\"", "TEXT", " ".join(words))
+    if path[:2] == ["vm", "exec"]:
+        # What follows the VM's name belongs to the command inside it.
+        text = text.split(" TEXT")[0]
+        text = re.match(r"vm exec(?: -{1,2}\S+(?: \S+)?)*", text)[0]  # type: ignore[index]
+    for option in re.findall(r"(?<=\s)--?[a-z][\w-]*", text):
+        assert option in known | GLOBAL_OPTIONS, f"{where}: no option {option}"
+
+
+@pytest.fixture(scope="module")
+def routes() -> dict[tuple[str, str], APIRoute]:
+    from stead.api.app import create_app
+
+    found: dict[tuple[str, str], APIRoute] = {}
+    for route in create_app().routes:
+        if isinstance(route, APIRoute):
+            for method in route.methods or ():
+                found.setdefault((method, re.sub(r"\{[^}]*\}", "{}", route.path)), route)
+    return found
+
+
+def _json_blocks() -> Iterator[Any]:
+    for page in pages():
+        for block in blocks(page):
+            if block.language == "json":
+                yield pytest.param(block, id=f"{name_of(page)}:{block.line}")
+
+
+@pytest.mark.parametrize("block", list(_json_blocks()))
+def test_json_examples_fit_the_call_that_they_belong_to(
+    block: Block, routes: dict[tuple[str, str], APIRoute]
 ) -> None:
-    monkeypatch.setenv("STEAD_API_URL", server.url)
-    monkeypatch.setenv("STEAD_API_KEY", server.key)
-    monkeypatch.setenv("STEAD_DATA", str(tmp_path))
-    monkeypatch.setenv("STEAD_CACHE", str(settings.cache_folder))
-    monkeypatch.setenv("STEAD_DEFAULT_SIZE", str(settings.default_size))
-    monkeypatch.setenv("STEAD_POOL", "0")
-    code = compile(source, "example", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-    result = eval(code, {"__name__": "example"})
-    assert inspect.iscoroutine(result), "an example that awaits nothing shows nothing"
-    await result
+    import json
+
+    content = json.loads(block.body)
+    if block.mark not in {"body", "answer"}:
+        return  # written to a file for a command, or not run: that it parses is all there is to check
+    method, _, path = block.text.partition(" ")
+    route = routes[method, re.sub(r"\{[^}]*\}", "{}", path)]
+    if block.mark == "body":
+        annotation: Any = next(iter(route.dependant.body_params)).field_info.annotation
+        model: Any = TypeAdapter(annotation)
+        understood = model.validate_python(content)
+        dumped = model.dump_python(understood, by_alias=True, exclude_unset=True, mode="json")
+        assert _keys(content) <= _keys(dumped), f"unknown keys: {_keys(content) - _keys(dumped)}"
+    else:
+        known = _schema_keys(route)
+        unknown = {key.split(".")[-1] for key in _keys(content)} - known
+        assert not unknown, f"{block}: {method} {path} does not answer with {unknown}"
+
+
+def _keys(value: Any, path: str = "") -> set[str]:
+    """The paths of all keys."""
+    if isinstance(value, dict):
+        below = [_keys(each, f"{path}.{key}") for key, each in value.items()]
+        return {f"{path}.{key}" for key in value}.union(*below)
+    if isinstance(value, list):
+        return set().union(*(_keys(each, path) for each in value))
+    return set()
+
+
+def _schema_keys(route: APIRoute) -> set[str]:
+    """The names of all fields that an answer can have."""
+    model: Any = TypeAdapter(route.response_model)
+    schema = model.json_schema(mode="serialization", by_alias=True)
+    names: set[str] = set()
+
+    def walk(part: Any) -> None:
+        if isinstance(part, dict):
+            names.update(part.get("properties", {}))
+            for each in part.values():
+                walk(each)
+        elif isinstance(part, list):
+            for each in part:
+                walk(each)
+
+    walk(schema)
+    return names
 
 
 def test_every_link_between_documents_leads_somewhere() -> None:
-    for page in [*PAGES, *ROOT.glob("*.md")]:
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    for page in [*pages(), *ROOT.glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_every_link_to_a_heading_leads_to_one() -> None:
+    for page in pages():
+        for target, heading in re.findall(r"\]\(([^)#]*)#([^)]+)\)", page.read_text()):
+            if "://" in target:
+                continue
+            text = ((page.parent / target) if target else page).read_text()
+            headings = {_anchor(found) for found in re.findall(r"^#+ (.*)$", text, re.M)}
+            assert heading in headings, f"{page.name} links to {target}#{heading}"
+
+
+def _anchor(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def test_readme_lists_every_page() -> None:
+    linked = set(re.findall(r"\]\((docs/[^)#]+)\)", (ROOT / "README.md").read_text()))
+    assert {name_of(page) for page in pages()} - {"README.md"} <= linked
+
+
+def test_every_command_and_option_is_in_the_page_about_the_command_line() -> None:
+    text = (ROOT / "docs" / "cli.md").read_text()
+    missing = []
+
+    def walk(command: Any, path: tuple[str, ...]) -> None:
+        if hasattr(command, "commands"):
+            for name, child in command.commands.items():
+                walk(child, (*path, name))
+            return
+        name = " ".join(path)
+        row = re.search(rf"^\| `{re.escape(name)}[` ].*$", text, re.M)
+        if row is None:
+            missing.append(name)
+            return
+        for parameter in command.params:
+            long = [option for option in parameter.opts if option.startswith("--")]
+            if (
+                long
+                and not {"--json", "--help", "--url", "--key"} & set(long)
+                and f"`{long[0]}" not in row[0]
+            ):
+                missing.append(f"{name} {long[0]}")
+
+    for name in ENTRIES:
+        walk(_loaded(name), (name,))
+    assert not missing
+
+
+def test_every_setting_is_documented() -> None:
+    """The names are those that `Settings.from_environment` asks for."""
+
+    names: set[str] = set()
+
+    class Recorder(dict[str, str]):
+        def get(self, name: str, default: Any = None) -> Any:
+            names.add(name)
+            return default
+
+    Settings.from_environment(Recorder())
+    assert {f"STEAD_LIMIT_{field.name.upper()}" for field in fields(Limits)} <= names
+    text = (ROOT / "docs" / "install.md").read_text() + (ROOT / "docs" / "server.md").read_text()
+    documented = set(re.findall(r"^\| `(STEAD_\w+)`", text, re.M))
+    assert names == documented

@@ -1,4 +1,4 @@
-"""The host's end of the guest agent's protocol (docs/agent-protocol.md): transport and errors."""
+"""The host's end of the guest agent's protocol (docs/internals/agent-protocol.md): transport and errors."""
 
 import asyncio
 import contextlib
