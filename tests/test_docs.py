@@ -41,7 +41,7 @@ async def session(
 ) -> AsyncIterator[Session]:
     """A shell of somebody who has an account of their own, and the data folder of the server."""
     services = server.services
-    account = await services.accounts.create(f"reader-{request.node.callspec.id}")
+    account = await services.accounts.create(request.node.callspec.id.replace("/", "."))
     _, key = await services.accounts.create_key(account.id)
     with tempfile.TemporaryDirectory(prefix="stead-docs-", dir="/var/tmp") as folder:
         environment = {
