@@ -9,7 +9,7 @@ Rules for the examples in README.md and docs/:
   is not compared.
 - Output is compared line by line. `...` stands for any text, and on a line of its own for any lines. Ids,
   keys, tokens, commits, times, sizes, addresses and the server's URL stand for any other of their kind (see
-  `_KINDS`), and runs of spaces for one space.
+  `_KINDS`), runs of spaces for one space; spaces between the parts of JSON do not count.
 - `json` blocks say what they are in a comment before them: `<!-- file: NAME -->` is saved in the session's
   folder, `<!-- body: POST /v1/vms -->` must be a valid body of that call without unknown keys, and
   `<!-- answer: GET /v1/vms -->` must have no keys that the call does not answer with.
@@ -120,6 +120,8 @@ _KINDS = [
 def normalised(text: str) -> str:
     for pattern, kind in _KINDS:
         text = re.sub(pattern, kind, text)
+    if text.startswith(("{", "[")):
+        text = re.sub(r"([:,]) ", r"\1", text)
     return text.strip()
 
 

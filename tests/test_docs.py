@@ -30,7 +30,13 @@ SESSIONS = [
 
 GLOBAL_OPTIONS = {"--url", "--key", "--json", "--help", "-h"}
 NOT_RUN = {
-    "README.md": 4,
+    "README.md": 5,
+    "docs/git.md": 2,
+    "docs/github.md": 3,
+    "docs/install.md": 2,
+    "docs/internals/agent-protocol.md": 3,
+    "docs/operate.md": 8,
+    "docs/server.md": 1,
 }
 """How many blocks of each page have the comment `not run`. Each has its reason in the page."""
 
