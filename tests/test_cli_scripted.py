@@ -4,9 +4,11 @@ import base64
 import json
 import os
 import pty
+import re
 import socket
 import subprocess
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -248,3 +250,143 @@ def test_local_errors_have_a_code_too(arguments: tuple[str, ...], exit_code: int
     result = run(Script("http://127.0.0.1:9", []), *arguments)
     assert result.returncode == exit_code
     assert refusal(result)["code"] == code
+
+
+# Set-up layers of `vm create`
+
+
+def created(script: Script) -> Any:
+    """The body of the create, which is the last request."""
+    call = script.seen[-1]
+    assert (call.method, call.target) == ("POST", "/v1/vms")
+    return call.json
+
+
+def test_set_up_options_are_a_layer_that_the_server_caches() -> None:
+    options = (
+        "--apt",
+        "jq",
+        "--run",
+        "make -C /srv",
+        "--run",
+        "true",
+        "--repo",
+        "https://example.com/a#v1:/srv",
+    )
+    with scripted(Reply(content={"id": VM})) as script:
+        result = run(script, "vm", "create", "--name", "web", "--size", "2x1Gx20G", *options)
+    assert result.stdout.decode().strip() == VM, result.stderr
+    body = created(script)
+    assert set(body["spec"]) == {"name", "snapshot"}
+    layer = body["spec"]["snapshot"]
+    assert layer["aptDeps"] == ["jq"]
+    assert layer["git"]["repos"] == [{"repo": "https://example.com/a", "path": "/srv", "rev": "v1"}]
+    assert len(layer["systemd"]["services"]) == 2
+    assert "make -C /srv" in str(layer["additionalFiles"])
+    assert (layer["vcpuCount"], layer["memSizeGb"], layer["rootfsSizeGb"]) == (2, 1, 20)
+    assert "aptDeps" not in body and "git" not in body
+
+
+def test_set_up_options_go_on_top_of_a_spec(tmp_path: Path) -> None:
+    file = tmp_path / "spec.json"
+    file.write_text(
+        json.dumps({"workdir": "/srv", "waitForReadySignal": True, "snapshot": {"aptDeps": ["make"]}})
+    )
+    with scripted(Reply(content={"id": VM})) as script:
+        run(script, "vm", "create", "--spec", str(file), "--apt", "jq", "--no-cache")
+    assert created(script)["spec"] == {
+        "name": None,
+        "waitForReadySignal": True,
+        "snapshot": {
+            "aptDeps": ["jq"],
+            "skipCache": True,
+            "snapshot": {"workdir": "/srv", "snapshot": {"aptDeps": ["make"]}},
+        },
+    }
+
+
+# VMs, builds and identities in lists
+
+
+def test_vm_list_shows_address_and_size() -> None:
+    row = {
+        "id": VM,
+        "name": "web",
+        "state": "running",
+        "address": "10.1.0.2",
+        "sizing": {"vcpuCount": 2, "memSizeMib": 4096, "rootfsSizeMb": 20480},
+    }
+    answer = Reply(content={"vms": [row], "totalCount": 1})
+    with scripted(answer, answer) as script:
+        table = run(script, "vm", "list").stdout.decode().splitlines()
+        listed = json.loads(run(script, "vm", "list", "--json").stdout)
+    assert table[0].split() == ["id", "name", "state", "size", "address", "created"]
+    assert table[1].split() == [VM, "web", "running", "2x4Gx20G", "10.1.0.2"]
+    assert listed["vms"][0]["size"] == "2x4Gx20G"
+
+
+def test_snapshot_list_shows_the_size_on_disk() -> None:
+    row = {"snapshotId": f"sc-{VM}", "state": "ready", "sizeBytes": 3 << 20}
+    with scripted(Reply(content={"snapshots": [row]}), Reply(content=row)) as script:
+        assert "3M" in run(script, "snapshot", "list").stdout.decode().splitlines()[1].split()
+        assert re.search(r"^on disk +3M$", run(script, "snapshot", "get", f"sc-{VM}").stdout.decode(), re.M)
+
+
+def test_identities_are_listed_with_names_dates_and_grants() -> None:
+    row = {"id": "i1", "name": "ci", "createdAt": "2026-01-31T12:00:00Z", "vmGrants": 2, "repoGrants": 3}
+    with scripted(Reply(content={"identities": [row], "total": 1})) as script:
+        heading, line = run(script, "identity", "list").stdout.decode().splitlines()
+    assert heading.split() == ["id", "name", "VMs", "repos", "created"]
+    assert line.split()[:4] == ["i1", "ci", "2", "3"] and line.endswith("d ago")
+
+
+BUILD = f"bld-{VM}"
+RUNNING = {"buildId": BUILD, "state": "running", "startedAt": "2026-01-31T12:00:00Z"}
+FAILED = {
+    **RUNNING,
+    "state": "failed",
+    "finishedAt": "2026-01-31T12:00:05Z",
+    "failureReason": "run: `false` exited with 1\nlast output",
+}
+
+
+def test_builds_are_listed_with_their_state_and_duration() -> None:
+    with scripted(Reply(content={"builds": [FAILED], "totalCount": 3})) as script:
+        result = run(script, "build", "list", "--state", "failed", "--limit", "1")
+    heading, line = result.stdout.decode().splitlines()
+    assert heading.split() == ["id", "state", "started", "took", "reason"]
+    assert line.split()[:2] == [BUILD, "failed"] and "5.0 s" in line
+    assert line.endswith("run: `false` exited with 1")
+    assert b"2 more: --offset 1" in result.stderr
+    assert script.seen[0].target == "/v1/vms/builds?state=failed&limit=1&offset=0"
+
+
+def test_a_build_is_shown_with_the_times_of_its_phases() -> None:
+    phase = {
+        "phaseId": "p1",
+        "name": "apt",
+        "state": "failed",
+        "startedAt": "2026-01-31T12:00:01Z",
+        "finishedAt": "2026-01-31T12:00:04Z",
+    }
+    builds = Reply(content={"builds": [FAILED], "totalCount": 1})
+    with scripted(builds, Reply(content=FAILED), Reply(content={"phases": [phase]})) as script:
+        shown = run(script, "build", "get", "xxxx").stdout.decode()
+    assert re.search(r"^took +5\.0 s$", shown, re.M)
+    assert re.search(r"^apt +failed +\d\d:\d\d:\d\d +3\.0 s$", shown, re.M)
+
+
+def test_following_a_build_ends_with_it_and_reports_its_failure() -> None:
+    def page(*messages: str) -> Reply:
+        logs = [
+            {"message": each, "timestamp": f"2026-01-31T12:00:0{index}Z"}
+            for index, each in enumerate(messages)
+        ]
+        return Reply(content={"logs": logs})
+
+    steps = [RUNNING, RUNNING, page("one"), FAILED, FAILED, page("one", "two")]
+    replies = [each if isinstance(each, Reply) else Reply(content=each) for each in steps]
+    with scripted(*replies) as script:
+        result = run(script, "build", "logs", BUILD, "--follow")
+    lines = [line.rpartition(" ")[2] for line in result.stdout.decode().splitlines()]
+    assert (lines, result.returncode) == (["one", "two"], 1), result.stderr

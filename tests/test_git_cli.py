@@ -137,7 +137,7 @@ async def test_branches_and_tags_are_shown(inside: Inside, site: Site) -> None:
 
 
 async def test_what_is_not_there_is_said_in_one_sentence(inside: Inside, site: Site) -> None:
-    assert await inside.refused("git", "get", "absent") == "error: no repo 'absent'\n"
+    assert await inside.refused("git", "get", "absent") == "error: no repository 'absent' (REPO_NOT_FOUND)\n"
     for command in ("get", "delete", "clone"):
         refusal = await inside.refused("git", command, NOWHERE)
         assert re.search(rf"{NOWHERE} \(REPO_NOT_FOUND, trace \w+\)", refusal)
@@ -145,7 +145,7 @@ async def test_what_is_not_there_is_said_in_one_sentence(inside: Inside, site: S
     assert "REPO_NOT_FOUND" in await inside.refused("git", "clone", theirs)
     two = [(await inside.ask("git", "create", "--name", "twin"))["id"] for _ in range(2)]
     refusal = await inside.refused("git", "delete", "twin")
-    assert "could be 2 repos" in refusal and all(each in refusal for each in two)
+    assert "matches 2 repositories" in refusal and all(each in refusal for each in two)
     assert await identities(site) == []
 
 
@@ -177,17 +177,16 @@ async def test_a_source_goes_to_the_server_as_it_was_typed() -> None:
     assert server.seen[0].json == {"public": False, "source": {"url": "https://git.test/a", "rev": "v1"}}
 
 
-async def test_repositories_of_a_machine_are_named_as_elsewhere() -> None:
-    """By their name, id or URL, each with a path and perhaps a revision."""
+async def test_create_takes_repositories_by_name_id_or_url() -> None:
     web = "11111111-0000-4000-8000-000000000000"
     listed = {"repositories": [{"id": web, "name": "web"}], "total": 1, "offset": 0}
     clones = ("web#v1:/srv/web", f"{NOWHERE}:/srv/a b", "https://me:secret@git.test:8080/a.git#b/c:/srv/c")
     with scripted(Reply(content=listed), Reply(content={"id": "x" * 20})) as server:
         options = [part for each in clones for part in ("--repo", each)]
         assert await Shell(server.url, "key").run("vm", "create", *options) == "x" * 20 + "\n"
-    assert server.seen[1].json["git"]["repos"] == [
+    assert server.seen[1].json["spec"]["snapshot"]["git"]["repos"] == [
         {"repo": web, "path": "/srv/web", "rev": "v1"},
-        {"repo": NOWHERE, "path": "/srv/a b", "rev": None},
+        {"repo": NOWHERE, "path": "/srv/a b"},
         {"repo": "https://me:secret@git.test:8080/a.git", "path": "/srv/c", "rev": "b/c"},
     ]
 

@@ -1,4 +1,4 @@
-"""`stead keys` and `stead accounts`, typed as whoever runs the installation types them."""
+"""`stead keys` and `stead accounts`."""
 
 import asyncio
 import json
@@ -29,12 +29,12 @@ PROGRAM = Path(sys.executable).parent / "stead"
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data folder of an installation that is there from the first command on."""
+    """The data directory of an installation; the first command creates it."""
     return tmp_path_factory.mktemp("installation") / "below" / "data"
 
 
 def stead(data: Path, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """As a process of its own."""
+    """Run a command in a new process."""
     return subprocess.run(
         [PROGRAM, *arguments],
         capture_output=True,
@@ -47,7 +47,7 @@ def stead(data: Path, *arguments: str, **options: Any) -> subprocess.CompletedPr
 
 
 async def run(data: Path, *arguments: str) -> Result:
-    """In this process, which is quicker, beside whatever else has the installation open."""
+    """Run a command in this process, which is faster."""
     return await asyncio.to_thread(CliRunner().invoke, app, arguments, env={"STEAD_DATA": str(data)})
 
 
@@ -63,7 +63,7 @@ async def answer(data: Path, *arguments: str) -> Any:
 
 @pytest_asyncio.fixture
 async def beside(data: Path) -> AsyncIterator[tuple[Accounts, Callers]]:
-    """What a server that has the installation open knows."""
+    """The accounts and callers of a server that uses the same database."""
     database = await open_database(data / "stead.db")
     callers = Callers(database)
     yield Accounts(database), callers
@@ -80,7 +80,7 @@ async def test_a_new_installation_is_made_for_its_first_key(tmp_path: Path) -> N
     assert len({result.stdout for result in results}) == 3
     for result in results:
         assert SECRET.fullmatch(result.stdout.removesuffix("\n")), "nothing else is on stdout"
-        assert "not shown again" in result.stderr
+        assert "cannot be shown again" in result.stderr
     assert stat.S_IMODE(data.stat().st_mode) == 0o711
     assert stat.S_IMODE((data / "stead.db").stat().st_mode) == 0o600
     (account,) = (await answer(data, "accounts", "list"))["accounts"]
@@ -88,10 +88,8 @@ async def test_a_new_installation_is_made_for_its_first_key(tmp_path: Path) -> N
     assert len((await answer(data, "keys", "list", "--account", "default"))["keys"]) == 3
 
 
-async def test_a_key_opens_the_door_from_its_creation_to_its_revocation(
-    data: Path, beside: tuple[Accounts, Callers]
-) -> None:
-    """All of it while a server has the installation open."""
+async def test_a_key_works_from_creation_to_revocation(data: Path, beside: tuple[Accounts, Callers]) -> None:
+    """While a server uses the same database."""
     accounts, callers = beside
     made = await answer(data, "keys", "create", "--name", "for [bold]tests[/bold]")
     assert SECRET.fullmatch(made["key"])
@@ -115,9 +113,7 @@ async def test_a_key_opens_the_door_from_its_creation_to_its_revocation(
     assert listed["revoked_at"] is not None
 
 
-async def test_accounts_have_keys_and_limits_of_their_own(
-    data: Path, beside: tuple[Accounts, Callers]
-) -> None:
+async def test_accounts_have_their_own_keys_and_limits(data: Path, beside: tuple[Accounts, Callers]) -> None:
     accounts, callers = beside
     made = await answer(data, "accounts", "create", "acme")
     key = (await succeed(data, "keys", "create", "--account", "acme")).strip()
@@ -146,11 +142,11 @@ async def test_accounts_have_keys_and_limits_of_their_own(
         (("keys", "revoke", "0123456789"), "(key_not_found)"),
         (("accounts", "create", "two words"), "an account's name has"),
         (("accounts", "limits", "nobody"), "(account_not_found)"),
-        (("accounts", "limits", "default", "--vms", "many"), "--vms takes a number"),
-        (("accounts", "limits", "default", "--vms", "-1"), "--vms takes a number"),
+        (("accounts", "limits", "default", "--vms", "many"), "invalid --vms"),
+        (("accounts", "limits", "default", "--vms", "-1"), "invalid --vms"),
     ],
 )
-async def test_a_mistake_gets_one_sentence_and_an_exit_code(
+async def test_an_error_is_one_line_and_an_exit_code(
     data: Path, arguments: tuple[str, ...], words: str
 ) -> None:
     result = await run(data, *arguments)
@@ -160,14 +156,14 @@ async def test_a_mistake_gets_one_sentence_and_an_exit_code(
     assert "Traceback" not in result.stderr
 
 
-async def test_an_account_is_made_once(data: Path) -> None:
+async def test_an_existing_account_is_not_created_again(data: Path) -> None:
     await succeed(data, "accounts", "create", "once")
     result = await run(data, "accounts", "create", "once")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "there is an account once already (account_exists)" in result.stderr
 
 
-def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_database_is_not_changed(tmp_path: Path) -> None:
     file = tmp_path / "stead.db"
     file.write_text("something else entirely, and long enough to be looked at " * 20)
     before = file.read_bytes()
@@ -178,7 +174,7 @@ def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path) -> None:
     assert file.read_bytes() == before
 
 
-def test_at_a_terminal_the_key_can_be_read(data: Path) -> None:
+def test_the_key_is_printed_on_a_terminal(data: Path) -> None:
     leader, terminal = pty.openpty()
     environment = {**os.environ, "STEAD_DATA": str(data)}
     with subprocess.Popen(
@@ -194,4 +190,4 @@ def test_at_a_terminal_the_key_can_be_read(data: Path) -> None:
     os.close(leader)
     assert process.returncode == 0
     assert SECRET.search(shown.decode())
-    assert b"not shown again" in shown
+    assert b"cannot be shown again" in shown

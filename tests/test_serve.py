@@ -90,6 +90,6 @@ async def test_a_second_server_is_told_what_is_in_the_way(
                 )
                 _, errors = await asyncio.wait_for(second.communicate(), 60)
                 assert second.returncode == 1
-                expected = {"folder": b"another Stead has", "port": b"cannot listen on"}
+                expected = {"folder": b"another Stead process uses", "port": b"cannot listen on"}
                 assert expected[taken] in errors
                 assert b"Traceback" not in errors

@@ -1,4 +1,4 @@
-"""What `stead serve` says and takes, as a user meets it. `test_serve.py` is about what it serves."""
+"""The options and the output of `stead serve`. `test_serve.py` tests what it serves."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ async def serving(settings: Settings, *options: str) -> AsyncIterator[Process]:
 
 
 async def said(process: Process, last: str) -> str:
-    """What a server says on standard output, up to the line that has a text."""
+    """The standard output of a server up to the line with a text."""
     text = ""
     async with asyncio.timeout(120):
         while last not in text:
@@ -50,23 +50,21 @@ async def said(process: Process, last: str) -> str:
 
 
 async def stop(process: Process, how: signal.Signals = signal.SIGTERM) -> list[str]:
-    """End a server, which ends in order. The lines that it had logged."""
+    """Stop a server with a signal; returns its log lines."""
     process.send_signal(how)
     _, logged = await asyncio.wait_for(process.communicate(), 120)
     assert process.returncode == 0, logged
     return logged.decode().splitlines()
 
 
-async def test_a_first_start_says_where_it_is_and_how_to_be_let_in(
-    settings: Settings, machines: Machines
-) -> None:
-    """The key is shown this once. Logs are lines of fields, or of JSON; without TLS the world is no place."""
+async def test_the_first_start_prints_the_url_and_a_key(settings: Settings, machines: Machines) -> None:
+    """The key is printed once. Logs are logfmt or JSON; a public address without TLS is a warning."""
     with other_settings(settings) as other:
         async with serving(other, "--listen", "127.0.0.1:0") as process:
-            text = await said(process, "FREESTYLE_API_KEY")
+            text = await said(process, "Try it")
             exports = dict(re.findall(r"export (STEAD_API_\w+)=(\S+)", text))
             first = Shell(exports["STEAD_API_URL"], exports["STEAD_API_KEY"])
-            assert f"listens on {first.url}, with its data in {other.data}." in text
+            assert f"is listening on {first.url}, data in {other.data}\n" in text
             assert httpx2.get(f"{first.url}/healthz").json()["status"] == "ok"
             await first.run("whoami")
             lines = await stop(process)
@@ -87,15 +85,15 @@ async def test_a_first_start_says_where_it_is_and_how_to_be_let_in(
         assert (call["path"], call["status"]) == ("/auth/v1/whoami", 200)
 
 
-async def test_a_quiet_server_logs_only_what_is_wrong(settings: Settings, machines: Machines) -> None:
+async def test_log_level_error_logs_only_errors(settings: Settings, machines: Machines) -> None:
     with other_settings(settings) as other:
         async with serving(other, "--listen", "127.0.0.1:0", "--json", "--log-level", "error") as process:
             await said(process, "\n")
             assert await stop(process) == []
 
 
-async def test_a_server_that_is_still_opening_can_be_stopped(settings: Settings, machines: Machines) -> None:
-    """It has taken its port and waits for another process to let go of the data folder."""
+async def test_a_starting_server_can_be_stopped(settings: Settings, machines: Machines) -> None:
+    """It listens on its port and waits for the lock on the data directory."""
     with other_settings(settings) as other, (other.data / "stead.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -110,8 +108,8 @@ async def test_a_server_that_is_still_opening_can_be_stopped(settings: Settings,
             await stop(process)
 
 
-def test_a_server_is_for_root(settings: Settings) -> None:
-    """To itself it is somebody else; its files are still root's, so that it can be run at all."""
+def test_serve_requires_root(settings: Settings) -> None:
+    """In a user namespace the process is user 1000, but can still read root's files."""
     result = subprocess.run(
         ["unshare", "--user", "--map-user=1000", PROGRAM, "serve"],
         capture_output=True,
@@ -125,7 +123,7 @@ def test_a_server_is_for_root(settings: Settings) -> None:
 
 
 @pytest.mark.parametrize("listen", ["nonsense", "127.0.0.1", "127.0.0.1:99999"])
-def test_an_address_that_is_none(settings: Settings, listen: str) -> None:
+def test_an_invalid_address_is_refused(settings: Settings, listen: str) -> None:
     result = stead("serve", "--listen", listen, settings=settings)
     assert result.returncode == 1
     assert "an address to listen on looks like 127.0.0.1:8600" in result.stderr

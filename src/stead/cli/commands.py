@@ -46,6 +46,7 @@ def _local(place: str, text: str, *, alone: bool = False) -> Entry:
 ENTRIES = {
     "vm": Entry("stead.cli.vms:app", "Create, use, fork and suspend VMs.", VMS),
     "snapshot": Entry("stead.cli.snapshots:app", "Snapshots: saved VMs to create others from.", VMS),
+    "build": Entry("stead.cli.builds:app", "Builds of VMs and snapshots: state, phases and logs.", VMS),
     "git": Entry("stead.cli.git:app", "Create, clone and search Git repositories.", REPOSITORIES),
     "identity": Entry(
         "stead.cli.identities:app", "Identities: access for others to some VMs and repositories.", VMS

@@ -1,6 +1,7 @@
-"""Values of options, converted when there are any.
+"""Lazy conversion of option values.
 
-Typer has pydantic convert every option, given or not. To load it takes longer than most calls to a server.
+Typer converts every option with pydantic, also those that were not given. Importing pydantic takes longer than
+most requests to a server, so values that need no conversion skip it.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typer.core import _TyperParameter
 
 @dataclass(frozen=True)
 class _WhenGiven(RuntimeParam):
-    """Texts are texts already; pydantic is asked for the rest."""
+    """Use strings as they are; convert other types with pydantic."""
 
     def _coerce_value(self, value: Any, param: Any, ctx: Any) -> Any:
         if self.annotation is type(value) and not param.type_descriptor.is_path:
@@ -28,5 +29,5 @@ def _runtime_param(param: _TyperParameter) -> RuntimeParam:
 
 
 def convert_when_given() -> None:
-    """From now on options that were not given cost nothing."""
+    """Patch Typer so that options without a value are not converted."""
     _TyperParameter.get_runtime_param = _runtime_param  # type: ignore[method-assign, assignment]

@@ -1,21 +1,21 @@
-"""`stead vm create`: a machine, and perhaps one command in it."""
+"""`stead vm create`: create a VM, and optionally run one command in it."""
 
 import contextlib
 import json
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from stead.cli.connection import connected
-from stead.cli.git import find_repo
 from stead.cli.output import Json, fail, note, print_json, working
-from stead.cli.references import SnapshotOption, find_snapshot
+from stead.cli.references import SnapshotOption
 from stead.cli.remote import Command, Ending, run
 from stead.cli.signals import signals_as_exits, undisturbed
-from stead.cli.sizes import Cpu, Disk, Memory, Size, SizeOption, wanted_size
+from stead.cli.sizes import Cpu, Disk, Memory, SizeOption, wanted_size
 
 if TYPE_CHECKING:
     from stead.sdk import Stead
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 IdleTimeout = Annotated[
     str | None,
-    typer.Option(metavar="SECONDS|never", help="Let it sleep after this time without activity."),
+    typer.Option(metavar="SECONDS|never", help="Suspend the VM after this time without network traffic."),
 ]
 Repos = Annotated[
     list[str] | None,
     typer.Option(
         "--repo",
         metavar="REPO[#REV]:PATH",
-        help="Clone a Git repository, by its id, name or URL, to a path in it; repeatable.",
+        help="Clone a Git repository (id, name or URL) to a path in the VM; repeatable.",
     ),
 ]
 Spec = Annotated[
@@ -39,59 +39,77 @@ Spec = Annotated[
         "--spec",
         metavar="FILE",
         allow_dash=True,
-        help="What it should be like, as JSON; - for standard input.",
+        help="The description of the VM, as JSON; - for standard input.",
     ),
 ]
 
 
 def create(
-    name: Annotated[str | None, typer.Option("--name", "-n", help="A label.")] = None,
+    name: Annotated[str | None, typer.Option("--name", "-n", help="A name for the VM.")] = None,
     snapshot: SnapshotOption = None,
     apt: Annotated[
-        list[str] | None, typer.Option("--apt", metavar="PACKAGE", help="A Debian package; repeatable.")
+        list[str] | None,
+        typer.Option("--apt", metavar="PACKAGE", help="Install a Debian package; repeatable."),
     ] = None,
     repo: Repos = None,
+    run_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--run",
+            metavar="COMMAND",
+            help="Run a set-up command with bash as root, after --apt and --repo; repeatable, in order.",
+        ),
+    ] = None,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Run --apt, --repo and --run again; reuse no snapshot of them.")
+    ] = False,
     size: SizeOption = None,
     cpu: Cpu = None,
     memory: Memory = None,
     disk: Disk = None,
     idle_timeout: IdleTimeout = None,
-    ephemeral: Annotated[bool, typer.Option("--ephemeral", help="Delete it when it stops.")] = False,
-    workdir: Annotated[str | None, typer.Option(help="Where commands run unless they say otherwise.")] = None,
+    ephemeral: Annotated[
+        bool, typer.Option("--ephemeral", help="Delete the VM when it is suspended (falls asleep) or stops.")
+    ] = False,
+    workdir: Annotated[
+        str | None, typer.Option(metavar="PATH", help="The default working directory of commands.")
+    ] = None,
     spec: Spec = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until its services are ready.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the services are ready.")] = False,
     command: Annotated[
-        str | None, typer.Option("--exec", "-e", metavar="LINE", help="Run this in it, as if it ran here.")
+        str | None,
+        typer.Option(
+            "--exec", "-e", metavar="LINE", help="Run this command line in the VM and exit with its code."
+        ),
     ] = None,
     delete: Annotated[
-        bool, typer.Option("--delete", help="Delete it after the command, however that ends.")
+        bool, typer.Option("--delete", help="Delete the VM after the --exec command, also after Ctrl-C.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Make a machine and print its id; with `--exec`, run a command in it and end as that ends.
+    """Create a VM and print its id; with `--exec`, run a command in it.
 
-    `stead vm create --exec 'uname -a' --delete` leaves nothing but the command's output.
+    The result of `--apt`, `--repo` and `--run` is saved as a snapshot, and the next create with the same
+    values reuses it instead of running them again.
+
+    `stead vm create --exec 'uname -a' --delete` runs one command in a new VM and leaves nothing behind.
     """
     if delete and command is None:
-        raise typer.BadParameter("deletes after a command: give --exec with it", param_hint="--delete")
-    clones = [_parted(each) for each in repo or ()]
+        raise typer.BadParameter("needs --exec: the VM is deleted after that command", param_hint="--delete")
+    setup = _Setup(apt or [], [_Clone.parse(each) for each in repo or ()], run_ or [], no_cache)
     options: dict[str, Any] = {
         "name": name,
-        "apt_deps": apt or None,
+        "snapshot_id": snapshot,
         "workdir": workdir,
         "persistence": "ephemeral" if ephemeral else None,
         "wait_for_ready_signal": wait or None,
-        "spec": None if spec is None else read_spec(spec),
-        **_size_options(wanted_size(size, cpu, memory, disk)),
+        "size": wanted_size(size, cpu, memory, disk),
     }
     if idle_timeout is not None:
         options["idle_timeout_seconds"] = seconds_or_never(idle_timeout)
+    given = None if spec is None else read_spec(spec)
     with connected() as stead, signals_as_exits():
-        if snapshot is not None:
-            options["snapshot_id"] = find_snapshot(stead, snapshot)
-        if clones:
-            options["git"] = {"config": {}, "repos": [_named(stead, each) for each in clones]}
-        vm, taken = _make(stead, options)
+        vm, taken = _make(stead, {**options, "spec": setup.applied_to(stead, given)})
         if command is None:
             _tell(vm, taken, as_json)
             return
@@ -101,40 +119,71 @@ def create(
     raise typer.Exit(ending.exit_code)
 
 
-def _parted(given: str) -> dict[str, str | None]:
-    """`site#main:/srv/site` taken apart. What comes after `://` is an address and no path."""
-    name, _, path = given.rpartition(":")
-    name, _, rev = name.partition("#")
-    if not name or not path.startswith("/") or path.startswith("//"):
-        raise typer.BadParameter(
-            f"is a repository and a path, as site:/srv/site, not {given!r}", param_hint="--repo"
-        )
-    return {"repo": name, "path": path, "rev": rev or None}
+@dataclass(frozen=True)
+class _Clone:
+    """A repository and the path in the VM to clone it to."""
+
+    repo: str
+    path: str
+    rev: str | None
+
+    @classmethod
+    def parse(cls, text: str) -> "_Clone":
+        """The parts of `site#main:/srv/site`. The `:` of `https://` does not separate a path."""
+        repo, _, path = text.rpartition(":")
+        repo, _, rev = repo.partition("#")
+        if not repo or not path.startswith("/") or path.startswith("//"):
+            raise typer.BadParameter(
+                f"invalid value {text!r}: expected REPO:PATH, for example site:/srv/site", param_hint="--repo"
+            )
+        return cls(repo, path, rev or None)
+
+    def repo_id(self, stead: "Stead") -> str:
+        """The URL, or the id of the repository that has this name."""
+        return self.repo if ":" in self.repo else stead.git.repos.find(self.repo).id
 
 
-def _named(stead: "Stead", clone: dict[str, str | None]) -> dict[str, str | None]:
-    name = clone["repo"] or ""
-    return clone if ":" in name else {**clone, "repo": find_repo(stead, name)}
+_OF_THE_VM = ("name", "persistence", "waitForReadySignal", "readySignalTimeoutSeconds")
+"""Keys of a spec's outermost layer that are about the VM, not about the content of a snapshot."""
 
 
-def _size_options(size: Size) -> dict[str, Any]:
-    return {
-        "vcpu_count": size.vcpus,
-        "mem_size_gb": size.memory_gb,
-        "rootfs_size_gb": size.disk_gb,
-    }
+@dataclass(frozen=True)
+class _Setup:
+    """`--apt`, `--repo` and `--run`: a layer that the server builds once and caches as a snapshot."""
+
+    packages: list[str]
+    clones: list[_Clone]
+    commands: list[str]
+    no_cache: bool = False
+
+    def applied_to(self, stead: "Stead", spec: dict[str, Any] | None) -> dict[str, Any] | None:
+        """The spec of the VM: the layer of these options on top of the layers of `--spec`."""
+        from stead.sdk import VmSpec
+
+        if not (self.packages or self.clones or self.commands):
+            return spec
+        layer = VmSpec().apt(*self.packages).run(*self.commands)
+        for clone in self.clones:
+            layer = layer.repo(clone.repo_id(stead), clone.path, rev=clone.rev)
+        if self.no_cache:
+            layer = layer.skip_cache()
+        inner, outer = layer.to_wire(), {}
+        if spec is not None:
+            outer = {key: value for key, value in spec.items() if key in _OF_THE_VM}
+            inner["snapshot"] = {key: value for key, value in spec.items() if key not in _OF_THE_VM}
+        return {**outer, "snapshot": inner}
 
 
 def _make(stead: "Stead", options: dict[str, Any]) -> "tuple[Handle, float]":
-    """The machine, and how long it took. What is built is told line by line."""
-    built = options["spec"] is not None or options["apt_deps"] is not None or "git" in options
+    """The VM and the seconds that its creation took. The log of a build is printed as it comes."""
+    built = options["spec"] is not None
     start = time.perf_counter()
     try:
-        with working("building a machine" if built else "creating a machine") as report:
+        with working("building a VM" if built else "creating a VM") as report:
             vm = stead.vms.create(**options, progress=report if built else None)
     except (KeyboardInterrupt, SystemExit):
         if built:
-            note("what was asked for may still be made: look at `stead vm list`")
+            note("the server may still create the VM: see `stead vm list` and `stead build list`")
         raise
     return vm, time.perf_counter() - start
 
@@ -145,12 +194,13 @@ def _tell(vm: "Handle", taken: float, as_json: bool) -> None:
         return
     typer.echo(vm.id)
     if sys.stdout.isatty():
-        note(f"running after {taken:.2f} s; `stead vm exec {vm.id[:6]} ...` runs a command in it")
+        note(f"running after {taken:.2f} s; run a command in it: stead vm exec {vm.id[:6]} uname -a")
 
 
 def _run_in(vm: "Handle", command: str, *, delete: bool, collect: bool) -> Ending:
     if not delete:
-        note(f"machine {vm.id}")
+        if not collect:
+            note(f"VM {vm.id}")
         return run(vm, Command(command), collect=collect)
     try:
         return run(vm, Command(command), collect=collect)
@@ -162,16 +212,16 @@ def _delete(vm: "Handle") -> None:
     from stead.sdk.errors import NotFound
 
     try:
-        # An ephemeral machine may have ended with its command.
+        # An ephemeral VM may already be gone.
         with undisturbed(), contextlib.suppress(NotFound):
             vm.delete()
     except BaseException:
-        note(f"machine {vm.id} may still be there: `stead vm delete {vm.id}`")
+        note(f"VM {vm.id} may still exist: stead vm delete {vm.id}")
         raise
 
 
 def read_spec(path: Path) -> dict[str, Any]:
-    """A spec from a file, in the server's own words; `{"spec": {...}}` is taken as well."""
+    """A spec from a JSON file; `{"spec": {...}}` is accepted too."""
     try:
         text = sys.stdin.read() if str(path) == "-" else path.read_text()
         spec = json.loads(text)
@@ -191,6 +241,6 @@ def seconds_or_never(text: str) -> int | None:
         return None
     if not (text.isascii() and text.isdigit()) or int(text) == 0:
         raise typer.BadParameter(
-            f"is a number of seconds or `never`, not {text!r}", param_hint="--idle-timeout"
+            f"invalid value {text!r}: expected a number of seconds, or never", param_hint="--idle-timeout"
         )
     return int(text)

@@ -1,4 +1,4 @@
-"""`stead demo`: the first five minutes of a newcomer, with the times."""
+"""`stead demo`: create, use, fork, suspend and snapshot a VM, and print the time of each step."""
 
 import contextlib
 import time
@@ -22,18 +22,18 @@ _HELLO = "hello from the host"
 
 @app.command()
 def demo(as_json: Json = False) -> None:
-    """Show the main job: create a machine, use it, fork it, let it sleep, keep it; then delete everything.
+    """Create a VM, use it, fork it, suspend it, snapshot it, print the times, and delete everything.
 
-    It uses the server that STEAD_API_URL and STEAD_API_KEY name. Without one it starts one of its own, on
-    the data folder of this installation, and ends it.
+    The demo uses the server of STEAD_API_URL and STEAD_API_KEY. If there is none, it starts a server on the
+    data directory of this installation (as root), and stops it at the end.
     """
     steps = _Steps(quiet=as_json)
     with signals_as_exits(), server(target()) as found, _client(found) as stead:
         if found.own:
-            with steps.timed("prepare", "image and template ready"):
+            with steps.timed("prepare", "prepare the image and the template"):
                 found.prepared.wait()
         else:
-            steps.say(f"on the server at {found.url}")
+            steps.say(f"using the server at {found.url}")
         _show(stead, steps)
     if as_json:
         print_json(steps.times)
@@ -48,7 +48,7 @@ def _client(found: Server) -> "Iterator[Stead]":
 
 
 class _Steps:
-    """Prints what is done and how long it took, and remembers it."""
+    """Prints each step with its time, and records the times."""
 
     def __init__(self, *, quiet: bool) -> None:
         self.times: dict[str, float] = {}
@@ -69,11 +69,11 @@ class _Steps:
 
 
 def _show(stead: "Stead", steps: _Steps) -> None:
-    """Every step of it; whatever happens, nothing is left."""
+    """Run all steps; the VMs and snapshots are deleted also after an error."""
     machines: list[Vm] = []
     snapshots: list[str] = []
     try:
-        with steps.timed("create", "create a machine"):
+        with steps.timed("create", "create a VM"):
             machines.append(stead.vms.create(name="demo"))
         first = machines[0]
         with steps.timed("exec", "run `uname -sr`"):
@@ -84,19 +84,22 @@ def _show(stead: "Stead", steps: _Steps) -> None:
         with steps.timed("read", "read it back"):
             content = first.fs.read_text("/root/hello.txt")
         steps.say(content)
-        with steps.timed("fork", "fork it in two, as it runs"):
+        with steps.timed("fork", "fork it twice while it runs"):
             machines += first.fork(count=2)
         _tell_apart(machines, steps)
-        with steps.timed("suspend", "let it sleep"):
+        with steps.timed("suspend", "suspend it"):
             first.suspend()
-        with steps.timed("wake", "wake it with a command"):
+        with steps.timed("wake", "wake it by running a command"):
             first.exec("true", check=True)
-        with steps.timed("snapshot", "keep it as a snapshot"):
+        with steps.timed("snapshot", "save it as a snapshot"):
             snapshots.append(first.snapshot(name="demo").id)
-        with steps.timed("create_from_snapshot", "create a machine from the snapshot"):
+        with steps.timed("create_from_snapshot", "create a VM from the snapshot"):
             machines.append(stead.vms.create(snapshot_id=snapshots[0]))
-        _check(machines[-1].fs.read_text("/root/hello.txt") == _HELLO, "the snapshot has not what was kept")
-        steps.say("the file is there, and everything that ran goes on")
+        _check(
+            machines[-1].fs.read_text("/root/hello.txt") == _HELLO,
+            "the VM from the snapshot lacks the file that was saved",
+        )
+        steps.say("the file is there, and the programs are still running")
     finally:
         with undisturbed(), steps.timed("delete", "delete everything"):
             for vm in machines:
@@ -106,12 +109,12 @@ def _show(stead: "Stead", steps: _Steps) -> None:
 
 
 def _tell_apart(machines: "list[Vm]", steps: _Steps) -> None:
-    """Copies have the same files and an identity each."""
-    with steps.timed("exec_all", f"run a command in all {len(machines)}"):
+    """Forks have the same files, and a machine-id each."""
+    with steps.timed("exec_all", f"run a command in all {len(machines)} VMs"):
         answers = [vm.exec("cat /etc/machine-id /root/hello.txt", check=True).stdout for vm in machines]
-    _check(all(answer.endswith(_HELLO) for answer in answers), "a fork has not what its parent had")
+    _check(all(answer.endswith(_HELLO) for answer in answers), "a fork lacks the file of its parent")
     ids = {answer.partition("\n")[0] for answer in answers}
-    steps.say(f"{len(ids)} different machine ids, the same file in each")
+    steps.say(f"{len(ids)} different machine-ids, the same file in each")
 
 
 def _check(right: bool, text: str) -> None:

@@ -1,4 +1,4 @@
-"""The server of the demo: the one that is there, or one of its own for as long as the demo lasts."""
+"""The server of the demo: a running one, or one that is started for the demo."""
 
 import asyncio
 import contextlib
@@ -26,13 +26,13 @@ class Server:
     url: str
     key: str
     prepared: threading.Event = field(default_factory=threading.Event)
-    """Set when creates are quick; of a server that was there before, nobody knows."""
+    """Set when the image and the template are ready; never set for a server that was already running."""
     own: bool = False
 
 
 @contextlib.contextmanager
 def server(given: Target) -> Iterator[Server]:
-    """A server to show things on. What is made for the demo alone, a process or a key, ends with it."""
+    """A server for the demo. A process or key that was created for the demo is removed at the end."""
     if given.key is not None and (found := _answering(given.url, given.key)) is not None:
         yield found
         return
@@ -45,7 +45,7 @@ def server(given: Target) -> Iterator[Server]:
 
 
 def _answering(url: str | None, key: str) -> Server | None:
-    """The server that takes this key, if there is one."""
+    """The server at the URL if it accepts this key."""
     from stead.sdk import Stead
     from stead.sdk.errors import SteadException
 
@@ -59,7 +59,7 @@ def _answering(url: str | None, key: str) -> Server | None:
 
 @contextlib.contextmanager
 def _own_key() -> Iterator[str]:
-    """A key of an account for demos, which is nobody's afterwards."""
+    """A key of the account `demo`, revoked at the end."""
     from stead.identity.errors import AccountExists
 
     made: list[tuple[str, str]] = []
@@ -85,7 +85,7 @@ def _own_key() -> Iterator[str]:
 
 @contextlib.contextmanager
 def _own_server(key: str) -> Iterator[Server]:
-    """`stead serve` on a free port, ended with the block. Ctrl-C is for the demo, which ends it in order."""
+    """`stead serve` on a free port, in a session of its own: Ctrl-C reaches only the demo, which stops it."""
     command = (
         sys.executable,
         "-m",
@@ -105,7 +105,7 @@ def _own_server(key: str) -> Iterator[Server]:
             if not line:
                 process.wait(_STOP_TIMEOUT)
                 logs.join()
-                fail(logs.last_words or "the demo's server ended before it had begun")
+                fail(logs.last_error or "the server of the demo ended during its start")
             yield Server(json.loads(line)["url"], key, logs.prepared, own=True)
         finally:
             with undisturbed():
@@ -122,12 +122,12 @@ def _end(process: "subprocess.Popen[str]") -> None:
 
 
 class _Logs(threading.Thread):
-    """Reads what the server logs: shows how far it is with its preparations, and remembers its last words."""
+    """Reads the log of the server: shows the progress of its preparation and records the last error."""
 
     def __init__(self, lines: IO[str] | None) -> None:
         super().__init__(daemon=True)
         self.prepared = threading.Event()
-        self.last_words = ""
+        self.last_error = ""
         self._lines = lines
         self.start()
 
@@ -137,16 +137,16 @@ class _Logs(threading.Thread):
             try:
                 entry: dict[str, Any] = json.loads(line)
             except ValueError:
-                self.last_words = line.strip().removeprefix("error: ")
+                self.last_error = line.strip().removeprefix("error: ")
                 continue
             if "event" not in entry:
-                self.last_words = str(entry.get("error", {}).get("message", line.strip()))
+                self.last_error = str(entry.get("error", {}).get("message", line.strip()))
                 continue
             if entry["event"] == "preparing":
                 display.show(entry["phase"], entry["detail"], (entry["percent"] or 0) / 100)
                 continue
             if entry["level"] == "error":
-                self.last_words = f"{entry['event']}: {entry.get('error', '')}"
+                self.last_error = f"{entry['event']}: {entry.get('error', '')}"
             if entry["event"] == "prepared" or entry["level"] == "error":
                 display.close()
                 self.prepared.set()

@@ -1,4 +1,4 @@
-"""`stead vm fs` and `stead vm cp`: the files of a machine."""
+"""`stead vm fs` and `stead vm cp`: files in a VM."""
 
 import contextlib
 import os
@@ -13,41 +13,41 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stead.cli.connection import connected
-from stead.cli.output import Json, note, print_facts, print_json, print_table, working
-from stead.cli.references import Vm, find_vm
+from stead.cli.output import Json, local_time, note, print_facts, print_json, print_table, working
+from stead.cli.references import Vm
 
 if TYPE_CHECKING:
     from stead.sdk import Stead
     from stead.sdk._sync.files import Files
 
-app = typer.Typer(no_args_is_help=True, help="Files in a machine.")
+app = typer.Typer(no_args_is_help=True, help="Files in a VM.")
 
-User = Annotated[str | None, typer.Option("--user", "-u", help="As which Linux user; else root.")]
-GuestPath = Annotated[str, typer.Argument(metavar="PATH", help="A path in the machine.")]
+User = Annotated[str | None, typer.Option("--user", "-u", help="The Linux user. Default: root.")]
+GuestPath = Annotated[str, typer.Argument(metavar="PATH", help="A path in the VM.")]
 _CHUNK = 256 * 1024
 _LARGE = 8 << 20
-"""Bytes from which on a copy is worth a progress bar."""
+"""Files of this size or more get a progress bar."""
 
 
 def _files(stead: "Stead", vm: str, user: str | None) -> "Files":
-    handle = stead.vms.ref(find_vm(stead, vm))
+    handle = stead.vms.find(vm)
     return handle.fs if user is None else handle.user(user).fs
 
 
 @app.command("ls")
 def list_folder(
     vm: Vm,
-    path: Annotated[str, typer.Argument(metavar="PATH", help="A folder in the machine.")] = "/",
+    path: Annotated[str, typer.Argument(metavar="PATH", help="A directory in the VM.")] = "/",
     user: User = None,
     as_json: Json = False,
 ) -> None:
-    """Show what is in a folder."""
+    """List a directory."""
     with connected() as stead:
         entries = sorted(_files(stead, vm, user).read_dir(path), key=lambda entry: entry.name)
     if as_json:
         print_json({"path": path, "files": entries})
     elif sys.stdout.isatty():
-        print_table(("name", "kind"), [(entry.name, entry.kind) for entry in entries], "nothing")
+        print_table(("name", "kind"), [(entry.name, entry.kind) for entry in entries], "empty directory")
     else:
         for entry in entries:
             typer.echo(entry.name)
@@ -55,7 +55,7 @@ def list_folder(
 
 @app.command("cat")
 def print_file(vm: Vm, path: GuestPath, user: User = None) -> None:
-    """Print a file, byte for byte."""
+    """Print a file."""
     with connected() as stead, _files(stead, vm, user).read_chunks(path) as chunks:
         _write_out(chunks)
 
@@ -64,12 +64,16 @@ def print_file(vm: Vm, path: GuestPath, user: User = None) -> None:
 def write_file(
     vm: Vm,
     path: GuestPath,
-    content: Annotated[str | None, typer.Option("--content", help="Text; else standard input.")] = None,
-    mode: Annotated[str | None, typer.Option(help="Permissions, octal, like 755.")] = None,
+    content: Annotated[
+        str | None, typer.Option("--content", help="The content as text. Default: standard input.")
+    ] = None,
+    mode: Annotated[
+        str | None, typer.Option(metavar="MODE", help="Permissions in octal, for example 755.")
+    ] = None,
     user: User = None,
     as_json: Json = False,
 ) -> None:
-    """Replace a file, whole, by what comes from standard input; its folders are made."""
+    """Write standard input, or --content, to a file. Missing directories are created."""
     permissions = None if mode is None else _permissions(mode)
     counted = _Counter()
     with connected() as stead:
@@ -84,16 +88,31 @@ def remove(
     vm: Vm,
     path: GuestPath,
     recursive: Annotated[
-        bool, typer.Option("--recursive", "-r", help="A folder with all that is in it.")
+        bool, typer.Option("--recursive", "-r", help="Remove a directory with its content.")
     ] = False,
     user: User = None,
     as_json: Json = False,
 ) -> None:
-    """Remove a file, or an empty folder."""
+    """Remove a file or an empty directory."""
     with connected() as stead:
         _files(stead, vm, user).remove(path, recursive=recursive)
     if as_json:
         print_json({"path": path, "removed": True})
+
+
+@app.command("mv")
+def move(
+    vm: Vm,
+    source: Annotated[str, typer.Argument(metavar="SRC", help="A path in the VM.")],
+    target: Annotated[str, typer.Argument(metavar="DST", help="The new path; an existing file is replaced.")],
+    user: User = None,
+    as_json: Json = False,
+) -> None:
+    """Move or rename a file or directory, like `mv -T`."""
+    with connected() as stead:
+        _files(stead, vm, user).move(source, target)
+    if as_json:
+        print_json({"from": source, "to": target})
 
 
 @app.command("mkdir")
@@ -101,12 +120,12 @@ def make_folder(
     vm: Vm,
     path: GuestPath,
     parents: Annotated[
-        bool, typer.Option("--parents", "-p", help="Those above it too; it may be there already.")
+        bool, typer.Option("--parents", "-p", help="Create missing parents; no error if it exists.")
     ] = False,
     user: User = None,
     as_json: Json = False,
 ) -> None:
-    """Make a folder."""
+    """Create a directory."""
     with connected() as stead:
         _files(stead, vm, user).mkdir(path, parents=parents)
     if as_json:
@@ -115,13 +134,12 @@ def make_folder(
 
 @app.command("stat")
 def show_file(vm: Vm, path: GuestPath, user: User = None, as_json: Json = False) -> None:
-    """Show what is at a path: kind, size, owner, permissions."""
+    """Show the kind, size, owner and permissions of a file."""
     with connected() as stead:
         found = _files(stead, vm, user).stat(path)
     if as_json:
         print_json({"path": path} | vars(found))
         return
-    modified = None if found.modified is None else f"{found.modified.astimezone():%Y-%m-%d %H:%M:%S %Z}"
     print_facts(
         [
             ("path", path),
@@ -129,7 +147,7 @@ def show_file(vm: Vm, path: GuestPath, user: User = None, as_json: Json = False)
             ("size", found.size),
             ("permissions", None if found.mode is None else f"{found.mode:o}"),
             ("owner", f"{found.owner or found.uid}:{found.group or found.gid}"),
-            ("modified", modified),
+            ("modified", local_time(found.modified)),
         ]
     )
 
@@ -140,7 +158,9 @@ def _permissions(text: str) -> int:
     except ValueError:
         mode = -1
     if not 0 <= mode <= 0o7777:
-        raise typer.BadParameter(f"permissions are octal, like 755, not {text!r}", param_hint="--mode")
+        raise typer.BadParameter(
+            f"invalid permissions {text!r}: expected octal digits, for example 755", param_hint="--mode"
+        )
     return mode
 
 
@@ -149,14 +169,14 @@ def _permissions(text: str) -> int:
 
 @dataclass(frozen=True)
 class Place:
-    """One end of a copy: a path here, or in a machine."""
+    """One end of a copy: a path on this host, or in a VM."""
 
     path: str
     vm: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> "Place":
-        """`VM:PATH` is in a machine. Whatever has a slash before its first colon, or none, is here."""
+        """`VM:PATH` is in a VM. Text without a colon, or with a slash before it, is a path on this host."""
         vm, colon, path = text.partition(":")
         if not colon or not vm or "/" in vm:
             return cls(text)
@@ -173,13 +193,17 @@ def copy(
     user: User = None,
     as_json: Json = False,
 ) -> None:
-    """Copy a file or folder into a machine or out of it, as `cp -r` does.
+    """Copy a file or directory to or from a VM, like `cp -r`.
 
-    What is copied into a folder that is there keeps its name; else it gets the name that was given.
+    A copy into an existing directory keeps its name.
     """
     origin, goal = Place.parse(source), Place.parse(target)
     if (origin.vm is None) == (goal.vm is None):
-        wrong = "one side is in a machine: VM:PATH" if origin.vm is None else "one side has to be a path here"
+        wrong = (
+            "one of them must be in a VM: VM:PATH"
+            if origin.vm is None
+            else "one of them must be a local path"
+        )
         raise typer.BadParameter(wrong, param_hint="SRC DST")
     skipped: list[str] = []
     with connected() as stead:
@@ -189,7 +213,7 @@ def copy(
         else:
             placed, skipped = _download(files, origin.path, goal)
     for name in skipped:
-        note(f"left out: {name}")
+        note(f"skipped: {name}")
     if as_json and not goal.is_stream:
         print_json({"path": placed, "skipped": skipped})
 
@@ -247,7 +271,7 @@ def _download(files: "Files", path: str, goal: Place) -> tuple[str, list[str]]:
 
 
 def _write_whole(target: Path, chunks: Iterable[bytes], mode: int) -> None:
-    """Beside the target first: a copy that breaks off leaves the old file."""
+    """Write a temporary file and rename it: an interrupted copy leaves the old file."""
     with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
         part = Path(file.name)
         try:
@@ -263,7 +287,7 @@ def _write_whole(target: Path, chunks: Iterable[bytes], mode: int) -> None:
 
 @contextlib.contextmanager
 def _bar(name: str, size: int) -> Iterator[Callable[[Iterable[bytes]], Iterator[bytes]] | None]:
-    """Gives what counts bytes on a progress bar; None where a bar is not worth it or nobody would see it."""
+    """Yields a function that counts bytes on a progress bar; None for small files or without a terminal."""
     if size < _LARGE or not sys.stderr.isatty():
         yield None
         return

@@ -11,7 +11,7 @@ import typer
 from stead.cli import cloning
 from stead.cli.connection import connected, for_completion
 from stead.cli.output import Json, ago, bytes_text, note, print_facts, print_json, print_table, shown, working
-from stead.cli.references import SHORTEST, Candidate, matching, only_one
+from stead.cli.references import SHORTEST, Candidate, matching
 
 if TYPE_CHECKING:
     from stead.sdk import Stead
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Git repositories: make, clone, search them.")
 
-_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _PAGE = 100
 _NAMED = 10
 """Branches or tags that are named one by one."""
@@ -40,8 +39,8 @@ Repos = Annotated[list[str], typer.Argument(metavar="REPO", help=_HELP, autocomp
 
 
 def find_repo(stead: "Stead", given: str) -> str:
-    """The id of a repository. A whole id is believed; whoever uses it hears if there is none."""
-    return given if _ID.fullmatch(given) else only_one("repo", given, _candidates(stead, given))
+    """The id of a repository, by its id, an id prefix, or its name."""
+    return stead.git.repos.find(given).id
 
 
 def _candidates(stead: "Stead", search: str | None) -> Iterator[Candidate]:

@@ -1,4 +1,4 @@
-"""`stead doctor` and `stead prepare`: this host."""
+"""`stead doctor` and `stead prepare`: check and prepare this host."""
 
 import json
 from collections.abc import Callable, Coroutine
@@ -20,7 +20,10 @@ app = typer.Typer()
 
 @app.command()
 def doctor(as_json: Json = False) -> None:
-    """Say what this host has, what each missing thing costs, and how to get it."""
+    """Check this host: what works, what a missing part costs, and how to fix it.
+
+    The exit code is 1 if VMs cannot run.
+    """
     from stead.host import doctor as host_doctor
 
     async def work() -> None:
@@ -37,12 +40,14 @@ def doctor(as_json: Json = False) -> None:
 
 @app.command()
 def prepare(
-    size: Annotated[str | None, typer.Option(help="Machine size, for example 4x8Gx20G.")] = None,
+    size: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="vCPUs x memory x disk, for example 4x8Gx20G.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Build the base image and the template of a size, so that creates are quick from then on.
+    """Build the base image, and the template of a size, before the first create needs them.
 
-    A server does this by itself when it starts.
+    A server does this when it starts.
     """
     from stead.machines import Machines
     from stead.settings import Size
@@ -55,13 +60,13 @@ def prepare(
             wanted = Size.parse(size) if size else given.default_size
             template = await machines.template(wanted, report)
         facts = {"template": template.id, "image": template.image.key, "size": str(template.size)}
-        typer.echo(json.dumps(facts) if as_json else f"ready: template {template.id} of {template.size}")
+        typer.echo(json.dumps(facts) if as_json else f"ready: template {template.id}, size {template.size}")
 
     with_display(work)
 
 
 class Display:
-    """A progress bar for image and template building; it appears only when there is something to wait for."""
+    """A progress bar for the builds of image and template; it appears with the first progress report."""
 
     def __init__(self) -> None:
         self._progress: Progress | None = None

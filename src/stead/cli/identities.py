@@ -1,27 +1,34 @@
-"""`stead identity` and `stead whoami`: who may use what."""
+"""`stead identity` and `stead whoami`: access for others to some VMs and repositories."""
 
+import enum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stead.cli.connection import connected
 from stead.cli.output import Json, ago, note, print_facts, print_json, print_table
-from stead.cli.references import Identity, Vm, all_identities, find_identity, find_token, find_vm
+from stead.cli.references import Identity, RepoArgument, Vm, all_identities, find_token
 
 if TYPE_CHECKING:
     from stead.sdk import VmPermission
+    from stead.sdk.models import GrantedRepo
 
-app = typer.Typer(no_args_is_help=True, help="Identities: who else may use a machine.")
-tokens = typer.Typer(no_args_is_help=True, help="What an identity shows to be let in.")
+app = typer.Typer(no_args_is_help=True, help="Identities: access for others to some VMs and repositories.")
+tokens = typer.Typer(no_args_is_help=True, help="Access tokens of an identity.")
 app.add_typer(tokens, name="token")
 alone = typer.Typer()
 
 _PAGE = 1000
 
 
+class Access(enum.StrEnum):
+    READ = "read"
+    WRITE = "write"
+
+
 @alone.command()
 def whoami(as_json: Json = False) -> None:
-    """Say whose key this is."""
+    """Show the account, the identity and the server of the API key or token."""
     with connected() as stead:
         me = stead.whoami()
         url = stead.base_url
@@ -32,40 +39,49 @@ def whoami(as_json: Json = False) -> None:
 
 
 @app.command("create")
-def create_identity(as_json: Json = False) -> None:
-    """Make an identity and print its id. It may do nothing until it is granted something."""
+def create_identity(
+    name: Annotated[str | None, typer.Option("--name", "-n", help="A name for the identity.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Create an identity and print its id. It has no permissions until you grant some."""
     with connected() as stead:
-        made = stead.identities.create()
+        made = stead.identities.create(name=name)
     if as_json:
-        print_json({"id": made.id})
+        print_json({"id": made.id, "name": made.name})
     else:
         typer.echo(made.id)
 
 
 @app.command("list")
-def list_identities(as_json: Json = False) -> None:
-    """Show the identities."""
+def list_identities(
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the ids.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List identities with their names, and how many VMs and repositories each may use."""
     with connected() as stead:
         found = list(all_identities(stead))
     if as_json:
         print_json({"identities": found})
-    elif found:
+    elif quiet:
         for each in found:
             typer.echo(each.id)
     else:
-        note("no identities")
+        rows = [
+            (each.id, each.name, each.vm_grants, each.repo_grants, ago(each.created_at)) for each in found
+        ]
+        print_table(("id", "name", "VMs", "repos", "created"), rows, "no identities")
 
 
 @app.command("delete")
 def delete_identity(identity: Identity, as_json: Json = False) -> None:
-    """Remove an identity with its tokens and permissions."""
+    """Delete an identity with its tokens and permissions."""
     with connected() as stead:
-        identity_id = find_identity(stead, identity)
-        stead.identities.delete(identity_id)
+        found = stead.identities.find(identity)
+        found.delete()
     if as_json:
-        print_json({"id": identity_id, "deleted": True})
+        print_json({"id": found.id, "deleted": True})
     else:
-        typer.echo(f"deleted {identity_id}")
+        typer.echo(f"deleted {found.id}")
 
 
 @app.command()
@@ -73,16 +89,17 @@ def grant(
     identity: Identity,
     vm: Vm,
     users: Annotated[
-        list[str] | None, typer.Option("--user", "-u", help="Only as this Linux user; repeatable.")
+        list[str] | None,
+        typer.Option("--user", "-u", help="Allow only this Linux user; repeatable. Default: all users."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Let an identity use a machine. What it was granted before on it is replaced."""
+    """Let an identity use a VM. An earlier permission for the VM is replaced."""
     from stead.sdk.errors import PermissionAlreadyExists
 
     with connected() as stead:
-        permissions = stead.identities.ref(find_identity(stead, identity)).permissions.vms
-        vm_id = find_vm(stead, vm)
+        permissions = stead.identities.find(identity).permissions.vms
+        vm_id = stead.vms.find(vm).id
         try:
             granted = permissions.grant(vm_id, allowed_users=users or None)
         except PermissionAlreadyExists:
@@ -95,29 +112,71 @@ def grant(
 
 @app.command()
 def revoke(identity: Identity, vm: Vm, as_json: Json = False) -> None:
-    """Take a machine away from an identity."""
+    """Revoke the permission of an identity for a VM."""
     with connected() as stead:
-        identity_id, vm_id = find_identity(stead, identity), find_vm(stead, vm)
-        stead.identities.ref(identity_id).permissions.vms.revoke(vm_id)
+        found, vm_id = stead.identities.find(identity), stead.vms.find(vm).id
+        found.permissions.vms.revoke(vm_id)
     if as_json:
-        print_json({"identity_id": identity_id, "vm_id": vm_id, "revoked": True})
+        print_json({"identity_id": found.id, "vm_id": vm_id, "revoked": True})
     else:
         typer.echo(f"revoked {vm_id}")
 
 
+@app.command("grant-repo")
+def grant_repo(
+    identity: Identity,
+    repo: RepoArgument,
+    permission: Annotated[
+        Access, typer.Option("--permission", "-p", help="`write` includes reading.")
+    ] = Access.READ,
+    as_json: Json = False,
+) -> None:
+    """Let an identity read, or read and write, a repository. An earlier permission is replaced."""
+    from stead.sdk.errors import PermissionAlreadyExists
+
+    with connected() as stead:
+        found, repo_id = stead.identities.find(identity), stead.git.repos.find(repo).id
+        try:
+            found.permissions.git.grant(repo_id, permission.value)
+        except PermissionAlreadyExists:
+            found.permissions.git.update(repo_id, permission.value)
+    if as_json:
+        print_json({"identity_id": found.id, "repo_id": repo_id, "permission": permission.value})
+    else:
+        typer.echo(f"granted {permission.value} on {repo_id}")
+
+
+@app.command("revoke-repo")
+def revoke_repo(identity: Identity, repo: RepoArgument, as_json: Json = False) -> None:
+    """Revoke the permission of an identity for a repository."""
+    with connected() as stead:
+        found, repo_id = stead.identities.find(identity), stead.git.repos.find(repo).id
+        found.permissions.git.revoke(repo_id)
+    if as_json:
+        print_json({"identity_id": found.id, "repo_id": repo_id, "revoked": True})
+    else:
+        typer.echo(f"revoked {repo_id}")
+
+
 @app.command("permissions")
 def list_permissions(identity: Identity, as_json: Json = False) -> None:
-    """Show the machines that an identity may use."""
+    """List the VMs and repositories that an identity may use."""
     with connected() as stead:
-        permissions = stead.identities.ref(find_identity(stead, identity)).permissions.vms
-        found: list[VmPermission] = []
-        while page := permissions.list(limit=_PAGE, offset=len(found)):
-            found += page
+        permissions = stead.identities.find(identity).permissions
+        vms: list[VmPermission] = []
+        while page := permissions.vms.list(limit=_PAGE, offset=len(vms)):
+            vms += page
+        repos: list[GrantedRepo] = []
+        while granted := permissions.git.list(limit=_PAGE, offset=len(repos)):
+            repos += granted
     if as_json:
-        print_json({"permissions": found})
+        print_json({"permissions": vms, "repositories": repos})
         return
-    rows = [(each.vm_id, _users(each.allowed_users), ago(each.granted_at)) for each in found]
-    print_table(("machine", "as", "granted"), rows, "no permissions")
+    rows: list[tuple[object, ...]] = [
+        ("VM", each.vm_id, None, _users(each.allowed_users), ago(each.granted_at)) for each in vms
+    ]
+    rows += [("repo", each.id, each.name, each.permissions, "") for each in repos]
+    print_table(("kind", "id", "name", "access", "granted"), rows, "no permissions")
 
 
 def _users(names: tuple[str, ...] | None) -> str:
@@ -129,21 +188,21 @@ def _users(names: tuple[str, ...] | None) -> str:
 
 @tokens.command("create")
 def create_token(identity: Identity, as_json: Json = False) -> None:
-    """Make a token and print it, this once."""
+    """Create a token and print it. It cannot be shown again."""
     with connected() as stead:
-        made = stead.identities.ref(find_identity(stead, identity)).tokens.create()
+        made = stead.identities.find(identity).tokens.create()
     if as_json:
         print_json({"id": made.id, "token": made.token})
         return
     typer.echo(made.token)
-    note(f"token {made.id}; it is not shown again")
+    note(f"token {made.id}; it cannot be shown again")
 
 
 @tokens.command("list")
 def list_tokens(identity: Identity, as_json: Json = False) -> None:
-    """Show the ids of an identity's tokens."""
+    """List the ids of an identity's tokens."""
     with connected() as stead:
-        found = stead.identities.ref(find_identity(stead, identity)).tokens.list()
+        found = stead.identities.find(identity).tokens.list()
     if as_json:
         print_json({"tokens": [{"id": each} for each in found]})
     elif found:
@@ -156,14 +215,14 @@ def list_tokens(identity: Identity, as_json: Json = False) -> None:
 @tokens.command("revoke")
 def revoke_token(
     identity: Identity,
-    token: Annotated[str, typer.Argument(metavar="TOKEN", help="Its id, or how the id begins.")],
+    token: Annotated[str, typer.Argument(metavar="TOKEN", help="The id of the token, or an id prefix.")],
     as_json: Json = False,
 ) -> None:
-    """End a token. From the next call on it is refused."""
+    """Revoke a token. The next call with it is refused."""
     with connected() as stead:
-        identity_id = find_identity(stead, identity)
-        token_id = find_token(stead, identity_id, token)
-        stead.identities.ref(identity_id).tokens.revoke(token_id)
+        found = stead.identities.find(identity)
+        token_id = find_token(stead, found.id, token)
+        found.tokens.revoke(token_id)
     if as_json:
         print_json({"id": token_id, "revoked": True})
     else:

@@ -1,4 +1,4 @@
-"""`stead keys` and `stead accounts`: for whoever runs the installation, with or without a server."""
+"""`stead keys` and `stead accounts`: for the operator of the installation; no server is needed."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -14,21 +14,23 @@ from stead.errors import InvalidRequest
 from stead.identity.accounts import Account, Accounts, KeyInfo
 from stead.store.database import open_database
 
-keys = typer.Typer(no_args_is_help=True, help="API keys: what programs show to be let in.")
-accounts = typer.Typer(no_args_is_help=True, help="Accounts: who has machines, and how many.")
+keys = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys.")
+accounts = typer.Typer(no_args_is_help=True, help="Accounts and their limits.")
 
-AccountName = Annotated[str | None, typer.Option("--account", help="The account's name.")]
-Limit = Annotated[str | None, typer.Option(metavar="N", help="A number, `unlimited` or `default`.")]
+AccountName = Annotated[
+    str | None, typer.Option("--account", help="The name of the account. Default: `default`.")
+]
+Limit = Annotated[str | None, typer.Option(metavar="N", help="A number, unlimited, or default.")]
 
 
 @contextlib.asynccontextmanager
 async def open_accounts() -> AsyncIterator[Accounts]:
-    """The accounts of the installation, by its database alone: a server may have it open as well."""
+    """The accounts in the database of the installation. A running server may use it at the same time."""
     chosen = settings()
     data = chosen.data
     with contextlib.suppress(FileExistsError):
         data.mkdir(parents=True, mode=0o711)
-        # Whatever the umask is: machines run as users of their own, and their files are below this.
+        # Independent of the umask: VMs run as other users, and their files are below this directory.
         data.chmod(0o711)
     database = await open_database(data / "stead.db")
     try:
@@ -40,10 +42,10 @@ async def open_accounts() -> AsyncIterator[Accounts]:
 @keys.command("create")
 def create_key(
     account: AccountName = None,
-    name: Annotated[str | None, typer.Option(help="What the key is for.")] = None,
+    name: Annotated[str | None, typer.Option(help="A name that says what the key is for.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Make an API key and print it, this once. Without --account it is one of the account `default`."""
+    """Create an API key and print it. It cannot be shown again."""
 
     async def work() -> None:
         async with open_accounts() as opened:
@@ -53,7 +55,7 @@ def create_key(
             print_json(_key_facts(info, owner.name) | {"key": secret})
             return
         typer.echo(secret)
-        note(f"key {info.id} of the account {owner.name}; it is not shown again")
+        note(f"key {info.id} of account {owner.name}; it cannot be shown again")
 
     run(work())
 
@@ -61,10 +63,10 @@ def create_key(
 @keys.command("list")
 def list_keys(
     account: AccountName = None,
-    everything: Annotated[bool, typer.Option("--all", help="Show revoked keys too.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Include revoked keys.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show the API keys: their ids, how they begin, and when they were last used."""
+    """List API keys with their first characters and their last use."""
 
     async def work() -> None:
         async with open_accounts() as opened:
@@ -94,10 +96,10 @@ def list_keys(
 
 @keys.command("revoke")
 def revoke_key(
-    key: Annotated[str, typer.Argument(help="The key's id, or its beginning (4 characters or more).")],
+    key: Annotated[str, typer.Argument(help="The id of the key, or an id prefix of 4 or more characters.")],
     as_json: Json = False,
 ) -> None:
-    """End an API key: from now on it lets nobody in."""
+    """Revoke an API key. The next call with it is refused."""
 
     async def work() -> None:
         async with open_accounts() as opened:
@@ -106,14 +108,17 @@ def revoke_key(
         if as_json:
             print_json(_key_facts(info, owner.name))
         else:
-            typer.echo(f"revoked: key {info.id} ({info.hint}…) of the account {owner.name}")
+            typer.echo(f"revoked key {info.id} ({info.hint}…) of account {owner.name}")
 
     run(work())
 
 
 @accounts.command("create")
-def create_account(name: str, as_json: Json = False) -> None:
-    """Make an account. Its machines, snapshots and identities are its own."""
+def create_account(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the account.")],
+    as_json: Json = False,
+) -> None:
+    """Create an account and print its id. VMs, snapshots, repositories and identities belong to one account."""
 
     async def work() -> None:
         async with open_accounts() as opened:
@@ -128,7 +133,7 @@ def create_account(name: str, as_json: Json = False) -> None:
 
 @accounts.command("list")
 def list_accounts(as_json: Json = False) -> None:
-    """Show the accounts."""
+    """List accounts."""
 
     async def work() -> None:
         async with open_accounts() as opened:
@@ -144,7 +149,7 @@ def list_accounts(as_json: Json = False) -> None:
 
 @accounts.command("limits")
 def limits(
-    name: str,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the account.")],
     vms: Limit = None,
     running: Limit = None,
     snapshots: Limit = None,
@@ -158,12 +163,12 @@ def limits(
     total_repos_mib: Limit = None,
     as_json: Json = False,
 ) -> None:
-    """Show how much an account may have, or change it.
+    """Show or change the limits of an account.
 
-    `--vms` counts machines, `--running` those that are up at the same time; `--vcpus`, `--memory-gib` and
-    `--disk-gib` are for one machine, the totals for all of them. `--repos` counts repositories, `--repo-mib`
-    is for one of them with its large files, `--total-repos-mib` for all. `default` is what the installation
-    says.
+    `--vms` limits the number of VMs, `--running` those that run at the same time. `--vcpus`, `--memory-gib`
+    and `--disk-gib` limit one VM, the totals limit all of them. `--repos` limits the number of repositories,
+    `--repo-mib` the size of one with its LFS files, `--total-repos-mib` the size of all. `default` removes
+    the account's own limit: the one of the installation applies.
     """
     given = {
         "vms": vms,
@@ -208,7 +213,7 @@ def _limit(name: str, text: str) -> int | None:
         return None
     if not (text.isascii() and text.isdigit()):
         option = f"--{name.replace('_', '-')}"
-        raise InvalidRequest(f"{option} takes a number from 0, `unlimited` or `default`, not {text!r}")
+        raise InvalidRequest(f"invalid {option} {text!r}: expected a number, unlimited, or default")
     return int(text)
 
 

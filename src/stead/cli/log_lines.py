@@ -1,4 +1,4 @@
-"""Logs as lines on standard error: logfmt for people and grep, JSON for programs."""
+"""The server's log on standard error, as logfmt or JSON lines."""
 
 import enum
 import json
@@ -15,17 +15,17 @@ class Level(enum.StrEnum):
 
 
 def write_logs(level: Level, *, as_json: bool = False) -> None:
-    """From now on log to standard error. Of libraries only what is wrong is shown."""
+    """Log to standard error; of libraries only warnings and errors."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if as_json else Logfmt())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("stead").setLevel(level.value.upper())
-    # It calls every monitor that is given up an error; what went wrong with a machine is told by Stead.
+    # qemu.qmp logs every closed monitor as an error; Stead logs failures of VMs itself.
     logging.getLogger("qemu.qmp").setLevel(logging.CRITICAL)
 
 
 def _facts(formatter: logging.Formatter, record: logging.LogRecord) -> dict[str, Any]:
-    """A record as fields, in the order in which they are read."""
+    """A record as fields, in output order."""
     moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
     own: dict[str, Any] = getattr(record, "fields", {"event": record.getMessage()})
     facts = {

@@ -1,4 +1,4 @@
-"""`stead vm logs`: what happened to a machine, and what its services wrote."""
+"""`stead vm logs`: events of a VM and the output of its services."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -8,7 +8,7 @@ import typer
 
 from stead.cli.connection import connected
 from stead.cli.output import Json, note, print_json, shown_lines
-from stead.cli.references import Vm, find_vm
+from stead.cli.references import Vm
 
 if TYPE_CHECKING:
     from stead.sdk import Vm as Handle
@@ -21,43 +21,48 @@ _PAGE = 1000
 
 def logs(
     vm: Vm,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines.")] = False,
-    service: Annotated[str | None, typer.Option(help="Only those of this systemd service.")] = None,
-    search: Annotated[str | None, typer.Option(help="Only those with this text.")] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Print new lines as they appear, until Ctrl-C.")
+    ] = False,
+    service: Annotated[str | None, typer.Option(help="Only lines of this systemd service.")] = None,
+    search: Annotated[str | None, typer.Option(help="Only lines that contain this text.")] = None,
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="RFC 3339, or like 5m, 2h, 1d; else all.")
+        str | None,
+        typer.Option(metavar="TIME", help="Only newer lines: RFC 3339 time, or 5m, 2h, 1d. Default: all."),
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", "-l", min=0, help="How many, the newest.")] = 100,
+    limit: Annotated[
+        int, typer.Option("--limit", "-l", min=0, metavar="N", help="Only the newest N lines.")
+    ] = 100,
     as_json: Json = False,
 ) -> None:
-    """Show what happened to a machine and what its services wrote.
+    """Print the events of a VM and the output of its services, oldest first.
 
     With `--follow --json` each line is a JSON document.
     """
     asked = None if since is None else _moment(since)
     with connected() as stead:
-        handle = stead.vms.ref(find_vm(stead, vm))
+        handle = stead.vms.find(vm)
         start = _beginning(handle) if asked is None else asked
         found = _newest(handle, service, search, start, limit)
         if as_json and not follow:
             print_json({"logs": found})
             return
         for entry in found:
-            _print(entry, as_json)
+            print_entry(entry, as_json)
         if not follow:
             if not found:
-                note("no lines")
+                note("no log lines")
             return
         seen = set(found)
         options = {"vm_id": handle.id, "vm_service": service, "search": search}
         with stead.logs.stream(**options, include_existing=True, interval=1.0) as entries:
             for entry in entries:
                 if entry not in seen and _after(entry, found):
-                    _print(entry, as_json)
+                    print_entry(entry, as_json)
 
 
 def _beginning(vm: "Handle") -> datetime | None:
-    """When a machine was made: what its journal has of before was the template's. Its lines outlive it."""
+    """When the VM was created. Older lines of its journal come from the template. None for a deleted VM."""
     from stead.sdk.errors import VmNotFound
 
     try:
@@ -69,7 +74,7 @@ def _beginning(vm: "Handle") -> datetime | None:
 def _newest(
     vm: "Handle", service: str | None, search: str | None, start: datetime | None, limit: int
 ) -> "list[LogEntry]":
-    """The last lines, oldest first."""
+    """The newest lines, oldest first."""
     found: list[LogEntry] = []
     token = None
     while True:
@@ -82,11 +87,11 @@ def _newest(
 
 
 def _after(entry: "LogEntry", known: "list[LogEntry]") -> bool:
-    """Whether a line is newer than the oldest that was shown; older ones were left out on purpose."""
+    """Whether a line is not older than the oldest printed one: `--limit` left the older ones out."""
     return not known or entry.timestamp >= known[0].timestamp
 
 
-def _print(entry: "LogEntry", as_json: bool) -> None:
+def print_entry(entry: "LogEntry", as_json: bool) -> None:
     if as_json:
         print_json(entry, line=True)
         return
@@ -106,6 +111,6 @@ def _moment(text: str) -> datetime:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        wrong = f"a time looks like 2026-01-31T12:00:00Z or 5m, not {text!r}"
+        wrong = f"invalid time {text!r}: expected for example 2026-01-31T12:00:00Z or 5m"
         raise typer.BadParameter(wrong, param_hint="--since") from None
     return moment if moment.tzinfo else moment.astimezone()

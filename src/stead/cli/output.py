@@ -1,10 +1,11 @@
-"""What commands print: tables for people, JSON for programs, and on standard error whatever is neither."""
+"""Output of the commands: tables, facts, JSON, errors and progress."""
 
 import contextlib
+import inspect
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, NoReturn
 
@@ -37,6 +38,8 @@ _STATE_COLOURS = {
     "suspending": "yellow",
     "suspended": "blue",
     "stopped": "bright_black",
+    "succeeded": "green",
+    "pending": "yellow",
     "failed": "red",
     "lost": "red",
 }
@@ -72,19 +75,22 @@ def print_json_error(
 
 
 def note(text: str) -> None:
-    """Something for people that is not the result."""
+    """Print a message for the user to standard error."""
     typer.secho(text, dim=True, err=True)
 
 
 def print_json(value: object, *, line: bool = False) -> None:
-    """One JSON document; on one line where many follow each other."""
+    """Print a JSON document, indented, or on one line."""
     typer.echo(json.dumps(_plain(value), indent=None if line else 2, ensure_ascii=False))
 
 
 def _plain(value: Any) -> Any:
-    """Dataclasses, times and tuples as JSON has them."""
+    """Dataclasses, times and tuples as JSON types. A `size` that is computed is included."""
     if is_dataclass(value) and not isinstance(value, type):
-        return _plain(asdict(value))
+        plain = {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+        if isinstance(size := inspect.getattr_static(value, "size", None), property) and size.fget:
+            plain["size"] = size.fget(value)
+        return plain
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -93,7 +99,7 @@ def _plain(value: Any) -> Any:
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]], when_empty: str) -> None:
-    """Rows under headings: in colours on a terminal, as plain aligned text elsewhere."""
+    """Print rows under headings: in colours on a terminal, else as aligned text."""
     if not rows:
         note(when_empty)
         return
@@ -114,7 +120,7 @@ def _print_rich_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) ->
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in headings:
-        # An id that is cut or broken cannot be copied; a name can give way.
+        # Ids are never wrapped or cut, so that they can be copied; names may wrap.
         table.add_column(heading, no_wrap=heading != "name", overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell, _STATE_COLOURS.get(cell, "")) for cell in row))
@@ -122,7 +128,7 @@ def _print_rich_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) ->
 
 
 def print_facts(facts: Sequence[tuple[str, object]]) -> None:
-    """Facts about one thing, a line each; what is not known has none."""
+    """Print one line for each fact that is known."""
     known = [(name, shown(str(value))) for name, value in facts if value is not None and value != ""]
     width = max(len(name) for name, _ in known)
     for name, value in known:
@@ -131,17 +137,17 @@ def print_facts(facts: Sequence[tuple[str, object]]) -> None:
 
 
 def shown(text: str) -> str:
-    """What others chose (names, messages) must not steer the terminal."""
+    """Text with control characters escaped: names and messages of others must not control the terminal."""
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def shown_lines(text: str) -> str:
-    """The same for what has several lines."""
+    """The same for text of several lines."""
     return "\n".join(shown(line) for line in text.splitlines())
 
 
 def ago(moment: datetime | None) -> str:
-    """How long something is past, as people say it."""
+    """The time since a moment, for example `5m ago`."""
     if moment is None:
         return ""
     seconds = max(0, int((datetime.now(UTC) - moment).total_seconds()))
@@ -152,7 +158,7 @@ def ago(moment: datetime | None) -> str:
 
 
 def bytes_text(size: float | None) -> str:
-    """A number of bytes, as short as people say it: 640K, 1.5M."""
+    """A number of bytes in short form: 640K, 1.5M."""
     if size is None:
         return ""
     for unit in ("", "K", "M", "G"):
@@ -162,17 +168,21 @@ def bytes_text(size: float | None) -> str:
     return f"{size:.3g}T"
 
 
-def size_text(vcpus: int | None, memory_mib: int | None, disk_mb: int | None) -> str:
-    """A size as it is given to commands: 4x8Gx20G."""
-    if vcpus is None or memory_mib is None or disk_mb is None:
-        return ""
-    memory = f"{memory_mib // 1024}G" if memory_mib % 1024 == 0 else f"{memory_mib}M"
-    return f"{vcpus}x{memory}x{disk_mb // 1024}G"
+def local_time(moment: datetime | None) -> str | None:
+    """A moment in the time zone of this host."""
+    return None if moment is None else f"{moment.astimezone():%Y-%m-%d %H:%M:%S %Z}"
 
 
 @contextlib.contextmanager
 def working(text: str) -> Iterator[Callable[[object], None]]:
-    """Say on a terminal that something takes its time; gives a function for what is being done now."""
+    """Show progress on a terminal; yields a function that reports the current step.
+
+    Without a terminal each step is a line. With `--json` nothing is printed, so that standard error is either
+    empty or the error.
+    """
+    if json_wanted():
+        yield lambda now: None
+        return
     if not sys.stderr.isatty():
         yield lambda now: note(shown_lines(str(now)))
         return

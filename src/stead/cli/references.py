@@ -1,63 +1,47 @@
-"""Ids as people type them: whole, by how they begin, or by a name that only one thing has."""
+"""VMs, snapshots, identities and repositories as users type them: an id, an id prefix, or a name.
 
-import re
-from collections.abc import Iterable, Iterator, Sequence
+The SDK resolves them. This module has the arguments of the commands and their shell completion.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stead.cli.connection import for_completion
-from stead.cli.output import fail
 
 if TYPE_CHECKING:
     from stead.sdk import Stead
+    from stead.sdk import Vm as Handle
     from stead.sdk.models import IdentityInfo
 
 SHORTEST = 4
-"""Characters of an id that have to be given at least."""
-_VM = re.compile(r"[a-z0-9]{20}")
-_SNAPSHOT = re.compile(r"sc-[a-z0-9]{20}")
-_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+"""The minimum length of an id prefix, as in the SDK."""
 _PAGE = 1000
 
 
 @dataclass(frozen=True)
 class Candidate:
+    """Something that shell completion offers."""
+
     id: str
     name: str | None = None
     about: str = ""
 
 
-def find_vm(stead: "Stead", given: str) -> str:
-    """The id of a machine. A whole id is believed; whoever uses it hears if there is none."""
-    if _VM.fullmatch(given):
-        return given
-    return only_one("machine", given, _vms(stead))
+def find_vms(stead: "Stead", references: Iterable[str]) -> "list[Handle]":
+    """Handles on VMs, without duplicates. All are resolved before the caller changes the first."""
+    found = [stead.vms.find(each) for each in references]
+    return list({vm.id: vm for vm in found}.values())
 
 
-def find_vms(stead: "Stead", given: Sequence[str]) -> list[str]:
-    """The ids of machines, all known before anything is done to the first."""
-    known = [] if all(_VM.fullmatch(each) for each in given) else list(_vms(stead))
-    found = [each if _VM.fullmatch(each) else only_one("machine", each, known) for each in given]
-    return list(dict.fromkeys(found))
+def find_token(stead: "Stead", identity_id: str, reference: str) -> str:
+    """The id of an identity's token, by its id or an id prefix."""
+    from stead.sdk.references import Candidate, resolve
 
-
-def find_snapshot(stead: "Stead", given: str) -> str:
-    if _SNAPSHOT.fullmatch(given):
-        return given
-    return only_one("snapshot", given, _snapshots(stead), prefix="sc-")
-
-
-def find_identity(stead: "Stead", given: str) -> str:
-    if _UUID.fullmatch(given):
-        return given
-    return only_one("identity", given, (Candidate(each.id) for each in all_identities(stead)))
-
-
-def find_token(stead: "Stead", identity: str, given: str) -> str:
-    tokens = stead.identities.ref(identity).tokens.list()
-    return given if given in tokens else only_one("token", given, map(Candidate, tokens))
+    tokens = stead.identities.ref(identity_id).tokens.list()
+    return resolve("token", reference, [Candidate(each) for each in tokens])
 
 
 def all_identities(stead: "Stead") -> "Iterator[IdentityInfo]":
@@ -71,36 +55,11 @@ def all_identities(stead: "Stead") -> "Iterator[IdentityInfo]":
             return
 
 
-def _vms(stead: "Stead") -> Iterator[Candidate]:
-    return (Candidate(each.id, each.name, each.state) for each in stead.vms.list())
-
-
-def _snapshots(stead: "Stead") -> Iterator[Candidate]:
-    return (Candidate(each.id, each.name, each.state) for each in stead.vms.snapshots.list())
-
-
-def only_one(kind: str, given: str, known: Iterable[Candidate], prefix: str = "") -> str:
-    """The one thing that is meant. Of two that could be, none is: nobody wants to delete the wrong one."""
-    begins = given if given.startswith(prefix) else prefix + given
-    long_enough = len(begins) >= len(prefix) + SHORTEST
-    found = [each for each in known if each.name == given or (long_enough and each.id.startswith(begins))]
-    if not found:
-        hint = "" if long_enough else f"; of an id give at least {SHORTEST} characters"
-        fail(f"no {kind} {given!r}{hint}")
-    if len(found) > 1:
-        listed = ", ".join(f"{each.id} ({each.name})" if each.name else each.id for each in found)
-        fail(f"{given!r} could be {len(found)} {_plural(kind)}: {listed}")
-    return found[0].id
-
-
-def _plural(kind: str) -> str:
-    return "identities" if kind == "identity" else f"{kind}s"
-
-
 # Completion
 
 
 def matching(incomplete: str, known: Iterable[Candidate]) -> Iterator[tuple[str, str]]:
+    """The candidates whose id or name starts with a text, each with a description."""
     for each in known:
         about = ", ".join(filter(None, (each.name, each.about)))
         if each.id.startswith(incomplete):
@@ -109,46 +68,68 @@ def matching(incomplete: str, known: Iterable[Candidate]) -> Iterator[tuple[str,
             yield each.name, each.id
 
 
-def _complete_vm(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    try:
-        with for_completion(context) as stead:
-            return list(matching(incomplete, _vms(stead)))
-    except Exception:
-        return []
+Completion = Callable[[typer.Context, str], list[tuple[str, str]]]
 
 
-def _complete_snapshot(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    try:
-        with for_completion(context) as stead:
-            return list(matching(incomplete, _snapshots(stead)))
-    except Exception:
-        return []
+def completion(candidates: "Callable[[Stead, str], Iterable[Candidate]]") -> Completion:
+    """A completion function from one that lists candidates. Errors complete nothing."""
+
+    def complete(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+        try:
+            with for_completion(context) as stead:
+                return list(matching(incomplete, candidates(stead, incomplete)))
+        except Exception:
+            return []
+
+    return complete
 
 
-def _complete_identity(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    try:
-        with for_completion(context) as stead:
-            return list(matching(incomplete, (Candidate(each.id) for each in all_identities(stead))))
-    except Exception:
-        return []
+def _vms(stead: "Stead", _: str) -> Iterator[Candidate]:
+    return (Candidate(each.id, each.name, each.state) for each in stead.vms.list())
 
 
-_HELP = f"Its id, how the id begins ({SHORTEST} characters or more), or its name."
+def _snapshots(stead: "Stead", _: str) -> Iterator[Candidate]:
+    return (Candidate(each.id, each.name, each.state) for each in stead.vms.snapshots.list())
 
-Vm = Annotated[str, typer.Argument(metavar="VM", help=_HELP, autocompletion=_complete_vm)]
-Vms = Annotated[list[str], typer.Argument(metavar="VM", help=_HELP, autocompletion=_complete_vm)]
+
+def _identities(stead: "Stead", _: str) -> Iterator[Candidate]:
+    return (Candidate(each.id, each.name) for each in all_identities(stead))
+
+
+def _repos(stead: "Stead", incomplete: str) -> Iterator[Candidate]:
+    found = stead.git.repos.list(limit=100, search=incomplete or None)
+    return (Candidate(each.id, each.name, each.visibility or "") for each in found)
+
+
+def _help(kind: str) -> str:
+    return f"The {kind}: its id, an id prefix of {SHORTEST} or more characters, or its name."
+
+
+complete_vm = completion(_vms)
+complete_snapshot = completion(_snapshots)
+
+Vm = Annotated[str, typer.Argument(metavar="VM", help=_help("VM"), autocompletion=complete_vm)]
+Vms = Annotated[list[str], typer.Argument(metavar="VM", help=_help("VM"), autocompletion=complete_vm)]
 SnapshotArgument = Annotated[
-    str, typer.Argument(metavar="SNAPSHOT", help=_HELP, autocompletion=_complete_snapshot)
+    str, typer.Argument(metavar="SNAPSHOT", help=_help("snapshot"), autocompletion=complete_snapshot)
+]
+SnapshotArguments = Annotated[
+    list[str], typer.Argument(metavar="SNAPSHOT", help=_help("snapshot"), autocompletion=complete_snapshot)
 ]
 SnapshotOption = Annotated[
     str | None,
-    typer.Option("--snapshot", "-s", help="Begin with this snapshot.", autocompletion=_complete_snapshot),
+    typer.Option(
+        "--snapshot",
+        "-s",
+        metavar="SNAPSHOT",
+        help="Restore this snapshot, memory included, instead of booting the base image. An id or a name.",
+        autocompletion=complete_snapshot,
+    ),
 ]
 Identity = Annotated[
     str,
-    typer.Argument(
-        metavar="IDENTITY",
-        help=f"Its id, or how the id begins ({SHORTEST} characters or more).",
-        autocompletion=_complete_identity,
-    ),
+    typer.Argument(metavar="IDENTITY", help=_help("identity"), autocompletion=completion(_identities)),
+]
+RepoArgument = Annotated[
+    str, typer.Argument(metavar="REPO", help=_help("repository"), autocompletion=completion(_repos))
 ]

@@ -12,7 +12,7 @@ from typer.core import TyperCommand, TyperOption
 
 from stead.cli.connection import connected
 from stead.cli.output import Json, fail, note, print_json
-from stead.cli.references import Vm, find_vm
+from stead.cli.references import Vm
 from stead.cli.standard_input import on_terminal, read_standard_input
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def exec_(
     if stdin is None and on_terminal():
         _refuse_interactive(vm, command)
     with connected() as stead:
-        handle = stead.vms.ref(find_vm(stead, vm))
+        handle = stead.vms.find(vm)
         line = command[0] if len(command) == 1 else command
         given = read_standard_input(stdin)
         ending = run(handle, Command(line, user, cwd, variables, timeout, given.data), collect=as_json)
@@ -192,6 +192,6 @@ def environment(pairs: Sequence[str]) -> dict[str, str]:
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
-            raise typer.BadParameter(f"a variable looks like NAME=VALUE, not {pair!r}", param_hint="--env")
+            raise typer.BadParameter(f"invalid variable {pair!r}: expected NAME=VALUE", param_hint="--env")
         variables[name] = value
     return variables

@@ -1,4 +1,4 @@
-"""`stead serve`: the API of this installation."""
+"""`stead serve`: the API server of this installation."""
 
 import asyncio
 import contextlib
@@ -27,32 +27,35 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_TELL_EVERY = 5.0
-"""Seconds after which progress is told again although the phase is still the same."""
+_REPORT_EVERY = 5.0
+"""Seconds after which progress is logged again within the same phase."""
 
 
 @app.command()
 def serve(
     listen: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Else STEAD_LISTEN, else 127.0.0.1:8600.")
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Address and port. Default: STEAD_LISTEN, or 127.0.0.1:8600."),
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Else STEAD_DATA, else /var/lib/stead.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Data directory. Default: STEAD_DATA, or /var/lib/stead."),
     ] = None,
-    log_level: Annotated[Level, typer.Option(help="What is logged, to standard error.")] = Level.INFO,
-    log_json: Annotated[bool, typer.Option("--log-json", help="Log in lines of JSON.")] = False,
+    log_level: Annotated[
+        Level, typer.Option(help="The lowest level that is logged to standard error.")
+    ] = Level.INFO,
+    log_json: Annotated[bool, typer.Option("--log-json", help="Log JSON lines.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Serve the API until Ctrl-C or SIGTERM. Machines outlive the server.
+    """Run the API server until Ctrl-C or SIGTERM. VMs keep running without the server.
 
-    An installation that has no API key is given one, and it is printed. With `--json`, the address and
-    that key are one line of JSON.
+    The first start creates an API key and prints it. With `--json`, the URL and the key are one line of JSON.
     """
     write_logs(log_level, as_json=log_json)
     changes: dict[str, Any] = {"listen": listen, "data": data}
     changes = {name: value for name, value in changes.items() if value is not None}
     if sys.version_info < (3, 12):
-        # As later versions do by themselves: a thread for each process takes a millisecond to begin.
+        # The default of Python 3.12: no thread for each child process.
         asyncio.get_event_loop_policy().set_child_watcher(asyncio.PidfdChildWatcher())
     run(_serve(settings(), changes, as_json))
 
@@ -75,14 +78,14 @@ async def _serve(settings: "Settings", changes: dict[str, Any], as_json: bool) -
 
 @contextlib.contextmanager
 def _end_by_signal() -> Iterator[None]:
-    """An installation that is still being opened is closed in order; later the server sees to it."""
+    """Cancel the start cleanly on a signal. Once the server runs, it handles signals itself."""
     task = asyncio.current_task()
     loop = asyncio.get_running_loop()
-    told = False
+    signalled = False
 
     def end() -> None:
-        nonlocal told
-        told = True
+        nonlocal signalled
+        signalled = True
         if task is not None:
             task.cancel()
 
@@ -91,7 +94,7 @@ def _end_by_signal() -> Iterator[None]:
     try:
         yield
     except asyncio.CancelledError:
-        if not told:
+        if not signalled:
             raise
     finally:
         for each in _SIGNALS:
@@ -100,21 +103,20 @@ def _end_by_signal() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _explained(settings: "Settings") -> Iterator[None]:
-    """The engine speaks of a lock; what it means is that somebody else serves this folder."""
+    """A lock timeout means that another server uses the data directory: say so."""
     from stead.errors import HostError
+    from stead.host.files import LockTimeout
 
     try:
         yield
-    except HostError as error:
-        if "stead.lock" in str(error):
-            raise HostError(
-                f"another Stead has {settings.data} open: one server for each data folder"
-            ) from error
-        raise
+    except LockTimeout as error:
+        raise HostError(
+            f"another Stead process uses {settings.data}: stop it, or give this server another --data"
+        ) from error
 
 
 async def _greet(services: "Services", listening: socket.socket, as_json: bool) -> None:
-    """Say where the server is, once, and how to be let in if nobody could be yet."""
+    """Print the address of the server, and the first API key if there was none."""
     from importlib.metadata import version
 
     from stead.api.server import url_of
@@ -126,20 +128,22 @@ async def _greet(services: "Services", listening: socket.socket, as_json: bool) 
     address = ipaddress.ip_address(listening.getsockname()[0])
     if not address.is_loopback:
         log.warning(
-            "listening beyond this host without TLS: put a proxy with TLS before it", address=str(address)
+            "listening on a public address without TLS: put a TLS reverse proxy in front",
+            address=str(address),
         )
     key = await _first_key(services)
     reachable = _reachable(url, address)
     if as_json:
         typer.echo(json.dumps({"url": reachable, "key": key}))
         return
-    typer.echo(f"Stead {version('stead')} listens on {url}, with its data in {services.settings.data}.")
+    typer.echo(f"Stead {version('stead')} is listening on {url}, data in {services.settings.data}")
     if key is not None:
         typer.echo(
-            "\nThere was no API key yet; here is one of the account `default`. It is not shown again.\n\n"
+            "\nCreated the first API key, for the account `default`. It cannot be shown again.\n\n"
             f"  export STEAD_API_URL={reachable}\n"
             f"  export STEAD_API_KEY={key}\n\n"
-            "Programs that know FREESTYLE_API_URL and FREESTYLE_API_KEY take the same in those."
+            "FREESTYLE_API_URL and FREESTYLE_API_KEY work as well.\n\n"
+            "Try it in another terminal: stead vm create --exec 'uname -a' --delete"
         )
 
 
@@ -152,7 +156,7 @@ async def _first_key(services: "Services") -> str | None:
 
 
 def _reachable(url: str, address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
-    """Every address of a host is none to call."""
+    """A URL that clients can call: 0.0.0.0 and :: are not addresses to connect to."""
     if not address.is_unspecified:
         return url
     host = "127.0.0.1" if address.version == 4 else "[::1]"
@@ -160,21 +164,21 @@ def _reachable(url: str, address: ipaddress.IPv4Address | ipaddress.IPv6Address)
 
 
 async def _prepare(services: "Services") -> None:
-    """Build image and template now, so that the first create is quick. Should it fail, that says why."""
+    """Build the image and the template now, so that the first create is fast. An error is only logged."""
     from stead.errors import SteadError
     from stead.logs import get_logger
 
     log = get_logger("stead.serve")
     try:
-        template = await services.machines.template(report=_Teller(log))
+        template = await services.machines.template(report=_ProgressLog(log))
     except SteadError as error:
-        log.error("cannot prepare machines", error=str(error))
+        log.error("prepare_failed", error=str(error))
         return
     log.info("prepared", size=str(template.size))
 
 
-class _Teller:
-    """Logs how far a build is: each phase, and every few seconds."""
+class _ProgressLog:
+    """Logs the progress of a build: every phase, and every few seconds within a phase."""
 
     def __init__(self, log: Any) -> None:
         self._log = log
@@ -183,7 +187,7 @@ class _Teller:
 
     def __call__(self, step: "Progress") -> None:
         now = time.monotonic()
-        if step.phase == self._phase and now - self._last < _TELL_EVERY:
+        if step.phase == self._phase and now - self._last < _REPORT_EVERY:
             return
         self._phase, self._last = step.phase, now
         percent = None if step.fraction is None else round(step.fraction * 100)

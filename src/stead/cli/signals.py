@@ -1,4 +1,4 @@
-"""A terminal that is closed and a job that is cancelled end a command as Ctrl-C does: cleanly."""
+"""Signals: SIGTERM and SIGHUP end a command like Ctrl-C, with its cleanup."""
 
 import contextlib
 import signal
@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 _ECHO = 3.0
-"""Seconds in which a signal is taken for the one that was heard already."""
+"""Seconds in which a further signal is taken as a duplicate of the first."""
 
 
 @contextlib.contextmanager
 def signals_as_exits() -> Iterator[None]:
-    """Have a block left by an exception, so that what it has to clean up is cleaned up."""
+    """Turn SIGTERM and SIGHUP into an exception, so that the block cleans up."""
 
     def leave(number: int, _: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -23,7 +23,8 @@ def signals_as_exits() -> Iterator[None]:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """For cleaning up: signals often come twice, to a process and to its group. Whoever insists is heard."""
+    """For cleanup: ignore duplicates of a signal, which come to the process and to its group. A later signal
+    ends the cleanup."""
     began = time.monotonic()
 
     def insist(number: int, _: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""`stead snapshot`: kept machines."""
+"""`stead snapshot`: saved VMs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,24 +7,33 @@ import typer
 
 from stead.cli.connection import connected
 from stead.cli.creation import read_spec
-from stead.cli.output import Json, ago, print_facts, print_json, print_table, size_text, working
-from stead.cli.references import SnapshotArgument, find_snapshot
+from stead.cli.output import (
+    Json,
+    ago,
+    bytes_text,
+    local_time,
+    print_facts,
+    print_json,
+    print_table,
+    working,
+)
+from stead.cli.references import SnapshotArgument, SnapshotArguments
 
-app = typer.Typer(no_args_is_help=True, help="Snapshots: kept machines to make others from.")
+app = typer.Typer(no_args_is_help=True, help="Snapshots: saved VMs to create others from.")
 
 
 @app.command("create")
 def create_snapshot(
     spec: Annotated[
         Path,
-        typer.Option("--spec", metavar="FILE", help="What it should hold, as JSON; - for standard input."),
+        typer.Option("--spec", metavar="FILE", help="The content, as JSON; - for standard input."),
     ],
-    name: Annotated[str | None, typer.Option("--name", "-n", help="A label.")] = None,
+    name: Annotated[str | None, typer.Option("--name", "-n", help="A name for the snapshot.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Build a snapshot from a spec, unless there is one of it already; print its id.
+    """Build a snapshot from a spec and print its id. An existing snapshot of the same spec is reused.
 
-    `stead vm snapshot` takes one of a machine.
+    `stead vm snapshot` saves a running VM.
     """
     wanted = read_spec(spec)
     with connected() as stead, working("building a snapshot") as report:
@@ -37,11 +46,11 @@ def create_snapshot(
 
 @app.command("list")
 def list_snapshots(
-    everything: Annotated[bool, typer.Option("--all", help="Show deleted ones too.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the ids.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Include deleted snapshots.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the ids.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show the snapshots."""
+    """List snapshots. `on disk` is what a snapshot occupies by itself."""
     with connected() as stead:
         found = stead.vms.snapshots.list(include_deleted=everything or None)
     if as_json:
@@ -55,57 +64,62 @@ def list_snapshots(
                 each.id,
                 each.name,
                 "deleted" if each.deleted else each.state,
-                size_text(each.vcpu_count, each.mem_size_mib, each.rootfs_size_mb),
+                each.size,
+                bytes_text(each.size_bytes),
                 each.source_vm_id,
                 ago(each.created_at),
             )
             for each in found
         ]
-        print_table(("id", "name", "state", "size", "of machine", "created"), rows, "no snapshots")
+        headings = ("id", "name", "state", "size", "on disk", "of VM", "created")
+        print_table(headings, rows, "no snapshots")
 
 
 @app.command("get")
 def get_snapshot(snapshot: SnapshotArgument, as_json: Json = False) -> None:
-    """Show what is known of a snapshot."""
+    """Show a snapshot."""
     with connected() as stead:
-        found = stead.vms.snapshots.get(find_snapshot(stead, snapshot))
+        found = stead.vms.snapshots.get(snapshot)
     if as_json:
         print_json(found)
         return
-    created = None if found.created_at is None else f"{found.created_at.astimezone():%Y-%m-%d %H:%M:%S %Z}"
     print_facts(
         [
             ("id", found.id),
             ("name", found.name),
             ("state", found.state),
             ("failure", found.failure_reason),
-            ("size", size_text(found.vcpu_count, found.mem_size_mib, found.rootfs_size_mb)),
-            ("of machine", found.source_vm_id),
+            ("size", found.size),
+            ("on disk", bytes_text(found.size_bytes)),
+            ("of VM", found.source_vm_id),
             ("build", found.build_id),
-            ("created", created),
+            ("created", local_time(found.created_at)),
         ]
     )
 
 
 @app.command("rename")
-def rename_snapshot(snapshot: SnapshotArgument, name: str, as_json: Json = False) -> None:
-    """Give a snapshot another name."""
+def rename_snapshot(
+    snapshot: SnapshotArgument,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The new name.")],
+    as_json: Json = False,
+) -> None:
+    """Rename a snapshot."""
     with connected() as stead:
-        snapshot_id = find_snapshot(stead, snapshot)
-        stead.vms.snapshots.update(snapshot_id, name=name)
+        found = stead.vms.snapshots.find(snapshot)
+        stead.vms.snapshots.update(found.id, name=name)
     if as_json:
-        print_json({"id": snapshot_id, "name": name})
+        print_json({"id": found.id, "name": name})
     else:
-        typer.echo(f"{snapshot_id} is {name}")
+        typer.echo(f"renamed {found.id} to {name}")
 
 
 @app.command("delete")
-def delete_snapshots(
-    snapshots: Annotated[list[str], typer.Argument(metavar="SNAPSHOT")], as_json: Json = False
-) -> None:
-    """Delete snapshots. Machines that were made from them live on."""
+def delete_snapshots(snapshots: SnapshotArguments, as_json: Json = False) -> None:
+    """Delete snapshots. VMs that were created from them keep running."""
     with connected() as stead:
-        ids = [find_snapshot(stead, each) for each in snapshots]
+        # All are resolved before the first is deleted.
+        ids = list(dict.fromkeys(stead.vms.snapshots.find(each).id for each in snapshots))
         for snapshot_id in ids:
             stead.vms.snapshots.delete(snapshot_id)
             if not as_json:

@@ -1,4 +1,4 @@
-"""`stead vm`: machines."""
+"""`stead vm`: VMs."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -8,31 +8,31 @@ import typer
 
 from stead.cli import creation, files, logs, remote
 from stead.cli.connection import connected
-from stead.cli.output import Json, ago, print_facts, print_json, print_table, size_text, working
-from stead.cli.references import Vm, Vms, find_vm, find_vms
+from stead.cli.output import Json, ago, local_time, print_facts, print_json, print_table, working
+from stead.cli.references import Vm, Vms, find_vms
 from stead.cli.sizes import Cpu, Disk, Memory, SizeOption, wanted_size
 
 if TYPE_CHECKING:
     from stead.sdk import Vm as Handle
-    from stead.sdk.models import Persistence, Sizing, VmInfo
+    from stead.sdk.models import Persistence, VmInfo
 
-app = typer.Typer(no_args_is_help=True, help="Machines: make them, use them, put them to sleep.")
+app = typer.Typer(no_args_is_help=True, help="Create, use, fork and suspend VMs.")
 app.command("create")(creation.create)
 
 
 @app.command("list")
 def list_vms(
     state: Annotated[
-        str | None, typer.Option(help="Only those that are running, suspended, stopped, ...")
+        str | None, typer.Option(help="Only VMs in this state: running, suspended, stopped, ...")
     ] = None,
-    search: Annotated[str | None, typer.Option(help="Only those with this in their id or name.")] = None,
+    search: Annotated[str | None, typer.Option(help="Only VMs with this text in their id or name.")] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Also deleted ones that can be made anew.")
+        bool, typer.Option("--all", help="Include deleted VMs that can be created again.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the ids.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the ids.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show the machines."""
+    """List VMs with their state, size and address."""
     options: dict[str, Any] = {"state": state, "search": search, "include_deleted": everything or None}
     with connected() as stead:
         found = stead.vms.list(**options)
@@ -47,19 +47,20 @@ def list_vms(
                 each.id,
                 each.name,
                 "deleted" if each.deleted else each.state,
-                _size(each.sizing),
+                each.size,
+                each.address,
                 ago(each.created_at),
             )
             for each in found
         ]
-        print_table(("id", "name", "state", "size", "created"), rows, "no machines")
+        print_table(("id", "name", "state", "size", "address", "created"), rows, "no VMs")
 
 
 @app.command("get")
 def get_vm(vm: Vm, as_json: Json = False) -> None:
-    """Show what is known of a machine; this does not wake it."""
+    """Show a VM. This does not wake it."""
     with connected() as stead:
-        info = stead.vms.ref(find_vm(stead, vm)).info()
+        info = stead.vms.find(vm).info()
     if as_json:
         print_json(info)
         return
@@ -67,70 +68,82 @@ def get_vm(vm: Vm, as_json: Json = False) -> None:
 
 
 def _facts(info: "VmInfo") -> list[tuple[str, object]]:
-    idle = "never" if info.idle_timeout_seconds is None else f"after {info.idle_timeout_seconds} s"
+    idle = "never" if info.idle_timeout_seconds is None else f"after {info.idle_timeout_seconds} s idle"
     return [
         ("id", info.id),
         ("name", info.name),
         ("state", "deleted" if info.deleted else info.state),
         ("reason", None if info.reason == info.state else info.reason),
-        ("size", _size(info.sizing)),
+        ("size", info.size),
+        ("address", info.address),
         ("created", _moment(info.created_at)),
         ("last traffic", _moment(info.last_network_activity)),
-        ("sleeps", idle),
-        ("kept", _kept(info.persistence)),
+        ("suspends", idle),
+        ("deleted", _deletion(info.persistence)),
         ("workdir", info.workdir),
         ("snapshot", info.snapshot_id),
         ("build", info.build_id),
     ]
 
 
-def _size(sizing: "Sizing | None") -> str:
-    if sizing is None:
-        return ""
-    return size_text(sizing.vcpu_count, sizing.mem_size_mib, sizing.rootfs_size_mb)
-
-
 def _moment(moment: datetime | None) -> str | None:
-    return None if moment is None else f"{moment.astimezone():%Y-%m-%d %H:%M:%S %Z} ({ago(moment)})"
+    return None if moment is None else f"{local_time(moment)} ({ago(moment)})"
 
 
-def _kept(persistence: "Persistence | None") -> str | None:
-    match persistence and persistence.type:
+def _deletion(persistence: "Persistence | None") -> str | None:
+    """When the server deletes a VM by itself."""
+    if persistence is None:
+        return None
+    match persistence.type:
         case "persistent":
-            return "until it is deleted"
+            return "only on request"
         case "sticky":
-            return f"until its room is needed (priority {persistence.priority if persistence else None})"
+            return f"when the host needs its disk space (priority {persistence.priority})"
         case "ephemeral":
-            event = persistence.delete_event if persistence else None
-            return "until it is suspended or stops" if event == "OnSuspend" else "until it stops"
-        case _:
-            return None
+            return (
+                "when it stops" if persistence.delete_event == "OnStop" else "when it is suspended or stops"
+            )
 
 
-# From one state to another
+@app.command("rename")
+def rename_vm(
+    vm: Vm,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The new name; an empty one removes it.")],
+    as_json: Json = False,
+) -> None:
+    """Rename a VM."""
+    with connected() as stead:
+        info = stead.vms.find(vm).rename(name or None)
+    if as_json:
+        print_json(info)
+    else:
+        typer.echo(f"renamed {info.id}" + (f" to {info.name}" if info.name else ""))
+
+
+# State changes
 
 
 def _each(vms: list[str], doing: str, done: str, action: "Callable[[Handle], object]", as_json: bool) -> None:
-    """Do something to machines, one after the other, and say so of each."""
+    """Change VMs one after the other and print one line for each."""
     with connected() as stead:
-        ids = find_vms(stead, vms)
-        for vm_id in ids:
-            with working(f"{doing} {vm_id}"):
-                action(stead.vms.ref(vm_id))
+        found = find_vms(stead, vms)
+        for vm in found:
+            with working(f"{doing} {vm.id}"):
+                action(vm)
             if not as_json:
-                typer.echo(f"{done} {vm_id}")
+                typer.echo(f"{done} {vm.id}")
     if as_json:
-        print_json({"vms": [{"id": vm_id, "state": done} for vm_id in ids]})
+        print_json({"vms": [{"id": vm.id, "state": done} for vm in found]})
 
 
 @app.command()
 def start(
     vms: Vms,
     idle_timeout: creation.IdleTimeout = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until its services are ready.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the services are ready.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Wake machines that sleep, boot those that are stopped."""
+    """Wake suspended VMs and boot stopped ones."""
     options: dict[str, Any] = {"wait_for_ready_signal": wait or None}
     if idle_timeout is not None:
         options["idle_timeout_seconds"] = creation.seconds_or_never(idle_timeout)
@@ -139,38 +152,40 @@ def start(
 
 @app.command()
 def stop(vms: Vms, as_json: Json = False) -> None:
-    """Shut machines down: their disks are kept, their memory is not."""
+    """Shut VMs down. The disk is kept, the memory is not."""
     _each(vms, "stopping", "stopped", lambda vm: vm.stop(), as_json)
 
 
 @app.command()
 def suspend(vms: Vms, as_json: Json = False) -> None:
-    """Let machines sleep, memory and all; the next use wakes them."""
+    """Suspend VMs with their memory. The next command or connection wakes them."""
     _each(vms, "suspending", "suspended", lambda vm: vm.suspend(), as_json)
 
 
 @app.command()
 def kill(vms: Vms, as_json: Json = False) -> None:
-    """Cut machines' power; their disks are kept."""
-    _each(vms, "ending", "stopped", lambda vm: vm.kill(), as_json)
+    """Power VMs off without a shutdown. The disk is kept."""
+    _each(vms, "killing", "stopped", lambda vm: vm.kill(), as_json)
 
 
 @app.command()
 def delete(vms: Vms, as_json: Json = False) -> None:
-    """Delete machines with everything they have."""
+    """Delete VMs with their disks and memory. This cannot be undone."""
     _each(vms, "deleting", "deleted", lambda vm: vm.delete(), as_json)
 
 
 @app.command("await")
 def await_exit(
     vm: Vm,
-    timeout: Annotated[float | None, typer.Option(metavar="SECONDS", min=0.001)] = None,
+    timeout: Annotated[
+        float | None, typer.Option(metavar="SECONDS", min=0.001, help="Fail after this time.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Wait until a machine is no longer running, and say why."""
+    """Wait until a VM no longer runs, and print the reason."""
     with connected() as stead:
-        handle = stead.vms.ref(find_vm(stead, vm))
-        with working(f"waiting for the end of {handle.id}"):
+        handle = stead.vms.find(vm)
+        with working(f"waiting until {handle.id} no longer runs"):
             status = handle.wait_for_exit(timeout=timeout)
     if as_json:
         print_json({"id": handle.id, "exit_status": status})
@@ -184,17 +199,23 @@ def await_exit(
 @app.command()
 def fork(
     vm: Vm,
-    count: Annotated[int, typer.Option("--count", "-c", min=1, max=100, help="How many.")] = 1,
-    ephemeral: Annotated[bool, typer.Option("--ephemeral", help="Delete them when they stop.")] = False,
+    count: Annotated[int, typer.Option("--count", "-c", min=1, max=100, help="The number of forks.")] = 1,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", "-n", help="The name; several forks are called NAME-1, NAME-2, ..."),
+    ] = None,
+    ephemeral: Annotated[
+        bool, typer.Option("--ephemeral", help="Delete a fork when it is suspended or stops.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Make machines with the memory, processes and files that this one has now; print their ids."""
+    """Create VMs with the current memory, processes and disk of this one; print their ids."""
     with connected() as stead:
-        handle = stead.vms.ref(find_vm(stead, vm))
+        handle = stead.vms.find(vm)
         with working(f"forking {handle.id}"):
-            children = handle.fork(count=count, persistence="ephemeral" if ephemeral else None)
+            children = handle.fork(count=count, name=name, persistence="ephemeral" if ephemeral else None)
     if as_json:
-        print_json({"vm_id": handle.id, "forks": [{"id": each.id} for each in children]})
+        print_json({"vm_id": handle.id, "forks": [{"id": each.id, "name": each.name} for each in children]})
         return
     for each in children:
         typer.echo(each.id)
@@ -203,13 +224,13 @@ def fork(
 @app.command()
 def snapshot(
     vm: Vm,
-    name: Annotated[str | None, typer.Option("--name", "-n", help="A label.")] = None,
+    name: Annotated[str | None, typer.Option("--name", "-n", help="A name for the snapshot.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Keep a machine as it is now, memory and disk, and print the snapshot's id. The machine goes on."""
+    """Save the current memory and disk of a VM as a snapshot; print its id. The VM keeps running."""
     with connected() as stead:
-        handle = stead.vms.ref(find_vm(stead, vm))
-        with working(f"keeping {handle.id}"):
+        handle = stead.vms.find(vm)
+        with working(f"saving {handle.id}"):
             taken = handle.snapshot(name=name)
     if as_json:
         print_json(taken)
@@ -226,23 +247,24 @@ def resize(
     disk: Disk = None,
     as_json: Json = False,
 ) -> None:
-    """Give a machine another size; one that runs is booted anew. A disk only grows."""
+    """Change the size of a VM. A running VM is rebooted. A disk can only grow."""
     wanted = wanted_size(size, cpu, memory, disk)
-    if not wanted:
-        raise typer.BadParameter("say what to change: --cpu, --memory, --disk or --size", param_hint="--size")
-    amounts: dict[str, Any] = {"cpu": wanted.vcpus, "memory": wanted.memory_gb, "storage": wanted.disk_gb}
+    if wanted is None:
+        raise typer.BadParameter(
+            "nothing to change: give --size, --cpu, --memory or --disk", param_hint="--size"
+        )
     with connected() as stead:
-        handle = stead.vms.ref(find_vm(stead, vm))
+        handle = stead.vms.find(vm)
         with working(f"resizing {handle.id}"):
-            handle.resize(**amounts)
+            handle.resize(wanted)
         info = handle.info()
     if as_json:
         print_json(info)
     else:
-        typer.echo(f"{info.id} is {_size(info.sizing)}, {info.state}")
+        typer.echo(f"{info.id} is {info.size}, {info.state}")
 
 
-# Inside
+# Commands, files and logs
 
 app.command("exec", cls=remote.ExecCommand)(remote.exec_)
 app.add_typer(files.app, name="fs")

@@ -73,13 +73,21 @@ def try_lock(path: Path) -> int | None:
     return descriptor
 
 
+class LockTimeout(HostError):
+    """Another process has held a lock for too long."""
+
+    def __init__(self, path: Path, timeout: float) -> None:
+        super().__init__(f"another process has held {path} for more than {timeout:g} s")
+        self.path = path
+
+
 @contextlib.asynccontextmanager
 async def locked(path: Path, timeout: float) -> AsyncIterator[None]:
     """Hold a lock between processes, waiting for whoever has it."""
     deadline = asyncio.get_running_loop().time() + timeout
     while (descriptor := try_lock(path)) is None:
         if asyncio.get_running_loop().time() > deadline:
-            raise HostError(f"another process has held {path} for over {timeout:g} s")
+            raise LockTimeout(path, timeout)
         await asyncio.sleep(0.1)
     try:
         yield
