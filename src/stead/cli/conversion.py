@@ -1,7 +1,7 @@
 """Lazy conversion of option values.
 
-Typer converts every option with pydantic, also those that were not given. Importing pydantic takes longer than
-most requests to a server, so values that need no conversion skip it.
+Typer converts every option with pydantic, also those that were not given. Importing pydantic takes longer
+than most requests to a server, so values that need no conversion skip it.
 """
 
 from dataclasses import dataclass

@@ -118,7 +118,7 @@ def create_account(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the account.")],
     as_json: Json = False,
 ) -> None:
-    """Create an account and print its id. VMs, snapshots, repositories and identities belong to one account."""
+    """Create an account and print its id. Every VM, snapshot, repository and identity belongs to one."""
 
     async def work() -> None:
         async with open_accounts() as opened:
