@@ -390,3 +390,18 @@ def test_following_a_build_ends_with_it_and_reports_its_failure() -> None:
         result = run(script, "build", "logs", BUILD, "--follow")
     lines = [line.rpartition(" ")[2] for line in result.stdout.decode().splitlines()]
     assert (lines, result.returncode) == (["one", "two"], 1), result.stderr
+
+
+def test_repositories_are_granted_and_revoked() -> None:
+    identity, repo = "11111111-0000-4000-8000-000000000000", "22222222-0000-4000-8000-000000000000"
+    exists = Reply(409, {"code": "PERMISSION_ALREADY_EXISTS", "message": "permission exists"})
+    with scripted(Reply(), exists, Reply(), Reply()) as script:
+        assert run(script, "identity", "grant-repo", identity, repo).returncode == 0
+        result = run(script, "identity", "grant-repo", identity, repo, "--permission", "write", "--json")
+        assert json.loads(result.stdout) == {"identity_id": identity, "repo_id": repo, "permission": "write"}
+        assert run(script, "identity", "revoke-repo", identity, repo).returncode == 0
+    path = f"/identity/v1/identities/{identity}/permissions/git/{repo}"
+    assert [(each.method, each.target) for each in script.seen] == [
+        (method, path) for method in ("POST", "POST", "PUT", "DELETE")
+    ]
+    assert [each.json["permission"] for each in script.seen[:3]] == ["read", "write", "write"]

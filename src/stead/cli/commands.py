@@ -15,10 +15,11 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_group
 
 from stead.cli import connection
-from stead.cli.conversion import convert_when_given
+from stead.cli.conversion import convert_when_given, name_values
 from stead.cli.output import print_json_error
 
 convert_when_given()
+name_values()
 
 VMS = "VMs"
 REPOSITORIES = "Repositories"

@@ -1,4 +1,4 @@
-"""Lazy conversion of option values.
+"""Changes to Typer: lazy conversion of option values, and their names in the help.
 
 Typer converts every option with pydantic, also those that were not given. Importing pydantic takes longer
 than most requests to a server, so values that need no conversion skip it.
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from typer._coercion import RuntimeParam, build_runtime_param
-from typer.core import _TyperParameter
+from typer.core import TyperOption, _TyperParameter
 
 
 @dataclass(frozen=True)
@@ -31,3 +31,20 @@ def _runtime_param(param: _TyperParameter) -> RuntimeParam:
 def convert_when_given() -> None:
     """Patch Typer so that options without a value are not converted."""
     _TyperParameter.get_runtime_param = _runtime_param  # type: ignore[method-assign, assignment]
+
+
+_display_type = TyperOption.display_type_rich
+
+
+def _value_name(option: TyperOption, ctx: Any) -> str | None:
+    """Nothing for flags, where Typer shows `<bool>`; the option's name instead of `<str>`."""
+    if option.metavar is None and option.is_flag:
+        return ""
+    if option.metavar is None and option.type_descriptor.annotation is str:
+        return option.name.upper()
+    return _display_type(option, ctx)
+
+
+def name_values() -> None:
+    """Patch Typer so that the help shows no value for flags, and a readable one for text."""
+    TyperOption.display_type_rich = _value_name  # type: ignore[method-assign, assignment]

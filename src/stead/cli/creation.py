@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 IdleTimeout = Annotated[
     str | None,
-    typer.Option(metavar="SECONDS|never", help="Suspend the VM after this time without network traffic."),
+    typer.Option(
+        metavar="SECONDS|never",
+        help="Suspend the VM after this time without network traffic. Default: the server's, usually 300.",
+    ),
 ]
 Repos = Annotated[
     list[str] | None,

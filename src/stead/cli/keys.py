@@ -17,10 +17,7 @@ from stead.store.database import open_database
 keys = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys.")
 accounts = typer.Typer(no_args_is_help=True, help="Accounts and their limits.")
 
-AccountName = Annotated[
-    str | None, typer.Option("--account", help="The name of the account. Default: `default`.")
-]
-Limit = Annotated[str | None, typer.Option(metavar="N", help="A number, unlimited, or default.")]
+AccountName = Annotated[str | None, typer.Option("--account", help="The name of an account.")]
 
 
 @contextlib.asynccontextmanager
@@ -45,7 +42,7 @@ def create_key(
     name: Annotated[str | None, typer.Option(help="A name that says what the key is for.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Create an API key and print it. It cannot be shown again."""
+    """Create an API key and print it; it cannot be shown again. Without --account it is for `default`."""
 
     async def work() -> None:
         async with open_accounts() as opened:
@@ -150,25 +147,29 @@ def list_accounts(as_json: Json = False) -> None:
 @accounts.command("limits")
 def limits(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the account.")],
-    vms: Limit = None,
-    running: Limit = None,
-    snapshots: Limit = None,
-    vcpus: Limit = None,
-    memory_gib: Limit = None,
-    disk_gib: Limit = None,
-    total_memory_gib: Limit = None,
-    total_disk_gib: Limit = None,
-    repos: Limit = None,
-    repo_mib: Limit = None,
-    total_repos_mib: Limit = None,
+    vms: Annotated[str | None, typer.Option(metavar="N", help="VMs.")] = None,
+    running: Annotated[str | None, typer.Option(metavar="N", help="VMs that run at the same time.")] = None,
+    snapshots: Annotated[str | None, typer.Option(metavar="N", help="Snapshots.")] = None,
+    vcpus: Annotated[str | None, typer.Option(metavar="N", help="vCPUs of one VM.")] = None,
+    memory_gib: Annotated[str | None, typer.Option(metavar="N", help="Memory of one VM in GiB.")] = None,
+    disk_gib: Annotated[str | None, typer.Option(metavar="N", help="Disk of one VM in GiB.")] = None,
+    total_memory_gib: Annotated[
+        str | None, typer.Option(metavar="N", help="Memory of all VMs in GiB.")
+    ] = None,
+    total_disk_gib: Annotated[str | None, typer.Option(metavar="N", help="Disks of all VMs in GiB.")] = None,
+    repos: Annotated[str | None, typer.Option(metavar="N", help="Repositories.")] = None,
+    repo_mib: Annotated[
+        str | None, typer.Option(metavar="N", help="Size of one repository in MiB, LFS files included.")
+    ] = None,
+    total_repos_mib: Annotated[
+        str | None, typer.Option(metavar="N", help="Size of all repositories in MiB.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show or change the limits of an account.
 
-    `--vms` limits the number of VMs, `--running` those that run at the same time. `--vcpus`, `--memory-gib`
-    and `--disk-gib` limit one VM, the totals limit all of them. `--repos` limits the number of repositories,
-    `--repo-mib` the size of one with its LFS files, `--total-repos-mib` the size of all. `default` removes
-    the account's own limit: the one of the installation applies.
+    A limit is a number, `unlimited`, or `default`, which removes the account's own limit: then the limit of
+    the installation applies.
     """
     given = {
         "vms": vms,

@@ -199,7 +199,9 @@ def await_exit(
 @app.command()
 def fork(
     vm: Vm,
-    count: Annotated[int, typer.Option("--count", "-c", min=1, max=100, help="The number of forks.")] = 1,
+    count: Annotated[
+        int, typer.Option("--count", "-c", metavar="N", min=1, max=100, help="The number of forks.")
+    ] = 1,
     name: Annotated[
         str | None,
         typer.Option("--name", "-n", help="The name; several forks are called NAME-1, NAME-2, ..."),
