@@ -95,6 +95,18 @@ async def builds_of(machines: Machines, account: str) -> list[BuildRow]:
     return await store._select(store.table.select().where(store.table.c.account == account))
 
 
+async def phase_names(builder: Builder, account: str, build: str) -> list[str]:
+    return [phase.name for phase in await builder.phases(account, build)]
+
+
+async def layers_built(builder: Builder, account: str) -> int:
+    """How often a layer was built, by all builds of an account."""
+    builds, total = await builder.builds(account)
+    assert len(builds) == total
+    names = [name for build in builds for name in await phase_names(builder, account, build.id)]
+    return sum(name.endswith("snapshot") for name in names)
+
+
 async def hidden(machines: Machines, account: str) -> list[str]:
     """Machines of an account that it cannot see."""
     rows = await machines._lifecycle.store.list(account=account, purpose="build")
@@ -176,9 +188,8 @@ async def test_users_groups_files_and_a_service_of_a_layer_are_there(
             Service("asleep", exec=("/bin/false",), enable=False),
         ),
     )
-    heard: list[str] = []
-    order = MachineOrder(account, spec=Layer(snapshot=layer), name="mine")
-    machine = await builder.create_machine(order, heard.append)
+    order = MachineOrder(account, spec=Layer(snapshot=layer), name="mine", warnings=("unknown key: x",))
+    machine = await builder.create_machine(order)
     info = await machine.info()
     assert (info.name, info.account, info.workdir) == ("mine", account, "/home/alice/work")
     assert info.purpose == "use"
@@ -207,19 +218,26 @@ async def test_users_groups_files_and_a_service_of_a_layer_are_there(
     record = await builder.build(account, build.id)
     assert (record.state, record.failure, record.account) == ("succeeded", None, account)
     phases = await builder.phases(account, build.id)
+    steps = ("vm", "groups", "users", "files", "repositories", "services", "snapshot")
+    assert tuple(phase.name for phase in phases) == (*(f"layer 1: {step}" for step in steps), "vm")
     assert tuple(phase.name for phase in phases) == record.planned_phases
-    expected = ("machine", "groups", "users", "files", "repositories", "services", "snapshot")
-    assert record.planned_phases == expected
-    assert all(phase.snapshot is None for phase in phases)
-    assert "wrote /opt/app/bin/tool (22 bytes)" in heard
-    assert set(heard) <= set(lines.of(account))
+    assert {(phase.state, phase.snapshot) for phase in phases} == {("succeeded", None)}
+    assert [phase.finished_at for phase in phases[:-1]] == [phase.started_at for phase in phases[1:]]
+    assert phases[-1].finished_at == record.finished_at
+    noted = {message: about for whose, message, about in lines.entries if whose == account}
+    assert noted["wrote /opt/app/bin/tool (22 bytes)"]["build"] == build.id
+    assert (noted["unknown key: x"]["build"], noted["unknown key: x"]["level"]) == (build.id, "warn")
     with pytest.raises(BuildNotFound):
         await builder.build(str(uuid.uuid4()), build.id)
 
     again = await builder.create_machine(replace(order, name=None))
     assert (await again.info()).snapshot == info.snapshot
     assert await active(again, "web") == "active"
-    assert len(await builds_of(machines, account)) == 1
+    (newest, _), total = await builder.builds(account)
+    assert total == 2
+    assert (await again.info()).build == newest.id
+    assert newest.planned_phases == ("layer 1: cached", "vm")
+    assert await phase_names(builder, account, newest.id) == ["layer 1: cached", "vm"]
     assert await hidden(machines, account) == []
 
 
@@ -258,14 +276,23 @@ async def test_commands_run_in_order_and_leave_no_units(builder: Builder, accoun
     assert await sh(machine, "systemctl is-system-running; cat /root/log") == "running\none\ntwo\nthree"
 
 
-async def test_ten_that_ask_together_get_one_build(
-    builder: Builder, machines: Machines, account: str
+async def test_ten_concurrent_requests_share_one_build(
+    builder: Builder, machines: Machines, account: str, lines: Lines
 ) -> None:
+    """Each request has a record; nine of them say which build they wait for."""
     order = SnapshotOrder(account, note("shared"), name="first name")
     other = replace(order, name=None)
     snapshots = await asyncio.gather(*(builder.ensure_snapshot(each) for each in [order, *[other] * 9]))
     (one,) = {snapshot.id for snapshot in snapshots}
-    assert len(await builds_of(machines, account)) == 1
+    builds, total = await builder.builds(account, "succeeded")
+    assert total == 10
+    phases = [await phase_names(builder, account, build.id) for build in builds]
+    assert sorted(phases) == [["vm", "files", "snapshot"], *[["waiting"]] * 9]
+    assert all(list(build.planned_phases) == names for build, names in zip(builds, phases, strict=True))
+    (owner,) = {(await machines.snapshots.get(one)).build}
+    assert lines.of(account).count(f"waiting for build {owner}, which builds the same layer") == 9
+    assert (await builder.builds(account, limit=3, offset=8))[0] == builds[8:]
+    assert await builder.builds(account, "failed") == ([], 0)
 
     kept = await machines.snapshots.get(one)
     assert (kept.name, kept.persistence, kept.state) == ("first name", Persistent(), SnapshotState.READY)
@@ -297,7 +324,7 @@ async def test_a_layer_is_built_again_when_it_or_its_discriminator_changes(
     fresh = await ensure(note("one", skip_cache=True))
     assert fresh.id != first.id
     assert (await ensure(note("one"))).id == fresh.id
-    assert len(await builds_of(machines, account)) == 3
+    assert await layers_built(builder, account) == 3
 
     assert fresh.persistence == Sticky()
     assert (await ensure(note("one"), Persistent())).persistence == Persistent()
@@ -317,8 +344,13 @@ async def test_layers_stand_on_each_other(builder: Builder, machines: Machines, 
         return machine, await builder.build(account, info.build or "")
 
     machine, build = await create("one")
-    assert build.planned_phases == ("machine", "files", "services", "snapshot")
-    assert len(await builds_of(machines, account)) == 2
+    assert build.planned_phases == (
+        *("layer 1: vm", "layer 1: users", "layer 1: services", "layer 1: snapshot"),
+        *("layer 2: vm", "layer 2: files", "layer 2: services", "layer 2: snapshot"),
+        "vm",
+    )
+    assert await phase_names(builder, account, build.id) == list(build.planned_phases)
+    assert len(await builds_of(machines, account)) == 1
     assert await sh(machine, "cat /home/bob/note") == "one"
     environ = "tr '\\0' '\\n' </proc/$(systemctl show -P MainPID counter)/environ"
     assert "COLOUR=red" in await sh(machine, environ)
@@ -328,9 +360,10 @@ async def test_layers_stand_on_each_other(builder: Builder, machines: Machines, 
         return int(await sh(machine, "wc -l </srv/ticks")) > before
 
     await until(ticked, 10)
-    machine, _ = await create("two")
+    machine, build = await create("two")
     assert await sh(machine, "cat /home/bob/note; id -un bob") == "twobob"
-    assert len(await builds_of(machines, account)) == 3
+    assert (await phase_names(builder, account, build.id))[:2] == ["layer 1: cached", "layer 2: vm"]
+    assert await layers_built(builder, account) == 3
 
 
 async def test_a_service_that_fails_says_what_it_printed(
@@ -378,7 +411,11 @@ async def test_a_service_that_fails_says_what_it_printed(
     assert newest.id == getattr(results[0], "snapshot", None)
     with pytest.raises(SetupFailed):
         await builder.ensure_snapshot(order)
-    assert len(await builds_of(machines, account)) == 3
+    builds, _ = await builder.builds(account, "failed")
+    assert len(builds) == 5
+    last = [(await builder.phases(account, build.id))[-1] for build in builds[1:4]]
+    assert sorted(phase.name for phase in last) == ["services", "waiting", "waiting"]
+    assert {(phase.state, phase.snapshot) for phase in last} == {("failed", newest.id)}
 
 
 @pytest.mark.slow
@@ -642,10 +679,15 @@ async def test_what_nobody_waits_for_is_given_up(
     waiting = [asyncio.create_task(builder.ensure_snapshot(order)) for _ in range(2)]
 
     await until(lambda: said(lines, account, "at work"), 180)
+    (waiter, starter), _ = await builder.builds(account)
+    assert (starter.state, starter.current_phase) == ("running", "services")
+    assert (waiter.state, waiter.current_phase) == ("running", "waiting")
     waiting[0].cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await waiting[0]
     assert not waiting[1].done()
+    # The request that started the layer has gone; its record is finished with the layer.
+    assert (await builder.build(account, starter.id)).state == "running"
     assert len(await hidden(machines, account)) == 1
     assert await machines.list(account) == []
 
@@ -654,8 +696,9 @@ async def test_what_nobody_waits_for_is_given_up(
         await waiting[1]
     assert await hidden(machines, account) == []
     assert await machines.snapshots.list(account, deleted=True) == []
-    (build,) = await builds_of(machines, account)
-    assert (build.state, build.failure) == ("failed", "nobody waited for it any more")
+    builds, _ = await builder.builds(account)
+    assert [build.state for build in builds] == ["failed", "failed"]
+    assert {build.failure for build in builds} == {"cancelled: the client disconnected"}
 
 
 async def test_a_machine_whose_caller_has_gone_is_not_there(
@@ -689,8 +732,19 @@ async def test_a_build_goes_on_for_those_who_ask_again(
     second = asyncio.create_task(builder.ensure_snapshot(order))
     (machine_id,) = await hidden(machines, account)
     await Machine(machines, machine_id).files().write("/root/go", b"")
-    assert (await second).state is SnapshotState.READY
-    assert len(await builds_of(machines, account)) == 1
+    snapshot = await second
+    assert snapshot.state is SnapshotState.READY
+
+    async def both_succeeded() -> bool:
+        return (await builder.builds(account, "succeeded"))[1] == 2
+
+    await until(both_succeeded, 10)
+    assert await phase_names(builder, account, snapshot.build or "") == [
+        "vm",
+        "files",
+        "services",
+        "snapshot",
+    ]
 
     hurried = Builder(machines, BuildStore(machines.database), lines, bundles, budget=4, linger=60)
     with pytest.raises(BuildBudgetExceeded) as raised:
@@ -706,7 +760,7 @@ async def test_a_build_goes_on_for_those_who_ask_again(
 
     await until(lambda: said(lines, account, "second"), 180)
     await builder.close()
-    with pytest.raises(SetupFailed, match="Stead is being stopped"):
+    with pytest.raises(SetupFailed, match="the Stead server is stopping"):
         await abandoned
     assert await hidden(machines, account) == []
 
@@ -726,7 +780,8 @@ async def test_what_needs_no_set_up_needs_no_build(
     with pytest.raises(InvalidSpec) as raised:
         await builder.ensure_snapshot(SnapshotOrder(account, Layer(vcpus=3)))
     assert raised.value.problem == "create_vm_vcpu_not_power_of_two"
-    assert len(await builds_of(machines, account)) == 1
+    builds, _ = await builder.builds(account)
+    assert [build.planned_phases for build in builds] == [("cached",), ("vm", "snapshot")]
 
 
 async def test_builds_of_a_stead_that_was_killed_have_failed(
@@ -738,6 +793,6 @@ async def test_builds_of_a_stead_that_was_killed_have_failed(
     await store.finish("bld-" + "b" * 20, "succeeded")
     await builder.recover()
     lost = await builder.build(account, "bld-" + "a" * 20)
-    assert (lost.state, lost.failure) == ("failed", "Stead was restarted while it was built")
+    assert (lost.state, lost.failure) == ("failed", "the Stead server stopped during the build")
     assert lost.finished_at is not None
     assert (await builder.build(account, "bld-" + "b" * 20)).state == "succeeded"

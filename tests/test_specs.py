@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from stead.api.wire.builds import BuildRecord, PhaseRecord
-from stead.api.wire.creation import CreateVm
+from stead.api.wire.creation import CreateSnapshot, CreateVm
 from stead.api.wire.layers import LayerFields, LayerModel, Spec
+from stead.api.wire.unknown import unknown_keys
 from stead.builds.dockerfile import commands_of
 from stead.builds.errors import InvalidSpec
 from stead.builds.plan import Base, plan_machine, plan_snapshot
@@ -34,6 +35,8 @@ from stead.builds.spec import (
 )
 from stead.builds.units import passing_units, patch_unit, reference, service_unit
 from stead.builds.validation import check, check_service
+from stead.errors import InvalidRequest
+from stead.machines import Persistent, Sticky
 from stead.machines.machine import UNCHANGED
 from stead.settings import Size
 
@@ -184,7 +187,8 @@ INVALID = {
         ("workdir_empty", Layer(workdir="")),
         ("validation_error", Layer(workdir="here")),
         ("validation_error", Layer(ports=(Port(443, 0),))),
-        ("validation_error", Layer(ports=(Port(443, 3000, "icmp"),))),
+        ("validation_error", Layer(ports=(Port(443, 3000), Port(8081, 5000)))),
+        ("validation_error", Layer(ports=(Port(443, 3000, "udp"),))),
         ("validation_error", Layer(ready_timeout=0)),
         ("validation_error", Layer(idle_timeout=0)),
         ("invalid_snapshot_id", Layer(snapshot_id="")),
@@ -262,7 +266,7 @@ def test_ordinary_specs_are_let_pass() -> None:
             services=(
                 Service("getty@tty9", exec=("/bin/true",), workdir="~", user="1000", env={"A": "b\nc"}),
             ),
-            ports=(Port(443, 3000), Port(8081, 5000, "udp")),
+            ports=(Port(443, 3000),),
             idle_timeout=None,
         )
     )
@@ -668,6 +672,101 @@ def test_nothing_and_null_are_the_same_but_for_the_idle_timeout() -> None:
     assert layer.idle_timeout is None
 
 
+def test_unknown_keys_are_reported_with_their_path_and_the_nearest_key() -> None:
+    sent = {
+        "naem": "x",
+        "spec": {
+            "aptDep": ["git"],
+            "packages": ["git"],
+            "additionalFiles": {"/a": {"contents": "x"}},
+            "systemd": {
+                "services": [{"name": "web", "bash": "ls", "restartPolicy": {"policy": "no", "x": 1}}]
+            },
+            "users": [{"name": "a"}, {"name": "b", "Shel": "/bin/sh"}],
+            "snapshot": {"mem_size": 4, "git": {"config": {"usr": {}}}},
+        },
+        "persistence": {"type": "sticky", "priorty": 3},
+    }
+    assert unknown_keys(CreateVm.model_validate(sent)) == [
+        "unknown key naem: did you mean name?",
+        "unknown key spec.aptDep: did you mean aptDeps?",
+        "unknown key spec.packages: did you mean aptDeps?",
+        "unknown key spec.systemd.services[0].bash",
+        "unknown key spec.systemd.services[0].restartPolicy.x",
+        "unknown key spec.users[1].Shel: did you mean shell?",
+        'unknown key spec.additionalFiles["/a"].contents: did you mean content?',
+        "unknown key spec.snapshot.mem_size: did you mean memSizeGb?",
+        "unknown key spec.snapshot.git.config.usr: did you mean user?",
+        "unknown key persistence.priorty: did you mean priority?",
+    ]
+    assert unknown_keys(CreateSnapshot.model_validate({"template": {"nam": 1}})) == [
+        "unknown key template.nam: did you mean name?"
+    ]
+    known: dict[str, Any] = {
+        "spec": {"snapshot": {"template": None}, "name": None},
+        "dockerCredentials": None,
+        "nics": [],
+    }
+    assert unknown_keys(CreateVm.model_validate(known)) == []
+    many = CreateVm.model_validate({f"{'k' * 500}{number}": 1 for number in range(500)})
+    assert len(unknown_keys(many)) == 20
+    assert max(len(each) for each in unknown_keys(many)) < 200
+
+
+@pytest.mark.parametrize(
+    "sent, message",
+    [
+        ({"domains": [{"domain": "a.example.com"}]}, "domains: this version of Stead has no domains"),
+        ({"nics": [{"vpc": "a"}]}, "nics: this version of Stead has no private networks"),
+        ({"dockerCredentials": {"registry": "x"}}, "dockerCredentials: this server pulls no images"),
+        ({"udpHolePunchPorts": [{"targetPort": 1}]}, "udpHolePunchPorts: this version of Stead has no UDP"),
+        ({"spec": {"persistence": {"type": "sticky"}}}, "put persistence beside spec"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_and_not_dropped(sent: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        CreateVm.model_validate(sent).refuse_unsupported()
+
+
+def test_docker_credentials_of_a_snapshot_are_refused() -> None:
+    body = {"spec": {}, "dockerCredentials": {"registry": "x", "username": "a", "password": "b"}}
+    with pytest.raises(InvalidRequest, match="pulls no images from registries"):
+        CreateSnapshot.model_validate(body).layer()
+
+
+@pytest.mark.parametrize("ports", [None, [], [{"port": 443, "targetPort": 3000, "protocol": None}]])
+def test_ports_that_ask_for_the_default_are_accepted(ports: Any) -> None:
+    check(LayerModel.model_validate({"ports": ports}).layer())
+
+
+def test_a_port_mapping_is_refused_with_its_numbers() -> None:
+    layer = LayerModel.model_validate({"snapshot": {"ports": [{"port": 8081, "targetPort": 5000}]}}).layer()
+    with pytest.raises(InvalidSpec, match=r"ports: 8081 -> 5000/tcp: .* no public port mappings"):
+        check(layer)
+
+
+def test_the_persistence_of_a_template_is_the_retention_of_its_snapshot() -> None:
+    sent = {
+        "persistence": {"type": "sticky", "priority": 9},
+        "template": {"aptDeps": ["git"], "persistence": {"type": "persistent"}},
+    }
+    layer = LayerModel.model_validate(sent).layer()
+    assert layer.persistence == Sticky(9)
+    assert layer.snapshot is not None and layer.snapshot.persistence == Persistent()
+    with pytest.raises(InvalidRequest, match="persistent or sticky"):
+        LayerModel.model_validate({"persistence": {"type": "ephemeral"}}).layer()
+
+
+def test_snapshot_and_template_of_a_layer_are_one_thing() -> None:
+    below = {"aptDeps": ["git"]}
+    for sent in ({"template": below}, {"snapshot": None, "template": below}, {"snapshot": below}):
+        layer = LayerModel.model_validate(sent).layer()
+        assert layer.snapshot is not None and layer.snapshot.packages == ("git",)
+    with pytest.raises(InvalidSpec) as raised:
+        LayerModel.model_validate({"snapshot": below, "template": below}).layer()
+    assert raised.value.problem == "conflicting_spec_sources_error"
+
+
 def test_numbers_of_javascript_clients_are_accepted() -> None:
     """JSON has one number type: 2.0 is 2, and the noise of floating-point arithmetic is no fraction."""
     noisy = {
@@ -719,17 +818,20 @@ def test_a_build_is_shown_with_the_names_that_clients_know() -> None:
         "templateHash": None,
         "failureReason": "files: /a is a folder",
         "plannedPhases": ["files"],
+        "currentPhase": None,
         "startedAt": "1970-01-01T00:00:01.500000Z",
         "finishedAt": "1970-01-01T00:00:02.000000Z",
         "updatedAt": "1970-01-01T00:00:02.000000Z",
     }
-    phase = PhaseRecord.of(PhaseInfo("bph-1", "bld-1", "files", "sc-1", 1.5))
+    phase = PhaseRecord.of(PhaseInfo("bph-1", "bld-1", "files", "sc-1", 1.5, 2.0, "failed"))
     assert phase.model_dump(mode="json", by_alias=True) == {
         "phaseId": "bph-1",
         "buildId": "bld-1",
         "name": "files",
+        "state": "failed",
         "snapshotId": "sc-1",
         "startedAt": "1970-01-01T00:00:01.500000Z",
+        "finishedAt": "1970-01-01T00:00:02.000000Z",
     }
 
 
@@ -737,5 +839,5 @@ def test_a_nest_without_end_is_refused() -> None:
     nest: dict[str, Any] = {}
     for _ in range(500):
         nest = {"snapshot": nest}
-    with pytest.raises(ValidationError, match="layers"):
+    with pytest.raises(ValidationError, match="too many nested layers"):
         TypeAdapter(Spec).validate_python(nest)

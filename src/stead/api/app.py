@@ -39,6 +39,7 @@ from stead.api.published import Published
 from stead.api.services import Services
 from stead.api.smart_http import SmartHttp
 from stead.api.wire import Wire
+from stead.api.wire.unknown import HEADER as UNKNOWN_KEYS_HEADER
 from stead.errors import SteadError
 
 _HEADERS = (
@@ -48,6 +49,7 @@ _HEADERS = (
     TOKEN_HEADER.lower(),
     USER_HEADER.lower(),
     AFTER_HEADER,
+    UNKNOWN_KEYS_HEADER,
     "x-freestyle-sdk",
     "x-freestyle-sdk-version",
     "x-freestyle-request-url",

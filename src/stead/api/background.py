@@ -1,4 +1,4 @@
-"""Calls that may take minutes: their clients are given a number to ask with, and the work goes on."""
+"""Background requests: a call that takes long answers 202 with an id, by which its result can be polled."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ Work = Coroutine[Any, Any, Answer]
 
 
 Finder = Callable[[str], Awaitable[Answer | None]]
-"""Finds what a call that was cut short by a crash had made, as the answer that it would have had."""
+"""Finds what a request had created before a crash, as the answer that the request would have had."""
 
 
 def new_request_id() -> str:
@@ -30,7 +30,7 @@ def new_request_id() -> str:
 
 
 class BackgroundRequests:
-    """Work that outlasts its call. What a client was told to ask for again is there after a restart too."""
+    """Requests that outlast their HTTP call; results are stored, so they survive a restart."""
 
     def __init__(self, store: RequestStore) -> None:
         self._store = store
@@ -39,12 +39,12 @@ class BackgroundRequests:
     async def run(
         self, account: str, request_id: str, after: float, work: Work, invalid: str
     ) -> JSONResponse:
-        """The answer, when it comes within `after` seconds; else where to ask for it."""
+        """Return the answer if it comes within `after` seconds; otherwise 202 with the request id."""
         task = asyncio.ensure_future(work)
         try:
             done, _ = await asyncio.wait({task}, timeout=after)
         except BaseException:
-            # Nobody was given the number yet, so nobody can ask for the result.
+            # The client does not have the id yet, so it cannot ask for the result.
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             raise
@@ -74,13 +74,13 @@ class BackgroundRequests:
     async def result(self, account: str, request_id: str) -> JSONResponse:
         row = await self._store.get(request_id)
         if row is None or row.account != account:
-            raise ApiError("NOT_FOUND", f"no request {request_id}")
+            raise ApiError("NOT_FOUND", f"background request {request_id} not found")
         if row.status is None or row.answer is None:
             return _pending(request_id)
         return JSONResponse(json.loads(row.answer), row.status)
 
     async def recover(self, find: Finder) -> None:
-        """After a crash: what had been made by then is the answer; the rest has to be asked for anew."""
+        """After a crash: answer with what had been created by then; fail the rest with a retryable error."""
         await self._store.prune(time.time_ns() - _KEPT)
         for row in await self._store.pending():
             found = await find(row.id)
@@ -88,7 +88,7 @@ class BackgroundRequests:
             await self._store.finish(row.id, status, json.dumps(answer))
 
     async def close(self) -> None:
-        """End what is under way; it is recorded as such."""
+        """Cancel running requests and store that they failed."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -101,7 +101,7 @@ def _pending(request_id: str) -> JSONResponse:
 
 
 def _restarted() -> ApiError:
-    return ApiError("SERVICE_UNAVAILABLE", "Stead was stopped while this was under way; ask for it again")
+    return ApiError("SERVICE_UNAVAILABLE", "the Stead server stopped during this request; send it again")
 
 
 def _failed(error: ApiError) -> tuple[int, Answer]:

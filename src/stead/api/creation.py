@@ -1,11 +1,12 @@
-"""Making machines and snapshots: what can take minutes, and must never be done twice.
+"""POST /v1/vms and POST /v1/vms/snapshots: requests that can take minutes.
 
-The client's habit is to ask again when its connection drops. So a machine that nobody heard of is removed:
-when the client leaves before the answer, the work is undone; after the answer the machine is durable.
+SDKs repeat these requests when the connection drops, without an idempotency key. So a VM that its client did
+not hear of is deleted: when the client disconnects before the answer, the work is undone; after the answer
+the VM is durable.
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header
 
@@ -15,6 +16,7 @@ from stead.api.errors import ApiError
 from stead.api.services import Services, ServicesDep
 from stead.api.wire.creation import CreateSnapshot, CreateVm
 from stead.api.wire.snapshots import SnapshotCreated
+from stead.api.wire.unknown import HEADER, Tracked, unknown_keys
 from stead.api.wire.vms import Created
 from stead.builds.builder import MachineOrder, SnapshotOrder
 from stead.errors import InvalidRequest
@@ -29,11 +31,19 @@ _After = Annotated[
         alias=AFTER_HEADER,
         ge=0,
         le=3600,
-        description="Answer 202 after this many seconds, and let the result be asked for.",
+        description="Answer 202 with a request id after this many seconds, and continue in the background.",
+    ),
+]
+_UnknownKeys = Annotated[
+    Literal["refuse", "warn"] | None,
+    Header(
+        alias=HEADER,
+        description="`refuse`: answer 400 if the body has unknown keys. `warn`, the default: ignore them,"
+        " with a warning in the build's log.",
     ),
 ]
 _ACCEPTED: dict[int | str, dict[str, Any]] = {
-    202: {"description": "It goes on; ask for it by its request id."}
+    202: {"description": "The work continues; get the result by the request id."}
 }
 
 
@@ -44,10 +54,12 @@ async def create_vm(
     call: CurrentCall,
     wanted: CreateVm | None = None,
     after: _After = None,
+    unknown: _UnknownKeys = None,
 ) -> Any:
-    """Make a machine, from the base image, a snapshot, or a spec that is built; it runs when this answers."""
+    """Create a VM from the base image, a snapshot or a spec. The VM runs when this answers."""
     wanted = wanted or CreateVm.model_validate({})
-    wanted.refuse_what_is_missing()
+    warnings = _check_keys(wanted, unknown)
+    wanted.refuse_unsupported()
     request = new_request_id()
     order = MachineOrder(
         account=owner.account,
@@ -59,6 +71,7 @@ async def create_vm(
         activity_threshold=wanted.activity_threshold_bytes or 0,
         recreate=bool(wanted.recreate),
         request=request,
+        warnings=warnings,
     )
 
     async def take_back(created: dict[str, Any]) -> None:
@@ -79,22 +92,27 @@ async def create_vm(
 
 @router.post("/v1/vms/snapshots", response_model=SnapshotCreated, responses=_ACCEPTED)
 async def create_snapshot(
-    owner: Owner, services: ServicesDep, wanted: CreateSnapshot | None = None, after: _After = None
+    owner: Owner,
+    services: ServicesDep,
+    wanted: CreateSnapshot | None = None,
+    after: _After = None,
+    unknown: _UnknownKeys = None,
 ) -> Any:
-    """Have a snapshot of a spec: the one that is there, or a new one that is built now."""
-    if wanted is None:
-        raise InvalidRequest("say what the snapshot is made of: give a spec or a template")
+    """Return the snapshot of a spec, and build it first unless the account has one with the same content."""
+    wanted = wanted or CreateSnapshot()
+    warnings = _check_keys(wanted, unknown)
     request = new_request_id()
     order = SnapshotOrder(
         account=owner.account,
         layer=wanted.layer(),
         name=wanted.name,
-        persistence=PERSISTENT if wanted.persistence is None else wanted.persistence.of_snapshot(),
+        persistence=None if wanted.persistence is None else wanted.persistence.of_snapshot(),
         request=request,
+        warnings=warnings,
     )
 
     async def make() -> dict[str, Any]:
-        # What was built is found by the next who asks, so there is nothing to take back.
+        # Nothing to undo when the client disconnects: the repeated request finds the snapshot.
         snapshot = await services.builder.ensure_snapshot(order)
         return SnapshotCreated(snapshot_id=snapshot.id).model_dump(by_alias=True)
 
@@ -104,10 +122,19 @@ async def create_snapshot(
     return await services.background.run(owner.account, request, after, work, "CREATE_SNAPSHOT_BAD_REQUEST")
 
 
+def _check_keys(body: Tracked, unknown: str | None) -> tuple[str, ...]:
+    """Refuse unknown keys if the client wants that; otherwise return warnings for the log."""
+    found = unknown_keys(body)
+    if found and unknown == "refuse":
+        raise InvalidRequest("; ".join(found))
+    return tuple(f"{each} (ignored)" for each in found)
+
+
 async def _counted(services: Services, work: Callable[[], Work]) -> dict[str, Any]:
-    """As many at a time as the host can bear to have waiting; one more is refused."""
+    """Limit the creations in progress on this server (back-pressure)."""
     if services.creations.locked():
-        text = f"{services.settings.max_creations} machines are being made, and that is as many as wait here"
+        limit = services.settings.max_creations
+        text = f"{limit} VMs and snapshots are being created, which is the limit; try again in 5 s"
         raise ApiError("SERVICE_UNAVAILABLE", text, headers={"Retry-After": "5"})
     async with services.creations:
         return await work()

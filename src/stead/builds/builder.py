@@ -1,4 +1,4 @@
-"""Specs become snapshots and machines: every layer is built once, whoever asks for it."""
+"""Builder: turns specs into snapshots and VMs. Each layer is built once and cached as a snapshot."""
 
 import asyncio
 import contextlib
@@ -11,10 +11,9 @@ from stead.builds.errors import BuildBudgetExceeded, BuildError, InvalidSpec, Sn
 from stead.builds.flights import Flights
 from stead.builds.layer_services import Waiting
 from stead.builds.plan import Base, Plan, plan_machine, plan_snapshot
-from stead.builds.records import BuildInfo, Logbook, PhaseInfo, Record, Records, Report
+from stead.builds.records import BuildInfo, BuildState, Logbook, Part, Phase, PhaseInfo, Record, Records
 from stead.builds.spec import Layer, layer_hash
 from stead.errors import MachineNotFound, SnapshotNotFound, SteadError, WrongSnapshotState
-from stead.host.image import Progress
 from stead.logs import get_logger
 from stead.machines.machine import Machine
 from stead.machines.machines import READY_TIMEOUT, Machines
@@ -28,27 +27,31 @@ from stead.tasks import finished, or_undo
 BUDGET = 30 * 60.0
 """Seconds that the set-up of one layer may take."""
 LINGER = 15.0
-"""Seconds that a build goes on for after the last who waited for it has gone."""
+"""Seconds that a build continues after its last client has disconnected."""
 KEPT_FAILURES = 3
-"""Machines whose set-up failed of which a snapshot is kept, for each account."""
+"""Snapshots of VMs whose set-up failed that are kept for each account."""
+
+_NO_SNAPSHOT = "persistence of a layer ignored: no snapshot is built, because no layer changes anything"
 
 log = get_logger("stead.builds")
 
 
 @dataclass(frozen=True)
 class SnapshotOrder:
-    """A snapshot to be there: built, unless the account has one with the same content."""
+    """A request for a snapshot: it is built unless the account has one with the same content."""
 
     account: str
     layer: Layer
     name: str | None = None
-    persistence: SnapshotPersistence = PERSISTENT
+    persistence: SnapshotPersistence | None = None
     request: str | None = None
+    warnings: tuple[str, ...] = ()
+    """Lines for the log, about parts of the request that have no effect."""
 
 
 @dataclass(frozen=True)
 class MachineOrder:
-    """A machine to be made. `top` is what the request says beside `spec` or `template`."""
+    """A request for a VM. `top` has the fields that stand beside `spec` or `template`."""
 
     account: str
     spec: Layer | None = None
@@ -59,13 +62,14 @@ class MachineOrder:
     activity_threshold: int = 0
     recreate: bool = False
     request: str | None = None
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class _Ground:
-    """What a layer or a machine is made on: a snapshot, or the base image in a size.
+    """The parent of a layer or a VM: a snapshot, or the base image in a size.
 
-    `identity` tells it from any other, also from one that was made anew under the same name.
+    `identity` is part of the hash of the layers above; it differs for every snapshot that was built.
     """
 
     identity: str
@@ -79,24 +83,12 @@ class _Ground:
 
 @dataclass(frozen=True)
 class _Step:
-    """A layer to be built; `anew` when its snapshot must be a new one."""
+    """A layer to be built; 1 is the number of the innermost. `anew`: do not look for it in the cache."""
 
+    number: int
     layer: Layer
     hash: str
     anew: bool
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """Who asks, and who wants to hear how it goes."""
-
-    account: str
-    request: str | None
-    report: Report
-
-
-def _ignore(_: str) -> None:
-    pass
 
 
 class Builder:
@@ -119,63 +111,76 @@ class Builder:
         self._budget = budget
         self._flights: Flights[SnapshotInfo] = Flights(linger)
         self._alone = itertools.count()
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def recover(self) -> None:
-        """After a restart: builds that had not ended have failed; their machines are gone already."""
+        """After a restart: fail builds that had not finished; recovery has deleted their VMs already."""
         await self._records.recover()
 
     async def close(self) -> None:
-        """End builds that are under way; nothing is left of them."""
+        """Cancel running builds and undo what they started."""
         await self._flights.close()
+        if self._closing:
+            await asyncio.wait(set(self._closing))
 
     async def build(self, account: str, build_id: str) -> BuildInfo:
         return await self._records.get(account, build_id)
 
-    async def phases(self, account: str, build_id: str) -> list[PhaseInfo]:
-        """The phases that a build has begun, in order."""
+    async def builds(
+        self, account: str, state: BuildState | None = None, limit: int = 100, offset: int = 0
+    ) -> tuple[Sequence[BuildInfo], int]:
+        """Some builds of an account, newest first, and how many there are in all."""
+        return await self._records.list(account, state, limit, offset)
+
+    async def phases(self, account: str, build_id: str) -> Sequence[PhaseInfo]:
+        """The phases that a build has started, in order."""
         return await self._records.phases(account, build_id)
 
     # Snapshots
 
-    async def ensure_snapshot(self, order: SnapshotOrder, report: Report = _ignore) -> SnapshotInfo:
-        """The snapshot of a chain of layers; what is there is not built again."""
+    async def ensure_snapshot(self, order: SnapshotOrder) -> SnapshotInfo:
+        """Return the snapshot of a chain of layers; build only the layers that are not cached."""
         check_name(order.name)
         plan = await self._fixed(plan_snapshot(order.layer), order.account)
-        asked = _Asked(order.account, order.request, report)
-        ground = await self._ground(plan.base, asked)
+        ground = await self._ground(plan.base, order.account)
         steps = _steps(order.account, ground, plan.layers)
         if not steps:
             if ground.snapshot is not None and ground.size == ground.snapshot.size:
                 return ground.snapshot
-            # Nothing is done to the base, but a snapshot of it is asked for.
+            # The request asks for a snapshot of the base itself.
             empty = Layer(discriminator=order.layer.discriminator, skip_cache=order.layer.skip_cache)
-            steps = [_step(order.account, ground.identity, empty, anew=False)]
-        snapshot = (await self._built(ground, steps, asked)).snapshot
-        assert snapshot is not None  # noqa: S101  # there is at least one step
-        return await self._claim(snapshot, order)
+            steps = [_step(order.account, 1, ground.identity, empty, anew=False)]
+        steps[-1] = _kept(steps[-1], order.persistence or plan.layers[-1].persistence or PERSISTENT)
+        async with self._recorded(order, steps) as record:
+            snapshot = (await self._built(ground, steps, record)).snapshot
+            assert snapshot is not None  # noqa: S101  # there is at least one step
+            if snapshot.name is None and order.name is not None:
+                snapshot = await self._machines.snapshots.rename(snapshot.id, order.name)
+            await record.succeed()
+        return snapshot
 
-    async def _claim(self, snapshot: SnapshotInfo, order: SnapshotOrder) -> SnapshotInfo:
-        """What was built is kept as long as its owner wants, and has the first name that it was given."""
-        kept, wanted = snapshot.persistence, order.persistence
-        if isinstance(kept, Sticky) and (not isinstance(wanted, Sticky) or wanted.priority > kept.priority):
+    async def _claim(self, snapshot: SnapshotInfo, wanted: SnapshotPersistence | None) -> SnapshotInfo:
+        """Extend the retention of a snapshot to what a request asks for; never shorten it."""
+        kept = snapshot.persistence
+        if wanted is None or not isinstance(kept, Sticky):
+            return snapshot
+        if not isinstance(wanted, Sticky) or wanted.priority > kept.priority:
             snapshot = await self._machines.snapshots.set_persistence(snapshot.id, wanted)
-        if snapshot.name is None and order.name is not None:
-            snapshot = await self._machines.snapshots.rename(snapshot.id, order.name)
         return snapshot
 
     async def _fixed(self, plan: Plan, account: str) -> Plan:
-        """The plan with what repositories of this Stead have in them now: that is what a hash is over."""
+        """The plan with the present content of this server's repositories, which is part of the hash."""
         layers = [await repositories.fixed(layer, account, self._bundles) for layer in plan.layers]
         own = await repositories.fixed(plan.own, account, self._bundles)
         return replace(plan, layers=tuple(layers), own=own)
 
-    async def _ground(self, base: Base, asked: _Asked) -> _Ground:
+    async def _ground(self, base: Base, account: str) -> _Ground:
         if base.snapshot is None:
             size = base.size(self._machines.settings.default_size)
-            template = await self._machines.template(size, _TemplateProgress(asked.report))
+            template = await self._machines.template(size)
             return _Ground(f"template {template.id}", size)
         snapshot = await self._machines.snapshots.get(base.snapshot, deleted=True)
-        if snapshot.account != asked.account:
+        if snapshot.account != account:
             raise SnapshotNotFound(base.snapshot)
         if snapshot.deleted_at is not None:
             raise SnapshotDeleted(base.snapshot)
@@ -183,99 +188,112 @@ class Builder:
             raise WrongSnapshotState(snapshot.id, snapshot.state)
         size, own = base.size(snapshot.size), snapshot.size.disk_gib
         if size.disk_gib < own:
-            text = f"the disk of snapshot {snapshot.id} has {own} GB and cannot shrink to {size.disk_gib}"
+            text = f"rootfsSizeGb {size.disk_gib} is less than the {own} GB of snapshot {snapshot.id}"
             facts = {"got": size.disk_gib * 1024, "min": own * 1024, "max": Size.MAX_DISK_GIB * 1024}
-            raise InvalidSpec("create_vm_rootfs_out_of_range", text, **facts)
+            raise InvalidSpec("create_vm_rootfs_out_of_range", f"{text}: disks cannot shrink", **facts)
         return _Ground(f"snapshot {snapshot.id} {size}", size, snapshot)
 
-    async def _built(self, ground: _Ground, steps: Sequence[_Step], asked: _Asked) -> _Ground:
-        """The ground with all steps done; what is under a snapshot that is there is not looked at."""
+    async def _built(self, ground: _Ground, steps: Sequence[_Step], record: Record) -> _Ground:
+        """Build or find all steps; the layers below a cached one are not looked at."""
         if not steps:
             return ground
         *below, last = steps
-        snapshots = self._machines.snapshots
-        found = None if last.anew else await snapshots.find(asked.account, last.hash)
-        if found is None:
-            key = (asked.account, last.hash, next(self._alone) if last.anew else None)
-
-            async def work(listeners: list[Report]) -> SnapshotInfo:
-                def tell(message: str) -> None:
-                    for listener in tuple(listeners):
-                        listener(message)
-
-                # Another may have been done with it since it was looked for.
-                if not last.anew and (found := await snapshots.find(asked.account, last.hash)) is not None:
-                    return found
-                parent = await self._built(ground, below, _Asked(asked.account, asked.request, tell))
-                return await self._build(parent, last, asked, listeners)
-
-            found = await self._flights.join(key, work, asked.report)
+        part = record.layer(last.number)
+        found = await self._cached(record.account, last)
+        if found is not None:
+            await self._reuse(part, found)
         else:
-            await self._note(asked, f"snapshot {found.id} has this already")
-        return _Ground(last.hash, found.size, found)
+            key = (record.account, last.hash, next(self._alone) if last.anew else None)
 
-    async def _build(
-        self, ground: _Ground, step: _Step, asked: _Asked, listeners: list[Report]
-    ) -> SnapshotInfo:
-        """A new snapshot: a machine on the ground, set up and frozen. A failure leaves what it was."""
-        planned = ("machine", *setup.planned(step.layer), "snapshot")
-        record = await self._records.open(
-            asked.account, planned, request=asked.request, template_hash=step.hash, listeners=listeners
-        )
-        async with self._attempt(record, asked.account) as attempt:
-            await record.begin("machine")
+            async def work() -> SnapshotInfo:
+                # Another request may have finished it since the lookup above.
+                if (found := await self._cached(record.account, last)) is not None:
+                    await self._reuse(part, found)
+                    return found
+                return await self._build(await self._built(ground, below, record), last, part)
+
+            async def joined(owner: Record) -> None:
+                await record.skip(last.number, "waiting", wait=True)
+                await record.note(f"waiting for build {owner.id}, which builds the same layer")
+
+            found = await self._flights.join(key, record, work, joined)
+        return _Ground(last.hash, found.size, await self._claim(found, last.layer.persistence))
+
+    async def _cached(self, account: str, step: _Step) -> SnapshotInfo | None:
+        return None if step.anew else await self._machines.snapshots.find(account, step.hash)
+
+    async def _reuse(self, part: Part, snapshot: SnapshotInfo) -> None:
+        await part.skip("cached")
+        await part.note(f"layer cached: using snapshot {snapshot.id}")
+
+    async def _build(self, ground: _Ground, step: _Step, part: Part) -> SnapshotInfo:
+        """Build a layer: create a VM from the parent, set it up and take a snapshot of it."""
+        async with self._attempt(part) as attempt:
+            await part.start("vm")
             attempt.machine = await self._machines.create(
                 ground.size,
                 snapshot=None if ground.snapshot is None else ground.snapshot.id,
-                account=asked.account,
+                account=part.record.account,
                 purpose="build",
                 idle_timeout=None,
-                build=record.id,
+                build=part.id,
             )
-            await setup.apply(attempt.machine, step.layer, record, Waiting(), self._bundles)
-            await record.begin("snapshot")
-            snapshot = await or_undo(
+            await setup.apply(attempt.machine, step.layer, part, Waiting(), self._bundles)
+            await part.start("snapshot")
+            return await or_undo(
                 self._machines.snapshot(
-                    attempt.machine.id, persistence=Sticky(), template_hash=step.hash, build=record.id
+                    attempt.machine.id,
+                    persistence=step.layer.persistence or Sticky(),
+                    template_hash=step.hash,
+                    build=part.id,
                 ),
                 lambda taken: self._machines.snapshots.delete(taken.id),
             )
-            await record.succeed()
-        return snapshot
 
-    # Machines
+    # VMs
 
-    async def create_machine(self, order: MachineOrder, report: Report = _ignore) -> Machine:
-        """A running machine of which everything is true that was asked for; a failure leaves none.
+    async def create_machine(self, order: MachineOrder) -> Machine:
+        """Create a running VM with everything that the request asks for; after a failure there is none.
 
-        Layers below are built or found; what the outermost layer and the request itself say is done to the
-        machine before anyone can see it.
+        Layers below the outermost one are built or found in the cache. The outermost layer and the fields
+        beside the spec are applied to the VM itself before its account can see it, on every create: they are
+        what a client says of this one VM. They are not cached, because commands there may generate what must
+        differ between VMs (keys, host names), and a file that differs each time (a token) would leave a
+        snapshot of every VM in the account's quota. A client that wants packages, repositories and commands
+        cached sends them in a `snapshot` layer, as the CLI does for --apt, --repo and --run.
         """
         check_name(order.name)
         plan = await self._fixed(plan_machine(order.spec, order.template, order.top), order.account)
-        asked = _Asked(order.account, order.request, report)
-        base = await self._ground(plan.base, asked)
-        ground = await self._built(base, _steps(order.account, base, plan.layers), asked)
-        if not plan.own.work:
-            return await self._create(ground, plan, order)
-        planned = ("machine", *setup.planned(plan.own))
-        record = await self._records.open(order.account, planned, request=order.request, listeners=(report,))
-        async with self._attempt(record, order.account) as attempt:
-            await record.begin("machine")
-            attempt.machine = machine = await self._create(ground, plan, order, record)
-            await setup.apply(machine, plan.own, record, _waiting(plan), self._bundles)
-            if plan.wait_for_ready:
-                await self._machines.wait_until_ready(machine.id, plan.ready_timeout or READY_TIMEOUT)
-            await record.succeed()
-            await finished(self._machines.hand_over(machine.id))
-            attempt.machine = None
+        base = await self._ground(plan.base, order.account)
+        steps = _steps(order.account, base, plan.layers)
+        if not steps and any(layer.persistence is not None for layer in plan.layers):
+            order = replace(order, warnings=(*order.warnings, _NO_SNAPSHOT))
+        if not steps and not plan.own.work:
+            machine = await self._create(base, plan, order)
+            for warning in order.warnings:
+                await self._warn(order, warning, machine.id)
+            return machine
+        async with self._recorded(order, steps, plan) as record:
+            ground = await self._built(base, steps, record)
+            async with self._attempt(record.vm) as attempt:
+                await record.vm.start("vm")
+                attempt.machine = machine = await self._create(ground, plan, order, record)
+                if plan.own.work:
+                    await setup.apply(machine, plan.own, record.vm, _waiting(plan), self._bundles)
+                    if plan.wait_for_ready:
+                        await record.vm.start("ready")
+                        await self._machines.wait_until_ready(machine.id, plan.ready_timeout or READY_TIMEOUT)
+                await record.succeed()
+                if plan.own.work:
+                    await finished(self._machines.hand_over(machine.id))
+                attempt.machine = None
         return machine
 
     async def _create(
         self, ground: _Ground, plan: Plan, order: MachineOrder, record: Record | None = None
     ) -> Machine:
-        """With a record it is not its account's yet, and goes if Stead is killed before it is."""
-        ready = plan.wait_for_ready and record is None
+        """Create the VM. While it is set up its account cannot see it, and a restart deletes it."""
+        ready = plan.wait_for_ready and not plan.own.work
         return await self._machines.create(
             ground.size,
             snapshot=None if ground.snapshot is None else ground.snapshot.id,
@@ -286,17 +304,90 @@ class Builder:
             recreate=order.recreate,
             ready_timeout=(plan.ready_timeout or READY_TIMEOUT) if ready else None,
             account=order.account,
-            purpose="use" if record is None else "build",
+            purpose="build" if plan.own.work else "use",
             workdir=plan.workdir,
             build=ground.build if record is None else record.id,
             request=order.request,
         )
 
-    # Attempts
+    async def _warn(self, order: MachineOrder, message: str, machine_id: str) -> None:
+        await self._logbook.write(
+            order.account,
+            message,
+            level="warn",
+            source="build",
+            machine=machine_id,
+            request=order.request,
+        )
+
+    # Records and attempts
 
     @contextlib.asynccontextmanager
-    async def _attempt(self, record: Record, account: str) -> "AsyncIterator[_Attempt]":
-        """Within its time, and on record to its end; its machine goes with it, unless it was given away."""
+    async def _recorded(
+        self, order: SnapshotOrder | MachineOrder, steps: Sequence[_Step], plan: Plan | None = None
+    ) -> AsyncIterator[Record]:
+        """Open the record of a request, and finish it with the request unless it succeeded before.
+
+        When the client disconnects, layers that this request started to build may be finished for others;
+        then the record is finished with them.
+        """
+        labelled = len(steps) > 1 or plan is not None
+        cached = [each.number for each in steps if await self._cached(order.account, each) is not None]
+        reused = max(cached, default=0)
+        planned = [Phase(reused, "cached", labelled)] if reused else []
+        for step in steps[reused:]:
+            names = ("vm", *setup.planned(step.layer), "snapshot")
+            planned += [Phase(step.number, name, labelled) for name in names]
+        if plan is not None:
+            ready = ("ready",) if plan.own.work and plan.wait_for_ready else ()
+            names = ("vm", *setup.planned(plan.own), *ready)
+            planned += [Phase(None, name, labelled) for name in names]
+        record = await self._records.open(
+            order.account,
+            planned,
+            labelled=labelled,
+            request=order.request,
+            template_hash=steps[-1].hash if steps else None,
+        )
+        try:
+            for warning in order.warnings:
+                await record.note(warning, level="warn")
+            yield record
+        except SteadError as error:
+            await finished(_fail(record, error))
+            raise
+        except asyncio.CancelledError:
+            await finished(self._disconnected(record, snapshot=plan is None))
+            raise
+        except BaseException:
+            await finished(record.fail("internal error: see the log of the Stead server"))
+            raise
+
+    async def _disconnected(self, record: Record, *, snapshot: bool) -> None:
+        running = [task for task in record.flights if not task.done()]
+        if not running:
+            await record.fail("cancelled: the client disconnected")
+            return
+
+        async def close() -> None:
+            await asyncio.wait(running)
+            outermost = record.flights[0]
+            if outermost.cancelled():
+                await record.fail("cancelled: the client disconnected")
+            elif (error := outermost.exception()) is not None:
+                await _fail(record, error)
+            elif snapshot:
+                await record.succeed()
+            else:
+                await record.fail("cancelled: the client disconnected before the VM was created")
+
+        task = asyncio.create_task(close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    @contextlib.asynccontextmanager
+    async def _attempt(self, part: Part) -> "AsyncIterator[_Attempt]":
+        """Limit the time of a set-up; delete its VM at the end unless the attempt gave it away."""
         attempt = _Attempt()
         try:
             try:
@@ -304,92 +395,76 @@ class Builder:
                     yield attempt
             except TimeoutError:
                 if time.expired():
-                    raise BuildBudgetExceeded(record.phase, self._budget) from None
+                    raise BuildBudgetExceeded(part.step, self._budget) from None
                 raise
-        except SteadError as error:
-            await finished(self._failed(attempt, record, account, error))
-            raise
-        except asyncio.CancelledError:
-            await finished(record.fail("nobody waited for it any more"))
-            raise
-        except BaseException:
-            await finished(record.fail("something went wrong inside Stead"))
+        except BuildError as error:
+            error.build = part.id
+            if attempt.machine is not None:
+                error.snapshot = await finished(self._keep_failed(attempt.machine, part.record, error))
             raise
         finally:
             if attempt.machine is not None:
                 with contextlib.suppress(MachineNotFound):
                     await finished(self._machines.delete(attempt.machine.id, forget=True))
 
-    async def _failed(self, attempt: "_Attempt", record: Record, account: str, error: SteadError) -> None:
-        snapshot = None
-        if isinstance(error, BuildError):
-            if attempt.machine is not None:
-                snapshot = await self._keep_failed(attempt.machine, record, account, error)
-            error.snapshot, error.build = snapshot, record.id
-        await record.fail(str(error), snapshot)
-
-    async def _keep_failed(
-        self, machine: Machine, record: Record, account: str, error: BuildError
-    ) -> str | None:
-        """A snapshot of what there was when a set-up failed; of several, the newest few are kept."""
+    async def _keep_failed(self, machine: Machine, record: Record, error: BuildError) -> str | None:
+        """Take a snapshot of a VM whose set-up failed, and delete the account's oldest ones."""
         snapshots = self._machines.snapshots
         try:
             kept = await self._machines.snapshot(
                 machine.id, persistence=Sticky(0), build=record.id, failure=str(error)
             )
-            failures = [each for each in await snapshots.list(account) if each.state is SnapshotState.FAILED]
+            found = await snapshots.list(record.account)
+            failures = [each for each in found if each.state is SnapshotState.FAILED]
             failures.sort(key=lambda each: each.created_at, reverse=True)
             for old in failures[KEPT_FAILURES:]:
                 with contextlib.suppress(SnapshotNotFound):
                     await snapshots.delete(old.id)
         except SteadError as problem:
-            log.warning("a failed machine could not be kept", build=record.id, error=str(problem))
+            log.warning("failed build: no snapshot", build=record.id, error=str(problem))
             return None
         return kept.id
-
-    async def _note(self, asked: _Asked, message: str) -> None:
-        asked.report(message)
-        await self._logbook.write(asked.account, message, source="build", request=asked.request)
 
 
 @dataclass
 class _Attempt:
-    """What exists of something that is being made."""
+    """The VM of a set-up, as long as it has to be deleted at the end."""
 
     machine: Machine | None = None
 
 
+async def _fail(record: Record, error: BaseException) -> None:
+    if isinstance(error, SteadError):
+        await record.fail(str(error), error.snapshot if isinstance(error, BuildError) else None)
+    else:
+        await record.fail("internal error: see the log of the Stead server")
+
+
 def _steps(account: str, ground: _Ground, layers: Sequence[Layer]) -> list[_Step]:
-    """Layers with something to do, innermost first. What is built anew has all above it built anew."""
+    """Layers with something to do, innermost first. All layers above a rebuilt one are rebuilt too."""
     steps: list[_Step] = []
     identity, anew = ground.identity, False
     for layer in layers:
         if layer.work:
             anew = anew or layer.skip_cache
-            steps.append(_step(account, identity, layer, anew=anew))
+            steps.append(_step(account, len(steps) + 1, identity, layer, anew=anew))
             identity = steps[-1].hash
+        elif steps and layer.persistence is not None:
+            # The snapshot of a layer that changes nothing is that of the layer below.
+            steps[-1] = _kept(steps[-1], layer.persistence)
     return steps
 
 
-def _step(account: str, parent: str, layer: Layer, *, anew: bool) -> _Step:
-    return _Step(layer, layer_hash(account, parent, layer), anew or layer.skip_cache)
+def _kept(step: _Step, persistence: SnapshotPersistence) -> _Step:
+    return replace(step, layer=replace(step.layer, persistence=persistence))
+
+
+def _step(account: str, number: int, parent: str, layer: Layer, *, anew: bool) -> _Step:
+    return _Step(number, layer, layer_hash(account, parent, layer), anew or layer.skip_cache)
 
 
 def _waiting(plan: Plan) -> Waiting:
-    """Without being told, services are waited for, but that they are late is no failure."""
+    """Unless the request says otherwise, wait for services, but do not fail when they are late."""
     if plan.wait_for_ready is False:
         return Waiting(0, must=False)
     return Waiting(plan.ready_timeout or READY_TIMEOUT, must=plan.wait_for_ready is True)
-
-
-@dataclass
-class _TemplateProgress:
-    """The base image and its templates tell of many small steps; of each kind one is passed on."""
-
-    report: Report
-    last: str = ""
-
-    def __call__(self, progress: Progress) -> None:
-        if progress.phase != self.last:
-            self.last = progress.phase
-            self.report(f"{progress.phase}: {progress.detail}" if progress.detail else progress.phase)

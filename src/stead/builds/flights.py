@@ -1,12 +1,12 @@
-"""Work that many wait for and that is done once."""
+"""Single-flight: requests for the same layer share one build of it."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Hashable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from stead.builds.errors import SetupFailed
-from stead.builds.records import Report
+from stead.builds.records import Record
 from stead.tasks import finished
 
 T = TypeVar("T")
@@ -15,15 +15,16 @@ T = TypeVar("T")
 @dataclass(eq=False)
 class _Flight(Generic[T]):
     task: "asyncio.Task[T]"
-    listeners: list[Report] = field(default_factory=list)
-    """One for each who waits."""
+    owner: Record
+    """The record of the request that started it."""
+    waiters: int = 0
 
 
 class Flights(Generic[T]):
-    """Work by key. Whoever comes while it is under way gets its result, or its failure.
+    """Single-flight by key: a request that joins a running flight gets its result, or its error.
 
-    When the last who waits has gone, it goes on for `linger` seconds: a client whose connection broke asks
-    again soon. Then it is cancelled.
+    When the last waiting request has disconnected, the flight runs for another `linger` seconds, so that a
+    client that reconnects and repeats its request finds it; then it is cancelled.
     """
 
     def __init__(self, linger: float) -> None:
@@ -32,26 +33,36 @@ class Flights(Generic[T]):
         self._ending: set[asyncio.Task[T]] = set()
 
     async def join(
-        self, key: Hashable, work: Callable[[list[Report]], Coroutine[Any, Any, T]], report: Report
+        self,
+        key: Hashable,
+        record: Record,
+        work: Callable[[], Coroutine[Any, Any, T]],
+        joined: Callable[[Record], Awaitable[None]],
     ) -> T:
-        """The result of work under way for this key, or begun now."""
+        """Wait for the flight with this key, and start it with `work` unless it is running.
+
+        `joined` is called before waiting for a flight that another request started, with its record.
+        """
         flight = self._flights.get(key)
+        started = flight is None
         if flight is None:
-            listeners: list[Report] = []
-            flight = _Flight(asyncio.create_task(work(listeners)), listeners)
+            flight = _Flight(asyncio.create_task(work()), record)
+            record.flights.append(flight.task)
             self._flights[key] = flight
             flight.task.add_done_callback(lambda task: self._landed(key, task))
-        flight.listeners.append(report)
+        flight.waiters += 1
         try:
+            if not started:
+                await joined(flight.owner)
             return await asyncio.shield(flight.task)
         except asyncio.CancelledError:
             current = asyncio.current_task()
             if flight.task.cancelled() and current is not None and not current.cancelling():
-                raise SetupFailed("build", "Stead is being stopped") from None
+                raise SetupFailed("build", "the Stead server is stopping; try again") from None
             raise
         finally:
-            flight.listeners.remove(report)
-            if not flight.listeners and not flight.task.done():
+            flight.waiters -= 1
+            if not flight.waiters and not flight.task.done():
                 await self._leave(key, flight)
 
     async def _leave(self, key: Hashable, flight: _Flight[T]) -> None:
@@ -62,9 +73,9 @@ class Flights(Generic[T]):
         await finished(asyncio.wait({flight.task}))
 
     def _abandon(self, key: Hashable, flight: _Flight[T]) -> None:
-        if flight.listeners or flight.task.done():
+        if flight.waiters or flight.task.done():
             return
-        # Whoever comes from now on begins anew.
+        # A request that comes from now on starts a new flight.
         if self._flights.get(key) is flight:
             del self._flights[key]
         self._ending.add(flight.task)
@@ -76,11 +87,11 @@ class Flights(Generic[T]):
             del self._flights[key]
         self._ending.discard(task)
         if not task.cancelled():
-            # Those who waited have the error; when nobody does any more, it is not one that was forgotten.
+            # Retrieve the exception so asyncio does not log it as never retrieved.
             task.exception()
 
     async def close(self) -> None:
-        """End all work and wait for its undoing."""
+        """Cancel all flights and wait until they have undone what they started."""
         tasks = {flight.task for flight in self._flights.values()} | self._ending
         for task in tasks:
             task.cancel()

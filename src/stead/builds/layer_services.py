@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
 
 from stead.builds.errors import Diagnostics, ServiceLog, ServiceStates, SetupFailed
-from stead.builds.records import Record
+from stead.builds.records import Part
 from stead.builds.spec import Service, ServicePatch
 from stead.builds.units import (
     FOLDER,
@@ -110,7 +110,7 @@ class LayerServices:
             for target in patch.wanted_by or ():
                 await self._systemctl("add-wants", reference(target, self._own), unit_name(patch.name))
 
-    async def start(self, record: Record, waiting: Waiting) -> None:
+    async def start(self, part: Part, waiting: Waiting) -> None:
         """Start what is to run, in dependency order. SetupFailed, with diagnostics, when something fails."""
         units = [unit_name(service.name) for service in self._services if service.enable is not False]
         units += [unit_name(patch.name) for patch in self._patches if patch.enable]
@@ -121,14 +121,14 @@ class LayerServices:
             if changed:
                 await self._systemctl("try-restart", *changed)
             if units:
-                await self._start(record, units, waiting)
+                await self._start(part, units, waiting)
         except SetupFailed as error:
             error.diagnostics = await self._diagnose(units + changed)
             for log in error.diagnostics["failedServiceLogs"]:
-                await record.note(f"the log of {log['unitName']}:\n{log['log']}", service=log["unitName"])
+                await part.note(f"the log of {log['unitName']}:\n{log['log']}", service=log["unitName"])
             raise
 
-    async def _start(self, record: Record, units: list[str], waiting: Waiting) -> None:
+    async def _start(self, part: Part, units: list[str], waiting: Waiting) -> None:
         """`restart`, because a service of the same name may run since a layer below."""
         if waiting.timeout == 0:
             result = await self._run("systemctl", "restart", "--no-block", "--", *units)
@@ -136,7 +136,7 @@ class LayerServices:
                 raise _refused(result)
             self._judge(await self._states(units))
             return
-        async with self._following(record, units):
+        async with self._following(part, units):
             command = ["systemctl", "restart", "--", *units]
             result = await self._machine.exec(command, timeout=waiting.timeout)
         states = await self._states(units)
@@ -146,7 +146,7 @@ class LayerServices:
             text = f"not ready within {waiting.timeout:g} s: {late or 'systemd is at work'}"
             if waiting.must:
                 raise SetupFailed("services", text)
-            await record.note(f"{text}; the machine goes on without waiting", level="warn")
+            await part.note(f"{text}; the machine goes on without waiting", level="warn")
         elif not result.ok:
             down = next((state for state in states if state.late), None)
             raise _refused(result) if down is None else SetupFailed("services", str(down))
@@ -208,11 +208,11 @@ class LayerServices:
         return result.stdout.decode(errors="replace").strip()[-_LOG_CHARACTERS:]
 
     @contextlib.asynccontextmanager
-    async def _following(self, record: Record, units: Sequence[str]) -> AsyncIterator[None]:
+    async def _following(self, part: Part, units: Sequence[str]) -> AsyncIterator[None]:
         """What these units print while the block lasts goes into the build's log, to the last line."""
         mark = f"stead-{secrets.token_hex(8)}"
         since = (await self._run("date", "+%s.%6N")).stdout.decode().strip()
-        follower = asyncio.create_task(self._follow(record, units, since, mark))
+        follower = asyncio.create_task(self._follow(part, units, since, mark))
         try:
             yield
             # Whatever was logged before the mark has been read when the mark is.
@@ -222,7 +222,7 @@ class LayerServices:
             follower.cancel()
             await asyncio.gather(follower, return_exceptions=True)
 
-    async def _follow(self, record: Record, units: Sequence[str], since: str, mark: str) -> None:
+    async def _follow(self, part: Part, units: Sequence[str], since: str, mark: str) -> None:
         matches = [word for unit in units for word in (f"_SYSTEMD_UNIT={unit}", "+", f"UNIT={unit}", "+")]
         fields = "--output-fields=MESSAGE,SYSLOG_IDENTIFIER,_SYSTEMD_UNIT,UNIT"
         command = ["journalctl", "--follow", "--no-tail", "--output=json", fields, f"--since=@{since}"]
@@ -240,7 +240,7 @@ class LayerServices:
                     message = _message(entry.get("MESSAGE"))
                     unit = entry.get("UNIT") or entry.get("_SYSTEMD_UNIT")
                     if message:
-                        await record.note(message, service=str(unit) if unit else None)
+                        await part.note(message, service=str(unit) if unit else None)
 
     async def _systemctl(self, verb: str, *arguments: str) -> None:
         result = await self._run("systemctl", "--quiet", verb, *arguments)

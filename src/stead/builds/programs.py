@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 
 from stead.builds.errors import CommandFailed
-from stead.builds.records import Record
+from stead.builds.records import Part
 from stead.host.execution import Ended
 from stead.machines.machine import Machine
 
@@ -18,7 +18,7 @@ _TAIL_CHARACTERS = 8000
 
 async def run_program(
     machine: Machine,
-    record: Record,
+    part: Part,
     what: str,
     argv: Sequence[str],
     env: Mapping[str, str] | None = None,
@@ -32,14 +32,14 @@ async def run_program(
             if isinstance(line, Ended):
                 if line.exit_code != 0:
                     output = "".join(f"{each}\n" for each in tail)[-_TAIL_CHARACTERS:]
-                    raise CommandFailed(record.phase, what, line.exit_code, output)
+                    raise CommandFailed(part.step, what, line.exit_code, output)
                 continue
             tail.append(line)
             noted += 1
             if noted <= MAX_LINES:
-                await record.note(line)
+                await part.note(line)
             elif noted == MAX_LINES + 1:
-                await record.note("(it prints more than is noted here)")
+                await part.note("(it prints more than is noted here)")
 
 
 async def _lines(

@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from stead.builds.errors import InvalidSpec
 from stead.builds.programs import run_program
-from stead.builds.records import Record
+from stead.builds.records import Part
 from stead.builds.spec import GitUser, Layer, Repository
 from stead.builds.validation import SCHEMES, clone_url
 from stead.machines.lifecycle import new_id
@@ -119,26 +119,26 @@ async def _fixed(repository: Repository, account: str, bundles: Bundles) -> Repo
     return repository if bundle is None else replace(repository, repo=bundle.url, bundle=bundle)
 
 
-async def configure(machine: Machine, record: Record, user: GitUser) -> None:
+async def configure(machine: Machine, part: Part, user: GitUser) -> None:
     """Who commits, for all users of the machine."""
     settings = {"user.name": user.name, "user.email": user.email, "user.signingkey": user.signing_key}
     for key, value in settings.items():
         if value is not None:
-            await run_program(machine, record, "git config", ["git", "config", "--system", key, value])
+            await run_program(machine, part, "git config", ["git", "config", "--system", key, value])
 
 
-async def clone(machine: Machine, record: Record, repository: Repository, bundles: Bundles) -> None:
+async def clone(machine: Machine, part: Part, repository: Repository, bundles: Bundles) -> None:
     source = source_of(repository.repo)
     at = "" if repository.rev is None else f" at {repository.rev}"
-    await record.note(f"cloning {source.url}{at} to {repository.path}")
+    await part.note(f"cloning {source.url}{at} to {repository.path}")
     if repository.bundle is not None:
-        await _hand_in(machine, record, repository.path, repository.bundle, bundles)
+        await _hand_in(machine, part, repository.path, repository.bundle, bundles)
         return
     argv = ["/bin/sh", "-c", _CLONE, "sh", source.url, repository.path, repository.rev or ""]
-    await run_program(machine, record, f"git clone of {source.url}", argv, source.environment)
+    await run_program(machine, part, f"git clone of {source.url}", argv, source.environment)
 
 
-async def _hand_in(machine: Machine, record: Record, path: str, bundle: Bundle, bundles: Bundles) -> None:
+async def _hand_in(machine: Machine, part: Part, path: str, bundle: Bundle, bundles: Bundles) -> None:
     """Clone a repository of this Stead. Its large files are not with it: their pointers are left as such."""
     # On the disk, where its pack becomes the clone's by a link.
     folder = f"/var/tmp/stead-clone-{new_id()}"
@@ -147,11 +147,11 @@ async def _hand_in(machine: Machine, record: Record, path: str, bundle: Bundle, 
     argv = ["/bin/sh", "-c", _RECEIVE + _CLONE, "sh", bundle.url, path, bundle.branch or bundle.commit or ""]
     argv += [folder, bundle.head, str(len(bundle.refs)), str(len(bundle.shallow))]
     async with bundles.packed(bundle) as pack:
-        sent = _sent(record, bundle, pack)
-        await run_program(machine, record, f"git clone of {bundle.url}", argv, environment, sent)
+        sent = _sent(part, bundle, pack)
+        await run_program(machine, part, f"git clone of {bundle.url}", argv, environment, sent)
 
 
-async def _sent(record: Record, bundle: Bundle, pack: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _sent(part: Part, bundle: Bundle, pack: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     yield bundle.refs + bundle.shallow
     clock = asyncio.get_running_loop().time
     size, told = 0, clock()
@@ -160,4 +160,4 @@ async def _sent(record: Record, bundle: Bundle, pack: AsyncIterator[bytes]) -> A
         size += len(piece)
         if clock() - told >= _PROGRESS:
             told = clock()
-            await record.note(f"{size / (1 << 20):.1f} MiB of {bundle.url} are in the machine")
+            await part.note(f"{size / (1 << 20):.1f} MiB of {bundle.url} are in the machine")

@@ -7,7 +7,7 @@ from stead.builds import repositories
 from stead.builds.errors import BuildError, SetupFailed
 from stead.builds.layer_services import LayerServices, Waiting
 from stead.builds.programs import run_program
-from stead.builds.records import Record
+from stead.builds.records import Part
 from stead.builds.spec import File, Group, Layer, User
 from stead.errors import SteadError
 from stead.machines.machine import Machine
@@ -57,19 +57,19 @@ def planned(layer: Layer) -> tuple[str, ...]:
     return tuple(name for name, wanted in named.items() if wanted)
 
 
-async def apply(machine: Machine, layer: Layer, record: Record, waiting: Waiting, bundles: Bundles) -> None:
+async def apply(machine: Machine, layer: Layer, part: Part, waiting: Waiting, bundles: Bundles) -> None:
     """Make a machine what a layer says. BuildError says in which phase that failed, and why."""
     phases: dict[str, Callable[[], Awaitable[None]]] = {
-        "image": lambda: _run_commands(machine, record, layer.commands),
-        "groups": lambda: _make_groups(machine, record, layer.groups),
-        "users": lambda: _make_users(machine, record, layer.users),
-        "files": lambda: _write_files(machine, record, _apart_from_repositories(layer)),
-        "packages": lambda: _install(machine, record, layer.packages),
-        "repositories": lambda: _clone(machine, record, layer, bundles),
-        "services": lambda: _serve(machine, record, layer, waiting),
+        "image": lambda: _run_commands(machine, part, layer.commands),
+        "groups": lambda: _make_groups(machine, part, layer.groups),
+        "users": lambda: _make_users(machine, part, layer.users),
+        "files": lambda: _write_files(machine, part, _apart_from_repositories(layer)),
+        "packages": lambda: _install(machine, part, layer.packages),
+        "repositories": lambda: _clone(machine, part, layer, bundles),
+        "services": lambda: _serve(machine, part, layer, waiting),
     }
     for phase in planned(layer):
-        await record.begin(phase)
+        await part.start(phase)
         try:
             await phases[phase]()
         except BuildError:
@@ -78,26 +78,26 @@ async def apply(machine: Machine, layer: Layer, record: Record, waiting: Waiting
             raise SetupFailed(phase, str(error)) from error
 
 
-async def _run_commands(machine: Machine, record: Record, commands: Sequence[str]) -> None:
+async def _run_commands(machine: Machine, part: Part, commands: Sequence[str]) -> None:
     for command in commands:
         argv: Sequence[str] = ["/bin/sh", "-c", command]
         if command.startswith("#!"):
             await machine.files().write(_RUN_FILE, command.encode(), mode=0o700)
             argv = [_RUN_FILE]
         what = next((line for line in command.splitlines() if line.strip()), command)[:200]
-        await record.note(f"+ {what}")
-        await run_program(machine, record, f"{what!r}", argv, {"HOME": "/root"})
+        await part.note(f"+ {what}")
+        await run_program(machine, part, f"{what!r}", argv, {"HOME": "/root"})
 
 
-async def _make_groups(machine: Machine, record: Record, groups: Sequence[Group]) -> None:
+async def _make_groups(machine: Machine, part: Part, groups: Sequence[Group]) -> None:
     script = ["set -e"]
     for group in groups:
         options = [*_option("--gid", group.gid), *(["--system"] if group.system else [])]
         script.append(_unless_there("group", group.name, 3, group.gid, ["groupadd", *options, group.name]))
-    await run_program(machine, record, "groupadd", ["/bin/sh", "-c", "\n".join(script)])
+    await run_program(machine, part, "groupadd", ["/bin/sh", "-c", "\n".join(script)])
 
 
-async def _make_users(machine: Machine, record: Record, users: Sequence[User]) -> None:
+async def _make_users(machine: Machine, part: Part, users: Sequence[User]) -> None:
     """Those that are there already stay as they are, but for the groups that they come into."""
     script = ["set -e"]
     for user in users:
@@ -116,7 +116,7 @@ async def _make_users(machine: Machine, record: Record, users: Sequence[User]) -
             script.append(f"getent group {shlex.quote(group)} >/dev/null || groupadd {shlex.quote(group)}")
         if user.groups:
             script.append(shlex.join(["usermod", "--append", "--groups", ",".join(user.groups), user.name]))
-    await run_program(machine, record, "useradd", ["/bin/sh", "-c", "\n".join(script)])
+    await run_program(machine, part, "useradd", ["/bin/sh", "-c", "\n".join(script)])
 
 
 def _unless_there(
@@ -143,28 +143,28 @@ def _apart_from_repositories(layer: Layer, *, within: bool = False) -> list[File
     return [file for file in layer.files if file.path.startswith(folders) == within]
 
 
-async def _write_files(machine: Machine, record: Record, files: Sequence[File]) -> None:
+async def _write_files(machine: Machine, part: Part, files: Sequence[File]) -> None:
     guest = machine.files()
     for file in files:
         await guest.write(file.path, file.content, mode=0o755 if file.executable else None)
-        await record.note(f"wrote {file.path} ({len(file.content)} bytes)")
+        await part.note(f"wrote {file.path} ({len(file.content)} bytes)")
 
 
-async def _install(machine: Machine, record: Record, packages: Sequence[str]) -> None:
-    await run_program(machine, record, "apt-get", ["/bin/sh", "-c", _INSTALL, "sh", *packages])
+async def _install(machine: Machine, part: Part, packages: Sequence[str]) -> None:
+    await run_program(machine, part, "apt-get", ["/bin/sh", "-c", _INSTALL, "sh", *packages])
 
 
-async def _clone(machine: Machine, record: Record, layer: Layer, bundles: Bundles) -> None:
+async def _clone(machine: Machine, part: Part, layer: Layer, bundles: Bundles) -> None:
     if layer.git_user is not None:
-        await repositories.configure(machine, record, layer.git_user)
+        await repositories.configure(machine, part, layer.git_user)
     for repository in layer.repositories:
-        await repositories.clone(machine, record, repository, bundles)
-    await _write_files(machine, record, _apart_from_repositories(layer, within=True))
+        await repositories.clone(machine, part, repository, bundles)
+    await _write_files(machine, part, _apart_from_repositories(layer, within=True))
     if layer.workdir is not None and layer.workdir.rstrip("/"):
         await machine.files().make_folder(layer.workdir, parents=True)
 
 
-async def _serve(machine: Machine, record: Record, layer: Layer, waiting: Waiting) -> None:
+async def _serve(machine: Machine, part: Part, layer: Layer, waiting: Waiting) -> None:
     services = LayerServices(machine, layer.services, layer.patches)
     await services.install()
-    await services.start(record, waiting)
+    await services.start(part, waiting)

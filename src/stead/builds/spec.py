@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from stead.builds.errors import InvalidSpec
 from stead.machines.machine import UNCHANGED, Unchanged
+from stead.machines.persistence import SnapshotPersistence
 from stead.repos.bundles import Bundle
 
 _FORMAT = 1
@@ -160,6 +161,8 @@ class Layer:
 
     discriminator: str | None = None
     skip_cache: bool = False
+    persistence: SnapshotPersistence | None = None
+    """Retention of the snapshot that is built of this layer; None is the default of layers, sticky."""
 
     @property
     def work(self) -> dict[str, Any]:

@@ -28,6 +28,7 @@ MAX_ID = 65_535
 MAX_SYSTEM_ID = 999
 MAX_SECONDS = 10 * 365 * 24 * 3600
 MAX_FILES_BYTES = 64 << 20
+DEFAULT_PORT = Port(443, 3000)
 SCHEMES = ("https", "http", "ssh", "git", "file")
 """How a repository can be reached. `file` is the machine's own disk."""
 
@@ -121,8 +122,7 @@ def check_content(layer: Layer) -> None:
         if not layer.workdir:
             raise InvalidSpec("workdir_empty", "the working directory is empty")
         _check_path(layer.workdir, "a working directory", "validation_error")
-    for port in layer.ports or ():
-        _check_port(port)
+    _check_ports(layer.ports or ())
     if layer.ready_timeout is not None and not 0 < layer.ready_timeout <= MAX_SECONDS:
         raise _invalid(f"a time to be ready in is more than 0 seconds, not {layer.ready_timeout:g}")
     if isinstance(layer.idle_timeout, int) and not 0 < layer.idle_timeout <= MAX_SECONDS:
@@ -356,11 +356,14 @@ def _check_path(path: str, what: str, problem: str) -> None:
         raise InvalidSpec(problem, f"{what} is not text: {path[:80]!r}") from None
 
 
-def _check_port(port: Port) -> None:
-    if not 1 <= port.port <= 65_535 or not 1 <= port.target_port <= 65_535:
-        raise _invalid(f"a port is from 1 to 65535, not {port.port} or {port.target_port}")
-    if port.protocol not in ("tcp", "udp"):
-        raise _invalid(f"a port is tcp or udp, not {port.protocol!r}")
+def _check_ports(ports: Sequence[Port]) -> None:
+    """Refuse port mappings. Accepted are no ports, and the default mapping, which guides and builders write
+    out: both ask for nothing beyond a spec without `ports`."""
+    for port in ports:
+        if port != DEFAULT_PORT:
+            text = f"ports: {port.port} -> {port.target_port}/{port.protocol}: this version of Stead has no"
+            text += " public port mappings. Leave ports out; the host reaches every port at the VM's address"
+            raise _invalid(text)
 
 
 def _no_twins(problem: str, what: str, names: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -12,7 +13,7 @@ from stead.store.tables import build_phases, builds
 
 @dataclass(frozen=True)
 class BuildRow:
-    """One build as it is recorded; `planned_phases` is a JSON list of names."""
+    """One build; `planned_phases` is a JSON list of names."""
 
     id: str
     account: str
@@ -28,7 +29,7 @@ class BuildRow:
 
 @dataclass(frozen=True)
 class PhaseRow:
-    """A phase that a build has begun. Only the snapshot of what failed in it is ever added."""
+    """A phase that a build has started; `snapshot` is the VM as it was when this phase failed."""
 
     id: str
     build: str
@@ -36,6 +37,8 @@ class PhaseRow:
     name: str
     snapshot: str | None = None
     started_at: int = 0
+    finished_at: int | None = None
+    state: str = "running"
 
 
 class BuildStore(Rows[BuildRow]):
@@ -46,25 +49,47 @@ class BuildStore(Rows[BuildRow]):
         now = time.time_ns()
         return await super().insert(dataclasses.replace(row, started_at=now, updated_at=now))
 
-    async def update(self, row_id: str, **changes: object) -> BuildRow | None:
-        return await super().update(row_id, **changes, updated_at=time.time_ns())
+    async def page(
+        self, account: str, state: str | None, limit: int, offset: int
+    ) -> tuple[list[BuildRow], int]:
+        """Some builds of an account, newest first, and how many there are in all."""
+        statement = sa.select(builds).where(builds.c.account == account)
+        if state is not None:
+            statement = statement.where(builds.c.state == state)
+        statement = statement.order_by(builds.c.started_at.desc(), builds.c.id.desc())
+        return await self._page(statement, limit, offset)
 
-    async def finish(self, build_id: str, state: str, failure: str | None = None) -> BuildRow | None:
-        return await self.update(build_id, state=state, failure=failure, finished_at=time.time_ns())
-
-    async def begin_phase(self, row: PhaseRow) -> PhaseRow:
-        now = time.time_ns()
-        row = dataclasses.replace(row, started_at=now)
-        await self.database.execute(
-            build_phases.insert().values(**dataclasses.asdict(row)),
-            builds.update().where(builds.c.id == row.build).values(updated_at=now),
+    async def running_phases(self, build_ids: Sequence[str]) -> dict[str, str]:
+        """The name of the phase that each of these builds is in."""
+        statement = sa.select(build_phases.c.build, build_phases.c.name).where(
+            build_phases.c.build.in_(build_ids), build_phases.c.state == "running"
         )
-        return row
+        with self.database.look_up() as connection:
+            return {row.build: row.name for row in connection.execute(statement)}
 
-    async def pin(self, phase_id: str, snapshot: str) -> None:
-        """Note the snapshot of what was there when a phase failed."""
-        statement = build_phases.update().where(build_phases.c.id == phase_id).values(snapshot=snapshot)
-        await self.database.execute(statement)
+    async def start_phases(self, rows: Sequence[PhaseRow], planned: str) -> None:
+        """Finish the running phase and add these; all but the last of them are finished already."""
+        now = time.time_ns()
+        build = rows[0].build
+        values = [dataclasses.asdict(dataclasses.replace(row, started_at=now)) for row in rows]
+        for value in values[:-1]:
+            value.update(state="succeeded", finished_at=now)
+        await self.database.execute(
+            _finish_phase(build, now, state="succeeded"),
+            build_phases.insert().values(values),
+            builds.update().where(builds.c.id == build).values(planned_phases=planned, updated_at=now),
+        )
+
+    async def finish(
+        self, build_id: str, state: str, failure: str | None = None, *, snapshot: str | None = None
+    ) -> None:
+        """Finish a build and its running phase, which ends in the same state."""
+        now = time.time_ns()
+        end = {"state": state, "failure": failure, "finished_at": now, "updated_at": now}
+        await self.database.execute(
+            _finish_phase(build_id, now, state=state, snapshot=snapshot),
+            builds.update().where(builds.c.id == build_id).values(**end),
+        )
 
     async def phases(self, build_id: str) -> list[PhaseRow]:
         statement = sa.select(build_phases).where(build_phases.c.build == build_id)
@@ -72,19 +97,25 @@ class BuildStore(Rows[BuildRow]):
         return await self.database.read(lambda connection: made(PhaseRow, connection.execute(statement)))
 
     async def fail_unfinished(self, reason: str) -> int:
-        """After a crash: nobody works on these any more; says how many there were."""
+        """After a crash: fail every build that had not finished, and return how many there were."""
         now = time.time_ns()
-        statement = (
+        end = {"state": "failed", "finished_at": now}
+        return await self.database.execute(
+            build_phases.update().where(build_phases.c.state == "running").values(**end),
             builds.update()
             .where(builds.c.state.in_(("pending", "running")))
-            .values(state="failed", failure=reason, finished_at=now, updated_at=now)
+            .values(**end, failure=reason, updated_at=now),
         )
-        return await self.database.execute(statement)
 
     async def prune(self, before: int) -> None:
-        """Forget builds that ended before a time."""
+        """Delete builds that finished before a time."""
         old = sa.select(builds.c.id).where(builds.c.finished_at < before)
         await self.database.execute(
             build_phases.delete().where(build_phases.c.build.in_(old)),
             builds.delete().where(builds.c.finished_at < before),
         )
+
+
+def _finish_phase(build: str, now: int, **values: object) -> sa.Update:
+    running = (build_phases.c.build == build) & (build_phases.c.state == "running")
+    return build_phases.update().where(running).values(finished_at=now, **values)

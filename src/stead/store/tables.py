@@ -161,6 +161,7 @@ builds = Table(
     Column("started_at", BigInteger, nullable=False),
     Column("finished_at", BigInteger),
     Column("updated_at", BigInteger, nullable=False),
+    Index("ix_builds_started_at", "account", "started_at"),
 )
 
 build_phases = Table(
@@ -172,6 +173,8 @@ build_phases = Table(
     Column("name", Text, nullable=False),
     Column("snapshot", String(23)),
     Column("started_at", BigInteger, nullable=False),
+    Column("finished_at", BigInteger),
+    Column("state", String(16), nullable=False, server_default="succeeded"),
 )
 
 log_entries = Table(

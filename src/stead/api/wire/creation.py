@@ -1,56 +1,79 @@
-"""What can be asked for when a machine or a snapshot is made."""
+"""Bodies of POST /v1/vms and POST /v1/vms/snapshots."""
 
 from typing import Any
 
 from pydantic import Field
 
-from stead.api.wire import LARGEST, Wire
+from stead.api.wire import LARGEST
 from stead.api.wire.layers import LayerFields, Spec
 from stead.api.wire.numbers import Rounded
+from stead.api.wire.unknown import Tracked
 from stead.api.wire.vms import PersistenceModel
 from stead.builds.spec import Layer
 from stead.errors import InvalidRequest
 
+_NO_REGISTRIES = (
+    "dockerCredentials: this server pulls no images from registries; every VM is made from Debian 13."
+    " Leave dockerCredentials out"
+)
+
 
 class CreateVm(LayerFields):
-    """A machine. Everything may be left out: then it is one of the default size from the base image."""
+    """A VM. Every field is optional; `{}` is a VM of the default size from the base image."""
 
     name: str | None = None
     spec: Spec | None = None
     template: Spec | None = None
-    activity_threshold_bytes: Rounded | None = Field(default=None, ge=0, le=LARGEST)
+    activity_threshold_bytes: Rounded | None = Field(
+        default=None, ge=0, le=LARGEST, description="Less traffic than this between two checks is idle."
+    )
     persistence: PersistenceModel | None = None
-    recreate: bool | None = Field(default=None, description="Whether it may be made anew after its deletion.")
-    domains: list[dict[str, Any]] | None = None
-    nics: list[dict[str, Any]] | None = None
+    recreate: bool | None = Field(
+        default=None, description="Whether the VM may be created again with the same id after its deletion."
+    )
+    domains: list[dict[str, Any]] | None = Field(default=None, description="Not supported: leave it out.")
+    nics: list[dict[str, Any]] | None = Field(default=None, description="Not supported: leave it out.")
+    docker_credentials: Any = Field(default=None, description="Not supported: leave it out.")
+    udp_hole_punch_ports: list[Any] | None = Field(default=None, description="Not supported: leave it out.")
 
     def top(self) -> Layer:
         return Layer(**self.fields())
 
     def label(self) -> str | None:
-        """Its name; SDKs put it into the spec."""
+        """The name of the VM; SDKs put it into the spec."""
         return self.name or (None if self.spec is None else self.spec.name) or None
 
-    def refuse_what_is_missing(self) -> None:
-        """Better no machine than one that silently lacks what was asked for."""
+    def refuse_unsupported(self) -> None:
+        """Refuse fields that this server cannot honour: a VM that silently lacks them would be worse."""
         if self.domains:
-            raise InvalidRequest("this version of Stead has no domains yet: create the VM without")
+            raise InvalidRequest("domains: this version of Stead has no domains yet. Leave domains out")
         if self.nics:
-            raise InvalidRequest("this version of Stead has no private networks yet: create the VM without")
+            raise InvalidRequest("nics: this version of Stead has no private networks yet. Leave nics out")
+        if self.docker_credentials:
+            raise InvalidRequest(_NO_REGISTRIES)
+        if self.udp_hole_punch_ports:
+            text = "udpHolePunchPorts: this version of Stead has no UDP hole punching."
+            raise InvalidRequest(f"{text} Leave udpHolePunchPorts out")
+        if self.spec is not None and self.spec.persistence is not None:
+            text = "spec.persistence: the outermost layer of a spec is the VM itself, not a snapshot"
+            raise InvalidRequest(f"{text}; put persistence beside spec, or into spec.snapshot")
 
 
-class CreateSnapshot(Wire):
-    """A snapshot that is built, unless the account has one with the same content."""
+class CreateSnapshot(Tracked):
+    """A snapshot. It is built unless the account has one with the same content."""
 
     name: str | None = None
     spec: Spec | None = None
     template: Spec | None = None
     persistence: PersistenceModel | None = None
+    docker_credentials: Any = Field(default=None, description="Not supported: leave it out.")
 
     def layer(self) -> Layer:
+        if self.docker_credentials:
+            raise InvalidRequest(_NO_REGISTRIES)
         if self.spec is not None and self.template is not None:
-            raise InvalidRequest("give a spec or a template, not both")
+            raise InvalidRequest("both spec and template are given: use spec only")
         given = self.spec or self.template
         if given is None:
-            raise InvalidRequest("say what the snapshot is made of: give a spec or a template")
+            raise InvalidRequest("neither spec nor template is given: say what to build the snapshot from")
         return given.layer()

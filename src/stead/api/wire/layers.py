@@ -1,12 +1,12 @@
-"""Specs and templates as clients send them; anything may be null, and what is not known is let pass."""
+"""Specs and templates on the wire; every value may be null, and unknown keys are kept to be reported."""
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
-from stead.api.wire import Wire
 from stead.api.wire.numbers import Count, Gigabytes, Rounded
 from stead.api.wire.systemd import NewService, ServiceFields
+from stead.api.wire.unknown import Tracked
 from stead.api.wire.vms import PersistenceModel
 from stead.builds.errors import InvalidSpec
 from stead.builds.spec import File, GitUser, Group, Layer, Port, Repository, Service, ServicePatch, User
@@ -17,7 +17,7 @@ Seconds = Annotated[float | None, Field(allow_inf_nan=False)]
 MAX_DEPTH = 64
 
 
-class GroupModel(Wire):
+class GroupModel(Tracked):
     name: str
     gid: Count | None = None
     system: bool | None = None
@@ -26,7 +26,7 @@ class GroupModel(Wire):
         return Group(self.name, self.gid, bool(self.system))
 
 
-class UserModel(Wire):
+class UserModel(Tracked):
     name: str
     uid: Count | None = None
     gecos: str | None = None
@@ -47,7 +47,7 @@ class UserModel(Wire):
         )
 
 
-class FileModel(Wire):
+class FileModel(Tracked):
     content: str = ""
     encoding: str | None = None
     executable: bool | None = None
@@ -57,7 +57,7 @@ class FileModel(Wire):
 
 
 class ServicePatchModel(ServiceFields):
-    """What is to be changed of a service; what is missing or null stays."""
+    """Changes of an existing service; fields that are missing or null stay as they are."""
 
     mode: Literal["oneshot", "service"] | None = None
     exec: list[str] | None = None
@@ -67,7 +67,7 @@ class ServicePatchModel(ServiceFields):
         return ServicePatch(**self.fields(), mode=self.mode, exec=commands)
 
 
-class SystemdModel(Wire):
+class SystemdModel(Tracked):
     services: list[NewService] | None = None
     patched_services: list[ServicePatchModel] | None = None
 
@@ -78,8 +78,8 @@ class SystemdModel(Wire):
         return tuple(each.patch() for each in self.patched_services or ())
 
 
-class RepositoryModel(Wire):
-    repo: str = Field(description="Its URL, or the id of a repository of this Stead.")
+class RepositoryModel(Tracked):
+    repo: str = Field(description="URL, or the id of a repository on this server.")
     path: str
     rev: str | None = None
 
@@ -87,17 +87,17 @@ class RepositoryModel(Wire):
         return Repository(self.repo, self.path, self.rev)
 
 
-class GitUserModel(Wire):
+class GitUserModel(Tracked):
     name: str | None = None
     email: str | None = None
     signingkey: str | None = None
 
 
-class GitConfigModel(Wire):
+class GitConfigModel(Tracked):
     user: GitUserModel | None = None
 
 
-class GitModel(Wire):
+class GitModel(Tracked):
     config: GitConfigModel | None = None
     repos: list[RepositoryModel] | None = None
 
@@ -106,7 +106,7 @@ class GitModel(Wire):
         return None if user is None else GitUser(user.name, user.email, user.signingkey)
 
 
-class PortModel(Wire):
+class PortModel(Tracked):
     port: Count
     target_port: Count
     protocol: str | None = None
@@ -115,12 +115,14 @@ class PortModel(Wire):
         return Port(self.port, self.target_port, self.protocol or "tcp")
 
 
-class BaseImageModel(Wire):
-    dockerfile_content: str = Field(default="", description="`FROM debian:trixie-slim`, and RUN commands.")
+class BaseImageModel(Tracked):
+    dockerfile_content: str = Field(
+        default="", description="A Dockerfile with `FROM debian:trixie-slim` and RUN commands."
+    )
 
 
-class LayerFields(Wire):
-    """What a layer can say; a request for a machine can say the same beside its spec."""
+class LayerFields(Tracked):
+    """The fields of a layer; POST /v1/vms takes the same ones beside `spec`."""
 
     snapshot_id: str | None = None
     base_image: BaseImageModel | None = None
@@ -134,7 +136,10 @@ class LayerFields(Wire):
     )
     wait_for_ready_signal: bool | None = None
     ready_signal_timeout_seconds: Seconds = None
-    ports: list[PortModel] | None = None
+    ports: list[PortModel] | None = Field(
+        default=None,
+        description="Only `[]` and the default mapping, 443 to 3000: public port mappings are not supported.",
+    )
     systemd: SystemdModel | None = None
     users: list[UserModel] | None = None
     groups: list[GroupModel] | None = None
@@ -142,14 +147,16 @@ class LayerFields(Wire):
     git: GitModel | None = None
     git_repos: list[RepositoryModel] | None = None
     apt_deps: list[str] | None = None
-    discriminator: str | None = None
-    skip_cache: bool | None = None
+    discriminator: str | None = Field(
+        default=None, description="Layers that are equal but for this value are cached apart."
+    )
+    skip_cache: bool | None = Field(default=None, description="Build this layer again although it is cached.")
 
     def fields(self) -> dict[str, Any]:
-        """As the builder knows them, without the layer below."""
+        """The arguments of a `Layer`, without the layer below."""
         systemd, git = self.systemd or SystemdModel(), self.git or GitModel()
         if self.git_repos and git.repos:
-            text = "repositories are named twice, in gitRepos and in git.repos; use git.repos"
+            text = "both gitRepos and git.repos are given: use git.repos only"
             raise InvalidSpec("invalid_git_repo_spec_error", text)
         idle = self.idle_timeout_seconds if "idle_timeout_seconds" in self.model_fields_set else UNCHANGED
         return {
@@ -177,29 +184,34 @@ class LayerFields(Wire):
 
 
 def _not_too_deep(value: Any) -> Any:
-    """Refuse a nest that no builder makes before it is walked into."""
+    """Limit the nesting depth before the recursive model is validated."""
     depth, below = 0, value
     while isinstance(below, dict):
         below = below.get("snapshot") or below.get("template")
         depth += 1
         if depth > MAX_DEPTH:
-            raise ValueError(f"more than {MAX_DEPTH} layers")
+            raise ValueError(f"too many nested layers (max {MAX_DEPTH})")
     return value
 
 
 class LayerModel(LayerFields):
-    """A layer of a spec or a template; `snapshot` is what it stands on, and is built once."""
+    """A layer of a spec or a template; `snapshot` is the layer below, which is built once and cached."""
 
     name: str | None = None
-    snapshot: "LayerModel | None" = Field(default=None, validation_alias=AliasChoices("snapshot", "template"))
+    snapshot: "LayerModel | None" = None
+    template: "LayerModel | None" = Field(default=None, description="The older name of `snapshot`.")
     persistence: PersistenceModel | None = Field(
-        default=None, description="Of a template: how long it is kept."
+        default=None, description="Retention of the snapshot that is built of this layer."
     )
 
     def layer(self) -> Layer:
-        below = None if self.snapshot is None else self.snapshot.layer()
-        return Layer(snapshot=below, **self.fields())
+        if self.snapshot is not None and self.template is not None:
+            text = "a layer has both snapshot and template: use snapshot only"
+            raise InvalidSpec("conflicting_spec_sources_error", text, fieldA="snapshot", fieldB="template")
+        below = self.snapshot or self.template
+        kept = None if self.persistence is None else self.persistence.of_snapshot()
+        return Layer(snapshot=None if below is None else below.layer(), persistence=kept, **self.fields())
 
 
 Spec = Annotated[LayerModel, BeforeValidator(_not_too_deep)]
-"""A whole chain of layers, outermost first."""
+"""A chain of layers, outermost first."""

@@ -1,4 +1,4 @@
-"""Systemd's services as clients see them."""
+"""Systemd services on the wire."""
 
 from typing import Any, Literal
 
@@ -6,12 +6,13 @@ from pydantic import Field, field_validator
 
 from stead.api.wire import Time, Wire
 from stead.api.wire.numbers import Count
+from stead.api.wire.unknown import Tracked
 from stead.builds.services import Outcome, ServiceStatus
 from stead.builds.spec import Restart, Service
 from stead.machines.journal import Entry
 
 
-class RestartPolicy(Wire):
+class RestartPolicy(Tracked):
     policy: Literal["no", "on-failure", "always", "on-abnormal"]
     restart_sec: float | None = None
     start_limit_burst: Count | None = None
@@ -21,8 +22,8 @@ class RestartPolicy(Wire):
         return Restart(self.policy, self.restart_sec, self.start_limit_burst, self.start_limit_interval_sec)
 
 
-class ServiceFields(Wire):
-    """What can be said alike of a service that is made and of one that is changed."""
+class ServiceFields(Tracked):
+    """Fields that a new service and a change of a service have in common."""
 
     name: str
     env: dict[str, str] | None = None
@@ -41,7 +42,7 @@ class ServiceFields(Wire):
     restart_policy: RestartPolicy | None = None
 
     def fields(self) -> dict[str, Any]:
-        """As the builder knows them."""
+        """The arguments of a `Service` or a `ServicePatch`."""
         return {
             "name": self.name,
             "env": self.env or {},
@@ -62,10 +63,10 @@ class ServiceFields(Wire):
 
 
 class NewService(ServiceFields):
-    """A service to make; what is missing or null is systemd's default."""
+    """A new service; fields that are missing or null have systemd's defaults."""
 
     mode: Literal["oneshot", "service"] = "service"
-    exec: list[str] = Field(default_factory=list, description="Whole command lines, run in order.")
+    exec: list[str] = Field(default_factory=list, description="Complete command lines, run in order.")
     remain_after_exit: bool | None = None
 
     def service(self) -> Service:
@@ -93,7 +94,7 @@ class ServiceDeleted(Wire):
 
 
 class ServiceState(Wire):
-    """A service in systemd's words."""
+    """State of a service, with systemd's names for it."""
 
     name: str
     active_state: str
@@ -133,7 +134,7 @@ class ServiceId(Wire):
     @field_validator("id")
     @classmethod
     def _whole(cls, text: str) -> str:
-        """It is repeated in the answer: half a character cannot be."""
+        """The answer repeats it, and cannot encode a lone surrogate."""
         text.encode()
         return text
 

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from stead.api.wire import LARGEST, Time, Wire
 from stead.api.wire.numbers import Count, Gigabytes, Rounded
+from stead.api.wire.unknown import Tracked
 from stead.errors import InvalidRequest
 from stead.machines import Ephemeral, MachineInfo, Persistent, State, Sticky
 from stead.machines.persistence import PERSISTENT, Persistence, SnapshotPersistence
@@ -35,7 +36,7 @@ def wire_state(state: State) -> VmState:
     return _STATES[state]
 
 
-class PersistenceModel(Wire):
+class PersistenceModel(Tracked):
     """How long something is kept."""
 
     type: Literal["persistent", "sticky", "ephemeral"]
