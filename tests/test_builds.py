@@ -375,7 +375,8 @@ async def test_a_service_that_fails_says_what_it_printed(
     with pytest.raises(SetupFailed) as raised:
         await builder.create_machine(MachineOrder(account, spec=spec, name="broken"))
     error = raised.value
-    assert str(error) == "services: freestyle-run-command-2.service failed: exit code 3"
+    command = "'echo something is wrong >&2; exit 3' (freestyle-run-command-2.service)"
+    assert str(error) == f"services: {command} exited with 3: something is wrong"
     assert error.phase == "services"
     assert error.diagnostics is not None
     (log,) = error.diagnostics["failedServiceLogs"]
@@ -406,7 +407,8 @@ async def test_a_service_that_fails_says_what_it_printed(
     )
     assert all(isinstance(result, SetupFailed) for result in results)
     assert len({getattr(result, "build", None) for result in results}) == 1
-    assert "missing.service failed: exit code 203" in str(results[0])
+    text = "'/no/such/program' (missing.service) exited with 203 (systemd could not execute it)"
+    assert text in str(results[0])
     (newest,) = [each for each in await machines.snapshots.list(account) if each.failure is not None]
     assert newest.id == getattr(results[0], "snapshot", None)
     with pytest.raises(SetupFailed):

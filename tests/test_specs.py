@@ -15,6 +15,7 @@ from stead.api.wire.layers import LayerFields, LayerModel, Spec
 from stead.api.wire.unknown import unknown_keys
 from stead.builds.dockerfile import commands_of
 from stead.builds.errors import InvalidSpec
+from stead.builds.layer_services import UnitState, command_of, last_line
 from stead.builds.plan import Base, plan_machine, plan_snapshot
 from stead.builds.records import BuildInfo, PhaseInfo
 from stead.builds.repositories import source_of
@@ -553,6 +554,28 @@ def test_a_patch_changes_only_what_it_names() -> None:
         "[Unit]\nAfter=db.service\n\n"
         "[Service]\nExecStart=\nExecStartPre=\nExecStartPre=/bin/a\nExecStart=/bin/b\n"
     )
+
+
+def test_a_failed_run_step_is_described_by_its_command_and_last_output() -> None:
+    """The client for Node and the Python SDK send a command as a script that a service runs."""
+    path = "/opt/freestyle/scripts/freestyle-run-command-1.sh"
+    step = Service("freestyle-run-command-1", mode="oneshot", exec=(f"/bin/bash {path}",))
+    state = UnitState("freestyle-run-command-1.service", "loaded", "failed", "failed", "exit-code", "2", "0")
+
+    def described(script: str, output: str) -> str:
+        return state.describe(command_of(step, {path: script.encode()}), last_line(output))
+
+    assert described("#!/bin/bash\nset -eo pipefail\nmake all\n", "cc a.c\nmake: *** Error 1\n\n") == (
+        "'make all' (freestyle-run-command-1.service) exited with 2: make: *** Error 1"
+    )
+    assert described("#!/bin/sh\n\ncd /srv\nmake\n", "") == (
+        "'cd /srv ...' (freestyle-run-command-1.service) exited with 2"
+    )
+    assert len(described("x" * 10_000, "y" * 10_000)) < 800
+    assert command_of(Service("web", exec=("/bin/prepare", "/bin/web")), {}) == "/bin/prepare"
+    assert command_of(ServicePatch("web"), {}) == ""
+    killed = replace(state, result="signal")
+    assert killed.describe("make", "") == "'make' (freestyle-run-command-1.service) failed: signal"
 
 
 NASTY = st.text(alphabet=st.sampled_from("a/ =%\"'\\\n\r\t;$[]#~.-:@0é\x00\u2028"), max_size=12)

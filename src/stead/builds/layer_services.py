@@ -1,10 +1,10 @@
-"""The services of a layer: written, started in systemd's order, waited for, and asked what went wrong."""
+"""Services of a layer: write unit files, start them in dependency order, wait, and diagnose failures."""
 
 import asyncio
 import contextlib
 import json
 import secrets
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from stead.builds.errors import Diagnostics, ServiceLog, ServiceStates, SetupFailed
@@ -29,13 +29,18 @@ _DRAIN_TIMEOUT = 15.0
 _LOG_LINES = 100
 _LOG_CHARACTERS = 16_000
 _MOST_LOGS = 8
+_MAX_COMMAND = 200
+_MAX_OUTPUT = 500
+_OUTPUT_LINES = 20
+_EXEC_FAILED = "203"
+"""Exit status that systemd gives to a program that it could not execute."""
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """How long services are waited for: oneshots until they have ended, others until they are ready.
+    """How long to wait for services: for oneshots until they exit, for others until they are ready.
 
-    None is without end, 0 not at all. When the time is over, `must` says whether that is a failure.
+    None is no limit, 0 does not wait. `must`: whether a timeout is a failure.
     """
 
     timeout: float | None = None
@@ -54,39 +59,70 @@ class UnitState:
 
     @property
     def failed(self) -> bool:
-        """A unit that has removed itself is active, although its file is not there."""
+        """Whether it failed. A unit that deleted itself after success is active without a unit file."""
         return self.active == "failed" or (self.load != "loaded" and self.active == "inactive")
 
     @property
     def late(self) -> bool:
         return self.active not in ("active", "inactive") or self.job not in ("", "0")
 
-    def __str__(self) -> str:
+    def describe(self, command: str = "", output: str = "") -> str:
+        """The state as a failure: what ran, how it ended, and the last line that it printed."""
+        what = f"{command!r} ({self.unit})" if command else self.unit
         if self.load == "not-found":
-            return f"{self.unit} is not there"
+            return f"{self.unit} does not exist"
         if self.load != "loaded":
-            return f"{self.unit} has an error in its unit file"
+            return f"{self.unit} has an invalid unit file"
         if self.result == "exit-code":
-            return f"{self.unit} failed: exit code {self.exit_status}"
-        if self.result not in ("", "success"):
-            return f"{self.unit} failed: {self.result}"
-        return f"{self.unit} is {self.active} ({self.sub})"
+            hint = " (systemd could not execute it)" if self.exit_status == _EXEC_FAILED else ""
+            text = f"{what} exited with {self.exit_status}{hint}"
+        elif self.result not in ("", "success"):
+            text = f"{what} failed: {self.result}"
+        else:
+            text = f"{what} is {self.active} ({self.sub})"
+        return f"{text}: {output}" if output else text
+
+
+def command_of(service: ServicePatch, files: Mapping[str, bytes]) -> str:
+    """What a service runs, in one line: the command of a `run` step, or the first line of `exec`.
+
+    SDKs write the command of a `run` step into a script and send a service that runs it with bash.
+    """
+    line = next((line.strip() for line in service.exec or () if line.strip()), "")
+    script = files.get(line.removeprefix("/bin/bash ").strip())
+    if script is not None:
+        lines = [each.strip() for each in script.decode(errors="replace").splitlines()]
+        lines = [each for each in lines if each and not each.startswith(("#", "set -"))]
+        if lines:
+            line = lines[0] if len(lines) == 1 else f"{lines[0]} ..."
+    return line if len(line) <= _MAX_COMMAND else f"{line[:_MAX_COMMAND]}..."
+
+
+def last_line(output: str) -> str:
+    found = next((line.strip() for line in reversed(output.splitlines()) if line.strip()), "")
+    return found if len(found) <= _MAX_OUTPUT else f"{found[:_MAX_OUTPUT]}..."
 
 
 class LayerServices:
-    """The services of a layer in one machine."""
+    """The services of a layer in one VM; `files` are the layer's files, by path."""
 
     def __init__(
-        self, machine: Machine, services: Sequence[Service], patches: Sequence[ServicePatch] = ()
+        self,
+        machine: Machine,
+        services: Sequence[Service],
+        patches: Sequence[ServicePatch] = (),
+        files: Mapping[str, bytes] | None = None,
     ) -> None:
         self._machine = machine
         self._services = services
         self._patches = patches
         self._own = {unit_name(service.name) for service in services}
         self._passing = passing_units(services)
+        given = (*patches, *services)
+        self._commands = {unit_name(each.name): command_of(each, files or {}) for each in given}
 
     async def install(self) -> None:
-        """Write unit files and drop-ins and have systemd read them; what is wanted at boot is enabled."""
+        """Write unit files and drop-ins, make systemd load them, and enable what starts at boot."""
         files = self._machine.files()
         for service in self._services:
             unit = unit_name(service.name)
@@ -101,7 +137,7 @@ class LayerServices:
         await self._check_patched()
         enabled = [unit_name(service.name) for service in self._services if service.enable is not False]
         enabled += [unit_name(patch.name) for patch in self._patches if patch.enable]
-        # Enabling makes systemd read its files anew by itself.
+        # `enable` reloads the unit files by itself.
         await self._systemctl(*(("enable", *enabled) if enabled else ("daemon-reload",)))
         disabled = [unit_name(patch.name) for patch in self._patches if patch.enable is False]
         if disabled:
@@ -111,10 +147,10 @@ class LayerServices:
                 await self._systemctl("add-wants", reference(target, self._own), unit_name(patch.name))
 
     async def start(self, part: Part, waiting: Waiting) -> None:
-        """Start what is to run, in dependency order. SetupFailed, with diagnostics, when something fails."""
+        """Start services in dependency order; SetupFailed, with diagnostics, when one fails."""
         units = [unit_name(service.name) for service in self._services if service.enable is not False]
         units += [unit_name(patch.name) for patch in self._patches if patch.enable]
-        # Others that were changed go on with the change, if they run.
+        # Restart other changed services if they run.
         changed = [unit_name(patch.name) for patch in self._patches if patch.enable is None]
         changed = [unit for unit in changed if unit not in units]
         try:
@@ -125,53 +161,59 @@ class LayerServices:
         except SetupFailed as error:
             error.diagnostics = await self._diagnose(units + changed)
             for log in error.diagnostics["failedServiceLogs"]:
-                await part.note(f"the log of {log['unitName']}:\n{log['log']}", service=log["unitName"])
+                await part.note(f"log of {log['unitName']}:\n{log['log']}", service=log["unitName"])
             raise
 
     async def _start(self, part: Part, units: list[str], waiting: Waiting) -> None:
-        """`restart`, because a service of the same name may run since a layer below."""
+        """`restart` and not `start`: a layer below may have started a service of the same name."""
         if waiting.timeout == 0:
             result = await self._run("systemctl", "restart", "--no-block", "--", *units)
             if not result.ok:
                 raise _refused(result)
-            self._judge(await self._states(units))
+            await self._judge(await self._states(units))
             return
         async with self._following(part, units):
             command = ["systemctl", "restart", "--", *units]
             result = await self._machine.exec(command, timeout=waiting.timeout)
         states = await self._states(units)
-        self._judge(states)
+        await self._judge(states)
         if result.timed_out:
             late = ", ".join(state.unit for state in states if state.late)
-            text = f"not ready within {waiting.timeout:g} s: {late or 'systemd is at work'}"
+            text = f"not ready within {waiting.timeout:g} s: {late or 'systemd is busy'}"
             if waiting.must:
                 raise SetupFailed("services", text)
-            await part.note(f"{text}; the machine goes on without waiting", level="warn")
+            await part.note(f"{text}; continuing without it", level="warn")
         elif not result.ok:
             down = next((state for state in states if state.late), None)
-            raise _refused(result) if down is None else SetupFailed("services", str(down))
+            raise _refused(result) if down is None else await self._failure(down)
         else:
             await self._forget_passing()
 
     async def _forget_passing(self) -> None:
-        """Units that have removed themselves are let go of; what depended on them no longer does."""
+        """Unload units that deleted themselves, with the dependencies of other units on them."""
         gone = sorted(self._passing)
         if gone:
             await self._systemctl("daemon-reload")
             await self._run("systemctl", "stop", "--", *gone)
 
-    def _judge(self, states: Sequence[UnitState]) -> None:
+    async def _judge(self, states: Sequence[UnitState]) -> None:
         failed = [state for state in states if state.failed]
         if failed:
-            raise SetupFailed("services", str(failed[0]))
+            raise await self._failure(failed[0])
+
+    async def _failure(self, state: UnitState) -> SetupFailed:
+        command = ["journalctl", "--no-pager", "--output=cat", f"--lines={_OUTPUT_LINES}"]
+        printed = await self._run(*command, f"_SYSTEMD_UNIT={state.unit}", "_TRANSPORT=stdout")
+        output = last_line(printed.stdout.decode(errors="replace"))
+        return SetupFailed("services", state.describe(self._commands.get(state.unit, ""), output))
 
     async def _check_patched(self) -> None:
         units = [unit_name(patch.name) for patch in self._patches]
         for state in await self._states(units) if units else ():
             if state.load == "not-found":
-                raise SetupFailed("services", f"there is no {state.unit} to be changed")
+                raise SetupFailed("services", f"cannot change {state.unit}: it does not exist")
 
-    # What systemd says
+    # Queries
 
     async def _states(self, units: Sequence[str]) -> list[UnitState]:
         names = ("LoadState", "ActiveState", "SubState", "Result", "ExecMainStatus", "Job")
@@ -184,7 +226,7 @@ class LayerServices:
         return states
 
     async def _diagnose(self, units: Collection[str]) -> Diagnostics:
-        """How all services are, and the last lines of those that failed, or are ours and did not come up."""
+        """States of all services, and log tails of those that failed or did not become ready."""
         found: dict[tuple[str, str], list[str]] = {}
         logs: list[ServiceLog] = []
         with contextlib.suppress(SteadError, ValueError):
@@ -209,13 +251,13 @@ class LayerServices:
 
     @contextlib.asynccontextmanager
     async def _following(self, part: Part, units: Sequence[str]) -> AsyncIterator[None]:
-        """What these units print while the block lasts goes into the build's log, to the last line."""
+        """Copy what these units print during the block into the build's log, to the last line."""
         mark = f"stead-{secrets.token_hex(8)}"
         since = (await self._run("date", "+%s.%6N")).stdout.decode().strip()
         follower = asyncio.create_task(self._follow(part, units, since, mark))
         try:
             yield
-            # Whatever was logged before the mark has been read when the mark is.
+            # When the mark has been read, so has every line before it.
             await self._run("systemd-cat", "--identifier", mark, "echo", "end")
             await asyncio.wait({follower}, timeout=_DRAIN_TIMEOUT)
         finally:
@@ -252,7 +294,7 @@ class LayerServices:
 
 
 def _refused(result: ExecResult) -> SetupFailed:
-    said = result.stderr.decode(errors="replace").strip() or "systemd did not answer in time"
+    said = result.stderr.decode(errors="replace").strip() or f"systemd did not answer in {_ASK_TIMEOUT:g} s"
     return SetupFailed("services", said[-2000:])
 
 
@@ -265,7 +307,7 @@ def _entry(line: bytes) -> dict[str, object]:
 
 
 def _message(value: object) -> str:
-    """A line of the journal; one that is not text comes as numbers."""
+    """A journal message; journalctl prints one that is not UTF-8 as a list of bytes."""
     if isinstance(value, list):
         value = bytes(number for number in value if isinstance(number, int)).decode(errors="replace")
     return str(value or "").strip()

@@ -165,6 +165,7 @@ async def _clone(machine: Machine, part: Part, layer: Layer, bundles: Bundles) -
 
 
 async def _serve(machine: Machine, part: Part, layer: Layer, waiting: Waiting) -> None:
-    services = LayerServices(machine, layer.services, layer.patches)
+    files = {file.path: file.content for file in layer.files}
+    services = LayerServices(machine, layer.services, layer.patches, files)
     await services.install()
     await services.start(part, waiting)
