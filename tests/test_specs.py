@@ -14,8 +14,8 @@ from stead.api.wire.creation import CreateSnapshot, CreateVm
 from stead.api.wire.layers import LayerFields, LayerModel, Spec
 from stead.api.wire.unknown import unknown_keys
 from stead.builds.dockerfile import commands_of
-from stead.builds.errors import InvalidSpec
-from stead.builds.layer_services import UnitState, command_of, last_line
+from stead.builds.errors import CommandFailed, InvalidSpec, last_line
+from stead.builds.layer_services import UnitState, command_of
 from stead.builds.plan import Base, plan_machine, plan_snapshot
 from stead.builds.records import BuildInfo, PhaseInfo
 from stead.builds.repositories import source_of
@@ -574,6 +574,8 @@ def test_a_failed_run_step_is_described_by_its_command_and_last_output() -> None
     assert len(described("x" * 10_000, "y" * 10_000)) < 800
     assert command_of(Service("web", exec=("/bin/prepare", "/bin/web")), {}) == "/bin/prepare"
     assert command_of(ServicePatch("web"), {}) == ""
+    failed = CommandFailed("image", "'make'", 2, "y" * 10_000)
+    assert str(failed).startswith("image: 'make' exited with 2: yyy") and len(str(failed)) < 800
     killed = replace(state, result="signal")
     assert killed.describe("make", "") == "'make' (freestyle-run-command-1.service) failed: signal"
 

@@ -1,12 +1,14 @@
-"""What can go wrong between a spec and the machine or snapshot that it describes."""
+"""Errors of builds: invalid specs, and failures while a spec is applied."""
 
 from typing import Any, TypedDict
 
 from stead.errors import SnapshotNotFound, SteadError
 
+_MAX_OUTPUT = 500
+
 
 class InvalidSpec(SteadError):
-    """A spec that can never be built. `problem` says which rule it breaks, `facts` with what."""
+    """A spec that breaks a rule. `problem` names the rule, `facts` are the values that break it."""
 
     code = "invalid_spec"
 
@@ -17,7 +19,7 @@ class InvalidSpec(SteadError):
 
 
 class SnapshotDeleted(SnapshotNotFound):
-    """The snapshot that something was to be built on was there once."""
+    """The snapshot that a spec names as its base has been deleted."""
 
     code = "snapshot_deleted"
 
@@ -26,12 +28,12 @@ class BuildNotFound(SteadError):
     code = "build_not_found"
 
     def __init__(self, build_id: str) -> None:
-        super().__init__(f"no build {build_id}")
+        super().__init__(f"build {build_id} not found")
         self.build_id = build_id
 
 
 class ServiceStates(TypedDict):
-    """Services of a guest that are in the same state."""
+    """Services of a VM that are in the same state."""
 
     activeState: str
     subState: str
@@ -44,16 +46,23 @@ class ServiceLog(TypedDict):
 
 
 class Diagnostics(TypedDict):
-    """What a guest says of its services after some of them failed."""
+    """States of a VM's services, and logs of those that failed."""
 
     serviceStates: list[ServiceStates]
     failedServiceLogs: list[ServiceLog]
 
 
-class BuildError(SteadError):
-    """A spec was applied and something failed on the way.
+def last_line(output: str) -> str:
+    """The last line of a program's output that is not blank, limited in length."""
+    found = next((line.strip() for line in reversed(output.splitlines()) if line.strip()), "")
+    return found if len(found) <= _MAX_OUTPUT else f"{found[:_MAX_OUTPUT]}..."
 
-    `phase` is where; `snapshot` is the machine as it was then, kept to be looked at; `build` has the record.
+
+class BuildError(SteadError):
+    """A failure while a spec was applied.
+
+    `phase` is the step that failed, `snapshot` the VM as it was then, kept for debugging, `build` the id of
+    the build record.
     """
 
     def __init__(self, phase: str, message: str) -> None:
@@ -64,7 +73,7 @@ class BuildError(SteadError):
 
 
 class SetupFailed(BuildError):
-    """The guest could not be made what the spec says."""
+    """A step of the set-up failed in the guest."""
 
     code = "setup_failed"
 
@@ -75,23 +84,23 @@ class SetupFailed(BuildError):
 
 
 class CommandFailed(BuildError):
-    """A program that the set-up runs in the guest failed; `stderr` is the end of what it printed."""
+    """A program of the set-up failed in the guest; `stderr` is the end of its output."""
 
     code = "command_failed"
 
     def __init__(self, phase: str, what: str, exit_code: int | None, stderr: str) -> None:
-        last = next((line.strip() for line in reversed(stderr.splitlines()) if line.strip()), "")
-        ending = "was ended" if exit_code is None else f"exited with {exit_code}"
+        last = last_line(stderr)
+        ending = "was killed" if exit_code is None else f"exited with {exit_code}"
         super().__init__(phase, f"{phase}: {what} {ending}" + (f": {last}" if last else ""))
         self.exit_code = -1 if exit_code is None else exit_code
         self.stderr = stderr
 
 
 class BuildBudgetExceeded(BuildError):
-    """The work took longer than it may."""
+    """The set-up of a layer exceeded its time limit."""
 
     code = "build_budget_exceeded"
 
     def __init__(self, phase: str, seconds: float) -> None:
-        super().__init__(phase, f"{phase}: not done within the {seconds:g} s that a build may take")
+        super().__init__(phase, f"{phase}: the set-up of one layer is limited to {seconds:g} s")
         self.seconds = seconds

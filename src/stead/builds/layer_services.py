@@ -7,7 +7,7 @@ import secrets
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from stead.builds.errors import Diagnostics, ServiceLog, ServiceStates, SetupFailed
+from stead.builds.errors import Diagnostics, ServiceLog, ServiceStates, SetupFailed, last_line
 from stead.builds.records import Part
 from stead.builds.spec import Service, ServicePatch
 from stead.builds.units import (
@@ -30,7 +30,6 @@ _LOG_LINES = 100
 _LOG_CHARACTERS = 16_000
 _MOST_LOGS = 8
 _MAX_COMMAND = 200
-_MAX_OUTPUT = 500
 _OUTPUT_LINES = 20
 _EXEC_FAILED = "203"
 """Exit status that systemd gives to a program that it could not execute."""
@@ -96,11 +95,6 @@ def command_of(service: ServicePatch, files: Mapping[str, bytes]) -> str:
         if lines:
             line = lines[0] if len(lines) == 1 else f"{lines[0]} ..."
     return line if len(line) <= _MAX_COMMAND else f"{line[:_MAX_COMMAND]}..."
-
-
-def last_line(output: str) -> str:
-    found = next((line.strip() for line in reversed(output.splitlines()) if line.strip()), "")
-    return found if len(found) <= _MAX_OUTPUT else f"{found[:_MAX_OUTPUT]}..."
 
 
 class LayerServices:
