@@ -9,8 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 import pytest_asyncio
+from conftest import Server
 from git_hosting import GitClient, gits_of
 from waiting import until
 
@@ -798,3 +800,48 @@ async def test_builds_of_a_stead_that_was_killed_have_failed(
     assert (lost.state, lost.failure) == ("failed", "the Stead server stopped during the build")
     assert lost.finished_at is not None
     assert (await builder.build(account, "bld-" + "b" * 20)).state == "succeeded"
+
+
+async def test_unknown_keys_are_refused_or_logged_and_builds_are_listed_over_http(server: Server) -> None:
+    headers = {"Authorization": f"Bearer {server.key}"}
+    strict = {"X-Stead-Unknown-Keys": "refuse"}
+    async with httpx2.AsyncClient(base_url=server.url, headers=headers, timeout=120) as http:
+        body: dict[str, Any] = {"spec": {"aptDep": ["git"]}}
+        for path, code in (("/v1/vms", "CREATE_VM"), ("/v1/vms/snapshots", "CREATE_SNAPSHOT")):
+            refused = await http.post(path, json=body, headers=strict)
+            assert refused.status_code == 400, refused.text
+            assert refused.json()["code"] == f"{code}_BAD_REQUEST"
+            assert refused.json()["message"] == "unknown key spec.aptDep: did you mean aptDeps?"
+
+        created = await http.post("/v1/vms", json=body)
+        assert created.status_code == 200, created.text
+        vm = created.json()["id"]
+        logs = (await http.get("/observability/v1/logs", params={"vmId": vm})).json()["logs"]
+        warnings = [line["message"] for line in logs if line["level"] == "warn"]
+        assert warnings == ["unknown key spec.aptDep: did you mean aptDeps? (ignored)"]
+        await http.delete(f"/v1/vms/{vm}")
+
+        layer = {
+            "additionalFiles": {"/a": {"content": "b"}},
+            "persistence": {"type": "sticky", "priority": 2},
+        }
+        made = (await http.post("/v1/vms/snapshots", json={"template": layer | {"nam": "x"}})).json()
+        snapshot = (await http.get(f"/v1/vms/snapshots/{made['snapshotId']}")).json()
+        assert snapshot["snapshotPersistence"] == {"type": "sticky", "priority": 2, "deleteEvent": None}
+        listed = (await http.get("/v1/vms/builds", params={"state": "succeeded", "limit": 1})).json()
+        (build,) = listed["builds"]
+        assert build["buildId"] == snapshot["buildId"]
+        assert listed["totalCount"] >= 1
+        assert (await http.get(f"/v1/vms/builds/{build['buildId']}")).json() == build
+        phases = (await http.get(f"/v1/vms/builds/{build['buildId']}/phases")).json()["phases"]
+        assert [(phase["name"], phase["state"]) for phase in phases] == [
+            *(("vm", "succeeded"), ("files", "succeeded"), ("snapshot", "succeeded"))
+        ]
+        assert phases[-1]["finishedAt"] == build["finishedAt"]
+        logs = (await http.get("/observability/v1/logs", params={"buildId": build["buildId"]})).json()["logs"]
+        assert [line["message"] for line in logs][:2] == [
+            "unknown key template.nam: did you mean name? (ignored)",
+            "phase started: vm",
+        ]
+        assert (await http.get("/v1/vms/builds", params={"state": "odd"})).status_code == 400
+        await http.delete(f"/v1/vms/snapshots/{made['snapshotId']}")

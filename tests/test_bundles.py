@@ -40,7 +40,7 @@ HISTORY = (
 class Told:
     """The record of a build that is none."""
 
-    phase: str = "repositories"
+    step: str = "repositories"
     lines: list[str] = field(default_factory=list)
 
     async def note(self, line: str) -> None:
@@ -196,7 +196,7 @@ async def test_what_may_not_be_read_is_not_there(bundles: Bundles, stage: Stage)
     for form in ("{}", f"{ROOT}/{{}}", f"{ROOT}/{{}}.git"):
         names = [form.format(repo) for repo in (theirs, NOBODYS)]
         texts = [(await refusal(name)).replace(name, "it") for name in names]
-        assert texts == ["there is no repository it, or this account may not read it"] * 2
+        assert texts == ["repository it not found, or this account may not read it"] * 2
     text = await refusal(f"{ROOT.replace('://', f'://me:{SECRET}@')}/{theirs}")
     assert f"{ROOT}/{theirs}" in text
     assert await bundles.find(stage.ours, f"https://git.freestyle.sh/{theirs}") is None

@@ -164,7 +164,7 @@ async def test_services_over_the_wire(server: Server) -> None:
             "user": None,
         }
         made = (await http.post("/services", json=wanted)).json()
-        assert made == {"success": True, "message": "waits was created", "serviceName": "waits"}
+        assert made == {"success": True, "message": "service waits created", "serviceName": "waits"}
         assert {"name": "waits"} in (await http.get("/services")).json()["services"]
         status = (await http.get("/services/waits/status")).json()
         assert status == {
@@ -176,7 +176,7 @@ async def test_services_over_the_wire(server: Server) -> None:
         }
         changed = await http.post("/start", json={"services": [{"id": "waits"}, {"id": "none"}]})
         first, second = changed.json()["results"]
-        assert first == {"serviceId": "waits", "success": True, "message": "waits was started"}
+        assert first == {"serviceId": "waits", "success": True, "message": "service waits started"}
         assert (second["serviceId"], second["success"]) == ("none", False)
         logs = (await http.get("/services/waits/logs", params={"lines": 1})).json()["logs"]
         assert set(logs[0]) == {"message", "timestamp", "priority", "unit"}

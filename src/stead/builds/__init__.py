@@ -1,1 +1,1 @@
-"""Builds: from the spec of a machine or a snapshot to the thing itself."""
+"""Builds: from the spec of a VM or a snapshot to the VM or snapshot itself."""

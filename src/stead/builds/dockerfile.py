@@ -1,7 +1,7 @@
-"""Base images: the one that Stead has, and commands that are run on it.
+"""Dockerfiles of base images: `FROM` the Debian release of Stead's own base image, and `RUN` commands.
 
-Stead builds no container images. A Dockerfile that begins with the Debian release of the base image and then
-only runs commands says nothing that a layer cannot do; any other is refused.
+Stead builds no container images. The RUN commands of such a Dockerfile become a layer; other Dockerfiles are
+refused.
 """
 
 import json
@@ -17,7 +17,7 @@ _HEREDOC = re.compile(r"<<(?P<tabs>-?)(?P<quote>['\"]?)(?P<word>\w+)(?P=quote)\s
 
 
 def commands_of(text: str) -> tuple[str, ...]:
-    """The commands that a Dockerfile runs on the base image, each for `sh -c`; it may do nothing else."""
+    """The RUN commands of a Dockerfile, each for `sh -c`; other instructions are refused."""
     commands: list[str] = []
     based = False
     lines = iter(text.splitlines())
@@ -39,10 +39,10 @@ def commands_of(text: str) -> tuple[str, ...]:
             commands.append(_shell(rest) if heredoc is None else _body(lines, heredoc))
         else:
             instruction = line.strip().splitlines()[0][:80]
-            text = f"a base image is FROM debian:trixie-slim and RUN commands; not {instruction!r}"
+            text = f"baseImage supports only FROM debian:trixie-slim and RUN commands, not {instruction!r}"
             raise InvalidSpec("validation_error", text)
     if not based:
-        raise InvalidSpec("validation_error", "a base image begins with FROM debian:trixie-slim")
+        raise InvalidSpec("validation_error", "baseImage must start with FROM debian:trixie-slim")
     return tuple(commands)
 
 
@@ -51,7 +51,7 @@ def _check_base(rest: str, *, again: bool) -> None:
     image = words[0] if words else ""
     named = len(words) == 1 or (len(words) == 3 and words[1].upper() == "AS")
     if again or not named or not _BASE.fullmatch(image):
-        text = f"machines are made from Debian 13 (FROM debian:trixie-slim), once, and not from {rest!r}"
+        text = f"baseImage supports only Debian 13, once: FROM debian:trixie-slim, not FROM {rest}"
         raise InvalidSpec("unsupported_os", text, os=image)
 
 
@@ -73,4 +73,6 @@ def _body(lines: Iterator[str], heredoc: re.Match[str]) -> str:
         if stripped == heredoc["word"]:
             return "\n".join(body)
         body.append(stripped)
-    raise InvalidSpec("validation_error", f"a RUN in the Dockerfile is not ended by {heredoc['word']}")
+    raise InvalidSpec(
+        "validation_error", f"a RUN heredoc in baseImage does not end: {heredoc['word']} is missing"
+    )

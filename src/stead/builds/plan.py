@@ -1,4 +1,4 @@
-"""From what was asked for to what has to be done, in order."""
+"""Plans: which layers of a request become snapshots, and what is applied to the VM itself."""
 
 from dataclasses import dataclass, replace
 
@@ -12,7 +12,7 @@ from stead.settings import Size
 
 @dataclass(frozen=True)
 class Base:
-    """What the innermost layer stands on: a snapshot, or the base image; and what is said of its size."""
+    """The base of the innermost layer, a snapshot or the base image, and the size that the request gives."""
 
     snapshot: str | None = None
     vcpus: int | None = None
@@ -27,7 +27,7 @@ class Base:
 
 @dataclass(frozen=True)
 class Plan:
-    """Layers that become snapshots, innermost first, and what is done to the machine itself."""
+    """Layers that become snapshots, innermost first, and what is applied to the VM itself (`own`)."""
 
     base: Base
     layers: tuple[Layer, ...]
@@ -40,15 +40,15 @@ class Plan:
 
 
 def plan_machine(spec: Layer | None, template: Layer | None, top: Layer) -> Plan:
-    """A machine: of a spec, all layers but the outermost are built; of a template, all.
+    """Plan a VM: all layers of a spec but the outermost become snapshots; of a template, all.
 
-    `top` is what the request says beside them. It is done to the machine itself, after the outermost layer of
-    the spec. What it says of the base counts where spec or template say nothing.
+    `top` has the fields beside spec or template. They are applied to the VM itself, together with the
+    outermost layer of the spec; its base and size count where spec or template have none.
     """
     if spec is not None and template is not None:
         raise conflict(0, "spec", "template")
     if top.snapshot is not None:
-        raise InvalidSpec("validation_error", "layers belong into a spec")
+        raise InvalidSpec("validation_error", "snapshot is allowed inside spec only")
     check(top)
     given = spec or template
     if given is None:
@@ -72,14 +72,14 @@ def plan_machine(spec: Layer | None, template: Layer | None, top: Layer) -> Plan
 
 
 def plan_snapshot(layer: Layer) -> Plan:
-    """A snapshot: every layer is built."""
+    """Plan a snapshot: every layer is built."""
     check(layer)
     layers = chain(layer)
     return Plan(_base(layers[-1], Layer()), _with_image(layers[-1], [bare(each) for each in layers]), Layer())
 
 
 def combine_all(layers: list[Layer]) -> Layer:
-    """What the layers say together; they come outermost first."""
+    """Combine layers, given outermost first, into one."""
     combined = Layer()
     for layer in reversed(layers):
         combined = combine(combined, layer)
@@ -97,7 +97,7 @@ def _base(leaf: Layer, top: Layer) -> Base:
 
 
 def _with_image(leaf: Layer, outermost_first: list[Layer]) -> tuple[Layer, ...]:
-    """Commands of a base image are a layer of their own, below all others."""
+    """Innermost first, with the commands of a base image as a layer of their own below all others."""
     layers = tuple(reversed(outermost_first))
     commands = () if leaf.base_image is None else commands_of(leaf.base_image)
     if not commands:

@@ -1,4 +1,4 @@
-"""Programs that a set-up runs in a guest: their output goes into the build's log, their failure ends it."""
+"""Programs that a set-up runs in the guest; their output goes into the build's log."""
 
 import collections
 import contextlib
@@ -10,7 +10,7 @@ from stead.host.execution import Ended
 from stead.machines.machine import Machine
 
 MAX_LINES = 2000
-"""Lines of one program that are noted; the end of what it prints is kept in any case."""
+"""Lines of one program that are logged; a failure shows the end of the output in any case."""
 MAX_LINE = 2000
 _TAIL_LINES = 60
 _TAIL_CHARACTERS = 8000
@@ -24,7 +24,7 @@ async def run_program(
     env: Mapping[str, str] | None = None,
     stdin: AsyncIterator[bytes] | None = None,
 ) -> None:
-    """Run a program to its end; CommandFailed, with the end of what it printed, unless it succeeds."""
+    """Run a program; CommandFailed, with the end of its output, unless it exits with 0."""
     tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
     noted = 0
     async with contextlib.aclosing(_lines(machine, argv, env or {}, stdin)) as lines:
@@ -39,13 +39,13 @@ async def run_program(
             if noted <= MAX_LINES:
                 await part.note(line)
             elif noted == MAX_LINES + 1:
-                await part.note("(it prints more than is noted here)")
+                await part.note(f"(output limited to {MAX_LINES} lines)")
 
 
 async def _lines(
     machine: Machine, argv: Sequence[str], env: Mapping[str, str], stdin: AsyncIterator[bytes] | None
 ) -> AsyncGenerator[str | Ended, None]:
-    """Both outputs line by line, then how it ended."""
+    """Lines of standard output and standard error, then the exit."""
     rest = {"stdout": b"", "stderr": b""}
     async with contextlib.aclosing(machine.stream(argv, env=env, stdin=stdin)) as events:
         async for event in events:
@@ -56,7 +56,7 @@ async def _lines(
                 yield event
                 return
             *lines, last = (rest[event.stream] + event.data).split(b"\n")
-            # A program that prints no line breaks must not fill the memory.
+            # Bound the memory for a program that prints no line breaks.
             rest[event.stream] = last[-65_536:]
             for line in lines:
                 if line.strip():
@@ -64,6 +64,6 @@ async def _lines(
 
 
 def _readable(line: bytes) -> str:
-    """A line as a terminal would show it at the end: what was before a carriage return is overwritten."""
+    """A line as a terminal shows it: text before a carriage return is overwritten."""
     text = line.decode(errors="replace").rstrip().rsplit("\r", 1)[-1].replace("\0", "")
     return text[:MAX_LINE]

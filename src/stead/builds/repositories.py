@@ -1,7 +1,7 @@
-"""Git repositories in a guest: cloned with the guest's own git, without leaving credentials behind.
+"""Clones Git repositories in a guest with the guest's own git, and leaves no credentials there.
 
-A guest cannot reach its host. So a repository of this Stead is handed in: its pack goes through the guest's
-agent into a bare repository, which then stands in for the repository's address while it is cloned.
+A guest cannot reach its host. So the pack of a repository on this server is copied through the guest agent
+into a bare repository, which `url.insteadOf` substitutes for the repository's URL during the clone.
 """
 
 import asyncio
@@ -20,14 +20,14 @@ from stead.repos.bundles import Bundle, Bundles, is_id
 from stead.repos.errors import AmbiguousRevision, InvalidRevision, ReferenceNotFound, RepoNotFound
 
 _PROGRESS = 5.0
-"""Seconds between two lines that tell how much was handed in."""
+"""Seconds between two progress lines of a copy."""
 _ENVIRONMENT = {
     "HOME": "/root",
     "GIT_TERMINAL_PROMPT": "0",
     "GIT_ALLOW_PROTOCOL": ":".join(SCHEMES),
     "GIT_SSH_COMMAND": "ssh -o BatchMode=yes -o StrictHostKeyChecking=accept-new",
 }
-# The machine's own repositories may belong to any of its users.
+# Repositories on the VM's own disk may belong to any of its users.
 _SETTINGS = {"safe.directory": "*"}
 _CLONE = """
 set -e
@@ -64,14 +64,14 @@ _HELPER = '!f() { test "$1" = get && echo "username=$STEAD_USER" && echo "passwo
 
 @dataclass(frozen=True)
 class Source:
-    """Where a repository is cloned from: an address without secrets, and git's environment with them."""
+    """A clone source: a URL without secrets, and the environment of git with them."""
 
     url: str
     environment: dict[str, str] = field(default_factory=dict, repr=False)
 
 
 def source_of(repo: str) -> Source:
-    """Take the credentials out of a URL. Git gets them from a helper that answers for this host alone."""
+    """Move credentials from a URL to a credential helper that answers for this host only."""
     address = clone_url(repo)
     url = urlsplit(address) if "://" in address else None
     settings = dict(_SETTINGS)
@@ -91,7 +91,7 @@ def source_of(repo: str) -> Source:
 
 
 def _environment(settings: Mapping[str, str]) -> dict[str, str]:
-    """Git's environment with settings that are in no file."""
+    """The environment of git, with settings passed by GIT_CONFIG_*."""
     environment = _ENVIRONMENT | {"GIT_CONFIG_COUNT": str(len(settings))}
     for number, (key, value) in enumerate(settings.items()):
         environment |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
@@ -99,7 +99,7 @@ def _environment(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 async def fixed(layer: Layer, account: str, bundles: Bundles) -> Layer:
-    """The layer with all repositories of this Stead as they are now; InvalidSpec if one is not there."""
+    """The layer with the present content of this server's repositories; InvalidSpec if one does not exist."""
     if not layer.repositories:
         return layer
     return replace(
@@ -112,7 +112,7 @@ async def _fixed(repository: Repository, account: str, bundles: Bundles) -> Repo
     try:
         bundle = await bundles.find(account, repository.repo, repository.rev)
     except RepoNotFound:
-        text = f"there is no repository {name}, or this account may not read it"
+        text = f"repository {name} not found, or this account may not read it"
         raise InvalidSpec("invalid_git_repo_spec_error", text) from None
     except (ReferenceNotFound, InvalidRevision, AmbiguousRevision) as error:
         raise InvalidSpec("invalid_git_repo_spec_error", f"repository {name}: {error}") from None
@@ -120,7 +120,7 @@ async def _fixed(repository: Repository, account: str, bundles: Bundles) -> Repo
 
 
 async def configure(machine: Machine, part: Part, user: GitUser) -> None:
-    """Who commits, for all users of the machine."""
+    """Set the identity of commits for all users of the VM."""
     settings = {"user.name": user.name, "user.email": user.email, "user.signingkey": user.signing_key}
     for key, value in settings.items():
         if value is not None:
@@ -139,8 +139,8 @@ async def clone(machine: Machine, part: Part, repository: Repository, bundles: B
 
 
 async def _hand_in(machine: Machine, part: Part, path: str, bundle: Bundle, bundles: Bundles) -> None:
-    """Clone a repository of this Stead. Its large files are not with it: their pointers are left as such."""
-    # On the disk, where its pack becomes the clone's by a link.
+    """Clone a repository on this server. Git LFS files stay pointers."""
+    # On the same disk, so that git hard-links the pack into the clone.
     folder = f"/var/tmp/stead-clone-{new_id()}"
     settings = _SETTINGS | {f"url.{folder}.insteadOf": bundle.url}
     environment = _environment(settings) | {"GIT_LFS_SKIP_SMUDGE": "1"}
@@ -160,4 +160,4 @@ async def _sent(part: Part, bundle: Bundle, pack: AsyncIterator[bytes]) -> Async
         size += len(piece)
         if clock() - told >= _PROGRESS:
             told = clock()
-            await part.note(f"{size / (1 << 20):.1f} MiB of {bundle.url} are in the machine")
+            await part.note(f"copied {size / (1 << 20):.1f} MiB of {bundle.url} to the VM")

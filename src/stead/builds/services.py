@@ -1,4 +1,4 @@
-"""The systemd services of a machine that runs: looked at, made, removed, started and stopped."""
+"""Systemd services of a running VM: list, create, delete, start, stop, status and logs."""
 
 import json
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ DEFAULT_LINES = 1000
 MAX_LINES = 10_000
 _TIMEOUT = 120.0
 _JOB_TIMEOUT = 120.0
-"""How long a start or a stop is waited for; systemd goes on with it after that."""
+"""Seconds to wait for a start or a stop; systemd continues with it after that."""
 _LOG_LIMIT = 64 << 20
 _EXISTS = 17
 _DENIED = 13
@@ -32,7 +32,7 @@ class ServiceNotFound(SteadError):
     code = "service_not_found"
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"no service {name}")
+        super().__init__(f"service {name} not found")
         self.name = name
 
 
@@ -40,13 +40,13 @@ class ServiceExists(SteadError):
     code = "service_exists"
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"there is a service {name} already")
+        super().__init__(f"service {name} already exists")
         self.name = name
 
 
 @dataclass(frozen=True)
 class ServiceStatus:
-    """A service as systemd sees it, in systemd's words."""
+    """State of a service, with systemd's names for it."""
 
     name: str
     active_state: str
@@ -57,7 +57,7 @@ class ServiceStatus:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a start or a stop."""
+    """Result of a start, stop or restart."""
 
     service: str
     ok: bool
@@ -65,14 +65,14 @@ class Outcome:
 
 
 class GuestServices:
-    """The services of one machine, as a Linux user may see and change them; most of it takes root."""
+    """The services of one VM, as a Linux user; most changes need root."""
 
     def __init__(self, machine: Machine, user: str | None = None) -> None:
         self._machine = machine
         self._user = user
 
     async def list(self) -> list[str]:
-        """The names of the services that systemd has loaded, and of those that were added to the machine."""
+        """Names of the services that systemd has loaded, and of those that were added to the VM."""
         answer = await self._script(_LIST)
         loaded, _, added = answer.stdout.partition(b"\0")
         names = {entry["unit"] for entry in json.loads(loaded or b"[]") if entry["load"] == "loaded"}
@@ -80,9 +80,9 @@ class GuestServices:
         return sorted(_short(name) for name in names if not _own(name))
 
     async def create(self, service: Service) -> str:
-        """Make a service; unless it is not to be enabled, it is started now and at every boot.
+        """Create a service, and start it, now and at every boot, unless `enable` is False.
 
-        Says what was done. Its start is not waited for, and if it fails the service is there all the same.
+        Returns what was done. It does not wait for the start, and the service exists although it fails.
         """
         check_service(service)
         unit = unit_name(service.name)
@@ -92,18 +92,20 @@ class GuestServices:
         )
         match done.stdout.strip():
             case b"off":
-                return f"{_short(unit)} was created"
+                return f"service {_short(unit)} created"
             case b"on":
-                return f"{_short(unit)} was created and is being started"
+                return f"service {_short(unit)} created; it is starting"
             case _:
-                return f"{_short(unit)} was created, but cannot be started: {_reason(done)}"
+                return f"service {_short(unit)} created, but cannot start: {_reason(done)}"
 
     async def delete(self, name: str) -> None:
-        """Stop a service that is not part of the system and remove it."""
+        """Stop a service that was added to the VM, and delete it."""
         unit = _unit(name)
         facts = await self._show(unit)
         if not facts["FragmentPath"].startswith(f"{FOLDER}/"):
-            raise InvalidRequest(f"{_short(unit)} is part of the system; it can be stopped, but not removed")
+            raise InvalidRequest(
+                f"service {_short(unit)} is part of the system and cannot be deleted; stop it instead"
+            )
         await self._script(_DELETE, unit, timeout=_JOB_TIMEOUT)
 
     async def status(self, name: str) -> ServiceStatus:
@@ -118,9 +120,9 @@ class GuestServices:
         )
 
     async def logs(self, name: str, lines: int | None = None, since: str | None = None) -> Sequence[Entry]:
-        """The last lines of what a service printed and of what systemd says of it.
+        """The last log lines of a service, and systemd's messages about it.
 
-        `since` is a time in ISO 8601, or in journalctl's words.
+        `since` is a time in ISO 8601, or in journalctl's syntax.
         """
         unit = _unit(name)
         count = min(DEFAULT_LINES if lines is None else lines, MAX_LINES)
@@ -130,9 +132,9 @@ class GuestServices:
             command.append(f"--since={_moment(since)}")
         done = await self._machine.exec(command, user=self._user, timeout=_TIMEOUT, output_limit=_LOG_LIMIT)
         if b"parse timestamp" in done.stderr:
-            raise InvalidRequest(f"{since!r} is not a time: give one like 2026-01-31T12:00:00Z")
+            raise InvalidRequest(f"since: {since!r} is not a time like 2026-01-31T12:00:00Z")
         if not done.ok:
-            # It also fails when there is nothing to show yet.
+            # journalctl also fails when there are no lines yet.
             self._refuse(done)
         entries = parse(done.stdout)
         if not entries:
@@ -149,7 +151,7 @@ class GuestServices:
         return await self._change("restart", names)
 
     async def _change(self, verb: Verb, names: Sequence[str]) -> Sequence[Outcome]:
-        """One after the other, in the order given; one that fails does not keep the others."""
+        """Change services one after the other, in the order given; a failure does not stop the others."""
         return [await self._change_one(verb, name) for name in names]
 
     async def _change_one(self, verb: Verb, name: str) -> Outcome:
@@ -160,9 +162,13 @@ class GuestServices:
         command = ["systemctl", verb, unit]
         done = await self._machine.exec(command, user=self._user, timeout=_JOB_TIMEOUT)
         if done.timed_out:
-            return Outcome(name, False, f"{verb} of {name} is not done after {_JOB_TIMEOUT:g} s and goes on")
+            return Outcome(
+                name,
+                False,
+                f"{verb} of {name} takes longer than {_JOB_TIMEOUT:g} s; systemd continues with it",
+            )
         past = {"start": "started", "stop": "stopped", "restart": "restarted"}[verb]
-        return Outcome(name, done.ok, f"{name} was {past}" if done.ok else _reason(done))
+        return Outcome(name, done.ok, f"service {name} {past}" if done.ok else _reason(done))
 
     async def _show(self, unit: str) -> dict[str, str]:
         properties = "LoadState,ActiveState,SubState,Description,FragmentPath"
@@ -188,7 +194,7 @@ class GuestServices:
 
     def _check(self, done: ExecResult) -> None:
         if done.timed_out:
-            raise GuestError("busy", "the machine's systemd did not answer in time")
+            raise GuestError("busy", f"systemd in the VM did not answer in {_TIMEOUT:g} s")
         if not done.ok:
             self._refuse(done)
             raise GuestError("internal", _reason(done))
@@ -197,7 +203,7 @@ class GuestServices:
         said = done.stderr.decode(errors="replace").lower()
         if done.exit_code == _DENIED or any(word in said for word in _REFUSALS):
             who = self._user or "root"
-            raise GuestError("permission_denied", f"{who} may not do this to services: {_reason(done)}")
+            raise GuestError("permission_denied", f"Linux user {who} may not do this: {_reason(done)}")
 
 
 _LIST = f"""
@@ -231,7 +237,7 @@ systemctl --quiet reset-failed "$1" 2>/dev/null || true
 
 
 def _unit(name: str) -> str:
-    """The unit that a client means. Stead's own service is none of the machine's."""
+    """The unit of a name. Stead's own services are hidden."""
     check = unit_name(name)
     if _own(check):
         raise ServiceNotFound(name)
@@ -252,9 +258,9 @@ def _short(unit: str) -> str:
 
 
 def _reason(done: ExecResult) -> str:
-    """The first line of what systemctl has to say; the rest are hints for people at a terminal."""
+    """The first line of systemctl's error output; the rest are hints for a terminal."""
     lines = done.stderr.decode(errors="replace").strip().splitlines()
-    return lines[0] if lines else f"systemctl ended with {done.exit_code or done.signal}"
+    return lines[0] if lines else f"systemctl exited with {done.exit_code or done.signal}"
 
 
 def _moment(since: str) -> str:
@@ -262,7 +268,7 @@ def _moment(since: str) -> str:
         moment = datetime.fromisoformat(since)
     except ValueError:
         if not since or not since.isprintable():
-            raise InvalidRequest(f"{since!r} is not a time") from None
+            raise InvalidRequest(f"since: {since!r} is not a time like 2026-01-31T12:00:00Z") from None
         return since
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)

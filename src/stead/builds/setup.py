@@ -1,4 +1,4 @@
-"""One layer applied to a running machine, phase by phase."""
+"""Applies one layer to a running VM, phase by phase."""
 
 import shlex
 from collections.abc import Awaitable, Callable, Sequence
@@ -37,13 +37,13 @@ ls /var/lib/apt/lists/*_Packages* >/dev/null 2>&1 || update || exit
 get install -- "$@" && exit 0
 status=$?
 [ -z "$fetched" ] || exit "$status"
-# The lists that a layer below has fetched may be too old.
+# The package lists in the image or in a layer below may be too old.
 update && get install -- "$@"
 """
 
 
 def planned(layer: Layer) -> tuple[str, ...]:
-    """The phases that a layer will go through."""
+    """The phases of a layer, in order."""
     work = layer.work
     named = {
         "image": "commands" in work,
@@ -58,7 +58,7 @@ def planned(layer: Layer) -> tuple[str, ...]:
 
 
 async def apply(machine: Machine, layer: Layer, part: Part, waiting: Waiting, bundles: Bundles) -> None:
-    """Make a machine what a layer says. BuildError says in which phase that failed, and why."""
+    """Apply a layer to a VM; BuildError says which phase failed, and why."""
     phases: dict[str, Callable[[], Awaitable[None]]] = {
         "image": lambda: _run_commands(machine, part, layer.commands),
         "groups": lambda: _make_groups(machine, part, layer.groups),
@@ -98,7 +98,7 @@ async def _make_groups(machine: Machine, part: Part, groups: Sequence[Group]) ->
 
 
 async def _make_users(machine: Machine, part: Part, users: Sequence[User]) -> None:
-    """Those that are there already stay as they are, but for the groups that they come into."""
+    """Create users; an existing user only gets the additional groups."""
     script = ["set -e"]
     for user in users:
         home = user.home or ("/" if user.system else f"/home/{user.name}")
@@ -107,7 +107,7 @@ async def _make_users(machine: Machine, part: Part, users: Sequence[User]) -> No
         command += [*_option("--uid", user.uid), *_option("--comment", user.gecos)]
         command += ["--no-create-home"] if home == "/" else ["--create-home"]
         command += ["--system"] if user.system else []
-        # A group of the same name may have been made before.
+        # A group of the same name may exist.
         alone = shlex.join([*command, "--user-group", user.name])
         joined = shlex.join([*command, "--gid", user.name, user.name])
         make = f"if getent group {user.name} >/dev/null; then {joined}; else {alone}; fi"
@@ -122,13 +122,11 @@ async def _make_users(machine: Machine, part: Part, users: Sequence[User]) -> No
 def _unless_there(
     database: str, name: str, column: int, number: int | None, make: Sequence[str] | str
 ) -> str:
-    """A script that makes something unless it is there, with the same number if one is asked for."""
+    """A script that creates a user or group unless it exists; an existing one must have the same number."""
     check = ":"
     if number is not None:
         found = f"$(getent {database} {name} | cut -d: -f{column})"
-        check = (
-            f'[ "{found}" = {number} ] || {{ echo "{name} is there with the number {found}" >&2; exit 1; }}'
-        )
+        check = f'[ "{found}" = {number} ] || {{ echo "{name} exists with the id {found}" >&2; exit 1; }}'
     make = make if isinstance(make, str) else shlex.join(make)
     return f"if getent {database} {name} >/dev/null; then\n{check}\nelse\n{make}\nfi"
 
@@ -138,7 +136,7 @@ def _option(name: str, value: object) -> list[str]:
 
 
 def _apart_from_repositories(layer: Layer, *, within: bool = False) -> list[File]:
-    """Files outside of repositories, or those within one: git clones into nothing but an empty folder."""
+    """Files outside repositories, or those inside; git clones only into an empty folder."""
     folders = tuple(f"{each.path.rstrip('/')}/" for each in layer.repositories)
     return [file for file in layer.files if file.path.startswith(folders) == within]
 

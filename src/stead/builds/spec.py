@@ -1,4 +1,4 @@
-"""What a machine is to be made of: layers of users, files, packages, repositories and services."""
+"""Specs: layers of users, files, packages, repositories and services."""
 
 import base64
 import binascii
@@ -14,7 +14,7 @@ from stead.machines.persistence import SnapshotPersistence
 from stead.repos.bundles import Bundle
 
 _FORMAT = 1
-"""Raised when the same spec is set up in another way, so that what was built before is not used again."""
+"""Increase this when the same spec is set up in another way, to invalidate cached layers."""
 
 Mode = Literal["oneshot", "service"]
 RestartWhen = Literal["no", "on-failure", "always", "on-abnormal"]
@@ -52,14 +52,17 @@ class File:
                 try:
                     return cls(path, content.encode(), executable)
                 except UnicodeEncodeError:
-                    raise InvalidSpec("files_bad_request", f"{path}: the content is not text") from None
+                    raise InvalidSpec(
+                        "files_bad_request",
+                        f"{path}: content must be valid UTF-8; use encoding base64 for other bytes",
+                    ) from None
             case "base64":
                 try:
                     return cls(path, base64.b64decode(content, validate=True), executable)
                 except (binascii.Error, ValueError):
-                    raise InvalidSpec("files_bad_request", f"{path}: the content is not base64") from None
+                    raise InvalidSpec("files_bad_request", f"{path}: content is not valid base64") from None
             case _:
-                problem = f"{path}: an encoding is utf-8 or base64, not {encoding!r}"
+                problem = f"{path}: encoding must be utf-8 or base64, not {encoding!r}"
                 raise InvalidSpec("files_bad_request", problem)
 
 
@@ -73,7 +76,7 @@ class Restart:
 
 @dataclass(frozen=True)
 class ServicePatch:
-    """What is changed of a service that is there already; None is what stays."""
+    """Changes of an existing service; None leaves a field as it is."""
 
     name: str
     mode: Mode | None = None
@@ -97,7 +100,7 @@ class ServicePatch:
 
 @dataclass(frozen=True)
 class Service(ServicePatch):
-    """A systemd service of the user's own. Unless `enable` is False, it is started, now and at every boot."""
+    """A new systemd service. Unless `enable` is False it starts now and at every boot."""
 
     mode: Mode = "service"
     exec: tuple[str, ...] = ()
@@ -113,13 +116,13 @@ class GitUser:
 
 @dataclass(frozen=True)
 class Repository:
-    """A Git repository, by its URL or its id, to be cloned to a path."""
+    """A Git repository, by URL or id, to clone to a path."""
 
     repo: str
     path: str
     rev: str | None = None
     bundle: Bundle | None = None
-    """If this Stead has it: what is cloned. Then `repo` is its URL here."""
+    """For a repository on this server: the content to clone; then `repo` is its URL."""
 
 
 @dataclass(frozen=True)
@@ -131,9 +134,9 @@ class Port:
 
 @dataclass(frozen=True)
 class Layer:
-    """One step from a base to a machine; `snapshot` is the layer below it.
+    """One layer of a VM; `snapshot` is the layer below it.
 
-    `base_image` is the text of a Dockerfile, `commands` what is run before anything else is done.
+    `base_image` is the text of a Dockerfile; `commands` run before anything else.
     """
 
     snapshot: "Layer | None" = None
@@ -166,7 +169,7 @@ class Layer:
 
     @property
     def work(self) -> dict[str, Any]:
-        """What has to be done for it in a machine, by field; empty when it is the same as the layer below."""
+        """The fields that change a VM; empty when the layer changes nothing."""
         found = {name: getattr(self, name) for name in _WORK if getattr(self, name)}
         if self.workdir is not None and self.workdir.rstrip("/"):
             found["workdir"] = self.workdir
@@ -193,7 +196,7 @@ LEAF_FIELDS = {
     "memory_gb": "memSizeGb",
     "disk_gb": "rootfsSizeGb",
 }
-"""What only the innermost layer can say, and its name for users."""
+"""Fields that only the innermost layer may have, with their wire names."""
 
 
 def chain(layer: Layer) -> list[Layer]:
@@ -205,7 +208,7 @@ def chain(layer: Layer) -> list[Layer]:
 
 
 def combine(below: Layer, above: Layer) -> Layer:
-    """One layer that does what both do; where both name the same thing, the upper one counts."""
+    """One layer that does what both do; the upper one wins where both define the same thing."""
     merged: dict[str, Any] = {
         "commands": below.commands + above.commands,
         "groups": _by(lambda group: group.name, below.groups, above.groups),
@@ -230,15 +233,15 @@ def _by(name: Callable[[T], str], below: Iterable[T], above: Iterable[T]) -> tup
 
 
 def bare(layer: Layer) -> Layer:
-    """A layer without what it says of its base."""
+    """A layer without its base and size."""
     nothing: dict[str, Any] = dict.fromkeys(LEAF_FIELDS)
     return replace(layer, snapshot=None, **nothing)
 
 
 def layer_hash(account: str, parent: str, layer: Layer) -> str:
-    """Tells apart what is built: equal for the same account, the same parent and the same content.
+    """Cache key of a layer: equal for the same account, the same parent and the same content.
 
-    What does not change a snapshot's content is left out: how long a machine may be idle, its ports, names.
+    Fields that do not change a snapshot's content are left out: idle timeout, ports, names, retention.
     """
     content = {name: _plain(value) for name, value in layer.work.items()}
     text = json.dumps(

@@ -1,4 +1,4 @@
-"""Systemd's unit files, as text, from what a spec says of services."""
+"""Generates systemd unit files from the services of a spec."""
 
 from collections.abc import Collection, Iterable, Sequence
 
@@ -7,7 +7,7 @@ from stead.builds.validation import unit_name
 
 FOLDER = "/etc/systemd/system"
 RUNTIME_FOLDER = "/run/systemd/system"
-"""What is written here is gone after a boot."""
+"""Files here do not survive a reboot."""
 DEFAULT_TARGET = "multi-user.target"
 
 _SUFFIXES = (
@@ -25,10 +25,10 @@ _TARGETS = frozenset(
 
 
 def reference(name: str, own: Collection[str] = ()) -> str:
-    """The unit that a name means: a service unless it says otherwise.
+    """The unit that a name refers to: a service unless it has another suffix.
 
-    Clients put `.service` behind every name without a dot, also behind those that systemd has targets for. So
-    `multi-user.service` is the target, unless there is a service of that name in the spec (`own`).
+    SDKs append `.service` to every name without a dot, also to names of systemd's targets. So
+    `multi-user.service` is the target, unless the spec has a service of that name (`own`).
     """
     unit = name if name.endswith(_SUFFIXES) else f"{name}.service"
     stem = unit.removesuffix(".service")
@@ -38,9 +38,9 @@ def reference(name: str, own: Collection[str] = ()) -> str:
 def service_unit(service: Service, own: Collection[str] = (), passing: Collection[str] = ()) -> str:
     """The unit file of a service.
 
-    `own` are the units of the same spec, `passing` those of them that are removed when they have succeeded.
-    What depends on one of these must still start after a boot, when it is not there: so it is only wanted
-    here, and required by `passing_requirement`, which does not outlive a boot.
+    `own` are the units of the same spec, `passing` those of them that delete themselves after success. A unit
+    that requires one of these must start after a reboot too, when the required unit is gone. So it has
+    `Wants=` here, and `Requires=` in a drop-in that does not survive a reboot: see `passing_requirement`.
     """
     requires = [reference(name, own) for name in service.requires]
     lasting = [unit for unit in requires if unit not in passing]
@@ -56,7 +56,7 @@ def service_unit(service: Service, own: Collection[str] = (), passing: Collectio
     wanted_by = [reference(name, own) for name in service.wanted_by or (DEFAULT_TARGET,)]
     oneshot = service.mode == "oneshot"
     body = [f"Type={_type(service)}", *_commands(service)]
-    # What removes itself has to stay started: else it would be run again for whoever requires it.
+    # A unit that deletes itself must stay active: otherwise a unit that requires it would run it again.
     if oneshot and (service.remain_after_exit or service.delete_after_success):
         body.append("RemainAfterExit=yes")
     body += _settings(service)
@@ -64,7 +64,7 @@ def service_unit(service: Service, own: Collection[str] = (), passing: Collectio
 
 
 def patch_unit(patch: ServicePatch, own: Collection[str] = ()) -> str:
-    """A drop-in that changes a service that is there."""
+    """A drop-in that changes an existing service."""
     unit = [
         *_list("After", [reference(name, own) for name in patch.after]),
         *_list("Requires", [reference(name, own) for name in patch.requires]),
@@ -80,12 +80,12 @@ def patch_unit(patch: ServicePatch, own: Collection[str] = ()) -> str:
 
 
 def passing_requirement(required: str) -> str:
-    """A drop-in that makes a unit depend on one that will be removed."""
+    """A drop-in that makes a unit require one that deletes itself after success."""
     return _text(Unit=[f"Requires={required}"])
 
 
 def passing_file(unit: str, required: str) -> str:
-    """Where such a drop-in is kept; the required unit removes it when it removes itself."""
+    """The path of such a drop-in; the required unit deletes it together with itself."""
     return f"{RUNTIME_FOLDER}/{unit}.d/until-{required}.conf"
 
 
@@ -96,7 +96,7 @@ def passing_units(services: Iterable[Service]) -> set[str]:
 def _type(service: ServicePatch) -> str:
     if service.mode == "oneshot":
         return "oneshot"
-    # `exec` and not `simple`: a program that is not there is a failed start.
+    # `exec` and not `simple`: a missing program is a failed start.
     return "notify" if service.ready_signal else "exec"
 
 
@@ -110,7 +110,7 @@ def _commands(service: ServicePatch) -> list[str]:
 
 
 def _farewell(service: ServicePatch) -> list[str]:
-    """Remove a unit that has succeeded. Systemd is not told: until the next reload it has done its work."""
+    """Delete the files of a unit after success, without a reload: until the next one it stays active."""
     unit = unit_name(service.name)
     files = f"{FOLDER}/{unit} {FOLDER}/*.wants/{unit} {RUNTIME_FOLDER}/*.d/until-{unit}.conf"
     return [f"ExecStartPost=+-/bin/sh -c 'rm -f {files}'"] if service.mode == "oneshot" else []
@@ -155,7 +155,7 @@ def _list(name: str, units: Sequence[str]) -> list[str]:
 
 
 def _value(text: str) -> str:
-    """Systemd replaces `%x` in values; a spec means what it says."""
+    """Escape systemd specifiers: `%` in a spec is literal."""
     return text.replace("%", "%%")
 
 

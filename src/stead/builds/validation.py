@@ -1,4 +1,4 @@
-"""What a spec may say. Everything is judged before anything is made."""
+"""Validation of specs: every rule is checked before anything is created."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -30,7 +30,7 @@ MAX_SECONDS = 10 * 365 * 24 * 3600
 MAX_FILES_BYTES = 64 << 20
 DEFAULT_PORT = Port(443, 3000)
 SCHEMES = ("https", "http", "ssh", "git", "file")
-"""How a repository can be reached. `file` is the machine's own disk."""
+"""URL schemes of repositories. `file` is the VM's own disk."""
 
 _SHORT_NAME = re.compile(r"[a-z_][a-z0-9_-]*")
 _ACCOUNT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\$?")
@@ -46,10 +46,10 @@ _HUGE_GB = 1 << 21
 
 
 def check(layer: Layer) -> None:
-    """InvalidSpec for the first rule that a layer, or one below it, breaks; `depth` 0 is the outermost."""
+    """Raise InvalidSpec for the first rule that a layer or one below it breaks; depth 0 is the outermost."""
     layers = chain(layer)
     if len(layers) > MAX_DEPTH:
-        raise _invalid(f"a spec has at most {MAX_DEPTH} layers, not {len(layers)}")
+        raise _invalid(f"the spec has {len(layers)} layers (max {MAX_DEPTH})")
     for depth, each in enumerate(layers):
         check_sources(each, depth)
         check_content(each)
@@ -57,62 +57,71 @@ def check(layer: Layer) -> None:
 
 
 def check_sources(layer: Layer, depth: int) -> None:
-    """A layer stands on one thing; its size is what the innermost one says."""
+    """A layer has one base; sizes belong to the innermost layer."""
     given = {"snapshot": layer.snapshot, "snapshotId": layer.snapshot_id, "baseImage": layer.base_image}
     named = [name for name, value in given.items() if value is not None]
     if len(named) > 1:
         raise conflict(depth, named[0], named[1])
     if layer.snapshot_id is not None and not _SNAPSHOT_ID.fullmatch(layer.snapshot_id):
-        text = f"{layer.snapshot_id[:40]!r} is not the id of a snapshot"
+        text = f"{layer.snapshot_id[:40]!r} is not a snapshot id: ids start with sc-"
         raise InvalidSpec("invalid_snapshot_id", text)
     if layer.snapshot is not None:
         for name, wire in LEAF_FIELDS.items():
             if getattr(layer, name) is not None:
-                text = f"{wire} belongs on the innermost layer, not at depth {depth} (0 is the outermost)"
+                text = f"{wire} is allowed on the innermost layer only, not at depth {depth} (0: outermost)"
                 raise InvalidSpec("non_leaf_layer_field_error", text, depth=depth, field=wire)
 
 
 def conflict(depth: int, first: str, second: str) -> InvalidSpec:
-    text = f"a layer stands on one thing: at depth {depth} there are both {first} and {second}"
+    text = f"both {first} and {second} are given at depth {depth} (0: outermost); use one of them"
     return InvalidSpec("conflicting_spec_sources_error", text, depth=depth, fieldA=first, fieldB=second)
 
 
 def check_size(vcpus: int | None, memory_gb: float | None, disk_gb: float | None) -> None:
-    """What is given of a size, each part for itself."""
+    """Check each given part of a size."""
     if vcpus is not None:
         if not 1 <= vcpus <= Size.MAX_VCPUS:
-            text = f"vcpuCount is from 1 to {Size.MAX_VCPUS}, not {vcpus}"
+            text = f"vcpuCount must be from 1 to {Size.MAX_VCPUS}, not {vcpus}"
             raise InvalidSpec("create_vm_vcpu_out_of_range", text, got=vcpus, max=Size.MAX_VCPUS)
         if vcpus & (vcpus - 1):
-            text = f"vcpuCount is a power of two, not {vcpus}"
+            text = f"vcpuCount must be a power of two, not {vcpus}"
             raise InvalidSpec("create_vm_vcpu_not_power_of_two", text, got=vcpus)
     if memory_gb is not None:
         if memory_gb > _HUGE_GB:
-            raise InvalidSpec("mem_size_too_large", f"no machine has {memory_gb:g} GB", gotGb=memory_gb)
+            raise InvalidSpec(
+                "mem_size_too_large",
+                f"memSizeGb must be at most {Size.MAX_MEMORY_MIB / 1024:g}, not {memory_gb:g}",
+                gotGb=memory_gb,
+            )
         low, high, got = Size.MIN_MEMORY_MIB, Size.MAX_MEMORY_MIB, memory_gb * 1024
         if not low <= got <= high:
-            text = f"memory is from {low} to {high} MiB, not {got:g}"
+            text = f"memSizeGb must be from {low / 1024:g} to {high / 1024:g}, not {memory_gb:g}"
             raise InvalidSpec("create_vm_mem_out_of_range", text, got=got, min=low, max=high)
         if got != int(got) or int(got) & (int(got) - 1):
-            text = f"memory is a power of two in MiB, not {got:g}"
+            text = f"memSizeGb must be a power of two (0.5, 1, 2, 4, ...), not {memory_gb:g}"
             raise InvalidSpec("create_vm_mem_not_power_of_two", text, got=got)
     if disk_gb is not None:
         if disk_gb > _HUGE_GB:
-            raise InvalidSpec("rootfs_size_too_large", f"no disk has {disk_gb:g} GB", gotGb=disk_gb)
+            raise InvalidSpec(
+                "rootfs_size_too_large",
+                f"rootfsSizeGb must be at most {Size.MAX_DISK_GIB}, not {disk_gb:g}",
+                gotGb=disk_gb,
+            )
         if disk_gb != int(disk_gb) or not Size.MIN_DISK_GIB <= disk_gb <= Size.MAX_DISK_GIB:
-            text = f"a disk has {Size.MIN_DISK_GIB} to {Size.MAX_DISK_GIB} whole GB, not {disk_gb:g}"
+            text = f"rootfsSizeGb must be a whole number from {Size.MIN_DISK_GIB} to {Size.MAX_DISK_GIB}"
+            text += f", not {disk_gb:g}"
             low, high = Size.MIN_DISK_GIB * 1024, Size.MAX_DISK_GIB * 1024
             raise InvalidSpec("create_vm_rootfs_out_of_range", text, got=disk_gb * 1024, min=low, max=high)
 
 
 def check_content(layer: Layer) -> None:
-    """What one layer does, without its base."""
+    """Check everything in a layer but its base."""
     check_groups(layer.groups)
     check_users(layer.users)
     check_files(layer.files)
     for name in layer.packages:
         if not _PACKAGE.fullmatch(name):
-            raise _invalid(f"{name!r} is not the name of a Debian package")
+            raise _invalid(f"{name!r} is not a valid Debian package name")
     if layer.git_user is not None:
         _check_git_user(layer.git_user)
     check_repositories(layer.repositories)
@@ -120,13 +129,13 @@ def check_content(layer: Layer) -> None:
     check_patches(layer.patches)
     if layer.workdir is not None:
         if not layer.workdir:
-            raise InvalidSpec("workdir_empty", "the working directory is empty")
-        _check_path(layer.workdir, "a working directory", "validation_error")
+            raise InvalidSpec("workdir_empty", "workdir is empty")
+        _check_path(layer.workdir, "workdir", "validation_error")
     _check_ports(layer.ports or ())
     if layer.ready_timeout is not None and not 0 < layer.ready_timeout <= MAX_SECONDS:
-        raise _invalid(f"a time to be ready in is more than 0 seconds, not {layer.ready_timeout:g}")
+        raise _invalid(f"readySignalTimeoutSeconds must be greater than 0, not {layer.ready_timeout:g}")
     if isinstance(layer.idle_timeout, int) and not 0 < layer.idle_timeout <= MAX_SECONDS:
-        raise _invalid(f"an idle timeout is at least a second, not {layer.idle_timeout}")
+        raise _invalid(f"idleTimeoutSeconds must be at least 1, not {layer.idle_timeout}; null is never")
 
 
 # Users and groups
@@ -136,19 +145,19 @@ def check_groups(groups: Sequence[Group]) -> None:
     for group in groups:
         name = group.name
         if not name:
-            raise InvalidSpec("group_name_empty", "a group has no name")
+            raise InvalidSpec("group_name_empty", "a group has an empty name")
         if len(name) > MAX_NAME:
-            text = f"the group name {name[:40]!r} has more than {MAX_NAME} characters"
+            text = f"the group name {name[:40]!r} is longer than {MAX_NAME} characters"
             raise InvalidSpec("group_name_too_long", text)
         if not _SHORT_NAME.fullmatch(name):
-            text = f"the group name {name!r} may have a-z, 0-9, _ and -, and begins with a letter or _"
+            text = f"the group name {name!r} must consist of a-z, 0-9, _ and -, and start with a letter or _"
             raise InvalidSpec("group_name_invalid_chars", text)
         if name in _RESERVED_GROUPS or name.startswith("systemd-"):
-            raise InvalidSpec("group_name_reserved", f"the group {name} belongs to the system")
+            raise InvalidSpec("group_name_reserved", f"the group name {name} is reserved for the system")
         if group.gid is not None and not 0 <= group.gid <= MAX_ID:
-            raise _invalid(f"the group {name} has the number {group.gid}; numbers are from 0 to {MAX_ID}")
+            raise _invalid(f"the gid of group {name} must be from 0 to {MAX_ID}, not {group.gid}")
         if group.system and group.gid is not None and group.gid > MAX_SYSTEM_ID:
-            text = f"the system group {name} has the number {group.gid}; they are up to {MAX_SYSTEM_ID}"
+            text = f"the gid of system group {name} must be at most {MAX_SYSTEM_ID}, not {group.gid}"
             raise _invalid(text)
     _no_twins("duplicate_group_name", "group", [group.name for group in groups])
 
@@ -157,27 +166,29 @@ def check_users(users: Sequence[User]) -> None:
     for user in users:
         name = user.name
         if not _SHORT_NAME.fullmatch(name) or len(name) > MAX_NAME:
-            text = f"the user name {name[:40]!r} may have 1 to {MAX_NAME} of a-z, 0-9, _ and -"
-            raise _invalid(f"{text}, and begins with a letter or _")
+            text = f"the user name {name[:40]!r} must consist of 1 to {MAX_NAME} of a-z, 0-9, _ and -"
+            raise _invalid(f"{text}, and start with a letter or _")
         if any(not group for group in user.groups):
-            raise InvalidSpec("user_group_empty", f"the user {name} has a group without a name")
+            raise InvalidSpec("user_group_empty", f"the user {name} has a group with an empty name")
         for group in user.groups:
             if not _ACCOUNT_NAME.fullmatch(group) or len(group) > MAX_NAME:
-                raise _invalid(f"the user {name} has the group {group[:40]!r}, which is not a name")
+                raise _invalid(f"the group {group[:40]!r} of user {name} is not a valid name")
         if user.uid is not None and not 0 <= user.uid <= MAX_ID:
-            text = f"the user {name} has the number {user.uid}; numbers are from 0 to {MAX_ID}"
+            text = f"the uid of user {name} must be from 0 to {MAX_ID}, not {user.uid}"
             raise InvalidSpec("user_uid_out_of_range", text)
         if user.system and user.uid is not None and user.uid > MAX_SYSTEM_ID:
-            text = f"the system user {name} has the number {user.uid}; they are up to {MAX_SYSTEM_ID}"
+            text = f"the uid of system user {name} must be at most {MAX_SYSTEM_ID}, not {user.uid}"
             raise InvalidSpec("user_system_flag_mismatch", text)
         for path, what, problem in (
             (user.home, "home", "user_home_invalid"),
             (user.shell, "shell", "user_shell_invalid"),
         ):
             if path is not None and (not path.startswith("/") or ":" in path or _CONTROL.search(path)):
-                raise InvalidSpec(problem, f"the {what} of {name} is an absolute path, not {path!r}")
+                raise InvalidSpec(
+                    problem, f"the {what} of user {name} must be an absolute path, not {path!r}"
+                )
         if user.gecos is not None and (":" in user.gecos or _CONTROL.search(user.gecos)):
-            raise _invalid(f"the full name of {name} has a colon or a line break")
+            raise _invalid(f"gecos of user {name} must not contain a colon or a line break")
     _no_twins("duplicate_user_name", "user", [user.name for user in users])
 
 
@@ -188,10 +199,10 @@ def check_files(files: Sequence[File]) -> None:
     for file in files:
         _check_path(file.path, "the path of a file", "files_bad_request")
         if file.path.endswith("/"):
-            raise InvalidSpec("files_bad_request", f"{file.path} is the path of a folder")
+            raise InvalidSpec("files_bad_request", f"{file.path} ends with /: it must be the path of a file")
     total = sum(len(file.content) for file in files)
     if total > MAX_FILES_BYTES:
-        text = f"the files of one layer have at most {MAX_FILES_BYTES >> 20} MiB together, not {total >> 20}"
+        text = f"the files of a layer have {total >> 20} MiB together (max {MAX_FILES_BYTES >> 20} MiB)"
         raise InvalidSpec("files_bad_request", text)
     _no_twins("files_bad_request", "file", [file.path for file in files])
 
@@ -202,18 +213,21 @@ def check_repositories(repositories: Sequence[Repository]) -> None:
             clone_url(each.repo)
         _check_path(each.path, "the path of a repository", "invalid_git_repo_spec_error")
         if not each.path.strip("/"):
-            raise InvalidSpec("invalid_git_repo_spec_error", "a repository cannot be cloned to /")
+            raise InvalidSpec(
+                "invalid_git_repo_spec_error", "a repository cannot be cloned to /: choose another path"
+            )
         rev = each.rev
         if rev is not None and (not rev or rev.startswith("-") or _CONTROL.search(rev) or " " in rev):
             raise InvalidSpec(
-                "invalid_git_repo_spec_error", f"{rev!r} is not a branch, tag or commit of {each.path}"
+                "invalid_git_repo_spec_error",
+                f"rev {rev!r} of the repository at {each.path} is not a valid branch, tag or commit",
             )
     paths = [each.path.rstrip("/") for each in repositories]
     _no_twins("invalid_git_repo_spec_error", "path of a repository", paths)
 
 
 def clone_url(repo: str) -> str:
-    """The URL of what a spec calls a repository."""
+    """Check the URL of a repository and return it."""
     bad = not repo or repo.startswith("-") or " " in repo or _CONTROL.search(repo)
     if not bad and _SCP_LIKE.fullmatch(repo):
         return repo
@@ -223,12 +237,12 @@ def clone_url(repo: str) -> str:
     except ValueError:
         bad = True
     if bad or (url.scheme in SCHEMES and not (url.hostname or (url.scheme == "file" and url.path))):
-        raise InvalidSpec("invalid_git_repo_spec_error", "a repository has a URL that cannot be read")
+        raise InvalidSpec("invalid_git_repo_spec_error", "the URL of a repository is malformed")
     if not url.scheme or "://" not in repo:
-        text = f"{repo!r} is neither the id of a repository nor a URL; give an id, or an https:// address"
+        text = f"{repo!r} is neither a repository id nor a URL: use an id or an https:// URL"
         raise InvalidSpec("invalid_git_repo_spec_error", text)
     if url.scheme not in SCHEMES:
-        text = f"a repository is reached by {', '.join(SCHEMES)}, not by {url.scheme}"
+        text = f"the scheme of a repository URL must be one of {', '.join(SCHEMES)}, not {url.scheme}"
         raise InvalidSpec("invalid_git_repo_spec_error", text)
     return repo
 
@@ -236,7 +250,7 @@ def clone_url(repo: str) -> str:
 def _check_git_user(user: GitUser) -> None:
     for value in (user.name, user.email, user.signing_key):
         if value is not None and _CONTROL.search(value):
-            raise _invalid("a value of git's configuration has a line break")
+            raise _invalid("git.config.user: values must not contain line breaks or control characters")
 
 
 # Services
@@ -259,36 +273,34 @@ def check_patches(patches: Sequence[ServicePatch]) -> None:
 
 
 def check_service(service: ServicePatch) -> None:
-    """One service, or what is to be changed of one."""
+    """Check a service, or the changes of one."""
     check_service_name(service.name)
     name = service.name
     if service.exec is not None:
         if not service.exec or any(not line.strip() for line in service.exec):
-            raise InvalidSpec("exec_empty", f"the service {name} has nothing to run, or an empty line")
-        _no_breaks(f"what the service {name} runs", service.exec)
+            raise InvalidSpec("exec_empty", f"exec of service {name} is empty or has an empty line")
+        _no_breaks(f"exec of service {name}", service.exec)
     for key, value in service.env.items():
         if not key:
-            raise InvalidSpec(
-                "env_key_empty", f"the service {name} has an environment variable without a name"
-            )
+            raise InvalidSpec("env_key_empty", f"env of service {name} has a variable with an empty name")
         if "=" in key:
-            text = f"the service {name} has an environment variable {key!r} with = in its name"
+            text = f"env of service {name}: the variable name {key!r} must not contain ="
             raise InvalidSpec("env_key_contains_equals", text)
         if not _VARIABLE.fullmatch(key):
-            raise _invalid(f"the service {name} has {key!r}, which is not a name for an environment variable")
+            raise _invalid(f"env of service {name}: {key!r} is not a valid variable name")
         if _CONTROL.search(value.replace("\n", "").replace("\t", "")):
-            raise _invalid(f"the service {name} has control characters in the environment variable {key}")
+            raise _invalid(f"env of service {name}: the value of {key} contains control characters")
     for who, problem in ((service.user, "user_empty"), (service.group, "group_empty")):
         if who is not None and not who:
-            raise InvalidSpec(problem, f"the service {name} has an empty {problem.removesuffix('_empty')}")
+            raise InvalidSpec(problem, f"{problem.removesuffix('_empty')} of service {name} is empty")
         if who is not None and not _ACCOUNT_NAME.fullmatch(who):
-            raise _invalid(f"the service {name} is to run as {who!r}, which is not a name")
+            raise _invalid(f"{who!r} of service {name} is not a valid user or group name")
     if service.workdir is not None:
         if not service.workdir:
-            raise InvalidSpec("workdir_empty", f"the service {name} has an empty working directory")
+            raise InvalidSpec("workdir_empty", f"workdir of service {name} is empty")
         if service.workdir != "~":
-            _check_path(service.workdir, f"the working directory of {name}", "validation_error")
-        _no_breaks(f"the working directory of {name}", [service.workdir])
+            _check_path(service.workdir, f"workdir of service {name}", "validation_error")
+        _no_breaks(f"workdir of service {name}", [service.workdir])
     for units, problem in (
         (service.after, "after_array_contains_empty"),
         (service.requires, "requires_array_contains_empty"),
@@ -297,23 +309,27 @@ def check_service(service: ServicePatch) -> None:
     ):
         _check_units(name, units, problem)
     if service.wanted_by is not None and not service.wanted_by:
-        raise InvalidSpec("wanted_by_empty", f"the service {name} is wanted by nothing")
+        raise InvalidSpec(
+            "wanted_by_empty", f"wantedBy of service {name} is empty: leave it out for multi-user.target"
+        )
     _check_times(service)
 
 
 def check_service_name(name: str) -> None:
     if not name.removesuffix(".service"):
-        raise InvalidSpec("service_name_empty", "a service has no name")
+        raise InvalidSpec("service_name_empty", "a service has an empty name")
     if len(name) > MAX_SERVICE_NAME:
-        text = f"the service name {name[:40]!r}... has more than {MAX_SERVICE_NAME} characters"
+        text = f"the service name {name[:40]!r}... is longer than {MAX_SERVICE_NAME} characters"
         raise InvalidSpec("service_name_too_long", text)
     if name[0] in ".-":
-        raise InvalidSpec("service_name_invalid_prefix", f"the service name {name!r} begins with {name[0]}")
+        raise InvalidSpec(
+            "service_name_invalid_prefix", f"the service name {name!r} must not start with {name[0]}"
+        )
     if not _UNIT.fullmatch(name) or "\\" in name:
-        text = f"the service name {name!r} may have letters, digits and : _ . @ -"
+        text = f"the service name {name!r} must consist of letters, digits and : _ . @ -"
         raise InvalidSpec("service_name_invalid_chars", text)
     if unit_name(name) in _OWN_UNITS:
-        text = f"the service {name} is Stead's own"
+        text = f"the service name {name} is reserved for Stead"
         raise InvalidSpec("service_already_exists", text, serviceName=name)
 
 
@@ -323,37 +339,41 @@ def _check_times(service: ServicePatch) -> None:
     if restart is not None:
         times += [restart.delay, restart.limit_interval, restart.limit_burst]
     if any(time is not None and not 0 <= time <= MAX_SECONDS for time in times):
-        raise _invalid(f"the service {service.name} has a time or a limit that is negative or without end")
+        raise _invalid(f"times and limits of service {service.name} must be from 0 to {MAX_SECONDS}")
     if service.mode == "oneshot" and restart is not None and restart.when == "always":
-        raise _invalid(f"the service {service.name} runs once; it cannot be restarted always")
+        raise _invalid(
+            f"service {service.name} is a oneshot: restartPolicy always is not allowed for oneshots"
+        )
 
 
 def _check_units(service: str, units: Iterable[str], problem: str) -> None:
     for unit in units:
         if not unit.strip():
-            raise InvalidSpec(problem, f"the service {service} names another without a name")
+            raise InvalidSpec(problem, f"service {service} refers to a unit with an empty name")
         if not _UNIT.fullmatch(unit) or unit[0] in ".-" or len(unit) > MAX_SERVICE_NAME + len(".service"):
-            raise _invalid(f"the service {service} names {unit[:80]!r}, which is not the name of a unit")
+            raise _invalid(f"service {service} refers to {unit[:80]!r}, which is not a valid unit name")
 
 
-# What all have in common
+# Shared checks
 
 
 def _no_breaks(what: str, lines: Iterable[str]) -> None:
     for line in lines:
         if _CONTROL.search(line.replace("\t", "")):
-            raise _invalid(f"{what} has a line break or a control character")
+            raise _invalid(f"{what} must not contain line breaks or control characters")
         if line.endswith("\\"):
-            raise _invalid(f"{what} ends with a backslash")
+            raise _invalid(f"{what} must not end with a backslash")
 
 
 def _check_path(path: str, what: str, problem: str) -> None:
     if not path.startswith("/") or "\0" in path or len(path) > 4000:
-        raise InvalidSpec(problem, f"{what} is absolute, not {path[:80]!r}")
+        raise InvalidSpec(
+            problem, f"{what} must be an absolute path of at most 4000 characters, not {path[:80]!r}"
+        )
     try:
         path.encode()
     except UnicodeEncodeError:
-        raise InvalidSpec(problem, f"{what} is not text: {path[:80]!r}") from None
+        raise InvalidSpec(problem, f"{what} must be valid UTF-8, not {path[:80]!r}") from None
 
 
 def _check_ports(ports: Sequence[Port]) -> None:
@@ -371,7 +391,7 @@ def _no_twins(problem: str, what: str, names: list[str]) -> None:
     for name in names:
         if name in seen:
             facts = {"serviceName": name} if problem == "service_already_exists" else {}
-            raise InvalidSpec(problem, f"the {what} {name} is there twice", **facts)
+            raise InvalidSpec(problem, f"the {what} {name} is given twice", **facts)
         seen.add(name)
 
 
