@@ -60,7 +60,7 @@ class Command:
 
     @property
     def fails(self) -> bool:
-        return any(line.startswith("error:") for line in self.output)
+        return any(line.startswith(("error:", '{"error":')) for line in self.output)
 
 
 def pages() -> list[Path]:

@@ -302,6 +302,8 @@ async def test_one_word_is_a_shell_line_and_several_are_a_program(shell: Shell, 
         ("kill -9 $$", (), 137),
         ("kill -TERM $$", (), 143),
         ("sleep 60", ("--timeout", "0.3"), 124),
+        ("no-such-program", (), 127),
+        ("/etc/passwd", (), 126),
     ],
 )
 async def test_the_exit_code_is_the_commands(
@@ -495,6 +497,24 @@ async def test_a_spec_becomes_a_snapshot_and_a_vm(shell: Shell, vm: str, tmp_pat
     assert "is not valid JSON" in await shell.refused("vm", "create", "--spec", file)
     file.write_text(json.dumps({"systemd": {"services": [{"name": "", "exec": ["true"]}]}}))
     assert "SERVICE_NAME_EMPTY, trace" in await shell.refused("vm", "create", "--spec", file)
+    assert await ids(shell) == [vm]
+
+
+async def test_set_up_options_are_cached_as_a_snapshot(shell: Shell, vm: str) -> None:
+    """The command of the set-up runs once: the second create gets the result from the snapshot."""
+    arguments = (
+        "vm",
+        "create",
+        "--run",
+        "cat /proc/uptime > /srv/mark",
+        "--exec",
+        "cat /srv/mark",
+        "--delete",
+    )
+    first = await shell.try_(*arguments)
+    assert (first.returncode, first.stdout != "") == (0, True), first.stderr
+    assert (await shell.run(*arguments)) == first.stdout
+    await shell.run("snapshot", "delete", *(await shell.run("snapshot", "list", "-q")).split())
     assert await ids(shell) == [vm]
 
 

@@ -79,7 +79,7 @@ def for_completion(context: typer.Context) -> "Iterator[Stead]":
     from stead.sdk import Stead
 
     given = context.find_root().params
-    url, key = given.get("url"), given.get("key")
+    url, key = _target.url or given.get("url"), _target.key or given.get("key")
     with Stead(key, base_url=url, timeout=_COMPLETION_TIMEOUT, max_retries=0) as stead:
         yield stead
 

@@ -112,9 +112,9 @@ def create(
         options["idle_timeout_seconds"] = seconds_or_never(idle_timeout)
     given = None if spec is None else read_spec(spec)
     with connected() as stead, signals_as_exits():
-        vm, taken = _make(stead, {**options, "spec": setup.applied_to(stead, given)})
+        vm, seconds = _make(stead, {**options, "spec": setup.applied_to(stead, given)})
         if command is None:
-            _tell(vm, taken, as_json)
+            _print_created(vm, seconds, as_json)
             return
         ending = _run_in(vm, command, delete=delete, collect=as_json)
     if as_json:
@@ -191,13 +191,13 @@ def _make(stead: "Stead", options: dict[str, Any]) -> "tuple[Handle, float]":
     return vm, time.perf_counter() - start
 
 
-def _tell(vm: "Handle", taken: float, as_json: bool) -> None:
+def _print_created(vm: "Handle", seconds: float, as_json: bool) -> None:
     if as_json:
-        print_json({"id": vm.id, "domains": vm.domains, "seconds": round(taken, 3)})
+        print_json({"id": vm.id, "domains": vm.domains, "seconds": round(seconds, 3)})
         return
     typer.echo(vm.id)
     if sys.stdout.isatty():
-        note(f"running after {taken:.2f} s; run a command in it: stead vm exec {vm.id[:6]} uname -a")
+        note(f"running after {seconds:.2f} s; run a command in it: stead vm exec {vm.id[:6]} uname -a")
 
 
 def _run_in(vm: "Handle", command: str, *, delete: bool, collect: bool) -> Ending:

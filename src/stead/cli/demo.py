@@ -58,10 +58,10 @@ class _Steps:
     def timed(self, name: str, words: str) -> Iterator[None]:
         start = time.perf_counter()
         yield
-        taken = round((time.perf_counter() - start) * 1000, 1)
-        self.times[f"{name}_ms"] = taken
+        milliseconds = round((time.perf_counter() - start) * 1000, 1)
+        self.times[f"{name}_ms"] = milliseconds
         if not self._quiet:
-            typer.echo(f"  {words:<44} {typer.style(f'{taken:>9.1f} ms', bold=True)}")
+            typer.echo(f"  {words:<44} {typer.style(f'{milliseconds:>9.1f} ms', bold=True)}")
 
     def say(self, text: str) -> None:
         if not self._quiet:
@@ -70,12 +70,12 @@ class _Steps:
 
 def _show(stead: "Stead", steps: _Steps) -> None:
     """Run all steps; the VMs and snapshots are deleted also after an error."""
-    machines: list[Vm] = []
+    vms: list[Vm] = []
     snapshots: list[str] = []
     try:
         with steps.timed("create", "create a VM"):
-            machines.append(stead.vms.create(name="demo"))
-        first = machines[0]
+            vms.append(stead.vms.create(name="demo"))
+        first = vms[0]
         with steps.timed("exec", "run `uname -sr`"):
             kernel = first.exec("uname -sr", check=True).stdout.strip()
         steps.say(kernel)
@@ -85,8 +85,8 @@ def _show(stead: "Stead", steps: _Steps) -> None:
             content = first.fs.read_text("/root/hello.txt")
         steps.say(content)
         with steps.timed("fork", "fork it twice while it runs"):
-            machines += first.fork(count=2)
-        _tell_apart(machines, steps)
+            vms += first.fork(count=2)
+        _check_forks(vms, steps)
         with steps.timed("suspend", "suspend it"):
             first.suspend()
         with steps.timed("wake", "wake it by running a command"):
@@ -94,24 +94,24 @@ def _show(stead: "Stead", steps: _Steps) -> None:
         with steps.timed("snapshot", "save it as a snapshot"):
             snapshots.append(first.snapshot(name="demo").id)
         with steps.timed("create_from_snapshot", "create a VM from the snapshot"):
-            machines.append(stead.vms.create(snapshot_id=snapshots[0]))
+            vms.append(stead.vms.create(snapshot_id=snapshots[0]))
         _check(
-            machines[-1].fs.read_text("/root/hello.txt") == _HELLO,
+            vms[-1].fs.read_text("/root/hello.txt") == _HELLO,
             "the VM from the snapshot lacks the file that was saved",
         )
         steps.say("the file is there, and the programs are still running")
     finally:
         with undisturbed(), steps.timed("delete", "delete everything"):
-            for vm in machines:
+            for vm in vms:
                 vm.delete()
             for snapshot in snapshots:
                 stead.vms.snapshots.delete(snapshot)
 
 
-def _tell_apart(machines: "list[Vm]", steps: _Steps) -> None:
+def _check_forks(vms: "list[Vm]", steps: _Steps) -> None:
     """Forks have the same files, and a machine-id each."""
-    with steps.timed("exec_all", f"run a command in all {len(machines)} VMs"):
-        answers = [vm.exec("cat /etc/machine-id /root/hello.txt", check=True).stdout for vm in machines]
+    with steps.timed("exec_all", f"run a command in all {len(vms)} VMs"):
+        answers = [vm.exec("cat /etc/machine-id /root/hello.txt", check=True).stdout for vm in vms]
     _check(all(answer.endswith(_HELLO) for answer in answers), "a fork lacks the file of its parent")
     ids = {answer.partition("\n")[0] for answer in answers}
     steps.say(f"{len(ids)} different machine-ids, the same file in each")

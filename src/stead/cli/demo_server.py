@@ -62,22 +62,22 @@ def _own_key() -> Iterator[str]:
     """A key of the account `demo`, revoked at the end."""
     from stead.identity.errors import AccountExists
 
-    made: list[tuple[str, str]] = []
+    created: list[tuple[str, str]] = []
 
     async def make() -> None:
         async with open_accounts() as accounts:
             with contextlib.suppress(AccountExists):
                 await accounts.create(ACCOUNT)
             info, secret = await accounts.create_key((await accounts.by_name(ACCOUNT)).id, "demo")
-        made.append((info.id, secret))
+        created.append((info.id, secret))
 
     async def revoke() -> None:
         async with open_accounts() as accounts:
-            await accounts.revoke_key(made[0][0])
+            await accounts.revoke_key(created[0][0])
 
     run(make())
     try:
-        yield made[0][1]
+        yield created[0][1]
     finally:
         with undisturbed():
             asyncio.run(revoke())

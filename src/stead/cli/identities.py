@@ -45,11 +45,11 @@ def create_identity(
 ) -> None:
     """Create an identity and print its id. It has no permissions until you grant some."""
     with connected() as stead:
-        made = stead.identities.create(name=name)
+        created = stead.identities.create(name=name)
     if as_json:
-        print_json({"id": made.id, "name": made.name})
+        print_json({"id": created.id, "name": created.name})
     else:
-        typer.echo(made.id)
+        typer.echo(created.id)
 
 
 @app.command("list")
@@ -190,12 +190,12 @@ def _users(names: tuple[str, ...] | None) -> str:
 def create_token(identity: Identity, as_json: Json = False) -> None:
     """Create a token and print it. It cannot be shown again."""
     with connected() as stead:
-        made = stead.identities.find(identity).tokens.create()
+        created = stead.identities.find(identity).tokens.create()
     if as_json:
-        print_json({"id": made.id, "token": made.token})
+        print_json({"id": created.id, "token": created.token})
         return
-    typer.echo(made.token)
-    note(f"token {made.id}; it cannot be shown again")
+    typer.echo(created.token)
+    note(f"token {created.id}; it cannot be shown again")
 
 
 @tokens.command("list")

@@ -42,7 +42,7 @@ def logs(
     asked = None if since is None else _moment(since)
     with connected() as stead:
         handle = stead.vms.find(vm)
-        start = _beginning(handle) if asked is None else asked
+        start = _created_at(handle) if asked is None else asked
         found = _newest(handle, service, search, start, limit)
         if as_json and not follow:
             print_json({"logs": found})
@@ -61,7 +61,7 @@ def logs(
                     print_entry(entry, as_json)
 
 
-def _beginning(vm: "Handle") -> datetime | None:
+def _created_at(vm: "Handle") -> datetime | None:
     """When the VM was created. Older lines of its journal come from the template. None for a deleted VM."""
     from stead.sdk.errors import VmNotFound
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 _ECHO = 3.0
-"""Seconds in which a further signal is taken as a duplicate of the first."""
+"""Seconds in which a further signal counts as a duplicate of the first."""
 
 
 @contextlib.contextmanager

@@ -37,11 +37,11 @@ def create_snapshot(
     """
     wanted = read_spec(spec)
     with connected() as stead, working("building a snapshot") as report:
-        made = stead.vms.snapshots.ensure(wanted, name=name, progress=report)
+        created = stead.vms.snapshots.ensure(wanted, name=name, progress=report)
     if as_json:
-        print_json(made)
+        print_json(created)
     else:
-        typer.echo(made.id)
+        typer.echo(created.id)
 
 
 @app.command("list")

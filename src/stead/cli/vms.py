@@ -233,11 +233,11 @@ def snapshot(
     with connected() as stead:
         handle = stead.vms.find(vm)
         with working(f"saving {handle.id}"):
-            taken = handle.snapshot(name=name)
+            saved = handle.snapshot(name=name)
     if as_json:
-        print_json(taken)
+        print_json(saved)
     else:
-        typer.echo(taken.id)
+        typer.echo(saved.id)
 
 
 @app.command()
