@@ -6,11 +6,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pytest
 import pytest_asyncio
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
 
+from stead.builds import records as records_module
 from stead.builds.records import Phase, PhaseInfo, Records
 from stead.store import migrations
 from stead.store.builds import BuildStore
@@ -144,3 +146,16 @@ async def test_migration_gives_old_phases_their_end_and_state(tmp_path: Path) ->
         ("files", "failed", 5.0),
     ]
     await database.dispose()
+
+
+async def test_finished_builds_are_deleted_after_their_retention(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = Records(BuildStore(database), Lines())
+    old, running = [await records.open("me", [Phase(None, "vm")]) for _ in range(2)]
+    await old.vm.start("vm")
+    await old.succeed()
+    monkeypatch.setattr(records_module, "_PRUNE_EVERY", -1)
+    monkeypatch.setattr(records_module, "_RETENTION", 0)
+    new = await records.open("me", [])
+    assert {build.id for build in (await records.list("me"))[0]} == {new.id, running.id}

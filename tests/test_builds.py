@@ -1,4 +1,4 @@
-"""Specs become machines and snapshots: each layer is built once, and what fails says where and why."""
+"""The builder with real VMs: layers are built once and cached, and failures say where and why."""
 
 import asyncio
 import contextlib
@@ -43,7 +43,7 @@ AWKWARD = 'a "quoted" \\ back, 100% and $HOME\nsecond line\ttab é'
 
 @dataclass
 class Lines:
-    """A logbook that remembers."""
+    """A logbook that keeps its lines."""
 
     entries: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
 
@@ -79,7 +79,7 @@ async def builder(machines: Machines, lines: Lines, bundles: Bundles) -> AsyncIt
 
 @pytest_asyncio.fixture
 async def account(machines: Machines) -> AsyncIterator[str]:
-    """An account of which nothing is left after the test."""
+    """An account whose VMs and snapshots are deleted after the test."""
     account = (await Accounts(machines.database).create(str(uuid.uuid4()))).id
     yield account
     for info in await machines.list(account):
@@ -110,7 +110,7 @@ async def layers_built(builder: Builder, account: str) -> int:
 
 
 async def hidden(machines: Machines, account: str) -> list[str]:
-    """Machines of an account that it cannot see."""
+    """VMs of builds, which their account cannot see."""
     rows = await machines._lifecycle.store.list(account=account, purpose="build")
     return [row.id for row in rows]
 
@@ -130,7 +130,7 @@ async def active(machine: Machine, unit: str) -> str:
 
 
 def run_command(number: int, script: str, after: str | None = None) -> tuple[Service, File]:
-    """A command as the client library for Node sends it."""
+    """A `run` step as the npm client sends it."""
     name = f"freestyle-run-command-{number}"
     path = f"/opt/freestyle/scripts/{name}.sh"
     before = () if after is None else (f"{after}.service",)
@@ -160,10 +160,10 @@ def note(text: str, **more: Any) -> Layer:
     return Layer(files=(File("/srv/note", text.encode()),), **more)
 
 
-async def test_users_groups_files_and_a_service_of_a_layer_are_there(
+async def test_vm_has_the_users_groups_files_and_services_of_its_layer(
     builder: Builder, machines: Machines, account: str, lines: Lines
 ) -> None:
-    """A layer is built once; machines that are made from it have it all, running, and are not built again."""
+    """A layer is built once; a second VM from it is restored, not built."""
     server = "/bin/sh -c 'id -un >who; pwd >where; printf %s \"$$AWKWARD\" >what; exec sleep infinity'"
     layer = Layer(
         groups=(Group("crew", 4321), Group("sudo")),
@@ -245,9 +245,9 @@ async def test_users_groups_files_and_a_service_of_a_layer_are_there(
 
 @pytest.mark.slow
 async def test_commands_run_in_order_and_leave_no_units(builder: Builder, account: str, lines: Lines) -> None:
-    """As the client for Node has them: a chain of commands, then a service that requires the last of them.
+    """As the npm client sends them: a chain of commands, then a service that requires the last of them.
 
-    The commands are gone after they have succeeded. The service comes up again at a boot, without them.
+    The units of the commands delete themselves after success. The service starts at a reboot without them.
     """
     layer = with_commands(
         "sleep 1; echo one >>log; echo said-by-one",
@@ -310,10 +310,10 @@ async def test_ten_concurrent_requests_share_one_build(
     assert anew.id != one
 
 
-async def test_a_layer_is_built_again_when_it_or_its_discriminator_changes(
+async def test_a_changed_layer_discriminator_or_skip_cache_rebuilds(
     builder: Builder, machines: Machines, account: str
 ) -> None:
-    """And when the cache is to be left alone; that snapshot is the one that is used from then on."""
+    """The newest snapshot of a layer is the one that later requests get."""
 
     async def ensure(layer: Layer, persistence: Any = None) -> SnapshotInfo:
         return await builder.ensure_snapshot(
@@ -333,8 +333,8 @@ async def test_a_layer_is_built_again_when_it_or_its_discriminator_changes(
     assert (await ensure(note("one"))).persistence == Persistent()
 
 
-async def test_layers_stand_on_each_other(builder: Builder, machines: Machines, account: str) -> None:
-    """Only what has changed is built, on what has not; a service goes on from layer to layer."""
+async def test_only_changed_layers_are_rebuilt(builder: Builder, machines: Machines, account: str) -> None:
+    """A changed layer is built on the cached one below; services keep running from layer to layer."""
     counter = Service("counter", exec=("/bin/sh -c 'while :; do echo >>/srv/ticks; sleep 0.1; done'",))
     inner = Layer(users=(User("bob"),), services=(counter,), discriminator="inner")
     patch = ServicePatch("counter", env={"COLOUR": "red"}, restart=Restart("always"))
@@ -368,10 +368,10 @@ async def test_layers_stand_on_each_other(builder: Builder, machines: Machines, 
     assert await layers_built(builder, account) == 3
 
 
-async def test_a_service_that_fails_says_what_it_printed(
+async def test_failed_run_step_reports_its_command_and_output(
     builder: Builder, machines: Machines, account: str, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing of the machine is left but a snapshot of how it was, to look at."""
+    """The VM is deleted; a snapshot of it as it was is kept for debugging."""
     monkeypatch.setattr(builder_module, "KEPT_FAILURES", 1)
     spec = with_commands("echo fine", "echo something is wrong >&2; exit 3", "echo never >/root/never")
     with pytest.raises(SetupFailed) as raised:
@@ -423,8 +423,10 @@ async def test_a_service_that_fails_says_what_it_printed(
 
 
 @pytest.mark.slow
-async def test_readiness_is_waited_for_as_asked(builder: Builder, machines: Machines, account: str) -> None:
-    """A service says when it is ready. Who insists on that gets it or an error, who does not a machine."""
+async def test_create_waits_for_the_ready_signal_as_requested(
+    builder: Builder, machines: Machines, account: str
+) -> None:
+    """With waitForReadySignal a late service is an error; without it the VM is returned."""
     soon = "/bin/sh -c 'sleep 1.5; touch /run/was-ready; systemd-notify --ready; exec sleep infinity'"
     ready = Layer(services=(Service("late", exec=(soon,), ready_signal=True),), wait_for_ready=True)
     machine = await builder.create_machine(MachineOrder(account, spec=ready))
@@ -447,7 +449,9 @@ async def test_readiness_is_waited_for_as_asked(builder: Builder, machines: Mach
 
 
 @pytest.mark.slow
-async def test_packages_come_from_debian(builder: Builder, account: str, lines: Lines) -> None:
+async def test_apt_packages_are_installed_and_a_failure_says_why(
+    builder: Builder, account: str, lines: Lines
+) -> None:
     layer = Layer(packages=("hello", "git"))
     machine = await builder.create_machine(MachineOrder(account, spec=Layer(snapshot=layer)))
     assert await sh(machine, "hello") == "Hello, world!"
@@ -482,7 +486,7 @@ http.server.ThreadingHTTPServer(("127.0.0.1", 8000), handler).serve_forever()
 
 @pytest.mark.slow
 async def test_repositories_are_cloned_without_their_credentials(builder: Builder, account: str) -> None:
-    """By branch, tag and commit; what a file says wins over the repository that it is in."""
+    """By branch, tag and commit; files of the spec are written over those of the repository."""
     history = """
     git init -q --bare -b main /srv/repo.git && git init -q -b main /tmp/work && cd /tmp/work
     git config user.name me && git config user.email me@example.com
@@ -542,11 +546,11 @@ def git(tmp_path: Path) -> GitClient:
     return GitClient(tmp_path)
 
 
-async def test_repositories_of_this_stead_are_cloned(
+async def test_repositories_of_this_server_are_cloned(
     builder: Builder, repos: Repos, machines: Machines, account: str, lines: Lines, git: GitClient
 ) -> None:
-    """By id and by address, by branch, tag and commit, and empty ones, although the guest cannot reach its
-    host: with the right origin, and without any secret."""
+    """By id and by URL, by branch, tag and commit, and empty ones, although the guest cannot reach its host:
+    with the public URL as origin, and without secrets."""
     repo, empty = [await repos.create(account, default_branch="trunk") for _ in range(2)]
     work = await git.work_tree("work", {"file": "one"})
     first = await git("rev-parse", "HEAD", cwd=work)
@@ -594,10 +598,10 @@ async def test_repositories_of_this_stead_are_cloned(
     assert await builds_of(machines, account) == built
 
 
-async def test_a_push_makes_another_snapshot(
+async def test_a_push_changes_the_cache_key_of_a_layer(
     builder: Builder, repos: Repos, account: str, git: GitClient
 ) -> None:
-    """A layer with a repository of this Stead is built once, and again when something was pushed."""
+    """A layer with a repository of this server is cached until something is pushed."""
     repo = await repos.create(account)
     work = await git.work_tree("work", {"file": "one"})
     layer = Layer(repositories=(Repository(repo.id, "/srv/code", "main"),))
@@ -620,10 +624,10 @@ async def test_a_push_makes_another_snapshot(
 
 
 @pytest.mark.slow
-async def test_a_large_repository_is_handed_in_piece_by_piece(
+async def test_a_large_repository_is_copied_in_bounded_memory(
     builder: Builder, repos: Repos, account: str, lines: Lines, git: GitClient
 ) -> None:
-    """However large it is, the host holds little of it at a time; whoever waits hears how far it is."""
+    """The host's memory does not grow with the repository, and the log has progress lines."""
     repo = await repos.create(account)
     work = await git.work_tree("work")
     with (work / "large").open("wb") as file:
@@ -646,10 +650,10 @@ async def test_a_large_repository_is_handed_in_piece_by_piece(
 
 
 @pytest.mark.slow
-async def test_a_clone_that_cannot_go_on_leaves_nothing(
+async def test_a_cancelled_or_failed_clone_leaves_nothing(
     builder: Builder, repos: Repos, machines: Machines, account: str, lines: Lines, git: GitClient
 ) -> None:
-    """The repository is deleted before it is cloned; or nobody waits any more while it is handed in."""
+    """The repository is deleted before the clone, or the client disconnects during the copy."""
     repo = await repos.create(account)
     path = repos.repository(repo.id).path
     work = await git.work_tree("work", {"large": os.urandom(32 << 20)})
@@ -675,10 +679,10 @@ async def test_a_clone_that_cannot_go_on_leaves_nothing(
     assert raised.value.phase == "repositories"
 
 
-async def test_what_nobody_waits_for_is_given_up(
+async def test_a_build_is_cancelled_after_its_last_client_disconnects(
     builder: Builder, machines: Machines, account: str, lines: Lines
 ) -> None:
-    """Of two that wait, one goes and the build goes on; with the last, it ends and nothing is left."""
+    """Of two clients, one disconnects and the build continues; with the other it ends and leaves nothing."""
     order = SnapshotOrder(account, with_commands("echo at work; sleep 600"))
     waiting = [asyncio.create_task(builder.ensure_snapshot(order)) for _ in range(2)]
 
@@ -705,7 +709,7 @@ async def test_what_nobody_waits_for_is_given_up(
     assert {build.failure for build in builds} == {"cancelled: the client disconnected"}
 
 
-async def test_a_machine_whose_caller_has_gone_is_not_there(
+async def test_a_cancelled_create_leaves_no_vm(
     builder: Builder, machines: Machines, account: str, lines: Lines
 ) -> None:
     task = asyncio.create_task(
@@ -721,10 +725,10 @@ async def test_a_machine_whose_caller_has_gone_is_not_there(
     assert await machines.snapshots.list(account, deleted=True) == []
 
 
-async def test_a_build_goes_on_for_those_who_ask_again(
+async def test_a_repeated_request_joins_the_build_that_lingers(
     machines: Machines, account: str, lines: Lines, bundles: Bundles
 ) -> None:
-    """A client whose connection broke asks a moment later; and a build may take only so long."""
+    """A client whose connection broke repeats its request; also the time limit of a build, and a stop."""
     builder = Builder(machines, BuildStore(machines.database), lines, bundles, linger=60)
     order = SnapshotOrder(account, with_commands("echo at work; until [ -e /root/go ]; do sleep 0.1; done"))
     first = asyncio.create_task(builder.ensure_snapshot(order))
@@ -769,10 +773,10 @@ async def test_a_build_goes_on_for_those_who_ask_again(
     assert await hidden(machines, account) == []
 
 
-async def test_what_needs_no_set_up_needs_no_build(
+async def test_requests_without_set_up_have_no_build_record(
     builder: Builder, machines: Machines, account: str
 ) -> None:
-    """A snapshot of the base is made when it is asked for; a layer with nothing to do is its base."""
+    """A snapshot of the base image is built on request; a layer without changes is its base."""
     machine = await builder.create_machine(MachineOrder(account, spec=Layer(packages=(), skip_cache=True)))
     assert (await machine.info()).state is State.RUNNING
     assert await builds_of(machines, account) == []
@@ -788,9 +792,7 @@ async def test_what_needs_no_set_up_needs_no_build(
     assert [build.planned_phases for build in builds] == [("cached",), ("vm", "snapshot")]
 
 
-async def test_builds_of_a_stead_that_was_killed_have_failed(
-    builder: Builder, machines: Machines, account: str
-) -> None:
+async def test_recovery_fails_unfinished_builds(builder: Builder, machines: Machines, account: str) -> None:
     store = BuildStore(machines.database)
     await store.insert(BuildRow("bld-" + "a" * 20, account, "running", "[]"))
     await store.insert(BuildRow("bld-" + "b" * 20, account, "running", "[]"))

@@ -1,4 +1,4 @@
-"""Systemd services of a real machine: made, looked at, started, stopped, removed."""
+"""Systemd services of a real VM: create, read, start, stop and delete."""
 
 import time
 from datetime import UTC, datetime
@@ -35,10 +35,10 @@ async def becomes(services: GuestServices, name: str, *states: str) -> None:
     await until(right, 60)
 
 
-async def test_the_life_of_a_service(shared: Machine, services: GuestServices) -> None:
-    """It runs at once, says something, is stopped, started and restarted, and is gone in the end."""
+async def test_create_start_stop_and_delete_a_service(shared: Machine, services: GuestServices) -> None:
+    """The service starts at once, logs, is stopped, started, restarted and deleted."""
     web = Service("web", exec=("/bin/sh -c 'echo serving $WHAT; sleep 1000'",), env={"WHAT": "100% of it"})
-    assert "being started" in await services.create(web)
+    assert "it is starting" in await services.create(web)
     assert "web" in await services.list()
     await becomes(services, "web", "active")
     status = await services.status("web.service")
@@ -82,7 +82,7 @@ async def test_the_life_of_a_service(shared: Machine, services: GuestServices) -
     assert (await shared.exec(f"find {FOLDER} -name 'web*'")).stdout == b""
 
 
-async def test_a_service_that_fails_says_why(shared: Machine, services: GuestServices) -> None:
+async def test_a_failed_start_says_why(shared: Machine, services: GuestServices) -> None:
     message = await services.create(Service("lonely", exec=("/bin/sleep 1000",), requires=("missing",)))
     assert "missing" in message
     await shared.files().remove(f"{FOLDER}/lonely.service")
@@ -96,7 +96,7 @@ async def test_a_service_that_fails_says_why(shared: Machine, services: GuestSer
         await services.status("broken")
 
 
-async def test_what_cannot_be(services: GuestServices) -> None:
+async def test_invalid_service_requests_are_refused(services: GuestServices) -> None:
     for name, problem in (
         ("", "service_name_empty"),
         (".hidden", "service_name_invalid_prefix"),
@@ -121,7 +121,7 @@ async def test_what_cannot_be(services: GuestServices) -> None:
         await services.logs("nowhere")
 
 
-async def test_the_agent_is_none_of_the_machines_services(services: GuestServices) -> None:
+async def test_the_guest_agent_is_hidden(services: GuestServices) -> None:
     assert "stead-agent" not in await services.list()
     for call in (services.status, services.delete, services.logs):
         with pytest.raises(ServiceNotFound):
@@ -130,7 +130,9 @@ async def test_the_agent_is_none_of_the_machines_services(services: GuestService
     assert not stopped.ok
 
 
-async def test_a_user_may_look_but_not_touch(shared: Machine, services: GuestServices, alice: str) -> None:
+async def test_a_linux_user_may_read_but_not_change_services(
+    shared: Machine, services: GuestServices, alice: str
+) -> None:
     hers = GuestServices(shared, alice)
     assert "dbus" in await hers.list()
     assert (await hers.status("dbus")).active_state == "active"
@@ -149,7 +151,7 @@ async def test_a_user_may_look_but_not_touch(shared: Machine, services: GuestSer
     await shared.files().remove(f"{FOLDER}/roots.service")
 
 
-async def test_services_over_the_wire(server: Server) -> None:
+async def test_services_over_http(server: Server) -> None:
     machine = await server.services.machines.create(account=server.account)
     async with httpx2.AsyncClient(
         base_url=f"{server.url}/v1/vms/{machine.id}/systemd",

@@ -1,4 +1,4 @@
-"""What a spec may say, what it is the same as, and which unit files come of it. No machine is needed."""
+"""Specs without VMs: validation, cache keys, plans, unit files and the wire format."""
 
 import json
 from dataclasses import replace
@@ -199,11 +199,11 @@ INVALID = {
 
 
 @pytest.mark.parametrize("problem, layer", [each for cases in INVALID.values() for each in cases])
-def test_what_can_never_work_is_refused_with_its_reason(problem: str, layer: Layer) -> None:
+def test_invalid_specs_are_refused_with_their_problem(problem: str, layer: Layer) -> None:
     assert problem_of(layer) == problem
 
 
-def test_facts_come_with_the_problem() -> None:
+def test_invalid_sizes_report_the_limits() -> None:
     facts = {
         Layer(vcpus=3): {"got": 3},
         Layer(memory_gb=3): {"got": 3072},
@@ -217,7 +217,7 @@ def test_facts_come_with_the_problem() -> None:
         assert raised.value.facts == expected
 
 
-def test_only_the_innermost_layer_says_what_it_stands_on() -> None:
+def test_base_and_size_belong_to_the_innermost_layer() -> None:
     """Depth 0 is the outermost layer."""
     inner = Layer(snapshot_id=SNAPSHOT, vcpus=2, memory_gb=4, disk_gb=20)
     check(Layer(snapshot=Layer(snapshot=inner)))
@@ -243,7 +243,7 @@ def test_only_the_innermost_layer_says_what_it_stands_on() -> None:
     assert problem_of(deep) == "validation_error"
 
 
-def test_ordinary_specs_are_let_pass() -> None:
+def test_valid_specs_pass() -> None:
     check(
         Layer(
             groups=(Group("crew", 1001), Group("_svc", 150, system=True)),
@@ -273,7 +273,7 @@ def test_ordinary_specs_are_let_pass() -> None:
     )
 
 
-# The same or not
+# Cache keys
 
 
 LAYERS = st.builds(
@@ -293,7 +293,7 @@ def test_equal_layers_and_no_others_have_the_same_hash(one: Layer, other: Layer)
     assert same == (one == other)
 
 
-def test_what_a_hash_is_made_of() -> None:
+def test_layer_hash_covers_content_and_nothing_else() -> None:
     layer = Layer(
         packages=("git",),
         files=(File("/a", b"b"),),
@@ -330,10 +330,10 @@ def test_what_a_hash_is_made_of() -> None:
         assert layer_hash("account", "base", replace(layer, **each)) == own
 
 
-# What has to be done
+# Plans
 
 
-def test_a_spec_is_built_but_for_its_outermost_layer() -> None:
+def test_all_layers_of_a_spec_but_the_outermost_are_built() -> None:
     inner = Layer(vcpus=2, packages=("git",), workdir="/inner", idle_timeout=10)
     middle = Layer(snapshot=inner, users=(User("a"),))
     outer = Layer(snapshot=middle, users=(User("b"), User("c", 7)), ready_timeout=5)
@@ -347,7 +347,7 @@ def test_a_spec_is_built_but_for_its_outermost_layer() -> None:
     assert (plan.wait_for_ready, plan.ready_timeout) == (True, 5)
 
 
-def test_a_template_is_built_as_a_whole() -> None:
+def test_all_layers_of_a_template_are_built() -> None:
     template = Layer(snapshot_id=SNAPSHOT, vcpus=2, packages=("git",), workdir="/t")
     plan = plan_machine(None, template, Layer(files=(File("/a"),)))
     assert plan.base == Base(SNAPSHOT, vcpus=2)
@@ -362,7 +362,7 @@ def test_a_template_is_built_as_a_whole() -> None:
     ]
 
 
-def test_a_base_can_be_named_in_three_places() -> None:
+def test_the_base_snapshot_can_be_given_in_three_places() -> None:
     for spec, template, top in (
         (None, None, Layer(snapshot_id=SNAPSHOT)),
         (Layer(snapshot_id=SNAPSHOT), None, Layer()),
@@ -383,7 +383,7 @@ def test_a_base_can_be_named_in_three_places() -> None:
         assert raised.value.problem == "conflicting_spec_sources_error"
 
 
-def test_where_two_layers_name_the_same_the_upper_one_counts() -> None:
+def test_the_upper_layer_wins_when_layers_are_combined() -> None:
     below = Layer(
         files=(File("/a", b"1"), File("/b", b"1")), packages=("git",), workdir="/below", skip_cache=True
     )
@@ -394,7 +394,7 @@ def test_where_two_layers_name_the_same_the_upper_one_counts() -> None:
     assert (both.workdir, both.skip_cache) == ("/below", True)
 
 
-def test_a_layer_that_does_nothing_has_no_phases() -> None:
+def test_a_layer_without_changes_has_no_phases() -> None:
     for layer in (
         Layer(),
         Layer(workdir="/", git_user=GitUser(), discriminator="x", skip_cache=True, ports=(), idle_timeout=5),
@@ -406,7 +406,7 @@ def test_a_layer_that_does_nothing_has_no_phases() -> None:
 # Base images
 
 
-def test_the_base_image_and_commands_on_it_are_understood() -> None:
+def test_dockerfile_run_commands_are_parsed() -> None:
     assert commands_of("FROM debian:trixie-slim") == ()
     assert (
         commands_of(
@@ -452,7 +452,7 @@ RUN ["echo", "a b"]
         ("\x00", "validation_error"),
     ],
 )
-def test_other_base_images_are_refused(text: str, problem: str) -> None:
+def test_unsupported_dockerfiles_are_refused(text: str, problem: str) -> None:
     with pytest.raises(InvalidSpec) as raised:
         commands_of(text)
     assert raised.value.problem == problem
@@ -461,7 +461,7 @@ def test_other_base_images_are_refused(text: str, problem: str) -> None:
 # Units
 
 
-def test_a_unit_says_what_the_service_does() -> None:
+def test_unit_file_of_a_service() -> None:
     unit = service_unit(
         Service(
             "web",
@@ -510,7 +510,7 @@ WantedBy=multi-user.target
     )
 
 
-def test_a_oneshot_runs_its_lines_in_order_and_stays() -> None:
+def test_unit_file_of_a_oneshot() -> None:
     lines = service_unit(Service("job", mode="oneshot", exec=("/bin/a", "/bin/b"), timeout=30)).splitlines()
     assert [line for line in lines if line.startswith(("Type", "Exec", "Remain", "Timeout"))] == [
         "Type=oneshot",
@@ -523,8 +523,8 @@ def test_a_oneshot_runs_its_lines_in_order_and_stays() -> None:
     assert "RemainAfterExit" not in again
 
 
-def test_what_is_deleted_after_success_is_required_only_until_then() -> None:
-    """After a boot it is not there: who required it must be able to start."""
+def test_units_that_delete_themselves_are_wanted_not_required() -> None:
+    """After a reboot they are gone, and units that required them must start."""
     first = Service(
         "first", mode="oneshot", exec=("/bin/a",), delete_after_success=True, remain_after_exit=False
     )
@@ -538,7 +538,7 @@ def test_what_is_deleted_after_success_is_required_only_until_then() -> None:
     assert "ExecStartPost=+-/bin/sh -c 'rm -f /etc/systemd/system/first.service " in text
 
 
-def test_names_that_clients_made_services_of_are_targets_again() -> None:
+def test_service_suffix_of_systemd_targets_is_corrected() -> None:
     assert reference("multi-user.service") == "multi-user.target"
     assert reference("network-online") == "network-online.target"
     assert reference("multi-user.target") == "multi-user.target"
@@ -548,7 +548,7 @@ def test_names_that_clients_made_services_of_are_targets_again() -> None:
     assert reference("x.timer") == "x.timer"
 
 
-def test_a_patch_changes_only_what_it_names() -> None:
+def test_drop_in_of_a_patch_has_only_its_fields() -> None:
     assert patch_unit(ServicePatch("ssh", env={"A": "b"})) == '[Service]\nEnvironment="A=b"\n'
     assert patch_unit(ServicePatch("ssh", exec=("/bin/a", "/bin/b"), after=("db",))) == (
         "[Unit]\nAfter=db.service\n\n"
@@ -591,10 +591,10 @@ NASTY = st.text(alphabet=st.sampled_from("a/ =%\"'\\\n\r\t;$[]#~.-:@0é\x00\u202
     NASTY,
     st.lists(NASTY, max_size=2),
 )
-def test_no_value_becomes_a_line_of_its_own(
+def test_no_value_injects_a_line_into_a_unit_file(
     name: str, lines: list[str], env: dict[str, str], who: str, workdir: str, units: list[str]
 ) -> None:
-    """Whatever a service says: it is refused, or its unit has the lines that it should have and no others."""
+    """A service is refused, or its unit file has exactly the expected lines."""
     wanted = Service(
         name or "x",
         exec=tuple(lines),
@@ -620,7 +620,7 @@ def test_no_value_becomes_a_line_of_its_own(
 # Repositories
 
 
-def test_credentials_are_given_to_git_apart_from_the_address() -> None:
+def test_credentials_are_moved_from_the_clone_url_to_the_environment() -> None:
     source = source_of("https://me:p%40ss@example.com:8443/a/b.git")
     assert source.url == "https://example.com:8443/a/b.git"
     assert (source.environment["STEAD_USER"], source.environment["STEAD_PASSWORD"]) == ("me", "p@ss")
@@ -636,7 +636,7 @@ def test_credentials_are_given_to_git_apart_from_the_address() -> None:
 # The wire
 
 
-def test_a_spec_of_the_client_for_node_is_understood() -> None:
+def test_spec_of_the_npm_client_is_parsed() -> None:
     sent = {
         "name": None,
         "aptDeps": ["git", "git"],
@@ -690,7 +690,7 @@ def test_a_spec_of_the_client_for_node_is_understood() -> None:
     assert layer.snapshot.ports == (Port(443, 3000),)
 
 
-def test_nothing_and_null_are_the_same_but_for_the_idle_timeout() -> None:
+def test_null_equals_missing_except_for_the_idle_timeout() -> None:
     nulls = dict.fromkeys(LayerFields.model_json_schema()["properties"])
     layer = LayerModel.model_validate(nulls).layer()
     assert replace(layer, idle_timeout=UNCHANGED) == Layer() == LayerModel.model_validate({}).layer()
@@ -748,7 +748,7 @@ def test_unknown_keys_are_reported_with_their_path_and_the_nearest_key() -> None
         ({"spec": {"persistence": {"type": "sticky"}}}, "put persistence beside spec"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_and_not_dropped(sent: dict[str, Any], message: str) -> None:
+def test_unsupported_keys_are_refused(sent: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         CreateVm.model_validate(sent).refuse_unsupported()
 
@@ -782,7 +782,7 @@ def test_the_persistence_of_a_template_is_the_retention_of_its_snapshot() -> Non
         LayerModel.model_validate({"persistence": {"type": "ephemeral"}}).layer()
 
 
-def test_snapshot_and_template_of_a_layer_are_one_thing() -> None:
+def test_template_is_an_alias_of_snapshot_in_a_layer() -> None:
     below = {"aptDeps": ["git"]}
     for sent in ({"template": below}, {"snapshot": None, "template": below}, {"snapshot": below}):
         layer = LayerModel.model_validate(sent).layer()
@@ -827,13 +827,13 @@ def test_numbers_of_javascript_clients_are_accepted() -> None:
         ({"additionalFiles": {"/a": {"content": "\ud800"}}}, "files_bad_request"),
     ],
 )
-def test_what_does_not_fit_together_is_refused_on_the_way_in(sent: dict[str, Any], problem: str) -> None:
+def test_contradictory_or_malformed_fields_are_refused(sent: dict[str, Any], problem: str) -> None:
     with pytest.raises(InvalidSpec) as raised:
         LayerModel.model_validate(sent).layer()
     assert raised.value.problem == problem
 
 
-def test_a_build_is_shown_with_the_names_that_clients_know() -> None:
+def test_wire_names_of_builds_and_phases() -> None:
     info = BuildInfo("bld-1", "me", None, "failed", None, "files: /a is a folder", ("files",), 1.5, 2.0, 2.0)
     assert BuildRecord.of(info).model_dump(mode="json", by_alias=True) == {
         "buildId": "bld-1",
@@ -860,7 +860,7 @@ def test_a_build_is_shown_with_the_names_that_clients_know() -> None:
     }
 
 
-def test_a_nest_without_end_is_refused() -> None:
+def test_nesting_depth_is_limited() -> None:
     nest: dict[str, Any] = {}
     for _ in range(500):
         nest = {"snapshot": nest}

@@ -13,6 +13,7 @@ from stead.store.builds import BuildRow, BuildStore, PhaseRow
 from stead.tasks import or_undo
 
 _RETENTION = 90 * 24 * 3600 * 10**9
+_PRUNE_EVERY = 3600.0
 
 BuildState = Literal["pending", "running", "succeeded", "failed"]
 PhaseState = Literal["running", "succeeded", "failed"]
@@ -236,6 +237,7 @@ class Records:
     def __init__(self, store: BuildStore, logbook: Logbook) -> None:
         self._store = store
         self._logbook = logbook
+        self._pruned = time.monotonic()
 
     async def open(
         self,
@@ -247,6 +249,9 @@ class Records:
         template_hash: str | None = None,
     ) -> Record:
         """Start a build with these phases; layers are numbered in their names if `labelled`."""
+        if time.monotonic() - self._pruned > _PRUNE_EVERY:
+            self._pruned = time.monotonic()
+            await self._store.prune(time.time_ns() - _RETENTION)
         names = json.dumps([phase.name for phase in planned])
         row = BuildRow(f"bld-{new_id()}", account, "running", names, request, template_hash)
         row = await or_undo(self._store.insert(row), self._forget)
