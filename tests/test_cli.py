@@ -154,7 +154,7 @@ async def test_connection_errors_say_what_to_do(shell: Shell) -> None:
     refusal = await Shell(shell.url, "wrong").refused("vm", "list")
     assert "`stead keys create`" in refusal
     assert re.search(r"\(UNAUTHORIZED_ERROR, trace [0-9a-f]+\)", refusal)
-    assert "not a usable base URL" in await Shell("nonsense", "any").refused("vm", "list")
+    assert "invalid base URL" in await Shell("nonsense", "any").refused("vm", "list")
 
 
 @pytest.mark.parametrize(

@@ -137,10 +137,10 @@ async def test_accounts_have_their_own_keys_and_limits(data: Path, beside: tuple
     ("arguments", "words"),
     [
         (("keys", "create", "--account", "nobody"), "no account nobody (account_not_found)"),
-        (("keys", "create", "--name", ""), "a key's name has"),
+        (("keys", "create", "--name", ""), "invalid key name"),
         (("keys", "list", "--account", "nobody"), "no account nobody (account_not_found)"),
         (("keys", "revoke", "0123456789"), "(key_not_found)"),
-        (("accounts", "create", "two words"), "an account's name has"),
+        (("accounts", "create", "two words"), "invalid account name"),
         (("accounts", "limits", "nobody"), "(account_not_found)"),
         (("accounts", "limits", "default", "--vms", "many"), "invalid --vms"),
         (("accounts", "limits", "default", "--vms", "-1"), "invalid --vms"),
@@ -160,7 +160,7 @@ async def test_an_existing_account_is_not_created_again(data: Path) -> None:
     await succeed(data, "accounts", "create", "once")
     result = await run(data, "accounts", "create", "once")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "there is an account once already (account_exists)" in result.stderr
+    assert "account once exists already (account_exists)" in result.stderr
 
 
 def test_a_file_that_is_not_a_database_is_not_changed(tmp_path: Path) -> None:

@@ -836,6 +836,10 @@ async def test_move_sends_both_paths_once_as_the_linux_user(client: Client) -> N
     assert seen[0].headers["x-freestyle-vm-linux-user-id"] == "alice"
     error, seen = await attempt(client, move, Drop(), Reply())
     assert isinstance(error, errors.ServerUnreachable) and len(seen) == 1
+    _, seen = await attempt(
+        client, lambda stead: stead.vms.ref(VM).fs.move("/a", "/b", overwrite=True), Reply()
+    )
+    assert seen[0].json == {"from": "/a", "to": "/b", "overwrite": True}
 
 
 async def test_never_is_not_the_default(client: Client) -> None:
@@ -850,7 +854,7 @@ def test_an_id_cannot_lead_elsewhere() -> None:
     """An empty one would name all machines; dots would climb."""
     with Stead("key", base_url="http://127.0.0.1:1") as stead:
         for vm_id in ("", ".", ".."):
-            with pytest.raises(ValueError, match="not a usable id"):
+            with pytest.raises(ValueError, match="invalid id or path"):
                 stead.vms.delete(vm_id)
 
 

@@ -1,1 +1,1 @@
-"""Who may do what: accounts and their keys, identities with tokens and permissions."""
+"""Authentication and authorisation: accounts, API keys, identities, tokens and permissions."""

@@ -1,4 +1,4 @@
-"""Accounts, which own everything, and their API keys."""
+"""Accounts, their limits and their API keys."""
 
 import json
 import re
@@ -23,9 +23,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}")
 
 @dataclass(frozen=True)
 class Account:
-    """Who owns machines, snapshots and identities.
+    """The owner of VMs, snapshots, repositories and identities.
 
-    `limits` are those that hold: the installation's, and over them the account's own.
+    `limits` are the effective ones: the account's own limits override the installation's.
     """
 
     id: str
@@ -37,7 +37,7 @@ class Account:
 
 @dataclass(frozen=True)
 class KeyInfo:
-    """What is recorded of an API key. `hint` is how it begins; `used_at` is right to a minute."""
+    """An API key without its secret. `hint` is its first characters; `used_at` is accurate to a minute."""
 
     id: str
     account: str
@@ -49,7 +49,7 @@ class KeyInfo:
 
 
 class Accounts:
-    """All accounts of one installation. Whoever has this may do anything."""
+    """All accounts of one installation, without access control."""
 
     def __init__(self, database: Database, defaults: Limits = UNLIMITED) -> None:
         self.database = database
@@ -58,9 +58,11 @@ class Accounts:
         self._defaults = defaults
 
     async def create(self, name: str, limits: Mapping[str, int | None] | None = None) -> Account:
-        """A new account; `limits` are those that differ from the installation's."""
+        """Create an account; `limits` override the installation's."""
         if not _NAME.fullmatch(name):
-            raise InvalidRequest(f"an account's name has 1 to 100 of A-Z a-z 0-9 . _ @ -, not {name!r}")
+            raise InvalidRequest(
+                f"invalid account name {name[:100]!r}: must be 1 to 100 of A-Z a-z 0-9 . _ @ -"
+            )
         row = AccountRow(str(uuid.uuid4()), name, _encode(limits or {}))
         added = await self._store.add(row)
         if added is None:
@@ -68,7 +70,7 @@ class Accounts:
         return self._account(added)
 
     async def default(self) -> Account:
-        """The account of whoever does not care for accounts, made when it is first asked for."""
+        """The default account, created on first use."""
         found = await self._store.by_name(DEFAULT_ACCOUNT)
         if found is not None:
             return self._account(found)
@@ -92,7 +94,7 @@ class Accounts:
     async def set_limits(
         self, account_id: str, limits: Mapping[str, int | None], *, unset: Collection[str] = ()
     ) -> Account:
-        """Change some limits and leave the others; `unset` are those that follow the installation's again."""
+        """Change some limits; those in `unset` return to the installation's."""
         _check_names(unset)
         while True:
             row = await self._row(account_id)
@@ -104,9 +106,9 @@ class Accounts:
     # Keys
 
     async def create_key(self, account_id: str, name: str | None = None) -> tuple[KeyInfo, str]:
-        """A new API key, and the secret itself, which nobody can ask for a second time."""
+        """Create an API key. Returns its secret too, which is not stored and cannot be read later."""
         if name is not None and not (0 < len(name) <= MAX_KEY_NAME and name.strip() and name.isprintable()):
-            raise InvalidRequest(f"a key's name has 1 to {MAX_KEY_NAME} printable characters")
+            raise InvalidRequest(f"invalid key name: must be 1 to {MAX_KEY_NAME} printable characters")
         secret = new_secret(Kind.API_KEY)
         row = KeyRow(secrets.token_hex(10), account_id, name, digest(secret), hint(secret))
         added = await self._keys.add(row)
@@ -115,19 +117,19 @@ class Accounts:
         return _key_info(added), secret
 
     async def keys(self, account_id: str | None = None, *, revoked: bool = False) -> Sequence[KeyInfo]:
-        """Valid keys, of one account or of all, oldest first; with `revoked`, those that were revoked too."""
+        """Valid keys of one account or of all, oldest first; with `revoked`, revoked ones too."""
         rows = await self._keys.list(account_id)
         return [_key_info(row) for row in rows if revoked or row.revoked_at is None]
 
     async def revoke_key(self, key: str) -> KeyInfo:
-        """End a key, named by its id or by how only its id begins; the next call with it is refused."""
+        """Revoke a key, by id or unique id prefix; the next call with it is refused."""
         row = await self._keys.get(key)
         if row is None:
             matching = [each for each in await self.keys() if each.id.startswith(key)]
             if len(key) < MIN_PREFIX or not matching:
                 raise KeyNotFound(key)
             if len(matching) > 1:
-                raise InvalidRequest(f"the ids of {len(matching)} keys begin with {key}: give more of it")
+                raise InvalidRequest(f"{len(matching)} key ids start with {key}: use a longer prefix")
             key = matching[0].id
         revoked = await self._keys.revoke(key)
         if revoked is None:
@@ -154,7 +156,7 @@ def _encode(limits: Mapping[str, int | None], over: Mapping[str, int | None] | N
 
 def _check_names(names: Collection[str]) -> None:
     if unknown := sorted(set(names) - set(LIMIT_NAMES)):
-        raise InvalidRequest(f"no limit {', '.join(unknown)}; there are {', '.join(LIMIT_NAMES)}")
+        raise InvalidRequest(f"unknown limit {', '.join(unknown)}; known limits: {', '.join(LIMIT_NAMES)}")
 
 
 def _key_info(row: KeyRow) -> KeyInfo:

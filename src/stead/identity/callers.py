@@ -1,4 +1,4 @@
-"""Who is calling: a secret becomes an account, or an identity of one."""
+"""Authentication: the account, or the identity, of an API key or access token."""
 
 import asyncio
 import time
@@ -19,14 +19,14 @@ log = get_logger("stead.identity")
 
 @dataclass(frozen=True)
 class Caller:
-    """Whoever makes a call. With an identity, it may do what that identity was granted, and no more."""
+    """The authenticated caller. With an identity, it has only the permissions granted to that identity."""
 
     account: str
     identity: str | None = None
 
 
 class Callers:
-    """Recognises API keys and tokens, each time anew: a revocation counts from the next call on."""
+    """Authenticates API keys and tokens. Nothing is cached: the next call after a revocation is refused."""
 
     def __init__(self, database: Database) -> None:
         self._keys = KeyStore(database)
@@ -35,7 +35,7 @@ class Callers:
         self._writing: set[asyncio.Task[None]] = set()
 
     async def authenticate(self, secret: str) -> Caller | None:
-        """Whose secret it is; None when it is nobody's, or not any more."""
+        """The caller of a secret; None if it is unknown or revoked."""
         kind = kind_of(secret)
         if kind is Kind.API_KEY and (key := await self._keys.valid(digest(secret))) is not None:
             self._note_use(key.id, key.used_at, self._keys.update)
@@ -46,11 +46,11 @@ class Callers:
         return None
 
     async def close(self) -> None:
-        """Wait for what is still being written."""
+        """Wait for pending writes."""
         await asyncio.gather(*self._writing)
 
     def _note_use(self, row: str, used_at: int | None, update: Callable[..., Awaitable[object]]) -> None:
-        """Have the time of use recorded, beside the call, at most once a minute."""
+        """Record the time of use in the background, at most once a minute."""
         now = time.time_ns()
         last = max(used_at or 0, self._noted.get(row, 0))
         if 0 <= now - last < _USE_INTERVAL:
@@ -66,4 +66,4 @@ class Callers:
         try:
             await update(row, used_at=now)
         except Exception as error:
-            log.warning("the use of a key or token was not recorded", id=row, error=str(error))
+            log.warning("recording use of key or token failed", id=row, error=str(error))

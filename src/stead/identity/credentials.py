@@ -1,4 +1,4 @@
-"""API keys and tokens: made once, shown once, kept as a hash."""
+"""API keys and tokens: random secrets, stored as hashes only."""
 
 import hashlib
 import re
@@ -7,10 +7,10 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """What a secret begins with says what it is."""
+    """The kind of a secret, by its prefix."""
 
     API_KEY = "stead_"
-    TOKEN = "stid_"  # noqa: S105  # the beginning of every one
+    TOKEN = "stid_"  # noqa: S105  # a prefix, not a secret
 
 
 _SECRET = re.compile(r"(stead_|stid_)[A-Za-z0-9_-]{43}")
@@ -22,16 +22,16 @@ def new_secret(kind: Kind) -> str:
 
 
 def kind_of(secret: str) -> Kind | None:
-    """None when it is nothing that was ever handed out."""
+    """The kind of a secret; None if it does not have the format of one."""
     match = _SECRET.fullmatch(secret)
     return None if match is None else Kind(match[1])
 
 
 def digest(secret: str) -> str:
-    """What is kept. There is no salt and nothing slow: 256 random bits cannot be guessed from it."""
+    """The hash to store. Without salt or a slow hash, because 256 random bits cannot be guessed."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
 def hint(secret: str) -> str:
-    """How a key begins: enough to recognise it by, too little to use it."""
+    """The first characters of a key: enough to recognise it, too few to use it."""
     return secret[:HINT_LENGTH]

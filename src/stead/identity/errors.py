@@ -1,4 +1,4 @@
-"""What can be wrong with accounts, keys, identities, tokens and permissions."""
+"""Errors of accounts, API keys, identities, tokens and permissions."""
 
 from stead.errors import SteadError
 
@@ -15,7 +15,7 @@ class AccountExists(SteadError):
     code = "account_exists"
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"there is an account {name} already")
+        super().__init__(f"account {name} exists already")
         self.name = name
 
 
@@ -23,12 +23,12 @@ class KeyNotFound(SteadError):
     code = "key_not_found"
 
     def __init__(self, key: str) -> None:
-        super().__init__(f"no valid API key whose id is {key} or begins so")
+        super().__init__(f"no valid API key with the id or id prefix {key}")
         self.key = key
 
 
 class IdentityNotFound(SteadError):
-    """There is no such identity, or it is another account's: nobody can tell which."""
+    """The identity does not exist, or belongs to another account: the error is the same for both."""
 
     code = "identity_not_found"
 
@@ -38,7 +38,7 @@ class IdentityNotFound(SteadError):
 
 
 class ManagedIdentity(SteadError):
-    """The identity belongs to Stead itself and stays."""
+    """Stead uses the identity itself; it cannot be deleted."""
 
     code = "managed_identity"
 
@@ -51,17 +51,17 @@ class TokenNotFound(SteadError):
     code = "token_not_found"
 
     def __init__(self, token: str) -> None:
-        super().__init__(f"no token {token} of this identity")
+        super().__init__(f"the identity has no token {token}")
         self.token = token
 
 
 class PermissionNotFound(SteadError):
-    """The identity has no permission on the machine, which need not exist."""
+    """The identity has no permission for the VM, which may not exist."""
 
     code = "permission_not_found"
 
     def __init__(self, identity: str, machine: str) -> None:
-        super().__init__(f"identity {identity} has no permission on machine {machine}")
+        super().__init__(f"identity {identity} has no permission for VM {machine}")
         self.identity = identity
         self.machine = machine
 
@@ -70,19 +70,19 @@ class PermissionExists(SteadError):
     code = "permission_exists"
 
     def __init__(self, identity: str, machine: str) -> None:
-        super().__init__(f"identity {identity} has a permission on machine {machine} already")
+        super().__init__(f"identity {identity} already has a permission for VM {machine}; update it instead")
         self.identity = identity
         self.machine = machine
 
 
 class UserNotAllowed(SteadError):
-    """The permission does not extend to this Linux user."""
+    """The permission does not allow this Linux user."""
 
     code = "user_not_allowed"
 
     def __init__(self, machine: str, user: str | None, allowed: tuple[str, ...]) -> None:
         names = ", ".join(allowed) or "none"
-        wish = "say which Linux user to act as" if user is None else f"not as the Linux user {user}"
-        super().__init__(f"on machine {machine}, {wish}; allowed: {names}")
+        refused = "name a Linux user" if user is None else f"Linux user {user} is not allowed"
+        super().__init__(f"VM {machine}: {refused}; allowed users: {names}")
         self.machine = machine
         self.user = user

@@ -1,6 +1,6 @@
-"""The client library: `Stead` and `AsyncStead`, and everything that they take and give.
+"""The client library: `Stead`, `AsyncStead`, and the types of their arguments and results.
 
-It speaks to a server over HTTP and uses nothing else of this package.
+It talks to a server over HTTP and imports nothing else of this package.
 """
 
 from importlib import import_module
@@ -255,7 +255,7 @@ _LATER = {
 }
 
 if not TYPE_CHECKING:
-    # The command line uses the synchronous client, mostly for machines, and is not to wait for the rest.
+    # Loaded on first use, because the command line needs only the synchronous client to start.
     def __getattr__(name: str) -> object:
         if name not in _LATER:
             raise AttributeError(f"module 'stead.sdk' has no attribute {name!r}")

@@ -1,7 +1,4 @@
-"""Folders as tar streams.
-
-What comes out of a machine is not trusted: nothing of it is written outside its folder.
-"""
+"""Folders as tar streams. Archives from a VM are not trusted: extraction cannot leave the target folder."""
 
 import contextlib
 import os
@@ -15,9 +12,9 @@ CHUNK = 256 * 1024
 
 
 def pack(folder: Path) -> Iterator[bytes]:
-    """The contents of a folder as a tar stream, a chunk at a time. Everything in it belongs to root.
+    """The contents of a folder as chunks of a tar stream, owned by root.
 
-    Links are kept as links. Sockets, pipes and devices are left out.
+    Symbolic links are not followed. Sockets, pipes and devices are skipped.
     """
     for path in sorted(folder.rglob("*")):
         yield from _packed(path, path.relative_to(folder).as_posix())
@@ -50,14 +47,13 @@ def _header(entry: tarfile.TarInfo) -> bytes:
 
 
 def _content(path: Path, size: int) -> Iterator[bytes]:
-    """Exactly `size` bytes and the padding: the header has promised them, also if the file changes
-    meanwhile."""
+    """Exactly `size` bytes and the padding, as the header says, also if the file grows meanwhile."""
     left = size
     with path.open("rb") as file:
         while left:
             chunk = file.read(min(CHUNK, left))
             if not chunk:
-                raise OSError(f"{path} became shorter while it was being read")
+                raise OSError(f"{path} was truncated while it was read")
             left -= len(chunk)
             yield chunk
     if padding := -size % tarfile.BLOCKSIZE:
@@ -65,11 +61,10 @@ def _content(path: Path, size: int) -> Iterator[bytes]:
 
 
 def unpack(archive: BinaryIO, folder: Path) -> list[str]:
-    """Write an archive's files into a folder, made if missing; returns the names that were left out.
+    """Extract an archive into a folder, created if missing; returns the names of skipped entries.
 
-    Left out is what has no business on another machine: devices and pipes, names that climb, links that
-    lead out of the folder. Files are never written through a link, whoever made it. Owners are not kept,
-    nor setuid bits.
+    Skipped are devices, pipes, names with `..`, and links that point out of the folder. Files are never
+    written through a symbolic link. Owners and setuid bits are not restored.
     """
     folder.mkdir(parents=True, exist_ok=True)
     skipped = []
@@ -86,7 +81,7 @@ def unpack(archive: BinaryIO, folder: Path) -> list[str]:
                 folders.append((place, entry))
             elif not _written(tar, entry, place, folder):
                 skipped.append(entry.name)
-    # Last, so that a folder that may not be written to can be filled first.
+    # Last, because files cannot be written into a read-only folder.
     for place, entry in reversed(folders):
         place.chmod(entry.mode & 0o755 | 0o700)
         _set_time(place, entry.mtime)
@@ -94,7 +89,7 @@ def unpack(archive: BinaryIO, folder: Path) -> list[str]:
 
 
 def _place(folder: Path, name: str) -> Path | None:
-    """Where an entry goes, with its parents made, or None if the name leads elsewhere."""
+    """The path of an entry, with its parents created; None if the name leads out of the folder."""
     parts = [part for part in PurePosixPath(name).parts if part != "."]
     if not parts or name.startswith("/") or ".." in parts or any("\0" in part for part in parts):
         return folder if not parts and not name.startswith("/") else None
@@ -133,10 +128,10 @@ def _written(tar: tarfile.TarFile, entry: tarfile.TarInfo, place: Path, folder: 
 
 
 def _stays_inside(place: Path, target: str, folder: Path) -> bool:
-    """Whether a link at `place` leads to something in the folder.
+    """Whether a link at `place` points into the folder.
 
-    Its parents are real folders, so leading `..` can be counted; any later one could go up from a place
-    that another link has led to, and is not believed.
+    Its parents are real folders, so leading `..` can be counted; a later `..` could be relative to the target
+    of another link, and is refused.
     """
     parts = PurePosixPath(target).parts
     climbs = 0

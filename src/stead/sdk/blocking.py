@@ -1,4 +1,4 @@
-"""What waits or blocks, once for each kind of client. The synchronous one does without asyncio."""
+"""Sleeping and blocking calls, for the asynchronous and the synchronous client."""
 
 import time
 from collections.abc import Callable
@@ -19,7 +19,7 @@ def sync_sleep(seconds: float) -> None:
 
 
 async def async_call(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call something that works on local files, without holding up the loop."""
+    """Run a function that accesses local files in a thread: it would block the event loop."""
     import asyncio
 
     return await asyncio.to_thread(function, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""The bodies of creating calls."""
+"""Request bodies of creates."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -50,7 +50,7 @@ def vm_body(
     ready_signal_timeout_seconds: float | None,
     domains: Mapping[str, int] | Sequence[str] | None,
 ) -> dict[str, Any]:
-    """The body of a create. A size and a snapshot go to the spec's innermost layer if there is a spec."""
+    """The body of a create. If there is a spec, the size and the snapshot go to its innermost layer."""
     base = size.to_wire()
     sized = bool(base)
     if snapshot_id is not None:
@@ -90,7 +90,7 @@ def vm_body(
 
 
 def spec_body(spec: SpecLike, base: Mapping[str, Any]) -> dict[str, Any]:
-    """A spec as the server takes it, with `base` on its innermost layer, whatever that says itself."""
+    """A spec in the server's format, with `base` set on its innermost layer."""
     wire: dict[str, Any] = spec.to_wire() if isinstance(spec, VmSpec) else serialise(spec)
     layer = wire
     while isinstance(layer.get("snapshot"), dict):
@@ -117,7 +117,7 @@ def snapshot_body(
     template: Mapping[str, Any] | None,
     persistence: PersistenceLike | None,
 ) -> dict[str, Any]:
-    """The body that makes a snapshot from a spec."""
+    """The body that creates a snapshot from a spec."""
     body = {
         "name": name,
         "spec": None if spec is None else spec_body(spec, {}),

@@ -1,8 +1,7 @@
-"""What can go wrong, as classes: catch a family (`NotFound`) or one case of it (`VmNotFound`).
+"""Exceptions: catch a family (`NotFound`) or one case of it (`VmNotFound`).
 
-Every answer that is not a success becomes a `SteadApiError`. Its class follows from the code in the answer,
-and for codes that have no class of their own from the status. Everything raised here derives from
-`SteadException`.
+Every error answer becomes a `SteadApiError`. The error code of the answer selects the class; codes without
+their own class are selected by HTTP status. All exceptions derive from `SteadException`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ class SteadException(Exception):
 
 
 class MissingCredentials(SteadException):
-    """No API key and no access token was given, by argument or by environment."""
+    """There is no API key and no access token, neither as an argument nor in the environment."""
 
 
 class ServerUnreachable(SteadException):
@@ -67,14 +66,14 @@ class AmbiguousName(SteadException):
 
 
 class WaitTimedOut(SteadException):
-    """Something that was waited for did not happen in the time given."""
+    """A wait reached its timeout."""
 
 
 class CommandFailed(SteadException):
-    """A command that was to be checked did not succeed; `result` has its output."""
+    """A command failed and `check` was set; `result` has its output."""
 
     def __init__(self, result: "ExecResult", command: str) -> None:
-        ending = f"was ended by {result.signal}" if result.signal else f"exited with {result.status_code}"
+        ending = f"was killed by {result.signal}" if result.signal else f"exited with {result.status_code}"
         last = (result.stderr.strip() or result.stdout.strip()).rpartition("\n")[2]
         shown = command if len(command) <= 80 else command[:79] + "…"
         super().__init__(f"`{shown}` {ending}" + (f": {last}" if last else ""))
@@ -132,11 +131,11 @@ class SteadApiError(SteadException):
 
 
 ERRORS_BY_CODE: dict[str, type[SteadApiError]] = {}
-"""The class of each code that has one."""
+"""The class of each error code that has its own."""
 
 
 class InvalidRequest(SteadApiError, codes="BAD_REQUEST INVALID_REQUEST VALIDATION_ERROR INVALID_QUERY"):
-    """The request can never work as it is."""
+    """The request is invalid; repeating it cannot succeed."""
 
 
 class InvalidSize(
@@ -146,14 +145,14 @@ class InvalidSize(
     RESIZE_VM_VCPU_NOT_POWER_OF_TWO RESIZE_VM_MEM_OUT_OF_RANGE RESIZE_VM_VCPU_OUT_OF_RANGE
     RESIZE_VM_ROOTFS_SHRINK_NOT_SUPPORTED RESIZE_VM_EMPTY_REQUEST ROOTFS_SIZE_TOO_LARGE MEM_SIZE_TOO_LARGE""",
 ):
-    """No machine can have this size: not a power of two, out of range, or a disk that would shrink."""
+    """The size is invalid: not a power of two, out of range, or a disk that would shrink."""
 
 
 class InvalidSpec(
     InvalidRequest,
     codes="CONFLICTING_SPEC_SOURCES_ERROR NON_LEAF_LAYER_FIELD_ERROR INVALID_GIT_REPO_SPEC_ERROR",
 ):
-    """A spec contradicts itself: two sources for one layer, or a size on an outer layer."""
+    """The spec is contradictory: two sources for one layer, or a size on an outer layer."""
 
 
 class InvalidLinuxUser(
@@ -162,7 +161,7 @@ class InvalidLinuxUser(
     USER_HOME_INVALID USER_SHELL_INVALID DUPLICATE_GROUP_NAME GROUP_NAME_RESERVED GROUP_NAME_INVALID_CHARS
     GROUP_NAME_TOO_LONG GROUP_NAME_EMPTY""",
 ):
-    """A Linux user or group cannot be made like this."""
+    """The description of a Linux user or group is invalid."""
 
 
 class InvalidService(
@@ -171,19 +170,19 @@ class InvalidService(
     REQUIRES_ARRAY_CONTAINS_EMPTY AFTER_ARRAY_CONTAINS_EMPTY ENV_KEY_CONTAINS_EQUALS ENV_KEY_EMPTY EXEC_EMPTY
     SERVICE_NAME_TOO_LONG SERVICE_NAME_INVALID_PREFIX SERVICE_NAME_INVALID_CHARS SERVICE_NAME_EMPTY""",
 ):
-    """A systemd service cannot be made like this."""
+    """The description of a systemd service is invalid."""
 
 
 class InvalidFileRequest(InvalidRequest, codes="FILES_BAD_REQUEST"):
-    """A path cannot be read or written like this: it is a folder, it is not empty, the disk is full."""
+    """A file operation failed: the path is a folder, a folder is not empty, or the disk is full."""
 
 
 class UnsupportedOs(InvalidRequest, codes="UNSUPPORTED_OS"):
-    """The base image holds a system that the server cannot run."""
+    """The server does not support the operating system of the base image."""
 
 
 class InvalidGitRequest(InvalidRequest, codes="GIT_INVALID_REQUEST SERIALIZATION_ERROR"):
-    """Git cannot do this: a name that it does not allow, or too much at once."""
+    """Git refused the request: an invalid name, or too much data."""
 
 
 class InvalidRevision(
@@ -191,17 +190,17 @@ class InvalidRevision(
     codes="""INVALID_REVISION INVALID AMBIGUOUS INVALID_OBJECT_ID INVALID_RANGE OFFSET_WITH_SELECTOR
     COMMIT_NOT_IN_BRANCH""",
 ):
-    """It names no commit or object, more than one, or a range of commits that there cannot be."""
+    """A revision is invalid: unknown, ambiguous, or an impossible range of commits."""
 
 
 class InvalidBranchName(InvalidGitRequest, codes="BRANCH_NAME_EMPTY"):
-    """A branch needs a name."""
+    """The name of the branch is empty."""
 
 
 class InvalidFileChange(
     InvalidGitRequest, codes="INVALID_FILE_CHANGE INVALID_FILE_PATH INVALID_BASE64_CONTENT"
 ):
-    """A commit cannot change a file like this."""
+    """A file change of a commit is invalid."""
 
     @property
     def path(self) -> str | None:
@@ -213,11 +212,11 @@ class InvalidSearch(
     codes="""EMPTY_QUERY INVALID_REGEX INVALID_PATH_PATTERN FILENAME_EMPTY_QUERY FILENAME_INVALID_PATTERN
     COMMIT_EMPTY_QUERY COMMIT_INVALID_REGEX DIFF_EMPTY_QUERY DIFF_INVALID_REGEX DIFF_INVALID_PATH_PATTERN""",
 ):
-    """Nothing can be found like this."""
+    """The query of a search is invalid."""
 
     @property
     def reason(self) -> str | None:
-        """What is wrong with the pattern."""
+        """Why the pattern is invalid."""
         return self._text("reason")
 
 
@@ -225,7 +224,7 @@ class InvalidSource(
     InvalidGitRequest,
     codes="SOURCE_IMPORT_CONFLICT SOURCE_UNAUTHORIZED SOURCE_NOT_FOUND IMPORT_SUBDIR_NOT_FOUND",
 ):
-    """What a repository was to begin with cannot be had."""
+    """The source or import of a new repository is not available."""
 
     @property
     def url(self) -> str | None:
@@ -233,72 +232,72 @@ class InvalidSource(
 
 
 class Unauthorized(SteadApiError, codes="UNAUTHORIZED UNAUTHORIZED_ERROR PERMISSION_DENIED"):
-    """The API key or token is missing, wrong or revoked."""
+    """The API key or token is missing, invalid or revoked."""
 
 
 class Forbidden(SteadApiError, codes="FORBIDDEN NOT_VM_OWNER IDENTITY_ACCESS_DENIED"):
-    """The caller is known but may not do this."""
+    """The caller has no permission for this request."""
 
 
 class VmAccessDenied(Forbidden, codes="VM_ACCESS_DENIED ACCESS_DENIED"):
-    """The Linux user may not touch this inside the machine."""
+    """The Linux user has no permission for this in the VM."""
 
 
 class RepoAccessDenied(Forbidden, codes="REPOSITORY_ACCESS_DENIED GIT_REPOSITORY_ACCESS_DENIED"):
-    """The repository may be read, but not changed like this."""
+    """The caller has no permission for this change of the repository."""
 
 
 class ManagedIdentity(Forbidden, codes="CANNOT_DELETE_MANAGED_IDENTITY CANNOT_MODIFY_MANAGED_IDENTITY"):
-    """The identity belongs to the server and cannot be changed."""
+    """The server uses this identity itself; it cannot be changed."""
 
 
 class LimitExceeded(Forbidden, codes="LIMIT_EXCEEDED CUSTOM_SIZING_NOT_ALLOWED PERSISTENT_VMS_NOT_ALLOWED"):
-    """A limit of the account is reached."""
+    """The request exceeds a limit of the account."""
 
     @property
     def limit(self) -> float | None:
-        """How much the account may have."""
+        """The limit."""
         found = self._number("limit")
         return self._number("max") if found is None else found
 
     @property
     def current(self) -> float | None:
-        """How much it has now."""
+        """The current usage."""
         return self._number("current")
 
     @property
     def requested(self) -> float | None:
-        """How much was asked for."""
+        """The requested amount."""
         found = self._number("requested")
         return self._number("got") if found is None else found
 
 
 class VmLimitExceeded(LimitExceeded, codes="VM_LIMIT_EXCEEDED TOTAL_VM_LIMIT_EXCEEDED"):
-    """The account has as many machines, or as many running ones, as it may have."""
+    """The account reached its limit of VMs, or of running VMs."""
 
 
 class SnapshotLimitExceeded(LimitExceeded, codes="SNAPSHOT_LIMIT_EXCEEDED"):
-    """The account has as many snapshots as it may have."""
+    """The account reached its limit of snapshots."""
 
 
 class RepoLimitExceeded(LimitExceeded, codes="GIT_REPO_LIMIT_EXCEEDED"):
-    """The account has as many repositories as it may have."""
+    """The account reached its limit of repositories."""
 
 
 class SizeLimitExceeded(
     LimitExceeded, codes="ROOTFS_OVER_PLAN_LIMIT MEM_OVER_PLAN_LIMIT VCPU_OVER_PLAN_LIMIT"
 ):
-    """The account may not have a machine this large."""
+    """The size exceeds the account's limit for one VM."""
 
 
 class StorageQuotaExceeded(
     LimitExceeded, codes="MEMORY_STORAGE_QUOTA_EXCEEDED ROOTFS_STORAGE_QUOTA_EXCEEDED"
 ):
-    """The account's machines and snapshots together would take more than they may."""
+    """The account's VMs and snapshots would exceed its storage quota."""
 
 
 class NotFound(SteadApiError, codes="NOT_FOUND"):
-    """There is no such thing, or the caller may not know of it."""
+    """It does not exist, or the caller has no access to it."""
 
 
 class VmNotFound(
@@ -307,7 +306,7 @@ class VmNotFound(
     INTERNAL_FORK_VM_NOT_FOUND
     INTERNAL_RESIZE_VM_NOT_FOUND""",
 ):
-    """There is no such machine, or it is somebody else's."""
+    """The VM does not exist, or it belongs to another account."""
 
     @property
     def vm_id(self) -> str | None:
@@ -315,7 +314,7 @@ class VmNotFound(
 
 
 class SnapshotNotFound(NotFound, codes="SNAPSHOT_NOT_FOUND NO_DEFAULT_SNAPSHOT_AVAILABLE"):
-    """There is no such snapshot."""
+    """The snapshot does not exist."""
 
     @property
     def snapshot_id(self) -> str | None:
@@ -323,11 +322,11 @@ class SnapshotNotFound(NotFound, codes="SNAPSHOT_NOT_FOUND NO_DEFAULT_SNAPSHOT_A
 
 
 class BuildNotFound(NotFound, codes="BUILD_NOT_FOUND BUILD_NOT_FOUND_FOR_VM BUILD_NOT_FOUND_FOR_SNAPSHOT"):
-    """There is no such build, or the machine or snapshot was not built."""
+    """The build does not exist, or the VM or snapshot was not built from a spec."""
 
 
 class FileNotFound(NotFound, codes="FILE_NOT_FOUND"):
-    """There is no such file or folder in the machine."""
+    """The file or folder does not exist in the VM."""
 
     @property
     def path(self) -> str | None:
@@ -335,27 +334,27 @@ class FileNotFound(NotFound, codes="FILE_NOT_FOUND"):
 
 
 class LinuxUserNotFound(NotFound, codes="USER_NOT_FOUND GROUP_NOT_FOUND"):
-    """The machine has no such Linux user or group."""
+    """The Linux user or group does not exist in the VM."""
 
 
 class ServiceNotFound(NotFound, codes="SERVICE_NOT_FOUND"):
-    """The machine has no such systemd service."""
+    """The systemd service does not exist in the VM."""
 
 
 class SessionNotFound(NotFound, codes="SESSION_NOT_FOUND"):
-    """The machine has no such terminal session."""
+    """The terminal session does not exist in the VM."""
 
 
 class IdentityNotFound(NotFound, codes="IDENTITY_NOT_FOUND"):
-    """There is no such identity."""
+    """The identity does not exist."""
 
 
 class PermissionNotFound(NotFound, codes="PERMISSION_NOT_FOUND VM_PERMISSION_NOT_FOUND"):
-    """The identity was never granted this."""
+    """The identity does not have this permission."""
 
 
 class RepoNotFound(NotFound, codes="REPO_NOT_FOUND REPOSITORY_NOT_FOUND GIT_REPOSITORY_NOT_FOUND"):
-    """There is no such repository."""
+    """The repository does not exist."""
 
     @property
     def repo_id(self) -> str | None:
@@ -363,11 +362,11 @@ class RepoNotFound(NotFound, codes="REPO_NOT_FOUND REPOSITORY_NOT_FOUND GIT_REPO
 
 
 class RevisionNotFound(NotFound, codes="REFERENCE_NOT_FOUND NO_DEFAULT_BRANCH"):
-    """There is no such branch, tag or commit, or there is none at all yet."""
+    """The branch, tag or commit does not exist, or the repository is empty."""
 
 
 class BranchNotFound(RevisionNotFound, codes="BRANCH_NOT_FOUND"):
-    """There is no such branch."""
+    """The branch does not exist."""
 
     @property
     def branch(self) -> str | None:
@@ -375,11 +374,11 @@ class BranchNotFound(RevisionNotFound, codes="BRANCH_NOT_FOUND"):
 
 
 class TagNotFound(RevisionNotFound, codes="TAG_NOT_FOUND"):
-    """There is no such tag."""
+    """The tag does not exist."""
 
 
 class CommitNotFound(RevisionNotFound, codes="COMMIT_NOT_FOUND PARENT_NOT_FOUND"):
-    """There is no such commit."""
+    """The commit does not exist."""
 
     @property
     def sha(self) -> str | None:
@@ -387,7 +386,7 @@ class CommitNotFound(RevisionNotFound, codes="COMMIT_NOT_FOUND PARENT_NOT_FOUND"
 
 
 class ObjectNotFound(NotFound, codes="BLOB_NOT_FOUND TREE_NOT_FOUND"):
-    """There is no such blob or tree."""
+    """The blob or tree does not exist."""
 
     @property
     def sha(self) -> str | None:
@@ -395,7 +394,7 @@ class ObjectNotFound(NotFound, codes="BLOB_NOT_FOUND TREE_NOT_FOUND"):
 
 
 class PathNotFound(NotFound, codes="PATH_NOT_FOUND CONTENT_NOT_FOUND"):
-    """The revision has no such file or folder."""
+    """The file or folder does not exist in the revision."""
 
     @property
     def path(self) -> str | None:
@@ -403,67 +402,67 @@ class PathNotFound(NotFound, codes="PATH_NOT_FOUND CONTENT_NOT_FOUND"):
 
 
 class Gone(NotFound, codes="SESSION_EXPIRED"):
-    """It was there once."""
+    """It existed, but was deleted or has expired."""
 
 
 class VmDeleted(Gone, codes="VM_DELETED"):
-    """The machine was deleted."""
+    """The VM was deleted."""
 
 
 class SourceSnapshotDeleted(Gone, codes="SOURCE_SNAPSHOT_DELETED"):
-    """The snapshot to start from was deleted."""
+    """The source snapshot was deleted."""
 
 
 class Conflict(SteadApiError, codes="CONFLICT"):
-    """It does not go together with the present state of things."""
+    """The request conflicts with the current state."""
 
 
 class VmNotRunning(Conflict, codes="VM_NOT_RUNNING"):
-    """The operation needs a running machine."""
+    """The operation needs a running VM."""
 
 
 class VmBusy(Conflict, codes="VM_IS_SUSPENDING STILL_CREATING VM_OPERATION_DENIED_DURING_TRANSACTION"):
-    """The machine is on its way from one state to another; try again when it has arrived."""
+    """The VM is changing its state; repeat the request later."""
 
     retryable = True
     nothing_done = True
 
 
 class VmReactivated(Conflict, codes="VM_REACTIVATED"):
-    """The machine was woken while it was being suspended."""
+    """The VM was woken while it was being suspended."""
 
 
 class SnapshotAlreadyDeleted(Conflict, codes="SNAPSHOT_ALREADY_DELETED"):
-    """The snapshot was deleted before."""
+    """The snapshot is already deleted."""
 
 
 class SnapshotInUse(Conflict, codes="SNAPSHOT_IS_ACCOUNT_DEFAULT"):
-    """The snapshot is what the account's machines start from."""
+    """The snapshot is the account's default and cannot be deleted."""
 
 
 class SourceSnapshotBuilding(Conflict, codes="SOURCE_SNAPSHOT_BUILDING"):
-    """The snapshot to start from is not ready yet."""
+    """The source snapshot is still being built."""
 
     retryable = True
     nothing_done = True
 
 
 class SourceSnapshotLost(Conflict, codes="SOURCE_SNAPSHOT_LOST SOURCE_SNAPSHOT_CANCELLED"):
-    """The snapshot to start from cannot be used any more, or never became ready."""
+    """The source snapshot is lost, or its build was cancelled."""
 
 
 class AlreadyExists(
     Conflict, codes="USER_ALREADY_EXISTS GROUP_ALREADY_EXISTS SERVICE_ALREADY_EXISTS SESSION_ALREADY_EXISTS"
 ):
-    """Something of this name is there."""
+    """Something with this name exists already."""
 
 
 class RepoAlreadyExists(AlreadyExists, codes="REPO_ALREADY_EXISTS"):
-    """There is such a repository already."""
+    """The repository exists already."""
 
 
 class BranchAlreadyExists(AlreadyExists, codes="BRANCH_ALREADY_EXISTS"):
-    """There is a branch of this name."""
+    """A branch with this name exists already."""
 
     @property
     def branch(self) -> str | None:
@@ -471,11 +470,11 @@ class BranchAlreadyExists(AlreadyExists, codes="BRANCH_ALREADY_EXISTS"):
 
 
 class PermissionAlreadyExists(AlreadyExists, codes="PERMISSION_ALREADY_EXISTS"):
-    """The identity has a permission on this already; update it instead."""
+    """The identity has this permission already; update it instead."""
 
 
 class ConflictingParent(Conflict, codes="CONFLICTING_PARENT"):
-    """The branch is not, or no longer, at the commit that it was expected to be at."""
+    """The branch is not at the expected commit."""
 
     @property
     def expected(self) -> str | None:
@@ -483,16 +482,16 @@ class ConflictingParent(Conflict, codes="CONFLICTING_PARENT"):
 
     @property
     def actual(self) -> str | None:
-        """Where it is; None if there is no such branch."""
+        """The commit at its head; None if the branch does not exist."""
         return self._text("actual")
 
 
 class GithubSyncConflict(Conflict, codes="GIT_HUB_SYNC_CONFLICT"):
-    """One of the two repositories is kept in step with another one."""
+    """One of the two repositories is already synchronised with another one."""
 
 
 class ExecTimedOut(SteadApiError, codes="EXEC_TIMED_OUT"):
-    """The command was ended because its time was up; what it had printed until then is here."""
+    """The VM killed the command after its timeout; `stdout` and `stderr` have the output so far."""
 
     @property
     def stdout(self) -> str:
@@ -504,13 +503,13 @@ class ExecTimedOut(SteadApiError, codes="EXEC_TIMED_OUT"):
 
     @property
     def timeout(self) -> float | None:
-        """The time that it had, in seconds."""
+        """The timeout in seconds."""
         milliseconds = self._number("timeoutMs")
         return None if milliseconds is None else milliseconds / 1000
 
 
 class SetupFailed(SteadApiError, codes="VM_SETUP_FAILED SNAPSHOT_SETUP_FAILED"):
-    """A machine or snapshot was made, but what should have been set up in it failed."""
+    """The setup of a VM or snapshot failed."""
 
     @property
     def failed_reason(self) -> str | None:
@@ -518,7 +517,7 @@ class SetupFailed(SteadApiError, codes="VM_SETUP_FAILED SNAPSHOT_SETUP_FAILED"):
 
     @property
     def snapshot_id(self) -> str | None:
-        """A snapshot of the failed machine, when the server kept one to look into."""
+        """A snapshot of the failed VM for debugging, if the server saved one."""
         return self._text("snapshotId")
 
     @property
@@ -532,7 +531,7 @@ class SetupFailed(SteadApiError, codes="VM_SETUP_FAILED SNAPSHOT_SETUP_FAILED"):
 
 
 class BuildFailed(SetupFailed, codes="BUILD_FAILED"):
-    """A command of the build did not succeed."""
+    """A command of the build failed."""
 
     @property
     def exit_code(self) -> int | None:
@@ -545,24 +544,24 @@ class BuildFailed(SetupFailed, codes="BUILD_FAILED"):
 
 
 class BuildBudgetExceeded(SetupFailed, codes="BUILD_BUDGET_EXCEEDED"):
-    """The build took longer than a build may take."""
+    """The build exceeded the time limit of builds."""
 
 
 class TooManyRequests(SteadApiError):
-    """The caller asks too often, or has too much open at once."""
+    """The caller exceeds a rate limit, or has too many requests open."""
 
     retryable = True
     nothing_done = True
 
 
 class SessionCapReached(TooManyRequests, codes="SESSION_CAP_REACHED"):
-    """The machine has as many terminal sessions as it may have."""
+    """The VM reached its limit of terminal sessions."""
 
     retryable = False
 
 
 class ServerError(SteadApiError, codes="INTERNAL INTERNAL_ERROR"):
-    """The server failed; it is not the caller's fault. Its log has the trace id."""
+    """The server failed. Its log has details under the trace id."""
 
 
 class GitError(
@@ -575,19 +574,19 @@ class GitError(
 
 
 class ServiceUnavailable(ServerError, codes="SERVICE_UNAVAILABLE UNAVAILABLE"):
-    """The server, or something in front of it, cannot take the call now."""
+    """The server, or a proxy in front of it, cannot handle the request now."""
 
     retryable = True
 
 
 class NoCapacity(ServiceUnavailable, codes="NO_LOCAL_STORAGE_CAPACITY INSUFFICIENT_SWAP"):
-    """The host has no room for this now."""
+    """The host has too little free disk or memory."""
 
     nothing_done = True
 
 
 class VmStartTimeout(ServerError, codes="VM_START_TIMEOUT"):
-    """The machine did not become ready in time."""
+    """The VM did not become ready within the timeout."""
 
     retryable = True
 
@@ -607,7 +606,7 @@ _BY_STATUS: dict[int, type[SteadApiError]] = {
 
 
 def error_class(code: str | None, status: int) -> type[SteadApiError]:
-    """The class for an answer: by its code, else by its status."""
+    """The class for an error answer: by its code, else by its HTTP status."""
     if code is not None and code in ERRORS_BY_CODE:
         return ERRORS_BY_CODE[code]
     if status in _BY_STATUS:

@@ -1,4 +1,4 @@
-"""Log lines that are asked for again and again: which of them are new."""
+"""Deduplicates polled log lines."""
 
 from collections.abc import Iterable, Iterator
 
@@ -6,7 +6,7 @@ from stead.sdk.models import LogEntry
 
 
 class NewLines:
-    """Remembers what was seen. Servers send lines again when the time of a query includes them."""
+    """Yields each line once. The server sends a line again if a query's time range includes it."""
 
     def __init__(self) -> None:
         self._seen: set[LogEntry] = set()
@@ -20,5 +20,5 @@ class NewLines:
                 yield entry
 
     def forget_before_newest(self) -> None:
-        """Drop what a query from `newest` on cannot bring again."""
+        """Forget lines that a query starting at `newest` cannot return."""
         self._seen = {entry for entry in self._seen if entry.timestamp[:23] >= self.newest[:23]}

@@ -1,4 +1,4 @@
-"""Repositories, what is in them, and what can be said about them, as frozen dataclasses."""
+"""Repositories, commits and files as frozen dataclasses."""
 
 import base64
 import binascii
@@ -15,17 +15,17 @@ Order = Literal["desc", "asc"]
 ObjectKind = Literal["blob", "tree", "commit"]
 
 
-# What a repository begins with
+# Sources and imports
 
 
 @dataclass(frozen=True)
 class Source:
-    """A repository elsewhere, taken over with its history: of one revision, or of all branches."""
+    """Another repository, copied with its history: of one revision, or of all branches."""
 
     url: str
     rev: str | None = None
     depth: int | None = None
-    """How many commits of the history, from the newest on."""
+    """The number of commits to copy, from the newest."""
     all_branches: bool | None = None
 
 
@@ -38,7 +38,7 @@ class _Import:
 
 @dataclass(frozen=True, kw_only=True)
 class FilesImport(_Import):
-    """One commit with these files: their text by path."""
+    """Import files as one commit: text by path."""
 
     files: Mapping[str, str]
     type: Literal["files"] = field(default="files", init=False)
@@ -46,7 +46,7 @@ class FilesImport(_Import):
 
 @dataclass(frozen=True, kw_only=True)
 class TarImport(_Import):
-    """One commit with what is in a tar archive, or in one folder of it."""
+    """Import a tar archive, or one folder of it, as one commit."""
 
     url: str
     dir: str | None = None
@@ -55,7 +55,7 @@ class TarImport(_Import):
 
 @dataclass(frozen=True, kw_only=True)
 class ZipImport(_Import):
-    """One commit with what is in a zip archive, or in one folder of it."""
+    """Import a zip archive, or one folder of it, as one commit."""
 
     url: str
     dir: str | None = None
@@ -64,7 +64,7 @@ class ZipImport(_Import):
 
 @dataclass(frozen=True, kw_only=True)
 class GitImport(_Import):
-    """One commit with the files that another repository has at a revision, or one folder of them."""
+    """Import the files of a revision of another repository, or one folder of them, as one commit."""
 
     url: str
     rev: str | None = None
@@ -80,20 +80,22 @@ Import = FilesImport | TarImport | ZipImport | GitImport
 
 @dataclass(frozen=True)
 class Branch:
+    """A branch and its head."""
+
     name: str
     sha: str | None = None
-    """Its newest commit; None before the first."""
+    """The commit at its head; None if it has no commit yet."""
 
     @classmethod
     def of(cls, data: Mapping[str, Any], sha: str) -> "Branch":
-        """`sha` is the key that has the commit, which differs from answer to answer."""
+        """`sha` is the key of the commit, which differs between answers."""
         name = str(data.get("name", ""))
         return parse(cls, {"name": name.removeprefix("refs/heads/"), "sha": data.get(sha)})
 
 
 @dataclass(frozen=True)
 class Signature:
-    """Who did something, and when."""
+    """The author, committer or tagger, and the time."""
 
     name: str
     email: str
@@ -102,11 +104,13 @@ class Signature:
 
 @dataclass(frozen=True)
 class Tag:
+    """A tag, lightweight or annotated."""
+
     name: str
     target: str
-    """What it marks: a commit, as a rule."""
+    """The object that it points to, usually a commit."""
     sha: str | None = None
-    """Its own id if it is annotated, else that of what it marks; not told in lists of repositories."""
+    """The id of an annotated tag, else that of its target; None in lists of repositories."""
     tagger: Signature | None = None
     message: str | None = None
 
@@ -117,41 +121,43 @@ class Tag:
 
 @dataclass(frozen=True)
 class Commit:
+    """A commit."""
+
     sha: str
     message: str
     author: Signature
     committer: Signature
     tree: str
-    """The id of its files."""
+    """The id of its tree."""
     parents: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, data: object) -> "Commit":
         if not isinstance(data, Mapping):
-            raise UnexpectedAnswer("the answer has no commit")
+            raise UnexpectedAnswer("the answer has no valid 'commit'")
         parents = [_sha(each) for each in data.get("parents") or []]
         return parse(cls, {**data, "tree": _sha(data.get("tree")), "parents": parents})
 
 
 @dataclass(frozen=True)
 class CommitPage:
-    """Some commits of a branch, and where the next ones begin. Iterates over the commits."""
+    """One page of a branch's commits. Iterates over the commits."""
 
     commits: tuple[Commit, ...] = ()
     order: Order = "desc"
     limit: int | None = None
     offset: int | None = None
     total: int | None = None
-    """How many the branch has, unless that was not to be counted."""
+    """The number of commits of the branch; None if it was not counted."""
     next_commit: str | None = None
-    """Begins the next page: as `until`, or oldest first as `since`. None on the last one."""
+    """The first commit of the next page, for `until`, or with order "asc" for `since`; None on the last."""
 
     @classmethod
     def of(cls, data: object) -> "CommitPage":
         found = _mapping(data)
         commits = tuple(Commit.of(each) for each in found.get("commits") or [])
-        told = {**found, "commits": None, "nextCommit": found.get("next_commit")}
-        return replace(parse(cls, told), commits=commits)
+        facts = {**found, "commits": None, "nextCommit": found.get("next_commit")}
+        return replace(parse(cls, facts), commits=commits)
 
     def __iter__(self) -> Iterator[Commit]:
         return iter(self.commits)
@@ -162,7 +168,7 @@ class CommitPage:
 
 @dataclass(frozen=True)
 class Author:
-    """Whose commit it is to be."""
+    """The author of a new commit."""
 
     name: str
     email: str
@@ -170,7 +176,7 @@ class Author:
 
 @dataclass(frozen=True)
 class FileChange:
-    """A file as it is to be after a commit: text, bytes, or None for none."""
+    """A change of a file in a commit: its new content as text or bytes, or None to delete it."""
 
     path: str
     content: str | bytes | None
@@ -199,6 +205,8 @@ def _change_to_wire(change: FileChange) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ComparedFile:
+    """A file that differs between two revisions."""
+
     path: str = field(metadata={"wire": "filename"})
     status: Literal["added", "removed", "modified", "renamed", "copied", "changed", "unchanged"]
     additions: int = 0
@@ -206,12 +214,12 @@ class ComparedFile:
     changes: int = 0
     sha: str | None = None
     previous_path: str | None = field(default=None, metadata={"wire": "previous_filename"})
-    """What it was called, if it was renamed or copied."""
+    """Its previous path, if it was renamed or copied."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What the head has that the base has not."""
+    """The difference between two revisions, base and head."""
 
     status: Literal["identical", "ahead", "behind", "diverged"]
     ahead_by: int = field(default=0, metadata={"wire": "ahead_by"})
@@ -233,7 +241,7 @@ class RepoInfo:
     default_branch: str | None = None
     created_at: datetime | None = None
     size_bytes: int | None = None
-    """On the disk, with large files, as it was last measured."""
+    """Bytes on disk, LFS objects included, when it was last measured."""
     branches: dict[str, Branch] = field(default_factory=dict)
     tags: dict[str, Tag] = field(default_factory=dict)
 
@@ -242,8 +250,8 @@ class RepoInfo:
         found = _mapping(data)
         branches = {name: Branch.of(each, "target") for name, each in _named(found, "branches")}
         tags = {name: Tag.of(each) for name, each in _named(found, "tags")}
-        told = {**found, "id": found.get("id") or found.get("repoId"), "branches": branches, "tags": tags}
-        return parse(cls, told)
+        facts = {**found, "id": found.get("id") or found.get("repoId"), "branches": branches, "tags": tags}
+        return parse(cls, facts)
 
 
 @dataclass(frozen=True)
@@ -272,7 +280,7 @@ class RepoList:
 
 @dataclass(frozen=True)
 class FileEntry:
-    """A file in a folder. What is in it has to be asked for."""
+    """A file in a folder, without its content."""
 
     name: str
     path: str
@@ -282,11 +290,12 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class RepoFile(FileEntry):
-    """A file with what is in it."""
+    """A file with its content."""
 
     content: bytes = field(default=b"", repr=False)
 
     def text(self, encoding: str = "utf-8") -> str:
+        """Its content as text."""
         return self.content.decode(encoding)
 
 
@@ -341,7 +350,7 @@ def _folder(data: Mapping[str, Any]) -> RepoFolder:
 
 @dataclass(frozen=True)
 class Blob:
-    """The bytes of a file, by their id."""
+    """A Git blob: the content of a file."""
 
     sha: str
     size: int = 0
@@ -355,6 +364,8 @@ class Blob:
 
 @dataclass(frozen=True)
 class TreeEntry:
+    """An entry of a Git tree."""
+
     path: str
     sha: str
     type: ObjectKind
@@ -365,7 +376,7 @@ class TreeEntry:
 
 @dataclass(frozen=True)
 class Tree:
-    """A folder by its id. Iterates over what is in it."""
+    """A Git tree: a folder. Iterates over its entries."""
 
     sha: str
     entries: tuple[TreeEntry, ...] = field(default=(), metadata={"wire": "tree"})
@@ -382,7 +393,7 @@ class Tree:
 
 @dataclass(frozen=True)
 class Trigger:
-    """A webhook that is called after pushes: to these branches, of those that change these files, or all."""
+    """A webhook for pushes, limited to `branches` and to changes of files that match `globs`, or for all."""
 
     id: str
     endpoint: str
@@ -402,23 +413,23 @@ class Trigger:
 
 @dataclass(frozen=True)
 class Delivery:
-    """A call of a webhook, and what came of it."""
+    """A call of a webhook and its result."""
 
     id: str
     state: str
     body: str = ""
-    """The JSON that is sent."""
+    """The JSON that the server sends."""
     attempts: int = 0
     created_at: datetime | None = None
     next_attempt_at: datetime | None = None
-    """None when it is over."""
+    """None after the last attempt."""
     last_attempt_at: datetime | None = None
     finished_at: datetime | None = None
     status: int | None = None
-    """Of the last answer."""
+    """The HTTP status of the last answer."""
     error: str | None = None
     response: str | None = None
-    """How the last answer began."""
+    """The start of the last answer."""
     redelivery_of: str | None = None
 
 
@@ -439,7 +450,7 @@ class DeliveryList:
 
 @dataclass(frozen=True)
 class Divergence:
-    """A branch or a tag that is not the same on both sides, and that people have to look at."""
+    """A branch or tag that differs on both sides and that you have to reconcile."""
 
     ref: str
     here: str | None = None
@@ -449,7 +460,7 @@ class Divergence:
 
 @dataclass(frozen=True)
 class GithubSync:
-    """The repository at GitHub that this one is kept in step with, and how far that is."""
+    """The synchronisation with a repository on GitHub and its state."""
 
     github_repo_name: str
     """`owner/name`."""
@@ -461,7 +472,7 @@ class GithubSync:
     created_at: datetime | None = None
 
 
-# From the wire
+# Parsing
 
 
 def list_of(data: object, key: str) -> list[Mapping[str, Any]]:
@@ -486,7 +497,7 @@ def _named(data: Mapping[str, Any], key: str) -> list[tuple[str, Mapping[str, An
 
 
 def _sha(data: object) -> object:
-    """An object's id, whether it comes alone or in an object of its own."""
+    """An object id, given as text or in an object."""
     return data.get("sha") if isinstance(data, Mapping) else data
 
 
@@ -494,7 +505,7 @@ def _bytes(data: Mapping[str, Any]) -> bytes:
     try:
         return base64.b64decode(data["content"], validate=True)
     except (KeyError, TypeError, binascii.Error):
-        raise UnexpectedAnswer("the answer has no usable 'content'") from None
+        raise UnexpectedAnswer("the answer has no valid 'content'") from None
 
 
 def create_body(
@@ -504,9 +515,9 @@ def create_body(
     source: Source | str | None,
     import_: Import | None,
 ) -> dict[str, Any]:
-    """What a repository is to be, as the server takes it."""
+    """The body that creates a repository."""
     if source is not None and import_ is not None:
-        raise ValueError("a repository begins with a source or an import, not both")
+        raise ValueError("give either source or import_, not both")
     body: dict[str, Any] = {
         "name": name,
         "public": public,

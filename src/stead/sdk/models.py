@@ -1,4 +1,4 @@
-"""What the server tells, as frozen dataclasses. Times have a zone; sizes say their unit in their name."""
+"""Answers of the server as frozen dataclasses. Times have a zone; names of sizes contain the unit."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,10 +19,11 @@ Permission = Literal["read", "write"]
 
 @dataclass(frozen=True)
 class Persistence:
-    """How long a machine or a snapshot is kept.
+    """How long a VM or a snapshot is kept.
 
-    `persistent`: until it is deleted. `sticky`: until its room is needed, low `priority` (0 to 10) first.
-    `ephemeral`, machines only: until it stops, or with `delete_event="OnSuspend"` until it is suspended.
+    `persistent`: until you delete it. `sticky`: the server may delete it to free disk space, low `priority`
+    (0 to 10) first. `ephemeral` (VMs only): the server deletes it when it is suspended or stops, or with
+    `delete_event="OnStop"` only when it stops.
     """
 
     type: Literal["persistent", "sticky", "ephemeral"]
@@ -32,6 +33,8 @@ class Persistence:
 
 @dataclass(frozen=True)
 class Sizing:
+    """The size of a VM in the units of the wire."""
+
     vcpu_count: int | None = None
     mem_size_mib: int | None = None
     rootfs_size_mb: int | None = None
@@ -39,7 +42,7 @@ class Sizing:
 
 @dataclass(frozen=True)
 class VmInfo:
-    """A machine as the server knows it."""
+    """The properties of a VM."""
 
     id: str
     state: VmState
@@ -58,10 +61,10 @@ class VmInfo:
     idle_timeout_seconds: int | None = None
     activity_threshold_bytes: int | None = None
     address: str | None = None
-    """Where it is in the host's network of machines."""
+    """Its IP address in the VM network of the host."""
     workdir: str | None = None
     reason: str | None = None
-    """Why it is in this state, when that is not obvious."""
+    """Why it is in this state, if the server gives a reason."""
 
     @property
     def size(self) -> str | None:
@@ -72,7 +75,7 @@ class VmInfo:
 
 @dataclass(frozen=True)
 class VmList:
-    """Machines and how many there are in each state. Iterates over the machines."""
+    """VMs, and their number in each state. Iterates over the VMs."""
 
     vms: tuple[VmInfo, ...] = ()
     total_count: int = 0
@@ -93,7 +96,7 @@ class VmList:
 
 @dataclass(frozen=True)
 class CreatedVm:
-    """A machine that was just made, and the names that it is published under."""
+    """A VM that was just created, and the host names that route to it."""
 
     id: str
     domains: tuple[str, ...] = ()
@@ -102,26 +105,27 @@ class CreatedVm:
 
 @dataclass(frozen=True)
 class ExecResult:
-    """A command that has ended. Output is text; bytes that are not UTF-8 come as replacement characters."""
+    """The result of a command. Output is text; bytes that are not UTF-8 become replacement characters."""
 
     status_code: int
     stdout: str = ""
     stderr: str = ""
     signal: str | None = None
-    """The signal that ended it, if one did."""
+    """The signal that killed it, if one did."""
     duration: float | None = None
-    """Seconds that it took in the machine."""
+    """Seconds that it ran in the VM."""
     stdout_truncated: bool = False
-    """More was printed than the server keeps."""
+    """The server dropped output because there was too much."""
     stderr_truncated: bool = False
     command: str = ""
 
     @property
     def ok(self) -> bool:
+        """The exit code is 0 and no signal killed it."""
         return self.status_code == 0 and self.signal is None
 
     def check(self) -> "ExecResult":
-        """This result if the command succeeded; else `CommandFailed` is raised."""
+        """Return this result, or raise `CommandFailed` if the command failed."""
         if not self.ok:
             raise CommandFailed(self, self.command)
         return self
@@ -129,9 +133,9 @@ class ExecResult:
 
 @dataclass(frozen=True)
 class Output:
-    """Something a running command printed.
+    """Output of a running command.
 
-    `text` is decoded across chunks: a character that two chunks share comes whole, with the second.
+    `text` is decoded across chunks: a character that is split between two chunks comes with the second.
     """
 
     stream: Literal["stdout", "stderr"]
@@ -141,7 +145,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Exited:
-    """The end of a command: always the last event."""
+    """The end of a command; always the last event."""
 
     status_code: int
     signal: str | None = None
@@ -150,6 +154,7 @@ class Exited:
 
     @property
     def ok(self) -> bool:
+        """The exit code is 0, no signal killed it, and it did not time out."""
         return self.status_code == 0 and not self.timed_out and self.signal is None
 
 
@@ -158,6 +163,8 @@ ExecEvent = Output | Exited
 
 @dataclass(frozen=True)
 class DirEntry:
+    """An entry of a folder."""
+
     name: str
     kind: str
     """`file` or `directory`."""
@@ -165,20 +172,20 @@ class DirEntry:
 
 @dataclass(frozen=True)
 class FileStat:
-    """What is at a path."""
+    """Type, size, permissions and owner of a file."""
 
     name: str
     kind: FileKind
     size: int
     mode: int | None = None
-    """Its permissions."""
+    """Its permissions, for example 0o644."""
     uid: int | None = None
     gid: int | None = None
     owner: str | None = field(default=None, metadata={"wire": "user"})
     group: str | None = None
     mtime_ms: float | None = None
     target: str | None = None
-    """Where it leads, if it is a link."""
+    """The target of a symbolic link."""
 
     @property
     def is_file(self) -> bool:
@@ -199,18 +206,18 @@ class FileStat:
 
 @dataclass(frozen=True)
 class FileEvent:
-    """Something happened to a file."""
+    """A change of a file."""
 
     event_type: str
-    """`change` for its content, `rename` for its coming and going."""
+    """`change` for its content; `rename` if it was created, deleted or renamed."""
     filename: str
     overflow: bool = False
-    """More happened than could be told: anything below `filename` may have changed."""
+    """Events were lost: anything below `filename` may have changed."""
 
 
 @dataclass(frozen=True)
 class SnapshotRef:
-    """A snapshot that was just made; give its `id` to `vms.create(snapshot_id=...)`."""
+    """A snapshot that was just created; pass its `id` to `vms.create(snapshot_id=...)`."""
 
     id: str = field(metadata={"wire": "snapshotId"})
     source_vm_id: str | None = None
@@ -219,7 +226,7 @@ class SnapshotRef:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A kept machine, disk and memory, from which others can be made."""
+    """A saved VM, disk and memory, from which new VMs can be created."""
 
     id: str = field(metadata={"wire": "snapshotId"})
     state: SnapshotState = "ready"
@@ -251,7 +258,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class SnapshotList:
-    """Snapshots and how many there are in each state. Iterates over the snapshots."""
+    """Snapshots, and their number in each state. Iterates over the snapshots."""
 
     snapshots: tuple[Snapshot, ...] = ()
     total_count: int = 0
@@ -271,7 +278,7 @@ class SnapshotList:
 
 @dataclass(frozen=True)
 class Build:
-    """The making of a machine or snapshot from a spec."""
+    """The build of a VM or snapshot from a spec."""
 
     id: str = field(metadata={"wire": "buildId"})
     state: BuildState
@@ -286,12 +293,13 @@ class Build:
 
     @property
     def finished(self) -> bool:
+        """Whether it has succeeded or failed."""
         return self.state in ("succeeded", "failed")
 
 
 @dataclass(frozen=True)
 class BuildPhase:
-    """A step of a build that was begun. `snapshot_id` is a snapshot to look into, when one was kept."""
+    """A layer or step of a build. `snapshot_id` is a snapshot for debugging, if the server saved one."""
 
     id: str = field(metadata={"wire": "phaseId"})
     name: str
@@ -319,7 +327,7 @@ class BuildList:
 
 @dataclass(frozen=True)
 class ServiceStates:
-    """Services that share a state."""
+    """The services in one state."""
 
     active_state: str
     sub_state: str = ""
@@ -328,13 +336,15 @@ class ServiceStates:
 
 @dataclass(frozen=True)
 class FailedServiceLog:
+    """The last log lines of a failed service."""
+
     unit_name: str
     log: str = ""
 
 
 @dataclass(frozen=True)
 class SetupDiagnostics:
-    """How a machine looked when its setup had failed."""
+    """The state of the services of a VM whose setup failed."""
 
     service_states: tuple[ServiceStates, ...] = ()
     failed_service_logs: tuple[FailedServiceLog, ...] = ()
@@ -343,7 +353,7 @@ class SetupDiagnostics:
 
 @dataclass(frozen=True)
 class ServiceStatus:
-    """A systemd service; the states are systemd's own words."""
+    """The state of a systemd service, as systemd names it."""
 
     name: str
     active_state: str
@@ -353,11 +363,14 @@ class ServiceStatus:
 
     @property
     def active(self) -> bool:
+        """Whether systemd calls it active."""
         return self.active_state == "active"
 
 
 @dataclass(frozen=True)
 class ServiceLogLine:
+    """A line that a service logged."""
+
     message: str
     timestamp: str | None = None
     priority: str | int | None = None
@@ -366,7 +379,7 @@ class ServiceLogLine:
 
 @dataclass(frozen=True)
 class ServiceResult:
-    """What starting, stopping or restarting did to one service."""
+    """The result of starting, stopping or restarting one service."""
 
     service_id: str
     success: bool
@@ -375,6 +388,8 @@ class ServiceResult:
 
 @dataclass(frozen=True)
 class Terminal:
+    """A terminal session."""
+
     name: str
     status: str = ""
     created: str | None = None
@@ -382,15 +397,19 @@ class Terminal:
 
 @dataclass(frozen=True)
 class TerminalLine:
+    """A line of a terminal's output."""
+
     line: str
     timestamp: str | None = None
 
 
 @dataclass(frozen=True)
 class Whoami:
+    """The account, and the identity, of the credentials."""
+
     account_id: str
     identity_id: str | None = None
-    """Set when the caller is an identity, by its access token."""
+    """Set if the credentials are an identity's access token."""
 
 
 @dataclass(frozen=True)
@@ -422,7 +441,7 @@ class IdentityList:
 
 @dataclass(frozen=True)
 class Token:
-    """A new access token. This is the only time that its secret is told."""
+    """A new access token. The server does not store or show the secret again."""
 
     id: str
     token: str = field(repr=False)
@@ -430,7 +449,7 @@ class Token:
 
 @dataclass(frozen=True)
 class VmPermission:
-    """An identity may use a machine, as any Linux user or as the allowed ones."""
+    """A permission of an identity for a VM: as any Linux user, or only as the allowed ones."""
 
     vm_id: str
     identity_id: str | None = None
@@ -442,7 +461,7 @@ class VmPermission:
 
 @dataclass(frozen=True)
 class GitPermission:
-    """An identity's access to a repository."""
+    """A permission of an identity for a repository."""
 
     repo: str
     identity: str | None = None
@@ -451,7 +470,7 @@ class GitPermission:
 
 @dataclass(frozen=True)
 class GrantedRepo:
-    """A repository that an identity has access to."""
+    """A repository that an identity may use."""
 
     id: str
     name: str | None = None
@@ -462,11 +481,11 @@ class GrantedRepo:
 
 @dataclass(frozen=True)
 class LogEntry:
-    """A line of the server's log that concerns the caller. As text it is its message."""
+    """A log line. `str()` of it is its message."""
 
     message: str
     timestamp: str = ""
-    """RFC 3339 as the server wrote it, which may be finer than a datetime."""
+    """RFC 3339 text from the server; it can be more precise than a datetime."""
     source: str | None = None
     level: str | None = None
     origin: str | None = None
@@ -478,6 +497,7 @@ class LogEntry:
 
     @property
     def time(self) -> datetime | None:
+        """The timestamp as a datetime."""
         return parse_time(self.timestamp)
 
     def __str__(self) -> str:
@@ -486,7 +506,7 @@ class LogEntry:
 
 @dataclass(frozen=True)
 class LogPage:
-    """Lines, and the token of the next page if there is one. Iterates over the lines."""
+    """Log lines, and the token of the next page if there is one. Iterates over the lines."""
 
     logs: tuple[LogEntry, ...] = ()
     next_page_token: str | None = None

@@ -1,6 +1,5 @@
-"""From the wire's JSON to dataclasses and back. Reading is tolerant: what is unknown is passed over, what
-is missing
-takes the field's default, and a server may add fields and values at any time."""
+"""Converts JSON to dataclasses and back. Parsing is tolerant, because a newer server may add fields and
+values: unknown fields are ignored, missing ones get their default."""
 
 import dataclasses
 import functools
@@ -36,7 +35,7 @@ def _fields(model: type) -> tuple[tuple[str, str, Any, bool], ...]:
 
 
 def parse(model: type[T], data: object) -> T:
-    """An instance of a dataclass from a JSON object. Missing fields that have no default are an error."""
+    """A dataclass instance from a JSON object. A missing field without a default is an error."""
     if not isinstance(data, Mapping):
         raise UnexpectedAnswer(f"expected an object for {model.__name__}, got {type(data).__name__}")
     values = {}
@@ -47,12 +46,12 @@ def parse(model: type[T], data: object) -> T:
         if value is not None:
             values[name] = value
         elif required:
-            raise UnexpectedAnswer(f"the answer has no usable {key!r}, which {model.__name__} needs")
+            raise UnexpectedAnswer(f"the answer has no valid {key!r}, which {model.__name__} requires")
     return model(**values)
 
 
 def parse_list(model: type[T], data: object, key: str) -> list[T]:
-    """The objects under `key`."""
+    """The list of objects under `key`."""
     found = data.get(key) if isinstance(data, Mapping) else None
     if not isinstance(found, list):
         raise UnexpectedAnswer(f"the answer has no list {key!r}")
@@ -60,7 +59,7 @@ def parse_list(model: type[T], data: object, key: str) -> list[T]:
 
 
 def _convert(hint: Any, value: Any) -> Any:
-    """The value as the hint wants it, or None if it cannot be that."""
+    """The value converted to the type hint; None if it does not fit."""
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
         for option in get_args(hint):
@@ -86,7 +85,7 @@ def _convert(hint: Any, value: Any) -> Any:
 
 
 def parse_time(value: object) -> datetime | None:
-    """A moment from RFC 3339 text; without a zone it is UTC."""
+    """A datetime from RFC 3339 text; UTC if it has no zone."""
     if not isinstance(value, str):
         return None
     try:
@@ -97,7 +96,7 @@ def parse_time(value: object) -> datetime | None:
 
 
 def serialise(value: Any) -> Any:
-    """A dataclass as a JSON object without what is None; mappings pass as they are."""
+    """A dataclass as a JSON object, without fields that are None; mappings are copied."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         pairs = (
             (field.metadata.get("wire", wire_name(field.name)), getattr(value, field.name))

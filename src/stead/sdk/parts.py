@@ -1,4 +1,4 @@
-"""The parts of a machine that a caller can describe: users, groups, files, services, repositories."""
+"""Parts of a VM's description: users, groups, files, services, repositories."""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -9,14 +9,14 @@ from stead.sdk.models import Persistence
 from stead.sdk.parsing import serialise
 
 SCRIPTS = "/opt/stead/scripts"
-"""Where the scripts of services lie in a machine."""
+"""The folder of service scripts in a VM."""
 
 PersistenceLike = Persistence | Literal["persistent", "sticky", "ephemeral"]
 
 
 @dataclass(frozen=True)
 class User:
-    """A Linux user. Its home is `/home/<name>` and its shell bash unless it is a `system` user."""
+    """A Linux user. Unless it is a `system` user, its home is `/home/<name>` and its shell is bash."""
 
     name: str
     uid: int | None = None
@@ -38,7 +38,7 @@ class Group:
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """When systemd starts a service again that has ended."""
+    """When systemd restarts a service that has ended."""
 
     policy: Literal["no", "on-failure", "always", "on-abnormal"]
     restart_sec: float | None = None
@@ -48,7 +48,7 @@ class RestartPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class RepoRef:
-    """A Git repository, by URL or id, cloned to a path."""
+    """A Git repository to clone: its URL or id, and the path in the VM."""
 
     repo: str
     path: str
@@ -57,7 +57,7 @@ class RepoRef:
 
 @dataclass(frozen=True, kw_only=True)
 class Git:
-    """Repositories to clone, and who makes commits in the machine."""
+    """Repositories to clone, and the Git user of the VM."""
 
     repos: tuple[RepoRef, ...] = ()
     user_name: str | None = None
@@ -75,9 +75,9 @@ class Git:
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """A systemd service: either `command`, one or several command lines run in order, or `bash`, a script.
+    """A systemd service: either `command` (one or more command lines, run in order) or `bash` (a script).
 
-    A `oneshot` runs once and is done. Names of other units need no `.service`.
+    `mode="oneshot"` runs once. Names of other units need no `.service` suffix.
     """
 
     name: str
@@ -102,21 +102,22 @@ class Service:
 
     def __post_init__(self) -> None:
         if (self.command is None) == (self.bash is None):
-            raise ValueError(f"service {self.name}: give either command or bash")
+            raise ValueError(f"service {self.name}: give either command or bash, not both or neither")
 
     @property
     def script_path(self) -> str:
+        """The path of its script in the VM."""
         return f"{SCRIPTS}/{self.name}.sh"
 
     @property
     def script(self) -> str | None:
-        """The script's file, if the service is one."""
+        """The content of its script; None if it has a command."""
         if self.bash is None or self.bash.startswith("#!"):
             return self.bash
         return f"#!/bin/bash\n{self.bash}"
 
     def to_wire(self) -> dict[str, Any]:
-        """The service as the server takes it; its script has to be put at `script_path`."""
+        """The service in the server's format; its script belongs at `script_path`."""
         wire: dict[str, Any] = serialise(self)
         wire.pop("command", None)
         wire.pop("bash", None)
@@ -132,7 +133,7 @@ class Service:
 
 @dataclass(frozen=True)
 class FileContent:
-    """A file to put into a machine."""
+    """A file to write into a VM."""
 
     content: str | bytes
     executable: bool = False
@@ -171,7 +172,7 @@ def persistence_to_wire(persistence: PersistenceLike) -> dict[str, Any]:
 def services_to_wire(
     services: Sequence[Service], files: Mapping[str, FileLike]
 ) -> tuple[list[dict[str, Any]], dict[str, FileLike]]:
-    """The services as the server takes them, and the files together with their scripts."""
+    """The services in the server's format, and the files with their scripts added."""
     scripts: dict[str, FileLike] = {
         service.script_path: service.script for service in services if service.script is not None
     }

@@ -1,4 +1,4 @@
-"""Requests as data: where, what, how long to wait, and whether they may be sent twice."""
+"""Requests as data: path, body, timeout, and whether they may be repeated."""
 
 import enum
 import functools
@@ -21,13 +21,12 @@ BACKGROUND_ID_HEADER = "x-freestyle-background-request-id"
 
 DEFAULT_TIMEOUT = 60.0
 LIFECYCLE_TIMEOUT = 600.0
-"""Seconds to wait for a machine to be made or changed: a slow boot, a large memory to be written."""
+"""Seconds to wait for a create or a change of state: a slow boot, a large memory to save."""
 BUILD_TIMEOUT = 3600.0
 EXEC_TIMEOUT = 3600.0
-"""Seconds to wait for a command that was given no timeout."""
+"""Seconds to wait for a command without a timeout."""
 GRACE = 60.0
-"""Seconds that the server may take beyond a timeout that it enforces itself, to wake the machine and to
-answer."""
+"""Seconds to wait beyond a timeout that the server enforces, for waking the VM and for the answer."""
 CONNECT_TIMEOUT = 10.0
 
 UNUSABLE_SEGMENTS = ("", ".", "..")
@@ -37,7 +36,7 @@ _IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
 
 
 class Unset(enum.Enum):
-    """For arguments where None means something else than to say nothing."""
+    """The default of arguments for which None is a value."""
 
     UNSET = "unset"
 
@@ -50,7 +49,7 @@ UNSET = Unset.UNSET
 
 @dataclass(frozen=True)
 class Request:
-    """One call. `path` is encoded already and begins with a slash."""
+    """One request. `path` is percent-encoded and starts with a slash."""
 
     method: str
     path: str
@@ -58,9 +57,9 @@ class Request:
     json: Any = UNSET
     headers: Mapping[str, str] = field(default_factory=dict)
     timeout: float | Unset | None = UNSET
-    """Seconds without a sign of the server; unset takes the client's, None waits for ever."""
+    """Seconds to wait for data from the server; UNSET for the client's timeout, None for no limit."""
     idempotent: bool = False
-    """Sending it twice does what sending it once does."""
+    """Sending it twice has the same effect as sending it once."""
 
 
 def request(
@@ -74,7 +73,7 @@ def request(
     timeout: float | Unset | None = UNSET,
     idempotent: bool | None = None,
 ) -> Request:
-    """A request whose `path` has a `{}` for each part. Query values that are None are left out."""
+    """A request whose `path` has a `{}` for each part. Query values that are None are omitted."""
     return Request(
         method=method,
         path=path.format(*(segment(part) for part in parts)),
@@ -89,7 +88,7 @@ def request(
 def segment(part: str) -> str:
     """One percent-encoded segment of a path; slashes in it are encoded too."""
     if part in UNUSABLE_SEGMENTS:
-        raise ValueError(f"not a usable id or path: {part!r}")
+        raise ValueError(f"invalid id or path: {part!r}")
     return quote(os.fsencode(part), safe="")
 
 
@@ -101,7 +100,7 @@ def _text(value: object) -> str:
 
 @dataclass(frozen=True)
 class Settings:
-    """Where the server is and who asks."""
+    """The server's URL and the credentials."""
 
     base_url: str
     headers: Mapping[str, str] = field(repr=False)
@@ -120,20 +119,20 @@ class Settings:
 def find_settings(
     api_key: str | None, access_token: str | None, base_url: str | None, timeout: float | None
 ) -> Settings:
-    """What was given, completed from the environment: STEAD_* first, then FREESTYLE_*."""
+    """The given settings, with defaults from the environment: STEAD_* first, then FREESTYLE_*."""
     if api_key and access_token:
         raise ValueError("give either api_key or access_token, not both")
     url = base_url or _from_environment("API_URL") or DEFAULT_URL
     parsed = urlsplit(url)
     if parsed.scheme not in ("http", "https") or not parsed.hostname:
-        raise ValueError(f"not a usable base URL: {url!r}")
+        raise ValueError(f"invalid base URL {url!r}: must start with http:// or https://")
     headers = {"User-Agent": f"stead-python/{version()}"}
     if access_token:
         headers[TOKEN_HEADER] = access_token
     else:
         key = (api_key or _from_environment("API_KEY") or "").strip()
         if not key:
-            raise MissingCredentials("no API key: give api_key or set STEAD_API_KEY")
+            raise MissingCredentials("no API key: pass api_key or set STEAD_API_KEY")
         headers["Authorization"] = f"Bearer {key}"
     return Settings(url.rstrip("/"), headers, timeout)
 

@@ -1,7 +1,7 @@
-"""What a search in a repository finds.
+"""Results of searches in a repository.
 
-All results say whether there are more of them, and whether the search `stopped_early`, because it took too
-long or found too much: then they are what was found until then, and so are the totals.
+`has_more` is True if there is a next page. `stopped_early` is True if the search took too long or found too
+much: then the results and totals cover only a part of the repository.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,10 +12,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class LineMatch:
-    """A line that matches; `line[start_column:end_column]` is the part that does."""
+    """A matching line; the match is `line[start_column:end_column]`."""
 
     line_number: int
-    """From 1 on."""
+    """Counted from 1."""
     line: str
     start_column: int = 0
     end_column: int = 0
@@ -25,7 +25,7 @@ class LineMatch:
 
 @dataclass(frozen=True)
 class MatchingFile:
-    """A file with lines that match. Iterates over them."""
+    """A file with matching lines. Iterates over the lines."""
 
     path: str
     extension: str | None = None
@@ -38,7 +38,7 @@ class MatchingFile:
 
 @dataclass(frozen=True)
 class ContentResults:
-    """Files with lines that match. Iterates over the files."""
+    """Files with matching lines. Iterates over the files."""
 
     files: tuple[MatchingFile, ...] = ()
     total_files: int = 0
@@ -55,6 +55,8 @@ class ContentResults:
 
 @dataclass(frozen=True)
 class FoundFile:
+    """A file whose path matches."""
+
     path: str
     extension: str | None = None
     size: int = 0
@@ -78,6 +80,8 @@ class FileResults:
 
 @dataclass(frozen=True)
 class FoundCommit:
+    """A commit whose message matches."""
+
     sha: str
     message: str
     """The first line."""
@@ -105,7 +109,7 @@ class CommitResults:
 
 @dataclass(frozen=True)
 class ChangedLine:
-    """A line that a commit added or removed; `line[start_column:end_column]` is the part that matches."""
+    """A line that a commit added or removed; the match is `line[start_column:end_column]`."""
 
     line: str
     line_number: int
@@ -116,13 +120,15 @@ class ChangedLine:
 
 @dataclass(frozen=True)
 class ChangedFile:
+    """A file with matching changes."""
+
     path: str
     matches: tuple[ChangedLine, ...] = ()
 
 
 @dataclass(frozen=True)
 class MatchingCommit:
-    """A commit that added or removed lines that match."""
+    """A commit that added or removed matching lines."""
 
     sha: str
     message: str
@@ -135,7 +141,7 @@ class MatchingCommit:
 
 @dataclass(frozen=True)
 class DiffResults:
-    """Commits that added or removed lines that match. Iterates over the commits."""
+    """Commits that added or removed matching lines. Iterates over the commits."""
 
     commits: tuple[MatchingCommit, ...] = ()
     total_commits: int = 0
@@ -150,7 +156,7 @@ class DiffResults:
 
 
 def in_characters(data: Any) -> Any:
-    """An answer whose columns count characters. On the wire they count as JavaScript does, in UTF-16."""
+    """Convert columns from UTF-16 code units, as the wire has them, to characters."""
     if isinstance(data, list):
         return [in_characters(each) for each in data]
     if not isinstance(data, Mapping):

@@ -1,5 +1,4 @@
-"""What a machine should be like, said once and built once: the server keeps each layer as a snapshot and
-reuses it."""
+"""VM specs: descriptions of VMs in layers. The server builds each layer once and caches it as a snapshot."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,14 +25,14 @@ WAIT = "stead-wait-for"
 
 @dataclass(frozen=True)
 class VmSpec:
-    """A machine described step by step. Each method returns a new spec; none is ever changed.
+    """The description of a VM. Specs are immutable: each method returns a new one.
 
         spec = VmSpec().apt("git", "make").repo("https://example.com/app.git", "/srv/app").snapshot()
         spec = spec.run("make -C /srv/app").service("app", command="/srv/app/serve")
         vm = stead.vms.create(spec=spec)
 
-    What stands before `snapshot()` becomes a layer that is built once and shared by all machines that begin
-    alike.
+    Everything before `snapshot()` becomes a layer that the server builds once and uses for all VMs whose spec
+    starts with the same layer.
     """
 
     _options: Mapping[str, Any] | None = None
@@ -51,10 +50,7 @@ class VmSpec:
         return replace(self, _apt=(*self._apt, *packages))
 
     def run(self, *commands: str, user: str | None = None, workdir: str = "/root") -> Self:
-        """Run commands in order, each by bash after the one before has succeeded.
-
-        A failure fails the build.
-        """
+        """Run commands with bash, one after the other. A command that fails, fails the build."""
         spec = self
         for command in commands:
             name = f"{RUN}-{spec._steps(RUN) + 1}"
@@ -71,10 +67,9 @@ class VmSpec:
         return spec
 
     def wait_for(self, command: str, *, interval: float = 2.0, timeout: float | None = None) -> Self:
-        """Wait until a command succeeds, trying it every `interval` seconds: a port that answers, a file
-        that is there."""
+        """Wait until a command succeeds, for example a health check; it runs every `interval` seconds."""
         if interval <= 0:
-            raise ValueError("interval must be greater than 0")
+            raise ValueError(f"invalid interval {interval:g}: must be greater than 0")
         service = Service(
             name=f"{WAIT}-{self._steps(WAIT) + 1}",
             mode="oneshot",
@@ -84,11 +79,11 @@ class VmSpec:
         return self._step(service)
 
     def file(self, path: str, content: str | bytes, *, executable: bool = False) -> Self:
-        """Put a file there."""
+        """Write a file."""
         return self.files({path: FileContent(content, executable)})
 
     def files(self, files: Mapping[str, FileLike]) -> Self:
-        """Put several files there, by path."""
+        """Write several files, by path."""
         return replace(self, _files={**(self._files or {}), **files})
 
     def user(
@@ -102,12 +97,12 @@ class VmSpec:
         gecos: str | None = None,
         system: bool | None = None,
     ) -> Self:
-        """Make a Linux user."""
+        """Create a Linux user."""
         user = User(name, uid, None if groups is None else tuple(groups), home, shell, gecos, system)
         return replace(self, _users=(*self._users, user))
 
     def group(self, name: str, *, gid: int | None = None, system: bool | None = None) -> Self:
-        """Make a Linux group."""
+        """Create a Linux group."""
         return replace(self, _groups=(*self._groups, Group(name, gid, system)))
 
     def service(
@@ -132,7 +127,7 @@ class VmSpec:
         watchdog_sec: float | None = None,
         restart_policy: RestartPolicy | None = None,
     ) -> Self:
-        """Run a systemd service, after the commands that stand before it in this layer: see `Service`."""
+        """Create and start a systemd service, after the commands before it in this layer: see `Service`."""
         service = Service(
             name=name,
             command=command,
@@ -156,33 +151,33 @@ class VmSpec:
         return replace(self, _services=(*self._services, self._chained(service)))
 
     def repo(self, repo: str, path: str, *, rev: str | None = None) -> Self:
-        """Clone a Git repository, by URL or id."""
+        """Clone a Git repository, given by its URL or id, to a path in the VM."""
         git = self._git or Git()
         return replace(self, _git=replace(git, repos=(*git.repos, RepoRef(repo=repo, path=path, rev=rev))))
 
     def git_user(self, name: str, email: str, *, signing_key: str | None = None) -> Self:
-        """Who makes commits in the machine."""
+        """Set the Git user name and email in the VM."""
         git = self._git or Git()
         return replace(self, _git=replace(git, user_name=name, user_email=email, signing_key=signing_key))
 
     def workdir(self, path: str) -> Self:
-        """Where commands run unless they say otherwise."""
+        """Set the default working directory of commands."""
         return self._with(workdir=path)
 
     def idle_timeout(self, seconds: int) -> Self:
-        """Let the machine sleep after this time without network traffic."""
+        """Suspend the VM after this time without network traffic."""
         return self._with(idle_timeout_seconds=seconds)
 
     def ready_signal(self, *, timeout: float | None = None) -> Self:
-        """Have create answer only when the machine's services are ready."""
+        """Make create return only when the VM's services are ready."""
         return self._with(wait_for_ready_signal=True, ready_signal_timeout_seconds=timeout)
 
     def discriminator(self, value: str) -> Self:
-        """Keep this layer apart from equal ones with another value."""
+        """Make this layer different from equal layers with another value: it is cached separately."""
         return self._with(discriminator=value)
 
     def skip_cache(self) -> Self:
-        """Build this layer again although the server has it."""
+        """Build this layer even if it is cached."""
         return self._with(skip_cache=True)
 
     def size(
@@ -217,19 +212,19 @@ class VmSpec:
         return self._at_base(**wanted.to_wire())
 
     def from_snapshot(self, snapshot_id: str) -> Self:
-        """Begin with a snapshot instead of the default image."""
+        """Start from a snapshot instead of the default image: an id, a unique id prefix, or a unique name."""
         return self._at_base(snapshot_id=snapshot_id)
 
     def base_image(self, dockerfile: str) -> Self:
-        """Begin with what a Dockerfile makes instead of the default image."""
+        """Start from the image that a Dockerfile builds instead of the default image."""
         return self._at_base(base_image={"dockerfileContent": dockerfile})
 
     def snapshot(self) -> Self:
-        """Close the layer: everything so far is built once and kept; what follows is applied on top of it."""
+        """End a layer: the server builds everything so far once and caches it; the rest is built on top."""
         return type(self)(_inner=self)
 
     def to_wire(self) -> dict[str, Any]:
-        """The spec as the server takes it: the outermost layer, with those below it under `snapshot`."""
+        """The spec in the server's format: the outermost layer, with the layers below it under `snapshot`."""
         services, files = services_to_wire(self._services, self._files or {})
         wire: dict[str, Any] = dict(self._options or {})
         if self._apt:
@@ -253,13 +248,13 @@ class VmSpec:
         return replace(self, _options={**(self._options or {}), **given})
 
     def _at_base(self, **options: Any) -> Self:
-        """The server takes these on the innermost layer only."""
+        """Set options on the innermost layer, the only one where the server accepts them."""
         if self._inner is None:
             return self._with(**options)
         return replace(self, _inner=self._inner._at_base(**options))
 
     def _steps(self, kind: str) -> int:
-        """How many generated services of a kind there are in all layers: their names must not clash."""
+        """The number of generated services of a kind in all layers: their names must be unique."""
         own = sum(service.name.startswith(f"{kind}-") for service in self._services)
         return own + (self._inner._steps(kind) if self._inner is not None else 0)
 
@@ -267,7 +262,7 @@ class VmSpec:
         return replace(self, _services=(*self._services, self._chained(service)), _last_step=service.name)
 
     def _chained(self, service: Service) -> Service:
-        """The service, made to wait for the generated one before it in this layer."""
+        """The service with a dependency on the generated one before it in this layer."""
         if self._last_step is None:
             return service
         return replace(

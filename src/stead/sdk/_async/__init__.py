@@ -1,1 +1,1 @@
-"""The asynchronous client. The synchronous one is made from it by `scripts/unasync`: edit this one."""
+"""The asynchronous client. `scripts/unasync` generates the synchronous one from it: edit this one."""

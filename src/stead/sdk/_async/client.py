@@ -1,4 +1,4 @@
-"""The client: where everything begins."""
+"""The client of a Stead server."""
 
 import functools
 from collections.abc import Mapping
@@ -28,15 +28,15 @@ class AsyncStead:
                 print((await vm.exec("uname -a")).stdout)
 
     Args:
-        api_key: the account's key; else `STEAD_API_KEY`, else `FREESTYLE_API_KEY`.
-        access_token: an identity's token, instead of a key.
-        base_url: where the server is; else `STEAD_API_URL`, else `FREESTYLE_API_URL`, else
+        api_key: the account's API key. Default: `STEAD_API_KEY`, then `FREESTYLE_API_KEY`.
+        access_token: an identity's access token, instead of an API key.
+        base_url: the server's URL. Default: `STEAD_API_URL`, then `FREESTYLE_API_URL`, then
             `http://127.0.0.1:8600`.
-        timeout: seconds that an ordinary call may be without an answer; None for no limit. Calls that take
-            long by nature (create, exec, builds) have limits of their own.
-        max_retries: how often a call is made again that failed on its way, where that is safe.
-        http_client: an `httpx2` client to use instead of an own one: for proxies, certificates, tests. It
-            stays open.
+        timeout: seconds to wait for an answer; None for no limit. Long calls (create, exec, builds) have
+            their own timeouts.
+        max_retries: how often a failed request is repeated, where that is safe: see `stead.sdk.retries`.
+        http_client: your own `httpx2` client, for proxies, certificates or tests. It is not closed with this
+            client.
     """
 
     def __init__(
@@ -52,28 +52,29 @@ class AsyncStead:
         settings = find_settings(api_key, access_token, base_url, timeout)
         self._connection = AsyncConnection(settings, RetryPolicy(attempts=max_retries + 1), http_client)
         self.vms = AsyncVms(self._connection)
-        """Machines, snapshots and builds."""
+        """VMs, snapshots and builds."""
         self.identities = AsyncIdentities(self._connection)
-        """Who else may use them."""
+        """Identities: restricted access for others."""
         self.logs = AsyncLogs(self._connection)
-        """What happened."""
+        """Logs of VMs, builds and requests."""
 
     @functools.cached_property
     def git(self) -> "AsyncGit":
-        """Repositories. Much belongs to them, so it is loaded when it is first used."""
+        """Git repositories. Loaded on first use."""
         from stead.sdk._async.git import AsyncGit
 
         return AsyncGit(self._connection)
 
     @property
     def base_url(self) -> str:
+        """The URL of the server."""
         return self._connection.settings.base_url
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.base_url!r})"
 
     async def whoami(self) -> Whoami:
-        """The account, and the identity if the caller is one."""
+        """The account of the credentials, and the identity if they are an access token."""
         return parse(Whoami, await self._connection.call(request("GET", "/auth/v1/whoami")))
 
     async def fetch(
@@ -86,9 +87,9 @@ class AsyncStead:
         headers: Mapping[str, str] | None = None,
         timeout: float | Unset | None = UNSET,
     ) -> httpx2.Response:
-        """Any call to the server, with credentials. The answer comes as it is: errors are not raised."""
+        """Send any request to the server, with credentials. Error answers are returned, not raised."""
         if not path.startswith("/"):
-            raise ValueError("a path begins with a slash")
+            raise ValueError(f"invalid path {path!r}: must start with a slash")
         escaped = path.replace("{", "{{").replace("}", "}}")
         call = request(method.upper(), escaped, query=query, json=json, headers=headers, timeout=timeout)
         return await self._connection.send(call)

@@ -1,4 +1,4 @@
-"""Files in a machine."""
+"""Files in a VM."""
 
 import os
 import tempfile
@@ -22,11 +22,11 @@ _BYTES = {"Accept": "application/octet-stream", "Accept-Encoding": "identity"}
 
 LocalPath = str | os.PathLike[str]
 GuestPath = str | os.PathLike[str]
-"""A path in the machine; absolute."""
+"""An absolute path in the VM."""
 
 
 class AsyncFiles:
-    """The files of a machine, seen as root or as the Linux user of the handle. Large files are streamed."""
+    """The files of a VM, read and written as root or as the Linux user of the handle."""
 
     def __init__(self, connection: AsyncConnection, vm_id: str, user: str | None) -> None:
         self._connection = connection
@@ -34,28 +34,28 @@ class AsyncFiles:
         self._user = user
 
     async def read(self, path: GuestPath) -> bytes:
-        """A whole file."""
+        """Read a whole file."""
         response = await self._connection.send(self._on("GET", "files", path, headers=_BYTES))
         if not response.is_success:
             raise error_of(response)
         return response.content
 
     async def read_text(self, path: GuestPath, encoding: str = "utf-8") -> str:
-        """A whole file as text."""
+        """Read a whole file as text."""
         return (await self.read(path)).decode(encoding)
 
     def read_chunks(self, path: GuestPath) -> AsyncStream[bytes]:
-        """The bytes of a file as they come."""
+        """Read a large file in chunks, as they arrive."""
         call = self._on("GET", "files", path, headers=_BYTES)
         return AsyncStream(self._connection.stream(call))
 
     async def write(
         self, path: GuestPath, data: bytes | AsyncIterable[bytes], *, mode: int | None = None
     ) -> None:
-        """Replace a file, making its parents; `mode` is its permissions.
+        """Create or replace a file and its parent folders; `mode` is its permissions, for example 0o644.
 
-        The old file stays until the new one is complete. An iterator is sent as it yields; should the
-        connection break, it cannot be sent again.
+        The replacement is atomic: readers see the old file until the new one is complete. Data from an
+        iterator is streamed; if the connection breaks, the client cannot repeat the request.
         """
         if isinstance(data, bytes | bytearray | memoryview):
             content = bytes(data)
@@ -66,22 +66,23 @@ class AsyncFiles:
     async def write_text(
         self, path: GuestPath, text: str, encoding: str = "utf-8", *, mode: int | None = None
     ) -> None:
-        """Replace a file by text."""
+        """Create or replace a file with text."""
         await self.write(path, text.encode(encoding), mode=mode)
 
     async def read_dir(self, path: GuestPath) -> list[DirEntry]:
-        """What is in a folder. `NotADirectoryError` if it is a file."""
+        """List a folder. Raises `NotADirectoryError` if the path is a file."""
         answer = await self._connection.call(self._on("GET", "files", path))
         if isinstance(answer, dict) and "files" not in answer and "content" in answer:
-            raise NotADirectoryError(f"{os.fspath(path)} in the machine is not a folder")
+            raise NotADirectoryError(f"{os.fspath(path)} in the VM is not a folder")
         return parse_list(DirEntry, answer, "files")
 
     async def stat(self, path: GuestPath, *, follow: bool = True) -> FileStat:
-        """What is at a path, or where a link there leads to unless `follow` is false."""
+        """Type, size, permissions and owner of a path. Symbolic links are followed if `follow` is True."""
         call = self._on("GET", "stat", path, query={"follow": follow})
         return parse(FileStat, await self._connection.call(call))
 
     async def exists(self, path: GuestPath) -> bool:
+        """Whether a path exists. Errors other than "not found" are raised."""
         try:
             await self.stat(path)
         except FileNotFound:
@@ -89,29 +90,30 @@ class AsyncFiles:
         return True
 
     async def mkdir(self, path: GuestPath, *, parents: bool = False) -> None:
-        """Make a folder; with `parents`, also those above it, and it may be there already."""
+        """Create a folder; with `parents`, its parents too, and an existing folder is no error."""
         query = {"parents": parents}
         await self._connection.call(self._on("POST", "directories", path, query=query, idempotent=parents))
 
     async def remove(self, path: GuestPath, *, recursive: bool = False) -> None:
-        """Remove a file, an empty folder, or with `recursive` a folder with all that is in it."""
+        """Delete a file, an empty folder, or with `recursive` a folder and its contents."""
         query = {"recursive": recursive}
         await self._connection.call(self._on("DELETE", "files", path, query=query, timeout=LIFECYCLE_TIMEOUT))
 
-    async def move(self, source: GuestPath, target: GuestPath) -> None:
-        """Move or rename a file or a folder, as `mv -T` does; an existing target file is replaced."""
+    async def move(self, source: GuestPath, target: GuestPath, *, overwrite: bool = False) -> None:
+        """Move or rename a file or a folder. An existing target is an error unless `overwrite` is set."""
+        body = {"from": os.fspath(source), "to": os.fspath(target)}
         call = request(
             "POST",
             "/v1/vms/{}/move",
             self._vm_id,
-            json={"from": os.fspath(source), "to": os.fspath(target)},
+            json={**body, "overwrite": True} if overwrite else body,
             user=self._user,
             timeout=LIFECYCLE_TIMEOUT,
         )
         await self._connection.call(call)
 
     def watch(self) -> AsyncStream[FileEvent]:
-        """Changes to files as they happen, without end."""
+        """Yield changes to files as they happen, until the stream is closed."""
         return AsyncStream(self._watch())
 
     async def _watch(self) -> AsyncGenerator[FileEvent]:
@@ -125,10 +127,10 @@ class AsyncFiles:
                 yield event
 
     async def upload(self, local: LocalPath, remote: GuestPath) -> None:
-        """Copy a local file or folder into the machine, to that path.
+        """Copy a local file or folder to a path in the VM.
 
-        A folder's contents are added to those of the remote folder; everything in it will belong to the
-        handle's user.
+        The contents of a folder are merged into the remote folder. Uploaded files belong to the Linux user
+        of the handle.
         """
         source = Path(local)
         if await async_call(source.is_dir):
@@ -140,10 +142,10 @@ class AsyncFiles:
         await self._put(target, found.st_mode & 0o777, lambda: _file_chunks(source), found.st_size)
 
     async def download(self, remote: GuestPath, local: LocalPath) -> list[str]:
-        """Copy a file or folder of the machine to a local path; returns the names that were left out.
+        """Copy a file or folder from the VM to a local path; returns the names of skipped entries.
 
-        A file goes into `local` if that is a folder. Of a folder, links that lead out of it, devices and
-        pipes are left out: what comes from a machine cannot touch anything else here.
+        If `local` is an existing folder, a file is written into it. A VM is not trusted: symbolic links that
+        point out of the folder, devices and pipes are skipped.
         """
         target = Path(local)
         found = await self.stat(remote)
@@ -192,7 +194,7 @@ class AsyncFiles:
             return await async_call(unpack, archive, target)
 
     async def _get_file(self, remote: GuestPath, target: Path, mode: int) -> None:
-        """Beside the target first: a download that breaks off leaves the old file."""
+        """Write a temporary file, then rename it: an interrupted download keeps the old file."""
         call = self._on("GET", "files", remote, headers=_BYTES)
         descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         part = Path(name)

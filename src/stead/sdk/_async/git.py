@@ -1,4 +1,4 @@
-"""Git repositories: made, found, read, changed, searched, deleted."""
+"""Git repositories."""
 
 from urllib.parse import quote, urlsplit, urlunsplit
 
@@ -24,7 +24,10 @@ class AsyncGit:
 
 
 class AsyncRepos:
-    """Repositories: made, found, deleted."""
+    """Create, find, list and delete repositories.
+
+    A repository is given by its id, a unique id prefix, or a unique name.
+    """
 
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
@@ -38,13 +41,14 @@ class AsyncRepos:
         source: Source | str | None = None,
         import_: Import | None = None,
     ) -> "AsyncRepo":
-        """Make a repository: empty, or from a source with its history, or with one commit of imported files.
+        """Create a repository: empty, a copy of another with its history, or one commit of imported files.
 
         Args:
             name: a label.
-            public: anyone may read it; to write it still needs a permission.
-            default_branch: the branch that clones begin with; else `main`, or as the source has it.
-            source: a repository elsewhere, by URL or as a `Source`.
+            public: everyone may read it; writing needs a permission.
+            default_branch: the branch that clones check out. Default: `main`, or the default branch of the
+                source.
+            source: another repository to copy, as a URL or a `Source`.
             import_: `FilesImport`, `TarImport`, `ZipImport` or `GitImport`, instead of a source.
         """
         body = create_body(name, public, default_branch, source, import_)
@@ -52,13 +56,16 @@ class AsyncRepos:
         answer = await self._connection.call(request("POST", ROOT, json=body, timeout=wait))
         repo_id = answer.get("repoId") if isinstance(answer, dict) else None
         if not isinstance(repo_id, str):
-            raise UnexpectedAnswer("the answer has no usable 'repoId'")
+            raise UnexpectedAnswer("the answer has no valid 'repoId'")
         return self.ref(repo_id)
 
     async def list(
         self, *, limit: int | None = None, offset: int | None = None, search: str | None = None
     ) -> RepoList:
-        """Repositories, newest first: ten unless told, at most 100; or those with a text in name or id."""
+        """Repositories, newest first; `search` is a part of a name or an id.
+
+        `limit` is 10 by default and at most 100.
+        """
         call = request("GET", ROOT, query={"limit": limit, "offset": offset, "search": search})
         return RepoList.of(await self._connection.call(call))
 
@@ -89,27 +96,27 @@ class AsyncRepo(AsyncRepoSearch):
         super().__init__(connection, repo_id)
         self.id = repo_id
         self.contents = AsyncContents(connection, repo_id)
-        """Files and folders, and archives of all of them."""
+        """Files and folders, and archives of them."""
         self.branches = AsyncBranches(connection, repo_id)
         self.commits = AsyncCommits(connection, repo_id)
         self.tags = AsyncTags(connection, repo_id)
         self.blobs = AsyncBlobs(connection, repo_id)
         self.trees = AsyncTrees(connection, repo_id)
         self.triggers = AsyncTriggers(connection, repo_id)
-        """Webhooks that are called after pushes."""
+        """Webhooks for pushes."""
         self.github_sync = AsyncGithub(connection, repo_id)
-        """Keeping it in step with a repository at GitHub."""
+        """Synchronisation with a repository on GitHub."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.id!r})"
 
     def clone_url(self, *, token: str | None = None, base_url: str | None = None) -> str:
-        """Where git finds it.
+        """The URL for `git clone`, `git fetch` and `git push`.
 
         Args:
-            token: an identity's access token, put into the URL. Whoever sees the URL can then use it: better
-                give it to git by a credential helper, as `stead git clone` does.
-            base_url: where git reaches the server, if not where this client does.
+            token: an identity's access token to put into the URL. Everyone who sees the URL can use it; a
+                credential helper, as `stead git clone` configures, is safer.
+            base_url: the server's URL as git reaches it, if it differs from this client's.
         """
         parts = urlsplit((base_url or self._connection.settings.base_url).rstrip("/"))
         host = parts.netloc.rpartition("@")[2] if token else parts.netloc
@@ -117,13 +124,13 @@ class AsyncRepo(AsyncRepoSearch):
         return urlunsplit((parts.scheme, who + host, f"{parts.path}/{segment(self.id)}", "", ""))
 
     async def info(self) -> RepoInfo:
-        """Its name, branches and tags as they are now; `RepoNotFound` if there is none."""
+        """Its name, size, branches and tags; `RepoNotFound` if it does not exist."""
         return RepoInfo.of(await self._call("GET", ""))
 
     async def compare(self, base: str, head: str) -> Comparison:
-        """What the revision `head` has that `base` has not."""
+        """The commits and files that the revision `head` has and `base` does not."""
         return parse(Comparison, await self._call("GET", "/compare", query={"base": base, "head": head}))
 
     async def delete(self) -> None:
-        """Delete it with its history, for good."""
+        """Delete it with its history. This cannot be undone."""
         await self._call("DELETE", "", timeout=LIFECYCLE_TIMEOUT)

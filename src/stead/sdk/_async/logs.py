@@ -1,4 +1,4 @@
-"""What the server logged."""
+"""Logs of VMs, builds and requests."""
 
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
@@ -13,11 +13,11 @@ from stead.sdk.parsing import parse
 from stead.sdk.requests import request
 
 _SKEW = timedelta(minutes=1)
-"""How far this machine's clock may be off from the server's."""
+"""The tolerated difference between the clocks of client and server."""
 
 
 class AsyncLogs:
-    """Lines about machines, builds and calls."""
+    """Log lines about VMs, builds and requests."""
 
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
@@ -37,7 +37,10 @@ class AsyncLogs:
         page_size: int | None = None,
         page_token: str | None = None,
     ) -> LogPage:
-        """Lines that fit, oldest first; of the last day unless times are given."""
+        """Log lines that match, oldest first, of the last day unless you give times.
+
+        If there are more lines, `next_page_token` of the result is the `page_token` of the next page.
+        """
         query = _query(vm_id, vm_service, build_id, request_id, instance_id, resource_type, search)
         query |= {
             "startTime": _moment(start_time),
@@ -60,7 +63,11 @@ class AsyncLogs:
         include_existing: bool = False,
         interval: float = 2.0,
     ) -> AsyncStream[LogEntry]:
-        """New lines as they appear, without end; with `include_existing`, those of the last day first."""
+        """Yield new lines as they are logged, until the stream is closed.
+
+        With `include_existing`, the lines of the last day come first. The client polls every `interval`
+        seconds.
+        """
         query = _query(vm_id, vm_service, build_id, request_id, instance_id, resource_type, search)
         return AsyncStream(self._follow(query, include_existing, interval))
 

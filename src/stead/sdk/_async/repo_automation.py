@@ -1,4 +1,4 @@
-"""What happens after pushes: webhooks are called, GitHub is kept in step."""
+"""Webhooks for pushes, and synchronisation with GitHub."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,13 +10,18 @@ from stead.sdk.parsing import parse
 
 
 class AsyncTriggers(AsyncRepoPart):
-    """Webhooks that are called after pushes."""
+    """Webhooks that the server calls after pushes."""
 
     async def create(
         self, endpoint: str, *, branches: Sequence[str] | None = None, globs: Sequence[str] | None = None
     ) -> str:
-        """Have a URL called after each push, or only after those to these branches that change files like
-        these; returns the trigger's id."""
+        """Create a webhook for pushes; returns the trigger's id.
+
+        Args:
+            endpoint: the URL to call.
+            branches: only for pushes to these branches.
+            globs: only for pushes that change a file that matches one of these patterns.
+        """
         trigger: dict[str, Any] = {"event": "push"}
         if branches is not None:
             trigger["branches"] = list(branches)
@@ -26,38 +31,40 @@ class AsyncTriggers(AsyncRepoPart):
         answer = await self._call("POST", "/trigger", json=body)
         trigger_id = answer.get("triggerId") if isinstance(answer, dict) else None
         if not isinstance(trigger_id, str):
-            raise UnexpectedAnswer("the answer has no usable 'triggerId'")
+            raise UnexpectedAnswer("the answer has no valid 'triggerId'")
         return trigger_id
 
     async def list(self) -> list[Trigger]:
+        """The repository's webhooks."""
         return [Trigger.of(each) for each in list_of(await self._call("GET", "/trigger"), "triggers")]
 
     async def delete(self, trigger_id: str) -> None:
+        """Delete a webhook."""
         await self._call("DELETE", "/trigger/{}", trigger_id)
 
     async def deliveries(
         self, trigger_id: str, *, limit: int | None = None, offset: int | None = None
     ) -> DeliveryList:
-        """What was sent for a trigger, and is to be, newest first."""
+        """The deliveries of a webhook, newest first, pending ones included."""
         query = {"limit": limit, "offset": offset}
         answer = await self._call("GET", "/trigger/{}/deliveries", trigger_id, query=query)
         return parse(DeliveryList, answer)
 
     async def redeliver(self, trigger_id: str, delivery_id: str) -> Delivery:
-        """Send the same once more."""
+        """Send a delivery again."""
         path = "/trigger/{}/deliveries/{}/redeliver"
         return parse(Delivery, await self._call("POST", path, trigger_id, delivery_id))
 
 
 class AsyncGithub(AsyncRepoPart):
-    """Keeping the repository in step with one at GitHub, in both directions."""
+    """Two-way synchronisation with a repository on GitHub."""
 
     async def enable(self, github_repo_name: str) -> None:
-        """Begin, with the repository `owner/name`, where the account's GitHub App is installed."""
+        """Start the synchronisation with `owner/name`, where the account's GitHub App is installed."""
         await self._call("POST", "/github-sync", json={"githubRepoName": github_repo_name})
 
     async def get(self) -> GithubSync | None:
-        """What it is kept in step with, or None."""
+        """The state of the synchronisation; None if it is not enabled."""
         try:
             return parse(GithubSync, await self._call("GET", "/github-sync"))
         except RepoNotFound:
@@ -66,9 +73,9 @@ class AsyncGithub(AsyncRepoPart):
             return None
 
     async def run(self) -> GithubSync:
-        """Look at both sides now, and tell how it went."""
+        """Synchronise now, and return the result."""
         return parse(GithubSync, await self._call("POST", "/github-sync/run"))
 
     async def disable(self) -> None:
-        """Leave both as they are from now on."""
+        """Stop the synchronisation. Both repositories stay as they are."""
         await self._call("DELETE", "/github-sync")

@@ -1,4 +1,4 @@
-"""Files, folders and objects of a repository, and archives of it."""
+"""Files, folders, archives and Git objects of a repository."""
 
 import os
 import tempfile
@@ -15,16 +15,16 @@ from stead.sdk.requests import LIFECYCLE_TIMEOUT, Request
 
 LocalPath = str | os.PathLike[str]
 RepoPath = str | os.PathLike[str]
-"""A path from the root of a repository."""
+"""A path relative to the root of a repository."""
 
 
 class AsyncContents(AsyncRepoPart):
-    """What a revision holds. `rev` is a branch, a tag or a commit; without it, the default branch."""
+    """The files of a revision. `rev` is a branch, a tag or a commit; the default branch if None."""
 
     async def get(
         self, path: RepoPath = "", rev: str | None = None, *, recursive: bool = False
     ) -> RepoFile | RepoFolder:
-        """A file with its content, or a folder with its entries; with `recursive`, all folders below too."""
+        """A file with its content, or a folder with its entries; `recursive` adds those of subfolders."""
         return await self._get(path, {"rev": rev, "recursive": recursive})
 
     async def _get(self, path: RepoPath, query: Mapping[str, str | bool | None]) -> RepoFile | RepoFolder:
@@ -34,14 +34,14 @@ class AsyncContents(AsyncRepoPart):
         return contents_of(await self._call("GET", "/contents/{}", place, query=query))
 
     async def read_bytes(self, path: RepoPath, rev: str | None = None) -> bytes:
-        """What is in a file. `IsADirectoryError` if it is a folder."""
+        """Read a file. Raises `IsADirectoryError` if the path is a folder."""
         found = await self._get(path, {"rev": rev})
         if isinstance(found, RepoFolder):
             raise IsADirectoryError(f"{os.fspath(path)} in the repository is a folder")
         return found.content
 
     async def read_text(self, path: RepoPath, rev: str | None = None, *, encoding: str = "utf-8") -> str:
-        """What is in a file, as text."""
+        """Read a file as text."""
         return (await self.read_bytes(path, rev)).decode(encoding)
 
     @overload
@@ -49,7 +49,7 @@ class AsyncContents(AsyncRepoPart):
     @overload
     async def download_tarball(self, rev: str | None = None, *, to: LocalPath) -> Path: ...
     async def download_tarball(self, rev: str | None = None, *, to: LocalPath | None = None) -> bytes | Path:
-        """A revision as a tar archive: its bytes, or written to the file `to` as they come."""
+        """Download a revision as a tar archive: returns its bytes, or writes the file `to`."""
         return await self._download("/tarball", rev, to)
 
     @overload
@@ -57,7 +57,7 @@ class AsyncContents(AsyncRepoPart):
     @overload
     async def download_zip(self, rev: str | None = None, *, to: LocalPath) -> Path: ...
     async def download_zip(self, rev: str | None = None, *, to: LocalPath | None = None) -> bytes | Path:
-        """A revision as a zip archive: its bytes, or written to the file `to` as they come."""
+        """Download a revision as a zip archive: returns its bytes, or writes the file `to`."""
         return await self._download("/zip", rev, to)
 
     async def _download(self, path: str, rev: str | None, to: LocalPath | None) -> bytes | Path:
@@ -69,7 +69,7 @@ class AsyncContents(AsyncRepoPart):
             return b"".join([chunk async for chunk in chunks])
 
     async def _save(self, call: Request, target: Path) -> Path:
-        """Beside the target first: a download that breaks off leaves the old file."""
+        """Write a temporary file, then rename it: an interrupted download keeps the old file."""
         descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         part = Path(name)
         try:
@@ -89,14 +89,16 @@ class AsyncContents(AsyncRepoPart):
 
 
 class AsyncBlobs(AsyncRepoPart):
-    """Contents of files, by their ids."""
+    """Git blobs: contents of files, by object id."""
 
     async def get(self, sha: str) -> Blob:
+        """The blob with this object id."""
         return Blob.of(await self._call("GET", "/git/blobs/{}", sha))
 
 
 class AsyncTrees(AsyncRepoPart):
-    """Folders, by their ids."""
+    """Git trees: folders, by object id."""
 
     async def get(self, sha: str) -> Tree:
+        """The tree with this object id."""
         return parse(Tree, await self._call("GET", "/git/trees/{}", sha))

@@ -22,48 +22,53 @@ from stead.sdk.requests import LIFECYCLE_TIMEOUT
 
 
 class AsyncBranches(AsyncRepoPart):
-    """Branches."""
+    """The branches of a repository."""
 
     async def list(self) -> list[Branch]:
+        """All branches."""
         answer = await self._call("GET", "/git/refs/heads/")
         return [Branch.of(each, "commit") for each in list_of(answer, "branches")]
 
     async def get(self, name: str) -> Branch:
+        """A branch by its name; `BranchNotFound` if there is none."""
         return Branch.of(await self._call("GET", "/git/refs/heads/{}", name), "sha")
 
     async def create(self, name: str, sha: str | None = None) -> Branch:
-        """Make a branch at a commit, by default at the newest of the default branch."""
+        """Create a branch at a commit; at the head of the default branch if `sha` is None."""
         body = {} if sha is None else {"sha": sha}
         return Branch.of(await self._call("POST", "/git/refs/heads/{}", name, json=body), "sha")
 
     async def get_default(self) -> str:
-        """The name of the branch that clones begin with."""
+        """The name of the default branch, which clones check out."""
         answer = await self._call("GET", "/default-branch")
         name = answer.get("defaultBranch") if isinstance(answer, dict) else None
         if not isinstance(name, str):
-            raise UnexpectedAnswer("the answer has no usable 'defaultBranch'")
+            raise UnexpectedAnswer("the answer has no valid 'defaultBranch'")
         return name
 
     async def set_default(self, name: str) -> None:
-        """Choose the branch that clones begin with."""
+        """Set the default branch, which clones check out."""
         await self._call("PUT", "/default-branch", json={"defaultBranch": name})
 
 
 class AsyncTags(AsyncRepoPart):
-    """Tags."""
+    """The tags of a repository."""
 
     async def list(self) -> list[Tag]:
+        """All tags."""
         answer = await self._call("GET", "/git/refs/tags/")
         return [Tag.of(each) for each in list_of(answer, "tags")]
 
     async def get(self, name: str) -> Tag:
+        """A tag by its name; `TagNotFound` if there is none."""
         return Tag.of(await self._call("GET", "/git/refs/tags/{}", name))
 
 
 class AsyncCommits(AsyncRepoPart):
-    """Commits: read, and made without a clone."""
+    """Read commits, and create them without a clone."""
 
     async def get(self, sha: str) -> Commit:
+        """A commit by its id; `CommitNotFound` if there is none."""
         return Commit.of(await self._call("GET", "/git/commits/{}", sha))
 
     async def list(
@@ -77,16 +82,16 @@ class AsyncCommits(AsyncRepoPart):
         offset: int | None = None,
         count_total: bool = True,
     ) -> CommitPage:
-        """One page of a branch's commits, newest first; `iterate` has all of them.
+        """One page of a branch's commits, newest first; `iterate` yields all of them.
 
         Args:
-            branch: else the default branch.
-            limit: how many at most; the server takes up to 500.
+            branch: the default branch if None.
+            limit: the maximum number, up to 500.
             order: "asc" for the oldest first.
-            since, until: commits that bound the history. `until` is part of it, `since` only when the
-                oldest come first.
-            offset: how many to pass over; not together with `since` or `until`.
-            count_total: also say how many the branch has, which takes longer.
+            since, until: commits that limit the history. `until` is included; `since` is included only with
+                order "asc".
+            offset: the number of commits to skip; not together with `since` or `until`.
+            count_total: also count all commits of the branch, which takes longer.
         """
         query = {
             "branch": branch,
@@ -108,7 +113,7 @@ class AsyncCommits(AsyncRepoPart):
         until: str | None = None,
         page_size: int | None = None,
     ) -> AsyncStream[Commit]:
-        """All commits of a branch, or between `since` and `until`, fetched page by page."""
+        """Yield all commits of a branch, or those between `since` and `until`, page by page."""
         return AsyncStream(self._pages(branch, order, since, until, page_size))
 
     async def _pages(
@@ -136,18 +141,17 @@ class AsyncCommits(AsyncRepoPart):
         author: Author | None = None,
         expected_sha: str | None = None,
     ) -> Commit:
-        """Change files on a branch.
+        """Create a commit on a branch.
 
         Args:
-            message: why.
+            message: the commit message.
             files: new contents by path, None to delete: `{"a.txt": "text", "b.bin": b"...", "old": None}`;
                 or a list of `FileChange`.
-            branch: else the default branch. One that is not there begins with this commit.
-            author: else the server decides.
-            expected_sha: only if the branch is at this commit; else `ConflictingParent`.
+            branch: the default branch if None. A branch that does not exist is created.
+            author: the server's default author if None.
+            expected_sha: raise `ConflictingParent` unless the branch is at this commit.
 
-        Like everything that makes something new, it is not sent twice: if the answer is lost, look at the
-        branch.
+        The request is never repeated: if the answer is lost, check the branch.
         """
         body: dict[str, Any] = {"message": message, "files": changes_to_wire(files)}
         options = {"branch": branch, "author": serialise(author), "expectedSha": expected_sha}

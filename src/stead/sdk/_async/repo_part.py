@@ -1,4 +1,4 @@
-"""What all parts of a repository have in common: calls below its address."""
+"""Base class of the parts of a repository: requests below its path."""
 
 from typing import Any
 

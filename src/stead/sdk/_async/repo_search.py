@@ -1,4 +1,4 @@
-"""Searching a repository: contents, names of files, messages and changes of commits."""
+"""Search in a repository: file contents, file names, commit messages and diffs."""
 
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any, Protocol, TypeVar
@@ -25,16 +25,17 @@ Item = TypeVar("Item", covariant=True)
 
 
 class AsyncRepoSearch(AsyncRepoPart):
-    """Searches in one repository. Each returns one page; its `iterate_` twin goes through all of them.
+    """Searches in one repository. Each returns one page; its `iterate_` variant yields all results.
 
     Args, as far as a search has them:
-        query: a text, or with `is_regex` a regular expression.
-        rev: a branch, a tag or a commit to search at; without it, the default branch.
-        path_pattern, exclude_pattern: only in files whose path fits the one and not the other: `src/**/*.py`.
-        case_sensitive: a letter is not the same in its other case.
-        whole_word: only where the match is a word of its own.
-        max_results: files, or commits, in one page: 100 unless told, at most 1000.
-        offset: how many to pass over.
+        query: text, or with `is_regex` a regular expression.
+        rev: the branch, tag or commit to search; the default branch if None.
+        path_pattern, exclude_pattern: only files whose path matches the first and not the second, for example
+            `src/**/*.py`.
+        case_sensitive: upper and lower case differ.
+        whole_word: match whole words only.
+        max_results: files or commits in one page: 100 by default, at most 1000.
+        offset: the number of results to skip.
     """
 
     async def search(
@@ -50,7 +51,7 @@ class AsyncRepoSearch(AsyncRepoPart):
         max_results: int | None = None,
         offset: int = 0,
     ) -> ContentResults:
-        """Lines of files that match."""
+        """Search the contents of files."""
         options = _options(
             query, rev, path_pattern, exclude_pattern, case_sensitive, is_regex, whole_word=whole_word
         )
@@ -68,7 +69,7 @@ class AsyncRepoSearch(AsyncRepoPart):
         whole_word: bool = False,
         page_size: int = _PAGE,
     ) -> AsyncStream[MatchingFile]:
-        """All files with lines that match."""
+        """Search the contents of files, all pages."""
         options = _options(
             query, rev, path_pattern, exclude_pattern, case_sensitive, is_regex, whole_word=whole_word
         )
@@ -86,7 +87,7 @@ class AsyncRepoSearch(AsyncRepoPart):
         max_results: int | None = None,
         offset: int = 0,
     ) -> FileResults:
-        """Files whose path matches."""
+        """Search the paths of files."""
         options = _options(query, rev, path_pattern, exclude_pattern, case_sensitive, is_regex)
         return await self._find(FileResults, "/files", options, max_results, offset)
 
@@ -101,7 +102,7 @@ class AsyncRepoSearch(AsyncRepoPart):
         is_regex: bool = False,
         page_size: int = _PAGE,
     ) -> AsyncStream[FoundFile]:
-        """All files whose path matches."""
+        """Search the paths of files, all pages."""
         options = _options(query, rev, path_pattern, exclude_pattern, case_sensitive, is_regex)
         return AsyncStream(self._pages(FileResults, "/files", options, page_size))
 
@@ -115,7 +116,7 @@ class AsyncRepoSearch(AsyncRepoPart):
         max_results: int | None = None,
         offset: int = 0,
     ) -> CommitResults:
-        """Commits whose message matches."""
+        """Search commit messages."""
         options = _options(query, rev, None, None, case_sensitive, is_regex)
         return await self._find(CommitResults, "/commits", options, max_results, offset)
 
@@ -128,7 +129,7 @@ class AsyncRepoSearch(AsyncRepoPart):
         is_regex: bool = False,
         page_size: int = _PAGE,
     ) -> AsyncStream[FoundCommit]:
-        """All commits whose message matches."""
+        """Search commit messages, all pages."""
         options = _options(query, rev, None, None, case_sensitive, is_regex)
         return AsyncStream(self._pages(CommitResults, "/commits", options, page_size))
 
@@ -145,7 +146,7 @@ class AsyncRepoSearch(AsyncRepoPart):
         max_results: int | None = None,
         offset: int = 0,
     ) -> DiffResults:
-        """Commits that added or removed lines that match."""
+        """Search for commits that added or removed matching lines."""
         options = _options(
             query, rev, path_pattern, exclude_pattern, case_sensitive, is_regex, whole_word=whole_word
         )
@@ -163,7 +164,7 @@ class AsyncRepoSearch(AsyncRepoPart):
         whole_word: bool = False,
         page_size: int = _PAGE,
     ) -> AsyncStream[MatchingCommit]:
-        """All commits that added or removed lines that match."""
+        """Search for commits that added or removed matching lines, all pages."""
         options = _options(
             query, rev, path_pattern, exclude_pattern, case_sensitive, is_regex, whole_word=whole_word
         )
@@ -190,7 +191,7 @@ class AsyncRepoSearch(AsyncRepoPart):
 
 
 class _Results(Protocol[Item]):
-    """One page of what was found."""
+    """One page of results."""
 
     @property
     def has_more(self) -> bool: ...

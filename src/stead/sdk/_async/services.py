@@ -1,4 +1,4 @@
-"""systemd in a machine."""
+"""systemd services of a VM."""
 
 from datetime import datetime
 from typing import Any
@@ -12,7 +12,7 @@ from stead.sdk.requests import LIFECYCLE_TIMEOUT, request
 
 
 class AsyncServices:
-    """The systemd services of a machine, by name."""
+    """The systemd services of a VM, by name."""
 
     def __init__(self, connection: AsyncConnection, vm_id: str, user: str | None, files: AsyncFiles) -> None:
         self._connection = connection
@@ -21,35 +21,39 @@ class AsyncServices:
         self._files = files
 
     async def create(self, service: Service) -> str:
-        """Make a service; returns its name. The script of one with `bash` is put into the machine first."""
+        """Create a service; returns its name. A `bash` script is first written to a file in the VM."""
         if service.script is not None:
             await self._files.write_text(service.script_path, service.script)
         answer = await self._call("POST", "services", json=service.to_wire())
         return str(answer.get("serviceName", service.name))
 
     async def delete(self, name: str) -> None:
-        """Stop a service and remove it."""
+        """Stop and delete a service."""
         await self._call("DELETE", "services/{}", name)
 
     async def status(self, name: str) -> ServiceStatus:
+        """The state of a service; `ServiceNotFound` if there is none."""
         return parse(ServiceStatus, await self._call("GET", "services/{}/status", name))
 
     async def logs(
         self, name: str, *, lines: int | None = None, since: str | datetime | None = None
     ) -> list[ServiceLogLine]:
-        """The last lines that a service logged."""
+        """The last lines that a service logged; `since` is a time."""
         moment = since.isoformat() if isinstance(since, datetime) else since
         query = {"lines": lines, "since": moment}
         answer = await self._call("GET", "services/{}/logs", name, query=query)
         return parse_list(ServiceLogLine, answer, "logs")
 
     async def start(self, *names: str) -> list[ServiceResult]:
+        """Start services; returns one result for each."""
         return await self._control("start", names)
 
     async def stop(self, *names: str) -> list[ServiceResult]:
+        """Stop services; returns one result for each."""
         return await self._control("stop", names)
 
     async def restart(self, *names: str) -> list[ServiceResult]:
+        """Restart services; returns one result for each."""
         return await self._control("restart", names)
 
     async def _control(self, action: str, names: tuple[str, ...]) -> list[ServiceResult]:
@@ -68,7 +72,7 @@ class AsyncServices:
         )
         return await self._connection.call(call)
 
-    # Last, because its name hides the built-in from the annotations of what follows it.
+    # Last: the name shadows the built-in `list` in annotations below it.
     async def list(self) -> list[str]:
         """The names of the services."""
         answer = await self._call("GET", "services")

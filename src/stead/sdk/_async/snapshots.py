@@ -32,7 +32,10 @@ _BEFORE_START = timedelta(seconds=5)
 
 
 class AsyncSnapshots:
-    """Kept machines, from which others are made. `vm.snapshot()` takes one of a running machine."""
+    """Snapshots: saved VMs, from which new VMs are created. `vm.snapshot()` saves a running VM.
+
+    A snapshot is given by its id, a unique id prefix, or a unique name.
+    """
 
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
@@ -46,8 +49,15 @@ class AsyncSnapshots:
         persistence: PersistenceLike | None = None,
         progress: Progress | None = None,
     ) -> SnapshotRef:
-        """The snapshot of a spec, built if the server does not have it; `progress` is called with each line
-        it logs."""
+        """The snapshot of a spec. The server builds it if it is not cached.
+
+        Args:
+            spec: a `VmSpec`, or the same as JSON.
+            name: a label.
+            template: one layer as JSON in the server's format, instead of a spec.
+            persistence: how long the snapshot is kept: "persistent", "sticky", or a `Persistence`.
+            progress: called with each line that the build logs, for example `print`.
+        """
         body = snapshot_body(name, spec, template, persistence)
         await self.resolve_names(body)
         headers = {**BACKGROUND, **REFUSE_UNKNOWN_KEYS}
@@ -63,7 +73,7 @@ class AsyncSnapshots:
         persistence: PersistenceLike | None = None,
         progress: Progress | None = None,
     ) -> SnapshotRef:
-        """The same as `ensure`."""
+        """Another name of `ensure`."""
         return await self.ensure(
             spec, name=name, template=template, persistence=persistence, progress=progress
         )
@@ -77,7 +87,7 @@ class AsyncSnapshots:
         include_cancelled: bool | None = None,
         include_lost: bool | None = None,
     ) -> SnapshotList:
-        """Snapshots. Those that failed or are being built are there unless they are excluded."""
+        """All snapshots. Failed and building ones are included unless you exclude them."""
         query = {
             "includeDeleted": include_deleted,
             "includeFailed": include_failed,

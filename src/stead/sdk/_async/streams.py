@@ -1,4 +1,4 @@
-"""Events as they come."""
+"""Iterators over events."""
 
 from collections.abc import AsyncGenerator
 from types import TracebackType
@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 class AsyncStream(Generic[T]):
-    """An iterator over events. Close it, or use it in a `with` statement, when you stop before its end."""
+    """An iterator over events. Close it, or use it in a `with` statement, if you stop before its end."""
 
     def __init__(self, events: AsyncGenerator[T]) -> None:
         self._events = events
@@ -20,6 +20,7 @@ class AsyncStream(Generic[T]):
         return await anext(self._events)
 
     async def aclose(self) -> None:
+        """Close the stream and its connection."""
         await self._events.aclose()
 
     async def __aenter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Terminals that were opened in a machine."""
+"""Terminal sessions of a VM."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from stead.sdk.requests import request
 
 
 class AsyncTerminals:
-    """What stands on a machine's terminals."""
+    """The output of a VM's terminal sessions."""
 
     def __init__(self, connection: AsyncConnection, vm_id: str, user: str | None) -> None:
         self._connection = connection
@@ -17,17 +17,18 @@ class AsyncTerminals:
         self._user = user
 
     async def logs(self, name: str) -> list[TerminalLine]:
-        """The lines of a terminal as plain text."""
+        """The output of a terminal as lines of plain text."""
         return parse_list(TerminalLine, await self._get("/{}/logs", name), "logs")
 
     async def output(self, name: str) -> str:
-        """The terminal's output with its control sequences."""
+        """The output of a terminal with its control sequences (xterm-256color)."""
         return str((await self._get("/{}/xterm-256color", name)).get("output", ""))
 
     async def _get(self, path: str, *parts: str) -> Any:
         call = request("GET", f"/v1/vms/{{}}/terminals{path}", self._vm_id, *parts, user=self._user)
         return await self._connection.call(call)
 
-    # Last, because its name hides the built-in from the annotations of what follows it.
+    # Last: the name shadows the built-in `list` in annotations below it.
     async def list(self) -> list[Terminal]:
+        """The terminal sessions and their states."""
         return parse_list(Terminal, await self._get(""), "terminals")

@@ -1,4 +1,4 @@
-"""A handle on one machine."""
+"""A handle on one VM."""
 
 import base64
 import shlex
@@ -24,10 +24,10 @@ from stead.sdk.sizes import Amount, Size, wanted_size
 
 
 class AsyncVm:
-    """A machine. Making a handle asks the server nothing; its methods do.
+    """A handle on a VM. Creating a handle sends no request; its methods do.
 
-    A machine that sleeps or is stopped is brought up by whatever needs it running. As a context manager,
-    the machine is deleted at the end:
+    Methods that need a running VM wake a suspended one and start a stopped one. As a context manager, the
+    VM is deleted at the end:
 
         async with await stead.vms.create() as vm:
             await vm.exec("uname -a")
@@ -45,17 +45,17 @@ class AsyncVm:
     ) -> None:
         self.id = vm_id
         self.domains = tuple(domains)
-        """The names under which it was published when it was created."""
+        """The host names that route to it, as create or fork returned them."""
         self.last_info = last_info
-        """What the server said when this handle last asked."""
+        """The result of the last `info()` of this handle; None if there is none."""
         self.linux_user = user
-        """Who commands run as and files belong to; root if None."""
+        """The Linux user that runs commands and owns files; root if None."""
         self.fs = AsyncFiles(connection, vm_id, user)
-        """Its files."""
+        """Files."""
         self.systemd = AsyncServices(connection, vm_id, user, self.fs)
-        """Its services."""
+        """systemd services."""
         self.terminals = AsyncTerminals(connection, vm_id, user)
-        """Its terminals."""
+        """Terminal sessions."""
         self._connection = connection
         self._name = name
 
@@ -75,7 +75,7 @@ class AsyncVm:
         return hash((self.id, self.linux_user))
 
     def user(self, name: str) -> "AsyncVm":
-        """The same machine, used as a Linux user: commands, files, services and terminals."""
+        """A handle on the same VM that runs commands and accesses files as a Linux user."""
         return AsyncVm(
             self._connection,
             self.id,
@@ -97,13 +97,21 @@ class AsyncVm:
         terminal: str | None = None,
         check: bool = False,
     ) -> ExecResult:
-        """Run a command and wait for its end.
+        """Run a command, wait until it ends, and return its output and exit code.
 
-        A string is run by `sh`; a list is a program and its arguments, and `FileNotFound` if there is no such
-        program. A command that fails is a result like any other, unless `check` is set: then `CommandFailed`
-        is raised. `timeout` is in seconds, and the machine ends the command when it is over: `ExecTimedOut`,
-        with the output until then. With `terminal`, its output can be read under that name in `vm.terminals`,
-        also while it runs.
+        Args:
+            command: text, which `sh` runs, or a list of a program and its arguments.
+            cwd: the working directory.
+            env: environment variables to add.
+            stdin: standard input.
+            timeout: seconds after which the VM kills the command; raises `ExecTimedOut`, which has the output
+                so far.
+            user: the Linux user; the handle's user if None.
+            terminal: a name under which `vm.terminals` has the output, also while the command runs.
+            check: raise `CommandFailed` if the exit code is not 0. Otherwise a failure is a normal result.
+
+        The command is never repeated: if the connection breaks, `ServerUnreachable` is raised with
+        `retryable` False, because the command may have started.
         """
         body = {"terminal": terminal, **_exec_body(command, cwd, env, stdin, timeout)}
         answer = await self._connection.call(
@@ -117,7 +125,7 @@ class AsyncVm:
             )
         )
         if not isinstance(answer, dict):
-            raise UnexpectedAnswer("the answer to a command is not an object")
+            raise UnexpectedAnswer("the answer to exec is not a JSON object")
         end = exited(answer)
         result = ExecResult(
             status_code=end.status_code,
@@ -141,10 +149,11 @@ class AsyncVm:
         timeout: float | None = None,
         user: str | None = None,
     ) -> AsyncStream[ExecEvent]:
-        """Run a command and yield what it prints as it does, as `Output`, and its end as `Exited`.
+        """Run a command and yield its output while it runs, as `Output`, then its end as `Exited`.
 
-        It starts with the first event that is asked for. Closing the stream ends the command. There is no
-        limit to the output. A timeout does not raise: `Exited.timed_out` tells.
+        The command starts when you request the first event. Closing the stream kills the command. The output
+        is not limited. After a timeout, `Exited.timed_out` is True; no error is raised. If the server stops
+        or the VM is lost, the stream raises the matching error.
         """
         body = _exec_body(command, cwd, env, stdin, timeout)
         return AsyncStream(self._exec_events(body, user or self.linux_user, timeout))
@@ -169,7 +178,7 @@ class AsyncVm:
                 yield event
 
     async def info(self) -> VmInfo:
-        """Its state and what else the server knows of it."""
+        """Its state, name, size, address and other properties."""
         self.last_info = parse(VmInfo, await self._call("GET", ""))
         return self.last_info
 
@@ -187,9 +196,10 @@ class AsyncVm:
         ready_signal_timeout_seconds: float | None = None,
         activity_threshold_bytes: int | None = None,
     ) -> None:
-        """Boot it, or wake it with everything that was running. Nothing happens if it runs.
+        """Boot it if it is stopped, or wake it, running programs included, if it is suspended.
 
-        `idle_timeout_seconds` None keeps it running until it is stopped.
+        Does nothing if it is running. `idle_timeout_seconds` changes after how much time without network
+        traffic it is suspended; None for never.
         """
         body: dict[str, Any] = {
             "waitForReadySignal": wait_for_ready_signal,
@@ -203,30 +213,30 @@ class AsyncVm:
         await self._call("POST", "/start", json=body, timeout=wait)
 
     async def stop(self) -> None:
-        """Shut it down. Its disk is kept, its memory is not."""
+        """Shut it down. The disk is kept, the memory is lost."""
         await self._call("POST", "/stop")
 
     async def suspend(self) -> None:
-        """Let it sleep with its memory kept: it goes on where it was when it is next needed."""
+        """Suspend it: save its memory and stop it. The next use wakes it with its programs running."""
         await self._call("POST", "/suspend")
 
     async def kill(self) -> None:
-        """Cut its power."""
+        """Power it off without a shutdown."""
         await self._call("POST", "/kill")
 
     async def wait_for_exit(self, *, timeout: float | None = None) -> str:
-        """Wait until it has stopped; returns how. `NoAnswerInTime` after `timeout` seconds."""
+        """Wait until it stops; returns its exit status. Raises `NoAnswerInTime` after `timeout` seconds."""
         answer = await self._call("POST", "/await", timeout=timeout, idempotent=True)
         return str(answer.get("exitStatus", ""))
 
     async def delete(self) -> None:
-        """Delete it for good."""
+        """Delete it. This cannot be undone."""
         await self._call("DELETE", "")
 
     async def snapshot(
         self, *, name: str | None = None, persistence: PersistenceLike | None = None
     ) -> SnapshotRef:
-        """Keep it as it is now, disk and memory. It goes on running."""
+        """Save its current state, disk and memory, as a snapshot. It keeps running."""
         body: dict[str, Any] = {} if name is None else {"name": name}
         if persistence is not None:
             body["persistence"] = persistence_to_wire(persistence)
@@ -287,7 +297,7 @@ class AsyncVm:
         await self._call("POST", "/resize", json=wanted.to_wire())
 
     async def build(self) -> Build:
-        """The build that made it; `BuildNotFound` if it was not made from a spec."""
+        """The build that created it; `BuildNotFound` if it was not created from a spec."""
         return parse(Build, await self._call("GET", "/build"))
 
     async def logs(
@@ -300,7 +310,11 @@ class AsyncVm:
         page_size: int | None = None,
         page_token: str | None = None,
     ) -> LogPage:
-        """What was logged about it, oldest first; of the last day unless times are given."""
+        """Log lines about it, oldest first, of the last day unless you give times.
+
+        `service` selects the lines of one systemd service. If there are more lines, `next_page_token` of the
+        result is the `page_token` of the next page.
+        """
         return await AsyncLogs(self._connection).list(
             vm_id=self.id,
             vm_service=service,
@@ -324,7 +338,7 @@ class AsyncVm:
         except SteadException as failure:
             if error is None:
                 raise
-            error.add_note(f"machine {self.id} could not be deleted either: {failure}")
+            error.add_note(f"VM {self.id} was not deleted: {failure}")
 
     async def _call(self, method: str, path: str, **options: Any) -> Any:
         options.setdefault("timeout", UNSET if method == "GET" else LIFECYCLE_TIMEOUT)

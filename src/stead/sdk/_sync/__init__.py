@@ -1,1 +1,1 @@
-"""The synchronous client. It is made from `_async` by `scripts/unasync`: edit that one."""
+"""The synchronous client. `scripts/unasync` generates it from `_async`: edit that one."""
