@@ -514,6 +514,12 @@ async def test_set_up_options_are_cached_as_a_snapshot(shell: Shell, vm: str) ->
     first = await shell.try_(*arguments)
     assert (first.returncode, first.stdout != "") == (0, True), first.stderr
     assert (await shell.run(*arguments)) == first.stdout
+    again, built, *_ = (await shell.ask("build", "list"))["builds"]
+    assert (again["state"], built["state"]) == ("succeeded", "succeeded")
+    assert any("cached" in each["name"] for each in (await shell.ask("build", "get", again["id"]))["phases"])
+    phases = (await shell.ask("build", "get", built["id"][:10]))["phases"]
+    assert phases and all(each["finished_at"] for each in phases)
+    assert await shell.run("build", "logs", built["id"], "--follow") != ""
     await shell.run("snapshot", "delete", *(await shell.run("snapshot", "list", "-q")).split())
     assert await ids(shell) == [vm]
 
@@ -604,6 +610,7 @@ def test_every_command_has_help() -> None:
     def visit(*path: str) -> None:
         result = CliRunner().invoke(app, [*path, "--help"])
         assert result.exit_code == 0, result.output
+        assert "machine" not in result.output.lower(), "users read of VMs"
         seen.append(path)
         _, _, commands = re.sub(r"─ (VMs|Commands) ─", "─ commands ─", result.output).partition(
             "─ commands ─"

@@ -354,7 +354,7 @@ def test_builds_are_listed_with_their_state_and_duration() -> None:
     with scripted(Reply(content={"builds": [FAILED], "totalCount": 3})) as script:
         result = run(script, "build", "list", "--state", "failed", "--limit", "1")
     heading, line = result.stdout.decode().splitlines()
-    assert heading.split() == ["id", "state", "started", "took", "reason"]
+    assert heading.split() == ["id", "state", "started", "took", "phase", "or", "failure"]
     assert line.split()[:2] == [BUILD, "failed"] and "5.0 s" in line
     assert line.endswith("run: `false` exited with 1")
     assert b"2 more: --offset 1" in result.stderr
@@ -373,6 +373,7 @@ def test_a_build_is_shown_with_the_times_of_its_phases() -> None:
     with scripted(builds, Reply(content=FAILED), Reply(content={"phases": [phase]})) as script:
         shown = run(script, "build", "get", "xxxx").stdout.decode()
     assert re.search(r"^took +5\.0 s$", shown, re.M)
+    assert re.search(r"^failure +run: `false` exited with 1\n +last output$", shown, re.M)
     assert re.search(r"^apt +failed +\d\d:\d\d:\d\d +3\.0 s$", shown, re.M)
 
 

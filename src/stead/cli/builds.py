@@ -56,11 +56,11 @@ def list_builds(
             each.state,
             ago(each.started_at),
             _duration(each.started_at, each.finished_at),
-            _reason(each),
+            _detail(each),
         )
         for each in found
     ]
-    print_table(("id", "state", "started", "took", "reason"), rows, "no builds")
+    print_table(("id", "state", "started", "took", "phase or failure"), rows, "no builds")
     if (end := offset + len(found)) < found.total_count:
         note(f"{found.total_count - end} more: --offset {end}")
 
@@ -79,6 +79,7 @@ def get_build(build: BuildArgument, as_json: Json = False) -> None:
         [
             ("id", found.id),
             ("state", found.state),
+            ("phase", found.current_phase),
             ("failure", found.failure_reason),
             ("started", local_time(found.started_at)),
             ("finished", local_time(found.finished_at)),
@@ -179,9 +180,9 @@ def _row(phase: "BuildPhase") -> tuple[object, ...]:
     return phase.name, phase.state, started, _duration(phase.started_at, phase.finished_at)
 
 
-def _reason(build: "Build") -> str:
-    """The first line of the failure: a table has one line for each build."""
-    return (build.failure_reason or "").partition("\n")[0]
+def _detail(build: "Build") -> str | None:
+    """The phase that runs, or the first line of the failure: a table has one line for each build."""
+    return build.current_phase or (build.failure_reason or "").partition("\n")[0]
 
 
 def _duration(start: datetime | None, end: datetime | None) -> str:

@@ -128,12 +128,13 @@ def _print_rich_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) ->
 
 
 def print_facts(facts: Sequence[tuple[str, object]]) -> None:
-    """Print one line for each fact that is known."""
-    known = [(name, shown(str(value))) for name, value in facts if value is not None and value != ""]
+    """Print each fact that is known; further lines of a value are indented."""
+    known = [(name, shown_lines(str(value))) for name, value in facts if value is not None and value != ""]
     width = max(len(name) for name, _ in known)
     for name, value in known:
         colour = _STATE_COLOURS.get(value) if name == "state" else None
-        typer.echo(typer.style(name.ljust(width), bold=True) + "  " + typer.style(value, fg=colour))
+        text = value.replace("\n", "\n" + " " * (width + 2))
+        typer.echo(typer.style(name.ljust(width), bold=True) + "  " + typer.style(text, fg=colour))
 
 
 def shown(text: str) -> str:

@@ -287,6 +287,8 @@ class Build:
     template_hash: str | None = None
     failure_reason: str | None = None
     planned_phases: tuple[str, ...] = ()
+    current_phase: str | None = None
+    """The phase that runs now."""
     started_at: datetime | None = None
     finished_at: datetime | None = None
     updated_at: datetime | None = None
