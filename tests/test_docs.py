@@ -302,3 +302,25 @@ def test_every_setting_is_documented() -> None:
     text = (ROOT / "docs" / "install.md").read_text() + (ROOT / "docs" / "server.md").read_text()
     documented = set(re.findall(r"^\| `(STEAD_\w+)`", text, re.M))
     assert names == documented
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "internals" not in str(page.id)])
+def test_pages_for_users_use_plain_words(page: Path) -> None:
+    """One word for the thing, VM; and none of the words that say nothing."""
+    text = re.sub(r"machine-id|virtual machine|`[^`]*`", "", page.read_text())
+    found = re.findall(r"\b(machines?|whoever|nobody|anew|told|begun|begins?|goes on|comes to)\b", text, re.I)
+    assert found == []
+
+
+def test_commands_in_the_page_about_the_command_line_exist() -> None:
+    known: set[str] = set()
+
+    def walk(command: Any, path: tuple[str, ...]) -> None:
+        known.add(" ".join(path))
+        for name, child in getattr(command, "commands", {}).items():
+            walk(child, (*path, name))
+
+    for name in ENTRIES:
+        walk(_loaded(name), (name,))
+    documented = set(re.findall(r"^\| `([a-z][a-z -]*)` \|", (ROOT / "docs" / "cli.md").read_text(), re.M))
+    assert documented <= known
