@@ -5,7 +5,7 @@ Rules for the examples in README.md and docs/:
 - `python` blocks are whole programs. They run as they stand, in the folder of the page's shell session.
 - `console` blocks are typed into one bash session for each page. A line with the prompt `$ ` (or `# `, as
   root on the host) is a command; it continues on the next line after a backslash. Other lines are its output.
-- A command must succeed, unless a line of its output starts with `error:`. Without output lines the output
+- A command must succeed, unless a line of its output starts with `error:` or `{"error":`. Without output lines the output
   is not compared.
 - Output is compared line by line. `...` stands for any text, and on a line of its own for any lines. Ids,
   keys, tokens, commits, times, sizes, addresses and the server's URL stand for any other of their kind (see
@@ -100,7 +100,7 @@ def commands(body: str) -> list[Command]:
 
 
 _KINDS = [
-    (r"\b(sc|rq|bd|ph)-[a-z0-9]{8,}\b", "<id>"),
+    (r"\b(sc|bld|req)-[a-z0-9]{8,}\b", "<id>"),
     (r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b", "<id>"),
     (r"\bstead_[\w-]+…?", "<key>"),
     (r"\bstid_[\w-]+", "<token>"),
