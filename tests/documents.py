@@ -5,8 +5,8 @@ Rules for the examples in README.md and docs/:
 - `python` blocks are whole programs. They run as they stand, in the folder of the page's shell session.
 - `console` blocks are typed into one bash session for each page. A line with the prompt `$ ` (or `# `, as
   root on the host) is a command; it continues on the next line after a backslash. Other lines are its output.
-- A command must succeed, unless a line of its output starts with `error:` or `{"error":`. Without output lines the output
-  is not compared.
+- A command must succeed, unless a line of its output starts with `error:` or `{"error":`. Without output
+  lines the output is not compared.
 - Output is compared line by line. `...` stands for any text, and on a line of its own for any lines. Ids,
   keys, tokens, commits, times, sizes, addresses and the server's URL stand for any other of their kind (see
   `_KINDS`), runs of spaces for one space; spaces between the parts of JSON do not count.
@@ -22,6 +22,7 @@ import base64
 import os
 import re
 import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -170,12 +171,14 @@ class Session:
         self._process.stdin.write(line.encode())
         await self._process.stdin.drain()
         printed: list[str] = []
+        started = time.monotonic()
         async with asyncio.timeout(limit):
             while True:
                 got = await self._process.stdout.readline()
                 assert got, f"the shell ended: {command}\n{''.join(printed)}"
                 text = got.decode(errors="replace")
                 if text.startswith(self._END):
+                    print(f"{time.monotonic() - started:6.2f} s  {command}")  # for `pytest -s`
                     return int(text.split()[1]), "".join(printed).removesuffix("\n")
                 printed.append(text)
 
