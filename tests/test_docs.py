@@ -324,3 +324,16 @@ def test_commands_in_the_page_about_the_command_line_exist() -> None:
         walk(_loaded(name), (name,))
     documented = set(re.findall(r"^\| `([a-z][a-z -]*)` \|", (ROOT / "docs" / "cli.md").read_text(), re.M))
     assert documented <= known
+
+
+def test_the_systemd_unit_starts_a_command_that_exists() -> None:
+    page = ROOT / "docs" / "operate.md"
+    (unit,) = [block for block in blocks(page) if block.language == "ini"]
+    lines = [line.partition("=")[::2] for line in unit.body.splitlines() if "=" in line]
+    (command,) = [value for key, value in lines if key == "ExecStart"]
+    program, *words = command.split()
+    assert program.endswith("/.venv/bin/stead")
+    _check_words(words, command)
+    environment = dict(value.split("=", 1) for key, value in lines if key == "Environment")
+    assert Settings.from_environment(environment).listen == environment["STEAD_LISTEN"]
+    assert ("KillMode", "process") in lines  # the default would end the VMs with the server
