@@ -28,6 +28,17 @@ SESSIONS = [
     if any(block.language in {"python", "console"} and not block.not_run for block in blocks(page))
 ]
 
+ABOUT_ONE_INTERFACE = {
+    "README",
+    "cli",
+    "python-sdk",
+    "recipes",
+    "install",
+    "operate",
+    "engine",
+    "agent-protocol",
+}
+"""All other pages show the SDK, the command line and HTTP side by side."""
 GLOBAL_OPTIONS = {"--url", "--key", "--json", "--help", "-h"}
 NOT_RUN = {
     "README.md": 5,
@@ -337,3 +348,14 @@ def test_the_systemd_unit_starts_a_command_that_exists() -> None:
     environment = dict(value.split("=", 1) for key, value in lines if key == "Environment")
     assert Settings.from_environment(environment).listen == environment["STEAD_LISTEN"]
     assert ("KillMode", "process") in lines  # the default would end the VMs with the server
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if Path(str(page.id)).stem not in ABOUT_ONE_INTERFACE]
+)
+def test_a_page_about_a_topic_has_all_three_interfaces(page: Path) -> None:
+    found = blocks(page)
+    shell = "\n".join(block.body for block in found if block.language == "console")
+    assert any(block.language == "python" for block in found)
+    assert "stead " in shell
+    assert "curl " in shell or any(block.mark == "body" for block in found)
