@@ -95,8 +95,18 @@ def test_an_interactive_program_on_a_terminal_is_refused_with_a_hint(command: tu
         os.close(terminal)
         os.close(leader)
     assert result.returncode == 1
-    assert b"needs an interactive terminal" in result.stderr
+    assert b"has no terminal yet" in result.stderr
     assert b"< script" in result.stderr
+    assert script.seen == []
+
+
+def test_a_terminal_that_is_asked_for_is_refused_with_a_hint() -> None:
+    """As in `docker exec -it`."""
+    with scripted() as script:
+        result = run(script, "vm", "exec", "-it", VM, "bash", "--json")
+        refused = run(script, "vm", "exec", "--json", "-it", VM, "bash")
+    assert result.returncode == 1 and b"has no terminal yet" in result.stderr
+    assert refusal(refused)["code"] == "NO_TERMINAL"
     assert script.seen == []
 
 

@@ -145,6 +145,7 @@ def exec_(
             help="Read standard input to its end, or not at all. Default: read files and pipes with data.",
         ),
     ] = None,
+    tty: Annotated[bool, typer.Option("--tty", "-t", hidden=True)] = False,
     as_json: Json = False,
 ) -> None:
     """Run a command in a VM, as if it ran here. A suspended or stopped VM is started first.
@@ -154,8 +155,15 @@ def exec_(
     `--timeout`, 128 plus the signal number after a signal. Ctrl-C ends the command.
     """
     variables = environment(env or [])
-    if stdin is None and on_terminal():
-        _refuse_interactive(vm, command)
+    words = _words(command)
+    if tty or (stdin is None and on_terminal() and _is_interactive(words)):
+        name = posixpath.basename(words[0]) if words else "the command"
+        fail(
+            f"cannot run `{name}` interactively: `stead vm exec` has no terminal yet."
+            f" Run a command (stead vm exec {vm} 'cd /srv && ls -l')"
+            f" or a script (stead vm exec {vm} bash < script)",
+            code="NO_TERMINAL",
+        )
     with connected() as stead:
         handle = stead.vms.find(vm)
         line = command[0] if len(command) == 1 else command
@@ -169,22 +177,19 @@ def exec_(
     raise typer.Exit(ending.exit_code)
 
 
-def _refuse_interactive(vm: str, command: Sequence[str]) -> None:
-    """A shell without arguments would end at once and silently: commands have no terminal."""
+def _words(command: Sequence[str]) -> list[str]:
+    """The program and its arguments; empty for a command line that the shell would refuse."""
     try:
-        words = shlex.split(command[0]) if len(command) == 1 else list(command)
+        return shlex.split(command[0]) if len(command) == 1 else list(command)
     except ValueError:
-        return
+        return []
+
+
+def _is_interactive(words: Sequence[str]) -> bool:
+    """Whether a program would read commands from a terminal. Without one it ends at once and silently."""
     if not words or posixpath.basename(words[0]) not in _INTERACTIVE:
-        return
-    if all(word in ("-i", "-l", "-il", "-li", "--login") for word in words[1:]):
-        name = posixpath.basename(words[0])
-        fail(
-            f"`{name}` needs an interactive terminal, and `stead vm exec` does not have one yet:"
-            f" run a command (stead vm exec {vm} 'cd /srv && ls -l')"
-            f" or a script (stead vm exec {vm} {name} < script)",
-            code="NO_TERMINAL",
-        )
+        return False
+    return all(word in ("-i", "-l", "-il", "-li", "--login") for word in words[1:])
 
 
 def environment(pairs: Sequence[str]) -> dict[str, str]:
