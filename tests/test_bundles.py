@@ -188,7 +188,7 @@ async def test_what_may_not_be_read_is_not_there(bundles: Bundles, stage: Stage)
     async def refusal(name: str, rev: str | None = None) -> str:
         layer = Layer(repositories=(Named(name, "/a", rev),))
         with pytest.raises(InvalidSpec) as raised:
-            await repositories.fixed(layer, stage.ours, bundles)
+            await repositories.pinned(layer, stage.ours, bundles)
         assert raised.value.problem == "invalid_git_repo_spec_error"
         assert SECRET not in str(raised.value)
         return str(raised.value)
@@ -346,7 +346,7 @@ async def test_a_layer_is_another_when_a_clone_would_be(
 
     async def hash_of(name: str = repository.id, rev: str | None = None, path: str = "/a") -> str:
         layer = Layer(repositories=(Named(name, path, rev),))
-        return layer_hash(stage.ours, "base", await repositories.fixed(layer, stage.ours, bundles))
+        return layer_hash(stage.ours, "base", await repositories.pinned(layer, stage.ours, bundles))
 
     async def push(*refs: str) -> None:
         await git("push", "-q", "--force", str(repository.path), *refs, cwd=work)

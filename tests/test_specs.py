@@ -716,7 +716,7 @@ def test_unknown_keys_are_reported_with_their_path_and_the_nearest_key() -> None
         "unknown key naem: did you mean name?",
         "unknown key spec.aptDep: did you mean aptDeps?",
         "unknown key spec.packages: did you mean aptDeps?",
-        "unknown key spec.systemd.services[0].bash",
+        "unknown key spec.systemd.services[0].bash: did you mean exec?",
         "unknown key spec.systemd.services[0].restartPolicy.x",
         "unknown key spec.users[1].Shel: did you mean shell?",
         'unknown key spec.additionalFiles["/a"].contents: did you mean content?',

@@ -66,7 +66,7 @@ class MachineOrder:
 
 
 @dataclass(frozen=True)
-class _Ground:
+class _Parent:
     """The parent of a layer or a VM: a snapshot, or the base image in a size.
 
     `identity` is part of the hash of the layers above; it differs for every snapshot that was built.
@@ -83,12 +83,12 @@ class _Ground:
 
 @dataclass(frozen=True)
 class _Step:
-    """A layer to be built; 1 is the number of the innermost. `anew`: do not look for it in the cache."""
+    """A layer to build; number 1 is the innermost. `rebuild`: do not use the cache."""
 
     number: int
     layer: Layer
     hash: str
-    anew: bool
+    rebuild: bool
 
 
 class Builder:
@@ -110,7 +110,7 @@ class Builder:
         self._bundles = bundles
         self._budget = budget
         self._flights: Flights[SnapshotInfo] = Flights(linger)
-        self._alone = itertools.count()
+        self._unshared = itertools.count()
         self._closing: set[asyncio.Task[None]] = set()
 
     async def recover(self) -> None:
@@ -141,18 +141,18 @@ class Builder:
     async def ensure_snapshot(self, order: SnapshotOrder) -> SnapshotInfo:
         """Return the snapshot of a chain of layers; build only the layers that are not cached."""
         check_name(order.name)
-        plan = await self._fixed(plan_snapshot(order.layer), order.account)
-        ground = await self._ground(plan.base, order.account)
-        steps = _steps(order.account, ground, plan.layers)
+        plan = await self._pinned(plan_snapshot(order.layer), order.account)
+        parent = await self._base(plan.base, order.account)
+        steps = _steps(order.account, parent, plan.layers)
         if not steps:
-            if ground.snapshot is not None and ground.size == ground.snapshot.size:
-                return ground.snapshot
+            if parent.snapshot is not None and parent.size == parent.snapshot.size:
+                return parent.snapshot
             # The request asks for a snapshot of the base itself.
             empty = Layer(discriminator=order.layer.discriminator, skip_cache=order.layer.skip_cache)
-            steps = [_step(order.account, 1, ground.identity, empty, anew=False)]
+            steps = [_step(order.account, 1, parent.identity, empty, rebuild=False)]
         steps[-1] = _kept(steps[-1], order.persistence or plan.layers[-1].persistence or PERSISTENT)
         async with self._recorded(order, steps) as record:
-            snapshot = (await self._built(ground, steps, record)).snapshot
+            snapshot = (await self._built(parent, steps, record)).snapshot
             assert snapshot is not None  # noqa: S101  # there is at least one step
             if snapshot.name is None and order.name is not None:
                 snapshot = await self._machines.snapshots.rename(snapshot.id, order.name)
@@ -168,17 +168,17 @@ class Builder:
             snapshot = await self._machines.snapshots.set_persistence(snapshot.id, wanted)
         return snapshot
 
-    async def _fixed(self, plan: Plan, account: str) -> Plan:
+    async def _pinned(self, plan: Plan, account: str) -> Plan:
         """The plan with the present content of this server's repositories, which is part of the hash."""
-        layers = [await repositories.fixed(layer, account, self._bundles) for layer in plan.layers]
-        own = await repositories.fixed(plan.own, account, self._bundles)
+        layers = [await repositories.pinned(layer, account, self._bundles) for layer in plan.layers]
+        own = await repositories.pinned(plan.own, account, self._bundles)
         return replace(plan, layers=tuple(layers), own=own)
 
-    async def _ground(self, base: Base, account: str) -> _Ground:
+    async def _base(self, base: Base, account: str) -> _Parent:
         if base.snapshot is None:
             size = base.size(self._machines.settings.default_size)
             template = await self._machines.template(size)
-            return _Ground(f"template {template.id}", size)
+            return _Parent(f"template {template.id}", size)
         snapshot = await self._machines.snapshots.get(base.snapshot, deleted=True)
         if snapshot.account != account:
             raise SnapshotNotFound(base.snapshot)
@@ -191,48 +191,48 @@ class Builder:
             text = f"rootfsSizeGb {size.disk_gib} is less than the {own} GB of snapshot {snapshot.id}"
             facts = {"got": size.disk_gib * 1024, "min": own * 1024, "max": Size.MAX_DISK_GIB * 1024}
             raise InvalidSpec("create_vm_rootfs_out_of_range", f"{text}: disks cannot shrink", **facts)
-        return _Ground(f"snapshot {snapshot.id} {size}", size, snapshot)
+        return _Parent(f"snapshot {snapshot.id} {size}", size, snapshot)
 
-    async def _built(self, ground: _Ground, steps: Sequence[_Step], record: Record) -> _Ground:
+    async def _built(self, parent: _Parent, steps: Sequence[_Step], record: Record) -> _Parent:
         """Build or find all steps; the layers below a cached one are not looked at."""
         if not steps:
-            return ground
+            return parent
         *below, last = steps
         part = record.layer(last.number)
         found = await self._cached(record.account, last)
         if found is not None:
             await self._reuse(part, found)
         else:
-            key = (record.account, last.hash, next(self._alone) if last.anew else None)
+            key = (record.account, last.hash, next(self._unshared) if last.rebuild else None)
 
             async def work() -> SnapshotInfo:
                 # Another request may have finished it since the lookup above.
                 if (found := await self._cached(record.account, last)) is not None:
                     await self._reuse(part, found)
                     return found
-                return await self._build(await self._built(ground, below, record), last, part)
+                return await self._build(await self._built(parent, below, record), last, part)
 
             async def joined(owner: Record) -> None:
                 await record.skip(last.number, "waiting", wait=True)
                 await record.note(f"waiting for build {owner.id}, which builds the same layer")
 
             found = await self._flights.join(key, record, work, joined)
-        return _Ground(last.hash, found.size, await self._claim(found, last.layer.persistence))
+        return _Parent(last.hash, found.size, await self._claim(found, last.layer.persistence))
 
     async def _cached(self, account: str, step: _Step) -> SnapshotInfo | None:
-        return None if step.anew else await self._machines.snapshots.find(account, step.hash)
+        return None if step.rebuild else await self._machines.snapshots.find(account, step.hash)
 
     async def _reuse(self, part: Part, snapshot: SnapshotInfo) -> None:
         await part.skip("cached")
         await part.note(f"layer cached: using snapshot {snapshot.id}")
 
-    async def _build(self, ground: _Ground, step: _Step, part: Part) -> SnapshotInfo:
+    async def _build(self, parent: _Parent, step: _Step, part: Part) -> SnapshotInfo:
         """Build a layer: create a VM from the parent, set it up and take a snapshot of it."""
         async with self._attempt(part) as attempt:
             await part.start("vm")
             attempt.machine = await self._machines.create(
-                ground.size,
-                snapshot=None if ground.snapshot is None else ground.snapshot.id,
+                parent.size,
+                snapshot=None if parent.snapshot is None else parent.snapshot.id,
                 account=part.record.account,
                 purpose="build",
                 idle_timeout=None,
@@ -263,8 +263,8 @@ class Builder:
         cached sends them in a `snapshot` layer, as the CLI does for --apt, --repo and --run.
         """
         check_name(order.name)
-        plan = await self._fixed(plan_machine(order.spec, order.template, order.top), order.account)
-        base = await self._ground(plan.base, order.account)
+        plan = await self._pinned(plan_machine(order.spec, order.template, order.top), order.account)
+        base = await self._base(plan.base, order.account)
         steps = _steps(order.account, base, plan.layers)
         if not steps and any(layer.persistence is not None for layer in plan.layers):
             order = replace(order, warnings=(*order.warnings, _NO_SNAPSHOT))
@@ -274,10 +274,10 @@ class Builder:
                 await self._warn(order, warning, machine.id)
             return machine
         async with self._recorded(order, steps, plan) as record:
-            ground = await self._built(base, steps, record)
+            parent = await self._built(base, steps, record)
             async with self._attempt(record.vm) as attempt:
                 await record.vm.start("vm")
-                attempt.machine = machine = await self._create(ground, plan, order, record)
+                attempt.machine = machine = await self._create(parent, plan, order, record)
                 if plan.own.work:
                     await setup.apply(machine, plan.own, record.vm, _waiting(plan), self._bundles)
                     if plan.wait_for_ready:
@@ -290,13 +290,13 @@ class Builder:
         return machine
 
     async def _create(
-        self, ground: _Ground, plan: Plan, order: MachineOrder, record: Record | None = None
+        self, parent: _Parent, plan: Plan, order: MachineOrder, record: Record | None = None
     ) -> Machine:
         """Create the VM. While it is set up its account cannot see it, and a restart deletes it."""
         ready = plan.wait_for_ready and not plan.own.work
         return await self._machines.create(
-            ground.size,
-            snapshot=None if ground.snapshot is None else ground.snapshot.id,
+            parent.size,
+            snapshot=None if parent.snapshot is None else parent.snapshot.id,
             name=order.name,
             persistence=order.persistence,
             idle_timeout=plan.idle_timeout,
@@ -306,7 +306,7 @@ class Builder:
             account=order.account,
             purpose="build" if plan.own.work else "use",
             workdir=plan.workdir,
-            build=ground.build if record is None else record.id,
+            build=parent.build if record is None else record.id,
             request=order.request,
         )
 
@@ -440,14 +440,14 @@ async def _fail(record: Record, error: BaseException) -> None:
         await record.fail("internal error: see the log of the Stead server")
 
 
-def _steps(account: str, ground: _Ground, layers: Sequence[Layer]) -> list[_Step]:
+def _steps(account: str, parent: _Parent, layers: Sequence[Layer]) -> list[_Step]:
     """Layers with something to do, innermost first. All layers above a rebuilt one are rebuilt too."""
     steps: list[_Step] = []
-    identity, anew = ground.identity, False
+    identity, rebuild = parent.identity, False
     for layer in layers:
         if layer.work:
-            anew = anew or layer.skip_cache
-            steps.append(_step(account, len(steps) + 1, identity, layer, anew=anew))
+            rebuild = rebuild or layer.skip_cache
+            steps.append(_step(account, len(steps) + 1, identity, layer, rebuild=rebuild))
             identity = steps[-1].hash
         elif steps and layer.persistence is not None:
             # The snapshot of a layer that changes nothing is that of the layer below.
@@ -459,8 +459,8 @@ def _kept(step: _Step, persistence: SnapshotPersistence) -> _Step:
     return replace(step, layer=replace(step.layer, persistence=persistence))
 
 
-def _step(account: str, number: int, parent: str, layer: Layer, *, anew: bool) -> _Step:
-    return _Step(number, layer, layer_hash(account, parent, layer), anew or layer.skip_cache)
+def _step(account: str, number: int, parent: str, layer: Layer, *, rebuild: bool) -> _Step:
+    return _Step(number, layer, layer_hash(account, parent, layer), rebuild or layer.skip_cache)
 
 
 def _waiting(plan: Plan) -> Waiting:

@@ -98,16 +98,16 @@ def _environment(settings: Mapping[str, str]) -> dict[str, str]:
     return environment
 
 
-async def fixed(layer: Layer, account: str, bundles: Bundles) -> Layer:
+async def pinned(layer: Layer, account: str, bundles: Bundles) -> Layer:
     """The layer with the present content of this server's repositories; InvalidSpec if one does not exist."""
     if not layer.repositories:
         return layer
     return replace(
-        layer, repositories=tuple([await _fixed(each, account, bundles) for each in layer.repositories])
+        layer, repositories=tuple([await _pinned(each, account, bundles) for each in layer.repositories])
     )
 
 
-async def _fixed(repository: Repository, account: str, bundles: Bundles) -> Repository:
+async def _pinned(repository: Repository, account: str, bundles: Bundles) -> Repository:
     name = repository.repo if is_id(repository.repo) else source_of(repository.repo).url
     try:
         bundle = await bundles.find(account, repository.repo, repository.rev)
@@ -132,13 +132,13 @@ async def clone(machine: Machine, part: Part, repository: Repository, bundles: B
     at = "" if repository.rev is None else f" at {repository.rev}"
     await part.note(f"cloning {source.url}{at} to {repository.path}")
     if repository.bundle is not None:
-        await _hand_in(machine, part, repository.path, repository.bundle, bundles)
+        await _clone_copied(machine, part, repository.path, repository.bundle, bundles)
         return
     argv = ["/bin/sh", "-c", _CLONE, "sh", source.url, repository.path, repository.rev or ""]
     await run_program(machine, part, f"git clone of {source.url}", argv, source.environment)
 
 
-async def _hand_in(machine: Machine, part: Part, path: str, bundle: Bundle, bundles: Bundles) -> None:
+async def _clone_copied(machine: Machine, part: Part, path: str, bundle: Bundle, bundles: Bundles) -> None:
     """Clone a repository on this server. Git LFS files stay pointers."""
     # On the same disk, so that git hard-links the pack into the clone.
     folder = f"/var/tmp/stead-clone-{new_id()}"
@@ -147,17 +147,17 @@ async def _hand_in(machine: Machine, part: Part, path: str, bundle: Bundle, bund
     argv = ["/bin/sh", "-c", _RECEIVE + _CLONE, "sh", bundle.url, path, bundle.branch or bundle.commit or ""]
     argv += [folder, bundle.head, str(len(bundle.refs)), str(len(bundle.shallow))]
     async with bundles.packed(bundle) as pack:
-        sent = _sent(part, bundle, pack)
-        await run_program(machine, part, f"git clone of {bundle.url}", argv, environment, sent)
+        copied = _copied(part, bundle, pack)
+        await run_program(machine, part, f"git clone of {bundle.url}", argv, environment, copied)
 
 
-async def _sent(part: Part, bundle: Bundle, pack: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _copied(part: Part, bundle: Bundle, pack: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     yield bundle.refs + bundle.shallow
     clock = asyncio.get_running_loop().time
-    size, told = 0, clock()
+    size, logged = 0, clock()
     async for piece in pack:
         yield piece
         size += len(piece)
-        if clock() - told >= _PROGRESS:
-            told = clock()
+        if clock() - logged >= _PROGRESS:
+            logged = clock()
             await part.note(f"copied {size / (1 << 20):.1f} MiB of {bundle.url} to the VM")

@@ -24,7 +24,8 @@ _OTHER_NAMES = {
     "files": "additionalFiles",
     "repos": "git",
     "services": "systemd",
-    "snapshotname": "name",
+    "bash": "exec",
+    "command": "exec",
 }
 
 
