@@ -5,10 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fastapi.exceptions import RequestValidationError
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
+from starlette.requests import Request
 
+from stead.api.errors import on_invalid
 from stead.api.wire.builds import BuildRecord, PhaseRecord
 from stead.api.wire.creation import CreateSnapshot, CreateVm
 from stead.api.wire.layers import LayerFields, LayerModel, Spec
@@ -733,9 +736,25 @@ def test_unknown_keys_are_reported_with_their_path_and_the_nearest_key() -> None
         "nics": [],
     }
     assert unknown_keys(CreateVm.model_validate(known)) == []
+    hostile = json.loads('{"a\\u0007\\n": 1, "additionalFiles": {"/\\ud800": {"x": 1}}}')
+    assert unknown_keys(CreateVm.model_validate(hostile)) == [
+        "unknown key a\\x07\\n",
+        'unknown key additionalFiles["/\\ud800"].x',
+    ]
     many = CreateVm.model_validate({f"{'k' * 500}{number}": 1 for number in range(500)})
     assert len(unknown_keys(many)) == 20
     assert max(len(each) for each in unknown_keys(many)) < 200
+
+
+async def test_a_key_that_is_not_unicode_is_a_bad_request() -> None:
+    """JSON can write a lone surrogate, which the answer must not repeat."""
+    with pytest.raises(ValidationError) as raised:
+        CreateVm.model_validate(json.loads('{"a\\ud800": 1}'))
+    request = Request(
+        {"type": "http", "method": "POST", "path": "/v1/vms", "headers": [], "query_string": b""}
+    )
+    answer = await on_invalid(request, RequestValidationError(raised.value.errors()))
+    assert (answer.status_code, json.loads(bytes(answer.body))["code"]) == (400, "CREATE_VM_BAD_REQUEST")
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,8 @@ class ApiError(Exception):
         headers: dict[str, str] | None = None,
         **extras: Any,
     ) -> None:
+        # Messages may repeat what a client sent, and JSON cannot encode lone surrogates.
+        message = message.encode(errors="backslashreplace").decode()
         super().__init__(message)
         self.code = code
         self.message = message

@@ -48,7 +48,7 @@ def unknown_keys(body: BaseModel) -> list[str]:
 def _of_model(model: BaseModel, path: str) -> Iterator[str]:
     names = {name: field.alias or name for name, field in type(model).model_fields.items()}
     for key in model.model_extra or ():
-        text = f"unknown key {path}{key[:_MAX_KEY]}"
+        text = f"unknown key {path}{_shown(key)}"
         nearest = _nearest(key, list(names.values()))
         yield text if nearest is None else f"{text}: did you mean {nearest}?"
     for name, alias in names.items():
@@ -64,7 +64,12 @@ def _of_value(value: Any, path: str) -> Iterator[str]:
                 yield from _of_value(each, f"{path}[{number}]")
         case dict():
             for key, each in value.items():
-                yield from _of_value(each, f'{path}["{str(key)[:_MAX_KEY]}"]')
+                yield from _of_value(each, f'{path}["{_shown(str(key))}"]')
+
+
+def _shown(key: str) -> str:
+    """A key for messages and logs: escaped if it has control characters or lone surrogates, and cut."""
+    return (key if key.isprintable() else ascii(key)[1:-1])[:_MAX_KEY]
 
 
 def _nearest(key: str, known: list[str]) -> str | None:
