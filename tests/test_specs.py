@@ -5,13 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fastapi.exceptions import RequestValidationError
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
-from starlette.requests import Request
 
-from stead.api.errors import on_invalid
+from stead.api.errors import from_product
 from stead.api.wire.builds import BuildRecord, PhaseRecord
 from stead.api.wire.creation import CreateSnapshot, CreateVm
 from stead.api.wire.layers import LayerFields, LayerModel, Spec
@@ -746,15 +744,13 @@ def test_unknown_keys_are_reported_with_their_path_and_the_nearest_key() -> None
     assert max(len(each) for each in unknown_keys(many)) < 200
 
 
-async def test_a_key_that_is_not_unicode_is_a_bad_request() -> None:
-    """JSON can write a lone surrogate, which the answer must not repeat."""
-    with pytest.raises(ValidationError) as raised:
-        CreateVm.model_validate(json.loads('{"a\\ud800": 1}'))
-    request = Request(
-        {"type": "http", "method": "POST", "path": "/v1/vms", "headers": [], "query_string": b""}
-    )
-    answer = await on_invalid(request, RequestValidationError(raised.value.errors()))
-    assert (answer.status_code, json.loads(bytes(answer.body))["code"]) == (400, "CREATE_VM_BAD_REQUEST")
+def test_lone_surrogates_of_a_request_are_escaped_in_the_answer() -> None:
+    """JSON can write a lone surrogate, and UTF-8 cannot."""
+    sent = json.loads('{"additionalFiles": {"/a\\ud800": {"content": "*", "encoding": "base64"}}}')
+    with pytest.raises(InvalidSpec) as raised:
+        LayerModel.model_validate(sent).layer()
+    answer = json.loads(bytes(from_product(raised.value).response().body))
+    assert answer["message"] == "/a\\ud800: content is not valid base64"
 
 
 @pytest.mark.parametrize(
