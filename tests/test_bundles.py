@@ -389,7 +389,7 @@ async def test_a_repository_that_is_gone_fails_the_clone(
     await stage.repos.delete(deleted.id)
     with pytest.raises(RepoNotFound):
         await cloned(planned[0], bundles, git)
-    with pytest.raises(RepoDamaged, match="no longer what it had"):
+    with pytest.raises(RepoDamaged, match="changed during the bundle"):
         lost = replace(planned[1], commit="1" * 40)
         await cloned(lost, bundles, git)
     await stage.repos._store.update(theirs.id, public=False)

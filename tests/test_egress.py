@@ -261,7 +261,7 @@ async def test_redirects_come_to_an_end(server: GitServer) -> None:
         server.pages[f"/{hop}"] = redirect(f"/{hop + 1}")
     server.pages[f"/{MAX_REDIRECTS + 1}"] = Page(b"far")
     assert await get(local(), f"{server.url}/1") == (200, b"far")
-    with pytest.raises(EgressFailed, match="leads on"):
+    with pytest.raises(EgressFailed, match=r"too many redirects \(max 5\)"):
         await get(local(), f"{server.url}/0")
 
 
@@ -302,7 +302,7 @@ async def test_silence_and_slowness_end(server: GitServer) -> None:
     server.pages["/cut"] = Page(b"x" * 100_000, complete=False)
     loop = asyncio.get_running_loop()
     begun = loop.time()
-    with pytest.raises(EgressFailed, match="longer than"):
+    with pytest.raises(EgressFailed, match="timed out after"):
         await get(local(), f"{server.url}/slow", timeout=0.3)
     assert loop.time() - begun < 5
     with pytest.raises(EgressFailed):

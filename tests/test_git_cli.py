@@ -275,7 +275,7 @@ async def test_a_clone_that_fails_leaves_nothing(shell: Shell, site: Site, git: 
     full.mkdir()
     (full / "file").write_text("mine")
     refusal = await shell.refused("git", "clone", repo_id, "full")
-    assert "already exists" in refusal and "error: git clone ended with 128" in refusal
+    assert "already exists" in refusal and "error: git clone failed with exit code 128" in refusal
     assert [each.name for each in full.iterdir()] == ["file"]
     no_git = git.home / "bin"
     no_git.mkdir()
@@ -428,7 +428,7 @@ async def test_a_search_that_finds_nothing_says_so() -> None:
         inside = Inside(server.url, "key")
         result = await inside.try_("git", "search", NOWHERE, "x")
         assert (result.returncode, result.stdout, result.stderr) == (0, "", "nothing found\n")
-        assert "stopped before its end" in (await inside.try_("git", "search", NOWHERE, "x")).stderr
+        assert "the search stopped early" in (await inside.try_("git", "search", NOWHERE, "x")).stderr
         assert "a ( is not closed (INVALID_REGEX)" in await inside.refused(
             "git", "search", NOWHERE, "(", "-E"
         )

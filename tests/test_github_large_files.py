@@ -147,7 +147,7 @@ async def test_a_large_file_for_which_there_is_no_room_is_not_taken(scene: Scene
     await scene.push(folder, "main")
     await scene.stage.accounts.set_limits(scene.stage.ours, {"repo_mib": 1})
     link = await scene.sync()
-    assert link.state is State.FAILED and link.error is not None and "no room" in link.error
+    assert link.state is State.FAILED and link.error is not None and "quota exceeded" in link.error
     assert await scene.here() == before
     assert _objects(scene).size(_oid(content)) is None
 

@@ -94,7 +94,7 @@ def test_names_that_are_in_the_way_of_others_are_left() -> None:
     inner = "refs/heads/topic/inner"
     found = decided({}, {TOPIC: "a"}, {inner: "a"})
     assert found[TOPIC][0] is found[inner][0] is Step.LEAVE
-    assert "in its way" in found[inner][1]
+    assert "conflicts with" in found[inner][1]
     # What is deleted makes room at once.
     base = {MAIN: "a", TOPIC: "a"}
     found = decided(base, base, {MAIN: "a", inner: "a"})

@@ -184,9 +184,7 @@ async def test_a_tag_that_was_moved_is_left(scene: Scene) -> None:
     await scene.person("tag", "-f", "v1", cwd=folder)
     await scene.push(folder, "main", "v1", force=True)
     link = await scene.sync()
-    assert [(each.ref, each.reason) for each in link.left] == [
-        ("refs/tags/v1", "the tag was moved on GitHub")
-    ]
+    assert [(each.ref, each.reason) for each in link.left] == [("refs/tags/v1", "tag moved on GitHub")]
     assert (await scene.here())["refs/tags/v1"] == first
 
 
@@ -199,7 +197,7 @@ async def test_what_github_does_not_take_is_told(scene: Scene) -> None:
     link = await scene.sync()
     assert link.state is State.DIVERGED
     assert [each.ref for each in link.left] == ["refs/heads/main"]
-    assert "GitHub does not take it" in link.left[0].reason and "hook declined" in link.left[0].reason
+    assert "GitHub rejected it" in link.left[0].reason and "hook declined" in link.left[0].reason
     assert scene.there["refs/heads/topic"] == sha
 
 
@@ -477,12 +475,12 @@ async def test_an_app_is_connected_and_a_repository_is_kept_in_step_from_the_com
     wrong = tmp_path / "wrong.pem"
     wrong.write_text(RSAKey.generate_key(2048).as_pem(private=True).decode())
     said = await typed("github", "connect", *options[:3], str(wrong), *options[4:], status=1)
-    assert "does not know the App" in said
+    assert "rejected the App" in said
 
     async with AsyncStead(served.key, base_url=served.url) as stead:
         repo = await stead.git.repos.create()
         await repo.commits.create("first", {"README.md": "# Hello\n"})
-    assert "not kept in step" in await typed("git", "sync", repo.id)
+    assert "GitHub sync is off" in await typed("git", "sync", repo.id)
     linked = json.loads(await typed("git", "sync", repo.id, "--with", NAME, "--now", "--json"))
     assert linked["github_sync"]["state"] == "in_step"
     assert list(github.refs(NAME)) == ["refs/heads/main"]
@@ -490,9 +488,9 @@ async def test_an_app_is_connected_and_a_repository_is_kept_in_step_from_the_com
     github.protect(NAME, "refs/heads/main")
     async with AsyncStead(served.key, base_url=served.url) as stead:
         await stead.git.repos.ref(repo.id).commits.create("second", {"README.md": "# Hello!\n"})
-    assert "GitHub does not take it" in await typed("git", "sync", repo.id, "--now", status=1)
+    assert "GitHub rejected it" in await typed("git", "sync", repo.id, "--now", status=1)
     assert "--off" in await typed("git", "sync", repo.id, "--off", "--now", status=2)
-    assert "not kept in step" in await typed("git", "sync", repo.id, "--off")
+    assert "GitHub sync is off" in await typed("git", "sync", repo.id, "--off")
     await typed("github", "disconnect", "--account", "ours")
     assert "stead github connect" in await typed("github", "show", "--account", "ours", status=1)
     assert "stead github connect" in await typed("git", "sync", repo.id, "--with", NAME, status=1)
@@ -527,7 +525,7 @@ async def test_an_app_with_another_key_is_not_known_to_github(scene: Scene) -> N
     key = RSAKey.generate_key(2048).as_pem(private=True).decode()
     other = App(known.id, key, "secret", known.url, known.api_url)
     await scene.links.apps.connect(scene.stage.ours, other)
-    with pytest.raises(GithubRefused, match="does not know the App"):
+    with pytest.raises(GithubRefused, match="rejected the App"):
         await scene.links.enable(scene.stage.ours, scene.repository.id, NAME)
 
 

@@ -158,7 +158,7 @@ async def test_a_push_without_room_is_refused_in_words_and_leaves_nothing(user: 
         await user.git.commit(work, {"more": os.urandom(more)})
         ran = await user.git.run("push", "origin", "HEAD", cwd=work)
         assert ran.status != 0
-        assert "this repository has 1 of its 2 MiB, and no room for this; ask for more" in ran.err
+        assert "repository quota exceeded: 1 of 2 MiB in use; raise the quota" in ran.err
     assert await user.size(repo) == size
     assert not list(user.repos.repository(repo).path.rglob("*tmp_*"))
     await user.git("switch", "-q", "main", cwd=work)
@@ -166,7 +166,7 @@ async def test_a_push_without_room_is_refused_in_words_and_leaves_nothing(user: 
     await user.git("push", "-q", "origin", "main", cwd=work)
     await user.limit(repo_mib=1)
     await user.git.commit(work, {"small": "again"})
-    assert "no room" in (await user.git.run("push", "origin", "main", cwd=work)).err
+    assert "quota exceeded" in (await user.git.run("push", "origin", "main", cwd=work)).err
     await user.git("push", "-q", "origin", "--delete", "side", cwd=work)
     assert "side" not in await user.git("ls-remote", user.remote(repo))
 
@@ -216,7 +216,7 @@ async def test_all_repositories_of_an_account_share_its_room(user: User) -> None
     answers = await asyncio.gather(*(user.commit(other, MIB // 4, f"b{number}") for number in range(4)))
     assert [answer.status_code for answer in answers].count(200) == 1
     ran = await user.git.run("push", user.remote(other), "main:pushed", cwd=work)
-    assert "all repositories of this account have" in ran.err
+    assert "account quota exceeded" in ran.err
     await user.http.delete(f"{REPOS}/{one}")
     await user.git("push", "-q", user.remote(other), "main:pushed", cwd=work)
 
@@ -308,7 +308,7 @@ async def test_large_files_are_counted_before_they_are_sent_and_while_they_are(u
     first, second, third = await batch()
     assert first["actions"] and second["actions"]
     assert third["error"]["code"] == 507
-    assert "no room" in third["error"]["message"]
+    assert "quota exceeded" in third["error"]["message"]
     assert await put(0) == 200
     assert (await user.commit(repo, MIB // 2)).status_code == 200
     first, second, third = await batch()
@@ -332,7 +332,7 @@ async def test_a_repository_has_so_many_refs_and_no_more(user: User, monkeypatch
     await user.git("push", "-q", "origin", *(f"main:b{number}" for number in range(4)), cwd=work)
     await user.repos.quotas.settled()
     ran = await user.git.run("push", "origin", "main:b4", "main:refs/tags/t", cwd=work)
-    assert "a repository has at most 5 branches and tags, and this one has 4: delete some" in ran.err
+    assert "this repository has 4 branches and tags (max 5); delete some" in ran.err
     assert len((await user.git("ls-remote", user.remote(repo))).splitlines()) == 4
     branches = f"{REPOS}/{repo}/git/refs/heads"
     start = {"sha": await user.git("rev-parse", "main", cwd=work)}

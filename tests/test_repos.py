@@ -198,7 +198,7 @@ async def test_git_says_what_is_in_its_way(tmp_path: Path) -> None:
     above = tmp_path / "closed"
     above.mkdir(mode=0o700)
     (above / "data").mkdir()
-    with pytest.raises(HostError, match=f"cannot get through {above}: chmod"):
+    with pytest.raises(HostError, match=f"cannot traverse {above}: run chmod"):
         async with staged(above / "data", NOBODY):
             pass
 

@@ -312,8 +312,8 @@ async def test_who_may_read_and_who_may_push(host: Hosting, git: GitClient) -> N
         pushes = dict(zip(secrets, await asyncio.gather(*tried), strict=True))
         assert {who for who, ran in pushes.items() if ran.status == 0} == may_push[kind]
         if kind == "private":
-            assert "not push to it" in pushes["reader"].err
-            assert "not yours to see" in reads["stranger"].err
+            assert "no write access" in pushes["reader"].err
+            assert "or no access to it" in reads["stranger"].err
     branches = await git("ls-remote", "--heads", host.remote(public))
     assert [line.split("/")[-1] for line in branches.splitlines()] == ["from-1", "main"]
 
@@ -366,7 +366,7 @@ async def test_a_right_that_is_taken_away_counts_from_the_next_call_on(host: Hos
     assert (await git.run("push", place, "main:b", cwd=work)).status != 0
     await git("ls-remote", place)
     await host.access.revoke(identity.id, repo.id)
-    assert "not yours to see" in (await git.run("ls-remote", place)).err
+    assert "or no access to it" in (await git.run("ls-remote", place)).err
     await host.access.grant(host.account, identity.id, repo.id, "read")
     await host.identities.revoke_token(host.account, identity.id, info.id)
     assert "Authentication failed" in (await git.run("ls-remote", place)).err
@@ -691,7 +691,7 @@ async def test_a_repository_that_is_deleted_is_gone_for_git_too(host: Hosting, g
     await host.repos.delete(repo.id)
     for version in (0, 2):
         ran = await git.run("-c", f"protocol.version={version}", "ls-remote", host.remote(repo))
-        assert "not yours to see" in ran.err
+        assert "or no access to it" in ran.err
     assert (await git.run("push", "origin", "main", cwd=work)).status != 0
 
 

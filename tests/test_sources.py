@@ -413,10 +413,12 @@ async def test_a_source_that_takes_too_long_is_given_up(
     sources = Sources(LOCAL, timeout=0.7)
     slow = Page(b"fff0" + b"x" * 100_000, pause=0.05)
     server.pages["/origin.git/git-upload-pack"] = slow
-    await refused(stage, sources.source(f"{server.url}/origin.git"), EgressFailed, "longer than")
+    await refused(stage, sources.source(f"{server.url}/origin.git"), EgressFailed, "timed out after")
     server.pages["/slow/info/refs"] = server.pages["/slow.tar"] = slow
     await refused(stage, sources.source(f"{server.url}/slow"), RepoError)
-    await refused(stage, sources.archive("tar", f"{server.url}/slow.tar", "all"), EgressFailed, "longer than")
+    await refused(
+        stage, sources.archive("tar", f"{server.url}/slow.tar", "all"), EgressFailed, "timed out after"
+    )
 
 
 async def test_whoever_goes_leaves_nothing_behind(

@@ -1,7 +1,9 @@
-// Repositories by the package: every call of it, and the samples of its pages about Git.
+// Git repositories with the npm package: every Git call it has, and the samples of its Git documentation.
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
+import { once } from "node:events";
 import { mkdtempSync, readFileSync, writeFileSync } from "node:fs";
+import { createServer } from "node:http";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import test from "node:test";
@@ -17,7 +19,7 @@ async function made(options = {}) {
   return { repoId, repo };
 }
 
-test("a repository is made, listed and deleted", async () => {
+test("create, list and delete a repository", async () => {
   const { repoId, repo } = await made({ name: "my-repo", defaultBranch: "trunk" });
   assert.match(repoId, uuid);
   assert.deepEqual(await repo.branches.getDefaultBranch(), { defaultBranch: "trunk" });
@@ -26,12 +28,14 @@ test("a repository is made, listed and deleted", async () => {
   const row = repositories.find((row) => row.id === repoId);
   assert.equal(row.defaultBranch, "trunk");
   assert.deepEqual([row.branches, row.tags], [{}, {}]);
+  const ref = freestyle.git.repos.ref({ repoId });
+  assert.deepEqual(await ref.branches.getDefaultBranch(), { defaultBranch: "trunk" });
   assert.deepEqual(await freestyle.git.repos.delete({ repoId }), {});
   await refused("REPO_NOT_FOUND", () => freestyle.git.repos.delete({ repoId }));
   await refused("REPO_NOT_FOUND", () => repo.branches.list());
 });
 
-test("files are written in commits and read back", async () => {
+test("commit files and read them back", async () => {
   const { repo } = await made();
   const { commit } = await repo.commits.create({
     branch: "main",
@@ -70,7 +74,7 @@ test("files are written in commits and read back", async () => {
   await refused("COMMIT_NOT_FOUND", () => repo.commits.get({ sha: "0".repeat(40) }));
 });
 
-test("a commit that does not fit is refused, and changes nothing", async () => {
+test("invalid commits are refused and change nothing", async () => {
   const { repo } = await made();
   const write = (path, content = "x", more = {}) =>
     repo.commits.create({ message: "m", files: [{ path, content }], ...more });
@@ -113,7 +117,7 @@ test("branches", async () => {
   await refused("BRANCH_NAME_EMPTY", () => repo.branches.create({ name: "feature/x" }));
 });
 
-test("the history is paged in both directions", async () => {
+test("list commits in pages, in both orders, and compare", async () => {
   const { repo } = await made();
   const shas = [];
   for (let number = 0; number < 5; number++) {
@@ -143,7 +147,7 @@ test("the history is paged in both directions", async () => {
   assert.deepEqual(compared.files.map(({ filename, status }) => [filename, status]), [["a", "modified"]]);
 });
 
-test("archives", async () => {
+test("download tar and zip archives", async () => {
   const { repo } = await made();
   await repo.commits.create({ message: "m", files: [{ path: "folder/file", content: "packed\n" }] });
   const folder = mkdtempSync(join(tmpdir(), "archives-"));
@@ -160,7 +164,7 @@ test("archives", async () => {
   await refused("REFERENCE_NOT_FOUND", () => repo.contents.downloadTarball({ rev: "missing" }));
 });
 
-test("what an identity was granted", async () => {
+test("grant, update, list and revoke an identity's access", async () => {
   const { repoId } = await made({ name: "granted" });
   const { identity } = await freestyle.identities.create();
   const { git } = identity.permissions;
@@ -178,7 +182,7 @@ test("what an identity was granted", async () => {
   await freestyle.identities.delete({ identityId: identity.identityId });
 });
 
-test("a repository is kept in step with one at GitHub", async () => {
+test("enable, use and disable GitHub sync", async () => {
   const { repo } = await made();
   assert.equal(await repo.githubSync.get(), null);
   await refused("GIT_INVALID_REQUEST", () => repo.githubSync.enable({ githubRepoName: "octo/nothing" }));
@@ -196,10 +200,10 @@ test("a repository is kept in step with one at GitHub", async () => {
   assert.equal(await repo.githubSync.get(), null);
 });
 
-test("search in contents, names, messages and changes", async () => {
+test("search contents, file names, commit messages and diffs", async () => {
   const { repo } = await made();
   const commit = (message, files) => repo.commits.create({ message, files });
-  await commit("begin", [
+  await commit("first commit", [
     { path: "src/index.ts", content: "export function first() {}\n// TODO: more\n" },
     { path: "src/index.test.ts", content: "// TODO: test\n" },
     { path: "README.md", content: "nothing to do\n" },
@@ -249,7 +253,7 @@ test("search in contents, names, messages and changes", async () => {
   await refused("INVALID_PATH_PATTERN", () => repo.search({ query: "x", pathPattern: "../**" }));
 });
 
-test("triggers are made, listed and deleted", async () => {
+test("create, list and delete triggers", async () => {
   const { repo, repoId } = await made({ name: "automation" });
   const endpoint = "https://hooks.example.org/";
   const trigger = { event: "push", branches: ["main"], globs: ["*.js"] };
@@ -269,7 +273,7 @@ test("triggers are made, listed and deleted", async () => {
   await refused("GIT_INVALID_REQUEST", () => repo.triggers.create({ trigger, action: here }));
 });
 
-test("repositories begin with what they are given", async () => {
+test("create repositories from files and from another repository", async () => {
   const { repo } = await made({
     import: {
       type: "files",
@@ -303,14 +307,85 @@ test("repositories begin with what they are given", async () => {
   await refused("GIT_INVALID_REQUEST", () => create({ source: { url: "http://127.1.2.3/repo.git" } }));
 });
 
-/** Plain git, with nothing of this computer's own settings. */
+/** The git command, without the settings of this host. */
 function git(folder, ...options) {
   const env = { PATH: process.env.PATH, GIT_CONFIG_NOSYSTEM: "1", HOME: folder, GIT_TERMINAL_PROMPT: "0" };
   const who = ["-c", "user.name=Ann", "-c", "user.email=ann@example.com"];
   return execFileSync("git", [...who, ...options], { cwd: folder, env, encoding: "utf8", stdio: "pipe" });
 }
 
-test("native git, with a token and with the API key", async () => {
+test("create repositories from tar and zip archives at a URL", async () => {
+  const { repo } = await made();
+  const files = [
+    { path: "README.md", content: "# Packed\n" },
+    { path: "app/index.ts", content: "export {};\n" },
+  ];
+  await repo.commits.create({ message: "m", files });
+  const archives = {
+    "/app.tar": Buffer.from(await repo.contents.downloadTarball({ rev: "main" })),
+    "/app.zip": Buffer.from(await repo.contents.downloadZip({ rev: "main" })),
+  };
+  const server = createServer(({ url }, response) => {
+    response.writeHead(url in archives ? 200 : 404).end(archives[url]);
+  });
+  server.listen(0, "127.0.0.1");
+  await once(server, "listening");
+  const at = (path) => `http://127.0.0.1:${server.address().port}${path}`;
+  try {
+    for (const type of ["tar", "zip"]) {
+      const options = { type, url: at(`/app.${type}`), commitMessage: `import ${type}`, authorName: "Ann" };
+      const whole = await made({ import: options });
+      assert.equal(text(await whole.repo.contents.get({ path: "README.md" })), "# Packed\n");
+      assert.equal(text(await whole.repo.contents.get({ path: "app/index.ts" })), "export {};\n");
+      const { commits } = await whole.repo.commits.list();
+      assert.deepEqual(
+        commits.map(({ message, author }) => [message, author.name]),
+        [[`import ${type}`, "Ann"]],
+      );
+      const folder = await made({ import: { ...options, dir: "app" } });
+      const { entries } = await folder.repo.contents.get();
+      assert.deepEqual(entries.map(({ path }) => path), ["index.ts"]);
+      await refused("IMPORT_SUBDIR_NOT_FOUND", () =>
+        freestyle.git.repos.create({ import: { ...options, dir: "none" } }),
+      );
+    }
+    const missing = { type: "zip", url: at("/missing.zip"), commitMessage: "m" };
+    await refused("SOURCE_NOT_FOUND", () => freestyle.git.repos.create({ import: missing }));
+  } finally {
+    server.close();
+  }
+});
+
+test("list tags and get them by name and by sha", async () => {
+  const { repo, repoId } = await made();
+  const { commit } = await repo.commits.create({ message: "m", files: [{ path: "a", content: "a" }] });
+  assert.deepEqual((await repo.tags.list()).tags, []);
+  const folder = mkdtempSync(join(tmpdir(), "tags-"));
+  const { origin } = new URL(process.env.FREESTYLE_API_URL);
+  const header = `http.extraHeader=Authorization: Bearer ${process.env.FREESTYLE_API_KEY}`;
+  git(folder, "-c", header, "clone", "-q", `${origin}/${repoId}`, "clone");
+  const clone = join(folder, "clone");
+  git(clone, "tag", "light");
+  git(clone, "tag", "-a", "-m", "first release", "v1.0.0");
+  git(clone, "-c", header, "push", "-q", "origin", "--tags");
+
+  const { tags } = await repo.tags.list();
+  assert.deepEqual(tags.map(({ name }) => name).sort(), ["light", "v1.0.0"]);
+  const light = await repo.tags.get({ tagName: "light" });
+  const annotated = await repo.tags.get({ tagName: "v1.0.0" });
+  assert.deepEqual([light.name, light.sha, light.target.sha], ["light", commit.sha, commit.sha]);
+  const tagSha = git(clone, "rev-parse", "v1.0.0").trim();
+  assert.deepEqual(
+    [annotated.name, annotated.sha, annotated.target.sha, annotated.tagger.name, annotated.message.trim()],
+    ["v1.0.0", tagSha, commit.sha, "Ann", "first release"],
+  );
+  assert.deepEqual(await repo.tags.getByHash({ sha: tagSha }), annotated);
+  assert.deepEqual(tags.find(({ name }) => name === "v1.0.0"), annotated);
+  await refused("TAG_NOT_FOUND", () => repo.tags.get({ tagName: "missing" }));
+  await refused("TAG_NOT_FOUND", () => repo.tags.getByHash({ sha: commit.sha }));
+});
+
+test("native git with a token and with the API key", async () => {
   const server = new URL(process.env.FREESTYLE_API_URL);
   const { repo, repoId } = await made({ name: "native" });
   const { identity } = await freestyle.identities.create();
@@ -342,7 +417,7 @@ test("native git, with a token and with the API key", async () => {
   await freestyle.identities.delete({ identityId: identity.identityId });
 });
 
-test("public repositories are cloned by anyone, and not pushed to", async () => {
+test("public repositories can be cloned without credentials, not pushed to", async () => {
   const { repo, repoId } = await made({ public: true });
   await repo.commits.create({ message: "m", files: [{ path: "open", content: "to all\n" }] });
   const folder = mkdtempSync(join(tmpdir(), "public-"));
@@ -353,17 +428,20 @@ test("public repositories are cloned by anyone, and not pushed to", async () => 
   assert.equal((await repo.branches.list()).branches.length, 1);
 });
 
-test("machines have repositories by their ids", async () => {
-  const { repo, repoId } = await made({ name: "in machines" });
+// The documentation's sample clones in the VM, over the network; a guest has no route to the server. The same
+// repository comes into the VM by its id in the spec.
+test("the spec puts repositories into a VM by their ids", async () => {
+  const { repo, repoId } = await made({ name: "workspace" });
   const write = (content) => repo.commits.create({ message: "m", files: [{ path: "file", content }] });
   const first = (await write("one\n")).commit;
   await write("two\n");
   const options = {
     spec: new VmSpec().repo(repoId, "/srv/built").snapshot(),
-    gitRepos: [{ repo: `https://git.freestyle.sh/${repoId}`, path: "/srv/own", rev: first.sha }],
+    gitRepos: [{ repo: `https://git.freestyle.sh/${repoId}`, path: "/workspace", rev: first.sha }],
   };
   await withVm(options, async (vm) => {
-    assert.equal(await output(vm, "cat /srv/built/file /srv/own/file"), "two\none");
+    assert.equal(await output(vm, "cat /srv/built/file /workspace/file"), "two\none");
+    assert.match(await output(vm, "ls -la /workspace"), /\.git\n.*file$/s);
     assert.equal(await output(vm, "git -C /srv/built status --short --branch"), "## main...origin/main");
     assert.match(await output(vm, "git -C /srv/built remote get-url origin"), new RegExp(`/${repoId}$`));
   });

@@ -1,4 +1,4 @@
-"""Repositories kept in step with others at GitHub, and GitHub's webhooks that tell when to look."""
+"""HTTP routes of GitHub sync, and the receiver of GitHub's webhooks."""
 
 from typing import Annotated
 
@@ -21,7 +21,7 @@ _PATH = "/git/v1/repo/{repo_id}/github-sync"
 
 @router.get(_PATH)
 async def get_github_sync(repo: OwnedRepo, services: ServicesDep) -> GithubSyncModel:
-    """What a repository is kept in step with, and how far it is."""
+    """Get the GitHub sync configuration and state of a repository."""
     return GithubSyncModel.of(await services.links.get(repo.info.id))
 
 
@@ -29,7 +29,7 @@ async def get_github_sync(repo: OwnedRepo, services: ServicesDep) -> GithubSyncM
 async def enable_github_sync(
     repo: OwnedRepo, services: ServicesDep, wanted: NewGithubSync
 ) -> GithubSyncModel:
-    """Keep a repository in step with one at GitHub, in both directions, from now on."""
+    """Enable GitHub sync: mirror branches and tags in both directions."""
     link = await services.links.enable(repo.info.account, repo.info.id, wanted.github_repo_name)
     return GithubSyncModel.of(link)
 
@@ -59,7 +59,7 @@ async def hear_github(
     # A stranger's is not even read.
     body = await _read(request) if known else b""
     if not await services.links.hear(known, signature, body):
-        reason = "this is not signed with the secret of a GitHub App that is known here"
+        reason = "invalid webhook signature: it matches no connected GitHub App"
         raise ApiError("UNAUTHORIZED_ERROR", reason, route=WEBHOOKS, reason=reason)
     return Nothing()
 
@@ -69,5 +69,5 @@ async def _read(request: Request) -> bytes:
     async for piece in request.stream():
         body += piece
         if len(body) > MAX_WEBHOOK:
-            raise ApiError("GIT_INVALID_REQUEST", f"a webhook has at most {MAX_WEBHOOK} bytes", 413)
+            raise ApiError("GIT_INVALID_REQUEST", f"webhook too large (max {MAX_WEBHOOK} bytes)", 413)
     return bytes(body)

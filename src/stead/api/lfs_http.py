@@ -56,14 +56,14 @@ class Asked:
     def check_write(self) -> None:
         if self.level != "write":
             if self.anonymous:
-                raise Refused(401, "give a token or an API key as password", _ASK)
-            raise Refused(403, "you may read this repository, and not write to it")
+                raise Refused(401, "authentication required: use a token or an API key as the password", _ASK)
+            raise Refused(403, "no write access to this repository")
 
     def check_method(self, *methods: str) -> str:
         method: str = self.scope["method"]
         if method not in methods:
             allowed = ", ".join(methods)
-            raise Refused(405, f"only {allowed} is understood here", {"Allow": allowed})
+            raise Refused(405, f"method not allowed: use {allowed}", {"Allow": allowed})
         return method
 
 
@@ -90,7 +90,7 @@ async def answer(asked: Asked, objects: LfsObjects, what: str) -> None:
         asked.check_method("POST")
         await _batch(asked, objects)
     elif matched is None:
-        raise Refused(404, "of LFS there is the batch API with its basic transfer, and no locks")
+        raise Refused(404, "only the LFS batch API with the basic transfer is supported, without locks")
     elif matched[2]:
         asked.check_method("POST")
         await _verify(asked, objects, matched[1])
@@ -108,15 +108,15 @@ async def _batch(asked: Asked, objects: LfsObjects) -> None:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise Refused(422, f"the request does not fit: {place} {first['msg']}") from None
+        raise Refused(422, f"invalid request: {place} {first['msg']}") from None
     if batch.operation not in ("download", "upload"):
-        raise Refused(422, f"an operation is download or upload, not {batch.operation!r}")
+        raise Refused(422, f"invalid operation {batch.operation!r}: use download or upload")
     if "basic" not in batch.transfers:
-        raise Refused(422, "UNSUPPORTED_TRANSFER: only the basic transfer is known here")
+        raise Refused(422, "UNSUPPORTED_TRANSFER: only the basic transfer is supported")
     if batch.hash_algo != "sha256":
-        raise Refused(409, "objects are named by their sha256 here")
+        raise Refused(409, "unsupported hash algorithm: use sha256")
     if len(batch.objects) > MAX_BATCH:
-        raise Refused(413, f"a batch has at most {MAX_BATCH} objects")
+        raise Refused(413, f"too many objects in one batch (max {MAX_BATCH})")
     if batch.operation == "upload":
         asked.check_write()
     answers = await _offers(asked, objects, batch)
@@ -143,7 +143,7 @@ async def _offers(asked: Asked, objects: LfsObjects, batch: _Batch) -> list[dict
         elif batch.operation == "upload" and result in missing:
             offer |= {"authenticated": True, "actions": _actions(asked, result, "upload", "verify")}
         elif batch.operation == "download" and result in missing:
-            offer["error"] = {"code": 404, "message": f"there is no object {result.oid}"}
+            offer["error"] = {"code": 404, "message": f"no LFS object {result.oid}"}
         elif batch.operation == "download":
             offer |= {"authenticated": True, "actions": _actions(asked, result, "download")}
         answers.append(offer)
@@ -154,7 +154,7 @@ def _actions(asked: Asked, wanted: LfsObject, *names: str) -> dict[str, Any]:
     """Where to go for an object: to where this call came, with what it was made with."""
     host = asked.headers.get("host", "")
     if not _HOST.fullmatch(host):
-        raise Refused(400, "the call does not say which host it is for")
+        raise Refused(400, "missing Host header")
     root = asked.scope["path"].removesuffix("/batch")
     here = f"{asked.scope['scheme']}://{host}{root}/{wanted.oid}"
     authorization = asked.headers.get("authorization")
@@ -166,9 +166,9 @@ async def _verify(asked: Asked, objects: LfsObjects, oid: str) -> None:
     try:
         wanted = _Wanted.model_validate_json(await whole(pieces(asked.receive), _MAX_QUESTION))
     except ValidationError:
-        raise Refused(422, "say which object it is, and its size") from None
+        raise Refused(422, "invalid request: oid and size are required") from None
     if wanted.oid != oid:
-        raise InvalidLfsObject(f"this is the place of {oid}, not of {wanted.oid!r}")
+        raise InvalidLfsObject(f"oid mismatch: the path has {oid}, the body {wanted.oid!r}")
     objects.verify(LfsObject(wanted.oid, wanted.size))
     await _say(asked.answer, {}, 200, _HEADERS)
 
@@ -182,7 +182,7 @@ async def _download(asked: Asked, objects: LfsObjects, oid: str) -> None:
         if wanted is not None:
             first, last = int(wanted[1]), min(int(wanted[2] or last), last)
             if first > last:
-                raise Refused(416, "it is not that large", {"Content-Range": f"bytes */{stored.size}"})
+                raise Refused(416, "range outside the object", {"Content-Range": f"bytes */{stored.size}"})
             headers["Content-Range"] = f"bytes {first}-{last}/{stored.size}"
         headers["Content-Length"] = str(last + 1 - first)
         await asked.answer.begin(200 if wanted is None else 206, headers)

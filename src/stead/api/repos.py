@@ -1,4 +1,4 @@
-"""Git repositories by API: made, listed, read, changed."""
+"""HTTP routes of the Git API: repositories, refs, contents, commits."""
 
 import asyncio
 import base64
@@ -54,19 +54,19 @@ router = APIRouter(prefix="/git/v1/repo", tags=["repositories"])
 
 MAX_PAGE = 100
 _UNNAMED = "{*branch}"
-"""What a client sends that forgets to put the branch's name into the path."""
+"""The path template itself, which the npm package sends instead of the branch name."""
 
 _RECURSIVE = (
     "true: list all folders below too. false: subfolders have no `entries`. By default, subfolders have "
     f"their `entries` if the listing has at most {contents.MAX_NESTED} in all."
 )
-RepoId = Annotated[str, Path(description="The id of a repository.")]
-Rev = Annotated[str | None, Query(description="A branch, a tag or a commit; by default, the default branch.")]
+RepoId = Annotated[str, Path(description="Repository id.")]
+Rev = Annotated[str | None, Query(description="Branch, tag or commit sha. Default: the default branch.")]
 
 
 @dataclass(frozen=True)
 class OpenRepo:
-    """A repository, and what the caller may do with it."""
+    """A repository and the caller's access level."""
 
     info: RepoInfo
     repository: Repository
@@ -74,7 +74,7 @@ class OpenRepo:
 
 
 async def readable(repo_id: RepoId, caller: AnyCaller, services: ServicesDep) -> OpenRepo:
-    """A repository that the caller may read. Any other is answered like one that does not exist."""
+    """A repository that the caller may read; others are 404, as if they did not exist."""
     info = await services.repos.get(repo_id)
     level = await services.access.level(caller, info)
     if level is None:
@@ -87,7 +87,7 @@ ReadableRepo = Annotated[OpenRepo, Depends(readable)]
 
 async def writable(repo: ReadableRepo) -> OpenRepo:
     if repo.level != "write":
-        raise ApiError("REPOSITORY_ACCESS_DENIED", "this repository may be read, not written")
+        raise ApiError("REPOSITORY_ACCESS_DENIED", "no write access to this repository")
     return repo
 
 
@@ -107,7 +107,7 @@ OwnedRepo = Annotated[OpenRepo, Depends(owned)]
 
 @router.post("")
 async def create_repo(caller: Owner, services: ServicesDep, wanted: CreateRepo | None = None) -> CreatedRepo:
-    """Make a repository: empty, or from a source with its history, or with one commit of imported files."""
+    """Create a repository: empty, from a source with its history, or with one commit of imported files."""
     wanted = wanted or CreateRepo.model_validate({})
     info = await services.repos.create(
         caller.account,
@@ -120,9 +120,9 @@ async def create_repo(caller: Owner, services: ServicesDep, wanted: CreateRepo |
 
 
 def _fill(sources: Sources, wanted: CreateRepo) -> Fill | None:
-    """What is to be in it from the beginning."""
+    """The initial content, if any."""
     if wanted.source is not None and wanted.import_ is not None:
-        raise ApiError("SOURCE_IMPORT_CONFLICT", "a repository has a source or an import, not both")
+        raise ApiError("SOURCE_IMPORT_CONFLICT", "source and import cannot be combined")
     if (source := wanted.source) is not None:
         return sources.source(
             source.url,
@@ -151,9 +151,9 @@ async def list_repos(
     services: ServicesDep,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 10,
     offset: Annotated[int, Query(ge=0, le=LARGEST)] = 0,
-    search: Annotated[str | None, Query(description="Part of a name or an id.")] = None,
+    search: Annotated[str | None, Query(description="Part of a name or id.")] = None,
 ) -> RepoList:
-    """The account's repositories, newest first; for an identity, those that it was granted."""
+    """List the account's repositories, newest first; for an identity, those it has access to."""
     only = None if caller.identity is None else await services.access.repos_of(caller.identity)
     page = await services.repos.list(caller.account, limit=limit, offset=offset, search=search, only=only)
     rows = await asyncio.gather(*(_row(services.repos.repository(info.id), info) for info in page.items))
@@ -176,13 +176,13 @@ async def _row(repository: Repository, info: RepoInfo) -> RepoRow:
 
 @router.get("/{repo_id}")
 async def get_repo(repo: ReadableRepo) -> RepoRow:
-    """A repository with its branches and tags."""
+    """Get a repository with its branches and tags."""
     return await _row(repo.repository, repo.info)
 
 
 @router.delete("/{repo_id}")
 async def delete_repo(repo: OwnedRepo, services: ServicesDep) -> Nothing:
-    """Remove a repository with its history, for good."""
+    """Delete a repository permanently, with its history."""
     await services.repos.delete(repo.info.id)
     services.search.forget(repo.info.id)
     return Nothing()
@@ -190,12 +190,13 @@ async def delete_repo(repo: OwnedRepo, services: ServicesDep) -> Nothing:
 
 @router.get("/{repo_id}/default-branch")
 async def get_default_branch(repo: ReadableRepo) -> DefaultBranch:
+    """Get the default branch."""
     return DefaultBranch(default_branch=repo.repository.default_branch)
 
 
 @router.put("/{repo_id}/default-branch")
 async def set_default_branch(repo: OwnedRepo, wanted: DefaultBranch) -> Nothing:
-    """Choose the branch that clones begin with."""
+    """Set the default branch, which clones check out."""
     await repo.repository.set_default_branch(wanted.default_branch)
     return Nothing()
 
@@ -206,11 +207,13 @@ async def set_default_branch(repo: OwnedRepo, wanted: DefaultBranch) -> Nothing:
 @router.get("/{repo_id}/git/refs/heads/")
 @router.get("/{repo_id}/git/refs/heads", include_in_schema=False)
 async def list_branches(repo: ReadableRepo) -> BranchList:
+    """List branches."""
     return BranchList.of(await repo.repository.branches())
 
 
 @router.get("/{repo_id}/git/refs/heads/{branch:path}")
 async def get_branch(branch: str, repo: ReadableRepo) -> Ref:
+    """Get a branch by name."""
     found = await repo.repository.branch(branch)
     return Ref(name=f"refs/heads/{found.name}", sha=found.sha)
 
@@ -219,9 +222,9 @@ async def get_branch(branch: str, repo: ReadableRepo) -> Ref:
 async def create_branch(
     branch: str, repo: WritableRepo, services: ServicesDep, wanted: NewBranch | None = None
 ) -> Ref:
-    """Make a branch at a commit, by default at the default branch's."""
+    """Create a branch at a commit, by default at the head of the default branch."""
     if branch == _UNNAMED:
-        raise ApiError("BRANCH_NAME_EMPTY", "the name of the branch is missing: it is the end of the path")
+        raise ApiError("BRANCH_NAME_EMPTY", "branch name is missing: append it to the path")
     async with services.repos.quotas.writing(repo.info.id) as writing:
         await writing.make_refs(1)
         made = await repo.repository.create_branch(branch, None if wanted is None else wanted.sha)
@@ -232,17 +235,19 @@ async def create_branch(
 @router.get("/{repo_id}/git/refs/tags/")
 @router.get("/{repo_id}/git/refs/tags", include_in_schema=False)
 async def list_tags(repo: ReadableRepo) -> TagList:
+    """List tags."""
     return TagList(tags=[TagModel.of(tag) for tag in await repo.repository.tags()])
 
 
 @router.get("/{repo_id}/git/refs/tags/{tag:path}")
 async def get_tag(tag: str, repo: ReadableRepo) -> TagModel:
+    """Get a tag by name."""
     return TagModel.of(await repo.repository.tag(tag))
 
 
 @router.get("/{repo_id}/git/tags/{sha}")
 async def get_tag_object(sha: str, repo: ReadableRepo) -> TagModel:
-    """An annotated tag by its own id."""
+    """Get an annotated tag by the sha of its tag object."""
     return TagModel.of(await repo.repository.tag_object(sha))
 
 
@@ -265,12 +270,14 @@ async def get_contents(
 
 @router.get("/{repo_id}/git/blobs/{sha}")
 async def get_blob(sha: str, repo: ReadableRepo) -> Blob:
+    """Get a blob by its sha, in base64."""
     found, data = await contents.blob(repo.repository, sha)
     return Blob(sha=found, size=len(data), content=base64.b64encode(data).decode())
 
 
 @router.get("/{repo_id}/git/trees/{sha}", response_model_exclude_none=True)
 async def get_tree(sha: str, repo: ReadableRepo) -> Tree:
+    """Get a tree by its sha or the sha of a commit."""
     entries = await contents.tree(repo.repository, sha)
     tree = [
         TreeEntry(path=entry.path, sha=entry.sha, type=entry.kind, size=entry.size, mode=entry.mode)
@@ -281,19 +288,19 @@ async def get_tree(sha: str, repo: ReadableRepo) -> Tree:
 
 @router.get("/{repo_id}/tarball", response_class=StreamingResponse)
 async def get_tarball(repo: ReadableRepo, rev: Rev = None, ref: Rev = None) -> StreamingResponse:
-    """A revision as a tar archive."""
+    """Download a revision as a tar archive."""
     return await _archive(repo, "tar", rev or ref)
 
 
 @router.get("/{repo_id}/zip", response_class=StreamingResponse)
 async def get_zip(repo: ReadableRepo, rev: Rev = None, ref: Rev = None) -> StreamingResponse:
-    """A revision as a zip archive."""
+    """Download a revision as a zip archive."""
     return await _archive(repo, "zip", rev or ref)
 
 
 async def _archive(repo: OpenRepo, kind: str, rev: str | None) -> StreamingResponse:
     pieces = contents.archive(repo.repository, kind, rev)
-    # Whether there is such a revision is known before the answer begins.
+    # Read the first piece before the response starts, so that a missing revision is still a 404.
     first = await anext(pieces)
 
     async def whole() -> AsyncIterator[bytes]:
@@ -312,18 +319,19 @@ async def _archive(repo: OpenRepo, kind: str, rev: str | None) -> StreamingRespo
 @router.get("/{repo_id}/git/commits")
 async def list_commits(
     repo: ReadableRepo,
-    branch: Annotated[str | None, Query(description="By default, the default branch.")] = None,
+    branch: Annotated[str | None, Query(description="Branch name. Default: the default branch.")] = None,
     limit: Annotated[int, Query(ge=1, le=MAX_COMMITS)] = 50,
     order: Order = "desc",
-    since: Annotated[str | None, Query(description="A place in the history.")] = None,
-    until: Annotated[str | None, Query(description="A place in the history.")] = None,
+    since: Annotated[str | None, Query(description="Commit sha.")] = None,
+    until: Annotated[str | None, Query(description="Commit sha.")] = None,
     offset: Annotated[int, Query(ge=0, le=LARGEST)] = 0,
     disable_total_count: Annotated[bool, Query(alias="disableTotalCount")] = False,
 ) -> CommitList:
-    """Commits of a branch.
+    """List the commits of a branch.
 
-    Newest first, `until` is the first commit and `since` the one to stop before; oldest first, `since` is the
-    first and `until` the last. `next_commit` begins the next page, as `until` or, oldest first, as `since`.
+    With `order=desc` (newest first) the list starts at `until` and stops before `since`; with `order=asc` it
+    starts at `since` and stops after `until`. `next_commit` is the start of the next page: pass it as
+    `until`, or as `since` with `order=asc`.
     """
     page = await history.commits(
         repo.repository,
@@ -357,14 +365,16 @@ def _selector(since: str | None, until: str | None) -> dict[str, object] | None:
 
 @router.get("/{repo_id}/git/commits/{sha}")
 async def get_commit(sha: str, repo: ReadableRepo) -> CommitModel:
+    """Get a commit by its sha."""
     return CommitModel.of(await repo.repository.commit(sha))
 
 
 @router.post("/{repo_id}/commits")
 async def create_commit(repo: WritableRepo, services: ServicesDep, wanted: NewCommit) -> CommitCreated:
-    """Change files on a branch; one that is not there begins with this commit.
+    """Commit file changes to a branch. A missing branch is created.
 
-    With `expectedSha` only when the branch is at that commit. A push in between is never overwritten.
+    With `expectedSha` the commit is made only if the branch is at that commit, otherwise the response is 409
+    CONFLICTING_PARENT. A concurrent push is never overwritten.
     """
     author = None if wanted.author is None else Author(wanted.author.name, wanted.author.email)
     async with services.repos.quotas.writing(repo.info.id) as writing:
@@ -385,7 +395,7 @@ def _change(file: FileChangeModel) -> Change:
     if file.deleted:
         return Change(file.path, None)
     if file.content is None:
-        raise ApiError("INVALID_FILE_CHANGE", "a change has content, or says deleted", path=file.path)
+        raise ApiError("INVALID_FILE_CHANGE", "a file change needs content or deleted", path=file.path)
     if file.encoding != "base64":
         return Change(file.path, file.content.encode(errors="replace"))
     try:
@@ -398,5 +408,5 @@ def _change(file: FileChangeModel) -> Change:
 async def compare(
     repo: ReadableRepo, base: Annotated[str, Query()], head: Annotated[str, Query()]
 ) -> Comparison:
-    """What one revision has that another has not."""
+    """Compare two revisions: commits and changed files of `head` since `base`."""
     return Comparison.of(await history.compare(repo.repository, base, head))

@@ -136,7 +136,7 @@ class SmartHttp:
             secret = _secret(authorization)
             caller = await self._callers.authenticate(secret) if secret else None
             if caller is None:
-                raise Refused(401, "this key or token is not known, or was revoked", _ASK)
+                raise Refused(401, "invalid or revoked API key or token", _ASK)
         try:
             level = await self._access.level(caller, await self._repos.get(call.repo))
         except RepoNotFound:
@@ -144,7 +144,7 @@ class SmartHttp:
         if level is None and caller is None:
             raise _who_are_you()
         if level is None:
-            raise Refused(404, f"there is no repository {call.repo}, or it is not yours to see")
+            raise Refused(404, f"repository {call.repo} not found, or no access to it")
         return caller, level
 
     # What
@@ -153,10 +153,10 @@ class SmartHttp:
         self, call: "_Call", repository: Repository, caller: Caller | None, level: Level
     ) -> None:
         if call.scope["method"] != "GET":
-            raise Refused(405, "only GET is understood here", {"Allow": "GET"})
+            raise Refused(405, "method not allowed: use GET", {"Allow": "GET"})
         wanted = parse_qs(call.scope["query_string"].decode("latin-1")).get("service", [])
         if call.what == "HEAD" or len(wanted) != 1 or wanted[0] not in _SERVICES:
-            raise Refused(403, "only git's smart protocol is spoken here; use git 1.6.6 or later")
+            raise Refused(403, "only git's smart HTTP protocol is supported: use git 1.6.6 or later")
         service = Service(wanted[0])
         _check(service, caller, level)
         reading = self._serving.advertise(repository, service, _protocol(call.headers))
@@ -166,11 +166,11 @@ class SmartHttp:
         self, call: "_Call", repository: Repository, service: Service, caller: Caller | None, level: Level
     ) -> None:
         if call.scope["method"] != "POST":
-            raise Refused(405, "only POST is understood here", {"Allow": "POST"})
+            raise Refused(405, "method not allowed: use POST", {"Allow": "POST"})
         _check(service, caller, level)
         kind = call.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != f"application/x-{service}-request":
-            raise Refused(415, f"the body has to be application/x-{service}-request")
+            raise Refused(415, f"unsupported content type: use application/x-{service}-request")
         reading = self._serving.answer(repository, service, _protocol(call.headers), _body(call))
         await self._send(call.answer, reading, f"application/x-{service}-result")
 
@@ -200,11 +200,11 @@ def _check(service: Service, caller: Caller | None, level: Level) -> None:
     if service is Service.RECEIVE_PACK and level != "write":
         if caller is None:
             raise _who_are_you()
-        raise Refused(403, "you may read this repository, and not push to it")
+        raise Refused(403, "no write access to this repository")
 
 
 def _who_are_you() -> Refused:
-    return Refused(401, "give a token or an API key as password", _ASK)
+    return Refused(401, "authentication required: use a token or an API key as the password", _ASK)
 
 
 def _secret(authorization: str) -> str | None:
@@ -225,7 +225,7 @@ def _secret(authorization: str) -> str | None:
 def _protocol(headers: Headers) -> str | None:
     asked = headers.get("git-protocol")
     if asked is not None and not is_protocol(asked):
-        raise Refused(400, "Git-Protocol has to be a list like version=2")
+        raise Refused(400, "invalid Git-Protocol header: expected a list like version=2")
     return asked
 
 
@@ -234,7 +234,7 @@ def _body(call: _Call) -> AsyncGenerator[bytes, None]:
     if encoding in ("gzip", "x-gzip"):
         return unzipped(pieces(call.receive))
     if encoding != "identity":
-        raise Refused(415, "a body may be compressed with gzip, and with nothing else")
+        raise Refused(415, "unsupported content encoding: use gzip")
     return pieces(call.receive)
 
 
@@ -244,5 +244,5 @@ def _refused(error: Refused | SteadError) -> Refused:
     for kind, status in _STATUSES.items():
         if isinstance(error, kind):
             return Refused(status, str(error), {"Retry-After": "5"} if status == 503 else None)
-    log.warning("a client of git was not served", error=str(error))
-    return Refused(500, "git could not do this; the server's log says why")
+    log.warning("git request failed", error=str(error))
+    return Refused(500, "git failed on the server; see the server log")

@@ -81,7 +81,7 @@ def _credential(stead: "Stead", info: "RepoInfo", permission: "Permission") -> I
     if stead.whoami().identity_id is not None:
         # An identity makes no others, and has no more than what it was granted.
         if permission == "read":
-            note("the clone has the rights of the token that is used here")
+            note("the clone uses the current token and has its permissions")
         yield Credential(target().key or "")
         return
     identity = stead.identities.create()
@@ -107,7 +107,7 @@ def _delete(identity: "Identity") -> None:
         with undisturbed():
             identity.delete()
     except BaseException:
-        note(f"identity {identity.id} may still be there: `stead identity delete {identity.id}`")
+        note(f"identity {identity.id} was not deleted: run `stead identity delete {identity.id}`")
         raise
 
 
@@ -123,7 +123,7 @@ def _run_git(url: str, folder: Path, credential: Credential | None) -> None:
         # A group of its own: git leaves the program that it asks the server with running when it is ended.
         git = subprocess.Popen(command, env=environment, process_group=0)
     except FileNotFoundError:
-        fail("git is not installed")
+        fail("git is not installed: install it and try again")
     with git:
         try:
             code = git.wait()
@@ -131,7 +131,7 @@ def _run_git(url: str, folder: Path, credential: Credential | None) -> None:
             _end(git)
             raise
     if code:
-        fail(f"git clone ended with {code}")
+        fail(f"git clone failed with exit code {code}")
 
 
 def _end(git: "subprocess.Popen[bytes]") -> None:
@@ -165,7 +165,7 @@ def _keep(url: str, repo_id: str, folder: Path, credential: Credential) -> None:
     for key, value in [(_helper_of(url), ""), (_helper_of(url), _AFTERWARDS), *settings]:
         command = ["git", "-C", str(folder), "config", "--add", key, value]
         if subprocess.run(command, env=_environment(), check=False).returncode:
-            fail(f"the settings of the clone in {folder} cannot be written")
+            fail(f"cannot write the git configuration of the clone in {folder}")
 
 
 def _helper_of(url: str) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from stead.sdk.git_models import GithubSync, RepoInfo
     from stead.sdk.search_models import LineMatch
 
-app = typer.Typer(no_args_is_help=True, help="Git repositories: make, clone, search them.")
+app = typer.Typer(no_args_is_help=True, help="Create, clone, search and sync Git repositories.")
 
 _PAGE = 100
 _NAMED = 10
@@ -33,7 +33,7 @@ def _complete_repo(context: typer.Context, incomplete: str) -> list[tuple[str, s
         return []
 
 
-_HELP = f"Its id, how the id begins ({SHORTEST} characters or more), or its name."
+_HELP = f"Repository: id, id prefix ({SHORTEST} characters or more) or name."
 Repo = Annotated[str, typer.Argument(metavar="REPO", help=_HELP, autocompletion=_complete_repo)]
 Repos = Annotated[list[str], typer.Argument(metavar="REPO", help=_HELP, autocompletion=_complete_repo)]
 
@@ -55,27 +55,27 @@ def _candidates(stead: "Stead", search: str | None) -> Iterator[Candidate]:
 
 @app.command("create")
 def create_repo(
-    name: Annotated[str | None, typer.Option("--name", "-n", help="A label.")] = None,
-    public: Annotated[bool, typer.Option("--public", help="Anyone may read it.")] = False,
+    name: Annotated[str | None, typer.Option("--name", "-n", help="Name of the repository.")] = None,
+    public: Annotated[bool, typer.Option("--public", help="Allow anyone to read it.")] = False,
     default_branch: Annotated[
-        str | None, typer.Option(metavar="BRANCH", help="What clones begin with; else main.")
+        str | None, typer.Option(metavar="BRANCH", help="Default branch (default: main).")
     ] = None,
     source_url: Annotated[
-        str | None, typer.Option(metavar="URL", help="A repository to take over with its history.")
+        str | None, typer.Option(metavar="URL", help="Import this repository with its history.")
     ] = None,
     source_rev: Annotated[
-        str | None, typer.Option(metavar="REV", help="Only this branch, tag or commit of it.")
+        str | None, typer.Option(metavar="REV", help="Import only this branch, tag or commit.")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Make a repository and print its id."""
     if source_rev is not None and source_url is None:
-        raise typer.BadParameter("is of no use without --source-url", param_hint="--source-rev")
+        raise typer.BadParameter("requires --source-url", param_hint="--source-rev")
     with connected() as stead:
         from stead.sdk.git_models import Source
 
         source = None if source_url is None else Source(source_url, source_rev)
-        with working("making a repository"):
+        with working("creating repository"):
             repo = stead.git.repos.create(
                 name=name, public=public, default_branch=default_branch, source=source
             )
@@ -84,15 +84,15 @@ def create_repo(
         print_json({"id": repo.id, "name": name, "clone_url": url})
         return
     typer.echo(repo.id)
-    note(f"{url}; `stead git clone {repo.id[:8]}` clones it")
+    note(f"{url} (clone it with `stead git clone {repo.id[:8]}`)")
 
 
 @app.command("list")
 def list_repos(
-    limit: Annotated[int, typer.Option(min=1, max=_PAGE, help="How many at most.")] = 20,
-    offset: Annotated[int, typer.Option(min=0, help="How many to pass over.")] = 0,
-    search: Annotated[str | None, typer.Option(help="Only those with this in their id or name.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the ids.")] = False,
+    limit: Annotated[int, typer.Option(min=1, max=_PAGE, help="Maximum number of repositories.")] = 20,
+    offset: Annotated[int, typer.Option(min=0, help="Number of repositories to skip.")] = 0,
+    search: Annotated[str | None, typer.Option(help="Filter by part of an id or name.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only ids.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show the repositories, the newest first."""
@@ -172,9 +172,12 @@ def delete_repos(repos: Repos, as_json: Json = False) -> None:
 def clone_repo(
     repo: Repo,
     directory: Annotated[
-        Path | None, typer.Argument(metavar="[DIR]", help="Where to; else its name, or its id.")
+        Path | None,
+        typer.Argument(metavar="[DIR]", help="Target folder (default: the repository's name or id)."),
     ] = None,
-    readonly: Annotated[bool, typer.Option("--readonly", help="The clone may fetch, but not push.")] = False,
+    readonly: Annotated[
+        bool, typer.Option("--readonly", help="Give the clone read access only: it cannot push.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Clone a repository with git, so that fetch and push work there without asking.
@@ -200,10 +203,15 @@ def _folder(info: "RepoInfo") -> Path:
 def sync_repo(
     repo: Repo,
     with_: Annotated[
-        str | None, typer.Option("--with", metavar="OWNER/NAME", help="Begin, with this one at GitHub.")
+        str | None,
+        typer.Option(
+            "--with", metavar="OWNER/NAME", help="Enable sync with this GitHub repository (owner/name)."
+        ),
     ] = None,
-    now: Annotated[bool, typer.Option("--now", help="Look at both sides, and wait for it.")] = False,
-    off: Annotated[bool, typer.Option("--off", help="Leave both as they are from now on.")] = False,
+    now: Annotated[bool, typer.Option("--now", help="Sync now and wait for the result.")] = False,
+    off: Annotated[
+        bool, typer.Option("--off", help="Disable sync; both repositories stay as they are.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show how far a repository is in step with one at GitHub, or begin or end it.
@@ -211,19 +219,19 @@ def sync_repo(
     The exit code is 1 when something is not in step that people have to look at.
     """
     if off and (with_ or now):
-        raise typer.BadParameter("does not go with --with or --now", param_hint="--off")
+        raise typer.BadParameter("cannot be combined with --with or --now", param_hint="--off")
     with connected() as stead:
         github = stead.git.repos.ref(find_repo(stead, repo)).github_sync
         if off:
             github.disable()
         elif with_ is not None:
             github.enable(with_)
-        with working("looking at both sides") if now else contextlib.nullcontext():
+        with working("syncing") if now else contextlib.nullcontext():
             link = github.run() if now else github.get()
     if as_json:
         print_json({"github_sync": link})
     elif link is None:
-        typer.echo("not kept in step with any repository at GitHub")
+        typer.echo("GitHub sync is off")
     else:
         _print_link(link)
     if link is not None and link.state in ("diverged", "failed"):
@@ -245,17 +253,20 @@ def _print_link(link: "GithubSync") -> None:
 @app.command("search")
 def search_repo(
     repo: Repo,
-    query: Annotated[str, typer.Argument(help="The text to look for.")],
-    rev: Annotated[str | None, typer.Option(help="A branch, a tag or a commit; else the default.")] = None,
-    path: Annotated[
-        str | None, typer.Option(metavar="GLOB", help="Only in files like this: 'src/**/*.py'.")
+    query: Annotated[str, typer.Argument(help="Text to search for.")],
+    rev: Annotated[
+        str | None, typer.Option(help="Branch, tag or commit (default: the default branch).")
     ] = None,
-    exclude: Annotated[str | None, typer.Option(metavar="GLOB", help="Not in files like this.")] = None,
-    regex: Annotated[bool, typer.Option("--regex", "-E", help="It is a regular expression.")] = False,
-    word: Annotated[bool, typer.Option("--word", "-w", help="Only whole words.")] = False,
-    case: Annotated[bool, typer.Option("--case", help="Upper and lower case differ.")] = False,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="Files at most.")] = 100,
-    offset: Annotated[int, typer.Option(min=0, help="Files to pass over.")] = 0,
+    path: Annotated[
+        str | None,
+        typer.Option(metavar="GLOB", help="Search only in paths that match, such as 'src/**/*.py'."),
+    ] = None,
+    exclude: Annotated[str | None, typer.Option(metavar="GLOB", help="Skip paths that match.")] = None,
+    regex: Annotated[bool, typer.Option("--regex", "-E", help="Treat TEXT as a regular expression.")] = False,
+    word: Annotated[bool, typer.Option("--word", "-w", help="Match whole words only.")] = False,
+    case: Annotated[bool, typer.Option("--case", help="Match case.")] = False,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of files.")] = 100,
+    offset: Annotated[int, typer.Option(min=0, help="Number of files to skip.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Show the lines of a repository's files that match, as grep -n does."""
@@ -280,7 +291,7 @@ def search_repo(
     if not len(found):
         note("nothing found")
     if found.stopped_early:
-        note("the search was stopped before its end: narrow it down with --path")
+        note("the search stopped early: narrow it down with --path")
     elif found.has_more:
         note(f"{found.total_files - offset - len(found)} more files: --offset {offset + len(found)}")
 

@@ -15,22 +15,23 @@ from stead.github.apps import Apps
 from stead.identity.accounts import Account, Accounts
 from stead.repos.egress import Egress
 
-app = typer.Typer(no_args_is_help=True, help="The GitHub App by which repositories are kept in step.")
+app = typer.Typer(no_args_is_help=True, help="Manage the GitHub App used for GitHub sync.")
 
 _MAX_FILE = 64 << 10
 
 
 @app.command("connect")
 def connect(
-    app_id: Annotated[str, typer.Option(metavar="ID", help="Its App ID, a number.")],
-    private_key: Annotated[Path, typer.Option(metavar="FILE", help="Its private key, as GitHub gave it.")],
+    app_id: Annotated[str, typer.Option(metavar="ID", help="App ID (a number).")],
+    private_key: Annotated[Path, typer.Option(metavar="FILE", help="Private key file (PEM) from GitHub.")],
     webhook_secret: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Its webhook secret; else one is made and printed.")
+        Path | None,
+        typer.Option(metavar="FILE", help="File with the webhook secret (default: generate and print one)."),
     ] = None,
     account: AccountName = None,
-    url: Annotated[str, typer.Option(help="Where GitHub is, if it is your own.")] = GITHUB,
+    url: Annotated[str, typer.Option(help="URL of a GitHub Enterprise server.")] = GITHUB,
     api_url: Annotated[
-        str | None, typer.Option(metavar="URL", help="Where its API is; else /api/v3 there.")
+        str | None, typer.Option(metavar="URL", help="URL of its API (default: /api/v3 on that server).")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -55,10 +56,10 @@ def connect(
         if as_json:
             print_json(facts)
             return
-        typer.echo(f"connected: the App {slug or app_id}, for the account {owner.name}")
-        note(f"set its webhook to {facts['webhook_url']}")
+        typer.echo(f"connected App {slug or app_id} to account {owner.name}")
+        note(f"set the App's webhook URL to {facts['webhook_url']}")
         if given is None:
-            note(f"and its webhook secret to {found.webhook_secret}; it is not shown again")
+            note(f"set its webhook secret to {found.webhook_secret} (it is not shown again)")
 
     run(work())
 
@@ -90,7 +91,7 @@ def disconnect(account: AccountName = None, as_json: Json = False) -> None:
         if as_json:
             print_json({"account": owner.name, "disconnected": True})
         else:
-            typer.echo(f"disconnected: the account {owner.name} has no App any more")
+            typer.echo(f"disconnected the App of account {owner.name}")
 
     run(work())
 
@@ -113,5 +114,5 @@ def _read(path: Path) -> str:
     with path.open("rb") as file:
         content = file.read(_MAX_FILE + 1)
     if len(content) > _MAX_FILE or b"\0" in content:
-        raise InvalidRequest(f"{path} is neither a private key nor a secret")
+        raise InvalidRequest(f"{path} is not a private key or secret file")
     return content.decode(errors="replace")

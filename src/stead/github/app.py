@@ -49,11 +49,11 @@ class App:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[0-9]{1,20}", self.id):
             # Its client id would do for tokens, but webhooks name the number.
-            raise InvalidRequest(f"the App ID of a GitHub App is a number, not {self.id!r}")
+            raise InvalidRequest(f"invalid App ID {self.id!r}: it is a number")
         try:
             RSAKey.import_key(self.private_key)
         except (ValueError, JoseError):
-            raise InvalidRequest("this is not the private key of a GitHub App: a file in PEM") from None
+            raise InvalidRequest("not the private key of a GitHub App: it must be a PEM file") from None
 
     def sign(self, now: int) -> str:
         """What the App shows for itself, for some minutes from now."""
@@ -93,7 +93,7 @@ class Github:
         try:
             return Hosted(str(int(found["id"])), check_name(found["full_name"]))
         except (KeyError, TypeError, ValueError, InvalidRequest):
-            raise GithubFailed(f"GitHub tells of {name} in a way that cannot be read") from None
+            raise GithubFailed(f"invalid response from GitHub about {name}") from None
 
     async def token(self, app: App, name: str) -> str:
         """What lets git and others read and write one repository, for ten minutes at least."""
@@ -127,11 +127,13 @@ class Github:
         except EgressFailed as error:
             raise GithubFailed(str(error)) from error
         if made.get("permissions", {}).get("contents") != "write":
-            raise GithubRefused(f"the GitHub App may not write the contents of {name}: allow it to")
+            raise GithubRefused(
+                f"the GitHub App may not write {name}: give it the permission Contents: read and write"
+            )
         try:
             return _Token(str(made["token"]), datetime.fromisoformat(made["expires_at"]).timestamp())
         except (KeyError, TypeError, ValueError):
-            raise GithubFailed("GitHub gives a token that cannot be read") from None
+            raise GithubFailed("invalid token response from GitHub") from None
 
     async def _get(self, app: App, path: str, secret: str) -> dict[str, Any]:
         headers = _HEADERS | {"Authorization": f"Bearer {secret}"}
@@ -151,12 +153,12 @@ async def _read(answer: Answer, what: str) -> dict[str, Any]:
     except ValueError:
         told = None
     message = str(told.get("message", ""))[:200] if isinstance(told, dict) else ""
-    why = f"GitHub answers {answer.status}" + (f" ({message})" if message else "")
+    why = f"GitHub answered {answer.status}" + (f" ({message})" if message else "")
     limited = answer.status == 429 or (answer.status == 403 and "rate limit" in message.lower())
     if answer.status == 401:
-        raise GithubRefused(f"GitHub does not know the App by its id and key: {why}")
+        raise GithubRefused(f"GitHub rejected the App's id and key: {why}")
     if answer.status in (403, 404, 422) and not limited:
-        raise GithubRefused(f"the GitHub App has no access to {what}, install it there first: {why}")
+        raise GithubRefused(f"the GitHub App has no access to {what}: install it there first ({why})")
     if answer.status not in (200, 201) or not isinstance(told, dict):
         raise GithubFailed(why)
     return told
@@ -166,5 +168,5 @@ def check_name(name: str) -> str:
     """`owner/name`, as it stands in the repository's address; `.git` may follow."""
     found = _NAME.fullmatch(name.removesuffix(".git"))
     if found is None or found["name"] in (".", ".."):
-        raise InvalidRequest(f"a repository on GitHub is named owner/name, not {name[:200]!r}")
+        raise InvalidRequest(f"invalid GitHub repository {name[:200]!r}: use owner/name")
     return found[0]

@@ -9,7 +9,7 @@ class GithubNotConnected(RepoError):
     code = "github_not_connected"
 
     def __init__(self) -> None:
-        super().__init__("no GitHub App is connected to this account: `stead github connect` does it")
+        super().__init__("no GitHub App is connected to this account: run `stead github connect`")
 
 
 class GithubRefused(RepoError):
@@ -35,4 +35,4 @@ class NotLinked(RepoError):
 
     def __init__(self) -> None:
         # Clients look for the number in the sentence.
-        super().__init__("404: this repository is not kept in step with one on GitHub")
+        super().__init__("404: GitHub sync is not enabled for this repository")

@@ -99,7 +99,7 @@ async def _look(repository: Repository, remotes: Remotes, remote: Remote) -> _Se
     """How both sides are, with all commits of the other at hand."""
     offered = {name: sha for name, sha in remote.refs.items() if name.startswith((BRANCHES, TAGS))}
     if len(offered) > MAX_REFS:
-        raise TooLarge(f"{remote.url} has more than {MAX_REFS} branches and tags")
+        raise TooLarge(f"{remote.url} has too many branches and tags (max {MAX_REFS})")
     seen = await _seen(repository)
     if offered == seen.there:
         return seen
@@ -189,13 +189,13 @@ async def _push(
     left: list[Left] = []
     taken: list[RefChange] = []
     for ref in (*deleted, *given):
-        why = told.get(ref.name, "it was not answered for")
+        why = told.get(ref.name, "no answer")
         if why is None:
             taken += [RefChange(_aside(side, ref.name), ref.here, guarded=False) for side in (_BASE, _THERE)]
         elif any(words in why for words in _MOVED):
             still = False
         else:
-            left.append(Left(ref.name, ref.here, ref.there, f"GitHub does not take it: {why}"))
+            left.append(Left(ref.name, ref.here, ref.there, f"GitHub rejected it: {why}"))
     return await _change(repository, taken) and still, left
 
 

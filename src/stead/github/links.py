@@ -126,9 +126,9 @@ class Links:
             await self._repos.get(repo)
             known = await self._store.get(repo)
             if known is None:
-                raise LinkConflict(f"{hosted.name} is kept in step with another repository of this account")
+                raise LinkConflict(f"{hosted.name} is already synced with another repository of this account")
             if known.github_id != hosted.id:
-                raise LinkConflict(f"this repository is kept in step with {known.name}: end that first")
+                raise LinkConflict(f"this repository is already synced with {known.name}: disable that first")
             added = known
         self._keep(repo).wake.set()
         return _link(added)
@@ -205,7 +205,7 @@ class Links:
                     async with self._turns:
                         settled = await self._attempt(row)
                 except Exception as error:
-                    log.error("keeping in step broke", repo=repo, error=repr(error), exc_info=error)
+                    log.error("github sync error", repo=repo, error=repr(error), exc_info=error)
                     settled = False
                 finally:
                     _tell(waiting)
@@ -226,7 +226,7 @@ class Links:
         except RepoNotFound:
             return True
         except SteadError as error:
-            log.info("not in step", repo=row.id, github=row.name, error=str(error))
+            log.info("github sync failed", repo=row.id, github=row.name, error=str(error))
             await self._store.record(row.id, State.FAILED, error=str(error))
             return False
         state = State.DIVERGED if outcome.left else State.IN_STEP if outcome.settled else State.PENDING
@@ -244,7 +244,7 @@ class Links:
         try:
             return await self._exchange(app, row)
         except SourceUnauthorized:
-            raise GithubRefused(f"GitHub does not let the App write {row.name}") from None
+            raise GithubRefused(f"the GitHub App may not write {row.name}") from None
 
     async def _exchange(self, app: App, row: LinkRow) -> Outcome:
         repository = self._repos.repository(row.id)
@@ -258,7 +258,7 @@ class Links:
                     repository, remotes, url, writing, large_files, lambda: self._followed(row.id)
                 )
         except SourceNotFound:
-            raise GithubRefused(f"the App sees no {row.name} on GitHub any more") from None
+            raise GithubRefused(f"the GitHub App can no longer see {row.name}") from None
         except EgressFailed as error:
             raise GithubFailed(str(error)) from error
 

@@ -104,12 +104,12 @@ def _judge(ref: Ref, relation: Relation | None) -> Decision:
         return _follow_here(ref, relation)
     if ref.here is None or ref.there is None:
         where, other = ("here", "on GitHub") if ref.here is None else ("on GitHub", "here")
-        return Decision(ref, Step.LEAVE, f"it was deleted {where} and changed {other}")
+        return Decision(ref, Step.LEAVE, f"deleted {where} and changed {other}")
     if ref.is_branch and relation is Relation.AHEAD:
         return Decision(ref, Step.PUSH)
     if ref.is_branch and relation is Relation.BEHIND:
         return Decision(ref, Step.PULL)
-    return Decision(ref, Step.LEAVE, "both sides have changed it")
+    return Decision(ref, Step.LEAVE, "changed on both sides")
 
 
 def _follow_there(ref: Ref, relation: Relation | None) -> Decision:
@@ -130,13 +130,13 @@ def _follow_here(ref: Ref, relation: Relation | None) -> Decision:
 
 def _moved(ref: Ref, relation: Relation | None, where: str) -> str:
     if not ref.is_branch:
-        return f"the tag was moved {where}"
-    return f"it was {'rewritten' if relation is Relation.APART else 'moved back'} {where}"
+        return f"tag moved {where}"
+    return f"{'rewritten' if relation is Relation.APART else 'moved back'} {where}"
 
 
 def _keep_default(decision: Decision, default: str) -> Decision:
     if decision.step is Step.DELETE_HERE and decision.ref.name == default:
-        return Decision(decision.ref, Step.LEAVE, "it was deleted on GitHub, and is the default branch here")
+        return Decision(decision.ref, Step.LEAVE, "deleted on GitHub, but it is the default branch here")
     return decision
 
 
@@ -148,11 +148,11 @@ def _fitting(
     for decision in decisions:
         ref = decision.ref
         if decision.step is Step.PULL and not is_ref(ref.name.split("/", 2)[2]):
-            yield Decision(ref, Step.LEAVE, "Stead does not take this name")
+            yield Decision(ref, Step.LEAVE, "invalid ref name")
         elif decision.step is Step.PULL and ref.here is None and _in_the_way(ref.name, here, folders_here):
-            yield Decision(ref, Step.LEAVE, "the name of another ref here is in its way")
+            yield Decision(ref, Step.LEAVE, "its name conflicts with another ref here")
         elif decision.step is Step.PUSH and ref.there is None and _in_the_way(ref.name, there, folders_there):
-            yield Decision(ref, Step.LEAVE, "the name of another ref on GitHub is in its way")
+            yield Decision(ref, Step.LEAVE, "its name conflicts with another ref on GitHub")
         else:
             yield decision
 

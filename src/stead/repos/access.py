@@ -26,7 +26,7 @@ class RepoPermissionExists(SteadError):
     code = "repo_permission_exists"
 
     def __init__(self, identity: str, repo: str) -> None:
-        super().__init__(f"identity {identity} has a permission on repository {repo} already")
+        super().__init__(f"identity {identity} already has a permission on repository {repo}")
 
 
 class Access:

@@ -68,7 +68,7 @@ def members(kind: Kind, archive: Path, bounds: Bounds) -> Iterator[Member]:
     with archive.open("rb") as file:
         for number, member in enumerate(_MEMBERS[kind](file, budget)):
             if number >= bounds.entries:
-                raise TooLarge(f"the archive has more than {bounds.entries} files and folders")
+                raise TooLarge(f"the archive has too many files and folders (max {bounds.entries})")
             yield member
 
 
@@ -78,7 +78,7 @@ def reading(kind: Kind) -> Iterator[None]:
     try:
         yield
     except _BROKEN as error:
-        raise ArchiveInvalid(f"the archive cannot be read as {kind}: {error}") from error
+        raise ArchiveInvalid(f"invalid {kind} archive: {error}") from error
 
 
 class _Budget:
@@ -92,7 +92,7 @@ class _Budget:
     def take(self, size: int) -> None:
         self.used += size
         if self.used > self.most:
-            raise TooLarge(f"the archive has more in it than {self.most} bytes, which is too much")
+            raise TooLarge(f"the archive is too large unpacked (max {self.most} bytes)")
 
 
 # Tar
@@ -125,7 +125,7 @@ class _Xz(io.RawIOBase):
             if self._unpacker.needs_input and not self._rest:
                 self._rest = self._file.read(_PIECE)
                 if not self._rest:
-                    raise EOFError("it ends too early")
+                    raise EOFError("unexpected end of archive")
             data = self._unpacker.decompress(self._rest, len(buffer))
             self._rest = self._unpacker.unused_data
             if data:
@@ -145,7 +145,7 @@ def _unpacked(file: BinaryIO) -> BinaryIO:
         return io.BufferedReader(_Xz(file), _PIECE)
     for magic, name in _UNKNOWN_COMPRESSIONS.items():
         if start.startswith(magic):
-            raise ArchiveInvalid(f"the archive is packed with {name}; gzip, bzip2 and xz are understood")
+            raise ArchiveInvalid(f"unsupported compression {name}: use gzip, bzip2 or xz")
     return file
 
 
@@ -168,7 +168,7 @@ class _Blocks:
     def whole(self, size: int) -> bytes:
         data = self.read(size)
         if len(data) < size:
-            raise EOFError("it ends too early")
+            raise EOFError("unexpected end of archive")
         return data
 
     def pieces(self, size: int) -> Iterator[bytes]:
@@ -185,7 +185,7 @@ def _tar(file: BinaryIO, budget: _Budget) -> Iterator[Member]:
         while header.strip(b"\0"):
             info = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
             if info.size < 0:
-                raise tarfile.ReadError("a file has less than no content")
+                raise tarfile.ReadError("negative file size")
             if info.type in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, b"L", b"K"):
                 told |= _extension(info.type, _content_of_extension(blocks, info.size))
                 header = blocks.whole(_BLOCK)
@@ -196,7 +196,7 @@ def _tar(file: BinaryIO, budget: _Budget) -> Iterator[Member]:
             sparse = info.type == tarfile.GNUTYPE_SPARSE or "sparse" in told
             told = {}
             if sparse:
-                raise ArchiveInvalid(f"{info.name!r} is a sparse file, which is not understood")
+                raise ArchiveInvalid(f"{info.name!r} is a sparse file, which is not supported")
             yield from _tar_member(info, size, blocks)
             header = blocks.read(_BLOCK)
         while blocks.read(_PIECE):
@@ -206,7 +206,7 @@ def _tar(file: BinaryIO, budget: _Budget) -> Iterator[Member]:
 
 def _content_of_extension(blocks: _Blocks, size: int) -> bytes:
     if size > _MAX_EXTENSION:
-        raise tarfile.ReadError("a header is too long")
+        raise tarfile.ReadError("header too long")
     data = blocks.whole(size)
     blocks.whole(-size % _BLOCK)
     return data
@@ -223,14 +223,14 @@ def _extension(kind: bytes, data: bytes) -> dict[str, str]:
     while data:
         length, _, _ = data.partition(b" ")
         if not length.isdigit() or len(length) > 8 or not len(length) + 2 < int(length) <= len(data):
-            raise tarfile.ReadError("a header is broken")
+            raise tarfile.ReadError("invalid header")
         record, data = data[len(length) + 1 : int(length) - 1], data[int(length) :]
         name, _, value = record.partition(b"=")
         if name in (b"path", b"linkpath"):
             told[name.decode()] = value.decode("utf-8", "surrogateescape")
         elif name == b"size":
             if not value.isdigit() or len(value) > 18:
-                raise tarfile.ReadError("a header is broken")
+                raise tarfile.ReadError("invalid header")
             told["size"] = value.decode()
         elif name.startswith(b"GNU.sparse."):
             told["sparse"] = "yes"
@@ -253,7 +253,7 @@ def _tar_member(info: tarfile.TarInfo, size: int, blocks: _Blocks) -> Iterator[M
             pass
         blocks.whole(-size % _BLOCK)
     else:
-        raise ArchiveInvalid(f"{printable(info.name)!r} is neither a file nor a folder nor a link")
+        raise ArchiveInvalid(f"{printable(info.name)!r} is not a file, folder or link")
 
 
 def _mode(permissions: int) -> str:
@@ -262,7 +262,7 @@ def _mode(permissions: int) -> str:
 
 def _link(name: str, target: bytes) -> Member:
     if not target or len(target) > _MAX_LINK or b"\0" in target:
-        raise ArchiveInvalid(f"the link {name!r} leads to no name")
+        raise ArchiveInvalid(f"the link {name!r} has no valid target")
     return Member(name, LINK, len(target), lambda: iter((target,)))
 
 
@@ -289,14 +289,14 @@ def _zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: _Budget
         raise ArchiveInvalid(f"{name!r} is encrypted")
     # Others can take any amount of memory.
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise ArchiveInvalid(f"{name!r} is packed in a way that is not understood")
+        raise ArchiveInvalid(f"{name!r} uses an unsupported compression method")
     content = _zip_content(archive, info, budget)
     if kind == stat.S_IFLNK:
         if info.file_size > _MAX_LINK:
-            raise ArchiveInvalid(f"the link {name!r} leads to no name")
+            raise ArchiveInvalid(f"the link {name!r} has no valid target")
         return _link(name, b"".join(content()))
     if kind not in (0, stat.S_IFREG):
-        raise ArchiveInvalid(f"{name!r} is neither a file nor a folder nor a link")
+        raise ArchiveInvalid(f"{name!r} is not a file, folder or link")
     return Member(name, _mode(info.external_attr >> 16 if kind else 0), info.file_size, content)
 
 
@@ -305,9 +305,9 @@ def _check_count(file: BinaryIO, most: int) -> None:
     # As the module itself finds it, or others could be shown another list.
     end = zipfile._EndRecData(file)  # type: ignore[attr-defined]
     if end is None:
-        raise zipfile.BadZipFile("it is not a zip file")
+        raise zipfile.BadZipFile("not a zip file")
     if end[_SIZE_OF_LIST] > _MAX_LIST:
-        raise TooLarge("the archive's list of files is too long")
+        raise TooLarge("the archive's file list is too long")
     file.seek(0)
     count = 0
     rest = b""
@@ -315,7 +315,7 @@ def _check_count(file: BinaryIO, most: int) -> None:
         count += (rest + data).count(b"PK\x01\x02")
         rest = data[-3:]
     if count > most:
-        raise TooLarge(f"the archive has more than {most} files and folders")
+        raise TooLarge(f"the archive has too many files and folders (max {most})")
     file.seek(0)
 
 
@@ -330,7 +330,7 @@ def _zip_content(
                 size += len(piece)
                 yield piece
         if size != info.file_size:
-            raise zipfile.BadZipFile(f"{info.filename!r} ends too early")
+            raise zipfile.BadZipFile(f"unexpected end of {info.filename!r}")
 
     return read
 

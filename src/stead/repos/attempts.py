@@ -50,13 +50,13 @@ class Progress:
     def begin(self) -> Self:
         """An attempt that was interrupted, by a crash or by the end of Stead, begins again."""
         if self.state.final:
-            raise ValueError(f"it is {self.state}")
+            raise ValueError(f"delivery is {self.state}")
         return replace(self, state=State.SENDING)
 
     def end(self, delivered: bool, now: int, chance: float) -> Self:
         """An attempt is over; `chance`, from 0 to 1, says how much longer than needed the next one waits."""
         if self.state is not State.SENDING:
-            raise ValueError(f"it is {self.state}")
+            raise ValueError(f"delivery is {self.state}")
         attempts = self.attempts + 1
         if delivered:
             return replace(self, state=State.DELIVERED, attempts=attempts, finished_at=now)

@@ -154,8 +154,8 @@ async def _pieces(
         while piece := await process.stdout.read(_PIECE):
             yield piece
         if await process.wait():
-            log.warning("a repository could not be packed", repo=repository.id, said=(await errors).strip())
-            raise RepoDamaged(f"repository {repository.id} has no longer what it had, or is damaged")
+            log.warning("bundle failed", repo=repository.id, said=(await errors).strip())
+            raise RepoDamaged(f"repository {repository.id} changed during the bundle or is damaged")
 
 
 def _id_in(name: str, root: str) -> str | None:

@@ -70,18 +70,18 @@ async def commit(
 
 def _check(changes: Sequence[Change]) -> None:
     if len(changes) > MAX_FILES:
-        raise TooLarge(f"a commit changes at most {MAX_FILES} files, not {len(changes)}")
+        raise TooLarge(f"too many files in one commit: {len(changes)} (max {MAX_FILES})")
     if sum(len(change.content or b"") for change in changes) > MAX_BYTES:
-        raise TooLarge(f"a commit brings at most {MAX_BYTES >> 20} MiB")
+        raise TooLarge(f"commit too large (max {MAX_BYTES >> 20} MiB): push it with git")
     seen: set[str] = set()
     written = {check_path(change.path) for change in changes if change.content is not None}
     for change in changes:
         path = check_path(change.path)
         if path in seen:
-            raise InvalidChange(path, "it is named twice")
+            raise InvalidChange(path, "it is listed twice")
         seen.add(path)
         if change.content is not None and any(folder in written for folder in _parents(path)):
-            raise InvalidChange(path, "one of its folders is written as a file")
+            raise InvalidChange(path, "a parent folder is written as a file in the same commit")
 
 
 def _parents(path: str) -> Iterable[str]:
@@ -94,7 +94,7 @@ async def _modes(repository: Repository, parent: str | None, changes: Sequence[C
     deleted = {change.path for change in changes if change.content is None}
     if parent is None:
         if deleted:
-            raise InvalidChange(min(deleted), "there is no such file to delete")
+            raise InvalidChange(min(deleted), "no such file to delete")
         return {}
     entries: dict[str, dict[str, str]] = {}
     async with repository.readers.of(repository.path) as reader:
@@ -111,7 +111,7 @@ async def _modes(repository: Repository, parent: str | None, changes: Sequence[C
         if mode is not None:
             modes[change.path] = mode
         if change.content is None and (mode is None or mode == _FOLDER):
-            raise InvalidChange(change.path, "there is no such file to delete")
+            raise InvalidChange(change.path, "no such file to delete")
         if change.content is not None and mode == _FOLDER:
             raise InvalidChange(change.path, "it is a folder")
         for above in _parents(change.path):

@@ -67,7 +67,9 @@ class Outcome:
         error = f"the endpoint answered {answer.status}"
         if 300 <= answer.status < 400:
             where = f" to {answer.headers['location']}" if "location" in answer.headers else ""
-            error = f"the endpoint answered {answer.status}, a redirect{where}: those are not followed"
+            error = (
+                f"the endpoint answered {answer.status}, a redirect{where}: webhooks do not follow redirects"
+            )
         return cls(answer.status, error[:_MAX_ERROR], text)
 
     @property
@@ -131,7 +133,7 @@ class Deliveries:
                 try:
                     await self._empty(trigger)
                 except Exception as error:
-                    log.warning("deliveries are held up", trigger=trigger, error=str(error))
+                    log.warning("webhook deliveries delayed", trigger=trigger, error=str(error))
                     self._woken.add(trigger)
                     await self._clock.sleep(_AFTER_FAILURE)
         finally:
@@ -175,7 +177,7 @@ class Deliveries:
         )
         await finished(ended)
         if progress.state is State.FAILED:
-            log.warning("a delivery was given up", delivery=row.id, trigger=row.trigger, error=outcome.error)
+            log.warning("webhook delivery failed", delivery=row.id, trigger=row.trigger, error=outcome.error)
 
     async def _send(self, row: DeliveryRow, to: DestinationRow) -> Outcome:
         body = row.body.encode()
@@ -199,7 +201,7 @@ class Deliveries:
             # The status says all: it does not matter when the rest of the answer does not come.
             if answered is None:
                 if not isinstance(error, RepoError):
-                    log.exception("a delivery could not be sent", delivery=row.id, trigger=row.trigger)
+                    log.exception("webhook delivery error", delivery=row.id, trigger=row.trigger)
                 return Outcome(error=(str(error) or type(error).__name__)[:_MAX_ERROR])
         return Outcome.of(answered, content)
 

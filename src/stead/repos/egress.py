@@ -77,7 +77,7 @@ class EgressRefused(RepoError):
     code = "egress_refused"
 
     def __init__(self, url: str, why: str) -> None:
-        super().__init__(f"{url} is not connected to: {why}", url=url)
+        super().__init__(f"connection to {url} refused: {why}", url=url)
 
 
 class EgressFailed(RepoError):
@@ -86,7 +86,7 @@ class EgressFailed(RepoError):
     code = "egress_failed"
 
     def __init__(self, url: str, why: str) -> None:
-        super().__init__(f"{url} did not answer as it should: {why}", url=url)
+        super().__init__(f"request to {url} failed: {why}", url=url)
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class Egress:
         scheme, host, port, path, authorization = _parse(url)
         target = Target(scheme, host, port, path, (), authorization)
         if authorization is not None and not credentials:
-            raise EgressRefused(target.shown, "a name or a password in the URL is not allowed here")
+            raise EgressRefused(target.shown, "user name and password are not allowed in this URL")
         addresses = await self._addresses(target)
         for address in addresses:
             if why := self._refusal(address):
@@ -170,14 +170,14 @@ class Egress:
             async with asyncio.timeout(_LOOKUP_TIMEOUT):
                 found = await self._resolve(target.host, target.port)
         except (OSError, UnicodeError):
-            raise EgressFailed(target.shown, f"nobody knows the name {target.host}") from None
+            raise EgressFailed(target.shown, f"cannot resolve {target.host}") from None
         try:
             # A zone, as link-local addresses have it, is no part of the address.
             addresses = [ip_address(each.partition("%")[0]) for each in found]
         except ValueError:
-            raise EgressFailed(target.shown, f"the name {target.host} has an unknown address") from None
+            raise EgressFailed(target.shown, f"{target.host} resolves to an invalid address") from None
         if not addresses:
-            raise EgressFailed(target.shown, f"the name {target.host} has no address")
+            raise EgressFailed(target.shown, f"{target.host} has no address")
         return addresses
 
     def _refusal(self, address: Address) -> str | None:
@@ -236,9 +236,9 @@ class Egress:
                 async with contextlib.aclosing(body) as pieces:
                     yield Answer(target, response.status, told, pieces)
         except TimeoutError:
-            raise EgressFailed(target.shown, f"it took longer than {timeout:g} s") from None
+            raise EgressFailed(target.shown, f"timed out after {timeout:g} s") from None
         except httpcore2.TimeoutException:
-            raise EgressFailed(target.shown, "it took too long") from None
+            raise EgressFailed(target.shown, "timed out") from None
         except (httpcore2.NetworkError, httpcore2.ProtocolError) as error:
             raise EgressFailed(target.shown, str(error) or type(error).__name__) from error
 
@@ -265,14 +265,14 @@ class Egress:
                     yield answer
                     return
             target, headers = await self._follow(target, location, headers)
-        raise EgressFailed(target.shown, f"it leads on and on, more than {MAX_REDIRECTS} times")
+        raise EgressFailed(target.shown, f"too many redirects (max {MAX_REDIRECTS})")
 
     async def _follow(
         self, target: Target, location: str, headers: Mapping[str, str] | None
     ) -> tuple[Target, Mapping[str, str] | None]:
         led = await self.check(urljoin(target.url, location))
         if target.scheme == "https" and led.scheme == "http":
-            raise EgressRefused(led.shown, "a redirect leads from https to http")
+            raise EgressRefused(led.shown, "redirect from https to http")
         if led.origin != target.origin:
             kept = {name: value for name, value in (headers or {}).items() if name.lower() not in _SECRETS}
             return led, kept
@@ -347,25 +347,25 @@ def _parse(url: str) -> tuple[str, str, int, str, str | None]:
     """Scheme, host, port, path with query, and the header that credentials make."""
     without_secrets = re.sub(r"//.*@", "//", url, flags=re.DOTALL)[:200]
     if len(url) > MAX_URL:
-        raise EgressRefused(without_secrets, f"a URL has at most {MAX_URL} characters")
+        raise EgressRefused(without_secrets, f"URL too long (max {MAX_URL} characters)")
     try:
         parsed = httpx2.URL(url)
     except (httpx2.InvalidURL, UnicodeError, ValueError):
-        raise EgressRefused(without_secrets, "it is not a URL") from None
+        raise EgressRefused(without_secrets, "invalid URL") from None
     host = parsed.raw_host.decode("ascii").removesuffix(".")
     if parsed.scheme not in _PORTS:
-        raise EgressRefused(without_secrets, "only http and https are spoken")
+        raise EgressRefused(without_secrets, "only http and https URLs are supported")
     port = _PORTS[parsed.scheme] if parsed.port is None else parsed.port
     if not 0 < port < 65536:
-        raise EgressRefused(without_secrets, f"there is no port {port}")
+        raise EgressRefused(without_secrets, f"invalid port {port}")
     try:
         host = str(ip_address(host))
     except ValueError:
         # 127.1, 2130706433 and 0x7f000001 are addresses to some and names to others.
         if not _NAME.fullmatch(host) or _NUMBER.fullmatch(host.rpartition(".")[2]):
-            raise EgressRefused(without_secrets, f"{host!r} is not the name of a host") from None
+            raise EgressRefused(without_secrets, f"invalid host name {host!r}") from None
     if "%" in host:
-        raise EgressRefused(without_secrets, f"{host!r} is an address of one link")
+        raise EgressRefused(without_secrets, f"{host!r} is a link-local address")
     authorization = None
     if parsed.userinfo:
         user, _, password = parsed.userinfo.decode("ascii").partition(":")
@@ -390,7 +390,7 @@ async def _bounded(pieces: AsyncIterator[bytes], target: Target, most: int) -> A
 
 
 def _too_large(target: Target, most: int) -> TooLarge:
-    return TooLarge(f"{target.shown} has more than {most} bytes, which is the most that is taken")
+    return TooLarge(f"response from {target.shown} too large (max {most} bytes)")
 
 
 class _Pinned(httpcore2.AsyncNetworkBackend):
@@ -408,7 +408,7 @@ class _Pinned(httpcore2.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Any = None,
     ) -> httpcore2.AsyncNetworkStream:
-        failure: Exception = httpcore2.ConnectError("there is no address to connect to")
+        failure: Exception = httpcore2.ConnectError("no address to connect to")
         for address in self._addresses:
             try:
                 return await self._backend.connect_tcp(address, port, timeout, local_address, socket_options)

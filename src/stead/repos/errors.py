@@ -52,7 +52,7 @@ class InvalidRevision(RepoError):
 
     def __init__(self, revision: str) -> None:
         super().__init__(
-            f"{revision!r} is not the name of a branch or tag, and not a commit", revision=revision
+            f"invalid revision {revision!r}: use a branch, a tag or a commit sha", revision=revision
         )
 
 
@@ -60,14 +60,14 @@ class AmbiguousRevision(RepoError):
     code = "ambiguous_revision"
 
     def __init__(self, revision: str) -> None:
-        super().__init__(f"more than one object begins with {revision}", rev=revision)
+        super().__init__(f"ambiguous revision {revision}: more than one object starts with it", rev=revision)
 
 
 class ReferenceNotFound(RepoError):
     code = "reference_not_found"
 
     def __init__(self, reference: str) -> None:
-        super().__init__(f"there is no branch, tag or commit {reference}", reference=reference)
+        super().__init__(f"no branch, tag or commit {reference}", reference=reference)
 
 
 class BranchNotFound(RepoError):
@@ -81,7 +81,7 @@ class BranchExists(RepoError):
     code = "branch_exists"
 
     def __init__(self, branch: str) -> None:
-        super().__init__(f"there is a branch {branch} already", branch=branch)
+        super().__init__(f"branch {branch} already exists", branch=branch)
 
 
 class InvalidBranch(RepoError):
@@ -122,7 +122,7 @@ class OffsetWithSelector(RepoError):
     code = "offset_with_selector"
 
     def __init__(self) -> None:
-        super().__init__("offset does not go together with since or until")
+        super().__init__("offset cannot be combined with since or until")
 
 
 class BlobNotFound(RepoError):
@@ -143,14 +143,14 @@ class InvalidObjectId(RepoError):
     code = "invalid_object_id"
 
     def __init__(self, sha: str) -> None:
-        super().__init__(f"{sha!r} is not the id of an object: 40 hexadecimal digits", hash=sha)
+        super().__init__(f"invalid object id {sha!r}: use 40 hexadecimal digits", hash=sha)
 
 
 class PathNotFound(RepoError):
     code = "path_not_found"
 
     def __init__(self, path: str) -> None:
-        super().__init__(f"there is no {path or 'commit'} in this revision", path=path)
+        super().__init__(f"no {path or 'commit'} in this revision", path=path)
 
 
 class TooLarge(RepoError):
@@ -163,21 +163,21 @@ class InvalidPath(RepoError):
     code = "invalid_path"
 
     def __init__(self, path: str, why: str) -> None:
-        super().__init__(f"{path!r} cannot be a file's path: {why}", path=path)
+        super().__init__(f"invalid path {path!r}: {why}", path=path)
 
 
 class InvalidChange(RepoError):
     code = "invalid_change"
 
     def __init__(self, path: str, why: str) -> None:
-        super().__init__(f"{path!r} cannot be changed: {why}", path=path)
+        super().__init__(f"cannot change {path!r}: {why}", path=path)
 
 
 class InvalidContent(RepoError):
     code = "invalid_content"
 
     def __init__(self, path: str) -> None:
-        super().__init__(f"the content of {path!r} is not base64", path=path)
+        super().__init__(f"the content of {path!r} is not valid base64", path=path)
 
 
 class ConflictingParent(RepoError):
@@ -186,5 +186,5 @@ class ConflictingParent(RepoError):
     code = "conflicting_parent"
 
     def __init__(self, branch: str, expected: str, actual: str | None) -> None:
-        where = f"at {actual}" if actual else "not there"
+        where = f"at {actual}" if actual else "missing"
         super().__init__(f"branch {branch} is {where}, not at {expected}", expected=expected, actual=actual)

@@ -14,7 +14,9 @@ class Author:
     def __post_init__(self) -> None:
         for value in (self.name, self.email):
             if not value.strip() or not value.isprintable() or any(sign in value for sign in "<>"):
-                raise InvalidRequest(f"an author has a name and an e-mail without < and >, not {value!r}")
+                raise InvalidRequest(
+                    f"invalid author {value!r}: name and e-mail must not be empty or contain < or >"
+                )
 
 
 def signed(message: str, author: Author) -> bytes:

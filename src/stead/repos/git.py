@@ -144,7 +144,7 @@ class GitProcess:
         while part := await self.stdout.read(_PIPE):
             size += len(part)
             if size > most:
-                raise TooLarge(f"git has more to say than {most >> 20} MiB")
+                raise TooLarge(f"output of git too large (max {most >> 20} MiB)")
             parts.append(part)
         return b"".join(parts)
 
@@ -182,7 +182,9 @@ class GitFailed(RepoDamaged):
     def __init__(self, command: str, finished: Finished) -> None:
         lines = [line for line in finished.stderr.strip().splitlines() if line]
         last = ([line for line in lines if line.startswith(("fatal:", "error:"))] or lines)[-1:]
-        super().__init__(f"git {command} ended with {finished.status}: {' '.join(last) or 'no message'}")
+        super().__init__(
+            f"git {command} failed with exit code {finished.status}: {' '.join(last) or 'no message'}"
+        )
         self.finished = finished
 
 
@@ -197,7 +199,7 @@ def is_full(place: Path) -> bool:
 def check_room(finished: Finished, repo: Path | None) -> None:
     """Raise DiskFull if that is why a git failed. Not all of them say so."""
     if any(words in finished.stderr for words in _FULL) or (repo is not None and is_full(repo)):
-        log.warning("git failed on a full disk", status=finished.status, said=finished.stderr.strip()[-500:])
+        log.warning("disk full", status=finished.status, said=finished.stderr.strip()[-500:])
         raise DiskFull
 
 
@@ -209,7 +211,7 @@ def out_of_memory(said: str) -> bool:
 def check_memory(finished: Finished) -> None:
     """Raise TooLarge if that is why a git failed."""
     if out_of_memory(finished.stderr):
-        raise TooLarge("there is more in this than git can look through")
+        raise TooLarge("too large: git ran out of memory")
 
 
 def subcommand(arguments: Sequence[str]) -> str:
@@ -329,7 +331,7 @@ class Git:
                 limit=_PIPE,
             )
         except FileNotFoundError as error:
-            raise HostError("git is not installed on this host (see `stead doctor`)") from error
+            raise HostError("git is not installed on this host: run `stead doctor`") from error
         return GitProcess(process)
 
     @contextlib.asynccontextmanager
@@ -383,7 +385,7 @@ class Git:
                 )
                 status = await process.wait()
         except TimeoutError:
-            raise TooLarge(f"git {subcommand(arguments)} did not finish within {timeout:g} s") from None
+            raise TooLarge(f"git {subcommand(arguments)} timed out after {timeout:g} s") from None
         finally:
             await process.end()
         return Finished(status, stdout, stderr)

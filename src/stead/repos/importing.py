@@ -77,12 +77,12 @@ class Snapshot:
     def _count(self, name: str | bytes) -> None:
         self._names += len(name)
         if self._names > _MAX_NAMES:
-            raise TooLarge("the archive has too many long names")
+            raise TooLarge("the file names in the archive are too long in total")
 
     def _copy(self, path: str, name: str) -> None:
         source = self._inside(_place(name))
         if source is None or source not in self._files:
-            raise ArchiveInvalid(f"the hard link {path!r} leads to no file that came before it")
+            raise ArchiveInvalid(f"the hard link {path!r} does not point to an earlier file")
         self._files[path] = self._files[source]
         if source in self._links:
             self._links[path] = self._links[source]
@@ -99,12 +99,12 @@ class Snapshot:
 def _place(name: str) -> str | None:
     """The path of a member; None for the root, and for what is in a .git."""
     if name.startswith("/"):
-        raise InvalidPath(printable(name), "it begins at the root of a file system")
+        raise InvalidPath(printable(name), "absolute path")
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if not parts or ".git" in parts:
         return None
     if len(parts) > _MAX_DEPTH:
-        raise InvalidPath(printable(name), f"it lies more than {_MAX_DEPTH} folders deep")
+        raise InvalidPath(printable(name), f"more than {_MAX_DEPTH} folders deep")
     return check_path("/".join(parts))
 
 
@@ -118,11 +118,11 @@ def _check_links(links: dict[str, str]) -> None:
         while ahead:
             steps += 4 + len(here)
             if steps > _MAX_STEPS:
-                raise TooLarge("the archive's links lead to too many places")
+                raise TooLarge("too many steps to resolve the archive's symbolic links")
             part = ahead.pop()
             if part == "..":
                 if not here:
-                    raise InvalidPath(path, "it is a link that leads out of the repository")
+                    raise InvalidPath(path, "the symbolic link points outside the repository")
                 here.pop()
                 continue
             here.append(part)
@@ -137,7 +137,7 @@ def _check_links(links: dict[str, str]) -> None:
 
 def _parts(path: str, target: str) -> list[str]:
     if target.startswith("/") or "\\" in target:
-        raise InvalidPath(path, "it is a link that leads out of the repository")
+        raise InvalidPath(path, "the symbolic link points outside the repository")
     return [part for part in reversed(target.split("/")) if part not in ("", ".")]
 
 

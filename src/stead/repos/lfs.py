@@ -30,7 +30,7 @@ class LfsObjectNotFound(RepoError):
     code = "lfs_object_not_found"
 
     def __init__(self, oid: str) -> None:
-        super().__init__(f"there is no object {oid}", oid=oid)
+        super().__init__(f"no LFS object {oid}", oid=oid)
 
 
 class LfsObjectMismatch(RepoError):
@@ -50,9 +50,9 @@ class LfsObject:
 
     def __post_init__(self) -> None:
         if not _OID.fullmatch(self.oid):
-            raise InvalidLfsObject(f"{self.oid!r} is not the hash of an object: 64 hexadecimal digits")
+            raise InvalidLfsObject(f"invalid LFS object id {self.oid!r}: use 64 hexadecimal digits")
         if self.size < 0:
-            raise InvalidLfsObject(f"an object cannot have {self.size} bytes")
+            raise InvalidLfsObject(f"invalid LFS object size {self.size}")
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Stored:
         """Some bytes from a place on, at least one."""
         piece = await in_thread(os.pread, self.descriptor, min(PIECE, most), place)
         if not piece:
-            raise LfsObjectMismatch("an object is shorter than it was")
+            raise LfsObjectMismatch("the LFS object is shorter than recorded")
         return piece
 
 
@@ -118,7 +118,7 @@ class LfsObjects:
         for wanted in objects:
             size = on_disk(wanted.size)
             if wanted.size > self._max:
-                refused[wanted] = TooLarge(f"an object has at most {self._max} bytes, not {wanted.size}")
+                refused[wanted] = TooLarge(f"LFS object too large: {wanted.size} bytes (max {self._max})")
             elif room is not None and size > room:
                 refused[wanted] = writing.exceeded()
             elif size > free:
@@ -133,7 +133,7 @@ class LfsObjects:
         if size is None:
             raise LfsObjectNotFound(wanted.oid)
         if size != wanted.size:
-            raise LfsObjectMismatch(f"object {wanted.oid} has {size} bytes, not {wanted.size}")
+            raise LfsObjectMismatch(f"LFS object {wanted.oid} has {size} bytes, not {wanted.size}")
 
     @contextlib.contextmanager
     def open(self, oid: str) -> Iterator[Stored]:
@@ -170,11 +170,11 @@ class LfsObjects:
                 more = sum(map(len, pieces))
                 size += more
                 if size > self._max:
-                    raise TooLarge(f"an object has at most {self._max} bytes")
+                    raise TooLarge(f"LFS object too large (max {self._max} bytes)")
                 await writing.take(more)
                 await in_thread(put, pieces)
             if hashed.hexdigest() != oid:
-                raise LfsObjectMismatch(f"what was sent is {hashed.hexdigest()}, not {oid}")
+                raise LfsObjectMismatch(f"checksum mismatch: received {hashed.hexdigest()}, expected {oid}")
             if await in_thread(self._finish, descriptor, temporary, place):
                 writing.lfs += on_disk(size)
         except OSError as error:

@@ -95,7 +95,7 @@ class LfsExchange:
                 elif offer.error is not None and offer.error.code not in _GONE:
                     raise EgressFailed(remote.url, _words(offer.error, large))
                 else:
-                    log.info("a large file is missing", repo=self._repository.id, oid=large.oid)
+                    log.info("lfs object missing on remote", repo=self._repository.id, oid=large.oid)
 
     async def give(self, remote: Remote, new: Sequence[str], known: Iterable[str]) -> None:
         """Have there what the new commits point at, as far as it is here."""
@@ -128,7 +128,7 @@ class LfsExchange:
             content=question.model_dump_json().encode(),
         ) as answer:
             if answer.status in _NOT_KEPT:
-                log.info("large files are not kept there", repo=self._repository.id, status=answer.status)
+                log.info("remote has no lfs", repo=self._repository.id, status=answer.status)
                 return []
             body = await answer.read()
         if answer.status == 401:
@@ -137,9 +137,9 @@ class LfsExchange:
         try:
             told = _Offers.model_validate_json(body)
         except ValidationError:
-            raise EgressFailed(target.shown, "what it says of large files cannot be read") from None
+            raise EgressFailed(target.shown, "invalid LFS response") from None
         if told.transfer != "basic":
-            raise EgressFailed(target.shown, f"it has large files by {told.transfer!r} only")
+            raise EgressFailed(target.shown, f"unsupported LFS transfer {told.transfer!r}")
         known = {each.oid: each for each in objects}
         return [(known[offer.oid], offer) for offer in told.objects if offer.oid in known]
 
@@ -149,7 +149,7 @@ class LfsExchange:
             action.href, most_bytes=large.size, timeout=self._timeout, headers=action.header
         ) as answer:
             if answer.status != 200:
-                raise EgressFailed(answer.target.shown, f"status {answer.status} for a large file")
+                raise EgressFailed(answer.target.shown, f"status {answer.status} for an LFS object")
             await self._objects.write_within(self._writing, large.oid, answer.pieces)
 
     async def _upload(self, remote: Remote, action: _Action, large: LfsObject) -> None:
@@ -181,7 +181,7 @@ class LfsExchange:
     async def _place(self, remote: Remote, action: _Action) -> Target:
         target = await self._egress.check(action.href)
         if remote.target.scheme == "https" and target.scheme != "https":
-            raise EgressRefused(target.shown, "a large file would leave https")
+            raise EgressRefused(target.shown, "LFS transfer from https to http")
         return target
 
 
@@ -200,9 +200,9 @@ def _check(answer: Answer, body: bytes) -> None:
         said = _Said.model_validate_json(body).message
     except ValidationError:
         said = ""
-    words = f"status {answer.status} for large files"
+    words = f"LFS status {answer.status}"
     raise EgressFailed(answer.target.shown, f"{words} ({printable(said)})" if said else words)
 
 
 def _words(problem: _Problem, large: LfsObject) -> str:
-    return f"of the large file {large.oid} it says {problem.code} ({printable(problem.message)})"
+    return f"LFS object {large.oid}: status {problem.code} ({printable(problem.message)})"

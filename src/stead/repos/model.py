@@ -72,7 +72,7 @@ def parse_commit(sha: str, data: bytes) -> Commit:
     people = {name: value for name, value in headers if name in ("author", "committer")}
     trees = [value.decode() for name, value in headers if name == "tree"]
     if len(trees) != 1 or len(people) != 2:
-        raise RepoDamaged(f"commit {sha} cannot be read")
+        raise RepoDamaged(f"cannot parse commit {sha}")
     return Commit(
         sha=sha,
         tree=trees[0],
@@ -127,7 +127,7 @@ def _split(sha: str, data: bytes) -> tuple[list[tuple[str, bytes]], bytes]:
             key, _, value = line.partition(b" ")
             headers.append((key.decode(errors="replace"), value))
     if not headers:
-        raise RepoDamaged(f"object {sha} cannot be read")
+        raise RepoDamaged(f"cannot parse tag {sha}")
     return headers, message
 
 

@@ -40,9 +40,9 @@ def check_branch(name: str) -> str:
     """A branch by its short name; `refs/heads/` may stand before it."""
     short = name.removeprefix("refs/heads/")
     if not short:
-        raise InvalidBranch("name the branch")
+        raise InvalidBranch("branch name is empty")
     if not is_ref(short) or short == "HEAD":
-        raise InvalidBranch(f"Git does not allow {name!r} as the name of a branch")
+        raise InvalidBranch(f"invalid branch name {name!r}")
     return short
 
 
@@ -60,20 +60,20 @@ def check_path(path: str) -> str:
     try:
         size = len(path.encode())
     except UnicodeEncodeError:
-        raise InvalidPath(path.encode(errors="replace").decode(), "it is not Unicode") from None
+        raise InvalidPath(path.encode(errors="replace").decode(), "not valid UTF-8") from None
     if not path or path.startswith("/") or path.endswith("/") or size > MAX_PATH:
-        raise InvalidPath(path, f"it is relative, names a file and has at most {MAX_PATH} bytes")
+        raise InvalidPath(path, f"must be relative, name a file and have at most {MAX_PATH} bytes")
     if any(unicodedata.category(sign) == "Cc" for sign in path):
-        raise InvalidPath(path, "it has control characters")
+        raise InvalidPath(path, "contains control characters")
     for part in path.split("/"):
         if part in ("", ".", ".."):
-            raise InvalidPath(path, "it has empty parts, or . or ..")
+            raise InvalidPath(path, "contains empty, . or .. components")
         if len(part.encode()) > _MAX_COMPONENT + 5:
-            raise InvalidPath(path, "one of its parts is too long")
+            raise InvalidPath(path, "a component is too long")
         if any(is_git_folder(piece) for piece in part.split("\\")):
-            raise InvalidPath(path, "on some file system it would lie in .git")
+            raise InvalidPath(path, "would be inside .git on some file systems")
         if "\\" in part and any(piece in (".", "..") for piece in part.split("\\")):
-            raise InvalidPath(path, "on Windows it would leave its folder")
+            raise InvalidPath(path, "would be outside its folder on Windows")
     return path
 
 

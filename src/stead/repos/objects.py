@@ -75,7 +75,7 @@ class Reader:
             return None
         if info.size > most:
             raise TooLarge(
-                f"object {info.sha} has {info.size} bytes; at most {most} are answered in one piece"
+                f"object {info.sha} has {info.size} bytes (max {most} per response): clone the repository"
             )
         data = await self._process.stdout.readexactly(info.size + 1)
         return info, data[:-1]

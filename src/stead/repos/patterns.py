@@ -18,7 +18,7 @@ class InvalidPattern(RepoError):
     code = "invalid_pattern"
 
     def __init__(self, pattern: str, why: str) -> None:
-        super().__init__(f"{pattern!r} cannot be a pattern: {why}", pattern=pattern)
+        super().__init__(f"invalid pattern {pattern!r}: {why}", pattern=pattern)
 
 
 class Pattern:
@@ -41,7 +41,7 @@ class Pattern:
         """Branches by their whole short names; no name of a branch has characters that are special then."""
         short = _checked(text).removeprefix("refs/heads/")
         if not is_ref(_SPECIAL.sub("x", short)):
-            raise InvalidPattern(text, "no branch can have such a name")
+            raise InvalidPattern(text, "not a valid branch name")
         return cls([short.split("/")])
 
     @classmethod
@@ -52,12 +52,12 @@ class Pattern:
         with a slash is about everything in that folder. `{a,b}` stands for one of both.
         """
         if _checked(text).startswith("!"):
-            raise InvalidPattern(text, "it cannot be turned around with !")
+            raise InvalidPattern(text, "negation with ! is not supported")
         ways = []
         for each in _alternatives(text):
             parts = (each + "**" if each.endswith("/") else each).removeprefix("/").split("/")
             if any(part in ("", ".", "..") for part in parts):
-                raise InvalidPattern(text, "it has empty parts, or . or ..")
+                raise InvalidPattern(text, "contains empty, . or .. components")
             ways.append(parts if "/" in each else ["**", *parts])
         return cls(ways)
 
@@ -99,7 +99,7 @@ def _alternatives(text: str) -> list[str]:
         ways.remove(cut)
         ways += [cut[: found.start()] + each + cut[found.end() :] for each in found[1].split(",")]
         if len(ways) > MAX_ALTERNATIVES:
-            raise InvalidPattern(text, f"it stands for more than {MAX_ALTERNATIVES} others")
+            raise InvalidPattern(text, f"expands to more than {MAX_ALTERNATIVES} alternatives")
     return list(dict.fromkeys(ways))
 
 
@@ -110,5 +110,5 @@ def _part(text: str) -> _Matches:
 
 def _checked(text: str) -> str:
     if not 0 < len(text) <= MAX_PATTERN or not text.isprintable():
-        raise InvalidPattern(text[:MAX_PATTERN], f"it has 1 to {MAX_PATTERN} printable characters")
+        raise InvalidPattern(text[:MAX_PATTERN], f"must have 1 to {MAX_PATTERN} printable characters")
     return text

@@ -72,7 +72,7 @@ class Pruning:
                 try:
                     await self._in_time(row)
                 except (SteadError, OSError) as error:
-                    log.warning("a repository could not be pruned", repo=row.id, error=str(error))
+                    log.warning("prune failed", repo=row.id, error=str(error))
             await asyncio.sleep(_LOOK)
 
     async def _in_time(self, row: RepoRow) -> None:
@@ -112,7 +112,7 @@ class Pruning:
         await repository.readers.forget(path)
         if aside := _aside(path):
             if not await self._is_whole_without(repository):
-                log.info("something is referred to again", repo=repository.id)
+                log.info("prune aborted: object referenced again", repo=repository.id)
                 await in_thread(_bring_back, path)
                 return EVERY
             await in_thread(_remove, aside)

@@ -66,21 +66,21 @@ class _Bound:
 
 
 def _repo_words(limit: int, current: int) -> str:
-    had = f"this repository has {_mib(current)} of its {_mib(limit)} MiB, and no room for this"
-    return f"{had}; ask for more, or delete branches, whose room is free after two weeks"
+    used = f"repository quota exceeded: {_mib(current)} of {_mib(limit)} MiB in use"
+    return f"{used}; raise the quota, or delete branches (their space is freed after 14 days)"
 
 
 def _new_words(limit: int, _: int) -> str:
-    return f"a repository has at most {_mib(limit)} MiB, and this has more; ask for more"
+    return f"repository quota exceeded (max {_mib(limit)} MiB); raise the quota"
 
 
 def _account_words(limit: int, current: int) -> str:
-    had = f"all repositories of this account have {_mib(current)} of their {_mib(limit)} MiB together"
-    return f"{had}, and no room for this; ask for more, or delete one that is not needed"
+    used = f"account quota exceeded: repositories use {_mib(current)} of {_mib(limit)} MiB"
+    return f"{used}; raise the quota, or delete a repository"
 
 
 def _refs_words(limit: int, current: int) -> str:
-    return f"a repository has at most {limit} branches and tags, and this one has {current}: delete some"
+    return f"ref limit exceeded: this repository has {current} branches and tags (max {limit}); delete some"
 
 
 def _mib(size: int) -> str:
@@ -262,7 +262,7 @@ class Quotas:
                 left_behind = [each for writing in look.writings for each in writing.left_behind]
                 await self._settled(look.repo, size, left_behind)
         except Exception as error:
-            log.error("a change was not followed up", repo=look.repo, error=repr(error), exc_info=error)
+            log.error("repository change hook failed", repo=look.repo, error=repr(error), exc_info=error)
 
     async def measure(self, repo_id: str, *, more_lfs: int | None = 0) -> Size | None:
         """Record how large a repository is; None when there is none.

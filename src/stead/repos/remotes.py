@@ -17,7 +17,7 @@ BRANCHES, TAGS = "refs/heads/", "refs/tags/"
 _LOOK = 0.25
 _ADVERTISED = "/info/refs?service=git-upload-pack"
 _ADVERTISEMENT = "application/x-git-upload-pack-advertisement"
-_NO_GIT = "there is no git repository that is served as git does today"
+_NO_GIT = "no git repository with the smart HTTP protocol"
 _MAX_ADVERTISEMENT = 64 << 20
 _CLIENT = {"User-Agent": "git/2.39 (stead)", "Git-Protocol": "version=2"}
 """Some servers let nobody in who is not git."""
@@ -47,8 +47,8 @@ class SourceNotFound(RepoError):
 
     code = "source_not_found"
 
-    def __init__(self, url: str, why: str = "there is nothing") -> None:
-        super().__init__(f"{url} cannot be taken over: {why}", url=url)
+    def __init__(self, url: str, why: str = "not found") -> None:
+        super().__init__(f"cannot import {url}: {why}", url=url)
 
 
 class SourceUnauthorized(RepoError):
@@ -57,7 +57,7 @@ class SourceUnauthorized(RepoError):
     code = "source_unauthorized"
 
     def __init__(self, url: str) -> None:
-        super().__init__(f"{url} cannot be read with these credentials, or without any", url=url)
+        super().__init__(f"{url} requires other credentials", url=url)
 
 
 class SourceInvalid(RepoError):
@@ -66,7 +66,7 @@ class SourceInvalid(RepoError):
     code = "source_invalid"
 
     def __init__(self, url: str, why: str) -> None:
-        super().__init__(f"{url} cannot be taken over: {why}", url=url)
+        super().__init__(f"cannot import {url}: {why}", url=url)
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Remotes:
     async def _find(self, url: str) -> Target:
         """Where a repository really is, and whether it can be read."""
         if "?" in url or "#" in url:
-            raise SourceInvalid(shown(url), "the URL of a repository has no query")
+            raise SourceInvalid(shown(url), "a repository URL cannot have a query")
         async with self._egress.stream_get(
             url.rstrip("/") + _ADVERTISED,
             most_bytes=_MAX_ADVERTISEMENT,
@@ -231,7 +231,7 @@ class Remotes:
                 if await in_thread(_size, repository.path) - before > self._most:
                     if self._exceeded is not None:
                         raise self._exceeded()
-                    raise TooLarge(f"{target.shown} has more than {self._most >> 20} MiB, which is too much")
+                    raise TooLarge(f"{target.shown} too large (max {self._most >> 20} MiB)")
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)

@@ -70,7 +70,7 @@ class Repos:
         self.quotas = Quotas(self._store, self._path, limits_of, self._settled)
         self.upkeep = Upkeep(git, self.quotas.measure)
         self.pruning = Pruning(self._store, self.quotas, self.upkeep.turns, self.repository)
-        busy = "as many repositories are being imported as can be at the same time"
+        busy = "too many imports at the same time"
         self._fills = Turns(FILLED_AT_ONCE, FILLED_FOR_ONE, PATIENCE, busy)
         self._creating = asyncio.Lock()
         self._removing: set[asyncio.Task[None]] = set()
@@ -181,7 +181,7 @@ class Repos:
     async def _check_room(self, account: str) -> None:
         limit = (await self._limits_of(account)).repos
         if limit is not None and await self._store.count(account) >= limit:
-            raise RepoLimitExceeded(f"this account has {limit} repositories, and that is its limit")
+            raise RepoLimitExceeded(f"too many repositories: this account has {limit} (its limit)")
 
     def _make(self, place: Path, branch: str) -> None:
         """What `git init --bare` makes, without the time that a process takes."""
@@ -263,7 +263,7 @@ def _check_reachable(folder: Path) -> None:
     data.chmod(data.stat().st_mode | stat.S_IXGRP | stat.S_IXOTH)
     for above in others:
         if not above.stat().st_mode & stat.S_IXOTH:
-            raise HostError(f"git, which runs as a user of its own, cannot get through {above}: chmod o+x it")
+            raise HostError(f"the git user cannot traverse {above}: run chmod o+x on it")
 
 
 def _info(row: RepoRow) -> RepoInfo:

@@ -139,7 +139,7 @@ class Repository:
         if any(words in finished.stderr for words in _RACE):
             return False
         if any(words in finished.stderr for words in _IN_THE_WAY):
-            raise InvalidBranch(f"there cannot be a branch {branch}: the name of another is in its way")
+            raise InvalidBranch(f"cannot create branch {branch}: its name conflicts with another branch")
         check_room(finished, self.path)
         raise GitFailed("update-ref", finished)
 

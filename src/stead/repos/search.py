@@ -75,9 +75,9 @@ class _Page:
 
     def __post_init__(self) -> None:
         if not 1 <= self.size <= MAX_RESULTS:
-            raise InvalidRequest(f"an answer has 1 to {MAX_RESULTS} results, not {self.size}")
+            raise InvalidRequest(f"maxResults must be 1 to {MAX_RESULTS}, not {self.size}")
         if self.offset < 0:
-            raise InvalidRequest(f"an offset is a number from 0, not {self.offset}")
+            raise InvalidRequest(f"offset must be 0 or more, not {self.offset}")
 
     @property
     def end(self) -> int:
@@ -127,7 +127,7 @@ class Search:
         specs = pathspecs("content", path_pattern, exclude_pattern)
         page = _Page(offset, max_results)
         if not 0 <= context <= MAX_CONTEXT:
-            raise InvalidRequest(f"a match has 0 to {MAX_CONTEXT} lines of context, not {context}")
+            raise InvalidRequest(f"contextLines must be 0 to {MAX_CONTEXT}, not {context}")
         commit = await _commit(repository, rev)
         if commit is None:
             return ContentFound(0, 0, False, False, [])
@@ -277,7 +277,7 @@ class Search:
             async with asyncio.timeout_at(until):
                 await self._slots.acquire()
         except TimeoutError:
-            raise RepoBusy("too many searches are going on; try again later") from None
+            raise RepoBusy("too many searches at the same time: retry later") from None
         try:
             yield
         finally:

@@ -30,7 +30,7 @@ class EmptyQuery(RepoError):
     code = "empty_query"
 
     def __init__(self, scope: Scope) -> None:
-        super().__init__("say what to search for")
+        super().__init__("query is empty")
         self.scope = scope
 
 
@@ -40,7 +40,7 @@ class InvalidQuery(RepoError):
     code = "invalid_query"
 
     def __init__(self, scope: Scope, reason: str) -> None:
-        super().__init__(f"this cannot be searched for: {reason}", reason=reason)
+        super().__init__(f"invalid query: {reason}", reason=reason)
         self.scope = scope
 
 
@@ -52,7 +52,7 @@ class InvalidPathPattern(RepoError):
     code = "invalid_path_pattern"
 
     def __init__(self, scope: Scope, pattern: str, reason: str) -> None:
-        super().__init__(f"{_printable(pattern)!r} cannot be a pattern for paths: {reason}", reason=reason)
+        super().__init__(f"invalid path pattern {_printable(pattern)!r}: {reason}", reason=reason)
         self.scope = scope
 
 
@@ -81,11 +81,13 @@ class Query:
         if not self.text:
             raise EmptyQuery(self.scope)
         if len(self.text) > MAX_QUERY:
-            raise InvalidQuery(self.scope, f"it has more than {MAX_QUERY} characters")
+            raise InvalidQuery(self.scope, f"longer than {MAX_QUERY} characters")
         if _printable(self.text) != self.text:
-            raise InvalidQuery(self.scope, "it is not Unicode")
+            raise InvalidQuery(self.scope, "not valid UTF-8")
         if "\n" in self.text or "\0" in self.text:
-            raise InvalidQuery(self.scope, "lines are searched one by one: it has no line end and no NUL")
+            raise InvalidQuery(
+                self.scope, "line ends and NUL are not supported: lines are searched one by one"
+            )
 
     @property
     def exact_length(self) -> int | None:
@@ -123,7 +125,7 @@ class Query:
         if not self._is_plain and self.jit and _NO_STACK in said:
             raise NeedsStack
         if "pcre2" in said and "error code" in said:
-            raise InvalidRegex(self.scope, "it takes too many steps on what is in this repository")
+            raise InvalidRegex(self.scope, "the regular expression takes too many steps in this repository")
         if why := _WHERE_AND_WHY.search(said):
             raise InvalidRegex(self.scope, why[1].strip())
 
@@ -154,7 +156,7 @@ def pathspecs(scope: Scope, include: str | None, exclude: str | None) -> tuple[s
 
 def _globs(scope: Scope, pattern: str) -> list[str]:
     if len(pattern) > MAX_QUERY or "\0" in pattern or _printable(pattern) != pattern:
-        reason = f"it has at most {MAX_QUERY} characters of Unicode, and no NUL"
+        reason = f"must be valid UTF-8 without NUL, at most {MAX_QUERY} characters"
         raise InvalidPathPattern(scope, pattern[:MAX_QUERY], reason)
     try:
         return [glob for each in _alternatives(pattern) for glob in _rooted(each)]
@@ -167,7 +169,7 @@ def _rooted(pattern: str) -> list[str]:
     anywhere = "/" not in path
     path = path.removeprefix("/").removesuffix("/")
     if any(part in ("", ".", "..") for part in path.split("/")):
-        raise ValueError("it has empty parts, or . or ..")
+        raise ValueError("contains empty, . or .. components")
     _check_brackets(path)
     path = f"**/{path}" if anywhere and path != "**" else path
     below = [] if path.endswith("**") else [f"{path}/**"]
@@ -180,13 +182,13 @@ def _check_brackets(path: str) -> None:
         if path[place] == "\\":
             place += 1
             if place == len(path):
-                raise ValueError("it ends with a backslash")
+                raise ValueError("ends with a backslash")
         elif path[place] == "[":
             # A bracket right after the first one, or after its ! or ^, is one of the characters.
             start = place + 2 + (path[place + 1 : place + 2] in ("!", "^"))
             place = path.find("]", start)
             if place < 0:
-                raise ValueError("a [ is not closed")
+                raise ValueError("unclosed [")
         place += 1
 
 
@@ -205,7 +207,7 @@ def _alternatives(pattern: str) -> list[str]:
             middles = [text[one + 1 : two] for one, two in itertools.pairwise(cuts)]
             waiting += [text[:start] + middle + text[end + 1 :] for middle in reversed(middles)]
         if len(done) + len(waiting) > _MAX_ALTERNATIVES:
-            raise ValueError(f"it stands for more than {_MAX_ALTERNATIVES} patterns")
+            raise ValueError(f"expands to more than {_MAX_ALTERNATIVES} patterns")
     return done
 
 
@@ -228,5 +230,5 @@ def _first_braces(text: str) -> tuple[int, int, list[int]] | None:
                 return start, place, commas
         place += 1
     if depth:
-        raise ValueError("a { is not closed")
+        raise ValueError("unclosed {")
     return None

@@ -75,7 +75,7 @@ class TooManyCommands(RepoError):
     code = "too_many_commands"
 
     def __init__(self, most: int) -> None:
-        super().__init__(f"a push changes at most {most} refs; push them in several steps")
+        super().__init__(f"too many refs in one push (max {most}): push in several steps")
 
 
 class TooSlow(RepoError):
@@ -131,13 +131,13 @@ class Commands:
 
     def _begin_line(self, head: bytes) -> None:
         if not re.fullmatch(rb"[0-9a-fA-F]{4}", head):
-            raise InvalidStream("this is not a push: it does not begin with a list of refs")
+            raise InvalidStream("invalid push: no list of refs")
         size = int(head, 16)
         if size == 0:
             self.complete = True
             return
         if size <= 4:
-            raise InvalidStream("this is not a push: one of its lines has no length")
+            raise InvalidStream("invalid push: pkt-line without a length")
         self._left = size - 4
         self._line = b""
         self.count += 1
@@ -229,7 +229,7 @@ class Talk:
         async for piece in body:
             size += len(piece)
             if size > self._most:
-                raise TooLarge(f"more than {self._most >> 20} MiB are not taken at once")
+                raise TooLarge(f"request body too large (max {self._most >> 20} MiB)")
             if self._push is not None:
                 await self._push.see(piece)
             self._process.stdin.write(piece)
@@ -253,9 +253,9 @@ class Talk:
         said = await self._errors
         await self._tell()
         if status and not _is_error(self._last):
-            raise GitFailed("serving", Finished(status, b"", said))
+            raise GitFailed("transfer", Finished(status, b"", said))
         if status:
-            log.info("git refused a client", status=status, said=said.strip()[-500:])
+            log.info("git rejected request", status=status, said=said.strip()[-500:])
         return b""
 
     async def _tell(self) -> None:
@@ -266,7 +266,7 @@ class Talk:
         try:
             await finished(self._pushed())
         except Exception as error:
-            log.error("a push was not followed up", error=repr(error), exc_info=error)
+            log.error("push hook failed", error=repr(error), exc_info=error)
 
     async def end(self) -> None:
         """Have git gone, whether it was done or not; a push that came whole is seen through."""
@@ -323,7 +323,7 @@ class Serving:
         self._pushed = pushed
         self._max_push = max_push
         self._max_commands = max_commands
-        busy = "too many clients are at work here"
+        busy = "too many git clients at the same time"
         self._turns = Turns(at_once or 2 * (os.cpu_count() or 1) + 8, per_repo, patience, busy)
         self._longest = longest
         self._pushing: Counter[str] = Counter()
@@ -397,7 +397,7 @@ class Serving:
             except TimeoutError:
                 if not limit.expired():
                     raise
-                raise TooSlow(f"it took longer than {self._longest:g} s") from None
+                raise TooSlow(f"git transfer timed out after {self._longest:g} s") from None
             finally:
                 await finished(talk.end())
 

@@ -45,9 +45,9 @@ class Signing:
         try:
             key = OKPKey.import_key(path.read_bytes(), _PARAMETERS)  # type: ignore[arg-type]
         except ValueError as error:
-            raise HostError(f"{path} is not a private key: remove it, and a new one is made") from error
+            raise HostError(f"{path} is not a private key: delete it to create a new one") from error
         if key.curve_name != "Ed25519" or not key.is_private:
-            raise HostError(f"{path} is not a private Ed25519 key: remove it, and a new one is made")
+            raise HostError(f"{path} is not a private Ed25519 key: delete it to create a new one")
         key.ensure_kid()
         return cls(key, issuer)
 

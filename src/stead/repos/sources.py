@@ -45,7 +45,7 @@ class SubdirNotFound(RepoError):
     code = "subdir_not_found"
 
     def __init__(self, source: str, folder: str) -> None:
-        super().__init__(f"there is no folder {folder} in {source}", source=source, dir=folder)
+        super().__init__(f"no folder {folder} in {source}", source=source, dir=folder)
 
 
 class Sources:
@@ -81,7 +81,7 @@ class Sources:
         to find a commit by the beginning of its id takes all of the history.
         """
         if depth is not None and depth < 1:
-            raise InvalidRequest(f"a depth is at least 1, not {depth}")
+            raise InvalidRequest(f"depth must be at least 1, not {depth}")
         asked = None if default_branch is None else check_branch(default_branch)
 
         async def fill(repository: Repository, writing: Writing) -> None:
@@ -135,10 +135,10 @@ class Sources:
     ) -> str:
         """All branches and tags as they are; tells which branch is to be the default one."""
         if len(remote.refs) > MAX_REFS:
-            raise TooLarge(f"{remote.url} has more than {MAX_REFS} branches and tags")
+            raise TooLarge(f"{remote.url} has too many branches and tags (max {MAX_REFS})")
         known = remote.branches()
         if wanted.branch is None and (asked is None or asked in known):
-            raise InvalidRequest("with all branches, rev names the one that is to be the default")
+            raise InvalidRequest("with allBranches, rev must name the branch that becomes the default")
         refspecs = [f"{BRANCHES}*:{BRANCHES}*", f"{TAGS}*:{TAGS}*"]
         await remotes.fetch(repository, remote, refspecs, depth)
         branch = asked or wanted.branch or ""
@@ -191,7 +191,7 @@ class Sources:
                 changes = [Change(path, text.encode()) for path, text in files.items()]
             except UnicodeEncodeError as error:
                 path = next(path for path, text in files.items() if text == error.object)
-                raise InvalidChange(path, "its text is not Unicode") from None
+                raise InvalidChange(path, "content is not valid UTF-8") from None
             await commit(repository, changes, message, author=author)
             await self._look_through(repository, "this import")
 
@@ -304,7 +304,7 @@ class Sources:
             async with asyncio.timeout(self._timeout):
                 yield
         except TimeoutError:
-            raise EgressFailed(shown(url), f"it took longer than {self._timeout:g} s") from None
+            raise EgressFailed(shown(url), f"timed out after {self._timeout:g} s") from None
 
 
 def remotes_within(egress: Egress, writing: Writing, most: int, timeout: float) -> Remotes:

@@ -168,11 +168,11 @@ class Triggers:
     ) -> Trigger:
         """Have an endpoint told of pushes, from now on."""
         if event != EVENT:
-            raise InvalidTrigger(f"a trigger's event is {EVENT!r}, not {event[:100]!r}")
+            raise InvalidTrigger(f"invalid trigger event {event[:100]!r}: use {EVENT!r}")
         _check_number("branches", branches, MAX_BRANCHES)
         _check_number("globs", globs, MAX_GLOBS)
         if (globs_in_all := Rule(branches, globs).globs) > MAX_ALTERNATIVES:
-            raise InvalidTrigger(f"globs stand for at most {MAX_ALTERNATIVES} patterns, not {globs_in_all}")
+            raise InvalidTrigger(f"globs expand to {globs_in_all} patterns (max {MAX_ALTERNATIVES})")
         with contextlib.suppress(EgressFailed):
             # A name that nobody knows today may be known when there is something to send.
             await self._egress.check(endpoint)
@@ -180,7 +180,7 @@ class Triggers:
             repository = await self._repository(repo)
             others = await self._store.of(repo)
             if len(others) >= MAX_TRIGGERS:
-                raise TriggerLimitExceeded(f"a repository has at most {MAX_TRIGGERS} triggers")
+                raise TriggerLimitExceeded(f"too many triggers (max {MAX_TRIGGERS} per repository)")
             if others:
                 # What happened before is for the others alone.
                 await self._look(repo)
@@ -229,7 +229,7 @@ class Triggers:
         if old is None:
             raise DeliveryNotFound(delivery)
         if (await self._log.waiting([trigger])).get(trigger, 0) >= MAX_WAITING:
-            raise TriggerLimitExceeded(f"{MAX_WAITING} deliveries wait for this trigger already")
+            raise TriggerLimitExceeded(f"too many pending deliveries for this trigger (max {MAX_WAITING})")
         row = new_delivery(trigger, old.body, self._clock.now(), redelivery_of=old.redelivery_of or old.id)
         if not await self._log.add(row, kept=MAX_KEPT):
             raise TriggerNotFound(trigger)
@@ -262,7 +262,7 @@ class Triggers:
             except RepoNotFound:
                 return
             except Exception as error:
-                log.warning("pushes could not be looked for", repo=repo, error=str(error))
+                log.warning("push detection failed", repo=repo, error=str(error))
                 self._missed.add(repo)
 
     async def _look(self, repo: str) -> None:
@@ -331,9 +331,9 @@ class Triggers:
 
     def _dropped(self, repo: str, trigger: str, update: Update) -> DeliveryRow:
         """What says in the log that something is missing there."""
-        log.warning("deliveries are dropped: too many wait", trigger=trigger, repo=repo)
+        log.warning("webhook deliveries dropped", trigger=trigger, repo=repo)
         row = self._row(repo, trigger, update)
-        error = f"this change and what came with it were not sent: more than {MAX_WAITING} would wait"
+        error = f"not sent: too many pending deliveries (max {MAX_WAITING})"
         return replace(row, state=State.FAILED, finished_at=row.created_at, error=error)
 
     async def _catch_up(self) -> None:
@@ -352,7 +352,7 @@ class Triggers:
         try:
             await self._deliveries.prune()
         except Exception as error:
-            log.warning("old deliveries are not removed", error=str(error))
+            log.warning("delivery retention failed", error=str(error))
 
     async def _repository(self, repo: str) -> Repository:
         await self._repos.get(repo)
@@ -375,7 +375,7 @@ def _wanting(rules: Mapping[str, Rule], triggers: Sequence[str], paths: Sequence
 
 def _check_number(what: str, texts: Sequence[str], most: int) -> None:
     if len(texts) > most:
-        raise InvalidTrigger(f"a trigger has at most {most} {what}, not {len(texts)}")
+        raise InvalidTrigger(f"too many {what}: {len(texts)} (max {most} per trigger)")
 
 
 def _texts(encoded: str | None) -> tuple[str, ...]:

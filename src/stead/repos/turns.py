@@ -30,5 +30,5 @@ class Turns:
                     await stack.enter_async_context(own)
                     await stack.enter_async_context(self._all)
             except TimeoutError:
-                raise RepoBusy(f"{self._busy}; try again in a moment") from None
+                raise RepoBusy(f"{self._busy}: retry later") from None
             yield

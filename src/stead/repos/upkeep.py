@@ -57,7 +57,7 @@ class Upkeep:
     async def _join(self, repository: Repository) -> None:
         async with self.turns:
             if not has_room(repository.path):
-                log.info("there is no room to join packs", repo=repository.id)
+                log.info("repack skipped: disk full", repo=repository.id)
                 return
             try:
                 # Packs of about the same size are joined, so that large ones are not written again each time,
@@ -68,7 +68,7 @@ class Upkeep:
                 graph = ("commit-graph", "write", "--reachable", "--split")
                 await self._git.run(repository.path, *graph, timeout=TIMEOUT)
             except SteadError as error:
-                log.warning("packs could not be joined", repo=repository.id, error=str(error))
+                log.warning("repack failed", repo=repository.id, error=str(error))
         await self._joined(repository.id)
 
     async def settled(self) -> None:
@@ -112,7 +112,7 @@ def remove_leftovers(folder: Path, before: float) -> None:
         with contextlib.suppress(FileNotFoundError):
             if left.lstat().st_mtime >= before:
                 continue
-            log.warning("something half done was removed", path=str(left))
+            log.warning("removed incomplete repository", path=str(left))
             if left.is_dir() and not left.is_symlink():
                 shutil.rmtree(left, ignore_errors=True)
             else:

@@ -13,10 +13,10 @@ from stead.repos.search_diffs import ChangedLine
 
 
 class SearchMessages(Wire):
-    query: Annotated[str, Field(description="What to search for.")] = ""
-    ref: Annotated[str | None, Field(description="As `rev`.")] = None
+    query: Annotated[str, Field(description="Text or regular expression.")] = ""
+    ref: Annotated[str | None, Field(description="Deprecated: use `rev`.")] = None
     rev: Annotated[
-        str | None, Field(description="A branch, a tag or a commit; by default, the default branch.")
+        str | None, Field(description="Branch, tag or commit sha. Default: the default branch.")
     ] = None
     max_results: Annotated[int, Field(ge=1, le=MAX_RESULTS)] = 100
     offset: Annotated[int, Field(ge=0, le=LARGEST)] = 0
@@ -30,8 +30,10 @@ class SearchMessages(Wire):
 
 
 class SearchFiles(SearchMessages):
-    path_pattern: Annotated[str | None, Field(description="Only in files like `src/**`.")] = None
-    exclude_pattern: Annotated[str | None, Field(description="Not in files like this.")] = None
+    path_pattern: Annotated[str | None, Field(description="Glob of paths to search, such as `src/**`.")] = (
+        None
+    )
+    exclude_pattern: Annotated[str | None, Field(description="Glob of paths to skip.")] = None
 
 
 class SearchLines(SearchFiles):

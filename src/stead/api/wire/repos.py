@@ -33,7 +33,7 @@ class Source(Wire):
 
     url: str
     rev: str | None = None
-    branch: str | None = Field(None, description="The older name of `rev`.")
+    branch: str | None = Field(None, description="Deprecated: use `rev`.")
     depth: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     all_branches: bool | None = None
 
@@ -96,7 +96,7 @@ class RepoRow(Wire):
     name: str | None = None
     visibility: Literal["public", "private"]
     created_at: Date
-    size_bytes: int | None = Field(None, description="On the disk, with large files, as last measured.")
+    size_bytes: int | None = Field(None, description="Bytes on disk with LFS objects, as last measured.")
     default_branch: str
     branches: dict[str, ListedBranch]
     tags: dict[str, ListedTag]
@@ -148,7 +148,7 @@ class Ref(Wire):
 
 
 class NewBranch(Wire):
-    sha: str | None = Field(None, description="The commit to begin with; by default, the default branch's.")
+    sha: str | None = Field(None, description="Commit sha. Default: the head of the default branch.")
 
 
 class Person(Wire):
