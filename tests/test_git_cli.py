@@ -280,7 +280,10 @@ async def test_a_clone_that_fails_leaves_nothing(shell: Shell, site: Site, git: 
     no_git = git.home / "bin"
     no_git.mkdir()
     result = await shell.try_("git", "clone", repo_id, "there", environment={"PATH": str(no_git)})
-    assert (result.returncode, result.stderr) == (1, "error: git is not installed\n")
+    assert (result.returncode, result.stderr) == (
+        1,
+        "error: git is not installed: install it and try again\n",
+    )
     assert await identities(site) == []
 
 

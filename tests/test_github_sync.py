@@ -155,11 +155,11 @@ async def test_what_was_rewritten_there_is_not_taken_over(scene: Scene) -> None:
     await scene.person("commit", "-q", "--amend", "-m", "another past", cwd=folder)
     await scene.push(folder, "main", force=True)
     link = await scene.sync()
-    assert [each.reason for each in link.left] == ["it was rewritten on GitHub"]
+    assert [each.reason for each in link.left] == ["rewritten on GitHub"]
     assert await scene.here() == before
     await scene.push(folder, f"{first}:main", force=True)
     link = await scene.sync()
-    assert [each.reason for each in link.left] == ["it was moved back on GitHub"]
+    assert [each.reason for each in link.left] == ["moved back on GitHub"]
     assert await scene.here() == before
 
 
@@ -171,7 +171,7 @@ async def test_what_was_rewritten_here_is_not_forced_upon_github(scene: Scene) -
     await scene.repository.git.run(scene.repository.path, "update-ref", "refs/heads/main", first)
     await scene.commit("another past")
     link = await scene.sync()
-    assert [each.reason for each in link.left] == ["it was rewritten here"]
+    assert [each.reason for each in link.left] == ["rewritten here"]
     assert scene.there == before
 
 

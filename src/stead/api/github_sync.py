@@ -15,7 +15,7 @@ from stead.github.app import WEBHOOKS
 router = APIRouter(tags=["repositories"])
 
 MAX_WEBHOOK = 4 << 20
-"""Bytes. What is larger need not be heard: both sides are looked at now and then in any case."""
+"""Bytes. Larger webhooks are refused: the periodic sync covers them."""
 _PATH = "/git/v1/repo/{repo_id}/github-sync"
 
 
@@ -36,14 +36,14 @@ async def enable_github_sync(
 
 @router.delete(_PATH)
 async def disable_github_sync(repo: OwnedRepo, services: ServicesDep) -> Nothing:
-    """Leave both as they are from now on."""
+    """Disable GitHub sync. Both repositories stay as they are."""
     await services.links.disable(repo.info.id)
     return Nothing()
 
 
 @router.post(f"{_PATH}/run")
 async def run_github_sync(repo: OwnedRepo, services: ServicesDep) -> GithubSyncModel:
-    """Look at both sides now, and tell how it went."""
+    """Sync now and return the result."""
     return GithubSyncModel.of(await services.links.sync(repo.info.id))
 
 
@@ -54,9 +54,9 @@ async def hear_github(
     app: Annotated[str, Header(alias="X-GitHub-Hook-Installation-Target-ID")] = "",
     signature: Annotated[str, Header(alias="X-Hub-Signature-256")] = "",
 ) -> Nothing:
-    """GitHub tells of a push. Nobody else is believed, and nothing but that is taken from it."""
+    """Receive a GitHub webhook: verify its signature and start a sync. Its content is not used otherwise."""
     known = await services.links.apps.known_as(app)
-    # A stranger's is not even read.
+    # Do not read the body for an unknown App.
     body = await _read(request) if known else b""
     if not await services.links.hear(known, signature, body):
         reason = "invalid webhook signature: it matches no connected GitHub App"

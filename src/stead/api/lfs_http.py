@@ -1,4 +1,4 @@
-"""Large files over HTTP, as `git lfs` asks for them: the batch API and its basic transfer."""
+"""Git LFS over HTTP: the batch API with the basic transfer."""
 
 import json
 import re
@@ -44,7 +44,7 @@ class _Batch(BaseModel):
 
 @dataclass(frozen=True)
 class Asked:
-    """A call, and what whoever makes it may do."""
+    """A request and the caller's access level."""
 
     scope: Scope
     receive: Receive
@@ -68,7 +68,7 @@ class Asked:
 
 
 def route(what: str) -> str | None:
-    """What calls of this kind are counted under; None when it is none of them."""
+    """The route label in metrics; None if it is not an LFS request."""
     if not what.startswith("info/lfs/"):
         return None
     if what == _BATCH:
@@ -130,7 +130,7 @@ async def _offers(asked: Asked, objects: LfsObjects, batch: _Batch) -> list[dict
             checked.append(LfsObject(wanted.oid, wanted.size))
         except RepoError as error:
             checked.append(error)
-    # In their order, each of them once.
+    # Deduplicate, in order.
     missing = dict.fromkeys(await objects.missing(each for each in checked if isinstance(each, LfsObject)))
     refused = await objects.without_room(missing) if batch.operation == "upload" else {}
     answers = []
@@ -151,7 +151,7 @@ async def _offers(asked: Asked, objects: LfsObjects, batch: _Batch) -> list[dict
 
 
 def _actions(asked: Asked, wanted: LfsObject, *names: str) -> dict[str, Any]:
-    """Where to go for an object: to where this call came, with what it was made with."""
+    """The URL of an object on the host of this request, with the request's own credentials."""
     host = asked.headers.get("host", "")
     if not _HOST.fullmatch(host):
         raise Refused(400, "missing Host header")
@@ -177,7 +177,7 @@ async def _download(asked: Asked, objects: LfsObjects, oid: str) -> None:
     with objects.open(oid) as stored:
         first, last = 0, stored.size - 1
         headers = {"Content-Type": "application/octet-stream", "Accept-Ranges": "bytes"}
-        # More than one range, or what is none, is answered with the whole, as HTTP allows.
+        # Several ranges or an invalid range: answer the whole object, as HTTP allows.
         wanted = _RANGE.fullmatch(asked.headers.get("range", ""))
         if wanted is not None:
             first, last = int(wanted[1]), min(int(wanted[2] or last), last)

@@ -1,7 +1,7 @@
-"""Addresses of published examples, as git's `insteadOf` brings them here.
+"""Rewrites paths that git's `insteadOf` makes from the clone URLs of published examples.
 
-It replaces the beginning of an address alone. Where there is a secret before the host's name, all of it comes
-to be in the path: `/x-access-token:SECRET@HOST/REPO`.
+`insteadOf` replaces a URL's prefix. If the URL has credentials before the host name, they end up in the path:
+`/x-access-token:SECRET@HOST/REPO`.
 """
 
 import base64
@@ -16,7 +16,7 @@ _PATH = re.compile(r"/(?P<login>x-access-token:(?P<secret>[^@/]+))@[^/]+(?P<rest
 
 
 class Published:
-    """Takes the secret out of the path, before anything is noted of the call; an ASGI middleware."""
+    """ASGI middleware that removes the secret from the path before the request is logged."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""Search in a repository: contents, names, messages, changes."""
+"""HTTP routes of the search in a repository: contents, file names, commit messages, diffs."""
 
 from typing import Annotated
 
@@ -23,7 +23,7 @@ router = APIRouter(prefix="/git/v1/repo/{repo_id}/search", tags=["repositories"]
 async def search(
     repo: ReadableRepo, services: ServicesDep, wanted: Annotated[SearchLines, Query()]
 ) -> ContentResults:
-    """Lines of files; `maxResults` and `offset` count files."""
+    """Search the contents of files. `maxResults` and `offset` count files."""
     found = await services.search.content(
         repo.repository,
         wanted.query,
@@ -43,7 +43,7 @@ async def search(
 async def search_files(
     repo: ReadableRepo, services: ServicesDep, wanted: Annotated[SearchFiles, Query()]
 ) -> FileResults:
-    """Files by their paths."""
+    """Search files by path."""
     found = await services.search.files(
         repo.repository,
         wanted.query,
@@ -62,7 +62,7 @@ async def search_files(
 async def search_commits(
     repo: ReadableRepo, services: ServicesDep, wanted: Annotated[SearchMessages, Query()]
 ) -> CommitResults:
-    """Commits by their messages, newest first."""
+    """Search commits by message, newest first."""
     found = await services.search.commits(
         repo.repository,
         wanted.query,
@@ -79,7 +79,7 @@ async def search_commits(
 async def search_diffs(
     repo: ReadableRepo, services: ServicesDep, wanted: Annotated[SearchLines, Query()]
 ) -> DiffResults:
-    """Commits by the lines that they add or remove, newest first."""
+    """Search commits by the lines that they add or remove, newest first."""
     found = await services.search.diffs(
         repo.repository,
         wanted.query,

@@ -1,4 +1,4 @@
-"""Git's own protocol over HTTP: clone, fetch and push with plain git, and its large files."""
+"""Git's smart HTTP protocol (clone, fetch, push) and git-lfs, as an ASGI middleware."""
 
 import base64
 import binascii
@@ -53,7 +53,7 @@ log = get_logger("stead.git")
 
 
 def is_streamed(scope: Scope) -> bool:
-    """Whether a call's body goes through in pieces, and has limits of its own."""
+    """Whether a request's body is streamed and has its own limits."""
     matched = _PATH.fullmatch(scope["path"])
     if matched is None:
         return False
@@ -63,16 +63,16 @@ def is_streamed(scope: Scope) -> bool:
 
 @dataclass(frozen=True)
 class _Route:
-    """What calls are counted under."""
+    """The route label in metrics."""
 
     path: str
 
 
 class SmartHttp:
-    """Answers clients of git, and leaves all other calls to the app behind it; an ASGI middleware.
+    """ASGI middleware that serves git clients and passes all other requests to the app.
 
-    It recognises callers itself, because git has its own ways to show a key or token, and is told no in plain
-    text, which is what git shows to people.
+    It authenticates requests itself, because git sends credentials with Basic authentication, and answers
+    errors as plain text, which git prints.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class SmartHttp:
         except (Refused, SteadError) as error:
             refused = _refused(error)
             if answer.begun:
-                # Only an end in the middle tells that it is not whole.
+                # The response has started: an aborted connection is the only way to report the failure.
                 raise ApiError("INTERNAL", str(refused)) from error
             if lfs_http.route(what):
                 await lfs_http.refuse(answer, refused)
@@ -126,10 +126,10 @@ class SmartHttp:
         else:
             await self._advertise(call, repository, caller, level)
 
-    # Who
+    # Authentication
 
     async def _level(self, call: "_Call") -> tuple[Caller | None, Level]:
-        """Who calls, and what they may do. What is not theirs to see is answered as if it were not there."""
+        """Authenticate the caller and check access. No access is answered as not found."""
         caller = None
         authorization = call.headers.get("authorization")
         if authorization is not None:
@@ -147,7 +147,7 @@ class SmartHttp:
             raise Refused(404, f"repository {call.repo} not found, or no access to it")
         return caller, level
 
-    # What
+    # Requests
 
     async def _advertise(
         self, call: "_Call", repository: Repository, caller: Caller | None, level: Level
@@ -208,7 +208,7 @@ def _who_are_you() -> Refused:
 
 
 def _secret(authorization: str) -> str | None:
-    """The key or token in what a client shows; the user's name beside it does not matter."""
+    """The key or token from the Authorization header; the user name of Basic authentication is ignored."""
     scheme, _, value = authorization.partition(" ")
     value = value.strip()
     if scheme.lower() == "bearer":

@@ -1,4 +1,4 @@
-"""Triggers of a repository: who is told of pushes, and what came of it."""
+"""HTTP routes of triggers: webhooks on pushes, and their deliveries."""
 
 from typing import Annotated
 
@@ -23,14 +23,14 @@ MAX_PAGE = 100
 
 @router.get("")
 async def list_triggers(repo: OwnedRepo, services: ServicesDep) -> TriggerList:
-    """A repository's triggers, oldest first."""
+    """List triggers, oldest first."""
     found = await services.triggers.list(repo.info.id)
     return TriggerList(triggers=[TriggerModel.of(trigger) for trigger in found])
 
 
 @router.post("")
 async def create_trigger(repo: OwnedRepo, services: ServicesDep, wanted: NewTrigger) -> TriggerCreated:
-    """Have an endpoint told of pushes, from now on."""
+    """Create a trigger: call a webhook after each matching push."""
     rule = wanted.trigger
     made = await services.triggers.create(
         repo.info.id, wanted.action.endpoint, branches=rule.branches or (), globs=rule.globs or ()
@@ -40,7 +40,7 @@ async def create_trigger(repo: OwnedRepo, services: ServicesDep, wanted: NewTrig
 
 @router.delete("/{trigger}")
 async def delete_trigger(trigger: str, repo: OwnedRepo, services: ServicesDep) -> Nothing:
-    """Nothing more is sent for it."""
+    """Delete a trigger. Pending deliveries are dropped."""
     await services.triggers.delete(repo.info.id, trigger)
     return Nothing()
 
@@ -53,7 +53,7 @@ async def list_deliveries(
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 20,
     offset: Annotated[int, Query(ge=0, le=LARGEST)] = 0,
 ) -> DeliveryList:
-    """What was sent for a trigger, and is to be, newest first."""
+    """List deliveries of a trigger, newest first: sent, pending and failed."""
     page = await services.triggers.deliveries(repo.info.id, trigger, limit=limit, offset=offset)
     deliveries = [DeliveryModel.of(delivery) for delivery in page.items]
     return DeliveryList(deliveries=deliveries, offset=page.offset, total=page.total)
@@ -61,5 +61,5 @@ async def list_deliveries(
 
 @router.post("/{trigger}/deliveries/{delivery}/redeliver")
 async def redeliver(trigger: str, delivery: str, repo: OwnedRepo, services: ServicesDep) -> DeliveryModel:
-    """Send the same once more."""
+    """Send a delivery again, with the same body."""
     return DeliveryModel.of(await services.triggers.redeliver(repo.info.id, trigger, delivery))

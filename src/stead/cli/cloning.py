@@ -1,10 +1,9 @@
-"""A clone that can fetch and push by itself, and nothing else.
+"""`stead git clone`: a clone with a token of its own.
 
-It gets an identity of its own with one permission, on this repository. So whoever finds the clone has no key
-of the account, `--readonly` is kept by the server, and one clone can be cut off without the others. The token
-is never an argument of a command, which everybody on the host could see, nor part of the remote's URL, which
-git prints: while git clones it is in git's environment, and then in a file in `.git` that only its owner
-reads.
+Least privilege: each clone gets a new identity with one permission, on this repository. A leaked clone does
+not leak the account's API key, the server enforces `--readonly`, and each clone can be revoked alone. The
+token is never a command-line argument (visible to all users of the host) nor part of the remote's URL (git
+prints it): during the clone it is in git's environment, afterwards in a file in `.git` with mode 0600.
 """
 
 import contextlib
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 _VARIABLE = "STEAD_CLONE_TOKEN"
 _FILE = "stead-token"
-# The path is asked for each time: clones are moved, and have worktrees.
+# Resolve the path on each call: clones can be moved and have worktrees.
 _HELPER = '!f() {{ test "$1" = get && echo username=x-access-token && echo "password={}"; }}; f'
 _WHILE_CLONING = _HELPER.format(f"${_VARIABLE}")
 _AFTERWARDS = _HELPER.format(f'$(cat "$(git rev-parse --git-common-dir)/{_FILE}")')
@@ -41,7 +40,7 @@ _GRACE = 10.0
 
 @dataclass(frozen=True)
 class Credential:
-    """What a clone shows to be let in, and whose it is if it was made for the clone."""
+    """The token of a clone, and its identity if one was created for the clone."""
 
     token: str
     permission: "Permission | None" = None
@@ -59,7 +58,7 @@ class Clone:
 
 
 def clone(stead: "Stead", info: "RepoInfo", folder: Path, permission: "Permission") -> Clone:
-    """Clone a repository into a folder that is not there, or empty."""
+    """Clone a repository into a missing or empty folder."""
     url = stead.git.repos.ref(info.id).clone_url()
     with signals_as_exits(), _credential(stead, info, permission) as credential:
         _run_git(url, folder, credential)
@@ -72,14 +71,14 @@ def clone(stead: "Stead", info: "RepoInfo", folder: Path, permission: "Permissio
 
 @contextlib.contextmanager
 def _credential(stead: "Stead", info: "RepoInfo", permission: "Permission") -> Iterator[Credential | None]:
-    """A credential for the clone; what was made for one that fails is removed.
+    """A credential for the clone; an identity created for a clone that fails is deleted.
 
-    A public repository of somebody else needs none.
+    A public repository of another account needs none.
     """
     from stead.sdk.errors import RepoNotFound
 
     if stead.whoami().identity_id is not None:
-        # An identity makes no others, and has no more than what it was granted.
+        # An identity cannot create identities: use its own token.
         if permission == "read":
             note("the clone uses the current token and has its permissions")
         yield Credential(target().key or "")
@@ -116,11 +115,11 @@ def _run_git(url: str, folder: Path, credential: Credential | None) -> None:
     options: list[str] = []
     if credential is not None:
         environment[_VARIABLE] = credential.token
-        # The user's own helpers are not asked, who may know another token for this server, nor told this one.
+        # Disable the user's credential helpers: they may hold another token for this server.
         options = ["-c", f"{_helper_of(url)}=", "-c", f"{_helper_of(url)}={_WHILE_CLONING}"]
     try:
         command = ["git", *options, "clone", "--", url, str(folder)]
-        # A group of its own: git leaves the program that it asks the server with running when it is ended.
+        # Own process group: a stopped git leaves its HTTP helper running.
         git = subprocess.Popen(command, env=environment, process_group=0)
     except FileNotFoundError:
         fail("git is not installed: install it and try again")
@@ -135,7 +134,7 @@ def _run_git(url: str, folder: Path, credential: Credential | None) -> None:
 
 
 def _end(git: "subprocess.Popen[bytes]") -> None:
-    """Git removes what it has begun, if it gets the time."""
+    """Stop git with SIGTERM, so that it can remove the partial clone."""
     with undisturbed():
         os.killpg(git.pid, signal.SIGTERM)
         try:
@@ -145,12 +144,12 @@ def _end(git: "subprocess.Popen[bytes]") -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Without what would have git work on another repository, as in a hook."""
+    """The environment without variables that point git to another repository, as in a hook."""
     return {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
 
 
 def _keep(url: str, repo_id: str, folder: Path, credential: Credential) -> None:
-    """Have git find the token in this clone, and say whose it is."""
+    """Store the token in the clone and configure git's credential helper."""
     place = folder / ".git" / _FILE
     descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
@@ -169,6 +168,6 @@ def _keep(url: str, repo_id: str, folder: Path, credential: Credential) -> None:
 
 
 def _helper_of(url: str) -> str:
-    """The setting for the whole server: large files are asked for without the repository's path."""
+    """The credential setting for the whole server: git-lfs asks without the repository's path."""
     parts = urlsplit(url)
     return f"credential.{parts.scheme}://{parts.netloc}.helper"

@@ -1,4 +1,4 @@
-"""`stead git`: repositories."""
+"""`stead git`: Git repositories."""
 
 import contextlib
 import re
@@ -22,7 +22,7 @@ app = typer.Typer(no_args_is_help=True, help="Create, clone, search and sync Git
 
 _PAGE = 100
 _NAMED = 10
-"""Branches or tags that are named one by one."""
+"""Number of branches or tags listed by name."""
 
 
 def _complete_repo(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
@@ -68,7 +68,7 @@ def create_repo(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Make a repository and print its id."""
+    """Create a repository and print its id."""
     if source_rev is not None and source_url is None:
         raise typer.BadParameter("requires --source-url", param_hint="--source-rev")
     with connected() as stead:
@@ -95,7 +95,7 @@ def list_repos(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only ids.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show the repositories, the newest first."""
+    """List repositories, newest first."""
     with connected() as stead:
         found = stead.git.repos.list(limit=limit, offset=offset, search=search)
     if as_json:
@@ -126,7 +126,7 @@ def list_repos(
 
 @app.command("get")
 def get_repo(repo: Repo, as_json: Json = False) -> None:
-    """Show what is known of a repository."""
+    """Show a repository: branches, tags, size, clone URL."""
     with connected() as stead:
         handle = stead.git.repos.ref(find_repo(stead, repo))
         info = handle.info()
@@ -157,7 +157,7 @@ def _names(names: list[str]) -> str:
 
 @app.command("delete")
 def delete_repos(repos: Repos, as_json: Json = False) -> None:
-    """Delete repositories with their history, for good."""
+    """Delete repositories permanently, with their history."""
     with connected() as stead:
         ids = list(dict.fromkeys(find_repo(stead, each) for each in repos))
         for repo_id in ids:
@@ -180,10 +180,10 @@ def clone_repo(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Clone a repository with git, so that fetch and push work there without asking.
+    """Clone a repository with git, and store a token so that fetch and push work.
 
-    The clone gets a token of its own, for this one repository: `stead identity delete
-    $(git config stead.identityId)` ends it.
+    The token belongs to a new identity with access to this repository only. To revoke it: `stead identity
+    delete $(git config stead.identityId)`.
     """
     with connected() as stead:
         info = stead.git.repos.ref(find_repo(stead, repo)).info()
@@ -195,7 +195,7 @@ def clone_repo(
 
 
 def _folder(info: "RepoInfo") -> Path:
-    """The name, where it is a good one for a folder."""
+    """The repository's name if it is valid as a folder name, else its id."""
     return Path(info.name if info.name and re.fullmatch(r"\w[\w.-]*", info.name) else info.id)
 
 
@@ -214,9 +214,9 @@ def sync_repo(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show how far a repository is in step with one at GitHub, or begin or end it.
+    """Show the GitHub sync of a repository, or enable, run or disable it.
 
-    The exit code is 1 when something is not in step that people have to look at.
+    The exit code is 1 if the last sync failed or some branches or tags conflict.
     """
     if off and (with_ or now):
         raise typer.BadParameter("cannot be combined with --with or --now", param_hint="--off")
@@ -269,7 +269,7 @@ def search_repo(
     offset: Annotated[int, typer.Option(min=0, help="Number of files to skip.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Show the lines of a repository's files that match, as grep -n does."""
+    """Search the files of a repository and print matching lines like grep -n."""
     with connected() as stead:
         found = stead.git.repos.ref(find_repo(stead, repo)).search(
             query,
@@ -297,7 +297,7 @@ def search_repo(
 
 
 def _line(path: str, match: "LineMatch") -> str:
-    """In grep's colours; without them where there is no terminal."""
+    """A match in the colours of grep."""
     line, start, end = match.line, match.start_column, match.end_column
     parts = (
         typer.style(shown(path), fg="magenta"),

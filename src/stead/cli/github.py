@@ -1,4 +1,4 @@
-"""`stead github`: the GitHub App of an account, for whoever runs the installation."""
+"""`stead github`: the GitHub App of an account; for operators of the installation."""
 
 import secrets
 from pathlib import Path
@@ -35,7 +35,7 @@ def connect(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Have an account's repositories kept in step by this App, after asking GitHub whether it knows it."""
+    """Connect a GitHub App to an account, after a check with GitHub."""
 
     async def work() -> None:
         given = None if webhook_secret is None else _read(webhook_secret).strip()
@@ -82,7 +82,7 @@ def show(account: AccountName = None, as_json: Json = False) -> None:
 
 @app.command("disconnect")
 def disconnect(account: AccountName = None, as_json: Json = False) -> None:
-    """Forget the App of an account. Repositories stay as they are, on both sides."""
+    """Disconnect the App of an account. Repositories on both sides stay as they are."""
 
     async def work() -> None:
         async with open_accounts() as opened:

@@ -1,1 +1,1 @@
-"""Repositories kept in step with others at GitHub."""
+"""GitHub sync: two-way mirroring of branches and tags with a GitHub repository."""

@@ -1,7 +1,7 @@
-"""A GitHub App as a client of GitHub: what it may reach, and with which token.
+"""GitHub App client: authentication, installation lookup and repository tokens.
 
-The App signs for itself with its private key, finds where it was installed, and is given tokens for one
-repository that are good for an hour.
+The App authenticates with a JWT signed by its private key, looks up its installation, and gets tokens for one
+repository that are valid for an hour.
 """
 
 import json
@@ -23,10 +23,10 @@ from stead.repos.egress import Answer, Egress, EgressFailed
 GITHUB = "https://github.com"
 GITHUB_API = "https://api.github.com"
 WEBHOOKS = "/github/webhooks"
-"""Where an App's webhooks are sent to."""
+"""The path of the webhook receiver."""
 TIMEOUT = 30.0
 _LEAST_LEFT = 600
-"""Seconds that a token is good for at least, so that a long fetch comes to its end with it."""
+"""Minimum remaining seconds of a token, so that a long fetch can finish with it."""
 _SIGNED_FOR = 540
 _SLOW_CLOCK = 60
 _MAX_ANSWER = 4 << 20
@@ -37,18 +37,18 @@ _HEADERS = {"Accept": "application/vnd.github+json", "X-GitHub-Api-Version": "20
 
 @dataclass(frozen=True)
 class App:
-    """A GitHub App, and the secrets by which it and GitHub know each other."""
+    """A GitHub App and its secrets."""
 
     id: str
     private_key: str = field(repr=False)
     webhook_secret: str = field(repr=False)
     url: str = GITHUB
-    """Where people and git find repositories."""
+    """The base URL of repositories."""
     api_url: str = GITHUB_API
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[0-9]{1,20}", self.id):
-            # Its client id would do for tokens, but webhooks name the number.
+            # Tokens would work with the client id, but webhooks carry the numeric id.
             raise InvalidRequest(f"invalid App ID {self.id!r}: it is a number")
         try:
             RSAKey.import_key(self.private_key)
@@ -56,14 +56,14 @@ class App:
             raise InvalidRequest("not the private key of a GitHub App: it must be a PEM file") from None
 
     def sign(self, now: int) -> str:
-        """What the App shows for itself, for some minutes from now."""
+        """A JWT that authenticates the App for a few minutes."""
         claims = {"iat": now - _SLOW_CLOCK, "exp": now + _SIGNED_FOR, "iss": self.id}
         return jwt.encode({"alg": _ALGORITHM}, claims, RSAKey.import_key(self.private_key))
 
 
 @dataclass(frozen=True)
 class Hosted:
-    """A repository at GitHub, where the App may write."""
+    """A GitHub repository that the App can write to."""
 
     id: str
     name: str
@@ -76,18 +76,18 @@ class _Token:
 
 
 class Github:
-    """Asks GitHub, for the Apps of all accounts."""
+    """GitHub API client for the Apps of all accounts."""
 
     def __init__(self, egress: Egress) -> None:
         self._egress = egress
         self._tokens: dict[tuple[App, str], _Token] = {}
 
     async def slug(self, app: App) -> str:
-        """The App's name in addresses; that it has one shows that id and key are right."""
+        """The App's URL name; a successful call proves its id and key."""
         return str((await self._get(app, "/app", app.sign(int(time.time())))).get("slug", ""))
 
     async def find(self, app: App, name: str) -> Hosted:
-        """A repository by `owner/name`, which may be an old name of it."""
+        """Look up a repository by `owner/name`, which may be a former name."""
         token = await self.token(app, name)
         found = await self._get(app, f"/repos/{name}", token)
         try:
@@ -96,7 +96,7 @@ class Github:
             raise GithubFailed(f"invalid response from GitHub about {name}") from None
 
     async def token(self, app: App, name: str) -> str:
-        """What lets git and others read and write one repository, for ten minutes at least."""
+        """A cached token for one repository, valid for at least ten minutes."""
         now = time.time()
         known = self._tokens.get((app, name))
         if known is None or known.until - now < _LEAST_LEFT:
@@ -105,7 +105,7 @@ class Github:
         return known.secret
 
     def forget(self, app: App, name: str) -> None:
-        """A token that was not taken is not shown again."""
+        """Drop a rejected token from the cache."""
         self._tokens.pop((app, name), None)
 
     async def _new_token(self, app: App, name: str) -> _Token:
@@ -147,7 +147,7 @@ class Github:
 
 
 async def _read(answer: Answer, what: str) -> dict[str, Any]:
-    """What GitHub says, if it is what was asked for."""
+    """Parse a response of GitHub; raise its error."""
     try:
         told = json.loads(await answer.read() or b"{}")
     except ValueError:
@@ -165,7 +165,7 @@ async def _read(answer: Answer, what: str) -> dict[str, Any]:
 
 
 def check_name(name: str) -> str:
-    """`owner/name`, as it stands in the repository's address; `.git` may follow."""
+    """Check `owner/name`, with or without `.git`."""
     found = _NAME.fullmatch(name.removesuffix(".git"))
     if found is None or found["name"] in (".", ".."):
         raise InvalidRequest(f"invalid GitHub repository {name[:200]!r}: use owner/name")

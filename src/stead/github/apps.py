@@ -1,4 +1,4 @@
-"""The GitHub App of each account, as whoever runs the installation has connected it."""
+"""The GitHub App of each account, connected by the operator."""
 
 from stead.github.app import App
 from stead.github.errors import GithubNotConnected
@@ -7,18 +7,18 @@ from stead.store.github import AppRow, AppStore
 
 
 class Apps:
-    """An account has one App of its own: no account reaches what another's was installed on."""
+    """One App per account, so that no account can reach repositories of another's App."""
 
     def __init__(self, database: Database) -> None:
         self._store = AppStore(database)
 
     async def connect(self, account: str, app: App) -> None:
-        """From now on this is the account's App."""
+        """Set the account's App."""
         row = AppRow(account, app.id, app.private_key, app.webhook_secret, app.url, app.api_url)
         await self._store.put(row)
 
     async def disconnect(self, account: str) -> None:
-        """Links of the account stay, and fail until an App is connected again."""
+        """Remove the account's App. Its links stay, and fail until an App is connected again."""
         await self.of(account)
         await self._store.delete(account)
 
@@ -29,7 +29,7 @@ class Apps:
         return _app(row)
 
     async def known_as(self, app_id: str) -> dict[str, App]:
-        """Those with this id at GitHub, by their accounts."""
+        """The Apps with this GitHub id, by account."""
         return {row.id: _app(row) for row in await self._store.known_as(app_id)}
 
 

@@ -1,4 +1,4 @@
-"""What can be wrong with keeping repositories in step."""
+"""Errors of GitHub sync."""
 
 from stead.repos.errors import RepoError
 
@@ -13,19 +13,19 @@ class GithubNotConnected(RepoError):
 
 
 class GithubRefused(RepoError):
-    """GitHub does not let the App do this: people have to give it the right first."""
+    """GitHub denies the App this: a person has to grant the permission."""
 
     code = "github_refused"
 
 
 class GithubFailed(RepoError):
-    """GitHub was not reached, or did not answer as it should."""
+    """GitHub was not reached, or returned an invalid response."""
 
     code = "github_failed"
 
 
 class LinkConflict(RepoError):
-    """One of the two repositories is kept in step with another already."""
+    """One of the two repositories is already synced with another."""
 
     code = "link_conflict"
 
@@ -34,5 +34,5 @@ class NotLinked(RepoError):
     code = "not_linked"
 
     def __init__(self) -> None:
-        # Clients look for the number in the sentence.
+        # The npm package looks for the number in the message.
         super().__init__("404: GitHub sync is not enabled for this repository")

@@ -1,8 +1,8 @@
-"""Two repositories brought into step: what is new on one side goes to the other, and nothing is lost.
+"""One sync run between a repository and its remote: fetch, plan, update refs here, push there.
 
-Beside a repository's own refs are kept, where no client sees them, those of the other side as they were last
-fetched, and those that were in step. The latter move in one transaction with the refs that follow the other
-side; after a push they move later, and a crash in between only means that both sides are found to be equal.
+Hidden refs record the remote's refs as last fetched, and the base: the refs as they were when both sides were
+last equal. The base is updated in one transaction with the refs that follow the remote; after a push it is
+updated later, and a crash in between only means that both sides are found equal.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -21,15 +21,15 @@ _THERE, _BASE = f"{ASIDE}there/", f"{ASIDE}base/"
 _OURS = "refs/"
 _ROUNDS = 5
 _AT_ONCE = 200
-"""Refs in one push: their names are arguments of git."""
+"""Refs per push: their names are arguments of git."""
 _CHANGES_HERE = (Step.PULL, Step.DELETE_HERE)
 _MOVED = ("non-fast-forward", "fetch first", "stale info", "already exists", "needs force")
-"""Why git does not push when the other side has changed meanwhile."""
+"""Git's messages for a ref that changed on the remote meanwhile."""
 
 
 @dataclass(frozen=True)
 class Left:
-    """A ref that is not in step, and that people have to look at."""
+    """A ref that could not be synced and needs a person's decision."""
 
     ref: str
     here: str | None
@@ -41,12 +41,12 @@ class Left:
 class Outcome:
     left: Sequence[Left]
     settled: bool
-    """Otherwise one of the sides changed again and again meanwhile."""
+    """False if one side kept changing during the run."""
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """The refs of both sides, and those that were in step."""
+    """The refs of both sides and of the base."""
 
     here: Refs
     there: Refs
@@ -61,16 +61,16 @@ async def bring_into_step(
     large_files: LfsExchange,
     followed: Callable[[], Awaitable[None]],
 ) -> Outcome:
-    """Follow on each side what the other has changed, until there is nothing more to do.
+    """Sync both sides until there is nothing left to do.
 
-    `url` has the credentials in it; `followed` is told when something has changed here. The default branch
-    of an empty repository becomes the other side's.
+    `url` has the credentials in it; `followed` is called after a change here. The default branch of an empty
+    repository becomes the remote's.
     """
     for _ in range(_ROUNDS):
         remote = await remotes.open(repository, url, None)
         seen = await _look(repository, remotes, remote)
         decisions = await _decide(repository, seen)
-        # Whoever reads a commit finds its large files: they come first, on both ways.
+        # LFS objects first, in both directions: a visible commit must have its objects.
         taken = [each.ref.there for each in decisions if each.step is Step.PULL and each.ref.there]
         await large_files.take(remote, taken, seen.here.values())
         undisturbed = await _follow(repository, decisions, writing)
@@ -90,13 +90,13 @@ async def bring_into_step(
 
 
 async def forget(repository: Repository) -> None:
-    """Remove what is kept beside the repository's own refs."""
+    """Remove the hidden refs."""
     refs = await _refs(repository, ASIDE)
     await repository.change([RefChange(name, None, guarded=False) for name in refs])
 
 
 async def _look(repository: Repository, remotes: Remotes, remote: Remote) -> _Seen:
-    """How both sides are, with all commits of the other at hand."""
+    """Fetch, and read the refs of both sides."""
     offered = {name: sha for name, sha in remote.refs.items() if name.startswith((BRANCHES, TAGS))}
     if len(offered) > MAX_REFS:
         raise TooLarge(f"{remote.url} has too many branches and tags (max {MAX_REFS})")
@@ -133,7 +133,7 @@ def _aside(prefix: str, name: str) -> str:
 async def _decide(repository: Repository, seen: _Seen) -> list[Decision]:
     base = seen.base
     if made_anew(base, seen.here, seen.there):
-        # Before anything else: what is joined half way must not look as if the rest had been deleted.
+        # Reset the base before anything else: an interrupted join must not look like deletions.
         await _change(repository, [RefChange(_aside(_BASE, name), None, guarded=False) for name in base])
         base = {}
     refs = refs_of(base, seen.here, seen.there)
@@ -142,7 +142,7 @@ async def _decide(repository: Repository, seen: _Seen) -> list[Decision]:
 
 
 async def _relation(repository: Repository, ref: Ref) -> Relation:
-    """How the commits of a ref are related; the nearer side of a history is walked through, no more."""
+    """The relation of a ref's two commits; walks the history only as far as needed."""
     for older, newer, relation in (
         (ref.there, ref.here, Relation.AHEAD),
         (ref.here, ref.there, Relation.BEHIND),
@@ -155,7 +155,7 @@ async def _relation(repository: Repository, ref: Ref) -> Relation:
 
 
 async def _follow(repository: Repository, decisions: Sequence[Decision], writing: Writing) -> bool:
-    """What the other side has done is done here; tells whether nothing had changed here meanwhile."""
+    """Apply the remote's changes here; returns whether nothing had changed here meanwhile."""
     await writing.make_refs(sum(each.step is Step.PULL and each.ref.here is None for each in decisions))
     changes: list[RefChange] = []
     for decision in decisions:
@@ -172,15 +172,15 @@ async def _follow(repository: Repository, decisions: Sequence[Decision], writing
 async def _push(
     repository: Repository, remotes: Remotes, remote: Remote, decisions: Sequence[Decision]
 ) -> tuple[bool, list[Left]]:
-    """What was done here is done on the other side.
+    """Push local changes to the remote.
 
-    Tells whether nothing had changed there meanwhile, and what is not taken there.
+    Returns whether nothing had changed there meanwhile, and the rejected refs.
     """
     given = [each.ref for each in decisions if each.step is Step.PUSH]
     deleted = [each.ref for each in decisions if each.step is Step.DELETE_THERE]
     told: dict[str, str | None] = {}
     for some in _parts(deleted):
-        # The lease is the opposite of force here: a branch that has moved meanwhile is not deleted.
+        # The lease prevents the deletion of a branch that moved meanwhile.
         leases = [f"--force-with-lease={ref.name}:{ref.there}" for ref in some]
         told |= await remotes.push(repository, remote, [f":{ref.name}" for ref in some], *leases)
     for some in _parts(given):
@@ -204,7 +204,7 @@ def _parts(refs: Sequence[Ref]) -> Iterator[Sequence[Ref]]:
 
 
 async def _change(repository: Repository, changes: Sequence[RefChange]) -> bool:
-    """Deletions go first: names that were in the way are then not there any more."""
+    """Apply ref changes, deletions first: they resolve name conflicts."""
     parts = [each for each in changes if each.new is None], [each for each in changes if each.new is not None]
     done = [await repository.change(part) for part in parts if part]
     return all(done)

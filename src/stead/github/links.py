@@ -1,4 +1,4 @@
-"""Repositories that are kept in step with others at GitHub."""
+"""GitHub sync links: one background task per linked repository, woken by pushes, webhooks and a timer."""
 
 import asyncio
 import contextlib
@@ -30,14 +30,14 @@ from stead.store.database import Database
 from stead.store.github import LinkRow, LinkStore
 
 LOOK_EVERY = 600.0
-"""Seconds after which a repository is looked at though nobody said that it has changed."""
+"""Seconds between syncs without an event."""
 RETRY = (5.0, 30.0, 120.0, LOOK_EVERY)
-"""Seconds after each failure until the next attempt."""
+"""Backoff in seconds after each failure."""
 MAX_BYTES = 4 << 30
-"""That come from GitHub at once."""
+"""Maximum bytes fetched from GitHub per sync."""
 TIMEOUT = 1800.0
 MAX_LEFT = 1000
-"""Refs that are named one by one when people have to look at them."""
+"""Conflicting refs listed per link."""
 _AT_ONCE = 4
 
 log = get_logger("stead.github")
@@ -45,17 +45,17 @@ log = get_logger("stead.github")
 
 class State(StrEnum):
     PENDING = "pending"
-    """Nobody knows yet."""
+    """Not synced yet."""
     IN_STEP = "in_step"
     DIVERGED = "diverged"
-    """But for some refs that people have to look at."""
+    """Synced except for conflicting refs."""
     FAILED = "failed"
-    """It is tried again."""
+    """Failed; will be retried."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """A repository here, and the one at GitHub that it is kept in step with."""
+    """A repository and the GitHub repository that it is synced with."""
 
     repo: str
     name: str
@@ -68,16 +68,16 @@ class Link:
 
 @dataclass
 class _Keeper:
-    """What keeps one repository in step: woken when one of the sides may have changed."""
+    """The task of one link, and the event that wakes it."""
 
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     waiting: list[asyncio.Future[None]] = field(default_factory=list)
-    """Who wants to know when both sides were looked at, from its beginning on."""
+    """Callers that wait for the end of a sync that starts after their request."""
     task: asyncio.Task[None] | None = None
 
 
 class Links:
-    """Each link has a task of its own, which looks at both sides when it is told to, and now and then."""
+    """Manages the link tasks: each syncs when it is woken, and periodically."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Links:
         look_every: float = LOOK_EVERY,
         retry: Sequence[float] = RETRY,
     ) -> None:
-        """`followed` is told of repositories that were changed because the other side was."""
+        """`followed` is called for repositories that a sync changed."""
         self.apps = Apps(database)
         self._store = LinkStore(database)
         self._repos = repos
@@ -103,7 +103,7 @@ class Links:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Self]:
-        """Keep in step what is linked, until the end of the block."""
+        """Run the link tasks until the end of the block."""
         for row in await self._store.all():
             self._keep(row.id)
         try:
@@ -114,10 +114,10 @@ class Links:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    # Made, found, ended
+    # Enable, get, disable
 
     async def enable(self, account: str, repo: str, name: str) -> Link:
-        """Keep a repository in step with `owner/name` from now on; the App has to be installed there."""
+        """Enable sync with `owner/name`; the App must be installed there."""
         app = await self.apps.of(account)
         hosted = await self._github.find(app, check_name(name))
         row = LinkRow(repo, account, hosted.id, hosted.name, State.PENDING)
@@ -140,7 +140,7 @@ class Links:
         return _link(row)
 
     async def disable(self, repo: str) -> None:
-        """Leave both as they are from now on."""
+        """Disable sync. Both repositories stay as they are."""
         await self.get(repo)
         await self._store.delete(repo)
         keeper = self._keepers.pop(repo, None)
@@ -152,7 +152,7 @@ class Links:
             await exchange.forget(self._repos.repository(repo))
 
     async def sync(self, repo: str) -> Link:
-        """Look at both sides now, and tell how it went."""
+        """Sync now and return the result."""
         await self.get(repo)
         done = asyncio.get_running_loop().create_future()
         keeper = self._keep(repo)
@@ -161,16 +161,15 @@ class Links:
         await done
         return await self.get(repo)
 
-    # Who says that something has changed
+    # Events
 
     async def observe(self, repo: str) -> None:
-        """A repository has changed here."""
+        """A local repository changed: wake its link."""
         if (keeper := self._keepers.get(repo)) is not None:
             keeper.wake.set()
 
     async def hear(self, known: Mapping[str, App], signature: str, body: bytes) -> bool:
-        """A webhook for one of these Apps: something may have changed there. False when nobody of theirs
-        has signed it."""
+        """Handle a webhook for one of these Apps; returns False if none of their secrets signed it."""
         accounts = [account for account, app in known.items() if _signed(app, signature, body)]
         if not accounts:
             return False
@@ -178,7 +177,7 @@ class Links:
             repository = json.loads(body)["repository"]
             github_id, name = str(int(repository["id"])), check_name(repository["full_name"])
         except (ValueError, KeyError, TypeError, SteadError):
-            # Something about the App itself.
+            # An event about the App itself.
             return True
         for row in await self._store.to(accounts, github_id):
             if row.name != name:
@@ -186,7 +185,7 @@ class Links:
             self._keep(row.id).wake.set()
         return True
 
-    # In step
+    # Sync
 
     def _keep(self, repo: str) -> _Keeper:
         keeper = self._keepers.get(repo)
@@ -220,7 +219,7 @@ class Links:
                 del self._keepers[repo]
 
     async def _attempt(self, row: LinkRow) -> bool:
-        """Look at both sides once; how it went is recorded. Tells whether there is nothing to try again."""
+        """One sync run, with its result recorded; returns whether no retry is needed."""
         try:
             outcome = await self._bring_into_step(row)
         except RepoNotFound:
@@ -239,7 +238,7 @@ class Links:
         try:
             return await self._exchange(app, row)
         except SourceUnauthorized:
-            # The token may have been taken back since it was given.
+            # The token may have been revoked.
             self._github.forget(app, row.name)
         try:
             return await self._exchange(app, row)

@@ -1,8 +1,8 @@
-"""What is to be done to two repositories so that they come into step. Nothing here reads or writes any.
+"""Sync planner: a three-way comparison of refs. Pure functions without IO.
 
-Each ref is judged by three values: where it is here, where it is there, and where both were when they were
-last in step. Whoever changed it alone is followed. Nothing is ever moved to where it loses commits: what both
-changed, and what was rewritten or moved back on one side, is left to people.
+Each ref has three values: here, there, and in the base (when both were last equal). A ref changed on one side
+only is applied to the other. Refs never lose commits: those changed on both sides, rewritten or moved back
+are conflicts that a person has to resolve.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -13,11 +13,11 @@ from stead.repos.names import is_ref
 from stead.repos.remotes import BRANCHES, TAGS
 
 Refs = Mapping[str, str]
-"""Where each ref is, by its full name."""
+"""Commits of refs by full name."""
 
 
 class Relation(StrEnum):
-    """Of the commit here to the one there."""
+    """The relation of the commit here to the one there."""
 
     AHEAD = "ahead"
     BEHIND = "behind"
@@ -27,17 +27,17 @@ class Relation(StrEnum):
 class Step(StrEnum):
     KEEP = "keep"
     PULL = "pull"
-    """It comes to be here as it is there."""
+    """Update the ref here."""
     PUSH = "push"
     DELETE_HERE = "delete_here"
     DELETE_THERE = "delete_there"
     LEAVE = "leave"
-    """People have to decide."""
+    """Conflict: needs a person's decision."""
 
 
 @dataclass(frozen=True)
 class Ref:
-    """One of the refs, and where it is; None where it is not."""
+    """A ref and its commits; None where it does not exist."""
 
     name: str
     base: str | None
@@ -50,7 +50,7 @@ class Ref:
 
     @property
     def needs_history(self) -> bool:
-        """Whether it can only be judged by how its two commits are related."""
+        """Whether the decision depends on the relation of the two commits."""
         return self.is_branch and self.here is not None and self.there is not None and self.here != self.there
 
 
@@ -59,11 +59,11 @@ class Decision:
     ref: Ref
     step: Step
     reason: str | None = None
-    """Why it is left to people."""
+    """The reason of a conflict."""
 
 
 def refs_of(base: Refs, here: Refs, there: Refs) -> list[Ref]:
-    """All branches and tags that either side has, or that were in step."""
+    """All branches and tags of either side or of the base."""
     return [
         Ref(name, base.get(name), here.get(name), there.get(name))
         for name in sorted({*base, *here, *there})
@@ -72,10 +72,10 @@ def refs_of(base: Refs, here: Refs, there: Refs) -> list[Ref]:
 
 
 def made_anew(base: Refs, here: Refs, there: Refs) -> bool:
-    """Whether a side has nothing any more of what was in step: neither a name, nor a commit under another.
+    """Whether a side has nothing left of the base: no name, and no commit under another name.
 
-    Then it was emptied or made anew, and what is missing there was not deleted ref by ref. It is forgotten
-    what was in step, and both are joined as at the beginning, when nothing is deleted.
+    Then it was emptied or recreated, and missing refs are not deletions. The base is dropped, and both sides
+    are joined as in the first sync, which deletes nothing.
     """
     commits = set(base.values())
     return any(
@@ -84,12 +84,12 @@ def made_anew(base: Refs, here: Refs, there: Refs) -> bool:
 
 
 def plan(refs: Iterable[Ref], relations: Mapping[str, Relation], default: str) -> list[Decision]:
-    """What is to be done for each ref; `relations` are those of the refs that need them, by name.
+    """The decision for each ref; `relations` has those of the refs that need them, by name.
 
-    `default` is the full name of the default branch here, which is not deleted.
+    `default` is the full name of the default branch here, which is never deleted.
     """
     decisions = [_keep_default(_judge(ref, relations.get(ref.name)), default) for ref in refs]
-    # What is deleted goes first, and is in nobody's way.
+    # Deletions first: they free names.
     here = {each.ref.name for each in decisions if each.ref.here and each.step is not Step.DELETE_HERE}
     there = {each.ref.name for each in decisions if each.ref.there and each.step is not Step.DELETE_THERE}
     return list(_fitting(decisions, here, there))
@@ -143,7 +143,7 @@ def _keep_default(decision: Decision, default: str) -> Decision:
 def _fitting(
     decisions: Iterable[Decision], here: Collection[str], there: Collection[str]
 ) -> Iterable[Decision]:
-    """What is new has to find room beside the names that are there: `a` and `a/b` cannot both be."""
+    """Turn new refs with a name conflict into conflicts: `a` and `a/b` cannot both exist."""
     folders_here, folders_there = _folders(here), _folders(there)
     for decision in decisions:
         ref = decision.ref

@@ -1,1 +1,1 @@
-"""Git repositories: who has them, what is in them, and every change to them. Git itself does the work."""
+"""Git hosting: repositories, access, transfer, search, webhooks and maintenance, all with the git program."""

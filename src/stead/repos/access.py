@@ -1,4 +1,4 @@
-"""Who may read and write which repository."""
+"""Access control: the permissions of accounts and identities on repositories."""
 
 import uuid
 from typing import Literal
@@ -14,7 +14,7 @@ Level = Literal["read", "write"]
 
 
 class RepoPermissionNotFound(SteadError):
-    """The identity has no permission on the repository, which need not exist."""
+    """The identity has no permission on the repository, which may not exist."""
 
     code = "repo_permission_not_found"
 
@@ -30,14 +30,14 @@ class RepoPermissionExists(SteadError):
 
 
 class Access:
-    """An account has all rights on its repositories, an identity those that it was granted."""
+    """An account has full access to its repositories, an identity only what was granted."""
 
     def __init__(self, database: Database, repos: Repos) -> None:
         self._store = GitPermissionStore(database)
         self._repos = repos
 
     async def level(self, caller: Caller | None, info: RepoInfo) -> Level | None:
-        """What somebody may do with a repository; None when it does not even exist for them."""
+        """The caller's access level; None if the repository must look missing to the caller."""
         if caller is not None and caller.identity is None and caller.account == info.account:
             return "write"
         if caller is not None and caller.identity is not None:
@@ -47,7 +47,7 @@ class Access:
         return "read" if info.public else None
 
     async def grant(self, account: str, identity: str, repo: str, level: Level) -> None:
-        """Let an identity of this account use a repository of it. That there is such an identity is known."""
+        """Grant an identity of this account access to a repository. The identity must exist."""
         await self._repos.owned(account, repo)
         row = GitPermissionRow(str(uuid.uuid4()), identity, repo, level)
         if await self._store.add(row) is None:
@@ -59,7 +59,7 @@ class Access:
             raise RepoPermissionNotFound(identity, repo)
 
     async def revoke(self, identity: str, repo: str) -> None:
-        """Take a repository away from an identity, from the next call on."""
+        """Revoke an identity's access to a repository, from the next request on."""
         if not await self._store.remove(identity, repo):
             raise RepoPermissionNotFound(identity, repo)
 
@@ -70,7 +70,7 @@ class Access:
         return _level(row)
 
     async def all_granted(self, identity: str, limit: int, offset: int) -> Page[tuple[RepoInfo, Level]]:
-        """What an identity may use, oldest permission first."""
+        """The permissions of an identity, oldest first."""
         rows, total = await self._store.page(identity, limit, offset)
         found = [(await self._repos.get(row.repo), _level(row)) for row in rows]
         return Page(found, offset, total)

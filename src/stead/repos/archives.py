@@ -1,6 +1,6 @@
-"""Tar and zip archives from anywhere, read piece by piece.
+"""Streaming tar and zip reader for untrusted archives, with limits on size, ratio and number of entries.
 
-Nothing is unpacked: names and links in an archive never meet a file system of this host.
+Archives are never unpacked to disk, so their paths and links cannot touch the host's file system.
 """
 
 import bz2
@@ -34,7 +34,7 @@ _UNKNOWN_COMPRESSIONS = {b"\x28\xb5\x2f\xfd": "zstd", b"\x1f\x9d": "compress", b
 
 
 class ArchiveInvalid(RepoError):
-    """An archive that is broken, or has something in it that cannot be in a repository."""
+    """An archive that is corrupt, or has an entry that cannot be in a repository."""
 
     code = "archive_invalid"
 
@@ -43,27 +43,27 @@ class ArchiveInvalid(RepoError):
 class Bounds:
     entries: int = 200_000
     unpacked: int = 2 << 30
-    """Bytes of all that is in an archive."""
+    """Total unpacked bytes."""
     ratio: int = 200
-    """How many times larger than the archive all of it may be, if it has more bytes than the next number."""
+    """Zip-bomb guard: maximum ratio of unpacked to packed bytes, above `ratio_from` bytes."""
     ratio_from: int = 64 << 20
 
 
 @dataclass(frozen=True)
 class Member:
-    """Something in an archive. Its content can be read until the next member is asked for."""
+    """An archive entry. Its content can be read until the next entry is requested."""
 
     name: str
     mode: str | None
-    """As git has it; None for a folder."""
+    """The git file mode; None for a folder."""
     size: int = 0
     content: Callable[[], Iterator[bytes]] = field(default=lambda: iter(()))
     copy_of: str | None = None
-    """The name of an earlier member that has the content: a hard link."""
+    """The target of a hard link: the name of an earlier entry with the same content."""
 
 
 def members(kind: Kind, archive: Path, bounds: Bounds) -> Iterator[Member]:
-    """What is in an archive, in its order."""
+    """The entries of an archive, in order."""
     budget = _Budget(bounds, archive.stat().st_size)
     with archive.open("rb") as file:
         for number, member in enumerate(_MEMBERS[kind](file, budget)):
@@ -74,7 +74,7 @@ def members(kind: Kind, archive: Path, bounds: Bounds) -> Iterator[Member]:
 
 @contextlib.contextmanager
 def reading(kind: Kind) -> Iterator[None]:
-    """Around all that reads members or their contents: archives that are broken are told as such."""
+    """Context of all reads of entries and contents: converts errors of corrupt archives to ArchiveInvalid."""
     try:
         yield
     except _BROKEN as error:
@@ -82,7 +82,7 @@ def reading(kind: Kind) -> Iterator[None]:
 
 
 class _Budget:
-    """What may still come out of an archive."""
+    """The remaining budget of unpacked bytes."""
 
     def __init__(self, bounds: Bounds, packed: int) -> None:
         self.bounds = bounds
@@ -99,7 +99,7 @@ class _Budget:
 
 
 class _Xz(io.RawIOBase):
-    """Reads xz in bounded memory, which the module for it does not."""
+    """An xz reader with bounded memory, unlike the lzma module's."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -116,7 +116,7 @@ class _Xz(io.RawIOBase):
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # what io hands in is one
         while True:
             if self._unpacker.eof:
-                # Streams may follow each other, filled up with zeros.
+                # There may be several concatenated streams with zero padding.
                 while not (rest := self._rest.lstrip(b"\0")) and (more := self._file.read(_PIECE)):
                     self._rest = more
                 if not rest:
@@ -134,7 +134,7 @@ class _Xz(io.RawIOBase):
 
 
 def _unpacked(file: BinaryIO) -> BinaryIO:
-    """A tar that may be packed in one of several ways."""
+    """The tar stream of a file that may be compressed with gzip, bzip2 or xz."""
     start = file.read(6)
     file.seek(0)
     if start.startswith(b"\x1f\x8b"):
@@ -150,14 +150,14 @@ def _unpacked(file: BinaryIO) -> BinaryIO:
 
 
 class _Blocks:
-    """The blocks of a tar, each counted."""
+    """Reads a tar's blocks and counts them against the budget."""
 
     def __init__(self, stream: BinaryIO, budget: _Budget) -> None:
         self._stream = stream
         self._budget = budget
 
     def read(self, size: int) -> bytes:
-        """So many bytes, or fewer at the end."""
+        """Read this many bytes, or fewer at the end."""
         parts: list[bytes] = []
         while size and (part := self._stream.read(size)):
             self._budget.take(len(part))
@@ -177,7 +177,7 @@ class _Blocks:
 
 
 def _tar(file: BinaryIO, budget: _Budget) -> Iterator[Member]:
-    """The headers are taken apart by the standard library, one by one: no header decides how much is held."""
+    """Parse headers one by one with the standard library: no header decides how much memory is used."""
     with contextlib.closing(_unpacked(file)) as stream:
         blocks = _Blocks(stream, budget)
         told: dict[str, str] = {}
@@ -200,7 +200,7 @@ def _tar(file: BinaryIO, budget: _Budget) -> Iterator[Member]:
             yield from _tar_member(info, size, blocks)
             header = blocks.read(_BLOCK)
         while blocks.read(_PIECE):
-            # What comes after the end tells whether all of it is intact.
+            # Read to the end of the stream: its checksum is there.
             pass
 
 
@@ -213,7 +213,7 @@ def _content_of_extension(blocks: _Blocks, size: int) -> bytes:
 
 
 def _extension(kind: bytes, data: bytes) -> dict[str, str]:
-    """What a header says of the file after it; what one says of all files is of no use here."""
+    """The pax records of the next file; global records are ignored."""
     if kind == tarfile.XGLTYPE:
         return {}
     if kind in (b"L", b"K"):
@@ -238,7 +238,7 @@ def _extension(kind: bytes, data: bytes) -> dict[str, str]:
 
 
 def _tar_member(info: tarfile.TarInfo, size: int, blocks: _Blocks) -> Iterator[Member]:
-    """One member. Only files have content after their header, whatever size others claim."""
+    """One entry. Only regular files have content after their header, whatever size other entries claim."""
     if info.isdir():
         yield Member(info.name, None)
     elif info.issym():
@@ -249,7 +249,7 @@ def _tar_member(info: tarfile.TarInfo, size: int, blocks: _Blocks) -> Iterator[M
         content = blocks.pieces(size)
         yield Member(info.name, _mode(info.mode), size, lambda: content)
         for _ in content:
-            # Nobody wanted it.
+            # Skip content that was not read.
             pass
         blocks.whole(-size % _BLOCK)
     else:
@@ -279,7 +279,7 @@ def _zip(file: BinaryIO, budget: _Budget) -> Iterator[Member]:
 def _zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: _Budget) -> Member:
     name = info.filename
     if not info.flag_bits & _UTF8:
-        # Many write UTF-8 without a word; what was meant otherwise is hardly ever valid as such.
+        # Many tools write UTF-8 without the flag; text in another encoding is rarely valid UTF-8.
         with contextlib.suppress(UnicodeError):
             name = name.encode("cp437").decode()
     kind = stat.S_IFMT(info.external_attr >> 16) if info.create_system == _UNIX else 0
@@ -287,7 +287,7 @@ def _zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: _Budget
         return Member(name, None)
     if info.flag_bits & _ENCRYPTED:
         raise ArchiveInvalid(f"{name!r} is encrypted")
-    # Others can take any amount of memory.
+    # Other methods can use unbounded memory.
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ArchiveInvalid(f"{name!r} uses an unsupported compression method")
     content = _zip_content(archive, info, budget)
@@ -301,8 +301,9 @@ def _zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: _Budget
 
 
 def _check_count(file: BinaryIO, most: int) -> None:
-    """A list of files is held as a whole when a zip is opened: so it is looked at before."""
-    # As the module itself finds it, or others could be shown another list.
+    """Check the size of the central directory before the zip module loads it into memory."""
+    # Locate it as the zip module does; otherwise the module could read another directory than the one
+    # checked.
     end = zipfile._EndRecData(file)  # type: ignore[attr-defined]
     if end is None:
         raise zipfile.BadZipFile("not a zip file")
@@ -348,7 +349,7 @@ _BROKEN = (
     RuntimeError,
     ValueError,
 )
-"""What the modules that take archives apart say of broken ones."""
+"""Exceptions of the archive modules for corrupt input."""
 
 
 def printable(name: str) -> str:

@@ -1,4 +1,4 @@
-"""When a delivery is tried, tried again, and given up. Nothing here sends anything or knows the time."""
+"""Retry schedule of webhook deliveries: exponential backoff with jitter. Pure state, without IO or clock."""
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -6,15 +6,15 @@ from typing import Self
 
 _SECOND = 10**9
 DELAYS = (5, 15, 60, 5 * 60, 15 * 60, 3600, 3 * 3600, 6 * 3600)
-"""Seconds after each attempt that failed; after the one that follows the last of them it is given up."""
+"""Backoff in seconds after each failed attempt; one more attempt follows the last delay."""
 MAX_ATTEMPTS = len(DELAYS) + 1
 JITTER = 0.25
-"""By this part of itself a delay may be longer, so that not all come back at the same moment."""
+"""Maximum random extension of a delay, as a fraction: spreads retries."""
 MAX_AGE = 14 * 3600
-"""Seconds, a little more than all delays together.
+"""Seconds, slightly more than the sum of all delays.
 
-What is older when it fails is given up at once: it waited behind another that was tried for as long, and one
-endpoint that is gone for good does not pile up days of attempts.
+An older delivery that fails is not retried: it waited behind another one for that long. So an endpoint that
+is gone does not accumulate days of attempts.
 """
 
 
@@ -31,7 +31,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a delivery has come. Times are in nanoseconds; `attempts` are those with a known end."""
+    """The state of a delivery. Times are in nanoseconds; `attempts` counts those with a known result."""
 
     created_at: int
     next_at: int
@@ -44,17 +44,17 @@ class Progress:
         return cls(created_at=now, next_at=now)
 
     def wait(self, now: int) -> int:
-        """Nanoseconds until it is tried. What is said to be sent already was interrupted: it is due."""
+        """Nanoseconds until the next attempt. A delivery in SENDING was interrupted and is due now."""
         return 0 if self.state is State.SENDING else max(self.next_at - now, 0)
 
     def begin(self) -> Self:
-        """An attempt that was interrupted, by a crash or by the end of Stead, begins again."""
+        """Start an attempt, also again after one that a crash or shutdown interrupted."""
         if self.state.final:
             raise ValueError(f"delivery is {self.state}")
         return replace(self, state=State.SENDING)
 
     def end(self, delivered: bool, now: int, chance: float) -> Self:
-        """An attempt is over; `chance`, from 0 to 1, says how much longer than needed the next one waits."""
+        """Record the result of an attempt. `chance` from 0 to 1 is the share of the maximum jitter."""
         if self.state is not State.SENDING:
             raise ValueError(f"delivery is {self.state}")
         attempts = self.attempts + 1

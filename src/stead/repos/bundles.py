@@ -1,4 +1,4 @@
-"""Repositories on their way into machines: what a clone has, fixed at one moment, and the pack of it."""
+"""Bundles: a clone of a repository at a fixed point in time, packed for transfer into a VM."""
 
 import asyncio
 import contextlib
@@ -17,12 +17,12 @@ from stead.repos.repos import Repos
 from stead.repos.repository import Repository
 
 PUBLISHED = "https://git.freestyle.sh"
-"""Where published examples have their repositories. What is not found here may well be there."""
+"""Host name in the clone URLs of published examples. A repository that is not found here may exist there."""
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _PORTS = {"http": 80, "https": 443}
 _REFS = "for-each-ref", "--format=%(objectname) %(refname)", "refs/heads/", "refs/tags/"
 _MAX_REFS = 64 << 20
-"""Bytes of names and ids."""
+"""Bytes of ref names and ids."""
 _PACK = "pack-objects", "--revs", "--stdout", "--delta-base-offset", "--quiet"
 _PIECE = 256 << 10
 
@@ -31,28 +31,28 @@ log = get_logger("stead.repos")
 
 @dataclass(frozen=True)
 class Bundle:
-    """What a plain `git clone` gets: all branches and tags, where they were at one moment.
+    """The refs that `git clone` would fetch: all branches and tags at one point in time.
 
-    `branch` or `commit` is what is checked out; the default branch if it is neither.
+    `branch` or `commit` is checked out; if both are None, the default branch.
     """
 
     account: str
-    """Whom it is for."""
+    """The account that requested it."""
     repo: str
     url: str
-    """Where it is cloned from by those who reach this Stead."""
+    """The URL to clone from, for clients that can reach this server."""
     head: str
-    """The default branch, which need not be there."""
+    """The default branch, which may not exist."""
     refs: bytes
-    """A line for each branch and tag: the id, a space and the full name."""
+    """One line per branch and tag: id, space, full name."""
     shallow: bytes
-    """A line for each commit whose parents are not there."""
+    """One line per commit whose parents are missing (shallow)."""
     branch: str | None = None
     commit: str | None = None
 
     @property
     def digest(self) -> str:
-        """Equal when the clones are equal."""
+        """A digest that is equal for equal clones."""
         texts = (self.url, self.head, self.branch or "", self.commit or "")
         whole = hashlib.sha256()
         for part in (*(text.encode() for text in texts), self.refs, self.shallow):
@@ -61,7 +61,7 @@ class Bundle:
 
     @property
     def tips(self) -> bytes:
-        """The objects from which all of it can be reached, a line for each."""
+        """The ids of the tips that reach all objects, one per line."""
         shas = dict.fromkeys(line[:40] for line in self.refs.splitlines())
         if self.commit is not None:
             shas[self.commit.encode()] = None
@@ -69,18 +69,19 @@ class Bundle:
 
 
 class Bundles:
-    """Finds repositories by what users call them, and packs them."""
+    """Resolves repository names and packs repositories."""
 
     def __init__(self, repos: Repos, access: Access, root: str) -> None:
-        """`root` is what stands before a repository's id in the address that it is cloned from."""
+        """`root` is the clone URL prefix before the repository's id."""
         self._repos = repos
         self._access = access
         self._root = root
 
     async def find(self, account: str, name: str, rev: str | None = None) -> Bundle | None:
-        """What a clone would be now; None when a name, an id or a URL, is not that of a repository here.
+        """The bundle of a repository now; None if `name` (a name, id or URL) is not a repository of this
+        server.
 
-        `rev` is a branch, a tag or a commit. Somebody else's repository is not there, unless it is public.
+        `rev` is a branch, a tag or a commit. Private repositories of other accounts are treated as missing.
         """
         named = _id_in(name, self._root)
         repo = named or _id_in(name, PUBLISHED)
@@ -97,9 +98,9 @@ class Bundles:
 
     @contextlib.asynccontextmanager
     async def packed(self, bundle: Bundle) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The pack of a bundle, made while it is read, for as long as the block lasts; then git is gone.
+        """Stream the pack of a bundle; the git process ends with the block.
 
-        It has what was fixed, whatever was pushed since. What is wrong with it is raised while it is read.
+        The pack has the pinned refs, whatever was pushed since. Errors are raised while it is read.
         """
         repository = await self._readable(bundle.account, bundle.repo)
         async with repository.git.running(repository.path, *_PACK) as process:
@@ -118,7 +119,7 @@ class Bundles:
 
 
 def is_id(name: str) -> bool:
-    """Whether a name has the form of a repository's id."""
+    """Whether a name has the form of a repository id."""
     return _ID.fullmatch(name.lower()) is not None
 
 
@@ -137,7 +138,7 @@ async def _fixed(repository: Repository, account: str, url: str, rev: str | None
 
 @contextlib.contextmanager
 def _there(repository: Repository) -> Iterator[None]:
-    """Around what cannot work when the repository is removed meanwhile: then that is what is told."""
+    """Converts errors caused by a concurrent deletion to RepoNotFound."""
     try:
         yield
     except (RepoDamaged, FileNotFoundError):
@@ -159,7 +160,7 @@ async def _pieces(
 
 
 def _id_in(name: str, root: str) -> str | None:
-    """The id of a repository, from itself or its address below a root, whatever credentials are in that."""
+    """The repository id in an id or a URL below `root`, ignoring credentials in the URL."""
     last = name
     if "://" in name:
         url, base = urlsplit(name), urlsplit(root)

@@ -1,4 +1,4 @@
-"""Commits made by API: files in, a commit on a branch out, or nothing changed."""
+"""Commits through the API: atomic file changes on a branch with optimistic concurrency control."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ from stead.repos.repository import NOWHERE, Repository
 MAX_FILES = 10_000
 MAX_BYTES = 256 << 20
 _COST = 8192
-"""Bytes that a commit takes at least."""
+"""Minimum bytes that a commit uses."""
 _ATTEMPTS = 5
 _FILE = "100644"
 _KEPT_MODES = ("100644", "100755")
@@ -27,7 +27,7 @@ _ASIDE = "tmp_objdir-commit-"
 
 @dataclass(frozen=True)
 class Change:
-    """A file's new content; None deletes it."""
+    """The new content of a file; None deletes it."""
 
     path: str
     content: bytes | None
@@ -43,10 +43,10 @@ async def commit(
     expected: str | None = None,
     writing: Writing | None = None,
 ) -> Commit:
-    """Put changes on top of a branch; one that is not there begins with this commit.
+    """Commit changes to a branch; a missing branch is created.
 
-    With `expected`, only when the branch is at that commit. Whoever is faster wins: a push that comes in
-    between is never overwritten. Without `expected` the changes then go on top of it.
+    With `expected`, only if the branch is at that commit. The ref update is a compare-and-swap, so a
+    concurrent push is never overwritten; without `expected` the commit is retried on top of it.
     """
     target = check_branch(branch or repository.default_branch)
     expected = expected and check_sha(expected)
@@ -90,7 +90,7 @@ def _parents(path: str) -> Iterable[str]:
 
 
 async def _modes(repository: Repository, parent: str | None, changes: Sequence[Change]) -> dict[str, str]:
-    """How each path is recorded now. What would silently go with a change is refused."""
+    """The current mode of each path. Changes that would implicitly delete other files are refused."""
     deleted = {change.path for change in changes if change.content is None}
     if parent is None:
         if deleted:
@@ -122,7 +122,7 @@ async def _modes(repository: Repository, parent: str | None, changes: Sequence[C
 
 
 def _tree(data: bytes) -> dict[str, str]:
-    """Names and modes of a tree object: `mode name NUL id`, one after the other."""
+    """Names and modes in a tree object: a sequence of `mode name NUL id`."""
     entries = {}
     place = 0
     while place < len(data):
@@ -141,8 +141,8 @@ async def _write(
     message: str,
     author: Author,
 ) -> str:
-    """The commit's objects: all of them, or none. No ref points at them yet."""
-    # A name that nobody ever sees: as git ends it is nowhere, and so not written.
+    """Write the commit's objects, all or none. No ref points to them yet."""
+    # A temporary ref that fast-import resets before it exits, so it is never written.
     lines = [b"feature done\ncommit refs/stead/commit\nmark :1\n", signed(message, author)]
     if parent is not None:
         lines.append(f"from {parent}\n".encode())
@@ -165,7 +165,7 @@ async def _write(
 
 @contextlib.contextmanager
 def _aside(repository: Repository) -> Iterator[Mapping[str, str]]:
-    """Where git writes objects that become the repository's at the end of the block, or are gone."""
+    """Quarantine: objects written in this block are moved into the repository at its end, or removed."""
     objects = repository.path / "objects"
     folder = objects / f"{_ASIDE}{secrets.token_hex(8)}"
     try:
@@ -173,7 +173,7 @@ def _aside(repository: Repository) -> Iterator[Mapping[str, str]]:
         folder.mkdir(mode=0o755)
         os.chown(folder, owner.st_uid, owner.st_gid)
         yield {"GIT_OBJECT_DIRECTORY": str(folder), "GIT_ALTERNATE_OBJECT_DIRECTORIES": str(objects)}
-        # Whoever sees an index expects the pack.
+        # Move the pack before its index: readers that see an index expect its pack.
         for made in sorted((folder / "pack").iterdir(), key=lambda made: made.suffix == ".idx"):
             made.rename(objects / "pack" / made.name)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What is in a revision: files, folders, blobs, trees, archives."""
+"""Reads the contents of a revision: files, folders, blobs, trees, archives."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from stead.repos.names import check_directory, check_sha
 from stead.repos.repository import Repository
 
 MAX_ENTRIES = 200_000
-"""Files and folders in one answer."""
+"""Files and folders per listing."""
 MAX_NESTED = 1000
 """Files and folders up to which a listing includes the subfolders' entries if the caller does not say."""
 _MAX_LISTED = 64 << 20
-"""Bytes in which git lists them."""
+"""Bytes of git's listing."""
 _MAX_MEMORY = 512 << 20
-"""Bytes for an archive: git first makes a list of all that is to be in it."""
+"""Memory limit of git archive, which first lists all entries."""
 _CHUNK = 256 << 10
 _KINDS: dict[str, Kind] = {"blob": "blob", "tree": "tree", "commit": "commit"}
 ARCHIVES = {"tar": "application/x-tar", "zip": "application/zip"}
@@ -122,7 +122,7 @@ async def blob(repository: Repository, sha: str) -> tuple[str, bytes]:
 
 
 async def tree(repository: Repository, sha: str) -> list[Entry]:
-    """What is in a tree, by its own id or that of a commit."""
+    """The entries of a tree, by the sha of the tree or of a commit."""
     wanted = check_sha(sha)
     async with repository.readers.of(repository.path) as reader:
         info = (await reader.infos([f"{wanted}^{{tree}}"]))[0]
@@ -132,7 +132,7 @@ async def tree(repository: Repository, sha: str) -> list[Entry]:
 
 
 async def archive(repository: Repository, kind: str, rev: str | None) -> AsyncIterator[bytes]:
-    """A revision as one archive, in pieces. That there is such a revision is known with the first."""
+    """Stream a revision as an archive. A missing revision raises before the first piece."""
     commit = await repository.resolve(rev)
     arguments = "archive", f"--format={kind}", commit
     async with repository.git.running(repository.path, *arguments, memory=_MAX_MEMORY) as process:

@@ -1,4 +1,4 @@
-"""Deliveries: what is to be sent, until it has arrived or is given up."""
+"""Webhook delivery queue: durable, at least once, in order per trigger, with retries."""
 
 import asyncio
 import contextlib
@@ -23,18 +23,18 @@ SIGNATURE_HEADER = "x-freestyle-signature"
 ID_HEADER = "x-stead-delivery"
 TIMEOUT = 30.0
 GRACE = 5.0
-"""Seconds for what is being sent when Stead ends; what takes longer is sent again at the next start."""
+"""Seconds to wait at shutdown for requests in flight; slower ones are sent again after the next start."""
 MAX_AT_ONCE = 128
 MAX_PER_ACCOUNT = 16
 MAX_PER_HOST = 4
 MAX_KEPT = 1000
-"""Deliveries of a trigger that are over and can still be looked at."""
+"""Retention: finished deliveries kept per trigger."""
 KEPT_FOR = 30 * 24 * 3600
 _MAX_EXCERPT = 1000
 _MAX_CONTENT = 4096
 _MAX_ERROR = 500
 _LOOK_AGAIN = 60.0
-"""Seconds after which who waits for a later attempt looks whether there is still something to wait for."""
+"""Seconds after which a worker that waits for a retry checks whether the delivery still exists."""
 _AFTER_FAILURE = 30.0
 _SECOND = 10**9
 
@@ -42,7 +42,7 @@ log = get_logger("stead.deliveries")
 
 
 class Clock:
-    """The time, and the passing of it."""
+    """Clock and sleep, replaceable in tests."""
 
     def now(self) -> int:
         return time.time_ns()
@@ -53,7 +53,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt went."""
+    """The result of an attempt."""
 
     status: int | None = None
     error: str | None = None
@@ -78,11 +78,11 @@ class Outcome:
 
 
 class Deliveries:
-    """Sends what is recorded, at least once.
+    """Sends recorded deliveries at least once.
 
-    The deliveries of a trigger go out one after the other: the next waits until the one before has arrived
-    or was given up. Triggers do not wait for each other, except that only so much is sent at once: in all,
-    for one account, and for one account to one host.
+    The deliveries of a trigger are sent one at a time: the next one starts when the previous one has
+    succeeded or failed for good. Triggers are independent, with concurrency limits in total, per account, and
+    per account and host.
     """
 
     def __init__(
@@ -103,11 +103,11 @@ class Deliveries:
         self._hosts = _Bounds(MAX_PER_HOST)
 
     async def start(self) -> None:
-        """Go on where the last run ended, however it ended."""
+        """Resume unfinished deliveries of the previous run."""
         self.wake(await self._store.unfinished())
 
     async def close(self, grace: float = GRACE) -> None:
-        """Begin nothing more, and wait a little for what has begun."""
+        """Start no more requests, and wait for those in flight."""
         self._closing = True
         begun = {self._lanes[trigger] for trigger in self._sending}
         for task in set(self._lanes.values()) - begun:
@@ -119,14 +119,14 @@ class Deliveries:
         await asyncio.gather(*self._lanes.values(), return_exceptions=True)
 
     def wake(self, triggers: Iterable[str]) -> None:
-        """There is something to deliver for these triggers."""
+        """Start the workers of triggers with pending deliveries."""
         for trigger in triggers:
             self._woken.add(trigger)
             if trigger not in self._lanes and not self._closing:
                 self._lanes[trigger] = asyncio.create_task(self._lane(trigger))
 
     async def _lane(self, trigger: str) -> None:
-        """Deliver for one trigger until nothing is left."""
+        """Worker of one trigger: deliver until its queue is empty."""
         try:
             while trigger in self._woken and not self._closing:
                 self._woken.discard(trigger)
@@ -149,7 +149,8 @@ class Deliveries:
                 await self._clock.sleep(min(wait / _SECOND, _LOOK_AGAIN))
                 continue
             host = urllib.parse.urlsplit(to.endpoint).hostname or ""
-            # Who waits for a busy host has none of the places that its account, or others, could use.
+            # Take the host's slot first: waiting for a busy host must not use slots of the account or of
+            # others.
             async with (
                 self._hosts.place(f"{to.account} {host}"),
                 self._accounts.place(to.account),
@@ -198,7 +199,7 @@ class Deliveries:
                     if len(content) > _MAX_CONTENT:
                         break
         except Exception as error:
-            # The status says all: it does not matter when the rest of the answer does not come.
+            # The status is the result: an incomplete body does not matter.
             if answered is None:
                 if not isinstance(error, RepoError):
                     log.exception("webhook delivery error", delivery=row.id, trigger=row.trigger)
@@ -210,7 +211,7 @@ class Deliveries:
 
 
 class _Bounds:
-    """So many at once for each key."""
+    """A concurrency limit per key."""
 
     def __init__(self, most: int) -> None:
         self._most = most

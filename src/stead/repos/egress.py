@@ -1,7 +1,7 @@
-"""The guard of every connection that Stead opens because a user named an address.
+"""SSRF guard: resolves, checks and pins every user-supplied address before Stead connects to it.
 
-A URL is taken apart, its name is looked up once, and what may be dialled is one of the addresses that were
-found and checked: a name that means something else a moment later leads nowhere else. No proxy is used.
+A URL is parsed, its host is resolved once, and every resolved address is checked. The connection goes to one
+of these addresses only (pinning), so DNS rebinding has no effect. Proxies are not used.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from stead.repos.errors import RepoError, TooLarge
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""The addresses that a name has, for connections to a port."""
+"""Resolves a host name for connections to a port."""
 
 MAX_URL = 4096
 MAX_REDIRECTS = 5
@@ -38,32 +38,32 @@ _NAME = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*")
 _NUMBER = re.compile(r"(?:0x[0-9a-f]*|[0-9]+)")
 _REDIRECTS = (301, 302, 303, 307, 308)
 
-# What the registries of special addresses do not call globally reachable.
+# Not globally reachable, by the IANA special-purpose address registries.
 _NOT_PUBLIC_4 = tuple(
     IPv4Network(network)
     for network in (
-        "0.0.0.0/8",  # this network, and the host itself
+        "0.0.0.0/8",  # this network
         "10.0.0.0/8",  # private
-        "100.64.0.0/10",  # carriers, and the machines of Stead
+        "100.64.0.0/10",  # carrier-grade NAT, and Stead's VMs
         "127.0.0.0/8",  # loopback
-        "169.254.0.0/16",  # link-local, and what clouds tell their machines
+        "169.254.0.0/16",  # link-local, and cloud metadata services
         "172.16.0.0/12",  # private
-        "192.0.0.0/24",  # protocols
+        "192.0.0.0/24",  # IETF protocol assignments
         "192.0.2.0/24",  # documentation
-        "192.88.99.0/24",  # relays of 6to4
+        "192.88.99.0/24",  # 6to4 relays
         "192.168.0.0/16",  # private
-        "198.18.0.0/15",  # measurements
+        "198.18.0.0/15",  # benchmarking
         "198.51.100.0/24",  # documentation
         "203.0.113.0/24",  # documentation
         "224.0.0.0/4",  # multicast
-        "240.0.0.0/4",  # reserved, and broadcast
+        "240.0.0.0/4",  # reserved, broadcast
     )
 )
 _PUBLIC_6 = IPv6Network("2000::/3")
 _NOT_PUBLIC_6 = tuple(
     IPv6Network(network)
     for network in (
-        "2001::/23",  # protocols: Teredo, measurements, hash identifiers
+        "2001::/23",  # IETF protocol assignments: Teredo, benchmarking, ORCHID
         "2001:db8::/32",  # documentation
         "3fff::/20",  # documentation
     )
@@ -72,7 +72,7 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 
 
 class EgressRefused(RepoError):
-    """Stead does not connect to this, whoever asks for it."""
+    """The SSRF guard refuses to connect to this URL."""
 
     code = "egress_refused"
 
@@ -81,7 +81,7 @@ class EgressRefused(RepoError):
 
 
 class EgressFailed(RepoError):
-    """The other side was not reached, or did not answer as it should."""
+    """The request failed: no connection, a timeout or an invalid response."""
 
     code = "egress_failed"
 
@@ -91,16 +91,16 @@ class EgressFailed(RepoError):
 
 @dataclass(frozen=True)
 class Target:
-    """A URL that may be dialled, at these addresses and no others."""
+    """A checked URL with the addresses that may be used for it."""
 
     scheme: str
     host: str
     port: int
     path: str
-    """With the query, as it goes over the wire."""
+    """Path and query, as sent."""
     addresses: tuple[str, ...]
     authorization: str | None = field(default=None, repr=False)
-    """The header that the name and password of the URL make."""
+    """The Authorization header from the user name and password in the URL."""
 
     @property
     def origin(self) -> str:
@@ -110,24 +110,24 @@ class Target:
 
     @property
     def url(self) -> str:
-        """As it was given, but for the name and the password."""
+        """The URL without user name and password."""
         return self.origin + self.path
 
     @property
     def shown(self) -> str:
-        """For messages: a query may be a secret too."""
+        """The URL for messages: also without its query, which may hold a secret."""
         return self.origin + self.path.partition("?")[0]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back; its body has not been read."""
+    """A response whose body has not been read."""
 
     target: Target
-    """Where it came from, after redirects."""
+    """The final target, after redirects."""
     status: int
     headers: Mapping[str, str]
-    """By their names in lower case."""
+    """Names are in lower case."""
     pieces: AsyncIterator[bytes]
 
     async def read(self) -> bytes:
@@ -142,15 +142,15 @@ class Egress:
         resolve: Resolve | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`allowed` are networks that may be dialled although they are not the internet."""
+        """`allowed` are non-public networks that may be connected to."""
         self._allowed = tuple(allowed)
         self._resolve = resolve or _look_up
         self._tls = tls
 
     async def check(self, url: str, *, credentials: bool = False) -> Target:
-        """Take a URL apart and look its name up; whatever is not a place of the internet is refused.
+        """Parse and resolve a URL; refuse hosts that are not on the public internet.
 
-        It may have a name and a password in it only with `credentials`.
+        A user name and password in the URL are refused without `credentials`.
         """
         scheme, host, port, path, authorization = _parse(url)
         target = Target(scheme, host, port, path, (), authorization)
@@ -172,7 +172,7 @@ class Egress:
         except (OSError, UnicodeError):
             raise EgressFailed(target.shown, f"cannot resolve {target.host}") from None
         try:
-            # A zone, as link-local addresses have it, is no part of the address.
+            # Drop the zone of a link-local address.
             addresses = [ip_address(each.partition("%")[0]) for each in found]
         except ValueError:
             raise EgressFailed(target.shown, f"{target.host} resolves to an invalid address") from None
@@ -181,7 +181,7 @@ class Egress:
         return addresses
 
     def _refusal(self, address: Address) -> str | None:
-        """Why an address is not dialled. One that stands for another is judged as both of them."""
+        """Why an address, or the IPv4 address embedded in it, is refused; None if it is allowed."""
         meant = embedded(address)
         if any(each in network for each in (address, meant) for network in self._allowed):
             return None
@@ -200,10 +200,10 @@ class Egress:
         headers: Mapping[str, str] | None = None,
         content: bytes | AsyncIterator[bytes] | None = None,
     ) -> AsyncIterator[Answer]:
-        """One request to a checked address; redirects are answers like others.
+        """One request to a checked target; redirects are returned, not followed.
 
-        The headers have the length of a content that comes in pieces.
-        The answer has at most so many bytes, and is read to its end within `timeout`.
+        Streamed content needs a Content-Length in `headers`. The response is limited to `most_bytes` and
+        `timeout`.
         """
         sent = {"Host": target.origin.partition("://")[2], "Accept-Encoding": "identity"}
         sent |= {"User-Agent": "stead", **(headers or {})}
@@ -252,7 +252,7 @@ class Egress:
         headers: Mapping[str, str] | None = None,
         credentials: bool = False,
     ) -> AsyncIterator[Answer]:
-        """What is at a URL. Each redirect is checked like the URL itself; secrets stay with their origin."""
+        """GET a URL. Every redirect is checked; secret headers are not sent to another origin."""
         deadline = asyncio.get_running_loop().time() + timeout
         target = await self.check(url, credentials=credentials)
         for _ in range(MAX_REDIRECTS + 1):
@@ -289,7 +289,7 @@ _SECRETS = ("authorization", "cookie", "proxy-authorization")
 
 
 def shown(url: str) -> str:
-    """A URL for messages: without its credentials, and without its query."""
+    """A URL for messages, without credentials and query."""
     try:
         scheme, host, port, path, _ = _parse(url)
     except EgressRefused as error:
@@ -298,7 +298,7 @@ def shown(url: str) -> str:
 
 
 def git_options(target: Target) -> list[str]:
-    """What has git dial the checked addresses, and follow nobody elsewhere."""
+    """Options that pin git to the checked addresses and disable redirects."""
     options = ["-c", "http.followRedirects=false"]
     with contextlib.suppress(ValueError):
         ip_address(target.host)
@@ -308,7 +308,7 @@ def git_options(target: Target) -> list[str]:
 
 
 def git_environment(target: Target) -> dict[str, str]:
-    """What has git show the URL's credentials: not in a command line, which anybody may read."""
+    """Pass the URL's credentials to git in its environment: other users can see command lines."""
     if target.authorization is None:
         return {}
     header = f"Authorization: {target.authorization}"
@@ -316,7 +316,7 @@ def git_environment(target: Target) -> dict[str, str]:
 
 
 def embedded(address: Address) -> Address:
-    """The IPv4 address that an IPv6 address stands for, if it does."""
+    """The IPv4 address embedded in an IPv6 address (mapped, 6to4, NAT64), else the address itself."""
     if isinstance(address, IPv4Address):
         return address
     if address.ipv4_mapped is not None:
@@ -327,24 +327,24 @@ def embedded(address: Address) -> Address:
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address is of the internet, and not of a place near by or of no place."""
+    """Whether an address is globally reachable."""
     if isinstance(address, IPv4Address):
         return not any(address in network for network in _NOT_PUBLIC_4)
     return address in _PUBLIC_6 and not any(address in network for network in _NOT_PUBLIC_6)
 
 
 def is_own(address: Address) -> bool:
-    """Whether this host has the address: what it sends there would come from there."""
+    """Whether the address belongs to this host."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-        # Nothing is sent: the kernel only chooses where it would send from.
+        # Sends nothing: connect() on UDP only selects the source address.
         probe.connect((str(address), 9))
         return ip_address(probe.getsockname()[0]) == address
     return False
 
 
 def _parse(url: str) -> tuple[str, str, int, str, str | None]:
-    """Scheme, host, port, path with query, and the header that credentials make."""
+    """Scheme, host, port, path with query, and the Authorization header from credentials."""
     without_secrets = re.sub(r"//.*@", "//", url, flags=re.DOTALL)[:200]
     if len(url) > MAX_URL:
         raise EgressRefused(without_secrets, f"URL too long (max {MAX_URL} characters)")
@@ -361,7 +361,7 @@ def _parse(url: str) -> tuple[str, str, int, str, str | None]:
     try:
         host = str(ip_address(host))
     except ValueError:
-        # 127.1, 2130706433 and 0x7f000001 are addresses to some and names to others.
+        # 127.1, 2130706433 and 0x7f000001 are IP addresses to some parsers and names to others.
         if not _NAME.fullmatch(host) or _NUMBER.fullmatch(host.rpartition(".")[2]):
             raise EgressRefused(without_secrets, f"invalid host name {host!r}") from None
     if "%" in host:
@@ -394,7 +394,7 @@ def _too_large(target: Target, most: int) -> TooLarge:
 
 
 class _Pinned(httpcore2.AsyncNetworkBackend):
-    """Dials the given addresses, one after the other, whatever name is asked for."""
+    """Connects to the pinned addresses in order, whatever host is requested."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = addresses

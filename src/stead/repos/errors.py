@@ -1,10 +1,10 @@
-"""What can be wrong with repositories and with what is asked of them."""
+"""Errors of repositories and of requests about them."""
 
 from stead.errors import SteadError
 
 
 class RepoError(SteadError):
-    """A failure with facts that clients are told beside the sentence."""
+    """An error with facts that the API returns beside the message."""
 
     code = "repo"
 
@@ -14,7 +14,7 @@ class RepoError(SteadError):
 
 
 class RepoNotFound(RepoError):
-    """There is no such repository, or it is another account's: nobody can tell which."""
+    """The repository does not exist, or belongs to another account: the caller cannot tell which."""
 
     code = "repo_not_found"
 
@@ -33,7 +33,7 @@ class RepoDamaged(RepoError):
 
 
 class DiskFull(RepoError):
-    """The host has no room for what was to be written; nothing of it is there."""
+    """The host's disk is full; nothing was written."""
 
     code = "disk_full"
 
@@ -42,7 +42,7 @@ class DiskFull(RepoError):
 
 
 class RepoBusy(RepoError):
-    """Too much is being asked of a repository, or of all of them, at the same time."""
+    """The concurrency limit of a repository, or of all repositories, is reached."""
 
     code = "repo_busy"
 
@@ -85,7 +85,7 @@ class BranchExists(RepoError):
 
 
 class InvalidBranch(RepoError):
-    """Git does not allow the name, or it is missing."""
+    """The branch name is empty or invalid."""
 
     code = "invalid_branch"
 
@@ -154,7 +154,7 @@ class PathNotFound(RepoError):
 
 
 class TooLarge(RepoError):
-    """More than can be answered in one piece; clone the repository, or ask for less."""
+    """Over a size, time or memory limit: clone the repository, or request less."""
 
     code = "too_large"
 
@@ -181,7 +181,7 @@ class InvalidContent(RepoError):
 
 
 class ConflictingParent(RepoError):
-    """The branch is not, or no longer, where the caller believes it to be."""
+    """The branch is not at the expected commit."""
 
     code = "conflicting_parent"
 

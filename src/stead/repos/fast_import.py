@@ -1,4 +1,4 @@
-"""What `git fast-import` is told, in its own words."""
+"""The input format of `git fast-import`."""
 
 import time
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Author:
 
 
 def signed(message: str, author: Author) -> bytes:
-    """Who makes a commit, now, and why."""
+    """The committer line, with the current time, and the message."""
     text = message.encode(errors="replace")
     text += b"" if text.endswith(b"\n") else b"\n"
     who = f"{author.name} <{author.email}> {int(time.time())} +0000".encode()

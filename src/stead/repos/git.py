@@ -1,4 +1,4 @@
-"""The one place that runs git."""
+"""Runs git processes: environment, configuration, resource limits, user and cleanup."""
 
 import asyncio
 import contextlib
@@ -24,9 +24,9 @@ _MAX_ERRORS = 64 << 10
 _PIPE = 1 << 20
 _END_GRACE = 2.0
 MAX_MEMORY = 2 << 30
-"""Bytes: what is small on the disk may be too much for any memory when it is looked through."""
+"""Memory limit in bytes: objects that are small on disk can need any amount of memory."""
 _MAX_ALLOCATED = "1g"
-"""In one piece: by default clients compare files of up to half of this, so that git holds them whole."""
+"""Limit of one allocation: git loads files whole to diff them, by default up to half of this."""
 _OUT_OF_MEMORY = re.compile("out of memory|cannot allocate memory|attempting to allocate", re.IGNORECASE)
 _REF_WRITERS = {"receive-pack", "update-ref", "symbolic-ref", "pack-refs"}
 """Subcommands that change refs: they run to completion even if the server is killed; others end with it."""
@@ -35,17 +35,17 @@ _OPTIONS_WITH_VALUE = {"-c", "-C", "--git-dir", "--work-tree", "--namespace", "-
 _WRAPPERS = {"setpriv", "prlimit"}
 _FULL = ("No space left on device", "Disk quota exceeded", "Out of diskspace")
 _FULL_BELOW = 1 << 20
-"""Bytes of a disk: with fewer left, that is why a git failed that does not say why."""
+"""Free bytes: below this a git failure without a reason is reported as a full disk."""
 
 _CONFIG = {
-    # Whatever comes in is looked through before it is taken over.
+    # Check all received objects before they are accepted.
     "transfer.fsckObjects": "true",
     "fetch.fsckObjects": "true",
     "receive.fsckObjects": "true",
-    # What was answered for is on the disk.
+    # Sync to disk before a push is acknowledged.
     "core.fsync": "committed,reference",
     "core.fsyncMethod": "batch",
-    # Large files go through without being held in memory.
+    # Stream large files instead of loading them.
     "core.bigFileThreshold": "16m",
     "pack.windowMemory": "64m",
     "pack.threads": "2",
@@ -63,7 +63,7 @@ _CONFIG = {
     "receive.denyDeleteCurrent": "ignore",
     "receive.denyCurrentBranch": "ignore",
     "receive.advertisePushOptions": "false",
-    # A push stays the pack that it came as: to take it apart takes many times as long.
+    # Keep the pack of a push: unpacking takes many times as long.
     "transfer.unpackLimit": "1",
     "fastimport.unpackLimit": "0",
     "transfer.advertiseSID": "false",
@@ -98,7 +98,7 @@ def _settings() -> str:
 
 
 SETTINGS = _settings()
-"""All of git's settings, as a file of git's: no other file of a user or of the host has a say."""
+"""The complete git configuration, written to a file: no configuration of users or of the host applies."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Finished:
 
 
 class GitProcess:
-    """A git that runs, with pipes to and from it. Whoever starts it has to end it."""
+    """A running git process with pipes. The caller must end it."""
 
     def __init__(self, process: Process) -> None:
         if process.stdin is None or process.stdout is None:
@@ -127,7 +127,7 @@ class GitProcess:
         return await self._process.wait()
 
     async def feed(self, data: bytes) -> None:
-        """Give it all of its input; it may end without having read it."""
+        """Write all input and close stdin; git may exit without reading it."""
         with contextlib.suppress(ConnectionError):
             self.stdin.write(data)
             await self.stdin.drain()
@@ -149,33 +149,33 @@ class GitProcess:
         return b"".join(parts)
 
     async def errors(self) -> str:
-        """What it says on its standard error, the last of it when it is much."""
+        """The standard error output, limited to its last part."""
         said = b""
         while self.stderr is not None and (part := await self.stderr.read(_MAX_ERRORS)):
             said = (said + part)[-_MAX_ERRORS:]
         return said.decode(errors="replace")
 
     def signal(self, number: signal.Signals) -> None:
-        """To it and its helpers, if they are still there."""
+        """Signal the process group, if it still runs."""
         if self.alive:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
 
     async def end(self) -> None:
-        """Have it and its helpers gone, at once if they are not already."""
-        # Asked to end, git removes its locks and what else it made, if it can.
+        """Terminate the process group, with SIGTERM first and then SIGKILL."""
+        # On SIGTERM git removes its lock files and temporary files.
         for how in (signal.SIGTERM, signal.SIGKILL):
             if self.alive:
                 self.signal(how)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_END_GRACE):
                         await asyncio.shield(self._process.wait())
-        # Its pipes are closed nowhere else.
+        # asyncio closes the pipes only here.
         self._process._transport.close()  # type: ignore[attr-defined]
 
 
 class GitFailed(RepoDamaged):
-    """Git ended with an error that nobody had foreseen."""
+    """Git exited with an unexpected error."""
 
     code = "git_failed"
 
@@ -189,7 +189,7 @@ class GitFailed(RepoDamaged):
 
 
 def is_full(place: Path) -> bool:
-    """Whether there is as good as no room any more on the disk where this is."""
+    """Whether the disk of this path is full."""
     with contextlib.suppress(FileNotFoundError):
         disk = os.statvfs(place)
         return disk.f_bavail * disk.f_frsize < _FULL_BELOW or bool(disk.f_files and not disk.f_favail)
@@ -197,19 +197,19 @@ def is_full(place: Path) -> bool:
 
 
 def check_room(finished: Finished, repo: Path | None) -> None:
-    """Raise DiskFull if that is why a git failed. Not all of them say so."""
+    """Raise DiskFull if git failed for lack of disk space, also if it does not say so."""
     if any(words in finished.stderr for words in _FULL) or (repo is not None and is_full(repo)):
         log.warning("disk full", status=finished.status, said=finished.stderr.strip()[-500:])
         raise DiskFull
 
 
 def out_of_memory(said: str) -> bool:
-    """Whether that is why a git failed, by its last words."""
+    """Whether git's error output reports lack of memory."""
     return _OUT_OF_MEMORY.search(said) is not None
 
 
 def check_memory(finished: Finished) -> None:
-    """Raise TooLarge if that is why a git failed."""
+    """Raise TooLarge if git failed for lack of memory."""
     if out_of_memory(finished.stderr):
         raise TooLarge("too large: git ran out of memory")
 
@@ -241,10 +241,10 @@ def _writes_refs(arguments: Sequence[str]) -> bool:
 
 
 class Git:
-    """Runs git for one repository after the other, with an environment that is all our own."""
+    """Starts git processes with a fixed environment."""
 
     def __init__(self, config: Path, uid: int | None = None) -> None:
-        """Git runs as this user, who has the repositories and nothing else."""
+        """`uid` is the user that git runs as; it owns only the repositories."""
         self._config = config
         self._uid = uid
         self._launchers = {
@@ -257,7 +257,7 @@ class Git:
             await launchers.close()
 
     async def outlived(self) -> list[ProcessId]:
-        """Gits that a server before this one left at work, after those were ended that change no refs."""
+        """Kill git processes of a previous server; return those that write refs, which keep running."""
         mark = f"GIT_CONFIG_GLOBAL={self._config}".encode()
         pids = {pid for pid, environment in environments() if mark in environment}
         left = []
@@ -294,7 +294,7 @@ class Git:
         return git if self._uid is None else [*self._drop(_writes_refs(arguments)), *git]
 
     def _drop(self, lasting: bool) -> list[str]:
-        """What makes a command git's user's; one that is not lasting ends with the server."""
+        """The command prefix that switches to git's user; `lasting` processes outlive the server."""
         user = str(self._uid)
         drop = [f"--reuid={user}", f"--regid={user}", "--clear-groups", "--no-new-privs", "--inh-caps=-all"]
         return ["setpriv", *drop, *([] if lasting else ["--pdeathsig=TERM"]), "--"]
@@ -309,9 +309,9 @@ class Git:
         memory: int = MAX_MEMORY,
         file: int | None = None,
     ) -> GitProcess:
-        """Start a git, which the caller has to end; when it is to be quiet, nobody hears its errors.
+        """Start git; the caller must end it. With `quiet` its error output is discarded.
 
-        It fails, as does all that it starts, when it wants more bytes of memory or for one file.
+        `memory` and `file` are limits in bytes of memory and of a single file, also for its child processes.
         """
         environment = self.environment(repo, env)
         if cwd is None and (launchers := self._launchers.get(_writes_refs(arguments))) is not None:
@@ -342,7 +342,7 @@ class Git:
         env: Mapping[str, str] | None = None,
         memory: int = MAX_MEMORY,
     ) -> AsyncIterator[GitProcess]:
-        """A git with pipes to and from it, which is gone at the end of the block."""
+        """A running git process with pipes, which ends with the block."""
         process = await self.start(repo, *arguments, env=env, memory=memory)
         try:
             yield process
@@ -359,10 +359,10 @@ class Git:
         timeout: float = TIMEOUT,
         most: int = MAX_OUTPUT,
     ) -> Finished:
-        """Run a git to its end, whatever that is. Output above `most` bytes is refused.
+        """Run git to its exit, with any exit code. Output above `most` bytes raises TooLarge.
 
-        When the caller is cancelled it is ended, unless it changes refs: that is waited for. Git may leave a
-        lock however it is ended, and that would be in the way of all others.
+        On cancellation git is terminated, unless it writes refs: then cancellation waits for its exit. A
+        terminated git could leave a ref lock behind, which would block all later updates.
         """
         work = self._finish(repo, *arguments, stdin=stdin, env=env, cwd=cwd, timeout=timeout, most=most)
         return await (tasks.finished(work) if _writes_refs(arguments) else work)
@@ -400,7 +400,7 @@ class Git:
         most: int = MAX_OUTPUT,
         ok: Sequence[int] = (0,),
     ) -> bytes:
-        """What a git prints that must succeed."""
+        """The output of git, which must succeed."""
         finished = await self.finish(repo, *arguments, stdin=stdin, env=env, timeout=timeout, most=most)
         if finished.status not in ok:
             check_room(finished, repo)

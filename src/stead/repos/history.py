@@ -1,4 +1,4 @@
-"""Commits in their order, and what lies between two of them."""
+"""Commit history: pages of commits, and comparison of revisions."""
 
 import contextlib
 from collections.abc import AsyncGenerator
@@ -74,10 +74,10 @@ async def commits(
     until: str | None = None,
     count: bool = True,
 ) -> CommitPage:
-    """Some commits of a branch, newest or oldest first, and where the next page begins.
+    """A page of a branch's commits, newest or oldest first, and the start of the next page.
 
-    The history is one list. `since` and `until` are places in it: newest first, `until` is the first commit
-    of the page and `since` the one that it stops before; oldest first, `since` is the first one.
+    With order desc, the page starts at `until` and stops before `since`; with order asc, it starts at
+    `since`.
     """
     if offset and (since or until):
         raise OffsetWithSelector
@@ -90,7 +90,7 @@ async def commits(
         raise
     known = branch or repository.default_branch
     await _check_in_history(repository, tip, known, since, until)
-    # By time, but no commit before those that were made on top of it: times may be equal, or wrong.
+    # By date, but never a parent before its children: dates may be equal or wrong.
     options = ["--date-order", *(["--reverse"] if order == "asc" else [])]
     first, last = (since, until) if order == "asc" else (until, since)
     shas: list[str] = []
@@ -141,7 +141,7 @@ async def is_ancestor(repository: Repository, older: str, newer: str) -> bool:
 
 
 async def _rev_list(repository: Repository, *options: str) -> AsyncGenerator[str]:
-    """Commits as git finds them; it is not asked for more than are taken."""
+    """Commits from git rev-list, read on demand."""
     async with repository.git.running(repository.path, "rev-list", *options, "--") as process:
         rest = b""
         while piece := await process.stdout.read(_LINES):
@@ -151,7 +151,7 @@ async def _rev_list(repository: Repository, *options: str) -> AsyncGenerator[str
 
 
 async def compare(repository: Repository, base: str, head: str) -> Comparison:
-    """What `head` has that `base` has not, from where they parted."""
+    """The commits and changes of `head` since its merge base with `base`."""
     old, new = await repository.resolve(base), await repository.resolve(head)
     counted = await repository.git.run(
         repository.path, "rev-list", "--left-right", "--count", f"{old}...{new}", "--"

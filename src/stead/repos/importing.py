@@ -1,4 +1,4 @@
-"""Files from elsewhere, written as one commit by `git fast-import`, piece by piece."""
+"""Imports: the entries of an archive become one commit, streamed to `git fast-import`."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from stead.repos.repository import Repository
 from stead.tasks import in_thread
 
 _MAX_NAMES = 24 << 20
-"""Characters of all names and of what links lead to: each is looked at, and held until the end."""
+"""Total characters of names and link targets, which are held in memory until the end."""
 _MAX_DEPTH = 256
 _MAX_STEPS = 20_000_000
 _MAX_HOPS = 40
@@ -23,10 +23,10 @@ _PIECES = 4096
 
 
 class Snapshot:
-    """Turns the members of an archive into blobs, and then into the lines of one commit."""
+    """Converts archive entries to blobs, and then to the file list of one commit."""
 
     def __init__(self, folder: str = "") -> None:
-        """Only what is in this folder of the archive is taken, and without its name."""
+        """With `folder`, only entries below that folder are imported, without its prefix."""
         self.folder = folder
         self._files: dict[str, tuple[str, int]] = {}
         self._links: dict[str, str] = {}
@@ -35,7 +35,7 @@ class Snapshot:
         self.folder_found = not folder
 
     def blobs(self, found: Iterable[Member]) -> Iterator[bytes]:
-        """What git is told of the contents, in pieces of any size."""
+        """The fast-import commands for the contents, in pieces of any size."""
         for member in found:
             self._count(member.name)
             path = self._inside(_place(member.name))
@@ -45,7 +45,7 @@ class Snapshot:
                 self.folder_found = True
             if member.mode is None or not path:
                 continue
-            # The last of one name is the one that counts.
+            # The last entry of a name wins.
             self._files.pop(path, None)
             self._links.pop(path, None)
             if member.copy_of is not None:
@@ -64,8 +64,8 @@ class Snapshot:
             yield b"\n"
 
     def lines(self) -> Iterator[bytes]:
-        """What git is told of the commit's files, after all of them were looked at together."""
-        # A folder and what is in it come one after the other when nothing sorts before the slash.
+        """The fast-import commands for the commit's files, after a check of all paths and links."""
+        # Sort / before all other characters, so that a folder is followed by its entries.
         ordered = sorted(self._files, key=lambda path: path.replace("/", "\0"))
         for path, after in itertools.pairwise(ordered):
             if after.startswith(f"{path}/"):
@@ -88,7 +88,7 @@ class Snapshot:
             self._links[path] = self._links[source]
 
     def _inside(self, path: str | None) -> str | None:
-        """Where a path lies in the folder that is taken; None for what is not in it."""
+        """A path relative to the imported folder; None if it is outside."""
         if path is None or not self.folder:
             return path
         if path == self.folder:
@@ -97,7 +97,7 @@ class Snapshot:
 
 
 def _place(name: str) -> str | None:
-    """The path of a member; None for the root, and for what is in a .git."""
+    """The normalised path of an entry; None for the root and for anything in a .git folder."""
     if name.startswith("/"):
         raise InvalidPath(printable(name), "absolute path")
     parts = [part for part in name.split("/") if part not in ("", ".")]
@@ -109,7 +109,7 @@ def _place(name: str) -> str | None:
 
 
 def _check_links(links: dict[str, str]) -> None:
-    """A link that leads out of the repository, also by way of other links, is refused."""
+    """Refuse symbolic links that point outside the repository, directly or through other links."""
     steps = 0
     for path, target in links.items():
         here = path.split("/")[:-1]
@@ -149,7 +149,7 @@ def one_commit(branch: str, message: str, author: Author, lines: Iterable[bytes]
 
 
 async def write(repository: Repository, script: Iterator[bytes]) -> None:
-    """Have git write what a script says. It is made piece by piece: none of it is held longer than needed."""
+    """Run fast-import with a script, which is generated while it is written."""
     batches = _batches(script)
     async with repository.git.running(repository.path, "fast-import", "--quiet", "--done") as process:
         said = asyncio.create_task(process.errors())

@@ -1,7 +1,7 @@
-"""Processes that are git's user already, and wait to be told which git to become.
+"""Pre-forked processes under git's user, which exec a git command on request.
 
-To start a process, to make it another user's and to start git in it are about equally slow. With this only
-the last is left to be waited for.
+Starting a process, switching its user and starting git take about equally long; this leaves only the last
+step.
 """
 
 import asyncio
@@ -14,18 +14,18 @@ from collections.abc import Mapping, Sequence
 
 READY = 4
 _REFILL_AFTER = 0.05
-"""Seconds: whoever has just been given one is not to be disturbed."""
+"""Seconds to wait before refilling the pool, so as not to delay the request that took a process."""
 _LONGEST = 4096
-"""Bytes of an order: it is read one by one."""
-# It reads no further than the end of the line: what comes after it is for git.
+"""Maximum bytes of a command line: the shell reads it byte by byte."""
+# The shell reads to the end of the line only: the rest of the input is for git.
 _WAIT = 'IFS= read -r order && eval "$order"'
 
 
 class Launchers:
-    """Some of them; they end with whoever has the other end of their pipes."""
+    """A pool of launcher processes; they exit when their stdin pipe is closed."""
 
     def __init__(self, drop: Sequence[str], environment: Mapping[str, str], limit: int) -> None:
-        """`drop` is the command that makes another command git's user's."""
+        """`drop` is the command prefix that switches to git's user."""
         self._command = [*drop, "sh", "-c", _WAIT]
         self._environment = environment
         self._limit = limit
@@ -41,9 +41,9 @@ class Launchers:
         memory: int | None = None,
         file: int | None = None,
     ) -> Process | None:
-        """One that becomes this command, with all of this environment; None when there is none for it.
+        """A process that runs this command with this environment; None if no launcher can.
 
-        It may have so many bytes of memory, and write so many to one file.
+        `memory` and `file` are limits in bytes.
         """
         order = _order(command, environment, self._environment, _bounds(memory, file), quiet=quiet)
         if order is None:
@@ -63,7 +63,7 @@ class Launchers:
 
     async def _fill(self) -> None:
         await asyncio.sleep(_REFILL_AFTER)
-        # Where it cannot be done, whoever starts a git without this hears why.
+        # If a launcher cannot start, the direct start of git reports the error.
         with contextlib.suppress(OSError):
             while len(self._ready) < READY:
                 process = await asyncio.create_subprocess_exec(
@@ -79,7 +79,7 @@ class Launchers:
                 self._ready.append(process)
 
     async def close(self) -> None:
-        """Have them all gone."""
+        """Stop all launchers."""
         if self._refilling is not None:
             self._refilling.cancel()
             await asyncio.gather(self._refilling, return_exceptions=True)
@@ -92,12 +92,12 @@ class Launchers:
 
 
 def _let_go(process: Process) -> None:
-    # Its pipes are closed nowhere else.
+    # asyncio closes the pipes only here.
     process._transport.close()  # type: ignore[attr-defined]
 
 
 def _bounds(memory: int | None, file: int | None) -> list[str]:
-    """The shell counts memory in KiB, and files in blocks of half of that."""
+    """ulimit commands: the shell counts memory in KiB and file sizes in 512-byte blocks."""
     limits = [] if memory is None else [f"ulimit -d {memory // 1024} &&"]
     return limits if file is None else [*limits, f"ulimit -f {file // 512} &&"]
 
@@ -110,7 +110,7 @@ def _order(
     *,
     quiet: bool,
 ) -> bytes | None:
-    """A line of shell; None when it would be long, or has what a shell may not take as it is."""
+    """The command as one shell line; None if it is too long or has unsafe characters."""
     given = [
         f"{name}={shlex.quote(value)}" for name, value in environment.items() if known.get(name) != value
     ]

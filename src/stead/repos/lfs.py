@@ -1,4 +1,4 @@
-"""Large files of a repository, which git itself only points at: kept beside it under their hash."""
+"""Git LFS object store: content-addressed files beside each repository."""
 
 import contextlib
 import errno
@@ -34,7 +34,7 @@ class LfsObjectNotFound(RepoError):
 
 
 class LfsObjectMismatch(RepoError):
-    """What was sent is not what was announced."""
+    """The uploaded content does not match its announced hash or size."""
 
     code = "lfs_object_mismatch"
 
@@ -57,20 +57,20 @@ class LfsObject:
 
 @dataclass(frozen=True)
 class Stored:
-    """An object that is there, opened: it can be read to its end even if it goes away meanwhile."""
+    """An open object: it can be read to the end even if it is deleted meanwhile."""
 
     descriptor: int
     size: int
 
     async def pieces(self, first: int, end: int) -> AsyncIterator[bytes]:
-        """The bytes from a place on, up to another."""
+        """The bytes of a range."""
         while first < end:
             piece = await self.read(first, end - first)
             first += len(piece)
             yield piece
 
     async def read(self, place: int, most: int) -> bytes:
-        """Some bytes from a place on, at least one."""
+        """At least one byte from an offset."""
         piece = await in_thread(os.pread, self.descriptor, min(PIECE, most), place)
         if not piece:
             raise LfsObjectMismatch("the LFS object is shorter than recorded")
@@ -78,7 +78,7 @@ class Stored:
 
 
 class LfsObjects:
-    """The large files of one repository."""
+    """The LFS objects of one repository."""
 
     def __init__(self, repository: Repository, quotas: Quotas, max_object: int = MAX_OBJECT) -> None:
         self._repository = repository
@@ -92,7 +92,7 @@ class LfsObjects:
         return self._folder / "objects" / oid[:2] / oid[2:4] / oid
 
     def size(self, oid: str) -> int | None:
-        """How large an object is; None when it is not there."""
+        """The size of an object; None if it does not exist."""
         try:
             return self._path(oid).lstat().st_size
         except FileNotFoundError:
@@ -100,17 +100,17 @@ class LfsObjects:
 
     @property
     def any(self) -> bool:
-        """Whether there may be some."""
+        """Whether the repository may have objects."""
         return (self._folder / "objects").exists()
 
     async def missing(self, objects: Iterable[LfsObject]) -> list[LfsObject]:
-        """Those that are not there, or not in this size."""
+        """The objects that do not exist, or not with this size."""
         wanted = list(objects)
         sizes = await in_thread(lambda: [self.size(each.oid) for each in wanted])
         return [each for each, size in zip(wanted, sizes, strict=True) if size != each.size]
 
     async def without_room(self, objects: Iterable[LfsObject]) -> dict[LfsObject, RepoError]:
-        """Those that are too large, alone or with the ones before them: refused before they are sent."""
+        """The objects that exceed a limit or the quota, alone or with those before them."""
         writing = await self._quotas.peek(self._repository.id)
         room = writing.room
         free = shutil.disk_usage(self._repository.path).free
@@ -147,12 +147,12 @@ class LfsObjects:
             os.close(descriptor)
 
     async def write(self, oid: str, body: AsyncIterator[bytes]) -> None:
-        """Keep an object that comes in pieces. It is there when it is whole, checked and on the disk."""
+        """Store an object from a stream; it is visible once it is complete, verified and synced."""
         async with self._quotas.writing(self._repository.id) as writing:
             await self.write_within(writing, oid, body)
 
     async def write_within(self, writing: Writing, oid: str, body: AsyncIterator[bytes]) -> None:
-        """Keep an object as a part of something larger that is written."""
+        """Store an object as part of a larger write."""
         place = self._path(oid)
         descriptor, temporary = await in_thread(self._begin)
         hashed = hashlib.sha256()
@@ -197,14 +197,14 @@ class LfsObjects:
             raise RepoNotFound(self._repository.id) from None
 
     def _forget_old(self, folder: Path) -> None:
-        """What a crash left half received is of no use."""
+        """Remove partial uploads that a crash left behind."""
         for left in folder.iterdir():
             with contextlib.suppress(FileNotFoundError):
                 if left.lstat().st_mtime < time.time() - _FORGOTTEN:
                     left.unlink()
 
     def _finish(self, descriptor: int, temporary: Path, place: Path) -> bool:
-        """Tells whether the object is new."""
+        """Publish the object; returns whether it is new."""
         os.fsync(descriptor)
         made = []
         try:
@@ -222,7 +222,7 @@ class LfsObjects:
 
 
 async def _gathered(body: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
-    """Pieces, several at a time: each time costs a thread."""
+    """Collect pieces into batches, because each write uses a thread."""
     pieces: list[bytes] = []
     size = 0
     async for piece in body:

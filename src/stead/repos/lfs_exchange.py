@@ -1,4 +1,4 @@
-"""Large files on their way to and from other servers, as `git lfs` carries them: by the basic transfer."""
+"""Git LFS client: transfers objects to and from other servers with the basic transfer."""
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,10 +16,10 @@ from stead.repos.repository import Repository
 
 _TYPE = "application/vnd.git-lfs+json"
 _AT_ONCE = 100
-"""Objects in one question: GitHub takes no more."""
+"""Objects per batch request; GitHub accepts no more."""
 _MAX_ANSWER = 4 << 20
 _NOT_KEPT = (404, 405, 410, 501)
-"""What a server answers that has nothing to do with large files."""
+"""Status codes of servers without LFS."""
 _GONE = (404, 410)
 _QUESTION_TIMEOUT = 60.0
 
@@ -65,18 +65,18 @@ class _Question(BaseModel):
 
 
 class _Said(BaseModel):
-    """What goes with a refusal."""
+    """The body of an error response."""
 
     message: str = ""
 
 
 class LfsExchange:
-    """Carries the large files of a repository; each side then has those of the commits that it is given."""
+    """Transfers a repository's LFS objects, so that each side has those of the commits that it receives."""
 
     def __init__(
         self, egress: Egress, repository: Repository, objects: LfsObjects, writing: Writing, timeout: float
     ) -> None:
-        """Each object may take so many seconds."""
+        """`timeout` is in seconds, per object."""
         self._egress = egress
         self._repository = repository
         self._objects = objects
@@ -84,7 +84,7 @@ class LfsExchange:
         self._timeout = timeout
 
     async def take(self, remote: Remote, new: Sequence[str], known: Iterable[str]) -> None:
-        """Have here what the new commits point at. What the other side has not got either is left out."""
+        """Download the objects that new commits point to, as far as the remote has them."""
         if not new:
             return
         wanted = await large_files(self._repository, new, known, self._timeout)
@@ -98,7 +98,7 @@ class LfsExchange:
                     log.info("lfs object missing on remote", repo=self._repository.id, oid=large.oid)
 
     async def give(self, remote: Remote, new: Sequence[str], known: Iterable[str]) -> None:
-        """Have there what the new commits point at, as far as it is here."""
+        """Upload the objects that new commits point to, as far as they exist here."""
         if not new or not self._objects.any:
             return
         pointed = await large_files(self._repository, new, known, self._timeout)
@@ -115,7 +115,7 @@ class LfsExchange:
     async def _ask(
         self, remote: Remote, operation: Operation, objects: Sequence[LfsObject]
     ) -> list[tuple[LfsObject, _Offer]]:
-        """Where each of these is to be had, or to be brought to; nothing if no such files are kept there."""
+        """Batch request: the transfer actions of these objects; empty if the server has no LFS."""
         path = remote.target.path.rstrip("/").removesuffix(".git")
         target = replace(remote.target, path=f"{path}.git/info/lfs/objects/batch")
         question = _Question(operation=operation, objects=[_named(each) for each in objects])

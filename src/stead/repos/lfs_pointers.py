@@ -1,4 +1,4 @@
-"""Which large files commits have: git keeps a small file in the place of each, which points at it."""
+"""Finds the LFS pointers in commits: small files that stand for LFS objects."""
 
 import re
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from stead.repos.lfs import LfsObject
 from stead.repos.repository import Repository
 
 _LARGEST = 1024
-"""Bytes: a pointer has fewer."""
+"""Maximum bytes of a pointer."""
 _POINTER = re.compile(
     rb"version https://git-lfs\.github\.com/spec/v1\n"
     rb"(?:ext-[^\n]*\n)*"
@@ -26,7 +26,7 @@ _AT_ONCE = 1000
 
 
 def pointed(content: bytes) -> LfsObject | None:
-    """What a file points at; None when it is not a pointer."""
+    """The object that a pointer refers to; None if the content is not a pointer."""
     found = _POINTER.fullmatch(content)
     return None if found is None else LfsObject(found["oid"].decode(), int(found["size"]))
 
@@ -34,7 +34,7 @@ def pointed(content: bytes) -> LfsObject | None:
 async def large_files(
     repository: Repository, new: Iterable[str], known: Iterable[str], timeout: float
 ) -> list[LfsObject]:
-    """The large files of all that is reached from the new objects, and not from the known ones."""
+    """The LFS objects reachable from the new objects and not from the known ones."""
     question = "".join([*(f"{sha}\n" for sha in new), *(f"^{sha}\n" for sha in known)])
     printed = await repository.git.run(
         repository.path, *_SMALL_FILES, stdin=question.encode(), timeout=timeout

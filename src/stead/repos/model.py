@@ -1,4 +1,4 @@
-"""What is in a repository, as the rest of Stead sees it."""
+"""Data types of repository contents: commits, tags, branches, entries; and their parsers."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
@@ -25,13 +25,13 @@ class Commit:
 
     @property
     def subject(self) -> str:
-        """The first line of its message."""
+        """The first line of the message."""
         return self.message.lstrip("\n").partition("\n")[0]
 
 
 @dataclass(frozen=True)
 class Tag:
-    """A tag; one that is an object of its own has a tagger and a message."""
+    """A tag; an annotated tag has a tagger and a message."""
 
     name: str
     sha: str
@@ -51,7 +51,7 @@ Kind = Literal["blob", "tree", "commit"]
 
 @dataclass(frozen=True)
 class Entry:
-    """A file or folder of a tree. Submodules are of the kind `commit`."""
+    """A file or folder in a tree. Submodules have the kind `commit`."""
 
     path: str
     sha: str
@@ -84,7 +84,7 @@ def parse_commit(sha: str, data: bytes) -> Commit:
 
 
 def parse_tag(name: str, sha: str, data: bytes) -> Tag:
-    """An annotated tag, from its object."""
+    """Parse an annotated tag object."""
     headers, message = _split(sha, data)
     known = dict(headers)
     tagger = parse_signature(known["tagger"], "utf-8") if "tagger" in known else None
@@ -98,7 +98,7 @@ def parse_tag(name: str, sha: str, data: bytes) -> Tag:
 
 
 def parse_signature(line: bytes, encoding: str) -> Signature:
-    """`Name <email> seconds zone`; what is broken in old histories is read as well as it can be."""
+    """Parse `Name <email> seconds zone`; malformed ones in old histories are read as far as possible."""
     name, _, rest = line.partition(b"<")
     email, _, when = rest.rpartition(b">")
     words = when.split()
@@ -116,7 +116,7 @@ def parse_signature(line: bytes, encoding: str) -> Signature:
 
 
 def _split(sha: str, data: bytes) -> tuple[list[tuple[str, bytes]], bytes]:
-    """Headers, continued lines joined, and what comes after them."""
+    """Headers, with continuation lines joined, and the body."""
     head, _, message = data.partition(b"\n\n")
     headers: list[tuple[str, bytes]] = []
     for line in head.split(b"\n"):

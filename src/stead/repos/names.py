@@ -1,4 +1,4 @@
-"""Names that come from outside: what Git would refuse, or take for something else, is refused here."""
+"""Validation of ref names and paths from clients."""
 
 import re
 import unicodedata
@@ -10,7 +10,7 @@ SHORT_SHA = re.compile(r"[0-9a-f]{4,40}")
 EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 MAX_PATH = 4096
 _MAX_COMPONENT = 250
-"""Bytes: a ref is a file, and while it changes there is another whose name ends with .lock."""
+"""Bytes: a ref is a file, and during an update also a file with the suffix .lock."""
 _MAX_REF = 1000
 _NOT_IN_REFS = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//")
 _IGNORED_BY_HFS = dict.fromkeys(
@@ -20,7 +20,7 @@ _NTFS_SHORT_NAMES = re.compile(r"git~[0-9]+")
 
 
 def is_ref(name: str) -> bool:
-    """Whether Git takes this for (the part below refs/heads or refs/tags of) a ref."""
+    """Whether git accepts this name below refs/heads or refs/tags."""
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
@@ -37,7 +37,7 @@ def is_ref(name: str) -> bool:
 
 
 def check_branch(name: str) -> str:
-    """A branch by its short name; `refs/heads/` may stand before it."""
+    """Check a branch name, with or without `refs/heads/`; returns the short name."""
     short = name.removeprefix("refs/heads/")
     if not short:
         raise InvalidBranch("branch name is empty")
@@ -53,9 +53,9 @@ def check_sha(sha: str) -> str:
 
 
 def check_path(path: str) -> str:
-    """A file's path inside a repository, relative to its root.
+    """Check the path of a file relative to the repository's root.
 
-    What could leave a checkout, or reach into its `.git`, on any file system that Git knows of, is refused.
+    Paths that could leave a checkout, or reach into its `.git`, on any file system are refused.
     """
     try:
         size = len(path.encode())
@@ -78,13 +78,13 @@ def check_path(path: str) -> str:
 
 
 def is_git_folder(part: str) -> bool:
-    """Whether some file system may take this name for `.git`."""
+    """Whether some file system treats this name as `.git`."""
     hfs = part.translate(_IGNORED_BY_HFS).casefold()
     ntfs = part.partition(":")[0].rstrip(" .").casefold()
     return ".git" in (hfs, ntfs) or _NTFS_SHORT_NAMES.fullmatch(ntfs) is not None
 
 
 def check_directory(path: str) -> str:
-    """A folder's path, with or without slashes around it; the root is empty."""
+    """Check the path of a folder, with or without slashes around it; the root is empty."""
     stripped = path.strip("/")
     return check_path(stripped) if stripped else ""

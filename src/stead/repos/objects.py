@@ -1,4 +1,4 @@
-"""Objects read by git processes that are kept warm."""
+"""Pool of `git cat-file` processes that read objects."""
 
 import asyncio
 import contextlib
@@ -14,9 +14,9 @@ from stead.repos.names import SHA
 
 MAX_READERS = 32
 IDLE = 60.0
-"""Seconds after which a reader that nobody used is let go."""
+"""Seconds after which an unused reader is stopped."""
 MAX_OBJECT = 64 << 20
-"""Bytes of an object that is held whole."""
+"""Maximum bytes of an object that is held in memory."""
 _ANSWER_TIMEOUT = 60.0
 
 
@@ -28,7 +28,7 @@ class ObjectInfo:
 
 
 class Reader:
-    """One `git cat-file --batch-command`, asked one thing after the other."""
+    """One `git cat-file --batch-command` process, for sequential requests."""
 
     def __init__(self, process: GitProcess) -> None:
         self._process = process
@@ -45,7 +45,7 @@ class Reader:
         await self._process.end()
 
     async def infos(self, names: Sequence[str]) -> list[ObjectInfo | None]:
-        """What there is under each of these names; None where there is nothing."""
+        """Type and size of each name; None for missing ones."""
         async with asyncio.timeout(_ANSWER_TIMEOUT):
             sending = asyncio.create_task(self._send("info", names))
             try:
@@ -56,7 +56,7 @@ class Reader:
     async def contents(
         self, names: Sequence[str], most: int = MAX_OBJECT
     ) -> list[tuple[ObjectInfo, bytes] | None]:
-        """Whole objects, in order; None where there is none."""
+        """Whole objects, in order; None for missing ones."""
         async with asyncio.timeout(_ANSWER_TIMEOUT):
             sending = asyncio.create_task(self._send("contents", names))
             try:
@@ -85,7 +85,7 @@ class Reader:
         words = line.split()
         if len(words) == 3 and SHA.fullmatch(words[0].decode(errors="replace")) and words[2].isdigit():
             return ObjectInfo(words[0].decode(), words[1].decode(), int(words[2]))
-        # A name comes back as it was given, and may itself have line ends.
+        # Git echoes a missing name, which may contain line ends.
         told = name.encode()
         while len(line) < len(told) + 2 or not line.startswith(told):
             line += await self._process.stdout.readuntil(b"\n")
@@ -98,7 +98,7 @@ class Reader:
 
 
 class Readers:
-    """Warm readers, at most so many; each is used by one at a time."""
+    """The pool: a bounded number of readers, each used by one request at a time."""
 
     def __init__(self, git: Git, most: int = MAX_READERS) -> None:
         self._git = git
@@ -109,7 +109,7 @@ class Readers:
 
     @contextlib.asynccontextmanager
     async def of(self, repo: Path) -> AsyncIterator[Reader]:
-        """A reader of this repository. One that fails, or is left in the middle, is not used again."""
+        """A reader of this repository. A reader that fails or is interrupted is not reused."""
         reader = self._take(repo) or await Reader.start(self._git, repo)
         try:
             yield reader
@@ -162,7 +162,7 @@ class Readers:
                     self._idle.pop(repo, None)
 
     async def forget(self, repo: Path) -> None:
-        """A repository is about to go."""
+        """Stop the readers of a repository that is about to be deleted."""
         for _, reader in self._idle.pop(repo, []):
             self._count -= 1
             await reader.close()

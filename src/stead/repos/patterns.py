@@ -1,4 +1,4 @@
-"""Patterns for the names of branches and the paths of files."""
+"""Glob patterns for branch names and file paths, matched in bounded time."""
 
 import fnmatch
 import re
@@ -22,23 +22,23 @@ class InvalidPattern(RepoError):
 
 
 class Pattern:
-    """Names, part by part between their slashes, in one way or in several.
+    """A glob, or several alternatives, matched component by component.
 
-    In a part `*` stands for any characters, `?` for one, and `[abc]`, `[a-z]` and `[!a]` for one of some.
-    A part `**` stands for any number of parts; at the end, for at least one. Case counts. However a
-    pattern is made, to match it takes no longer than the product of both lengths.
+    `*` matches any characters in a component, `?` one, and `[abc]`, `[a-z]` and `[!a]` one of a set. A
+    component `**` matches any number of components; at the end, at least one. Case-sensitive. Matching takes
+    at most time proportional to the product of both lengths.
     """
 
     def __init__(self, ways: Sequence[Sequence[str]]) -> None:
         self._ways = [_Way(parts) for parts in ways]
 
     def __len__(self) -> int:
-        """How many simple patterns it stands for."""
+        """The number of alternatives."""
         return len(self._ways)
 
     @classmethod
     def branch(cls, text: str) -> "Pattern":
-        """Branches by their whole short names; no name of a branch has characters that are special then."""
+        """A pattern for short branch names. Branch names cannot contain glob characters."""
         short = _checked(text).removeprefix("refs/heads/")
         if not is_ref(_SPECIAL.sub("x", short)):
             raise InvalidPattern(text, "not a valid branch name")
@@ -46,10 +46,10 @@ class Pattern:
 
     @classmethod
     def path(cls, text: str) -> "Pattern":
-        """Paths of files. Without a slash it is about the file's name, in any folder: `*.js`.
+        """A pattern for paths of files. Without a slash it matches the file name in any folder: `*.js`.
 
-        With one it begins at the root of the repository: `src/*.js`, `/*.js`, `src/**/*.js`. One that ends
-        with a slash is about everything in that folder. `{a,b}` stands for one of both.
+        With a slash it is relative to the root: `src/*.js`, `/*.js`, `src/**/*.js`. A trailing slash matches
+        everything in that folder. `{a,b}` matches either.
         """
         if _checked(text).startswith("!"):
             raise InvalidPattern(text, "negation with ! is not supported")
@@ -72,7 +72,7 @@ class _Way:
         self._parts = [None if part == "**" else _part(part) for part in spelled]
 
     def matches(self, parts: Sequence[str]) -> bool:
-        """Each `**` first stands for nothing, and the last one for more and more when the rest fails."""
+        """Backtrack only to the last `**`: each `**` first matches nothing, then more components."""
         wanted = self._parts
         place = seen = 0
         many, from_here = -1, 0
@@ -92,7 +92,7 @@ class _Way:
 
 
 def _alternatives(text: str) -> list[str]:
-    """Each pattern that one with braces stands for; a brace without its other half is a character."""
+    """Expand braces; an unbalanced brace is a literal character."""
     ways = [text]
     while found := next(filter(None, map(_BRACES.search, ways)), None):
         cut = found.string
@@ -104,7 +104,7 @@ def _alternatives(text: str) -> list[str]:
 
 
 def _part(text: str) -> _Matches:
-    # Parts of Python's pattern cannot be tried in more than one way: no name makes it slow.
+    # Each component's regular expression is unambiguous: no input makes it backtrack.
     return re.compile(fnmatch.translate(text)).match if _SPECIAL.search(text) else text.__eq__
 
 

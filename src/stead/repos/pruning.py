@@ -1,8 +1,9 @@
-"""What nobody refers to any more, after forced pushes, deletions and commits that lost a race, goes in time.
+"""Pruning: removes unreachable objects after a grace period.
 
-That is some time after it was first seen that nobody refers to it, whatever its age. Until then git keeps it
-in a pack of its own, a cruft pack, which remembers since when. Others go on writing meanwhile: so what goes
-is put aside first, and comes back if it turns out that somebody had just begun to refer to it.
+Objects become unreachable by forced pushes, deletions, and API commits that lost a race. The grace period
+starts when git first finds an object unreachable; until then it is in a cruft pack, which records that time.
+Writers run concurrently: expired packs are first moved aside, and restored if an object in them is referenced
+again.
 """
 
 import asyncio
@@ -21,12 +22,12 @@ from stead.store.repos import RepoRow, RepoStore
 from stead.tasks import in_thread
 
 GRACE = 14 * 86400.0
-"""Seconds for which nobody has to have referred to something before it goes."""
+"""Seconds that an object must be unreachable before it is removed."""
 EVERY = 86400.0
-"""Seconds between two times that a repository is looked through."""
+"""Seconds between two prune runs of a repository."""
 _LOOK = 600.0
 _PATIENCE = 900.0
-"""Seconds to wait for those who write; it is tried again another day."""
+"""Seconds to wait for writers; after that the next run tries again."""
 _MAX_COMPARED = 1000
 _ASIDE = "expired"
 
@@ -48,13 +49,13 @@ class Pruning:
         self._noted: set[str] = set()
 
     async def note(self, repository: Repository, left_behind: Sequence[LeftBehind]) -> None:
-        """Refs were moved: when something was left behind, the repository is looked through within a day."""
+        """After a ref update: if it left objects unreachable, schedule a prune within a day."""
         if left_behind and await self._is_lost(repository, left_behind):
             self._noted.add(repository.id)
             await self._store.prune_by(repository.id, time.time_ns() + _nanoseconds(EVERY))
 
     async def _is_lost(self, repository: Repository, left_behind: Sequence[LeftBehind]) -> bool:
-        """Whether refs were not just moved forward; in doubt they were not."""
+        """Whether the updates were not all fast-forward; True if unknown."""
         if len(left_behind) > _MAX_COMPARED or any(new is None for _, new in left_behind):
             return True
         lines = "".join(f"{old}\n^{new}\n" for old, new in left_behind)
@@ -64,8 +65,8 @@ class Pruning:
         return finished.status != 0 or bool(finished.stdout)
 
     async def run(self, folder: Path) -> None:
-        """Look through repositories when their time has come, for ever."""
-        # Whoever put something aside was ended before it knew whether that is needed.
+        """Background loop: prune repositories when they are due."""
+        # Restore packs that an interrupted prune moved aside.
         await in_thread(_bring_all_back, folder)
         while True:
             for row in await self._store.due(time.time_ns()):
@@ -77,7 +78,7 @@ class Pruning:
 
     async def _in_time(self, row: RepoRow) -> None:
         self._noted.discard(row.id)
-        # Should it fail, or Stead be ended meanwhile.
+        # Schedule the next run first, in case this one fails or the server stops.
         await self._store.update(row.id, prune_at=time.time_ns() + _nanoseconds(EVERY))
         again = await self.prune(self._repository_of(row.id))
         if row.id not in self._noted:
@@ -85,9 +86,9 @@ class Pruning:
             await self._store.update(row.id, prune_at=at)
 
     async def prune(self, repository: Repository, grace: float = GRACE) -> float | None:
-        """Remove what nobody has referred to for so long.
+        """Remove objects that have been unreachable for `grace` seconds.
 
-        Tells after how many seconds there will be more to remove; None when nothing is left behind.
+        Returns the seconds until the next objects expire; None if there are no unreachable objects.
         """
         git, path = repository.git, repository.path
         async with self._turns:
@@ -120,7 +121,7 @@ class Pruning:
         return grace if any((path / "objects" / "pack").glob("*.mtimes")) else None
 
     async def _is_whole_without(self, repository: Repository) -> bool:
-        """Whether nobody needs what was put aside: now, and when those are done who may have seen it."""
+        """Whether the packs moved aside are still unreferenced after current writers finished."""
         if not await _is_whole(repository):
             return False
         try:
@@ -145,7 +146,7 @@ async def _is_whole(repository: Repository) -> bool:
 
 
 def _date(objects: Path) -> None:
-    """Have all that is in no cruft pack be as if it came now: that is since when nobody may refer to it."""
+    """Set the time of all objects outside cruft packs to now, where their grace period starts."""
     for pack in objects.glob("pack/*.pack"):
         if not pack.with_suffix(".mtimes").exists():
             os.utime(pack)
@@ -154,7 +155,7 @@ def _date(objects: Path) -> None:
 
 
 def _aside(path: Path) -> list[Path]:
-    """What was put aside, a pack before its index: whoever sees the one expects the other."""
+    """The files moved aside, each pack before its index: readers that see an index expect its pack."""
     return sorted(path.glob(f"{_ASIDE}-*"), key=lambda part: part.suffix == ".idx")
 
 

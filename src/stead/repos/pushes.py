@@ -1,4 +1,4 @@
-"""Pushes: what is different in a repository, and whom it concerns."""
+"""Push detection: changed branches and files, and the triggers that they match."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _COMPARE_TIMEOUT = 20.0
 
 @dataclass(frozen=True)
 class Update:
-    """A branch that is somewhere else than it was; `old` is None for a new one."""
+    """A branch that changed; `old` is None for a new branch."""
 
     branch: str
     old: str | None
@@ -23,7 +23,7 @@ class Update:
 
 
 class Rule:
-    """What a trigger listens to, ready to be asked."""
+    """The compiled patterns of a trigger."""
 
     def __init__(self, branches: Iterable[str], globs: Iterable[str]) -> None:
         self._branches = [Pattern.branch(each) for each in branches]
@@ -31,14 +31,14 @@ class Rule:
 
     @property
     def globs(self) -> int:
-        """How many patterns each changed file is held against."""
+        """Number of patterns that each changed file is matched against."""
         return sum(map(len, self._globs))
 
     def wants_branch(self, name: str) -> bool:
         return not self._branches or any(pattern.matches(name) for pattern in self._branches)
 
     def wants_files(self, paths: Sequence[str] | None) -> bool:
-        """None for more files than anyone looks at: then it is better to tell once too often."""
+        """Whether changed files match; None (too many files to check) matches."""
         if not self._globs or paths is None:
             return True
         return any(pattern.matches(path) for pattern in self._globs for path in paths)
@@ -49,10 +49,10 @@ async def branches_of(repository: Repository) -> dict[str, str]:
 
 
 async def changed_files(repository: Repository, update: Update) -> list[str] | None:
-    """The files that are different, also those that are gone; None when they are too many to look at.
+    """The changed files, with deleted ones; None if there are too many.
 
-    A branch that was moved is compared with where it was, whatever lies between. A new one is compared with
-    where it left the default branch; when it never did, all of its files are new.
+    An updated branch is compared with its old commit. A new branch is compared with its merge base with the
+    default branch; without one, all its files are new.
     """
     try:
         old = update.old or await _start(repository, update)

@@ -1,4 +1,4 @@
-"""How much may be written to repositories: judged while it comes, measured when it is there."""
+"""Repository quotas: enforced while data arrives, and measured on disk afterwards."""
 
 import asyncio
 import contextlib
@@ -17,22 +17,22 @@ from stead.store.repos import RepoRow, RepoStore
 from stead.tasks import in_thread
 
 DELAY = 1.0
-"""Seconds after a change in which others may follow that are measured with it."""
+"""Debounce in seconds: changes within this time are measured together."""
 _MIB = 1 << 20
 
 log = get_logger("stead.repos")
 
 LimitsOf = Callable[[str], Awaitable[Limits]]
 Words = Callable[[int, int], str]
-"""What people are told, by the limit and what there is."""
+"""Formats the error message from the limit and the current value."""
 LeftBehind = tuple[str, str | None]
-"""Where a ref was, and where it is now; None when it is gone."""
+"""The old and new commit of a ref; the new one is None if the ref was deleted."""
 Settled = Callable[[str, Size, Sequence[LeftBehind]], Awaitable[None]]
-"""Is told of a repository that was written to, after it was measured."""
+"""Callback after a changed repository was measured."""
 
 
 class QuotaExceeded(RepoError):
-    """There is as much as there may be; of bytes, `limit` and `current` are numbers of bytes."""
+    """A quota is exceeded; `limit` and `current` are bytes, or a number of refs."""
 
     code = "quota_exceeded"
 
@@ -43,7 +43,7 @@ class QuotaExceeded(RepoError):
 
 
 class _Tally:
-    """What a repository or an account was measured to have, and what came since."""
+    """The measured size of a repository or account, and the bytes written since."""
 
     def __init__(self, measured: int) -> None:
         self.measured = measured
@@ -88,7 +88,7 @@ def _mib(size: int) -> str:
 
 
 class Writing:
-    """What one client writes to a repository. It counts until the repository was measured again."""
+    """The bytes that one client writes to a repository, counted until the next measurement."""
 
     def __init__(
         self, account: str, sizes: list[_Bound], refs: _Bound, catch_up: Callable[[str], Awaitable[None]]
@@ -96,7 +96,7 @@ class Writing:
         self.account = account
         self.over = asyncio.Event()
         self.lfs = 0
-        """Bytes of large files that were kept."""
+        """Bytes of stored LFS objects."""
         self.left_behind: list[LeftBehind] = []
         self._sizes = sizes
         self._refs = refs
@@ -105,16 +105,16 @@ class Writing:
 
     @property
     def room(self) -> int | None:
-        """Bytes that may still come, shared with all who write at the same time; None for any number."""
+        """Bytes left, shared by all concurrent writers; None without a limit."""
         left = [bound.left for bound in self._sizes]
         return max(0, min(left)) if left else None
 
     def exceeded(self) -> QuotaExceeded:
-        """What there is to say when there is not enough room."""
+        """The error for too little space."""
         return min(self._sizes, key=lambda bound: bound.left).exceeded()
 
     async def take(self, size: int) -> None:
-        """So many more bytes come; QuotaExceeded when that is too many."""
+        """Reserve more bytes, or raise QuotaExceeded."""
         await self._count(self._sizes, size)
 
     async def make_refs(self, count: int) -> None:
@@ -127,16 +127,16 @@ class Writing:
             bound.tally.since += amount
             self._taken[bound.tally] += amount
         if any(bound.left < 0 for bound in bounds):
-            # What came lately may have become smaller since.
+            # Measure again: recent writes may have been compressed since.
             await self._catch_up(self.account)
             for bound in bounds:
                 if bound.left < 0:
-                    # It is thrown away: others may have the room.
+                    # Release the reservation: the data is discarded.
                     self.release()
                     raise bound.exceeded()
 
     def release(self) -> None:
-        """It was measured, or came to nothing."""
+        """Release the reservation, after a measurement or a failed write."""
         for tally, amount in self._taken.items():
             tally.since -= amount
         self._taken.clear()
@@ -144,7 +144,7 @@ class Writing:
 
 @dataclass(eq=False)
 class _Look:
-    """A repository that is to be measured, and those who wrote to it."""
+    """A repository to measure, and its writers."""
 
     repo: str
     writings: list[Writing] = field(default_factory=list)
@@ -153,10 +153,10 @@ class _Look:
 
 
 class Quotas:
-    """What came is counted byte by byte for all who write at the same time, so that they share the room.
+    """Enforces quotas across concurrent writers.
 
-    A repository is measured a moment after it was changed, and its row says what it has; what came until
-    then is counted as it came.
+    Bytes are counted as they arrive, for all writers together. A repository is measured shortly after a
+    change, and the result is stored in its row.
     """
 
     def __init__(
@@ -172,11 +172,11 @@ class Quotas:
         self._looks: set[_Look] = set()
         self._turn = asyncio.Lock()
 
-    # Written to
+    # Writes
 
     @contextlib.asynccontextmanager
     async def writing(self, repo_id: str) -> AsyncIterator[Writing]:
-        """Somebody changes a repository in this block."""
+        """Context of a write to a repository."""
         writing = await self.peek(repo_id)
         self._under_way.setdefault(repo_id, set()).add(writing)
         try:
@@ -189,7 +189,7 @@ class Quotas:
             self.look(repo_id, writing)
 
     async def peek(self, repo_id: str) -> Writing:
-        """What could be written to a repository at this moment."""
+        """The quota of a repository at this time, without a write."""
         row = await self._known(repo_id)
         repo = self._tally("repo", row.id, row.whole_size or 0)
         refs = _Bound(self._tally("refs", row.id, row.refs or 0), MAX_REFS, _refs_words)
@@ -200,7 +200,7 @@ class Quotas:
 
     @contextlib.asynccontextmanager
     async def making(self, account: str) -> AsyncIterator[Writing]:
-        """A repository is made in this block, and recorded with its size."""
+        """Context of the creation of a repository, which is recorded with its size."""
         sizes = await self._sizes(account, _Tally(0), _new_words)
         writing = Writing(account, sizes, _Bound(_Tally(0), MAX_REFS, _refs_words), self._catch_up)
         try:
@@ -229,14 +229,14 @@ class Quotas:
         return tally
 
     async def quiet(self, repo_id: str) -> None:
-        """Wait until those who write to a repository at this moment are done."""
+        """Wait until current writers of a repository finish."""
         for writing in list(self._under_way.get(repo_id, ())):
             await writing.over.wait()
 
-    # Measured
+    # Measurements
 
     def look(self, repo_id: str, writing: Writing | None = None) -> None:
-        """Have a repository measured soon; what was written to it counts until then."""
+        """Schedule a measurement; the writes count until then."""
         look = self._next.get(repo_id)
         if look is None:
             look = self._next[repo_id] = _Look(repo_id)
@@ -250,7 +250,7 @@ class Quotas:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DELAY):
                 await look.now.wait()
-        # Whoever is done from here on may have written what this look does not see.
+        # Writers that finish from here on may have written data that this measurement misses.
         del self._next[look.repo]
         try:
             try:
@@ -265,13 +265,13 @@ class Quotas:
             log.error("repository change hook failed", repo=look.repo, error=repr(error), exc_info=error)
 
     async def measure(self, repo_id: str, *, more_lfs: int | None = 0) -> Size | None:
-        """Record how large a repository is; None when there is none.
+        """Measure a repository and record its size; None if it does not exist.
 
-        Its large files may be many, and only become more: they are looked at if it is not known how much.
+        LFS objects can be many and are never removed: they are scanned only if `more_lfs` is None.
         """
         async with self._turn:
             row, path = await self._store.get(repo_id), self._path_of(repo_id)
-            # One that is being made or removed is not in its place.
+            # A repository that is being created or deleted is not in its place.
             if row is None or not path.is_dir():
                 return None
             size = await in_thread(measured, path)
@@ -288,7 +288,7 @@ class Quotas:
         return size
 
     async def measure_all(self) -> None:
-        """Correct what a crash left unrecorded."""
+        """Measure all repositories that a crash left with an unknown size."""
         last = ""
         while ids := await self._store.ids(last, 1000):
             for last in ids:
@@ -314,7 +314,7 @@ class Quotas:
         )
 
     async def settled(self) -> None:
-        """Measure now what was to be measured soon."""
+        """Run pending measurements now."""
         await self._finish(self._looks)
 
     async def _finish(self, looks: Iterable[_Look]) -> None:
@@ -324,5 +324,5 @@ class Quotas:
             if look.task is not None:
                 tasks.append(look.task)
         if tasks:
-            # Whoever waits may leave: the others go on.
+            # A cancelled waiter does not cancel the measurement of the others.
             await asyncio.wait(tasks)

@@ -1,4 +1,4 @@
-"""Repositories of other servers, read by git as a client that dials only what was checked."""
+"""Git client for remote repositories: fetch and push through the SSRF guard."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ _ADVERTISEMENT = "application/x-git-upload-pack-advertisement"
 _NO_GIT = "no git repository with the smart HTTP protocol"
 _MAX_ADVERTISEMENT = 64 << 20
 _CLIENT = {"User-Agent": "git/2.39 (stead)", "Git-Protocol": "version=2"}
-"""Some servers let nobody in who is not git."""
+"""Some servers only accept git clients."""
 
 _FORGIVEN = (
     "badDate",
@@ -36,14 +36,14 @@ _FORGIVEN = (
     "zeroPaddedDate",
     "zeroPaddedFilemode",
 )
-"""What old tools wrote into commits and trees, and what hurts nobody who checks them out.
+"""fsck findings of old tools that are harmless in a checkout, and therefore ignored.
 
-Whatever is about names of files, links and submodules is never forgiven.
+Findings about file names, links and submodules are never ignored.
 """
 
 
 class SourceNotFound(RepoError):
-    """There is no repository, or no file, at this URL."""
+    """No repository, or no file, at this URL."""
 
     code = "source_not_found"
 
@@ -52,7 +52,7 @@ class SourceNotFound(RepoError):
 
 
 class SourceUnauthorized(RepoError):
-    """The source wants other credentials than those it was shown."""
+    """The source requires other credentials."""
 
     code = "source_unauthorized"
 
@@ -61,7 +61,7 @@ class SourceUnauthorized(RepoError):
 
 
 class SourceInvalid(RepoError):
-    """What was found must not, or cannot, become a repository."""
+    """The source cannot be imported."""
 
     code = "source_invalid"
 
@@ -71,12 +71,12 @@ class SourceInvalid(RepoError):
 
 @dataclass(frozen=True)
 class Remote:
-    """A repository elsewhere, and the refs that it has."""
+    """A remote repository and its refs."""
 
     target: Target
     refs: Mapping[str, str]
     head: str | None
-    """The branch that clones of it begin with."""
+    """Its default branch."""
 
     @property
     def url(self) -> str:
@@ -88,7 +88,7 @@ class Remote:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What of a remote is asked for: one of its refs, or a commit by its id, which may be cut short."""
+    """The requested part of a remote: a ref, or a commit by its full or abbreviated id."""
 
     ref: str | None = None
     sha: str | None = None
@@ -109,9 +109,9 @@ class Remotes:
         timeout: float,
         exceeded: Callable[[], RepoError] | None = None,
     ) -> None:
-        """What is fetched may make a repository grow by so much, and take so many seconds.
+        """`most_bytes` limits how much a repository may grow; `timeout` is in seconds.
 
-        `exceeded` is what there is to say when it is more, if that is not a matter of what is fetched.
+        `exceeded` makes the error if the limit is a quota.
         """
         self._egress = egress
         self._most = most_bytes
@@ -119,7 +119,7 @@ class Remotes:
         self._exceeded = exceeded
 
     async def open(self, repository: Repository, url: str, rev: str | None) -> Remote:
-        """A repository elsewhere, which can be read; its branches and tags, and `rev` if it is a ref."""
+        """Read the refs of a remote: branches, tags, and `rev` if it is a ref."""
         target = await self._find(url)
         patterns = ["HEAD", f"{BRANCHES}*", f"{TAGS}*"]
         if rev is not None and rev.startswith("refs/") and is_ref(rev):
@@ -139,7 +139,7 @@ class Remotes:
         return Remote(target, refs, head if head and BRANCHES + head in refs else _guess(refs))
 
     async def _find(self, url: str) -> Target:
-        """Where a repository really is, and whether it can be read."""
+        """Follow redirects to the repository's URL, and check that it can be read."""
         if "?" in url or "#" in url:
             raise SourceInvalid(shown(url), "a repository URL cannot have a query")
         async with self._egress.stream_get(
@@ -164,7 +164,7 @@ class Remotes:
         depth: int | None,
         *options: str,
     ) -> None:
-        """Take refs over with their history, of which all that could hurt is refused."""
+        """Fetch refs with their history; objects are checked by fsck."""
         settings = [word for name in _FORGIVEN for word in ("-c", f"fetch.fsck.{name}=ignore")]
         shallow = [] if depth is None else [f"--depth={depth}"]
         finished = await self._git(
@@ -196,7 +196,7 @@ class Remotes:
     async def push(
         self, repository: Repository, remote: Remote, refspecs: Sequence[str], *options: str
     ) -> dict[str, str | None]:
-        """Give refs to the other side; tells for each why it was not taken, None where it was."""
+        """Push refs; returns the reason of rejection per ref, None if it was accepted."""
         finished = await self._git(
             repository, remote.target, "push", "--porcelain", *options, "--", remote.target.url, *refspecs
         )
@@ -211,7 +211,7 @@ class Remotes:
         return told
 
     async def _git(self, repository: Repository, target: Target, *arguments: str) -> Finished:
-        """Run a git that dials the checked addresses, as long as the repository does not grow too much."""
+        """Run git pinned to the checked addresses, with a limit on the repository's growth."""
         before = await in_thread(_size, repository.path)
         trace = repository.path / "trace"
         told = {**git_environment(target), "GIT_TRACE2_EVENT": str(trace)}
@@ -239,17 +239,17 @@ class Remotes:
         if running.result().status != 0 or not spoken:
             check_room(running.result(), repository.path)
         if running.result().status == 0 and not spoken:
-            # Served as files, without a git: then nobody looks through the objects on their way.
+            # Dumb HTTP: objects would not be checked by fsck in transit.
             raise SourceNotFound(target.shown, _NO_GIT)
         return running.result()
 
 
 class NotOffered(ReferenceNotFound):
-    """The server has to be asked in another way."""
+    """The server does not offer this commit: fetch all refs instead."""
 
 
 def _guess(refs: Mapping[str, str]) -> str | None:
-    """The default branch of a repository that does not name it."""
+    """The likely default branch of a remote that does not name one."""
     names = [name.removeprefix(BRANCHES) for name in refs if name.startswith(BRANCHES)]
     same = [name for name in names if refs[BRANCHES + name] == refs.get("HEAD")]
     if "HEAD" in refs and not same:
@@ -259,7 +259,7 @@ def _guess(refs: Mapping[str, str]) -> str | None:
 
 
 def choose(remote: Remote, rev: str | None) -> Wanted:
-    """What is meant by the name of a branch or a tag, a ref or a commit; by default, the default branch."""
+    """Resolve a branch, tag, ref or commit name on a remote; default: the default branch."""
     if rev is None or rev == "HEAD":
         if remote.head is not None:
             return Wanted(ref=BRANCHES + remote.head)
@@ -286,7 +286,7 @@ def check_status(answer: Answer, suffix: str = "") -> None:
 
 
 def last_words(finished: Finished, kind: str) -> str:
-    """What git says is the matter; what a server has it say is no more than text."""
+    """The last line of git's errors of this kind; text from the remote server is untrusted."""
     lines = [line for line in finished.stderr.splitlines() if line.strip()]
     chosen = [line for line in lines if line.startswith(f"{kind}:")] or lines or ["git ended without a word"]
     return printable(chosen[-1].removeprefix(f"{kind}: "))
@@ -297,7 +297,7 @@ def printable(text: str) -> str:
 
 
 def _size(folder: Path) -> int:
-    """Bytes on the disk, of files that come and go."""
+    """Bytes on disk, of files that may disappear meanwhile."""
     size = 0
     for each in folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):
@@ -306,7 +306,7 @@ def _size(folder: Path) -> int:
 
 
 def _take_away(trace: Path, word: bytes) -> bool:
-    """Whether a word is in a file, which is removed."""
+    """Whether a word is in a file; the file is removed."""
     try:
         return word in trace.read_bytes()
     except FileNotFoundError:

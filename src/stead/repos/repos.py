@@ -1,4 +1,4 @@
-"""All repositories of one installation."""
+"""Repository registry: create, find, list and delete the repositories of an installation."""
 
 import asyncio
 import contextlib
@@ -31,12 +31,12 @@ from stead.store.repos import RepoRow, RepoStore
 from stead.tasks import in_thread
 
 Fill = Callable[[Repository, Writing], Awaitable[None]]
-"""Puts something into a repository that nobody can see yet, within the room that there is."""
+"""Fills a new repository before it is visible, within the quota."""
 DEFAULT_BRANCH = "main"
 MAX_NAME = 256
 FILLED_AT_ONCE = 8
 FILLED_FOR_ONE = 2
-"""Repositories that are filled at the same time, in all and for one account: that takes much of the host."""
+"""Concurrent imports in total and per account, because they use much of the host."""
 PATIENCE = 15.0
 _CONFIG = "[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = true\n"
 _FOLDERS = ("objects", "objects/info", "objects/pack", "refs", "refs/heads", "refs/tags")
@@ -50,14 +50,15 @@ class RepoInfo:
     public: bool
     created_at: float
     size: int | None = None
-    """Bytes on the disk, as they were last measured."""
+    """Bytes on disk, as last measured."""
 
 
 class Repos:
-    """Each is a bare repository in a folder of its own, named by its id.
+    """Each repository is a bare repository in a folder named by its id.
 
-    A new one is made aside and moved to its place after it was recorded; one that goes is moved aside before
-    its row goes. So whatever is aside when Stead starts is finished or removed by what is recorded.
+    Crash safety: a new repository is created in a staging folder and moved into place after its row is
+    written; a deleted one is moved to the staging folder before its row is removed. At start, the rows decide
+    what happens to the staging folder's contents.
     """
 
     def __init__(self, database: Database, folder: Path, limits_of: LimitsOf, uid: int | None) -> None:
@@ -80,9 +81,9 @@ class Repos:
     async def open(
         cls, database: Database, folder: Path, limits_of: LimitsOf, uid: int | None = None
     ) -> AsyncIterator[Self]:
-        """Repositories in a folder, after what a crash left half done was finished or undone.
+        """Open the repositories in a folder, after recovery from a crash.
 
-        Git runs as the user `uid`, who comes to own the folder; by default as whoever runs Stead.
+        Git runs as the user `uid`, who gets ownership of the folder; default: the current user.
         """
         for each in (folder, folder / "new", folder / "gone"):
             each.mkdir(mode=0o711, exist_ok=True)
@@ -118,7 +119,7 @@ class Repos:
             await in_thread(shutil.rmtree, gone, ignore_errors=True)
 
     async def _tidy_up(self, started: float, orphans: Sequence[ProcessId]) -> None:
-        """Remove what a crash left half done within repositories, and find out how large they are."""
+        """Remove incomplete writes in repositories after a crash, and measure their sizes."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ORPHANS_GRACE):
                 await asyncio.gather(*(end_of(orphan) for orphan in orphans))
@@ -128,7 +129,7 @@ class Repos:
     def _path(self, repo_id: str) -> Path:
         return self._folder / repo_id[:2] / f"{repo_id}.git"
 
-    # Made, found, removed
+    # Create, find, delete
 
     async def create(
         self,
@@ -139,7 +140,7 @@ class Repos:
         default_branch: str | None = None,
         fill: Fill | None = None,
     ) -> RepoInfo:
-        """A new repository: empty, or with what `fill` puts into it before anyone sees it."""
+        """Create a repository: empty, or filled by `fill` before it is visible."""
         branch = check_branch(default_branch or DEFAULT_BRANCH)
         await self._check_room(account)
         repo_id = str(uuid.uuid4())
@@ -184,7 +185,7 @@ class Repos:
             raise RepoLimitExceeded(f"too many repositories: this account has {limit} (its limit)")
 
     def _make(self, place: Path, branch: str) -> None:
-        """What `git init --bare` makes, without the time that a process takes."""
+        """Write what `git init --bare` would create, without a process."""
         place.mkdir(mode=0o700)
         for folder in _FOLDERS:
             (place / folder).mkdir(mode=0o755)
@@ -197,7 +198,7 @@ class Repos:
             for each in (place, *(place / folder for folder in _FOLDERS), place / "HEAD", place / "config"):
                 os.chown(each, self._uid, self._uid)
         sync_folder(place)
-        # Where it will be put: what is recorded has to find room there.
+        # Create the target folder before the row is written, so that a full disk fails here.
         self._path(place.name).parent.mkdir(mode=0o711, exist_ok=True)
 
     def _put(self, made: Path, place: Path) -> None:
@@ -212,14 +213,14 @@ class Repos:
         return _info(row)
 
     async def owned(self, account: str, repo_id: str) -> RepoInfo:
-        """A repository of this account. Somebody else's is answered like one that does not exist."""
+        """A repository of this account; those of others are treated as missing."""
         info = await self.get(repo_id)
         if info.account != account:
             raise RepoNotFound(repo_id)
         return info
 
     def repository(self, repo_id: str) -> Repository:
-        """What is in a repository that exists."""
+        """The contents of an existing repository."""
         return Repository(repo_id, self._path(repo_id), self.git, self.readers)
 
     async def list(
@@ -231,18 +232,18 @@ class Repos:
         search: str | None = None,
         only: set[str] | None = None,
     ) -> Page[RepoInfo]:
-        """Repositories, newest first; of these `only`, if given."""
+        """Repositories, newest first; only those in `only`, if given."""
         rows, total = await self._store.page(account, limit, offset, search=search, only=only)
         return Page([_info(row) for row in rows], offset, total)
 
     async def _settled(self, repo_id: str, size: Size, left_behind: Sequence[LeftBehind]) -> None:
-        """A repository was written to and measured."""
+        """Hook after a repository was written to and measured."""
         repository = self.repository(repo_id)
         await self.pruning.note(repository, left_behind)
         self.upkeep.look(repository, size.loose_refs)
 
     async def delete(self, repo_id: str) -> None:
-        """Remove a repository for good, with everything that refers to it."""
+        """Delete a repository permanently, with everything that refers to it."""
         gone = self._folder / "gone" / repo_id
         try:
             self._path(repo_id).rename(gone)
@@ -258,7 +259,7 @@ class Repos:
 
 
 def _check_reachable(folder: Path) -> None:
-    """Git is nobody special: it has to be let through all folders above its own. The nearest is Stead's."""
+    """Check that git's user can traverse the parent folders."""
     data, *others = folder.resolve().parents
     data.chmod(data.stat().st_mode | stat.S_IXGRP | stat.S_IXOTH)
     for above in others:

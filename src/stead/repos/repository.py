@@ -1,4 +1,4 @@
-"""One repository, as those who read and change it have it."""
+"""One repository: refs, revisions and commits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,16 +23,16 @@ MAX_REFS = 100_000
 _HEAD = "ref: refs/heads/"
 NOWHERE = "0" * 40
 _RACE = ("but expected", "reference already exists", "unable to resolve reference", "File exists")
-"""What git says when somebody else was faster."""
+"""Git's messages for a lost race on a ref."""
 _IN_THE_WAY = ("; cannot create", "in the way", "blocking reference")
-"""What git says when the name of one branch would be a folder of another."""
+"""Git's messages for a name conflict: `a` and `a/b` cannot both be branches."""
 
 
 @dataclass(frozen=True)
 class RefChange:
-    """A ref by its full name, where it is to be, and where it is now; None is nowhere.
+    """A ref by its full name, its new and its expected old commit; None is a missing ref.
 
-    One that is not `guarded` may be anywhere.
+    Without `guarded` the old commit is not checked.
     """
 
     ref: str
@@ -42,7 +42,7 @@ class RefChange:
 
     @property
     def order(self) -> str:
-        """As `git update-ref -z --stdin` takes it."""
+        """The command for `git update-ref -z --stdin`."""
         old = (self.old or NOWHERE) if self.guarded else ""
         return f"delete {self.ref}\0{old}" if self.new is None else f"update {self.ref}\0{self.new}\0{old}"
 
@@ -68,9 +68,9 @@ class Repository:
         return head.removeprefix(_HEAD)
 
     async def set_default_branch(self, name: str) -> None:
-        """Choose the branch that clones begin with. It has to be there, unless the repository is empty."""
+        """Set the default branch. It must exist, unless the repository is empty."""
         branch = check_branch(name)
-        # Looked at once: a first branch may come at this moment, and may be this one.
+        # Read the branches once: the first branch may be pushed concurrently.
         names = {each.name for each in await self.branches()}
         if names and branch not in names:
             raise BranchNotFound(branch)
@@ -79,10 +79,10 @@ class Repository:
     async def any_branch(self) -> bool:
         return bool(await self.git.run(self.path, "for-each-ref", "--count=1", "refs/heads/"))
 
-    # Names become commits
+    # Revisions
 
     async def resolve(self, rev: str | None) -> str:
-        """The commit of a branch or a tag, or one whose id begins so; by default, the default branch's."""
+        """Resolve a branch, tag or abbreviated commit id to a commit; default: the default branch."""
         wanted = rev or "HEAD"
         names = [wanted] if wanted == "HEAD" else []
         if is_ref(wanted):
@@ -94,7 +94,7 @@ class Repository:
         async with self.readers.of(self.path) as reader:
             found = await reader.infos([f"{name}^{{commit}}" for name in names])
             if sha is not None and not any(found):
-                # Git tells of two that begin alike only when nothing more is asked of them.
+                # Git reports ambiguous abbreviations only for a plain request without a type.
                 full = (await reader.infos([sha]))[0]
                 found = await reader.infos([f"{full.sha}^{{commit}}"]) if full is not None else []
         for info in found:
@@ -120,7 +120,7 @@ class Repository:
         return Branch(short, sha)
 
     async def create_branch(self, name: str, sha: str | None = None) -> Branch:
-        """A new branch at a commit; by default, where the default branch is."""
+        """Create a branch at a commit; default: the head of the default branch."""
         branch = check_branch(name)
         start = await self.resolve(sha)
         if not await self.move(branch, start, None):
@@ -128,9 +128,9 @@ class Repository:
         return Branch(branch, start)
 
     async def move(self, branch: str, sha: str, expected: str | None) -> bool:
-        """Let a branch point at a commit if it is where it is expected to be; tells whether it was.
+        """Compare-and-swap a branch to a commit; returns whether it was at `expected`.
 
-        Where None is expected, there must be none of this name.
+        With `expected=None` the branch must not exist.
         """
         ref = f"refs/heads/{branch}"
         finished = await self.git.finish(self.path, "update-ref", ref, sha, expected or NOWHERE)
@@ -144,7 +144,7 @@ class Repository:
         raise GitFailed("update-ref", finished)
 
     async def change(self, changes: Sequence[RefChange]) -> bool:
-        """Make all of these changes, if each ref is where it is expected to be; tells whether they were."""
+        """Apply all ref changes in one transaction; returns False if a ref was not at its expected commit."""
         told = "".join(f"{each.order}\0" for each in changes)
         finished = await self.git.finish(self.path, "update-ref", "-z", "--stdin", stdin=told.encode())
         if finished.status == 0:
@@ -169,7 +169,7 @@ class Repository:
         return parse_tag(short, info.sha, data) if info.kind == "tag" else Tag(short, info.sha, info.sha)
 
     async def tag_object(self, sha: str) -> Tag:
-        """An annotated tag by the id of its own object."""
+        """An annotated tag by the sha of its tag object."""
         wanted = check_sha(sha)
         async with self.readers.of(self.path) as reader:
             found = (await reader.contents([wanted]))[0]
@@ -178,7 +178,7 @@ class Repository:
         return parse_tag("", wanted, found[1])
 
     async def refs(self, *prefixes: str) -> Refs:
-        """Branches and tags, by name."""
+        """Branches and tags by name."""
         fields = "%(refname)", "%(objectname)", "%(objecttype)"
         wanted = prefixes or ("refs/heads/", "refs/tags/")
         printed = await self.git.run(

@@ -1,8 +1,8 @@
-"""Search in a repository: contents and names of files, messages and changes of commits.
+"""Search in a repository with git: file contents, file names, commit messages and diffs.
 
-Git does the searching. All four are bounded in time and in what they hold. An answer that was `stopped` by
-such a bound has what was found until then, and its totals are of that. It says that there is more as long
-as it has anything itself: whoever asks for page after page comes to an end.
+Every search is limited in time and memory. A result that a limit cut short is `stopped`: it has what was
+found so far, and its totals count only that. It reports more results only if its own page is not empty, so
+paging always ends.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ SECONDS = 30.0
 MAX_RESULTS = 1000
 MAX_CONTEXT = 20
 _ROW = 300
-"""About what a row of an answer takes, besides its text."""
+"""Approximate bytes of a result row besides its text."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,9 @@ class _Page:
 
 
 class Search:
-    """Searches, at most so many at the same time, and what they found, for whoever asks again.
+    """Runs searches with a concurrency limit, and caches results.
 
-    A name of a branch or tag is looked up each time; what was found is kept by commit, so it is never old.
+    Branch and tag names are resolved each time; results are cached by commit, so they are never stale.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Search:
         self._slots = asyncio.Semaphore(at_once or max(2, os.cpu_count() or 1))
 
     def forget(self, repo_id: str) -> None:
-        """A repository is gone."""
+        """Drop the cached results of a deleted repository."""
         self.cache.forget(repo_id)
 
     async def content(
@@ -122,7 +122,7 @@ class Search:
         whole_word: bool = False,
         context: int = 2,
     ) -> ContentFound:
-        """Files with lines that match, up to `max_results`; a match is a line. Binary files have none."""
+        """Files with matching lines, up to `max_results` files. Binary files are skipped."""
         wanted = Query("content", query, regex, case_sensitive, whole_word)
         specs = pathspecs("content", path_pattern, exclude_pattern)
         page = _Page(offset, max_results)
@@ -156,7 +156,7 @@ class Search:
         case_sensitive: bool = False,
         regex: bool = False,
     ) -> FilesFound:
-        """Files whose paths match, which begin at the root of the repository."""
+        """Files whose paths match; paths start at the repository's root."""
         wanted = Query("files", query, regex, case_sensitive)
         specs = pathspecs("files", path_pattern, exclude_pattern)
         page = _Page(offset, max_results)
@@ -192,7 +192,7 @@ class Search:
         case_sensitive: bool = False,
         regex: bool = False,
     ) -> CommitsFound:
-        """Commits with a line in their message that matches, newest first."""
+        """Commits with a matching line in their message, newest first."""
         wanted = Query("commits", query, regex, case_sensitive)
         page = _Page(offset, max_results)
         tip = await _commit(repository, rev)
@@ -223,7 +223,7 @@ class Search:
         regex: bool = False,
         whole_word: bool = False,
     ) -> DiffsFound:
-        """Commits that add or remove lines that match, newest first; merges add and remove nothing."""
+        """Commits that add or remove matching lines, newest first; merges are skipped."""
         wanted = Query("diffs", query, regex, case_sensitive, whole_word)
         specs = pathspecs("diffs", path_pattern, exclude_pattern)
         page = _Page(offset, max_results)
@@ -254,7 +254,7 @@ class Search:
         query: Query,
         look: Callable[[Query, float], Awaitable[tuple[Found, int]]],
     ) -> Found:
-        """The answer that is kept, or a new one, which is kept if it is whole."""
+        """The cached result, or a new one, which is cached if it is complete."""
         key = (repository.id, "answer", *asked)
         kept: Found | None = self.cache.get(key)
         if kept is not None:
@@ -283,7 +283,7 @@ class Search:
         finally:
             self._slots.release()
 
-    # What is found before it is known which part of it is shown
+    # Complete results, before a page is selected
 
     async def _count(
         self, repository: Repository, commit: str, query: Query, specs: tuple[str, ...], until: float
@@ -312,7 +312,7 @@ class Search:
     async def _history(
         self, repository: Repository, tip: str, query: Query, until: float
     ) -> tuple[bytes, bool]:
-        """Commits whose messages match, as lines, and whether these are all."""
+        """The matching commits, one id per line, and whether the list is complete."""
         key = (repository.id, "history", tip, query)
         kept: bytes | None = self.cache.get(key)
         if kept is not None:
@@ -328,7 +328,7 @@ class Search:
 
 
 async def _commit(repository: Repository, rev: str | None) -> str | None:
-    """None in a repository that has no commits yet."""
+    """The commit to search; None in an empty repository."""
     try:
         return await repository.resolve(rev)
     except ReferenceNotFound:
@@ -338,6 +338,6 @@ async def _commit(repository: Repository, rev: str | None) -> str | None:
 
 
 async def _check(repository: Repository, query: Query, until: float) -> None:
-    """Whether it is an expression by itself, not only with something around it."""
+    """Check that the expression is valid on its own, not only with its surroundings."""
     arguments = ["grep", *query.options, *query.expression, EMPTY_TREE]
     await run(repository, arguments, Gathered(), until, query=query)

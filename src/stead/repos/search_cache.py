@@ -1,4 +1,4 @@
-"""Answers that are kept. A commit never changes, so neither does what was found in it."""
+"""LRU cache of search results by commit. Commits are immutable, so entries never expire."""
 
 from collections import OrderedDict
 from typing import Any
@@ -8,7 +8,7 @@ _OVERHEAD = 500
 
 
 class Cache:
-    """The answers asked for last, up to so many bytes. Keys begin with the repository's id."""
+    """LRU cache with a limit in bytes. Keys start with the repository's id."""
 
     def __init__(self, most: int = CACHE_BYTES) -> None:
         self.size = 0
@@ -22,7 +22,7 @@ class Cache:
         return self._kept[key][0]
 
     def put(self, key: tuple[object, ...], answer: Any, size: int) -> None:
-        """Keep an answer, unless it would put out nearly all others."""
+        """Store a result, unless it would evict nearly all others."""
         self._drop(key)
         size += _OVERHEAD
         if size > self._most // 4:

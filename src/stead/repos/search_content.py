@@ -1,4 +1,4 @@
-"""Files with lines that match: counted in all of a commit, and shown for some of it."""
+"""Content search: counts matches in all files of a commit, then reads the lines of one page of files."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ _COUNT = re.compile(rb"\0(\d+)\n")
 
 @dataclass(frozen=True)
 class Match:
-    """A line that matches. Columns are of its first match, from 0, in UTF-16 as JavaScript counts."""
+    """A matching line. Columns of its first match count from 0 in UTF-16 units, as in JavaScript."""
 
     line_number: int
     line: str
@@ -31,19 +31,19 @@ class Match:
 @dataclass(frozen=True)
 class MatchedFile(NamedFile):
     match_count: int
-    """Lines that match; `matches` may have fewer."""
+    """Number of matching lines; `matches` may have fewer."""
     matches: list[Match]
 
     @property
     def text_size(self) -> int:
-        """About the bytes that its matches take."""
+        """Approximate bytes of its matches."""
         texts = (text for each in self.matches for text in (*each.context_before, *each.context_after))
         return sum(map(len, texts)) + sum(400 + len(each.line) for each in self.matches)
 
 
 @dataclass(frozen=True)
 class Counted:
-    """What `git grep -c -z` printed, which is `commit:path NUL count LF` for each file, and its sums."""
+    """The output of `git grep -c -z` (`commit:path NUL count LF` per file) and its totals."""
 
     printed: bytes
     files: int
@@ -51,7 +51,7 @@ class Counted:
     stopped: bool
 
     def some(self, first: int, end: int) -> list[tuple[bytes, int]]:
-        """`commit:path` of some files, and how many lines match in each."""
+        """`commit:path` and number of matching lines of a range of files."""
         found = []
         start = 0
         for place, number in enumerate(_COUNT.finditer(self.printed)):
@@ -64,7 +64,7 @@ class Counted:
 
 
 class _Counting(Gathered):
-    """Counts while git is still looking."""
+    """Counts while git is still running."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class _Counting(Gathered):
 async def count(
     repository: Repository, commit: str, query: Query, specs: tuple[str, ...], until: float
 ) -> Counted:
-    """Files that are too large are left out, once it turns out that there are any."""
+    """Count matches. Files that are too large are excluded in a second run, if there are any."""
     counting = _Counting()
     arguments = ["grep", "-c", "-z", "-I", *query.options, *query.expression, commit, "--", *specs]
     try:
@@ -98,7 +98,7 @@ async def count(
 
 
 async def _large_files(repository: Repository, commit: str, until: float) -> tuple[list[str], bool]:
-    """Patterns that leave out all files of a commit that are too large, and whether these are all."""
+    """Pathspecs that exclude the files that are too large, and whether the list is complete."""
     gathered = Gathered()
     complete = await run(repository, ["ls-tree", "-r", "-l", "-z", "--full-tree", commit], gathered, until)
     large = []
@@ -113,7 +113,7 @@ async def _large_files(repository: Repository, commit: str, until: float) -> tup
 async def files_with_lines(
     repository: Repository, query: Query, counted: list[tuple[bytes, int]], context: int, until: float
 ) -> tuple[list[MatchedFile], bool]:
-    """These files with their lines, and whether that is all there is to show of them."""
+    """The matching lines of these files, and whether they are complete."""
     blobs = await _blobs(repository, [name for name, _ in counted])
     found, complete = await matching_lines(
         repository, query, (sha for sha, _ in blobs), until, context=context
@@ -129,9 +129,9 @@ async def files_with_lines(
 
 
 async def _blobs(repository: Repository, names: list[bytes]) -> list[tuple[str, int]]:
-    """Which object each `commit:path` is, and its size. Paths need not be Unicode.
+    """The blob and size of each `commit:path`. Paths may be invalid UTF-8.
 
-    However late it is, there is time for this: what was found is told, if only by its name.
+    This ignores the deadline, so that found files are reported at least by name.
     """
     if not names:
         return []

@@ -1,7 +1,7 @@
-"""Commits whose changes match.
+"""Diff search: commits that add or remove matching lines.
 
-No diff is searched. All files before and after each change are, each once; where only one side has lines that
-match, they were all added or all removed, and where both have, git's diff tells which.
+Diffs are not searched. The files before and after each change are searched, each blob once. If only one side
+has matching lines, all were added or all removed; if both have, git's diff decides.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from stead.repos.search_query import Query
 from stead.tasks import in_thread
 
 COUNTING = 5.0
-"""Seconds that are spent on counting what is not shown."""
+"""Seconds to spend on counting results outside the page."""
 _FIRST_BATCH, _BATCH = 50, 500
 _MAX_KEPT = 64 << 20
 _MAX_PER_BLOB = 10_000
@@ -31,7 +31,7 @@ _DIFF_TREE = ("diff-tree", "-r", "--root", "-M", "--stdin")
 
 @dataclass(frozen=True)
 class ChangedLine:
-    """A line that was added or removed. Its number is the one in the file after, or before, the change."""
+    """An added or removed line. Its number is the line number after or before the change."""
 
     line_number: int
     line: str
@@ -54,7 +54,7 @@ class CommitDiff:
 
 @dataclass(frozen=True)
 class _Pair:
-    """A file before and after a change, by its blobs."""
+    """The blobs of a file before and after a change."""
 
     old: str
     new: str
@@ -65,7 +65,7 @@ class _Pair:
 class _Changed:
     path: str
     lines: list[tuple[str, Hit, bool]]
-    """The blob, its line, and whether it was added."""
+    """The blob, the matching line, and whether it was added."""
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,12 @@ class _Matched:
 
 
 class Diffs:
-    """One search in changes; `stopped` when not all that it was asked for could be looked at."""
+    """One diff search; `stopped` if a limit cut it short."""
 
     def __init__(self, repository: Repository, query: Query, specs: tuple[str, ...]) -> None:
         self.stopped = False
         self.size = 0
-        """About the bytes of what is shown."""
+        """Approximate bytes of the results."""
         self._repository = repository
         self._query = query
         self._specs = specs
@@ -89,7 +89,7 @@ class Diffs:
         self._room = _MAX_KEPT
 
     async def up_to(self, tip: str, first: int, end: int, until: float) -> tuple[bytes, list[CommitDiff]]:
-        """All commits that match, as lines of ids, and some of them with what matches."""
+        """All matching commits, one id per line, and a page of them with their matches."""
         clock = asyncio.get_running_loop()
         shown: list[_Matched] = []
         matched: list[str] = []
@@ -108,7 +108,7 @@ class Diffs:
         return "".join(f"{sha}\n" for sha in matched).encode(), await self._show(shown, until)
 
     async def of(self, shas: list[str], until: float) -> list[CommitDiff]:
-        """What matches in commits of which it is known that something does."""
+        """The matches in commits that are known to match."""
         return await self._show(await self._look(shas, until), until)
 
     async def _next(self, process: GitProcess, size: int, until: float) -> list[str]:
@@ -122,14 +122,14 @@ class Diffs:
         return batch
 
     def _forget_some(self) -> None:
-        """Files come again in neighbouring commits, not in those of long after."""
+        """Evict old entries: blobs recur in neighbouring commits, not in distant ones."""
         if self._room < _MAX_KEPT // 2:
             self._seen.clear()
             self._hits.clear()
             self._room = _MAX_KEPT
 
     async def _look(self, shas: list[str], until: float) -> list[_Matched]:
-        """Those of some commits that match. What could not be looked at to its end is left out."""
+        """The matching commits among these. Commits that could not be searched completely are left out."""
         if not shas:
             return []
         changes = await self._changes(shas, until)
@@ -146,7 +146,7 @@ class Diffs:
         return matched
 
     def _is_clear(self, pair: _Pair, patches: "_Patches | None") -> bool:
-        """Whether all was looked at that tells what became of a file's lines."""
+        """Whether everything needed to classify a file's lines was searched."""
         seen = pair.old in self._seen and pair.new in self._seen
         return seen and (patches is not None or not self._has(pair.old, pair.new))
 
@@ -165,7 +165,7 @@ class Diffs:
         return changes
 
     async def _search(self, changes: dict[str, list[_Pair]], until: float) -> None:
-        """Find the lines that match in files that were not seen yet."""
+        """Search the blobs that were not searched yet."""
         self._seen.add(_NOTHING)
         sides = dict.fromkeys(
             side for pairs in changes.values() for pair in pairs for side in (pair.old, pair.new)
@@ -175,7 +175,7 @@ class Diffs:
             self._repository, self._query, blobs, until, room=self._room, per_blob=_MAX_PER_BLOB
         )
         if not complete:
-            # Git looks at one after the other: up to the last that it told of, all are known.
+            # Git searches blobs in order: all before the last reported one are complete.
             self.stopped = True
             last = found.popitem()[0] if found else blobs[0]
             blobs = blobs[: blobs.index(last)]
@@ -239,7 +239,7 @@ def _lines(shas: list[str]) -> bytes:
 
 
 def _changes(printed: bytes) -> dict[str, list[_Pair]]:
-    """Changed files by commit, from what `git diff-tree --stdin --raw -z` prints; links are left out."""
+    """Changed files by commit, from `git diff-tree --stdin --raw -z`; symbolic links are skipped."""
     changes: dict[str, list[_Pair]] = {}
     pairs: list[_Pair] = []
     words = iter(printed.split(b"\0")[:-1])
@@ -259,7 +259,7 @@ def _changes(printed: bytes) -> dict[str, list[_Pair]]:
 
 
 def _inside(hits: Sequence[Hit], ranges: Sequence[range]) -> Iterator[Hit]:
-    """Both go upwards."""
+    """The hits within the ranges; both are sorted."""
     place = 0
     for hit in hits:
         while place < len(ranges) and ranges[place].stop <= hit.number:
@@ -269,7 +269,7 @@ def _inside(hits: Sequence[Hit], ranges: Sequence[range]) -> Iterator[Hit]:
 
 
 class _Patches:
-    """Reads diffs without context: which lines of a pair of blobs are removed, and which are added."""
+    """Parses diffs without context: the removed and added lines of a pair of blobs."""
 
     def __init__(self) -> None:
         self.ranges: dict[tuple[str, str], tuple[list[range], list[range]]] = {}
@@ -284,7 +284,7 @@ class _Patches:
 
     def _take(self, line: bytes) -> None:
         if self._left:
-            # Lines of the file itself; what is said about its last one is not among them.
+            # File lines only, without the marker for a missing newline at the end.
             self._left -= not line.startswith(b"\\")
         elif line.startswith(b"index "):
             old, _, new = line.split()[1].decode().partition("..")

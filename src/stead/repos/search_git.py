@@ -1,4 +1,4 @@
-"""Git asked for something that may be much, and ended as soon as enough is known."""
+"""Runs git with streamed output and a deadline, and stops it early when enough was read."""
 
 import asyncio
 import contextlib
@@ -11,20 +11,20 @@ from stead.repos.search_query import Query
 
 MAX_PRINTED = 64 << 20
 MAX_SEARCHED = 64 << 20
-"""Bytes of a file in which lines are looked for: git has it in memory for that."""
+"""Maximum bytes of a searched file: git loads it into memory."""
 SHA_LINE = 41
-"""Bytes of a line with the id of an object."""
+"""Bytes of a line with an object id."""
 _PIECE = 1 << 20
 _MAX_LINE = 16 << 20
 _MAX_MEMORY = 512 << 20
 _TOO_MUCH_AT_ONCE = "attempting to allocate"
 
 Take = Callable[[bytes], bool]
-"""Is given what is printed, piece by piece, and tells whether more is wanted."""
+"""Receives output pieces; returns whether more is wanted."""
 
 
 class LargeFile(Exception):
-    """Git came to a file that is too large to be searched, and stopped there."""
+    """Git stopped at a file that is too large to search."""
 
 
 async def run(
@@ -37,9 +37,9 @@ async def run(
     stdin: bytes = b"",
     cwd: Path | None = None,
 ) -> bool:
-    """Tells whether git came to its end.
+    """Run git; returns whether it ran to completion.
 
-    Else it was ended, at that moment, when `take` had enough, or when it would have taken too much memory.
+    Otherwise it was stopped: at the deadline, when `take` had enough, or when it ran out of memory.
     """
     grep = arguments[0] == "grep"
     env = {"GIT_ALLOC_LIMIT": str(MAX_SEARCHED)} if grep else None
@@ -59,7 +59,7 @@ async def run(
         feeding.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await feeding
-    # Of those that look for something, 1 is told when there is nothing.
+    # git grep exits with 1 if nothing matches.
     if status not in ((0, 1) if grep else (0,)):
         if grep and _TOO_MUCH_AT_ONCE in said:
             raise LargeFile
@@ -72,13 +72,13 @@ async def run(
 
 
 def first_part(until: float) -> float:
-    """When git has to have found what there is, so that it can still be shown."""
+    """The deadline of the first phase, which leaves time to read the results."""
     now = asyncio.get_running_loop().time()
     return now + (until - now) * 0.8
 
 
 class Gathered:
-    """All that is printed, up to so many bytes."""
+    """Collects output up to a limit."""
 
     def __init__(self, most: int = MAX_PRINTED) -> None:
         self._most = most
@@ -96,7 +96,7 @@ class Gathered:
 
 
 class Lines:
-    """Lines out of pieces; of a very long one, only its beginning."""
+    """Splits output into lines; very long lines are truncated."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []

@@ -1,7 +1,7 @@
-"""Lines of files that match, as `git grep` prints them, and where in them the match is.
+"""Parses the matching lines of `git grep`, and locates the match in each line.
 
-Columns count as JavaScript does, in UTF-16: `line.slice(start, end)` is what matched. A line that is too long
-is cut around its match, and its columns are those in what is left.
+Columns count UTF-16 units as in JavaScript: `line.slice(start, end)` is the match. A long line is cut around
+its match, and its columns refer to the shown part.
 """
 
 from collections.abc import Collection, Iterable
@@ -12,21 +12,21 @@ from stead.repos.search_git import MAX_SEARCHED, LargeFile, Lines, run
 from stead.repos.search_query import Query
 
 MAX_LINE = 2000
-"""Bytes of a line that are shown."""
+"""Maximum bytes of a line in a result."""
 MAX_MATCHES = 1000
-"""Matching lines of one file that are shown."""
+"""Maximum matching lines per file in a result."""
 MAX_TEXT = 8 << 20
-"""Bytes of all lines in one answer."""
+"""Maximum bytes of all lines in a result."""
 _BEFORE = 500
 _LINE_COST = 64
 _SHA = 40
 _BLOBS = 5000
-"""Objects in one command, whose length is bounded."""
+"""Objects per git command, whose length is limited."""
 
 
 @dataclass(frozen=True)
 class Hit:
-    """A line that matches, or what is shown of it: from a byte on."""
+    """A matching line, or its shown part from a byte offset on."""
 
     number: int
     text: bytes
@@ -34,7 +34,7 @@ class Hit:
     start: int
 
     def columns(self, query: Query, end: int | None) -> tuple[str, int, int]:
-        """The line as it is shown, and where its match begins and ends."""
+        """The shown line, and the start and end of its match."""
         start = min(self.start - self.shown_from, len(self.text))
         before = self.text[:start].decode(errors="replace")
         if query.exact_length is not None:
@@ -52,7 +52,7 @@ class Hit:
 class Blob:
     hits: list[Hit] = field(default_factory=list)
     others: dict[int, bytes] = field(default_factory=dict)
-    """Lines around those that match, by number."""
+    """Context lines by number."""
 
 
 def shown(text: bytes) -> str:
@@ -64,7 +64,7 @@ def _units(text: str) -> int:
 
 
 def _cut(text: bytes, start: int) -> tuple[bytes, int]:
-    """Of a long line, what is around a place in it, by whole characters, and where that begins."""
+    """The part of a long line around an offset, cut between characters, and where it starts."""
     if len(text) <= MAX_LINE:
         return text, 0
     begin = max(0, min(start - _BEFORE, len(text) - MAX_LINE))
@@ -77,9 +77,9 @@ def _cut(text: bytes, start: int) -> tuple[bytes, int]:
 
 
 class _Reading:
-    """Takes what `git grep -n --column` prints of blobs.
+    """Parses the output of `git grep -n --column` on blobs.
 
-    That is `sha:line:column:text` of lines that match, and `sha-line-text` of those around them.
+    The format is `sha:line:column:text` for matching lines and `sha-line-text` for context lines.
     """
 
     def __init__(self, room: int, per_blob: int) -> None:
@@ -127,12 +127,12 @@ async def matching_lines(
     room: int = MAX_TEXT,
     per_blob: int = MAX_MATCHES,
 ) -> tuple[dict[str, Blob], bool]:
-    """Lines of these blobs that match, and whether that is all of them; blobs without any are left out.
+    """The matching lines of these blobs, and whether they are complete; blobs without matches are left out.
 
-    So are those that are too large.
+    So are blobs that are too large.
     """
     wanted = list(dict.fromkeys(shas))
-    # More than wanted: git is not to be trusted with lines after the last one, if they match as well.
+    # Request one more than needed: with --max-count, git prints wrong context after the last match.
     bounds = ["-m", str(per_blob + 1 + context), *([f"-C{context}"] if context else [])]
     arguments = ["grep", "-I", "-n", "--column", *bounds, *query.options, *query.expression]
 
@@ -155,9 +155,9 @@ async def matching_lines(
 async def match_ends(
     repository: Repository, query: Query, wanted: Collection[tuple[str, int]], until: float
 ) -> tuple[dict[tuple[str, int], int], bool]:
-    """Where the first match of these lines of blobs ends, in bytes, and whether that is known of all.
+    """The end of the first match in these lines, in bytes, and whether all are known.
 
-    Matches of nothing are left out, and so is everything when the query itself tells the length.
+    Empty matches are left out; the result is empty if the query determines the length.
     """
     ends: dict[tuple[str, int], int] = {}
     if query.exact_length is not None:
@@ -168,7 +168,7 @@ async def match_ends(
         for line in lines.feed(piece):
             sha, number, column, text = line.split(b":", 3)
             place = sha.decode(), int(number)
-            # Git counts right only up to the first one of a line.
+            # Git's columns are reliable only for the first match of a line.
             if place in wanted and place not in ends:
                 ends[place] = int(column) - 1 + len(text)
         return True

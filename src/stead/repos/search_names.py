@@ -1,4 +1,4 @@
-"""Files of a commit by their names."""
+"""File name search in a commit."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from stead.tasks import in_thread
 
 _SUBMODULE = "160000"
 Listing = list[tuple[bytes, str]]
-"""Paths, and which blobs they are."""
+"""Paths and their blobs."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class NamedFile:
 async def tree(
     repository: Repository, commit: str, specs: tuple[str, ...], until: float
 ) -> tuple[bytes, bool]:
-    """What a commit has more than nothing, as git prints it, and whether that is all."""
+    """All files of a commit, as a raw diff against the empty tree, and whether the list is complete."""
     gathered = Gathered()
     arguments = ["diff-tree", "-r", "-z", "--no-renames", EMPTY_TREE, commit, "--", *specs]
     complete = await run(repository, arguments, gathered, until)
@@ -39,7 +39,7 @@ async def tree(
 
 
 def listed(printed: bytes) -> Listing:
-    """From `:mode mode sha sha letter NUL path NUL`, one after the other."""
+    """Parse a sequence of `:mode mode sha sha letter NUL path NUL`."""
     parts = printed.split(b"\0")[:-1]
     listing = []
     for facts, path in zip(parts[::2], parts[1::2], strict=False):
@@ -50,7 +50,7 @@ def listed(printed: bytes) -> Listing:
 
 
 async def named(repository: Repository, query: Query, listing: Listing, until: float) -> tuple[Listing, bool]:
-    """Those whose paths match, and whether that is all of them."""
+    """The files whose paths match, and whether the list is complete."""
     if query.regex:
         return await _named_like(repository, query, listing, until)
     text = re.compile(re.escape(query.text), 0 if query.case_sensitive else re.IGNORECASE)
@@ -64,7 +64,7 @@ async def named(repository: Repository, query: Query, listing: Listing, until: f
 async def _named_like(
     repository: Repository, query: Query, listing: Listing, until: float
 ) -> tuple[Listing, bool]:
-    """Git looks for the expression in a file of all paths: unlike Python it can be ended."""
+    """Match paths with git in a file of all paths: unlike Python's re, git can be stopped."""
     folder = Path(await in_thread(tempfile.mkdtemp, prefix="stead-search-"))
     try:
         names = b"".join(path.replace(b"\n", b" ") + b"\n" for path, _ in listing)

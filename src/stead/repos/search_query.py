@@ -1,4 +1,4 @@
-"""What is searched for: the text or pattern, and the files that it is searched in."""
+"""Search queries: text, regular expressions and path patterns, translated for git."""
 
 import itertools
 import re
@@ -9,18 +9,18 @@ from stead.repos.errors import RepoError
 
 Scope = Literal["content", "files", "commits", "diffs"]
 MAX_QUERY = 1000
-"""Characters; so many has a pattern for paths at most, too."""
+"""Maximum characters of a query and of a path pattern."""
 _MAX_ALTERNATIVES = 64
 
-# Lines may end as on Windows: `$` is before their CR LF.
+# Lines may end with CR LF: `$` matches before it.
 _VERBS = "(*ANYCRLF)"
 _WORD = r"[\p{L}\p{M}\p{N}_]"
 _JS_ESCAPES = re.compile(
     r"\\u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})"
     r"|\\u([0-9a-fA-F]{4})|\\u\{([0-9a-fA-F]{1,6})\}|\\."
 )
-# Git first looks through many lines at once, and then at the line that it found. A pattern that can fail
-# because of what comes after its line would not be found that way.
+# Git first searches many lines at once, then the line it found. A pattern whose match depends on text after
+# its line would be missed.
 _MINDS_NEXT_LINE = re.compile(r"\(\?<?!|\(\?>|[*+?}]\+|\(\*|\\[AZzGKRX]")
 _WHERE_AND_WHY = re.compile(r"fatal: (?:-e option|command line), '.*': (.+)", re.DOTALL)
 _NO_STACK = "error code -46"
@@ -35,7 +35,7 @@ class EmptyQuery(RepoError):
 
 
 class InvalidQuery(RepoError):
-    """No line can have such a text."""
+    """The query cannot match any line."""
 
     code = "invalid_query"
 
@@ -57,16 +57,16 @@ class InvalidPathPattern(RepoError):
 
 
 class NeedsStack(Exception):
-    """A line is too long for the fast way to look for this pattern: it has to be tried the other way."""
+    """A line is too long for the JIT matcher: retry without JIT."""
 
 
 @dataclass(frozen=True)
 class Query:
-    """A text or a regular expression that is looked for in each line by itself.
+    r"""A text or regular expression, matched line by line.
 
-    Expressions are Perl's, as git has them; nearly all of JavaScript's are among these, and `\\u00e9` is
-    understood, too. Without `case_sensitive`, letters of any script are equal in either case. A `whole_word`
-    has no letter, digit or underscore of any script beside it.
+    Regular expressions are PCRE, which includes nearly all of JavaScript's; `\u00e9` is supported too.
+    Without `case_sensitive`, case is ignored for all scripts. With `whole_word`, there must be no letter,
+    digit or underscore of any script next to the match.
     """
 
     scope: Scope
@@ -75,7 +75,7 @@ class Query:
     case_sensitive: bool = False
     whole_word: bool = False
     jit: bool = True
-    """Expressions are turned into machine code: fast, but with little room for long lines."""
+    """Use the PCRE JIT: faster, but with little stack for long lines."""
 
     def __post_init__(self) -> None:
         if not self.text:
@@ -91,7 +91,7 @@ class Query:
 
     @property
     def exact_length(self) -> int | None:
-        """Characters of everything that it can match."""
+        """The length in characters of every possible match, if it is fixed."""
         return None if self.regex else len(self.text)
 
     @property
@@ -100,14 +100,14 @@ class Query:
 
     @property
     def expression(self) -> list[str]:
-        """What is looked for, for `git grep`."""
+        """The pattern options for `git grep`."""
         if self.regex and _MINDS_NEXT_LINE.search(self.text):
             return ["(", "-e", self.pattern, ")"]
         return ["-e", self.pattern]
 
     @property
     def _is_plain(self) -> bool:
-        # Git quotes a text with \Q and \E, and does not see that the text ends that itself.
+        # Git quotes fixed text with \Q and \E, but does not escape a \E in the text.
         return not self.regex and not self.whole_word and "\\E" not in self.text
 
     @property
@@ -116,12 +116,12 @@ class Query:
             return self.text
         inner = _JS_ESCAPES.sub(_perl, self.text) if self.regex else re.escape(self.text)
         if self.whole_word:
-            # An open \Q ends here; where there is none, \E is nothing.
+            # Close an open \Q; without one, \E does nothing.
             inner = f"(?<!{_WORD})(?:{inner}\\E)(?!{_WORD})"
         return _VERBS + ("" if self.jit else "(*NO_JIT)") + inner
 
     def explain(self, said: str) -> None:
-        """Raise what git's last words mean, if they are about the query."""
+        """Raise InvalidQuery if git's error is about the query."""
         if not self._is_plain and self.jit and _NO_STACK in said:
             raise NeedsStack
         if "pcre2" in said and "error code" in said:
@@ -143,11 +143,11 @@ def _perl(found: re.Match[str]) -> str:
 
 
 def pathspecs(scope: Scope, include: str | None, exclude: str | None) -> tuple[str, ...]:
-    """Git's words for patterns of paths.
+    """Translate path patterns to git pathspecs.
 
-    `*`, `?` and `[a-z]` stand for characters other than the slash, `**` for any number of folders, `{a,b}`
-    for one of both. A pattern without a slash is about names in any folder: `*.ts`; any other begins at the
-    root. What lies in a folder that matches, matches.
+    `*`, `?` and `[a-z]` match characters except the slash, `**` any number of folders, `{a,b}` either. A
+    pattern without a slash matches names in any folder: `*.ts`; others start at the root. A matching folder
+    includes its contents.
     """
     specs = [f":(glob){glob}" for glob in _globs(scope, include)] if include else []
     specs += [f":(exclude,glob){glob}" for glob in _globs(scope, exclude)] if exclude else []
@@ -184,7 +184,7 @@ def _check_brackets(path: str) -> None:
             if place == len(path):
                 raise ValueError("ends with a backslash")
         elif path[place] == "[":
-            # A bracket right after the first one, or after its ! or ^, is one of the characters.
+            # A ] right after [, [! or [^ is a literal.
             start = place + 2 + (path[place + 1 : place + 2] in ("!", "^"))
             place = path.find("]", start)
             if place < 0:
@@ -193,7 +193,7 @@ def _check_brackets(path: str) -> None:
 
 
 def _alternatives(pattern: str) -> list[str]:
-    """Each pattern that one with `{a,b}` stands for."""
+    """Expand `{a,b}`."""
     done: list[str] = []
     waiting = [pattern]
     while waiting:

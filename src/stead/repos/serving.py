@@ -1,4 +1,4 @@
-"""Native git: what a client of `git` says goes to a git here, and what that answers goes back."""
+"""Git transfer service: runs upload-pack and receive-pack for git clients, with limits and back-pressure."""
 
 import asyncio
 import contextlib
@@ -22,22 +22,22 @@ from stead.repos.turns import Turns
 from stead.tasks import finished, in_thread
 
 MAX_COMMANDS = 10_000
-"""Refs that one push may change."""
+"""Maximum refs per push."""
 MAX_PUSH = 4 << 30
-"""Bytes of one push."""
+"""Maximum bytes per push."""
 MAX_QUESTION = 256 << 20
-"""Bytes in which a client says what it has and what it wants."""
+"""Maximum bytes of a fetch negotiation."""
 LONGEST = 3600.0
 PATIENCE = 30.0
 PER_REPO = 8
 PIECE = 256 << 10
 _COMMANDS_ROOM = 64 << 20
 _COMPLETION = 64 << 20
-"""Bytes of what is there already that git may add to a push, so that its pack can stand for itself."""
+"""Bytes of existing objects that git may append to a thin pack."""
 _PIPE = 1 << 20
 _GRACE = 1.0
 _FINISH_GRACE = 60.0
-"""Seconds for refs to be changed by a push that nobody waits for any more: broken off, it may leave locks."""
+"""Seconds for receive-pack to finish after the client left: if killed, it could leave locks."""
 _PUSHABLE = ("heads", "tags", "notes", "pull", "changes", "merge-requests")
 _OWN = "refs/stead"
 _INCOMING = "tmp_objdir-incoming-*"
@@ -48,17 +48,17 @@ _COMMAND = re.compile(rb"([0-9a-f]{40}) ([0-9a-f]{40}) ")
 log = get_logger("stead.repos")
 
 Read = Callable[[], Awaitable[bytes]]
-"""Gives the next piece of an answer; nothing when it is whole."""
+"""Returns the next piece of a response; empty at its end."""
 Body = AsyncGenerator[bytes, None]
 Pushed = Callable[[str], Awaitable[None]]
-"""Is told the id of a repository after a push to it."""
+"""Callback with the id of a repository after a push to it."""
 
 
 class Service(StrEnum):
     UPLOAD_PACK = "git-upload-pack"
-    """Git gives: clone and fetch."""
+    """Clone and fetch."""
     RECEIVE_PACK = "git-receive-pack"
-    """Git takes: push."""
+    """Push."""
 
     @property
     def command(self) -> str:
@@ -66,7 +66,7 @@ class Service(StrEnum):
 
 
 class InvalidStream(RepoError):
-    """What came is not what a client of git says."""
+    """The request is not valid git protocol."""
 
     code = "invalid_stream"
 
@@ -79,23 +79,23 @@ class TooManyCommands(RepoError):
 
 
 class TooSlow(RepoError):
-    """Whoever it was for did not take or give anything for long, or the whole took too long."""
+    """The client stalled, or the whole transfer took too long."""
 
     code = "too_slow"
 
 
 def is_protocol(value: str) -> bool:
-    """Whether a client may ask for this version of the protocol: `version=2`, and whatever may come."""
+    """Whether the Git-Protocol header is valid: `version=2` and future keys."""
     return _PROTOCOL.fullmatch(value) is not None
 
 
 def packet(data: bytes) -> bytes:
-    """A line as git frames it: its length in four hexadecimal digits, and then itself."""
+    """A pkt-line: the length in four hexadecimal digits, then the data."""
     return b"%04x" % (len(data) + 4) + data
 
 
 class Commands:
-    """The list that a push begins with, read while it goes by: one line per ref, then an empty one."""
+    """Parses the command list at the start of a push: one pkt-line per ref, then a flush packet."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -106,11 +106,11 @@ class Commands:
         self.count = 0
         self.complete = False
         self.created = 0
-        """Refs that are not there yet."""
+        """Number of refs to create."""
         self.left_behind: list[LeftBehind] = []
 
     def see(self, data: bytes) -> int:
-        """Tells how many bytes of this are not of the list any more."""
+        """Consume a piece; returns the number of bytes after the end of the list."""
         place = 0
         while place < len(data) and not self.complete:
             if self._left:
@@ -145,7 +145,7 @@ class Commands:
             raise TooManyCommands(self._most)
 
     def _end_line(self, line: bytes) -> None:
-        """Lines have an old id, a new one and a name; the first of them also has what the client can do."""
+        """Old id, new id and ref name; in the first line also the client's capabilities."""
         command, _, abilities = line.partition(b"\0")
         self._abilities = self._abilities or abilities
         if (found := _COMMAND.match(command)) is None:
@@ -157,14 +157,14 @@ class Commands:
             self.left_behind.append((old, None if new == NOWHERE else new))
 
     def refusal(self, why: str) -> bytes:
-        """How a client is told, instead of git's own answer, so that people come to read it."""
+        """A report-status response that makes the client print the reason."""
         if b"side-band-64k" in self._abilities:
             return packet(b"\x03" + why.encode() + b"\n") + b"0000"
         return packet(b"ERR " + why.encode() + b"\n")
 
 
 class Push:
-    """What a client pushes, judged while it goes by."""
+    """A push, checked against limits while it is received."""
 
     def __init__(self, commands: Commands, writing: Writing, place: Path) -> None:
         self.commands = commands
@@ -172,7 +172,7 @@ class Push:
         self._place = place
 
     async def see(self, piece: bytes) -> None:
-        """Refuse what there is no room for before git has it. What only deletes has no pack, and may."""
+        """Refuse data over the quota before git receives it. A push that only deletes refs has none."""
         begun = self.commands.complete
         of_pack = self.commands.see(piece)
         if self.commands.complete and not begun:
@@ -184,12 +184,12 @@ class Push:
 
     @property
     def asks(self) -> bool:
-        """Whether all is known that it asks for, and that is something."""
+        """Whether the command list is complete and not empty."""
         return self.commands.complete and self.commands.count > 0
 
 
 class Talk:
-    """One git that answers one client."""
+    """One git process that serves one client."""
 
     def __init__(
         self,
@@ -210,7 +210,7 @@ class Talk:
         self._feeding = asyncio.create_task(self._feed(body))
 
     async def _feed(self, body: Body | None) -> None:
-        """Give git what the client sends, as fast as it takes it; when that goes wrong, git has to end."""
+        """Forward the request body to git with back-pressure; on failure, stop git."""
         process = self._process
         try:
             if body is not None:
@@ -218,7 +218,7 @@ class Talk:
                     await self._pass_on(body)
             process.stdin.close()
         except (BrokenPipeError, ConnectionResetError):
-            # Git has heard enough, and says why in its answer.
+            # Git stopped reading; its response has the reason.
             process.stdin.close()
         except Exception:
             self._break_off()
@@ -236,7 +236,7 @@ class Talk:
             await self._process.stdin.drain()
 
     async def read(self) -> bytes:
-        """The next piece of git's answer; empty at its end, if it is whole."""
+        """The next piece of git's response; empty at its end. Raises if it is incomplete."""
         if self._refused:
             return b""
         piece = await self._process.stdout.read(PIECE)
@@ -259,7 +259,7 @@ class Talk:
         return b""
 
     async def _tell(self) -> None:
-        """Whoever waits for pushes is told as soon as refs may have changed, and once."""
+        """Call the push hook once, as soon as refs may have changed."""
         if self._told or self._push is None or not self._push.asks:
             return
         self._told = True
@@ -269,7 +269,7 @@ class Talk:
             log.error("push hook failed", error=repr(error), exc_info=error)
 
     async def end(self) -> None:
-        """Have git gone, whether it was done or not; a push that came whole is seen through."""
+        """Stop git. A push that was received completely runs to its end."""
         whole = self._push is not None and self._feeding.done() and self._feeding.exception() is None
         self._feeding.cancel()
         await asyncio.gather(self._feeding, return_exceptions=True)
@@ -283,7 +283,7 @@ class Talk:
         await self._tell()
 
     def _break_off(self) -> None:
-        """Have git stop. What takes a push takes it back when the push does not go on, and is then done."""
+        """Stop git: receive-pack discards an incomplete push and exits."""
         pipe = self._process.stdin.transport
         if self._push is None:
             self._process.signal(signal.SIGTERM)
@@ -298,13 +298,13 @@ class Talk:
 
 
 def _is_error(last: bytes) -> bool:
-    """Whether an answer ends with git telling the client what is wrong."""
+    """Whether a response ends with an error message for the client."""
     place = last.rfind(b"ERR ")
     return place >= 4 and last[place - 4 : place] == b"%04x" % (len(last) - place + 4)
 
 
 class Serving:
-    """Serves repositories to clients of git, within limits."""
+    """Serves repositories to git clients, with limits."""
 
     def __init__(
         self,
@@ -333,7 +333,7 @@ class Serving:
     async def advertise(
         self, repository: Repository, service: Service, protocol: str | None
     ) -> AsyncIterator[Read]:
-        """What a client hears first: what git here can do, and which refs there are."""
+        """The ref advertisement: git's capabilities and the refs."""
         newest = "version=2" in (protocol or "").split(":")
         fixed = newest and service is Service.UPLOAD_PACK
         first = b"" if newest else packet(f"# service={service}\n".encode()) + b"0000"
@@ -346,7 +346,7 @@ class Serving:
             if not fixed:
                 yield _after(first, talk.read)
                 return
-            # It tells of git and its settings, not of refs: so it is the same for all repositories.
+            # The protocol v2 advertisement has no refs: it is the same for all repositories, so cache it.
             pieces = [piece async for piece in _until_end(talk.read)]
         self._capabilities = b"".join(pieces)
         yield _said(self._capabilities)
@@ -355,10 +355,9 @@ class Serving:
     async def answer(
         self, repository: Repository, service: Service, protocol: str | None, body: Body
     ) -> AsyncIterator[Read]:
-        """Git's answer to what a client sends, for as long as the block lasts; then git is gone.
+        """Git's response to a request; the git process ends with the block.
 
-        Whatever is wrong with the answer is raised while it is read. A push that was refused by git is an
-        answer like any other.
+        Errors are raised while the response is read. A push that git rejects is a normal response.
         """
         arguments = service.command, "--stateless-rpc"
         async with self._talk(repository, service, arguments, protocol, body) as talk:
@@ -383,7 +382,7 @@ class Serving:
                 most, room = self._max_push + _COMMANDS_ROOM, writing.room
                 push = Push(Commands(self._max_commands), writing, repository.path)
             settings = self._settings(service, room)
-            # A pack that came small could be completed by copies of all that is there already.
+            # Git completes a small thin pack with copies of existing objects.
             largest = None if room is None else room + _COMPLETION
             process = await self._git.start(
                 repository.path, *settings, *arguments, str(repository.path), env=env, file=largest
@@ -403,7 +402,7 @@ class Serving:
 
     @contextlib.asynccontextmanager
     async def _pushing_to(self, repository: Repository) -> AsyncIterator[None]:
-        """A push is under way. What others left half received, and nobody works on, is removed."""
+        """Context of a push. Removes quarantine folders that earlier pushes left behind."""
         await self._clear(repository)
         self._pushing[repository.id] += 1
         try:
@@ -421,14 +420,14 @@ class Serving:
 
     def _settings(self, service: Service, room: int | None) -> tuple[str, ...]:
         if service is Service.UPLOAD_PACK:
-            # Whoever may read may have every object: so the newest protocol has it, and so have the others.
+            # Readers may fetch any object by id, as in protocol v2.
             settings = [
                 f"transfer.hideRefs={_OWN}",
                 "uploadpack.allowAnySHA1InWant=true",
             ]
         else:
             hidden = ["refs", *(f"!refs/{name}" for name in _PUSHABLE)]
-            # For git, none at all is any number.
+            # 0 means unlimited to git.
             most = self._max_push if room is None else max(1, min(self._max_push, room))
             settings = [
                 f"receive.maxInputSize={most}",
@@ -451,7 +450,7 @@ async def _nothing() -> bytes:
 
 
 def _after(first: bytes, read: Read) -> Read:
-    """Reads something, and then what there is to read."""
+    """A reader that returns `first` and then continues with `read`."""
     waiting = [first] if first else []
 
     async def both() -> bytes:
@@ -466,7 +465,7 @@ async def _until_end(read: Read) -> AsyncIterator[bytes]:
 
 
 def _widen(process: GitProcess) -> None:
-    """Let more fit into the pipes, for fewer turns; it goes without, and git may be done already."""
+    """Enlarge the pipes, for fewer wake-ups; optional, and git may have exited already."""
     for end in (process.stdin.transport, process.stdout._transport):  # type: ignore[attr-defined]
         with contextlib.suppress(OSError, ValueError):
             fcntl.fcntl(end.get_extra_info("pipe"), fcntl.F_SETPIPE_SZ, _PIPE)

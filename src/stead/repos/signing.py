@@ -1,4 +1,4 @@
-"""Signatures by which receivers tell that a webhook comes from here and was not changed on its way."""
+"""Webhook signatures: EdDSA JWTs over the body's hash, and the public key as JWKS."""
 
 import hashlib
 from pathlib import Path
@@ -13,15 +13,15 @@ from stead.host.files import write_atomically
 
 ALGORITHM = "EdDSA"
 VALID = 300
-"""Seconds for which a signature is good; every attempt has one of its own."""
+"""Seconds that a signature is valid; every attempt is signed again."""
 _FILE = "webhook-key.pem"
 _PARAMETERS = {"use": "sig", "alg": ALGORITHM}
 
 
 class Algorithms(JWSRegistry):
-    """EdDSA alone.
+    """Only EdDSA.
 
-    It has a newer name, which the library would have us use; receivers are written for the old one.
+    The library prefers its newer name (Ed25519), but receivers check for the old one.
     """
 
     def get_alg(self, name: str) -> Any:
@@ -29,7 +29,7 @@ class Algorithms(JWSRegistry):
 
 
 class Signing:
-    """One Ed25519 key of this installation, and what is signed with it."""
+    """The Ed25519 key of this installation."""
 
     def __init__(self, key: OKPKey, issuer: str) -> None:
         self._key = key
@@ -38,7 +38,7 @@ class Signing:
 
     @classmethod
     def open(cls, folder: Path, issuer: str) -> Self:
-        """The key that is kept in this folder, made when there is none; only its owner can read it."""
+        """Load the key from this folder, or create it; only its owner can read it."""
         path = folder / _FILE
         if not path.exists():
             write_atomically(path, OKPKey.generate_key("Ed25519").as_pem(private=True), 0o600)
@@ -52,7 +52,7 @@ class Signing:
         return cls(key, issuer)
 
     def sign(self, body: bytes, now: float) -> str:
-        """A JWT that speaks for exactly these bytes, from now on for a few minutes."""
+        """A JWT for exactly this body, valid from now for VALID seconds."""
         header = {"alg": ALGORITHM, "kid": self._key.kid}
         claims = {
             "iss": self._issuer,
@@ -63,5 +63,5 @@ class Signing:
         return jwt.encode(header, claims, self._key, registry=self._registry)
 
     def jwks(self) -> dict[str, Any]:
-        """The public half, as it is published for receivers."""
+        """The public key as a JWK set."""
         return {"keys": [dict(self._key.as_dict(private=False))]}

@@ -1,4 +1,4 @@
-"""How large a repository is on the disk, and how many refs it has; without git, which takes longer."""
+"""Measures a repository on disk: bytes and number of refs, without git, which is slower."""
 
 import contextlib
 import os
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _BLOCK = 4096
-"""Bytes that a file takes on the disk at least; what it takes is a multiple of them."""
+"""File system block size: a file uses a multiple of it."""
 _OWN = b"refs/stead/"
 _HALF_DONE = ("tmp_", ".tmp-")
-"""How git calls what is not whole yet."""
+"""Name prefixes of git's temporary files."""
 
 
 @dataclass(frozen=True)
 class Size:
     objects: int
-    """Bytes of all that git keeps but for the refs."""
+    """Bytes of everything except refs."""
     refs: int
-    """Without those that no client sees."""
+    """Number of refs that clients see."""
     loose_refs: int
-    """All refs that are a file each."""
+    """Number of refs in files of their own."""
 
 
 def measured(repository: Path) -> Size:
@@ -30,12 +30,12 @@ def measured(repository: Path) -> Size:
 
 
 def lfs_size(repository: Path) -> int:
-    """Bytes of all large files."""
+    """Bytes of all LFS objects."""
     return _bytes(repository / "lfs" / "objects")
 
 
 def on_disk(size: int) -> int:
-    """What a file of so many bytes takes."""
+    """The bytes that a file of this size uses on disk."""
     return -(-size // _BLOCK) * _BLOCK
 
 
@@ -55,7 +55,7 @@ def _loose_refs(repository: Path) -> Iterator[bytes]:
 
 
 def _packed_refs(repository: Path) -> set[bytes]:
-    """From lines of an id and a name; others are about the one before, or about the file."""
+    """Ref names in packed-refs; peeled ids and comments are skipped."""
     try:
         lines = (repository / "packed-refs").read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -64,7 +64,7 @@ def _packed_refs(repository: Path) -> set[bytes]:
 
 
 def _files(folder: Path, without: tuple[str, ...] = ()) -> Iterator[os.DirEntry[str]]:
-    """All files below, of those that come and go meanwhile some; without what has names that begin so."""
+    """All files below a folder, except those with these prefixes; files may disappear meanwhile."""
     waiting = [os.fspath(folder)]
     while waiting:
         with contextlib.suppress(FileNotFoundError), os.scandir(waiting.pop()) as entries:

@@ -1,6 +1,6 @@
-"""What new repositories begin with: the history of another one, or files from somewhere as one commit.
+"""Imports: fill new repositories with the history of another one, or with files as one commit.
 
-Everything here fills a repository that nobody sees yet. When it fails, that repository is thrown away.
+The repository is not visible while it is filled. If the import fails, it is discarded.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from stead.tasks import in_thread
 
 MAX_BYTES = 4 << 30
 TIMEOUT = 280.0
-"""Seconds for all of it: clients that wait for the answer give up after 300."""
+"""Seconds for a whole import: clients give up after 300."""
 _BESIDES = 1 << 20
 _ASIDE = "refs/stead/source"
 _WANTED = f"{_ASIDE}/wanted"
@@ -57,13 +57,13 @@ class Sources:
         timeout: float = TIMEOUT,
         bounds: Bounds | None = None,
     ) -> None:
-        """A repository grows to at most so many bytes; archives have bounds of their own besides."""
+        """`most_bytes` limits a repository's size; archives have their own limits too."""
         self._egress = egress
         self._most = most_bytes
         self._timeout = timeout
         self._bounds = bounds or Bounds()
 
-    # Repositories with their history
+    # History
 
     def source(
         self,
@@ -74,11 +74,11 @@ class Sources:
         all_branches: bool = False,
         default_branch: str | None = None,
     ) -> Fill:
-        """The history of another repository: of its default branch, of `rev`, or of all its branches.
+        """Import the history of another repository: of its default branch, of `rev`, or of all branches.
 
-        A branch keeps its name unless a default branch is asked for. A tag is kept, and its commit is what
-        the default branch is at; so is a commit. With `depth` the repository is shallow, as a clone would be;
-        to find a commit by the beginning of its id takes all of the history.
+        A branch keeps its name unless a default branch is given. A tag is kept, and the default branch points
+        to its commit; likewise for a commit. With `depth` the repository is shallow. An abbreviated commit id
+        requires a full fetch.
         """
         if depth is not None and depth < 1:
             raise InvalidRequest(f"depth must be at least 1, not {depth}")
@@ -114,7 +114,7 @@ class Sources:
         branch: str,
         depth: int | None,
     ) -> None:
-        """One line of history, on this branch."""
+        """Fetch one line of history into this branch."""
         into = BRANCHES + branch
         if wanted.ref is not None and wanted.ref.startswith(TAGS):
             await remotes.fetch(repository, remote, [f"{wanted.ref}:{wanted.ref}"], depth)
@@ -133,7 +133,7 @@ class Sources:
         asked: str | None,
         depth: int | None,
     ) -> str:
-        """All branches and tags as they are; tells which branch is to be the default one."""
+        """Fetch all branches and tags; returns the default branch."""
         if len(remote.refs) > MAX_REFS:
             raise TooLarge(f"{remote.url} has too many branches and tags (max {MAX_REFS})")
         known = remote.branches()
@@ -155,13 +155,13 @@ class Sources:
         into: str,
         depth: int | None,
     ) -> bool:
-        """Tells whether more than that had to be fetched, and lies aside."""
+        """Fetch a commit; returns whether temporary refs had to be fetched."""
         if SHA.fullmatch(sha):
             try:
                 await remotes.fetch(repository, remote, [f"{sha}:{into}"], depth)
                 return False
             except NotOffered:
-                # Old servers give only what they advertise: then it is looked for in all they have.
+                # Old servers only serve advertised commits: fetch all refs and search there.
                 pass
         refspecs = [f"{BRANCHES}*:{_ASIDE}/heads/*", f"{TAGS}*:{_ASIDE}/tags/*"]
         await remotes.fetch(repository, remote, refspecs, None, "--no-tags")
@@ -172,7 +172,7 @@ class Sources:
         await repository.git.run(repository.path, "update-ref", ref, await repository.resolve(rev))
 
     async def _drop_aside(self, repository: Repository) -> None:
-        """Forget what was fetched only to look at it, with all objects that nothing else needs."""
+        """Delete the temporary refs and objects that only they need."""
         await repository.readers.forget(repository.path)
         git, place = repository.git, repository.path
         form = "--format=delete %(refname)"
@@ -181,10 +181,10 @@ class Sources:
         await git.run(place, "repack", "-a", "-d", "-n", "-q", timeout=self._timeout)
         await git.run(place, "prune", "--expire=now", timeout=self._timeout)
 
-    # Files as one commit
+    # Files
 
     def files(self, files: Mapping[str, str], message: str, author: Author | None = None) -> Fill:
-        """Texts by their paths."""
+        """Import texts by path."""
 
         async def fill(repository: Repository, _: Writing) -> None:
             try:
@@ -206,9 +206,9 @@ class Sources:
         folder: str | None = None,
         author: Author | None = None,
     ) -> Fill:
-        """What is in a tar or zip archive, or in one folder of it.
+        """Import a tar or zip archive, or one folder of it.
 
-        Links and executable files stay what they are; what is in a `.git` is left out.
+        Symbolic links and executable bits are kept; `.git` folders are skipped.
         """
         place = check_directory(folder or "")
 
@@ -252,7 +252,7 @@ class Sources:
         folder: str | None = None,
         author: Author | None = None,
     ) -> Fill:
-        """What is in a revision of another repository, or in one folder of it, without its history."""
+        """Import one revision of another repository, or one folder of it, without history."""
         place = check_directory(folder or "")
 
         async def fill(repository: Repository, writing: Writing) -> None:
@@ -279,7 +279,7 @@ class Sources:
         return fill
 
     async def _download(self, url: str, place: Path, writing: Writing) -> str:
-        """Put a file in its place, and tell its name."""
+        """Download a file; returns its name."""
         most = _within(writing, self._most)
         with _for_want_of_room(writing, self._most):
             async with self._egress.stream_get(
@@ -292,7 +292,7 @@ class Sources:
                 return answer.target.shown
 
     async def _look_through(self, repository: Repository, source: str) -> None:
-        """What a push would be refused for is refused here too."""
+        """Run fsck with the same checks as for a push."""
         options = "--strict", "--no-dangling", "--no-progress"
         finished = await repository.git.finish(repository.path, "fsck", *options, timeout=self._timeout)
         if finished.status != 0:
@@ -308,20 +308,20 @@ class Sources:
 
 
 def remotes_within(egress: Egress, writing: Writing, most: int, timeout: float) -> Remotes:
-    """For one who writes, and has to fit what comes into the room that there is."""
+    """A git client limited to the quota of a write."""
     room = _within(writing, most)
     exceeded = writing.exceeded if room < most else None
     return Remotes(egress, most_bytes=room, timeout=timeout, exceeded=exceeded)
 
 
 def _within(writing: Writing, most: int) -> int:
-    """Bytes that may come, with what a repository has of its own; what becomes of them is judged later."""
+    """The download limit with the remaining quota; the result is checked again later."""
     return most if writing.room is None else min(most, writing.room + _BESIDES)
 
 
 @contextlib.contextmanager
 def _for_want_of_room(writing: Writing, most: int) -> Iterator[None]:
-    """What is too large in this block, and would not be with more room, is told so."""
+    """Converts TooLarge to QuotaExceeded if the quota was the limit."""
     try:
         yield
     except TooLarge as error:

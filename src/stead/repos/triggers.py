@@ -1,4 +1,4 @@
-"""Triggers: whoever wants to know of pushes is told of them."""
+"""Push triggers: detect changed branches and queue webhook deliveries."""
 
 import asyncio
 import contextlib
@@ -27,27 +27,27 @@ from stead.tasks import in_thread
 
 EVENT = "push"
 MAX_TRIGGERS = 50
-"""Of one repository."""
+"""Triggers per repository."""
 MAX_BRANCHES = 20
 MAX_GLOBS = 20
 MAX_WAITING = 1000
-"""Deliveries of a trigger that wait to be sent; what comes beyond them is dropped, and the log says so."""
+"""Pending deliveries per trigger; further ones are dropped and recorded as failed."""
 MAX_UPDATES = 10_000
-"""Branches that are told of when they change at once; beyond them it is as if too many waited."""
+"""Changed branches per detection; further ones are dropped."""
 _MAX_COMPARED = 100
-"""Branches, of those that change at once, whose changed files are looked at; the others pass all globs."""
+"""Branches per detection whose changed files are compared; the others match all globs."""
 _MAX_HELD_AGAINST = 5_000_000
-"""Times that a file is held against a pattern for all of them: a few seconds of work."""
+"""File-pattern matches per detection: a few seconds of CPU."""
 _LOOK_AGAIN = 60.0
 _AT_ONCE = 4
 _PRUNE_EVERY = 60
-"""Times that what was missed is looked for."""
+"""Retention runs once per this many catch-up runs."""
 
 log = get_logger("stead.triggers")
 
 
 class InvalidTrigger(RepoError):
-    """The rule is not one that could ever apply."""
+    """The trigger can never match."""
 
     code = "invalid_trigger"
 
@@ -72,9 +72,9 @@ class DeliveryNotFound(RepoError):
 
 @dataclass(frozen=True)
 class Trigger:
-    """A push to one of these branches that changes one of these files is told to the endpoint.
+    """Calls the endpoint after pushes to matching branches that change matching files.
 
-    Both are patterns, and none of a kind is the same as all.
+    Both are patterns; an empty list matches everything.
     """
 
     id: str
@@ -88,7 +88,7 @@ class Trigger:
 
 @dataclass(frozen=True)
 class Delivery:
-    """`response` is how the last answer began; `next_at` is when it is tried next, None when it is over."""
+    """`response` is the start of the last response; `next_at` is None if the delivery is finished."""
 
     id: str
     trigger: str
@@ -108,10 +108,9 @@ class Delivery:
 class Triggers:
     """The triggers of all repositories.
 
-    What happened is found by comparing the branches with how they were last seen, never by being told of it:
-    so nothing is lost when Stead ends between a push and its delivery. Several pushes to a branch that come
-    so fast that nobody looks in between are told as one. A branch that is deleted is not told: the payload
-    names a commit that is there.
+    Changes are detected by comparing branches with their last recorded state, not by events, so a crash
+    between a push and its delivery loses nothing. Fast successive pushes to a branch may become one delivery.
+    Deleted branches are not delivered, because the payload names an existing commit.
     """
 
     def __init__(
@@ -141,7 +140,7 @@ class Triggers:
         timeout: float = TIMEOUT,
         grace: float = GRACE,
     ) -> AsyncIterator[Self]:
-        """Deliver what was left, and look for what happened meanwhile."""
+        """Resume pending deliveries and detect changes made meanwhile."""
         clock = clock or Clock()
         deliveries = Deliveries(database, egress, signing, clock, timeout)
         triggers = cls(database, repos, egress, deliveries, clock)
@@ -155,7 +154,7 @@ class Triggers:
             await asyncio.gather(catching_up, *triggers._looking, return_exceptions=True)
             await deliveries.close(grace)
 
-    # Made, found, removed
+    # Create, find, delete
 
     async def create(
         self,
@@ -166,7 +165,7 @@ class Triggers:
         globs: Sequence[str] = (),
         event: str = EVENT,
     ) -> Trigger:
-        """Have an endpoint told of pushes, from now on."""
+        """Create a trigger for future pushes."""
         if event != EVENT:
             raise InvalidTrigger(f"invalid trigger event {event[:100]!r}: use {EVENT!r}")
         _check_number("branches", branches, MAX_BRANCHES)
@@ -174,7 +173,7 @@ class Triggers:
         if (globs_in_all := Rule(branches, globs).globs) > MAX_ALTERNATIVES:
             raise InvalidTrigger(f"globs expand to {globs_in_all} patterns (max {MAX_ALTERNATIVES})")
         with contextlib.suppress(EgressFailed):
-            # A name that nobody knows today may be known when there is something to send.
+            # The name may become resolvable later: it is resolved for each delivery.
             await self._egress.check(endpoint)
         async with self._lock(repo):
             repository = await self._repository(repo)
@@ -182,7 +181,7 @@ class Triggers:
             if len(others) >= MAX_TRIGGERS:
                 raise TriggerLimitExceeded(f"too many triggers (max {MAX_TRIGGERS} per repository)")
             if others:
-                # What happened before is for the others alone.
+                # Earlier changes are for the existing triggers only.
                 await self._look(repo)
             seen = None if others else await branches_of(repository)
             row = TriggerRow(
@@ -199,7 +198,7 @@ class Triggers:
         return _trigger(row)
 
     async def list(self, repo: str) -> list[Trigger]:
-        """A repository's, oldest first."""
+        """The triggers of a repository, oldest first."""
         return [_trigger(row) for row in await self._store.of(repo)]
 
     async def get(self, repo: str, trigger: str) -> Trigger:
@@ -209,7 +208,7 @@ class Triggers:
         return _trigger(row)
 
     async def delete(self, repo: str, trigger: str) -> None:
-        """Nothing more is sent for it, and what is known of its deliveries is forgotten."""
+        """Delete a trigger with its deliveries."""
         async with self._lock(repo):
             if not await self._store.remove(repo, trigger):
                 raise TriggerNotFound(trigger)
@@ -217,13 +216,13 @@ class Triggers:
     # Deliveries
 
     async def deliveries(self, repo: str, trigger: str, *, limit: int, offset: int = 0) -> Page[Delivery]:
-        """What was and is to be sent for a trigger, newest first."""
+        """The deliveries of a trigger, newest first."""
         await self.get(repo, trigger)
         rows, total = await self._log.page(trigger, limit, offset)
         return Page([_delivery(row) for row in rows], offset, total)
 
     async def redeliver(self, repo: str, trigger: str, delivery: str) -> Delivery:
-        """Send the same body once more, after all else that waits for this trigger."""
+        """Queue the same body again, after all pending deliveries of the trigger."""
         await self.get(repo, trigger)
         old = await self._log.of(trigger, delivery)
         if old is None:
@@ -236,13 +235,12 @@ class Triggers:
         self._deliveries.wake([trigger])
         return _delivery(row)
 
-    # What happened
+    # Change detection
 
     async def observe(self, repo: str) -> None:
-        """A branch may have changed. What is to be delivered for it is recorded when this returns.
+        """Detect changed branches and record deliveries, before this returns.
 
-        It costs next to nothing when the repository has no triggers, and never fails: what cannot be found
-        out now is looked for again later.
+        Cheap for repositories without triggers. Never fails: detection that fails is retried later.
         """
         if not await self._store.any_of(repo):
             return
@@ -255,7 +253,7 @@ class Triggers:
 
     async def _look_in_turn(self, repo: str) -> None:
         async with self._lock(repo):
-            # Whoever comes from here on may have changed something that this look does not see.
+            # Changes from here on may be missed by this detection.
             del self._queued[repo]
             try:
                 await self._look(repo)
@@ -266,7 +264,7 @@ class Triggers:
                 self._missed.add(repo)
 
     async def _look(self, repo: str) -> None:
-        """Compare, and record in one piece what is different and who is to be told."""
+        """Compare the branches, and record changes and deliveries in one transaction."""
         repository = await self._repository(repo)
         triggers = await self._store.of(repo)
         if not triggers:
@@ -288,12 +286,12 @@ class Triggers:
     async def _rows(
         self, repository: Repository, triggers: Sequence[TriggerRow], updates: Sequence[Update]
     ) -> Sequence[DeliveryRow]:
-        """Deliveries of these updates, to whom they concern."""
+        """The deliveries of these updates to the matching triggers."""
         rules = {row.id: Rule(_texts(row.branches), _texts(row.globs)) for row in triggers}
         room = dict.fromkeys(rules, MAX_WAITING)
         for trigger, waiting in (await self._log.waiting(list(rules))).items():
             room[trigger] -= waiting
-        # What is too much to look at concerns everyone, for whom it is then too much as well.
+        # Too many to compare: every trigger matches.
         dropped = dict.fromkeys(rules, updates[MAX_UPDATES]) if len(updates) > MAX_UPDATES else {}
         full = set[str]()
         rows: list[DeliveryRow] = []
@@ -330,14 +328,14 @@ class Triggers:
         return new_delivery(trigger, json.dumps(payload), now, delivery_id=delivery)
 
     def _dropped(self, repo: str, trigger: str, update: Update) -> DeliveryRow:
-        """What says in the log that something is missing there."""
+        """A failed delivery that records the drop."""
         log.warning("webhook deliveries dropped", trigger=trigger, repo=repo)
         row = self._row(repo, trigger, update)
         error = f"not sent: too many pending deliveries (max {MAX_WAITING})"
         return replace(row, state=State.FAILED, finished_at=row.created_at, error=error)
 
     async def _catch_up(self) -> None:
-        """Look for what happened while Stead was down, and again for what could not be found out."""
+        """Background loop: detect changes made while the server was down, and retry failed detections."""
         rounds = 0
         while True:
             missed, self._missed = sorted(self._missed), set()

@@ -1,4 +1,4 @@
-"""Turns: how many may be at work at the same time."""
+"""Concurrency limits with a bounded wait."""
 
 import asyncio
 import contextlib
@@ -9,10 +9,10 @@ from stead.repos.errors import RepoBusy
 
 
 class Turns:
-    """How many may be at work at the same time, for one name and in all; others wait, but not long."""
+    """Limits concurrency per name and in total; callers wait for a slot up to a timeout."""
 
     def __init__(self, most: int, each: int, patience: float, busy: str) -> None:
-        """Whoever waited in vain is told that it is `busy`."""
+        """`busy` is the error message when the wait times out."""
         self._all = asyncio.Semaphore(most)
         self._each = each
         self._patience = patience

@@ -1,4 +1,4 @@
-"""Repositories kept in order: few packs, few files of refs, indexes for quick clones, nothing half done."""
+"""Repository maintenance: repack, pack-refs, bitmaps, and removal of stale temporary files."""
 
 import asyncio
 import contextlib
@@ -14,13 +14,13 @@ from stead.repos.git import Git
 from stead.repos.repository import Repository
 
 MAX_PACKS = 50
-"""Each push and each commit by API leaves one; every reader looks through all of them."""
+"""Each push and each API commit adds a pack, and every reader searches all packs."""
 MAX_LOOSE_REFS = 1000
-"""Each ref is a file until it is packed."""
+"""Each ref is a file until pack-refs."""
 WORTH_INDEXING = 1 << 20
-"""Bytes from which on a repository has bitmaps, by which clones need not walk through its history."""
+"""Minimum bytes for bitmap indexes, which speed up clones."""
 ORPHANS_GRACE = 60.0
-"""Seconds in which a git that outlived its server comes to its end."""
+"""Seconds for git processes of a previous server to exit."""
 TIMEOUT = 3600.0
 _AT_ONCE = 1
 _SPARE = 4 << 20
@@ -30,12 +30,12 @@ _LEFT_BEHIND = {
     "objects": r".*\.(lock|keep)|\.?tmp[_-].*",
     "lfs/incoming": r".*",
 }
-"""In folders of a repository, what those who were killed held, or had not finished."""
+"""Locks and temporary files of killed processes, by folder of a repository."""
 
 log = get_logger("stead.repos")
 
 Joined = Callable[[str], Awaitable[object]]
-"""Is told the id of a repository that takes another amount of room now."""
+"""Callback with the id of a repository whose size changed."""
 
 
 class Upkeep:
@@ -43,11 +43,11 @@ class Upkeep:
         self._git = git
         self._joined = joined
         self.turns = asyncio.Semaphore(_AT_ONCE)
-        """For all that writes much, and that nobody waits for."""
+        """Limits concurrent background jobs with heavy disk writes."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def look(self, repository: Repository, loose_refs: int = 0) -> None:
-        """Join the packs of a repository that was written to, when that is worth it; beside all else."""
+        """Repack a repository in the background if it has too many packs or loose refs."""
         untidy = loose_refs > MAX_LOOSE_REFS or _untidy(repository.path)
         if repository.id not in self._tasks and untidy:
             task = asyncio.create_task(self._join(repository))
@@ -60,8 +60,9 @@ class Upkeep:
                 log.info("repack skipped: disk full", repo=repository.id)
                 return
             try:
-                # Packs of about the same size are joined, so that large ones are not written again each time,
-                # with all that is in them: what nobody refers to may be about to be referred to.
+                # Geometric repack: merge packs of similar size, so that large ones are not rewritten each
+                # time. Unreachable
+                # objects are kept: they may be referenced soon.
                 options = ("-d", "-q", "--geometric=2", "--write-midx", "--write-bitmap-index")
                 await self._git.run(repository.path, "repack", *options, timeout=TIMEOUT)
                 await self._git.run(repository.path, "pack-refs", "--all")
@@ -72,7 +73,7 @@ class Upkeep:
         await self._joined(repository.id)
 
     async def settled(self) -> None:
-        """Wait for what is under way."""
+        """Wait for running jobs."""
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def close(self) -> None:
@@ -96,7 +97,7 @@ def _untidy(path: Path) -> bool:
 
 
 def has_room(path: Path) -> bool:
-    """Whether all packs could be written once more. Given up in the middle, git leaves what it wrote."""
+    """Whether there is space to write all packs again: an aborted repack leaves its files behind."""
     with contextlib.suppress(FileNotFoundError):
         size = sum(pack.stat().st_size for pack in (path / "objects" / "pack").glob("*.pack"))
         return shutil.disk_usage(path).free > 2 * size + _SPARE
@@ -104,9 +105,9 @@ def has_room(path: Path) -> bool:
 
 
 def remove_leftovers(folder: Path, before: float) -> None:
-    """Remove what nobody has touched since then: whoever wrote it was ended with the server.
+    """Remove locks and temporary files older than `before`: their writers ended with the server.
 
-    Locks would be in the way of all others for ever, and files take room that nobody counts.
+    Stale locks would block all later writes, and temporary files use space that is not counted.
     """
     for left in _leftovers(folder):
         with contextlib.suppress(FileNotFoundError):

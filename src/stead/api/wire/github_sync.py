@@ -1,4 +1,4 @@
-"""A repository's link to one at GitHub, as it travels."""
+"""Wire models of GitHub sync."""
 
 from typing import Self
 
@@ -11,7 +11,7 @@ class NewGithubSync(Wire):
 
 
 class Divergence(Wire):
-    """A branch or a tag that is not in step: where it is here and there, and why it is left to people."""
+    """A branch or tag that was not synced: its commit on both sides, and the reason."""
 
     ref: str
     here: str | None

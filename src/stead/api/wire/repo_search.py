@@ -1,4 +1,4 @@
-"""What is found in repositories, as it travels."""
+"""Wire models of search requests and results."""
 
 from typing import Annotated, Self
 
@@ -25,7 +25,7 @@ class SearchMessages(Wire):
 
     @property
     def revision(self) -> str | None:
-        """By default, the default branch."""
+        """Default: the default branch."""
         return self.ref or self.rev
 
 
@@ -47,7 +47,7 @@ class FoundFile(Wire):
 
 
 class LineMatch(Wire):
-    """A line; columns are of its first match, from 0, as JavaScript counts."""
+    """A matching line. Columns of its first match count from 0 in UTF-16 units, as in JavaScript."""
 
     line_number: int
     line: str
@@ -75,7 +75,7 @@ class MatchedFile(FoundFile):
 class _Page(Wire):
     has_more: bool
     stopped_early: bool
-    """The search was ended by its bounds: there may be more than was counted."""
+    """The search stopped at a limit: there may be more matches than counted."""
 
 
 class ContentResults(_Page):
@@ -118,7 +118,7 @@ class FileResults(_Page):
 class FoundCommit(Wire):
     sha: str
     message: str
-    """Its first line."""
+    """The first line of the message."""
     author_name: str
     author_email: str
     timestamp: Date

@@ -1,4 +1,4 @@
-"""Repositories and what is in them, as it travels."""
+"""Wire models of the Git API."""
 
 import base64
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ Sha = Annotated[str, Field(pattern="^[0-9a-fA-F]{40}$")]
 
 
 class Source(Wire):
-    """A repository elsewhere, taken over with its history."""
+    """A remote repository to import with its history."""
 
     url: str
     rev: str | None = None

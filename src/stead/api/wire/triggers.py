@@ -1,4 +1,4 @@
-"""Triggers and their deliveries, as they travel."""
+"""Wire models of triggers and deliveries."""
 
 from typing import Literal, Self
 
@@ -7,7 +7,7 @@ from stead.repos.triggers import Delivery, Trigger
 
 
 class TriggerRule(Wire):
-    """Which pushes: to one of these branches, changing one of these files; both are patterns."""
+    """Which pushes match: branch patterns, and globs of changed files."""
 
     event: Literal["push"]
     branches: list[str] | None = None
@@ -55,7 +55,7 @@ class TriggerList(Wire):
 
 
 class DeliveryModel(Wire):
-    """What was sent, or is to be, and what came of it."""
+    """A webhook delivery and its result."""
 
     id: str
     state: str
