@@ -57,7 +57,7 @@ func prepareCgroups() (*cgroups, error) {
 	_, own, found := strings.Cut("\n"+string(membership), "\n0::")
 	own, _, _ = strings.Cut(own, "\n")
 	if !found || filepath.Base(own) != "agent" {
-		return nil, fmt.Errorf("the agent is in cgroup %q, not in one named agent of its service", own)
+		return nil, fmt.Errorf("agent runs in cgroup %q, expected one named agent", own)
 	}
 	agent := "/sys/fs/cgroup" + own
 	service := filepath.Dir(agent)

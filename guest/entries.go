@@ -44,7 +44,7 @@ func writeSparse(file *os.File, content io.Reader, buffer []byte) (int64, error)
 			break
 		}
 		if err != nil {
-			return size, invalid("not a whole tar archive: %v", err)
+			return size, invalid("truncated or invalid tar archive: %v", err)
 		}
 	}
 	if hole {
@@ -66,7 +66,7 @@ func (u *unpacker) node(base string, header *tar.Header) error {
 	device := uint64(0)
 	if header.Typeflag != tar.TypeFifo {
 		if !u.asRoot {
-			return fmt.Errorf("a device: %w", syscall.EPERM)
+			return fmt.Errorf("device nodes are not extracted: %w", syscall.EPERM)
 		}
 		kind = syscall.S_IFCHR
 		if header.Typeflag == tar.TypeBlock {

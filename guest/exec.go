@@ -1,7 +1,7 @@
 package main
 
 import (
-	"encoding/json"
+	"errors"
 	"io"
 	"net/http"
 	"strconv"
@@ -103,7 +103,7 @@ func (e *executions) find(id string) (*execution, error) {
 	if running := e.byID[id]; running != nil {
 		return running, nil
 	}
-	return nil, fail("not_found", "no command %s is running", printable(id))
+	return nil, fail("not_found", "command %s is not running", printable(id))
 }
 
 // decodeLatin1 turns texts whose characters stand for bytes into those bytes: JSON cannot carry a name that is
@@ -128,7 +128,7 @@ func (r *execRequest) decodeLatin1() error {
 	}
 	r.Env = environment
 	if !valid {
-		return invalid("characters over U+00FF are not latin1")
+		return invalid("latin1 text has a character above U+00FF")
 	}
 	return nil
 }
@@ -148,12 +148,12 @@ func (r *execRequest) check() error {
 	}
 	for _, argument := range r.Argv {
 		if strings.IndexByte(argument, 0) >= 0 {
-			return invalid("argv has a zero byte")
+			return invalid("argv contains a NUL byte")
 		}
 	}
 	for name, value := range r.Env {
 		if name == "" || strings.ContainsAny(name, "=\x00") || strings.IndexByte(value, 0) >= 0 {
-			return invalid("env has an impossible entry %s", printable(name))
+			return invalid("env has an invalid entry %s: names need at least one character and no =, values no NUL byte", printable(name))
 		}
 	}
 	switch r.Stdin {
@@ -191,6 +191,7 @@ func (e *executions) handleExec(w http.ResponseWriter, r *http.Request) {
 		writeError(w, err)
 		return
 	}
+	request.Env = e.accounts.environment(actor, request.Env)
 	var record *terminal
 	if request.Terminal != "" {
 		if record, err = e.terminals.record(request.Terminal, actor); err != nil {
@@ -199,6 +200,10 @@ func (e *executions) handleExec(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	running, err := e.launcher.launch(&request, actor)
+	if failure := (*startFailure)(nil); errors.As(err, &failure) {
+		e.answerNotStarted(w, failure, record, arrived)
+		return
+	}
 	if err != nil {
 		if record != nil {
 			record.release()
@@ -210,9 +215,8 @@ func (e *executions) handleExec(w http.ResponseWriter, r *http.Request) {
 	e.add(running)
 	w.Header().Set("Content-Type", "application/octet-stream")
 	frames := &frameWriter{out: w, record: record}
-	frame := append(make([]byte, frameHeader, 96), `{"id":"`+running.id+`","pid":`+strconv.Itoa(running.pid)+`}`...)
 	// A short command is answered in one packet; a caller that has to feed or may cancel it learns the id in time.
-	frames.send(frameStarted, frame, request.Stdin == "stream")
+	frames.sendStarted(running.id, running.pid, request.Stdin == "stream")
 	announce := time.AfterFunc(startedDelay, frames.flush)
 	defer frames.close()
 	defer announce.Stop()
@@ -245,10 +249,26 @@ func (e *executions) handleExec(w http.ResponseWriter, r *http.Request) {
 	e.remove(running)
 
 	result.DurationUs = time.Since(arrived).Microseconds()
-	frame = make([]byte, frameHeader, 160)
-	encoded, _ := json.Marshal(result)
-	// Not flushed: the end of the answer goes out in the same packet.
-	frames.send(frameResult, append(frame, encoded...), false)
+	frames.sendResult(result)
+}
+
+// answerNotStarted reports a program that could not be executed as a shell does: an exit code and a line on
+// standard error, so that callers handle an argument list and a shell line alike.
+func (e *executions) answerNotStarted(w http.ResponseWriter, failure *startFailure, record *terminal, arrived time.Time) {
+	w.Header().Set("Content-Type", "application/octet-stream")
+	frames := &frameWriter{out: w, record: record}
+	defer frames.close()
+	e.mu.Lock()
+	e.count++
+	id := e.prefix + strconv.FormatUint(e.count, 36)
+	e.mu.Unlock()
+	frames.sendStarted(id, 0, false)
+	frames.send(frameStderr, append(make([]byte, frameHeader, 128), failure.message+"\n"...), false)
+	if record != nil {
+		record.release()
+		record.release()
+	}
+	frames.sendResult(&execResult{ExitCode: &failure.exitCode, DurationUs: time.Since(arrived).Microseconds()})
 }
 
 func (e *executions) handleStdin(w http.ResponseWriter, r *http.Request) {

@@ -7,6 +7,8 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -40,11 +42,65 @@ func TestCommandPrintsAndExits(t *testing.T) {
 	}
 }
 
-func TestCommandHasOnlyTheEnvironmentItWasGiven(t *testing.T) {
+func TestCommandHasTheEnvironmentOfItsAccount(t *testing.T) {
 	h := start(t)
-	if end := h.run("", m{"argv": []string{"env"}}); string(end.stdout) != "PATH="+defaultPath+"\n" {
-		t.Errorf("%q", end.stdout)
+	environment := func(user string, given m) string {
+		t.Helper()
+		lines := strings.Split(strings.TrimSpace(string(h.run(user, m{"argv": []string{"env"}, "env": given}).stdout)), "\n")
+		slices.Sort(lines)
+		return strings.Join(lines, " ")
 	}
+	root := "HOME=/root LANG=C.UTF-8 LOGNAME=root PATH=/root/.local/bin:" + defaultPath + " SHELL=/bin/sh USER=root"
+	alice := "HOME=/home/alice LANG=C.UTF-8 LOGNAME=alice PATH=/home/alice/.local/bin:" + defaultPath + " SHELL=/bin/sh USER=alice"
+	for user, want := range map[string]string{"": root, "root": root, "0": root, "alice": alice, "54321": alice} {
+		if got := environment(user, nil); got != want {
+			t.Errorf("%s: %s", user, got)
+		}
+	}
+	file := h.agent.executions.accounts.root + "/etc/environment"
+	must(t, os.WriteFile(file, []byte("LANG=de_DE.UTF-8\nexport EXTRA=\"a b\"\nHOME=/nowhere\nPATH=/bin:/usr/bin\n"), 0o644))
+	if got := environment("alice", nil); got != "EXTRA=a b HOME=/home/alice LANG=de_DE.UTF-8 LOGNAME=alice PATH=/bin:/usr/bin SHELL=/bin/sh USER=alice" {
+		t.Errorf("%s", got)
+	}
+	given := m{"EXTRA": "mine", "HOME": "/h", "PATH": "/usr/bin", "USER": "u", "LOGNAME": "l", "SHELL": "s", "LANG": "C"}
+	if got := environment("", given); got != "EXTRA=mine HOME=/h LANG=C LOGNAME=l PATH=/usr/bin SHELL=s USER=u" {
+		t.Errorf("the caller's environment wins: %s", got)
+	}
+	must(t, os.Mkdir(filepath.Dir(file)+"/default", 0o755))
+	must(t, os.WriteFile(filepath.Dir(file)+"/default/locale", []byte("LANG=fr_FR.UTF-8\n"), 0o644))
+	if got := environment("", m{"PATH": "/usr/bin"}); !strings.Contains(got, "EXTRA=a b ") || !strings.Contains(got, " LANG=fr_FR.UTF-8 ") {
+		t.Errorf("%s", got)
+	}
+	must(t, os.Remove(file))
+	must(t, os.Remove(filepath.Dir(file)+"/default/locale"))
+	if got := environment("", nil); got != root {
+		t.Errorf("%s", got)
+	}
+}
+
+func TestEnvironmentFileSyntax(t *testing.T) {
+	file := t.TempDir() + "/environment"
+	must(t, os.WriteFile(file, []byte("# comment\n\n  A=1  \nexport B='two words'\nC=\"x\" # why\nK=v # why\nD=\n"+
+		"not a line\nE-F=1\n=1\nGONE\nG=a=b\nH=\"it's\"\nI=un\"quoted\nJ=last"), 0o644))
+	var got []string
+	for _, each := range readEnvironment(file) {
+		if each.unset {
+			got = append(got, "-"+each.name)
+		} else {
+			got = append(got, each.name+"="+each.value)
+		}
+	}
+	want := []string{"A=1", "B=two words", "C=x\" ", "K=v ", "D=", "-GONE", "G=a=b", "H=it's", "I=un\"quoted", "J=last"}
+	if !slices.Equal(got, want) {
+		t.Errorf("%q", got)
+	}
+	if found := readEnvironment(file + ".missing"); found != nil {
+		t.Errorf("%v", found)
+	}
+}
+
+func TestProgramIsFoundOnTheGivenPath(t *testing.T) {
+	h := start(t)
 	folder := t.TempDir()
 	must(t, os.WriteFile(folder+"/tool", []byte("#!/bin/sh\necho $K from $0 in $(pwd)"), 0o755))
 	end := h.run("", m{"argv": []string{"tool"}, "cwd": folder, "env": m{"PATH": "/nope:" + folder + ":/bin", "K": "v w"}})
@@ -75,10 +131,6 @@ func TestCommandThatCannotStart(t *testing.T) {
 	must(t, os.WriteFile(folder+"/noformat", []byte("x"), 0o755))
 	must(t, os.Mkdir(folder+"/locked", 0o700))
 	for body, code := range map[string]string{
-		`{"argv":["no-such-program"]}`:                   "not_found",
-		`{"argv":["/no/such"]}`:                          "not_found",
-		`{"argv":["` + folder + `/plain"]}`:              "permission_denied",
-		`{"argv":["` + folder + `/noformat"]}`:           "invalid_request",
 		`{"argv":["true"],"cwd":"` + folder + `/nope"}`:  "not_found",
 		`{"argv":["true"],"cwd":"` + folder + `/plain"}`: "not_directory",
 		`{"argv":[]}`:                                      "invalid_request",
@@ -91,6 +143,29 @@ func TestCommandThatCannotStart(t *testing.T) {
 		`{"argv":["` + strings.Repeat("x", jsonLimit) + `"]}`: "invalid_request",
 	} {
 		h.refused(code, "POST", "/v1/exec", "", strings.NewReader(body))
+	}
+	must(t, os.WriteFile(folder+"/orphan", []byte("#!/no/interpreter\n"), 0o755))
+	for _, each := range []struct {
+		program, message string
+		code             int
+	}{
+		{"no-such-program", "command not found", 127},
+		{"/no/such", "no such file or directory", 127},
+		{folder + "/plain/below", "not a directory", 127},
+		{folder + "/orphan", "no such file or directory", 127},
+		{folder + "/plain", "permission denied", 126},
+		{folder, "permission denied", 126},
+		{folder + "/noformat", "exec format error", 126},
+	} {
+		end := h.run("", m{"argv": []string{each.program, "argument"}, "terminal": "failed", "stdin": "stream"})
+		if want := "stead: " + each.program + ": " + each.message + "\n"; end.code() != each.code || string(end.stderr) != want || len(end.stdout) > 0 {
+			t.Errorf("%s: %d %q", each.program, end.code(), end.stderr)
+		}
+	}
+	for _, terminal := range h.agent.terminals.list(nil) {
+		if terminal.Name != "failed" || terminal.Running {
+			t.Errorf("%+v", terminal)
+		}
 	}
 	h.refused("permission_denied", "POST", "/v1/exec", "alice", strings.NewReader(`{"argv":["true"],"cwd":"`+folder+`/locked"}`))
 	h.refused("not_found", "DELETE", "/v1/exec/nope", "", nil)

@@ -106,10 +106,10 @@ func (x *execution) takeStdin() (*os.File, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.stdinTaken {
-		return nil, fail("busy", "the input of this command is already being written or has ended")
+		return nil, fail("busy", "standard input of this command is in use or closed")
 	}
 	if x.stdin == nil {
-		return nil, invalid("this command was not started with stdin stream")
+		return nil, invalid("this command was started without stdin: stream")
 	}
 	x.stdinTaken = true
 	return x.stdin, nil

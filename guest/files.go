@@ -33,7 +33,7 @@ func (f *files) answer(operation func(*fileCall) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		query, err := url.ParseQuery(r.URL.RawQuery)
 		if err != nil {
-			err = invalid("the query is not percent-encoded: %v", err)
+			err = invalid("query is not percent-encoded: %v", err)
 		}
 		var actor *user
 		if err == nil {

@@ -2,8 +2,10 @@ package main
 
 import (
 	"encoding/binary"
+	"encoding/json"
 	"io"
 	"net/http"
+	"strconv"
 	"sync"
 )
 
@@ -44,6 +46,17 @@ func (f *frameWriter) send(kind byte, frame []byte, flush bool) {
 	if flush {
 		f.flushLocked()
 	}
+}
+
+func (f *frameWriter) sendStarted(id string, pid int, flush bool) {
+	frame := append(make([]byte, frameHeader, 96), `{"id":"`+id+`","pid":`+strconv.Itoa(pid)+`}`...)
+	f.send(frameStarted, frame, flush)
+}
+
+// sendResult does not flush: the end of the answer goes out in the same packet.
+func (f *frameWriter) sendResult(result *execResult) {
+	encoded, _ := json.Marshal(result)
+	f.send(frameResult, append(make([]byte, frameHeader, 160), encoded...), false)
 }
 
 // flush sends what is waiting, unless the answer is already complete.

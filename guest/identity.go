@@ -132,7 +132,7 @@ func (i *identity) apply(request *identityRequest, arrived time.Time) (*identity
 		return nil, fmt.Errorf("set the clock: %w", err)
 	}
 	if off := time.Now().UnixNano() - target; off < -int64(time.Second) || off > int64(time.Second) {
-		return nil, fmt.Errorf("the clock is %v off after it was set", time.Duration(off))
+		return nil, fmt.Errorf("clock is off by %v after setting it", time.Duration(off))
 	}
 	names := &remembered{i.bootID, request.Machine, request.Hostname, request.MachineID, request.Network}
 	if err := i.applyNames(names, answer); err != nil {
@@ -236,7 +236,7 @@ func (i *identity) resume() {
 		err = names.check()
 	}
 	if err != nil {
-		log.Printf("the identity from before the reboot is lost: %v", err)
+		log.Printf("identity saved before the reboot is unreadable: %v", err)
 		return
 	}
 	deadline := time.Now().Add(nicDeadline)
@@ -246,7 +246,7 @@ func (i *identity) resume() {
 			return
 		}
 		if time.Now().After(deadline) {
-			log.Printf("the identity from before the reboot is incomplete: %v", err)
+			log.Printf("cannot apply the identity saved before the reboot: %v", err)
 			return
 		}
 		time.Sleep(pause)
@@ -293,7 +293,7 @@ func (r *identityRequest) check() error {
 		kind, found := strings.CutPrefix(strings.TrimSuffix(name, ".pub"), "ssh_host_")
 		kind, isKey := strings.CutSuffix(kind, "_key")
 		if !found || !isKey || kind == "" || strings.Trim(kind, "abcdefghijklmnopqrstuvwxyz0123456789_") != "" {
-			return invalid("ssh_host_keys has an impossible name %s", printable(name))
+			return invalid("ssh_host_keys has an invalid file name %s", printable(name))
 		}
 	}
 	return nil
@@ -304,7 +304,7 @@ func (n *remembered) check() error {
 		return invalid("machine must be 1 to 64 letters and digits")
 	}
 	if !isHostname(n.Hostname) {
-		return invalid("hostname is not one")
+		return invalid("hostname is not a valid host name")
 	}
 	if id, err := hex.DecodeString(n.MachineID); err != nil || len(id) != 16 || strings.ToLower(n.MachineID) != n.MachineID {
 		return invalid("machine_id must be 32 lower-case hex digits")

@@ -86,6 +86,9 @@ func TestIdentityIsAppliedAndReadBack(t *testing.T) {
 	if randoms[0] == randoms[1] || randoms[1] == randoms[2] {
 		t.Error("random repeats")
 	}
+	if content, err := os.ReadFile("/proc/sys/net/ipv6/conf/eth0/disable_ipv6"); err == nil && string(content) != "1\n" {
+		t.Errorf("IPv6 is on: %q", content)
+	}
 	if name, _ := os.Hostname(); name != "box.example.org" {
 		t.Errorf("hostname %q", name)
 	}
@@ -132,6 +135,9 @@ func testReboot(t *testing.T, h *harness, kernel *netlink, nic *link) {
 	forget()
 	restarted := newIdentity(root)
 	restarted.resume()
+	if content, err := os.ReadFile("/proc/sys/net/ipv6/conf/eth0/disable_ipv6"); err == nil && string(content) != "1\n" {
+		t.Errorf("IPv6 is on: %q", content)
+	}
 	if name, _ := os.Hostname(); name != "forgotten" || restarted.machineID() != "m0123456789abcdefghi" {
 		t.Errorf("a mere restart of the agent changed the hostname to %s, machine %q", name, restarted.machineID())
 	}
@@ -139,6 +145,9 @@ func testReboot(t *testing.T, h *harness, kernel *netlink, nic *link) {
 	rebooted.bootID = "another"
 	rebooted.resume()
 	present, _ := kernel.addresses(nic.index)
+	if content, err := os.ReadFile("/proc/sys/net/ipv6/conf/eth0/disable_ipv6"); err == nil && string(content) != "1\n" {
+		t.Errorf("IPv6 is on: %q", content)
+	}
 	if name, _ := os.Hostname(); name != "box.example.org" || len(present) != 1 || present[0].String() != "100.64.0.6/32" {
 		t.Errorf("after the reboot: %s %v", name, present)
 	}

@@ -91,7 +91,7 @@ func (l *launcher) launch(request *execRequest, actor *user) (*execution, error)
 	withStdin := request.Stdin == "stream" || len(request.StdinB64) > 0
 	p, err := l.openPipes(withStdin)
 	if err != nil {
-		return nil, &apiError{503, "busy", "no pipes for the command: " + err.Error()}
+		return nil, &apiError{503, "busy", "cannot open pipes for the command: " + err.Error()}
 	}
 	pid, pidfd, err := l.start(request, actor, p)
 	if err != nil {
@@ -132,12 +132,9 @@ func (l *launcher) start(request *execRequest, actor *user, p *pipes) (pid, pidf
 	if !given {
 		path = defaultPath
 	}
-	environment := make([]string, 0, len(request.Env)+1)
-	environment = append(environment, "PATH="+path)
+	environment := make([]string, 0, len(request.Env))
 	for name, value := range request.Env {
-		if name != "PATH" {
-			environment = append(environment, name+"="+value)
-		}
+		environment = append(environment, name+"="+value)
 	}
 	system := &syscall.SysProcAttr{Setpgid: true, PidFD: &pidfd}
 	if actor != nil {
@@ -179,7 +176,7 @@ func (l *launcher) start(request *execRequest, actor *user, p *pipes) (pid, pidf
 	return pid, pidfd, explain(program, request.Cwd, actor, err)
 }
 
-// fork waits a little for a machine that is out of processes or memory to recover.
+// fork retries for startDeadline while the VM is out of processes or memory.
 func (l *launcher) fork(program string, argv []string, attributes *syscall.ProcAttr) (pid int, err error) {
 	var deadline time.Time
 	for pause := 20 * time.Millisecond; ; pause *= 2 {
@@ -192,7 +189,7 @@ func (l *launcher) fork(program string, argv []string, attributes *syscall.ProcA
 			deadline = now.Add(startDeadline)
 		}
 		if now.Add(pause).After(deadline) {
-			return 0, &apiError{503, "busy", "the machine cannot start one more process: " + err.Error()}
+			return 0, &apiError{503, "busy", "the VM cannot start another process: " + err.Error()}
 		}
 		time.Sleep(pause)
 	}
@@ -213,13 +210,27 @@ func (l *launcher) forkOnce(program string, argv []string, attributes *syscall.P
 	if err == nil || l.groups == nil || (err != syscall.ENODEV && err != syscall.EBUSY && err != syscall.EOPNOTSUPP) {
 		return pid, err
 	}
-	log.Printf("the cgroup for commands is unusable, going on without: %v", err)
+	log.Printf("command cgroup unusable, running commands without limits: %v", err)
 	l.groups, attributes.Sys.UseCgroupFD = nil, false
 	pid, _, err = syscall.StartProcess(program, argv, attributes)
 	return pid, err
 }
 
-// explain says which of the things a start needs was missing: fork reports one number for the folder and the program.
+// startFailure is a program that could not be executed, with the exit code that a shell gives for it.
+type startFailure struct {
+	exitCode int
+	message  string
+}
+
+func (f *startFailure) Error() string { return f.message }
+
+const (
+	exitNotExecutable = 126
+	exitNotFound      = 127
+)
+
+// explain tells a missing working directory, which is an error of the request, from a program that cannot be
+// executed: fork reports one number for both.
 func explain(program, cwd string, actor *user, err error) error {
 	if err == nil {
 		return nil
@@ -238,5 +249,13 @@ func explain(program, cwd string, actor *user, err error) error {
 	if folder != nil {
 		return pathFailure(cwd, folder)
 	}
-	return fail(codeOfErrno(number), "cannot run %s: %s", printable(program), number.Error())
+	failure := &startFailure{exitNotExecutable, "stead: " + printable(program) + ": " + number.Error()}
+	switch number {
+	case syscall.ENOENT, syscall.ENOTDIR, syscall.ELOOP, syscall.ENAMETOOLONG:
+		failure.exitCode = exitNotFound
+	}
+	if number == syscall.ENOENT && strings.IndexByte(program, '/') < 0 {
+		failure.message = "stead: " + printable(program) + ": command not found"
+	}
+	return failure
 }

@@ -1,4 +1,4 @@
-// The agent inside every Stead machine: runs commands and handles files for the host.
+// The agent inside every Stead VM: runs commands and handles files for the host.
 package main
 
 import (
@@ -45,7 +45,7 @@ func run(address string) error {
 
 	groups, err := prepareCgroups()
 	if err != nil {
-		log.Printf("commands are not held to all limits: %q", err)
+		log.Printf("command resource limits incomplete: %q", err)
 	}
 	launcher, err := newLauncher(groups)
 	if err != nil {

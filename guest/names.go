@@ -82,7 +82,7 @@ func replaceFile(path, content string, mode os.FileMode) (string, error) {
 	}
 	written, err := os.ReadFile(path)
 	if err == nil && string(written) != content {
-		err = fmt.Errorf("%s does not hold what was written to it", path)
+		err = fmt.Errorf("%s differs from what was written to it", path)
 	}
 	return string(written), err
 }

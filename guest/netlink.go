@@ -58,7 +58,7 @@ func (n *netlink) request(kind, flags uint16, body []byte) ([]netlinkMessage, er
 			continue
 		}
 		if err == syscall.EAGAIN {
-			return nil, fmt.Errorf("the kernel did not answer: %w", syscall.ETIMEDOUT)
+			return nil, fmt.Errorf("netlink request timed out: %w", syscall.ETIMEDOUT)
 		}
 		if err != nil {
 			return nil, err
@@ -92,7 +92,7 @@ func parseNetlink(packet []byte) ([]syscall.NetlinkMessage, error) {
 	}
 	for _, message := range messages {
 		if message.Header.Type == syscall.NLMSG_ERROR && len(message.Data) < 4 {
-			return nil, fmt.Errorf("netlink answer cut short")
+			return nil, fmt.Errorf("truncated netlink answer")
 		}
 	}
 	return messages, nil

@@ -4,11 +4,12 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"syscall"
 )
 
-// network is how a machine's data NIC is set up.
+// network is the configuration of the VM's data NIC.
 type network struct {
 	MAC     string   `json:"mac"`
 	Address string   `json:"address"`
@@ -28,7 +29,7 @@ func (n *network) check() error {
 	}
 	for _, text := range n.DNS {
 		if _, err := netip.ParseAddr(text); err != nil {
-			return invalid("network.dns has something that is not an IP address")
+			return invalid("network.dns contains an invalid IP address")
 		}
 	}
 	if n.MTU < 576 || n.MTU > 65535 {
@@ -43,6 +44,22 @@ func (n *network) resolvers() string {
 		text.WriteString("nameserver " + server + "\n")
 	}
 	return text.String()
+}
+
+// disableIPv6 keeps a NIC silent: the host drops IPv6, and router solicitations would only wake it up.
+func disableIPv6(name string) error {
+	path := "/proc/sys/net/ipv6/conf/" + name + "/disable_ipv6"
+	content, err := os.ReadFile(path)
+	if os.IsNotExist(err) || err == nil && strings.TrimSpace(string(content)) == "1" {
+		return nil // a kernel without IPv6, or already done
+	}
+	if err == nil {
+		err = os.WriteFile(path, []byte("1"), 0)
+	}
+	if err != nil {
+		return fmt.Errorf("disable IPv6 on %s: %w", name, err)
+	}
+	return nil
 }
 
 // apply sets the NIC up in the root namespace and returns the address that the kernel then reports.
@@ -86,6 +103,9 @@ func (n *network) apply() (netip.Addr, error) {
 		if err := kernel.removeAddress(nic.index, old); err != nil && err != syscall.EADDRNOTAVAIL {
 			return none, fmt.Errorf("remove %s from %s: %w", old, nic.name, err)
 		}
+	}
+	if err := disableIPv6(nic.name); err != nil {
+		return none, err
 	}
 	if !nic.up || nic.mtu != n.MTU {
 		if err := kernel.changeLink(nic.index, true, attribute32(nil, iflaMTU, n.MTU)); err != nil {

@@ -53,13 +53,13 @@ func newOOMLog(running func(pid int) bool) *oomLog {
 func (l *oomLog) follow() {
 	fd, err := syscall.Open("/dev/kmsg", syscall.O_RDONLY|syscall.O_NONBLOCK|syscall.O_CLOEXEC, 0)
 	if err != nil {
-		log.Printf("kills by the kernel's OOM killer will not be reported: /dev/kmsg: %v", err)
+		log.Printf("OOM kills are not reported: /dev/kmsg: %v", err)
 		return
 	}
 	syscall.Seek(fd, 0, 2)
 	conn, err := os.NewFile(uintptr(fd), "/dev/kmsg").SyscallConn()
 	if err != nil {
-		log.Printf("kills by the kernel's OOM killer will not be reported: /dev/kmsg: %v", err)
+		log.Printf("OOM kills are not reported: /dev/kmsg: %v", err)
 		return
 	}
 	l.reading.Lock()
@@ -69,7 +69,7 @@ func (l *oomLog) follow() {
 		l.drain(fd)
 		return false // wait for more
 	})
-	log.Printf("kills by the kernel's OOM killer are no longer reported: %v", err)
+	log.Printf("OOM kills are no longer reported: %v", err)
 }
 
 // catchUp reads what the kernel has logged until now: a kill is logged before its process can be waited for,

@@ -58,7 +58,7 @@ func copyBody(file *os.File, body io.Reader) (int64, error) {
 	source := &bodyReader{body: body}
 	size, err := io.CopyBuffer(writeOnly{file}, source, *buffer)
 	if source.err != nil {
-		return size, invalid("the request's body ended early after %d bytes", size)
+		return size, invalid("request body ended early after %d bytes", size)
 	}
 	return size, err
 }

@@ -59,7 +59,7 @@ func (a *agent) handler() http.Handler {
 	mux.HandleFunc("POST /v1/sync", handleSync)
 	mux.HandleFunc("POST /v1/shutdown", handleShutdown)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		writeError(w, invalid("no call %s %s", r.Method, printable(r.URL.Path)))
+		writeError(w, invalid("unknown call %s %s", r.Method, printable(r.URL.Path)))
 	})
 	return recovered(mux)
 }
@@ -76,7 +76,7 @@ func recovered(next http.Handler) http.Handler {
 				panic(problem)
 			}
 			log.Printf("panic in %s %s: %v\n%s", r.Method, r.URL.Path, problem, debug.Stack())
-			writeError(w, fail("internal", "the agent failed, its log has more"))
+			writeError(w, fail("internal", "internal error in the guest agent; see `journalctl -u stead-agent` in the VM"))
 		}()
 		next.ServeHTTP(w, r)
 	})
@@ -134,10 +134,10 @@ func readJSON(w http.ResponseWriter, r *http.Request, into any) error {
 		if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
 			return err
 		}
-		return invalid("the request's body ended early: %v", err)
+		return invalid("request body ended early: %v", err)
 	}
 	if err := json.Unmarshal(body, into); err != nil {
-		return invalid("the request is not the JSON it should be: %v", err)
+		return invalid("invalid JSON request: %v", err)
 	}
 	return nil
 }

@@ -20,7 +20,7 @@ func powerOff() {
 	if err == nil {
 		return
 	}
-	log.Printf("systemctl poweroff: %v; switching off without it", err)
+	log.Printf("systemctl poweroff failed, powering off directly: %v", err)
 	syscall.Sync()
 	if err := syscall.Reboot(syscall.LINUX_REBOOT_CMD_POWER_OFF); err != nil {
 		log.Printf("reboot: %v", err)

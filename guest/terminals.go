@@ -57,7 +57,7 @@ func newTerminals(accounts *accounts, root string) *terminals {
 func checkTerminalName(name string) error {
 	const fine = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-"
 	if name == "" || len(name) > 64 || strings.Trim(name, fine) != "" || name[0] == '.' {
-		return invalid("a terminal's name is up to 64 letters, digits, dots, dashes and underscores and does not begin with a dot")
+		return invalid("terminal name must be 1 to 64 letters, digits, dots, dashes and underscores, not starting with a dot")
 	}
 	return nil
 }
@@ -151,7 +151,7 @@ func (t *terminals) makeRoom() error {
 			return os.RemoveAll(t.path(info.Name, ""))
 		}
 	}
-	return fail("busy", "%d terminals are in use, and no more are kept", len(all))
+	return fail("busy", "too many terminals in use (%d, the maximum)", len(all))
 }
 
 // all lists the terminals, the oldest first.
@@ -238,7 +238,7 @@ func (t *terminals) parts(name string, actor *user) (parts []*io.SectionReader, 
 	defer t.mu.Unlock()
 	info, err := t.read(name)
 	if errors.Is(err, os.ErrNotExist) || err == nil && !info.belongsTo(actor) {
-		return nil, closeAll, fail("not_found", "no terminal %s", name)
+		return nil, closeAll, fail("not_found", "terminal %s does not exist", name)
 	}
 	if err != nil {
 		return nil, closeAll, err

@@ -25,7 +25,7 @@ func (f *files) unpack(c *fileCall) error {
 	body := &bodyReader{body: c.r.Body}
 	count, size, err := unpackInto(body, folder, c.user == nil)
 	if body.err != nil {
-		return invalid("the request's body ended early")
+		return invalid("request body ended early")
 	}
 	if err != nil {
 		return pathFailure(folder, err)
@@ -65,17 +65,17 @@ func unpackInto(source io.Reader, folder string, asRoot bool) (count, size int64
 			break
 		}
 		if err != nil {
-			return u.fileCount, u.byteCount, invalid("not a whole tar archive: %v", err)
+			return u.fileCount, u.byteCount, invalid("truncated or invalid tar archive: %v", err)
 		}
 		if err := u.entry(header, archive); err != nil {
 			return u.fileCount, u.byteCount, entryFailure(header.Name, err)
 		}
 	}
 	if tail.ended {
-		return u.fileCount, u.byteCount, invalid("not a whole tar archive: its end is missing")
+		return u.fileCount, u.byteCount, invalid("truncated tar archive: end-of-archive marker is missing")
 	}
 	if _, err := io.CopyBuffer(io.Discard, readOnly{source}, u.buffer); err != nil {
-		return u.fileCount, u.byteCount, invalid("not a whole tar archive: %v", err)
+		return u.fileCount, u.byteCount, invalid("truncated or invalid tar archive: %v", err)
 	}
 	return u.fileCount, u.byteCount, u.finishFolders()
 }
@@ -139,7 +139,7 @@ func (u *unpacker) enter(name string) (string, error) {
 func inside(name string) (string, error) {
 	clean := path.Clean(strings.TrimLeft(name, "/"))
 	if name == "" || clean == ".." || strings.HasPrefix(clean, "../") || strings.IndexByte(name, 0) >= 0 {
-		return "", invalid("the archive's entry %s leads outside of the folder", printable(name))
+		return "", invalid("archive entry %s is outside of the target directory", printable(name))
 	}
 	return clean, nil
 }
@@ -154,7 +154,7 @@ func (u *unpacker) entry(header *tar.Header, content io.Reader) error {
 	}
 	if name == "." {
 		if header.Typeflag != tar.TypeDir {
-			return invalid("the archive has something without a name")
+			return invalid("archive entry without a name")
 		}
 		header.Name = "."
 		u.folders = append(u.folders, header)
@@ -185,7 +185,7 @@ func (u *unpacker) entry(header *tar.Header, content io.Reader) error {
 			return err
 		}
 		if err = u.root.Link(target, name); os.IsNotExist(err) {
-			return invalid("links to %s, which is not there", printable(header.Linkname))
+			return invalid("hard link target %s does not exist", printable(header.Linkname))
 		}
 		return err
 	case tar.TypeSymlink:
@@ -196,7 +196,7 @@ func (u *unpacker) entry(header *tar.Header, content io.Reader) error {
 	case tar.TypeFifo, tar.TypeChar, tar.TypeBlock:
 		return u.node(base, header)
 	}
-	return invalid("an entry of unknown type %q", header.Typeflag)
+	return invalid("unsupported archive entry type %q", header.Typeflag)
 }
 
 func (u *unpacker) makeFolder(base string) error {

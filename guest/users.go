@@ -15,11 +15,12 @@ import (
 
 // user is whom a request acts as; nil is root.
 type user struct {
-	uid, gid uint32
-	groups   []uint32
+	uid, gid          uint32
+	groups            []uint32
+	name, home, shell string
 }
 
-// accounts is /etc/passwd and /etc/group, parsed again only when they changed.
+// accounts is /etc/passwd, /etc/group and the environment files, each parsed again only when it changed.
 type accounts struct {
 	root string
 
@@ -31,6 +32,9 @@ type accounts struct {
 	groups  map[string]uint32
 	byGID   map[uint32]string
 	members map[string][]uint32
+
+	environmentVersions [len(environmentFiles)]fileVersion
+	variables           []variable
 }
 
 type fileVersion struct {
@@ -64,7 +68,7 @@ func (a *accounts) find(name string) (*user, error) {
 		}
 	}
 	if found == nil {
-		return nil, fail("user_not_found", "no user %s", printable(asked))
+		return nil, fail("user_not_found", "user %s does not exist in the VM", printable(asked))
 	}
 	if found.uid == 0 {
 		return nil, nil
@@ -91,7 +95,7 @@ func (a *accounts) uid(name string) (int, error) {
 	if uid, err := strconv.ParseUint(name, 10, 31); err == nil {
 		return int(uid), nil
 	}
-	return 0, fail("user_not_found", "no user %s", printable(name))
+	return 0, fail("user_not_found", "user %s does not exist in the VM", printable(name))
 }
 
 func (a *accounts) gid(name string) (int, error) {
@@ -104,7 +108,7 @@ func (a *accounts) gid(name string) (int, error) {
 	if gid, err := strconv.ParseUint(name, 10, 31); err == nil {
 		return int(gid), nil
 	}
-	return 0, fail("user_not_found", "no group %s", printable(name))
+	return 0, fail("user_not_found", "group %s does not exist in the VM", printable(name))
 }
 
 // names gives a function that turns ids into names, or into decimal numbers where there is none.
@@ -127,6 +131,7 @@ func (a *accounts) names() func(uid, gid uint32) (string, string) {
 }
 
 func (a *accounts) refresh() {
+	a.readEnvironments()
 	passwd, group := versionOf(a.root+"/etc/passwd"), versionOf(a.root+"/etc/group")
 	if a.users != nil && passwd == a.passwd && group == a.group {
 		return
@@ -144,7 +149,14 @@ func (a *accounts) refresh() {
 		if err != nil || err2 != nil || a.users[fields[0]] != nil {
 			return
 		}
-		a.users[fields[0]] = &user{uid: uint32(uid), gid: uint32(gid)}
+		found := &user{uid: uint32(uid), gid: uint32(gid), name: fields[0], home: "/", shell: "/bin/sh"}
+		if len(fields) > 5 && fields[5] != "" {
+			found.home = fields[5]
+		}
+		if len(fields) > 6 && fields[6] != "" {
+			found.shell = fields[6]
+		}
+		a.users[fields[0]] = found
 		if _, taken := a.byUID[uint32(uid)]; !taken {
 			a.byUID[uint32(uid)] = fields[0]
 		}

@@ -69,33 +69,134 @@ async def test_the_folder_it_runs_in(shared: Machine, alice: str) -> None:
         assert code == "invalid_request" or cwd in str(refused.value)
 
 
-async def test_the_environment_is_bare_and_what_is_given(shared: Machine) -> None:
-    async def environment(command: str | Sequence[str], env: Mapping[str, str] | None = None) -> set[str]:
-        return set((await say(shared, command, env=env)).removesuffix("\0").split("\0"))
-
-    path = f"PATH={STANDARD_PATH}"
-    assert await environment(["env", "-0"]) == {path}
-    assert await environment("exec env -0") == {path, "PWD=/"}
-    given = {"EMPTY": "", "LINES": "one\ntwo = 2\n", "GREETING": "grüß dich", "HOME": "/home"}
-    expected = {path, *(f"{name}={value}" for name, value in given.items())}
-    assert await environment(["env", "-0"], given) == expected
-    assert await environment(["env", "-0"], {"PATH": "/bin"}) == {"PATH=/bin"}
-    with pytest.raises(GuestError) as refused:
-        await shared.exec(["env"], env={"PATH": "/opt"})
-    assert refused.value.code == "not_found", "a program is looked up on the PATH it is given"
+async def environment(
+    machine: Machine,
+    command: str | Sequence[str] = ("env", "-0"),
+    env: Mapping[str, str] | None = None,
+    user: str | None = None,
+) -> dict[str, str]:
+    listed = (await say(machine, command, env=env, user=user)).removesuffix("\0").split("\0")
+    return dict(line.split("=", 1) for line in listed)
 
 
-async def test_a_program_that_cannot_be_run_is_an_error_and_not_an_exit_code(shared: Machine) -> None:
+def of_account(name: str, home: str, shell: str) -> dict[str, str]:
+    path = f"{home}/.local/bin:{STANDARD_PATH}"
+    names = {"HOME": home, "USER": name, "LOGNAME": name, "SHELL": shell}
+    return names | {"LANG": "C.UTF-8", "PATH": path}
+
+
+async def test_the_environment_follows_the_account(shared: Machine, alice: str) -> None:
+    """What /etc/environment adds is left out here: a host with certificates of its own puts them there."""
+    before = await shared.exec("cat /etc/environment")
+    await say(shared, ": > /etc/environment")
+    root = of_account("root", "/root", "/bin/bash")
+    assert await environment(shared) == root
+    assert await environment(shared, "exec env -0") == root | {"PWD": "/"}
+    uid = (await say(shared, ["id", "-u", alice])).strip()
+    for user in (alice, uid):
+        assert await environment(shared, user=user) == of_account("alice", "/home/alice", "/bin/sh")
+    await say(shared, "touch ~/mine && test -O /home/alice/mine", user=alice)
+    await shared.files().write("/etc/environment", before.stdout)
+
+
+async def test_what_the_caller_gives_wins(shared: Machine) -> None:
+    given = {"EMPTY": "", "LINES": "one\ntwo = 2\n", "GREETING": "grüß dich", "HOME": "/home", "LANG": "C"}
+    assert await environment(shared, env=given) == await environment(shared) | given
+    assert (await environment(shared, env={"PATH": "/bin"}))["PATH"] == "/bin"
+    lookup = await shared.exec(["env"], env={"PATH": "/opt"})
+    assert lookup.exit_code == 127, "a program is looked up on the PATH it is given"
+
+
+async def test_etc_environment_means_the_same_in_commands_and_logins(shared: Machine) -> None:
+    before = await shared.exec("cat /etc/environment")
+    lines = (
+        "# comment",
+        "",
+        "PLAIN=one",
+        "export EXPORTED=two",
+        'QUOTED="three words here"',
+        "SINGLE='four words'",
+        "EQUALS=a=b",
+        "  INDENTED=five",
+        "REMARK=six # not a part of it",
+        'ODD="seven" # the quote stays',
+        "TRAILING=eight  ",
+        'MIXED="it\'s"',
+        "EMPTY=",
+        "BAD-NAME=1",
+        "not an assignment",
+        "LANG=C",
+    )
+    await shared.files().write("/etc/environment", "\n".join(lines).encode())
+    try:
+        names = (
+            "ODD",
+            "TRAILING",
+            "EMPTY",
+            "LANG",
+            "PLAIN",
+            "EXPORTED",
+            "QUOTED",
+            "SINGLE",
+            "EQUALS",
+            "INDENTED",
+            "REMARK",
+            "MIXED",
+        )
+        login = await environment(shared, ["su", "--login", "--shell", "/bin/sh", "-c", "env -0", "root"])
+        command = await environment(shared)
+        assert {name: command[name] for name in names} == {name: login[name] for name in names}
+        assert (command["QUOTED"], command["REMARK"].strip(), command["MIXED"]) == (
+            "three words here",
+            "six",
+            "it's",
+        )
+        assert "BAD-NAME" not in command
+        assert (await environment(shared, env={"PLAIN": "mine"}))["PLAIN"] == "mine"
+    finally:
+        await shared.files().write("/etc/environment", before.stdout)
+
+
+async def test_host_certificates_reach_commands_services_and_logins(shared: Machine) -> None:
+    if not (await shared.exec("test -e /etc/systemd/system.conf.d/stead-certificates.conf")).ok:
+        pytest.skip("this host has no certificates of its own")
+    show = "echo $NODE_EXTRA_CA_CERTS"
+    found = {
+        await say(shared, show),
+        await say(shared, ["systemd-run", "--quiet", "--wait", "--pipe", "/bin/sh", "-c", show]),
+        await say(shared, ["su", "--login", "-c", show, "root"]),
+    }
+    assert found == {"/etc/ssl/certs/ca-certificates.crt\n"}
+
+
+async def test_a_program_that_cannot_be_run_is_126_or_127_from_a_shell_and_from_a_list(
+    shared: Machine,
+) -> None:
+    await shared.files().write("/root/orphan", b"#!/no/interpreter\n", mode=0o755)
     for program, code in (
-        ("no-such-program", "not_found"),
-        ("/usr/bin/no-such-program", "not_found"),
-        ("/etc/passwd", "permission_denied"),
-        ("/usr", "permission_denied"),
+        ("no-such-program", 127),
+        ("/usr/bin/no-such-program", 127),
+        ("/etc/passwd/below", 127),
+        ("/root/orphan", 127),
+        ("/etc/passwd", 126),
+        ("/usr", 126),
     ):
-        with pytest.raises(GuestError, match=program) as refused:
-            await shared.exec([program])
-        assert refused.value.code == code
-    assert (await shared.exec("no-such-program")).exit_code == 127, "the shell itself did run"
+        shell, listed = await shared.exec(program), await shared.exec([program, "argument"])
+        assert (shell.exit_code, listed.exit_code) == (code, code), program
+        assert listed.signal is None and not listed.timed_out and listed.stdout == b""
+        assert listed.stderr.startswith(f"stead: {program}: ".encode()), listed.stderr
+        assert listed.stderr.count(b"\n") == 1
+    assert (await shared.exec(["no-such-program"])).stderr == b"stead: no-such-program: command not found\n"
+
+
+async def test_a_program_that_cannot_be_run_does_not_wait_for_its_input(shared: Machine) -> None:
+    async def unfinished() -> AsyncIterator[bytes]:
+        yield b"begin\n"
+        await asyncio.Event().wait()
+
+    async with asyncio.timeout(20):
+        assert (await shared.exec(["no-such-program"], stdin=unfinished())).exit_code == 127
+        assert (await shared.exec(["no-such-program"], stdin=bytes(1 << 20))).exit_code == 127
 
 
 async def test_what_can_never_work_does_not_reach_the_guest(machines: Machines) -> None:
@@ -141,7 +242,7 @@ async def test_linux_users_act_with_their_own_groups(shared: Machine, alice: str
             await shared.exec("true", user=user)
         assert refused.value.code == "user_not_found"
     for user in ("", "two\nlines"):
-        with pytest.raises(InvalidRequest, match="not the name of a Linux user"):
+        with pytest.raises(InvalidRequest, match="invalid Linux user name"):
             await shared.exec("true", user=user)
 
 
@@ -150,8 +251,17 @@ async def test_linux_users_act_with_their_own_groups(shared: Machine, alice: str
 
 async def test_small_input_comes_with_the_command(shared: Machine) -> None:
     assert (await shared.exec("cat", stdin=EVERY_BYTE)).stdout == EVERY_BYTE
-    for nothing in (None, b""):
-        assert (await shared.exec("cat; echo end", stdin=nothing, timeout=20)).stdout == b"end\n"
+
+
+async def test_closed_or_absent_input_ends_at_once(shared: Machine) -> None:
+    async def nothing() -> AsyncIterator[bytes]:
+        for chunk in list[bytes]():
+            yield chunk
+
+    for stdin in (None, b"", nothing()):
+        async with asyncio.timeout(20):
+            result = await shared.exec("cat; read line; echo end", stdin=stdin)
+        assert result.stdout == b"end\n"
 
 
 async def test_big_input_flows_while_output_flows_back(shared: Machine) -> None:

@@ -494,6 +494,7 @@ StartLimitBurst=5
 Type=notify
 ExecStartPre=/bin/prepare 100%%
 ExecStart=/usr/bin/node server.js $PORT
+SetLoginEnvironment=yes
 Environment="PORT=3000"
 Environment="TEXT=a \\"b\\" \\\\ 5%%\\nc"
 User=app

@@ -26,8 +26,8 @@ test("a command that is ended by a signal has a number all the same", async () =
   assert.equal((await vm.exec("kill -TERM $$")).statusCode, 128 + 15);
 });
 
-test("root, in the root folder, with nothing of a login", async () => {
-  assert.equal(await output(vm, "id -un; pwd; echo ${HOME-none}"), "root\n/\nnone");
+test("root, in the root folder, with the environment of the account", async () => {
+  assert.equal(await output(vm, "id -un; pwd; echo $HOME $USER $LANG"), "root\n/\n/root root C.UTF-8");
 });
 
 test("any text comes back as it is", async () => {

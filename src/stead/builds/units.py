@@ -59,7 +59,8 @@ def service_unit(service: Service, own: Collection[str] = (), passing: Collectio
     # A unit that deletes itself must stay active: otherwise a unit that requires it would run it again.
     if oneshot and (service.remain_after_exit or service.delete_after_success):
         body.append("RemainAfterExit=yes")
-    body += _settings(service)
+    # HOME, USER, LOGNAME and SHELL are set for root's services too, as they are in commands.
+    body += ["SetLoginEnvironment=yes", *_settings(service)]
     return _text(Unit=unit, Service=body, Install=_list("WantedBy", wanted_by))
 
 

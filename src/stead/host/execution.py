@@ -1,4 +1,4 @@
-"""Commands in a guest: started, fed, followed to their end."""
+"""Runs commands in a guest: starts them, streams their input and output, waits for their end."""
 
 import asyncio
 import base64
@@ -23,7 +23,7 @@ _GRACE = 15.0
 
 @dataclass(frozen=True)
 class OutOfMemory:
-    """The guest's kernel ended a process for want of memory."""
+    """The OOM killer of the guest's kernel killed a process."""
 
     process: str
     pid: int
@@ -34,7 +34,7 @@ class OutOfMemory:
 
 @dataclass(frozen=True)
 class Output:
-    """A piece of what a command printed, as it came."""
+    """A chunk of a command's output."""
 
     stream: Literal["stdout", "stderr"]
     data: bytes
@@ -53,7 +53,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class ExecResult:
-    """A command that ran to its end, with what it printed up to a limit."""
+    """The result of a command, with its output up to a limit."""
 
     exit_code: int | None
     signal: str | None
@@ -85,19 +85,19 @@ class ExecRequest:
 
     def __post_init__(self) -> None:
         if not self.command or not self.command[0]:
-            raise InvalidRequest("the command is empty")
+            raise InvalidRequest("command is empty")
         if self.timeout is not None and self.timeout <= 0:
-            raise InvalidRequest(f"the timeout must be positive, not {self.timeout:g}")
-        texts = "".join((*self.argv, self.cwd, *self.env, *self.env.values()))
-        if "\0" in texts:
-            raise InvalidRequest("commands, folders and environments cannot hold NUL characters")
-        try:
-            texts.encode(errors="surrogateescape")
-        except UnicodeEncodeError:
-            raise InvalidRequest("commands, folders and environments cannot hold half characters") from None
+            raise InvalidRequest(f"timeout must be positive, not {self.timeout:g}")
+        for what, texts in (
+            ("command", self.argv),
+            ("working directory", (self.cwd,)),
+            ("environment", (*self.env, *self.env.values())),
+        ):
+            for text in texts:
+                _check_text(what, text)
         for name in self.env:
             if not name or "=" in name:
-                raise InvalidRequest(f"{name!r} is not a name for an environment variable")
+                raise InvalidRequest(f"invalid environment variable name {name!r}")
 
     @property
     def argv(self) -> list[str]:
@@ -137,6 +137,15 @@ class ExecRequest:
         )
 
 
+def _check_text(what: str, text: str) -> None:
+    if "\0" in text:
+        raise InvalidRequest(f"{what} contains a NUL character (at offset {text.index(chr(0))})")
+    try:
+        text.encode(errors="surrogateescape")
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"{what} must be valid UTF-8 (lone surrogate at offset {error.start})") from None
+
+
 def _latin1(text: str) -> str:
     return text.encode(errors="surrogateescape").decode("latin-1")
 
@@ -167,7 +176,7 @@ class _Frames:
             try:
                 self._buffer += await anext(self._chunks)
             except StopAsyncIteration:
-                raise GuestUnreachable("the guest agent broke off in the middle of a command") from None
+                raise GuestUnreachable("lost the connection to the guest agent during a command") from None
 
 
 class _Input:
@@ -320,4 +329,4 @@ async def collect(agent: Agent, request: ExecRequest, limit: int = DEFAULT_OUTPU
             room = limit - len(buffer)
             buffer += event.data[:room]
             cut[event.stream] |= len(event.data) > room
-    raise GuestUnreachable("the guest agent broke off in the middle of a command")
+    raise GuestUnreachable("lost the connection to the guest agent during a command")
