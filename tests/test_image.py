@@ -19,6 +19,7 @@ from stead.host.bootstrap import OutputReader, explain, read_packages
 from stead.host.commands import run
 from stead.host.files import try_lock
 from stead.host.image import BaseImage, Progress, ensure_image, find_image, image_key
+from stead.machines import Machine
 from stead.settings import Settings
 
 CLOSED_MIRROR = "http://127.0.0.1:9/debian"
@@ -52,6 +53,103 @@ def test_node_is_found_even_without_a_path(image: BaseImage) -> None:
     assert "Type: regular    Mode:  0755" in debugfs(
         image, "stat /usr/local/lib/node_modules/npm/bin/npm-cli.js"
     )
+
+
+HELLO = b"""#include <stdio.h>
+int main(void) { puts("hello from C"); return 0; }
+"""
+
+
+async def say(machine: Machine, command: str) -> str:
+    """What a command that must succeed prints."""
+    result = await machine.exec(command, timeout=120)
+    assert result.ok, (command, result.exit_code, result.stdout, result.stderr)
+    return result.stdout.decode().strip()
+
+
+async def test_programs_of_the_image_run(shared: Machine) -> None:
+    await shared.files().write("/root/build/hello.c", HELLO)
+    await shared.files().write("/root/build/Makefile", b"hello: hello.c\n\tgcc -O1 -o $@ $<\n")
+    assert (await say(shared, "make --silent -C ~/build && ~/build/hello")) == "hello from C"
+    assert await say(shared, """echo '{"a": [1, 2]}' | jq -c '.a | add'""") == "3"
+    assert await say(shared, "echo packed | xz | xz -d") == "packed"
+    zipped = "import zipfile; zipfile.ZipFile('/root/a.zip', 'w').writestr('inside', 'zipped')"
+    assert await say(shared, f'python3 -c "{zipped}" && unzip -p ~/a.zip inside') == "zipped"
+    for program in ("pip", "pip3", "uv", "uvx", "gcc", "make", "jq", "node", "npm", "git", "curl", "rg"):
+        assert re.search(r"\d+\.\d+", await say(shared, f"{program} --version")), program
+
+
+async def test_pip_and_uv_install_without_a_virtual_environment(shared: Machine) -> None:
+    """Neither refuses with "externally-managed-environment", and the commands they install are on PATH."""
+    await shared.files().write(
+        "/root/package/pyproject.toml",
+        b"""[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+[project]
+name = "greeting"
+version = "1.0"
+""",
+    )
+    await shared.files().write("/root/package/backend.py", BACKEND)
+    await say(shared, "pip install --quiet --no-build-isolation ~/package")
+    assert await say(shared, "greet; which greet") == "hello from Python\n/usr/local/bin/greet"
+    await say(shared, "pip uninstall --quiet --yes greeting; ! which greet")
+    await say(shared, "uv pip install --quiet --system --offline --no-build-isolation ~/package")
+    assert await say(shared, "greet") == "hello from Python"
+    await say(shared, "uv pip uninstall --quiet --system greeting")
+    await say(shared, "uv tool install --quiet --offline --no-build-isolation ~/package")
+    assert await say(shared, "greet; which greet") == "hello from Python\n/root/.local/bin/greet"
+
+
+BACKEND = b"""
+import base64, hashlib, zipfile
+
+FILES = {
+    "greeting.py": "def main():\\n    print('hello from Python')\\n",
+    "greeting-1.0.dist-info/METADATA": "Metadata-Version: 2.1\\nName: greeting\\nVersion: 1.0\\n",
+    "greeting-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n",
+    "greeting-1.0.dist-info/entry_points.txt": "[console_scripts]\\ngreet = greeting:main\\n",
+}
+
+
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    name = "greeting-1.0-py3-none-any.whl"
+    record = "greeting-1.0.dist-info/RECORD"
+    with zipfile.ZipFile(f"{folder}/{name}", "w") as wheel:
+        for path, content in FILES.items():
+            wheel.writestr(path, content)
+        wheel.writestr(record, "".join(f"{path},,\\n" for path in (*FILES, record)))
+    return name
+"""
+
+
+async def test_packages_can_be_installed_without_an_update_first(shared: Machine) -> None:
+    """The lists are part of the image, and apt's index of them is up to date: it need not be made again."""
+    index = "stat -c %Y.%i /var/cache/apt/pkgcache.bin"
+    before = await say(shared, index)
+    assert re.search(r"^Inst sl ", await say(shared, "apt-get install --simulate sl"), re.MULTILINE)
+    assert re.search(r"^Inst sl ", await say(shared, "apt install --simulate sl 2>/dev/null"), re.MULTILINE)
+    assert await say(shared, index) == before
+    await say(shared, "! test -e /var/lib/apt/stead-lists-tried")
+
+
+async def test_old_package_lists_are_refreshed_before_they_are_used(shared: Machine) -> None:
+    """The mirror refuses connections: the old lists are used then, and it is asked once an hour."""
+    await say(
+        shared,
+        "rm -f /etc/apt/sources.list.d/*; echo 'deb [trusted=yes] http://127.0.0.1:9/debian trixie main'"
+        " > /etc/apt/sources.list; touch -d '8 days ago' /var/lib/apt/stead-lists-updated",
+    )
+    asked = "Could not connect to 127.0.0.1:9"
+    command = "apt-get -o Dpkg::Use-Pty=0 install --simulate jq 2>&1"
+    assert asked in await say(shared, command)
+    assert asked not in await say(shared, command)
+    await say(shared, "rm /var/lib/apt/stead-lists-tried")
+    assert asked not in await say(shared, "apt-get remove --simulate jq 2>&1")
+    await say(shared, "touch /var/lib/apt/stead-lists-updated")
+    assert asked not in await say(shared, command)
 
 
 def test_the_image_has_no_identity(image: BaseImage) -> None:
@@ -167,7 +265,7 @@ async def test_an_unreachable_mirror_is_one_sentence(settings: Settings, tmp_pat
     mine = replace(settings, cache=tmp_path, mirror=CLOSED_MIRROR)
     async with asyncio.timeout(30):
         with pytest.raises(
-            ImageError, match=r"could not download Debian packages: .*(onnection refused|Unable to connect)"
+            ImageError, match=r"cannot download Debian packages: .*(onnection refused|Unable to connect)"
         ) as raised:
             await ensure_image(mine)
     assert "\n" not in str(raised.value)
@@ -253,7 +351,7 @@ def test_errors_name_the_cause_and_not_its_consequences() -> None:
     reader.feed("E: setup failed: E: command failed: sh customize.sh")
     assert (
         explain(reader)
-        == "could not build the base image: cp: cannot stat '/nothing': No such file or directory"
+        == "cannot build the base image: cp: cannot stat '/nothing': No such file or directory"
     )
 
 

@@ -1,4 +1,4 @@
-"""A Debian root folder by mmdebstrap: its command line, its progress and its errors in words."""
+"""Runs mmdebstrap to create the Debian root directory, and turns its output into progress and errors."""
 
 import os
 import re
@@ -15,7 +15,7 @@ _TIMEOUT = 1800.0
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a build is: the phase, what it works on, and its share of the whole when that is known."""
+    """Progress of a build: the phase, the current item, and the fraction done when it is known."""
 
     phase: str
     detail: str
@@ -48,6 +48,9 @@ async def bootstrap(
             *("setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child"),
             *("--mount-proc", "--propagation", "private", "mmdebstrap", "--mode=root", "--variant=minbase"),
             *("--format=directory", "--verbose", f"--include={','.join(packages)}"),
+            # The package lists stay, so that `apt-get install` works in a new VM; customize.sh cleans up.
+            "--skip=cleanup/apt",
+            *('--aptopt=Acquire::GzipIndexes "true"', '--aptopt=Acquire::Languages "none"'),
             *('--aptopt=Acquire::Retries "2"', '--aptopt=Acquire::http::Timeout "30"'),
             *(f"--dpkgopt={files / 'dpkg.cfg'}", f"--customize-hook={hook}", suite, root),
             *([mirror] if mirror else []),
@@ -58,7 +61,7 @@ async def bootstrap(
     except CommandFailed as error:
         raise ImageError(explain(reader)) from error
     except HostError as error:
-        raise ImageError(f"could not build the base image: {error}") from error
+        raise ImageError(f"cannot build the base image: {error}") from error
 
 
 def read_packages(path: Path) -> list[str]:
@@ -74,7 +77,7 @@ _STEPS = {
     "installing essential packages": ("install", "essential packages", 0.25),
     "installing remaining packages": ("download", "packages", 0.32),
     "running --customize-hook": ("configure", "settings, kernel and initrd", 0.82),
-    "cleaning package lists": ("configure", "cleaning", 0.89),
+    "skipping cleanup/apt": ("configure", "cleaning", 0.89),
 }
 _DOWNLOAD_ERRORS = ("Failed to fetch", "Unable to fetch", "Could not", "Some index files", "The repository")
 _REMAINING = "installing remaining packages"
@@ -122,7 +125,7 @@ class OutputReader:
 
 
 def explain(reader: OutputReader) -> str:
-    """One sentence for a person, from the first complaint: later ones are only its consequences."""
+    """An error message from the first error in the output: later ones are only its consequences."""
     own = ("setup failed", "mmdebstrap failed", "apt-get ")
     words = next((error for error in reader.errors if not error.startswith(own)), reader.last or "no message")
     words = " ".join(words.split()).rstrip(".")
@@ -131,5 +134,5 @@ def explain(reader: OutputReader) -> str:
     if words.startswith(
         ("Failed to fetch", "Unable to fetch", "Could not", "Some index files", "The repository")
     ):
-        return f"could not download Debian packages: {words[0].lower()}{words[1:]}"
-    return f"could not build the base image: {words}"
+        return f"cannot download Debian packages: {words[0].lower()}{words[1:]}"
+    return f"cannot build the base image: {words}"

