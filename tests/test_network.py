@@ -377,3 +377,45 @@ table inet {table} {{
         assert foreign_rules() == before
     finally:
         await run("nft", "delete", "table", "inet", table)
+
+
+UNASKED = """
+import socket
+nic = next(name for _, name in socket.if_nameindex() if name != "lo")
+link = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+link.bind((nic, 0))
+own = link.getsockname()[4]
+arp = bytes.fromhex("0001080006040001") + own + bytes(4) + bytes(6) + socket.inet_aton("169.254.0.1")
+solicitation = bytes.fromhex("6000000000083aff" + "fe80") + bytes(13) + bytes([1])
+solicitation += bytes.fromhex("ff02") + bytes(13) + bytes([2]) + bytes.fromhex("8500000000000000")
+for _ in range(50):
+    link.send(bytes([255] * 6) + own + bytes.fromhex("0806") + arp)
+    link.send(bytes.fromhex("333300000002") + own + bytes.fromhex("86dd") + solicitation)
+print(nic)
+"""
+
+
+async def test_arp_and_ipv6_are_no_traffic(settings: Settings, machines: Machines, shared: Machine) -> None:
+    """Guests send both unasked: as traffic, they would keep an idle VM awake."""
+    row = await machines._row(shared.id)
+    network = machines._lifecycle.host.network
+    tap = addresses.data_tap(row.slot)
+
+    async def received() -> int:
+        command = ("nsenter", f"--net={namespace_path(settings)}", "ip", "-s", "-j", "link", "show", tap)
+        return int(json.loads((await run(*command)).stdout)[0]["stats64"]["rx"]["packets"])
+
+    packets, before = await received(), (await network.traffic()).get(row.slot, 0)
+    await shared.files().write("/root/unasked.py", UNASKED.encode())
+    nic = await sh(shared, "python3 /root/unasked.py")
+    assert (
+        await sh(shared, f"cat /proc/sys/net/ipv6/conf/{nic}/disable_ipv6; ip -6 address show {nic}") == "1"
+    )
+
+    async def arrived() -> bool:
+        return await received() >= packets + 100
+
+    await until(arrived, 20)
+    assert (await network.traffic()).get(row.slot, 0) == before
+    await sh(shared, "ping -c 1 -W 5 169.254.0.1")
+    assert (await network.traffic())[row.slot] == before + 2 * 84, "an echo request and its reply"

@@ -1,12 +1,15 @@
-"""The nftables rules of an installation, as text. All are in tables of Stead's own.
+"""The nftables rules of an installation, as text, in tables of their own.
 
-No rule names a machine: what one may send follows from the route to its tap, which goes with the tap.
+No rule names a VM: what it may send follows from the route to its tap, which is removed with the tap.
 """
 
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network
 
-from stead.host.addresses import GATEWAY
+from stead.host.addresses import GATEWAY, MAX_SLOTS
+
+TRAFFIC_SET = "traffic"
+"""Counts the IPv4 bytes of each data tap; interface counters would include ARP and IPv6, which are noise."""
 
 
 def namespace_rules(
@@ -15,7 +18,7 @@ def namespace_rules(
     closed: Sequence[IPv4Network],
     opened: Sequence[IPv4Network],
 ) -> str:
-    """Rules inside the namespace where all machines' taps are."""
+    """Rules inside the namespace of the taps: spoofing guard, DNS, private networks, traffic counters."""
     dns = (
         f'iifname "sd*" ip daddr {GATEWAY} meta l4proto {{ tcp, udp }} th dport 53 dnat ip to {resolver}'
         if resolver
@@ -27,10 +30,16 @@ delete table inet stead
 table inet stead {{
   set closed {{ type ipv4_addr; flags interval; auto-merge; {_elements(closed)} }}
   set opened {{ type ipv4_addr; flags interval; auto-merge; {_elements(opened)} }}
+  set {TRAFFIC_SET} {{ type ifname; size {MAX_SLOTS}; flags dynamic; }}
   chain spoofed {{
     type filter hook prerouting priority raw;
     iifname "sd*" meta nfproto ipv6 drop
     iifname "sd*" fib saddr . iif oif missing drop
+    iifname "sd*" update @{TRAFFIC_SET} {{ iifname counter }}
+  }}
+  chain delivered {{
+    type filter hook postrouting priority srcnat + 1;
+    oifname "sd*" meta nfproto ipv4 update @{TRAFFIC_SET} {{ oifname counter }}
   }}
   chain names {{
     type nat hook prerouting priority dstnat;

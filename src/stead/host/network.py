@@ -1,10 +1,11 @@
-"""The network of one installation: a namespace that holds every machine's taps, linked to the host by NAT.
+"""The network of one installation: a namespace with the taps of all VMs, linked to the host by NAT.
 
 Taps are not persistent: they end with the QEMU that holds them, and take their routes with them. So the only
 things that can be left over are the namespace, the link and the two tables, which `remove` takes away.
 """
 
 import fcntl
+import json
 import os
 import socket
 import struct
@@ -33,7 +34,7 @@ _UNICAST = 1
 
 @dataclass(frozen=True)
 class Taps:
-    """The open ends of a machine's two NICs, to be given to QEMU and then closed here."""
+    """The file descriptors of a VM's two taps, passed to QEMU and then closed here."""
 
     data: int
     management: int
@@ -66,7 +67,7 @@ class Network:
         self._thread.close()
 
     async def attach(self, slot: int) -> Taps:
-        """Make the two taps of the machine in `slot`, with its route and neighbours."""
+        """Create the two taps of a VM's slot, with its route and neighbour entries."""
         return await self._thread.call(lambda: self._attach(slot))
 
     def _attach(self, slot: int) -> Taps:
@@ -115,18 +116,25 @@ class Network:
         return await self._thread.call(make)
 
     async def traffic(self) -> dict[int, int]:
-        """Bytes that went through each machine's data NIC in either direction, by slot."""
-        return await self._thread.call(_traffic)
+        """IPv4 bytes of each slot's data NIC in both directions, since this installation was opened.
+
+        A slot that has had no traffic is missing. Counters outlive the tap: a slot's next VM continues them.
+        """
+        completed = await run(
+            *("nsenter", f"--net={namespace_path(self._settings)}"),
+            *("nft", "-j", "list", "set", "inet", "stead", firewall.TRAFFIC_SET),
+        )
+        return read_traffic(completed.stdout)
 
 
-def _traffic() -> dict[int, int]:
+def read_traffic(listing: bytes) -> dict[int, int]:
+    """Bytes by slot, from nft's JSON of the counter set."""
     counted = {}
-    for line in Path("/proc/thread-self/net/dev").read_text().splitlines()[2:]:
-        name, _, counters = line.partition(":")
-        slot = addresses.slot_of_data_tap(name.strip())
-        if slot is not None:
-            fields = counters.split()
-            counted[slot] = int(fields[0]) + int(fields[8])
+    for entry in json.loads(listing)["nftables"]:
+        for element in entry.get("set", {}).get("elem", ()):
+            slot = addresses.slot_of_data_tap(element["elem"]["val"])
+            if slot is not None:
+                counted[slot] = int(element["elem"]["counter"]["bytes"])
     return counted
 
 
@@ -139,7 +147,7 @@ def _open_tap(name: str) -> int:
         fcntl.ioctl(descriptor, _TUNSETIFF, struct.pack("16sH22s", name.encode(), _TAP_FLAGS, b""))
     except OSError as error:
         os.close(descriptor)
-        raise HostError(f"cannot make the tap {name}: {error.strerror}") from error
+        raise HostError(f"cannot create tap {name}: {error.strerror}") from error
     return descriptor
 
 

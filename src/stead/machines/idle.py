@@ -1,6 +1,7 @@
-"""Machines that nobody uses are put to sleep."""
+"""Idle timeouts: suspends VMs without network traffic and records when each had its last."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -14,19 +15,19 @@ log = get_logger("stead.idle")
 
 @dataclass
 class Activity:
-    """When a machine was last seen at work, judged from what is counted of it."""
+    """When a VM was last active, judged from its traffic counter and its calls."""
 
     traffic: int
     active_at: float
 
     def observe(self, now: float, traffic: int, threshold: int, *, busy: bool, last_call: float) -> float:
-        """Take in a new count; returns for how long the machine has been idle.
+        """Compare with the previous counter; returns how long the VM has been idle, in seconds.
 
-        Traffic counts when there is as much as the threshold since the last look. A call that is under way,
-        such as a command that runs, counts whatever it does.
+        Traffic counts when it reaches the threshold (in bytes) between two checks. A call in progress, such
+        as a running command, always counts.
         """
         moved = traffic - self.traffic
-        # A counter that went back belongs to a new tap: the machine was started since.
+        # A lower counter was reset, so that the traffic since is unknown.
         if busy or moved < 0 or moved >= max(1, threshold):
             self.active_at = now
         self.traffic = traffic
@@ -35,7 +36,7 @@ class Activity:
 
 
 class IdleWatch:
-    """Looks at all running machines again and again and has the idle ones suspended."""
+    """Checks all VMs every `interval` seconds, records their traffic and suspends the idle ones."""
 
     def __init__(
         self,
@@ -49,6 +50,7 @@ class IdleWatch:
         self._suspend = suspend
         self._interval = interval
         self._activities: dict[str, Activity] = {}
+        self._counters: dict[int, int] = {}
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -66,19 +68,24 @@ class IdleWatch:
                 for machine_id in await self.look():
                     self._lifecycle.background(self._put_to_sleep(machine_id))
             except (SteadError, OSError) as error:
-                log.warning("cannot look for idle machines", error=str(error))
+                log.warning("idle check failed", error=str(error))
 
     async def look(self) -> list[str]:
-        """Count what moved; returns the machines that have been idle for as long as they may."""
+        """Read the traffic counters; returns the VMs whose idle timeout has passed."""
         now = asyncio.get_running_loop().time()
-        traffic = await self._network.traffic()
+        counters = await self._network.traffic()
+        before, self._counters = self._counters, counters
         idle = []
+        with_traffic = []
         seen: dict[str, Activity] = {}
         for row in await self._lifecycle.store.list():
+            count, previous = counters.get(row.slot, 0), before.get(row.slot, 0)
+            # Also of a VM that was suspended or stopped since the last check: the counter outlives its tap.
+            if count != previous:
+                with_traffic.append(row.id)
             live = self._lifecycle.lives.get(row.id)
             if live is None or not live.running:
                 continue
-            count = traffic.get(row.slot, 0)
             activity = self._activities.get(row.id) or Activity(count, now)
             agent = live.agent
             resting = activity.observe(
@@ -88,13 +95,14 @@ class IdleWatch:
             if row.idle_timeout is not None and resting >= row.idle_timeout:
                 idle.append(row.id)
         self._activities = seen
+        await self._lifecycle.store.record_traffic(with_traffic, time.time_ns())
         return idle
 
     async def _put_to_sleep(self, machine_id: str) -> None:
         try:
             await self._suspend(machine_id)
         except SteadError as error:
-            log.warning("an idle machine could not be suspended", machine=machine_id, error=str(error))
-            # Not again at once: trying has its price.
+            log.warning("idle suspend failed", vm=machine_id, error=str(error))
+            # Back-off: wait a whole idle timeout before the next attempt.
             if (activity := self._activities.get(machine_id)) is not None:
                 activity.active_at = asyncio.get_running_loop().time()

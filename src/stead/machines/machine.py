@@ -60,8 +60,8 @@ class MachineInfo:
     idle_timeout: int | None
     activity_threshold: int
     recreate: bool
-    active_at: float
-    """When it was last seen at work."""
+    last_traffic: float | None
+    """When its data NIC last had IPv4 traffic, to within the interval of the idle check; None when never."""
     account: str | None
     purpose: str
     workdir: str | None
@@ -87,7 +87,7 @@ def machine_info(row: MachineRow) -> MachineInfo:
         idle_timeout=row.idle_timeout,
         activity_threshold=row.activity_threshold,
         recreate=row.recreate,
-        active_at=row.active_at / 1e9,
+        last_traffic=None if row.traffic_at is None else row.traffic_at / 1e9,
         account=row.account,
         purpose=row.purpose,
         workdir=row.workdir,

@@ -51,7 +51,9 @@ class MachineRow:
     delete_event: str | None = None
     recreate: bool = False
     active_at: int = 0
-    """When it was last seen at work, in nanoseconds."""
+    """When it last started or ended, in nanoseconds: the least recently used is evicted first."""
+    traffic_at: int | None = None
+    """When its data NIC last had traffic, in nanoseconds; None when it has had none."""
     account: str | None = None
     """Whose it is; None for machines that nobody has taken yet, and for those of a program of one's own."""
     purpose: str = "use"
@@ -99,6 +101,12 @@ class MachineStore(Rows[MachineRow]):
 
     async def update(self, row_id: str, **changes: object) -> MachineRow | None:
         return await super().update(row_id, **changes, updated_at=time.time_ns())
+
+    async def record_traffic(self, machine_ids: Sequence[str], at: int) -> None:
+        """Record the time of the last network traffic of several VMs in one transaction."""
+        if machine_ids:
+            changed = machines.update().where(machines.c.id.in_(machine_ids)).values(traffic_at=at)
+            await self.database.execute(changed)
 
     async def freeze(self, layer: LayerRow, machine_id: str, **changes: object) -> MachineRow | None:
         """Record a machine's top layer as frozen, together with what the machine stands on from now on."""

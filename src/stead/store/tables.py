@@ -49,6 +49,7 @@ machines = Table(
     Column("delete_event", String(16)),
     Column("recreate", Boolean, nullable=False, server_default=false()),
     Column("active_at", BigInteger, nullable=False, server_default="0"),
+    Column("traffic_at", BigInteger),
     Column("account", String(36), index=True),
     Column("purpose", String(8), nullable=False, server_default="use"),
     Column("workdir", Text),

@@ -105,7 +105,7 @@ def row_facts(info: MachineInfo) -> dict[str, Any]:
         "state": wire_state(info.state),
         "name": info.name,
         "created_at": info.created_at,
-        "last_network_activity": info.active_at,
+        "last_network_activity": info.last_traffic,
         "snapshot_id": info.snapshot,
         "deleted": info.state is State.DELETED,
         "created_declaratively": info.build is not None,
