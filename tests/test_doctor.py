@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from stead.host import examination
+from stead.host import accelerator, examination
 from stead.host.accelerator import probe_kvm
 from stead.host.doctor import Finding, examine, healthy, render, to_json
 from stead.host.image import BaseImage
@@ -62,8 +62,29 @@ async def test_the_image_and_kvm_before_the_first_build(
     finding = await examination.kvm(mine, None)
     assert finding.status == "degraded"
     if os.access("/dev/kvm", os.R_OK | os.W_OK):
-        assert "not proven" in finding.what
+        assert "not tested yet" in finding.what
     assert examination.base_image(None).status == "degraded"
+
+
+async def test_kvm_reports_the_whole_reason_and_the_cost(
+    settings: Settings, image: BaseImage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """QEMU's own messages hold colons, so that no part of the reason can be cut at one."""
+    words = "QEMU does not start with kvm (qemu: kvm.c:3183: set_msrs: Assertion `a: b' failed.)"
+
+    async def fails(_: Path) -> str:
+        return words
+
+    monkeypatch.setattr(accelerator, "_DEVICE", Path("/dev/null"))
+    monkeypatch.setattr(accelerator, "probe_kvm", fails)
+    finding = await examination.kvm(replace(settings, cache=tmp_path, accelerator="auto"), image)
+    assert (finding.status, finding.what) == ("degraded", words)
+    assert finding.cost == "VMs run in emulation (TCG), about 15 to 30 times slower"
+
+
+async def test_only_features_that_are_used_are_reported(settings: Settings) -> None:
+    """Forks share memory through page deltas: neither reflinks nor userfaultfd are used."""
+    assert not {"reflink", "userfaultfd"} & {finding.name for finding in await examine(settings)}
 
 
 def test_json_has_a_fixed_shape() -> None:
@@ -83,7 +104,7 @@ def test_people_see_cost_and_remedy() -> None:
     output = io.StringIO()
     render([Finding("two", "missing", "gone [x]", "all of it", "install it")], Console(file=output, width=80))
     text = output.getvalue()
-    for words in ("missing", "two", "gone [x]", "cost: all of it", "remedy: install it"):
+    for words in ("missing", "two", "gone [x]", "effect: all of it", "fix: install it"):
         assert words in text
 
 

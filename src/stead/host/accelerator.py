@@ -1,4 +1,4 @@
-"""Which accelerator machines run on. KVM is believed only after it has booted a kernel."""
+"""Choice of the accelerator, KVM or TCG emulation. KVM is used only after a kernel has booted in it."""
 
 import contextlib
 import hashlib
@@ -20,7 +20,7 @@ from stead.tasks import in_thread
 QEMU = "qemu-system-x86_64"
 MINIMUM_QEMU = (7, 2, 0)
 
-_COST = "machines run emulated, about 15 to 30 times slower inside"
+_COST = "VMs run in emulation (TCG), about 15 to 30 times slower"
 _DEVICE = Path("/dev/kvm")
 _DEADLINE = 10.0
 # With no disk and no such init, a kernel that really runs ends here, after all of its own start.
@@ -31,39 +31,42 @@ _MACHINE = re.compile(r"^pc-q35-(\d+)\.(\d+)(?=\s)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class AcceleratorChoice:
+    """An accelerator, why it was chosen, and what that costs compared with KVM."""
+
     name: Literal["kvm", "tcg"]
     reason: str
+    cost: str = ""
 
 
 async def choose_accelerator(
     settings: Settings, kernel: Path | None, *, again: bool = False
 ) -> AcceleratorChoice:
-    """What to run machines with; `kernel` is what the probe boots, and without one KVM stays unproven.
+    """Choose the accelerator; `kernel` is what the probe boots, and without one KVM is not used.
 
-    `again` probes anew where an earlier probe failed: it may have been a busy moment.
+    `again` repeats a probe that failed earlier, because the host may have been busy then.
     """
     if settings.accelerator == "tcg":
-        return AcceleratorChoice("tcg", f"tcg was asked for: {_COST}")
+        return AcceleratorChoice("tcg", "STEAD_ACCELERATOR is tcg", _COST)
     problem = _device_problem()
     if problem is None and kernel is None:
-        problem = "kvm is not proven, because there is no kernel to boot yet"
+        problem = "KVM is not tested yet: there is no kernel to boot"
     if problem is None and kernel is not None:
         problem = await _probe_cached(settings, kernel, again)
     if problem is None:
-        return AcceleratorChoice("kvm", "kvm booted a kernel on this host")
+        return AcceleratorChoice("kvm", "KVM works (a kernel booted in it)")
     if settings.accelerator == "kvm":
-        raise HostError(f"kvm was asked for, but {problem}")
-    return AcceleratorChoice("tcg", f"{problem}: {_COST}")
+        raise HostError(f"STEAD_ACCELERATOR is kvm, but {problem}")
+    return AcceleratorChoice("tcg", problem, _COST)
 
 
 async def qemu_version() -> tuple[int, int, int]:
-    """The version of the installed QEMU, asked once for each binary."""
+    """The version of the installed QEMU, cached per binary."""
     binary = _qemu()
     if binary not in _versions:
         completed = await run(binary, "--version", timeout=10)
         match = re.search(rb"version (\d+)\.(\d+)\.(\d+)", completed.stdout)
         if match is None:
-            raise HostError(f"{QEMU} does not tell its version")
+            raise HostError(f"cannot read the version of {QEMU} from its --version output")
         _versions[binary] = (int(match[1]), int(match[2]), int(match[3]))
     return _versions[binary]
 
@@ -94,12 +97,12 @@ def _device_problem() -> str | None:
     if not _DEVICE.exists():
         return f"{_DEVICE} is missing"
     if not os.access(_DEVICE, os.R_OK | os.W_OK):
-        return f"{_DEVICE} may not be opened by this user"
+        return f"no permission to open {_DEVICE}"
     return None
 
 
 async def _probe_cached(settings: Settings, kernel: Path, again: bool) -> str | None:
-    """The probe's result, remembered for this boot of the host, this QEMU and this kernel."""
+    """The probe's result, cached for this boot of the host, this QEMU and this kernel."""
     content = await in_thread(kernel.read_bytes)
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     version = ".".join(map(str, await qemu_version()))
@@ -129,7 +132,7 @@ class _Probed:
 
 
 async def probe_kvm(kernel: Path, deadline: float = _DEADLINE) -> str | None:
-    """Boot a kernel under KVM up to the point where it asks for a disk; None, or what went wrong."""
+    """Boot a kernel under KVM until it looks for its root disk; returns None, or the problem."""
     return await probe(kernel, "kvm", "host", deadline)
 
 
@@ -147,15 +150,15 @@ async def probe(kernel: Path, accelerator: str, cpu: str, deadline: float) -> st
                 timeout=deadline,
             )
         except CommandFailed as error:
-            return f"qemu could not start with {accelerator} ({_last_line(error.stderr)})"
+            return f"QEMU does not start with {accelerator} ({_last_line(error.stderr)})"
         except HostError as error:
             if not isinstance(error.__cause__, TimeoutError):
                 raise
             words = _last_line(console.read_bytes())
-            where = f"; its last words were {words!r}" if words else ""
-            return f"{accelerator} is present but a kernel did not boot in it within {deadline:g} s{where}"
+            where = f"; last console line: {words!r}" if words else ""
+            return f"{accelerator} is present, but a kernel did not boot in it within {deadline:g} s{where}"
         if _MARKER not in console.read_text(errors="replace"):
-            return f"{accelerator} is present but a kernel in it stopped before the end of its start"
+            return f"{accelerator} is present, but a kernel in it stopped during boot"
     return None
 
 

@@ -1,4 +1,4 @@
-"""`stead doctor`: what this host has, what it lacks, what each lack costs and how to mend it."""
+"""`stead doctor`: checks this host and reports each problem with its consequence and its fix."""
 
 import json
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _COLOURS: dict[Status, str] = {"ok": "green", "degraded": "yellow", "missing": "
 
 
 async def examine(settings: Settings) -> list[Finding]:
-    """Everything about this host that decides whether and how well machines run, in reading order."""
+    """Run all checks, in the order in which they are shown."""
     image = await in_thread(_built_image, settings)
     return [
         examination.python(),
@@ -34,13 +34,11 @@ async def examine(settings: Settings) -> list[Finding]:
         await examination.namespaces(),
         await examination.nftables(),
         examination.overcommit(),
-        examination.userfaultfd(),
         examination.pagemap(),
         examination.seccomp(),
         examination.cgroups(),
         examination.memory(settings),
         examination.disk(settings),
-        examination.reflink(settings),
         examination.resolver(),
         await examination.forwarding(),
         examination.base_image(image),
@@ -48,7 +46,7 @@ async def examine(settings: Settings) -> list[Finding]:
 
 
 def healthy(findings: Sequence[Finding]) -> bool:
-    """Whether machines can run at all, however slowly."""
+    """Whether VMs can run at all, however slowly."""
     return all(finding.status != "missing" for finding in findings)
 
 
@@ -60,9 +58,9 @@ def render(findings: Sequence[Finding], console: Console) -> None:
     for finding in findings:
         lines = [finding.what]
         if finding.cost:
-            lines.append(f"cost: {finding.cost}")
+            lines.append(f"effect: {finding.cost}")
         if finding.remedy:
-            lines.append(f"remedy: {finding.remedy}")
+            lines.append(f"fix: {finding.remedy}")
         status = f"[{_COLOURS[finding.status]}]{finding.status}[/]"
         table.add_row(status, finding.name, "\n".join(lines).replace("[", r"\["))
     console.print(table)

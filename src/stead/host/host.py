@@ -56,7 +56,9 @@ class Inventory:
 
 def require_root() -> None:
     if os.geteuid() != 0:
-        raise HostError("Stead makes taps, namespaces and processes of other users: run it as root")
+        raise HostError(
+            "Stead must run as root: it creates taps, network namespaces and processes of other users"
+        )
 
 
 class Host:
@@ -108,7 +110,7 @@ class Host:
             if self._platform is None:
                 choice = await choose_accelerator(self.settings, image.kernel)
                 if choice.name == "tcg" and self.settings.accelerator == "auto":
-                    log.warning(choice.reason)
+                    log.warning("kvm not used", reason=choice.reason, cost=choice.cost)
                 version = await qemu_version()
                 self._platform = Platform(
                     choice.name,
@@ -146,7 +148,7 @@ class Host:
         check_memory()
         if not self.has_disk_room():
             raise CapacityExceeded(
-                f"less than {_DISK_FLOOR >> 30} GiB of disk is free under {self.settings.data}"
+                f"less than {_DISK_FLOOR >> 30} GiB of disk space is free under {self.settings.data}"
             )
 
     def has_disk_room(self) -> bool:
@@ -160,7 +162,7 @@ class Host:
             folder.chmod(0o700)
             os.chown(folder, self.uid(place.slot), self.uid(place.slot))
         except OSError as error:
-            raise HostError(f"cannot make {folder}: {error.strerror}") from error
+            raise HostError(f"cannot create {folder}: {error.strerror}") from error
 
     async def make_layer(self, place: Place, layer: str, size_gib: int) -> None:
         """An empty disk layer in the machine's folder."""
@@ -174,7 +176,7 @@ class Host:
         try:
             devices = os.open(template.devices, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise HostError(f"cannot read the template {template.id}: {error.strerror}") from error
+            raise HostError(f"cannot read template {template.id}: {error.strerror}") from error
         try:
             return await self.wake(place, template.size, template, layers, Saved(devices))
         finally:
