@@ -198,7 +198,7 @@ async def test_a_damaged_memory_is_refused_and_the_machine_starts_from_its_disk(
     assert await sh(sleeper, "cat /root/kept; cat /run/marker 2>/dev/null || echo gone") == "kept\ngone"
     told = (await sleeper.info()).reason
     assert told is not None and told.startswith(
-        "its memory could not be used, so it was started from its disk: its memory was changed on disk"
+        "its memory could not be used, so it was started from its disk: checksum mismatch"
     )
     # From here on it is a machine that was booted: it sleeps and forks like any other.
     await sh(sleeper, "setsid sleep 100000 >/dev/null 2>&1 & echo $! > /run/pid; echo memory > /run/marker")

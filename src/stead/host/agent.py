@@ -142,7 +142,7 @@ class Agent:
         sent: dict[str, str | bytes] = {"Host": "agent", **(headers or {})}
         if user is not None:
             if not user.isprintable() or not user:
-                raise InvalidRequest(f"{user!r} is not the name of a Linux user")
+                raise InvalidRequest(f"invalid Linux user name {user!r}")
             sent["X-Stead-User"] = user.encode()
         if isinstance(body, bytes):
             sent["Content-Length"] = str(len(body))
@@ -202,4 +202,4 @@ def _error(status: int, body: bytes) -> GuestError:
         answer = json.loads(body)
         return GuestError(str(answer["code"]), str(answer["message"]))
     except (ValueError, KeyError, TypeError):
-        return GuestError("internal", f"the guest agent answered {status}")
+        return GuestError("internal", f"the guest agent answered with status {status}")

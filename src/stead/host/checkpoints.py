@@ -152,10 +152,10 @@ def _read_devices(path: Path) -> bytes:
         with os.fdopen(descriptor, "rb") as file:
             facts = os.fstat(descriptor)
             if not stat.S_ISREG(facts.st_mode) or facts.st_size > _DEVICES_LIMIT:
-                raise HostError("QEMU saved something else than its devices")
+                raise HostError("unexpected content in the device state that QEMU saved")
             return file.read()
     except OSError as error:
-        raise HostError(f"cannot read the saved devices: {error.strerror}") from error
+        raise HostError(f"cannot read the saved device state: {error.strerror}") from error
 
 
 # On disk
@@ -192,7 +192,7 @@ def _save(
         # On a disk that is full the database needs the room, to record what became of this.
         shutil.rmtree(folder, ignore_errors=True)
         if isinstance(error, OSError):
-            raise HostError(f"cannot keep the memory: {error.strerror}") from error
+            raise HostError(f"cannot save the memory: {error.strerror}") from error
         raise
 
 
@@ -205,7 +205,7 @@ def copy(source: Path, target: Path) -> None:
         sync_folder(target)
         sync_folder(target.parent)
     except OSError as error:
-        raise HostError(f"cannot keep the memory: {error.strerror}") from error
+        raise HostError(f"cannot save the memory: {error.strerror}") from error
 
 
 def read(folder: Path, platform: Platform, size: Size) -> Moment:
@@ -217,21 +217,21 @@ def read(folder: Path, platform: Platform, size: Size) -> Moment:
         kept = json.loads((folder / _FACTS).read_bytes())
         facts = kept["facts"]
         if kept["sha256"] != _checksum(facts):
-            raise CheckpointUnusable("its description was changed on disk")
+            raise CheckpointUnusable(f"checksum mismatch in {_FACTS}")
         if facts["format"] != _FORMAT:
-            raise CheckpointUnusable(f"it has format {facts['format']}, and this Stead reads {_FORMAT}")
+            raise CheckpointUnusable(f"unsupported format {facts['format']} (this version reads {_FORMAT})")
         _check_platform(facts["platform"], platform)
         if facts["size"] != str(size):
-            raise CheckpointUnusable(f"it is of a machine of {facts['size']}, not {size}")
+            raise CheckpointUnusable(f"saved from a VM of size {facts['size']}, not {size}")
         devices = (folder / "devices").read_bytes()
         if hashlib.sha256(devices).hexdigest() != facts["devices_sha256"]:
-            raise CheckpointUnusable("its devices were changed on disk")
+            raise CheckpointUnusable("checksum mismatch in the device state")
         memory = Delta.load(folder, facts["memory"], size.memory_mib << 20)
         return Moment(size, facts["base"], platform, devices, memory)
     except OSError as error:
-        raise CheckpointUnusable(f"it cannot be read: {error.strerror}") from error
+        raise CheckpointUnusable(f"cannot read it: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointUnusable("its description is damaged") from error
+        raise CheckpointUnusable(f"invalid {_FACTS}") from error
 
 
 def _check_platform(kept: dict[str, Any], platform: Platform) -> None:
@@ -244,10 +244,10 @@ def _check_platform(kept: dict[str, Any], platform: Platform) -> None:
     # A bug fix of QEMU reads what the one before it wrote; a new release has a machine type of its own.
     versions = [".".join(map(str, each["version"][:2])) for each in (kept, present)]
     if versions[0] != versions[1]:
-        raise CheckpointUnusable(f"it was taken with QEMU {versions[0]}, and this host has {versions[1]}")
+        raise CheckpointUnusable(f"saved with QEMU {versions[0]}, and this host has QEMU {versions[1]}")
     for field, word in names.items():
         if kept[field] != present[field]:
-            raise CheckpointUnusable(f"it was taken with another {word} than this host has")
+            raise CheckpointUnusable(f"saved with a different {word} than this host has")
 
 
 def _checksum(facts: dict[str, Any]) -> str:

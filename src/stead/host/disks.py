@@ -49,7 +49,7 @@ def _write(path: Path, content: bytes, uid: int) -> None:
             # A machine whose memory is dropped once it runs must find this after a power cut.
             os.fsync(descriptor)
     except OSError as error:
-        raise HostError(f"cannot make a disk layer: {error.strerror}") from error
+        raise HostError(f"cannot create a disk layer: {error.strerror}") from error
 
 
 async def grow_layer(path: Path, size_gib: int) -> None:
@@ -73,9 +73,9 @@ def check_layer(path: Path) -> None:
             regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
             header = layer.read(_HEADER.size) if regular else b""
     except OSError as error:
-        raise HostError(f"cannot read the disk layer {path.name}: {error.strerror}") from error
+        raise HostError(f"cannot read disk layer {path.name}: {error.strerror}") from error
     if len(header) < _HEADER.size:
-        raise HostError(f"the disk layer {path.name} is damaged")
+        raise HostError(f"disk layer {path.name} is damaged")
     magic, version, incompatible = _HEADER.unpack(header)
     if (magic, version) != (b"QFI\xfb", 3) or incompatible & ~_KNOWN_FEATURES:
-        raise HostError(f"the disk layer {path.name} is not one that Stead made")
+        raise HostError(f"disk layer {path.name} has an unknown format")

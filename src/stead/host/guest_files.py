@@ -50,7 +50,7 @@ class GuestFiles:
     ) -> AsyncGenerator[bytes, None]:
         """The bytes of a file in chunks, as they come."""
         if start < 0 or (length is not None and length < 0):
-            raise InvalidRequest("a range cannot be negative")
+            raise InvalidRequest("offset and length must not be negative")
         if length == 0 or start >= _LARGEST:
             return
         headers = {}
@@ -141,12 +141,12 @@ async def _exactly(size: int, content: AsyncIterator[bytes]) -> AsyncIterator[by
     async for chunk in content:
         seen += len(chunk)
         if seen > size:
-            raise InvalidRequest(f"the stream has more than the {size} bytes that it should have")
+            raise InvalidRequest(f"stream is longer than the announced {size} bytes")
         if chunk:
             yield held
             held = chunk
     if seen < size:
-        raise InvalidRequest(f"the stream ended after {seen} bytes of {size}")
+        raise InvalidRequest(f"stream ended after {seen} of {size} bytes")
     yield held
 
 

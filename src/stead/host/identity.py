@@ -83,7 +83,7 @@ async def confer(agent: Agent, identity: Identity, *, timeout: float, new_keys: 
     try:
         answer = await agent.call("POST", "/v1/identity", body=body, timeout=timeout)
     except GuestError as error:
-        raise StartFailed(f"the guest refused its identity: {error}") from error
+        raise StartFailed(f"the guest rejected its identity: {error}") from error
     received = time.time_ns()
     expected = {
         "nonce": nonce,

@@ -15,7 +15,7 @@ _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_
 def check_memory(wanted: int = 0) -> None:
     """Refuse what would leave the host with less memory than it needs itself."""
     if available() - wanted < _FLOOR:
-        need = f" besides the {wanted >> 20} MiB that this takes" if wanted >> 20 else ""
+        need = f" beyond the {wanted >> 20} MiB that this needs" if wanted >> 20 else ""
         raise CapacityExceeded(f"less than {_FLOOR >> 20} MiB of memory is available on this host{need}")
 
 
@@ -44,7 +44,7 @@ def sealed_copy(path: Path) -> int:
         fcntl.fcntl(copy, fcntl.F_ADD_SEALS, _SEALS)
     except OSError as error:
         os.close(copy)
-        raise HostError(f"cannot hold the template {path.name} in memory: {error.strerror}") from error
+        raise HostError(f"cannot load template {path.name} into memory: {error.strerror}") from error
     finally:
         os.close(source)
     return copy

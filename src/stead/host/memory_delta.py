@@ -36,9 +36,9 @@ _THREADS = min(4, os.cpu_count() or 1)
 _BLOCK = 1 << 20
 
 _REASONS = {
-    errno.ESRCH: "it has ended",
-    errno.EPERM: "this process has not the right to",
-    errno.EFAULT: "a part of it is not there",
+    errno.ESRCH: "the process has exited",
+    errno.EPERM: "permission denied",
+    errno.EFAULT: "a part of it is not mapped",
 }
 
 
@@ -62,7 +62,7 @@ class Delta:
             return cls([_Chunk(saved.map(), runs)] if runs.pages else [], saved)
         except (OSError, ValueError) as error:
             saved.close()
-            raise CheckpointUnusable(f"its memory cannot be mapped: {error}") from error
+            raise CheckpointUnusable(f"cannot map the memory file: {error}") from error
 
     @property
     def pages(self) -> int:
@@ -157,7 +157,9 @@ class _Chunk:
             buffer = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             _populate(buffer)
         except OSError as error:
-            raise HostError(f"cannot get {length} bytes for a copy of memory: {error.strerror}") from error
+            raise HostError(
+                f"cannot allocate {length} bytes for a copy of memory: {error.strerror}"
+            ) from error
         return cls(buffer, Runs(array("Q")))
 
     @property
@@ -198,12 +200,12 @@ class _Saved:
             runs = _load_runs(folder / "pages", facts, size)
             descriptor = os.open(folder / "memory", os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise CheckpointUnusable(f"its memory cannot be opened: {error.strerror}") from error
+            raise CheckpointUnusable(f"cannot open the memory file: {error.strerror}") from error
         saved = cls(descriptor, os.fstat(descriptor).st_size, facts.get("memory_sha256"))
         for expected in (facts.get("bytes"), runs.pages * PAGESIZE):
             if saved._length != expected:
                 saved.close()
-                raise CheckpointUnusable(f"`memory` has {saved._length} bytes where {expected} belong")
+                raise CheckpointUnusable(f"the memory file has {saved._length} bytes instead of {expected}")
         return saved, runs
 
     def map(self) -> mmap.mmap:
@@ -220,7 +222,7 @@ class _Saved:
                 checksum.update(block[:count])
                 offset += count
         except OSError as error:
-            raise CheckpointUnusable(f"its memory cannot be read: {error.strerror}") from error
+            raise CheckpointUnusable(f"cannot read the memory file: {error.strerror}") from error
         if checksum.hexdigest() != self._checksum:
             raise CheckpointUnusable(_changed("memory"))
 
@@ -235,11 +237,11 @@ def _load_runs(path: Path, facts: dict[str, object], size: int) -> Runs:
     try:
         return Runs.from_bytes(data, size)
     except ValueError as error:
-        raise CheckpointUnusable(f"its pages do not fit: {error}") from error
+        raise CheckpointUnusable(f"invalid page list: {error}") from error
 
 
 def _changed(name: str) -> str:
-    return f"its memory was changed on disk: the checksum of `{name}` is not what was recorded"
+    return f"checksum mismatch in the file `{name}`: it was changed on disk"
 
 
 def _address(buffer: mmap.mmap) -> int:

@@ -36,7 +36,7 @@ async def merge(layers: Sequence[Path], below: Sequence[Path], target: Path) -> 
     sizes = await in_thread(_sizes, [path for path in (*layers, *below) if _kind(path) == "qcow2"])
     merged = sizes[: len(layers)]
     if merged != sorted(merged, reverse=True):
-        raise HostError("a disk layer is smaller than the one that it stands on")
+        raise HostError("a disk layer is smaller than its parent layer")
     # It starts as large as the oldest layer and grows with them: what lies beyond an end reads as zeros.
     create = ("create", "-q", "-f", "qcow2", "-u", "-b", str(below[0]), "-F", _kind(below[0]))
     await run(*_GENTLY, "qemu-img", *create, target, str(merged[-1]))
@@ -70,6 +70,6 @@ def _sizes(paths: Sequence[Path]) -> list[int]:
         with path.open("rb") as file:
             size, incompatible, autoclear = _HEADER.unpack(file.read(_HEADER.size))
         if incompatible or autoclear:
-            raise HostError(f"the disk layer {path.name} is not in good order")
+            raise HostError(f"disk layer {path.name} failed its consistency check")
         sizes.append(size)
     return sizes

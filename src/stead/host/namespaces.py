@@ -43,7 +43,7 @@ class NamespaceThread:
 
         def enter() -> None:
             if _libc.unshare(_CLONE_NEWNET) != 0:
-                raise HostError(f"cannot make a network namespace: {os.strerror(ctypes.get_errno())}")
+                raise HostError(f"cannot create a network namespace: {os.strerror(ctypes.get_errno())}")
 
         return cls(enter)
 

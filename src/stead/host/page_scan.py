@@ -76,11 +76,11 @@ class Runs:
         """Raises ValueError for what cannot be runs of pages in a RAM of that many bytes."""
         pairs = array("Q")
         if len(data) % (2 * pairs.itemsize):
-            raise ValueError(f"{len(data)} bytes are not whole runs")
+            raise ValueError(f"{len(data)} bytes are not a whole number of runs")
         pairs.frombytes(data)
         runs = cls(_little_endian(pairs))
         if not all(runs.pairs[1::2]):
-            raise ValueError("a run has no pages")
+            raise ValueError("empty run of pages")
         if not runs.within(size):
             raise ValueError(f"a run ends beyond {size} bytes of RAM")
         return runs
@@ -112,7 +112,7 @@ def find_ram(pid: int, size: int, copied: bool) -> Region:
     try:
         lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
     except OSError as error:
-        raise HostError(f"cannot see the memory of process {pid}: {error.strerror}") from error
+        raise HostError(f"cannot read the memory map of process {pid}: {error.strerror}") from error
     mappings = [_Mapping.parse(line) for line in lines if line.split(maxsplit=2)[1] == "rw-p"]
     files = {mapping.file for mapping in mappings if (mapping.file != _NO_FILE) == copied}
     found = [
@@ -120,7 +120,9 @@ def find_ram(pid: int, size: int, copied: bool) -> Region:
     ]
     if len(found) != 1:
         many = len(found) or "no"
-        raise HostError(f"process {pid} has {many} private mappings of {size} bytes that could be its RAM")
+        raise HostError(
+            f"cannot find the guest RAM of process {pid}: {many} private mappings of {size} bytes"
+        )
     return found[0]
 
 
@@ -167,7 +169,7 @@ def written_pages(pid: int, region: Region) -> Runs:
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise HostError(f"cannot see which pages process {pid} wrote: {error.strerror}") from error
+        raise HostError(f"cannot read the page map of process {pid}: {error.strerror}") from error
 
 
 def _scan(pagemap: int, region: Region) -> Runs:

@@ -52,9 +52,9 @@ async def ensure_template(
         try:
             return await _build(host, image, platform, size, progress)
         except SteadError as error:
-            raise TemplateError(f"no template of {size} could be made: {error}") from error
+            raise TemplateError(f"cannot build a template of size {size}: {error}") from error
         except OSError as error:
-            raise TemplateError(f"no template of {size} could be made: {error.strerror}") from error
+            raise TemplateError(f"cannot build a template of size {size}: {error.strerror}") from error
 
 
 async def _build(

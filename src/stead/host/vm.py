@@ -97,7 +97,7 @@ class Spawner:
         identity = ProcessId.of(child.pid)
         if identity is None:
             os.waitpid(child.pid, 0)
-            raise StartFailed(f"QEMU ended at once: {last_words(files)}")
+            raise StartFailed(f"QEMU exited at once: {last_words(files)}")
         return identity
 
     def close(self) -> None:
@@ -128,8 +128,8 @@ class Vm:
             ended = await process.ends_now() or not identity.alive()
             process.forget()
             if ended:
-                raise StartFailed(f"QEMU ended: {last_words(files)}") from error
-            raise StartFailed(f"QEMU's monitor failed: {error}") from error
+                raise StartFailed(f"QEMU exited: {last_words(files)}") from error
+            raise StartFailed(f"QEMU monitor failed: {error}") from error
         except BaseException:
             process.forget()
             raise
@@ -142,8 +142,8 @@ class Vm:
                 return await self._monitor.execute(command, arguments or None)
         except QMPError as error:
             if self.process.ended or not self.process.identity.alive():
-                raise HostError(f"QEMU ended: {last_words(self.files)}") from error
-            raise HostError(f"QEMU refused {command}: {error}") from error
+                raise HostError(f"QEMU exited: {last_words(self.files)}") from error
+            raise HostError(f"QEMU rejected {command}: {error}") from error
         except TimeoutError as error:
             raise HostError(f"QEMU did not answer {command} within {QMP_TIMEOUT:g} s") from error
 
@@ -170,7 +170,7 @@ class Vm:
             self._disk_errors = asyncio.create_task(self._wake_after_disk_error())
 
     async def _wake_after_disk_error(self) -> None:
-        log.warning("the host's disk refused a write; the guest waits", folder=str(self.files.folder))
+        log.warning("vm paused: disk write failed on the host", folder=str(self.files.folder))
         with contextlib.suppress(HostError):
             while True:
                 await asyncio.sleep(_DISK_RETRY)
@@ -193,7 +193,7 @@ class Vm:
         deadline = asyncio.get_running_loop().time() + QMP_TIMEOUT
         while (status := (await self.execute("query-status"))["status"]) == "inmigrate":
             if asyncio.get_running_loop().time() > deadline:
-                raise StartFailed(f"QEMU did not load its state: {last_words(self.files)}")
+                raise StartFailed(f"QEMU did not load the saved state: {last_words(self.files)}")
             await asyncio.sleep(0.001)
         if status != "paused":
             raise StartFailed(f"QEMU is {status} instead of paused: {last_words(self.files)}")
@@ -283,7 +283,7 @@ async def _monitor(process: WatchedProcess, files: VmFiles) -> QMPClient:
             raise StartFailed(
                 f"QEMU {ending.result()}: {last_words(files)}"
                 if ending.done()
-                else "QEMU did not answer its monitor"
+                else f"QEMU monitor did not answer within {QMP_TIMEOUT:g} s"
             )
         connecting.result()
     finally:
@@ -323,8 +323,8 @@ def last_words(files: VmFiles) -> str:
     try:
         lines = files.log.read_text(errors="replace").strip().splitlines()
     except OSError:
-        return "it left no message"
-    return " | ".join(lines[-2:]) or "it left no message"
+        return "no message in its log"
+    return " | ".join(lines[-2:]) or "no message in its log"
 
 
 def process_name(instance: str, machine: str) -> str:

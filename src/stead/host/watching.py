@@ -49,8 +49,8 @@ async def _events(response: httpcore2.Response) -> AsyncGenerator[FileEvent, Non
             for line in lines:
                 yield _event(line)
     except (httpcore2.NetworkError, httpcore2.ProtocolError) as error:
-        raise GuestUnreachable("the guest cannot tell of changes any more") from error
-    raise GuestUnreachable("the guest agent stopped telling of changes")
+        raise GuestUnreachable("the file watch in the guest failed") from error
+    raise GuestUnreachable("the guest agent ended the file watch")
 
 
 def _event(line: bytes) -> FileEvent:
