@@ -101,7 +101,7 @@ async def bombed(tmp_path: Path) -> AsyncIterator[Bombed]:
 
 
 @pytest.mark.parametrize("size", [170 * MIB, pytest.param(5 << 30, marks=pytest.mark.slow)])
-async def test_a_file_of_zeros_is_kept_and_nobody_holds_it(bombed: Bombed, size: int) -> None:
+async def test_huge_file_of_zeros_uses_bounded_memory(bombed: Bombed, size: int) -> None:
     """Cloned as small as it came; read, searched and archived without ever being in memory."""
     pack = Pack()
     zeros, small = pack.zeros(size), pack.blob(b"a needle\n")
@@ -134,7 +134,7 @@ async def test_a_file_of_zeros_is_kept_and_nobody_holds_it(bombed: Bombed, size:
     assert info.size < size // 500
 
 
-async def test_copies_of_copies_are_refused(bombed: Bombed) -> None:
+async def test_delta_bomb_is_refused(bombed: Bombed) -> None:
     """Twenty kilobytes that would have to be unfolded to two gigabytes of memory to be looked at."""
     pack = Pack()
     pack.copies(2 << 30)
@@ -145,7 +145,7 @@ async def test_copies_of_copies_are_refused(bombed: Bombed) -> None:
     assert await bombed.repository.branches() == []
 
 
-async def test_a_tree_without_end_is_kept_and_cut_off(bombed: Bombed) -> None:
+async def test_exponential_tree_is_stored_and_listings_are_limited(bombed: Bombed) -> None:
     """Ten folders in each of ten, ten times: few objects, and more paths than anyone can list."""
     pack = Pack()
     blob = pack.blob(b"x\n")
@@ -169,7 +169,7 @@ async def test_a_tree_without_end_is_kept_and_cut_off(bombed: Bombed) -> None:
     assert memory.git < 600 * MIB
 
 
-async def test_a_tree_too_deep_for_git_is_refused_or_told_of(bombed: Bombed) -> None:
+async def test_too_deep_tree_is_refused_or_reported(bombed: Bombed) -> None:
     """Folders within folders, so many that git itself may break: the server stays, and says so."""
     for depth in (20_000, 100_000):
         pack = Pack()

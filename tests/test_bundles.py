@@ -148,7 +148,7 @@ async def cloned(
 # Names
 
 
-async def test_a_repository_has_many_names(bundles: Bundles, stage: Stage) -> None:
+async def test_repository_is_found_by_name_id_and_url(bundles: Bundles, stage: Stage) -> None:
     """Its id and its addresses, whoever is named in them: always the same clone, from the same address."""
     repo = (await stage.repository()).id
     bundle = await found(bundles, stage, repo)
@@ -180,7 +180,7 @@ async def test_a_repository_has_many_names(bundles: Bundles, stage: Stage) -> No
         assert await bundles.find(stage.ours, name) is None, name
 
 
-async def test_what_may_not_be_read_is_not_there(bundles: Bundles, stage: Stage) -> None:
+async def test_inaccessible_repository_is_not_found(bundles: Bundles, stage: Stage) -> None:
     """Somebody else's repository is told like a missing one, word for word, unless it is public."""
     theirs = (await stage.repos.create(stage.theirs)).id
     public = (await stage.repos.create(stage.theirs, public=True)).id
@@ -209,7 +209,7 @@ async def test_what_may_not_be_read_is_not_there(bundles: Bundles, stage: Stage)
 # Clones
 
 
-async def test_a_clone_is_what_git_itself_clones(bundles: Bundles, stage: Stage, git: GitClient) -> None:
+async def test_bundle_equals_git_clone(bundles: Bundles, stage: Stage, git: GitClient) -> None:
     """Refs, settings, files and history, from the repository's address; what was handed in is gone."""
     repository = await filled(stage, git)
     told = Told()
@@ -236,7 +236,7 @@ async def test_a_clone_is_what_git_itself_clones(bundles: Bundles, stage: Stage,
 
 
 @pytest.mark.parametrize("depth", [None, 1])
-async def test_a_revision_is_checked_out(
+async def test_bundle_checks_out_a_revision(
     bundles: Bundles, stage: Stage, git: GitClient, depth: int | None
 ) -> None:
     """A branch is tracked; a tag, or a commit, also one that no branch has, is not. So it is when the
@@ -273,7 +273,7 @@ async def test_a_revision_is_checked_out(
         await git("fsck", "--strict", cwd=clone)
 
 
-async def test_an_empty_repository_is_cloned_as_such(bundles: Bundles, stage: Stage, git: GitClient) -> None:
+async def test_bundle_of_empty_repository(bundles: Bundles, stage: Stage, git: GitClient) -> None:
     repository = await stage.repository(default_branch="trunk")
     clone = await cloned(await found(bundles, stage, repository.id), bundles, git)
     assert await git("symbolic-ref", "HEAD", cwd=clone) == "refs/heads/trunk"
@@ -283,9 +283,7 @@ async def test_an_empty_repository_is_cloned_as_such(bundles: Bundles, stage: St
     assert (await repository.branch("trunk")).sha == await git("rev-parse", "HEAD", cwd=clone)
 
 
-async def test_a_repository_without_its_default_branch_is_cloned(
-    bundles: Bundles, stage: Stage, git: GitClient
-) -> None:
+async def test_bundle_without_default_branch(bundles: Bundles, stage: Stage, git: GitClient) -> None:
     """As git does it: nothing is checked out, and the branches that there are can be."""
     repository = await filled(stage, git)
     await git("symbolic-ref", "HEAD", "refs/heads/gone", cwd=repository.path)
@@ -294,7 +292,7 @@ async def test_a_repository_without_its_default_branch_is_cloned(
     await git("checkout", "-q", "feature/x", cwd=clone)
 
 
-async def test_many_refs_are_cloned(bundles: Bundles, stage: Stage, git: GitClient) -> None:
+async def test_bundle_with_many_refs(bundles: Bundles, stage: Stage, git: GitClient) -> None:
     repository = await filled(stage, git)
     sha = (await repository.branch("main")).sha
     new = "".join(f"create refs/heads/many/{number} {sha}\n" for number in range(5000))
@@ -304,7 +302,7 @@ async def test_many_refs_are_cloned(bundles: Bundles, stage: Stage, git: GitClie
     assert len(branches.splitlines()) == 5000
 
 
-async def test_a_clone_that_cannot_be_says_why(bundles: Bundles, stage: Stage, git: GitClient) -> None:
+async def test_failed_bundle_reports_the_reason(bundles: Bundles, stage: Stage, git: GitClient) -> None:
     repository = await filled(stage, git)
     place = git.home / "taken"
     place.mkdir()
@@ -318,7 +316,7 @@ async def test_a_clone_that_cannot_be_says_why(bundles: Bundles, stage: Stage, g
 # What was fixed
 
 
-async def test_what_is_cloned_is_what_was_fixed(bundles: Bundles, stage: Stage, git: GitClient) -> None:
+async def test_bundle_is_pinned_despite_later_pushes(bundles: Bundles, stage: Stage, git: GitClient) -> None:
     """Whatever is pushed between a plan and the clone: new commits, a branch moved back, one deleted."""
     repository = await filled(stage, git)
     work = git.home / f"work-{repository.id}"
@@ -336,9 +334,7 @@ async def test_what_is_cloned_is_what_was_fixed(bundles: Bundles, stage: Stage, 
     assert (after / "file").read_text() == "four"
 
 
-async def test_a_layer_is_another_when_a_clone_would_be(
-    bundles: Bundles, stage: Stage, git: GitClient
-) -> None:
+async def test_layer_key_changes_with_the_clone(bundles: Bundles, stage: Stage, git: GitClient) -> None:
     """Nothing pushed, nothing new, by whatever name; anything pushed, to any branch or tag, is new."""
     repository = await filled(stage, git)
     work = git.home / f"work-{repository.id}"
@@ -377,9 +373,7 @@ async def test_a_layer_is_another_when_a_clone_would_be(
     assert await hash_of() == seen[4]
 
 
-async def test_a_repository_that_is_gone_fails_the_clone(
-    bundles: Bundles, stage: Stage, git: GitClient
-) -> None:
+async def test_deleted_repository_fails_the_bundle(bundles: Bundles, stage: Stage, git: GitClient) -> None:
     """Deleted, or no longer to be read, or without what it had: told, and the guest is not left waiting."""
     deleted, damaged = await filled(stage, git), await filled(stage, git)
     theirs = await stage.repos.create(stage.theirs, public=True)
@@ -398,9 +392,7 @@ async def test_a_repository_that_is_gone_fails_the_clone(
     assert (gits_of(damaged.path), [each.name for each in git.home.glob("clone-*")]) == ([], [])
 
 
-async def test_a_repository_that_goes_while_it_is_packed(
-    bundles: Bundles, stage: Stage, git: GitClient
-) -> None:
+async def test_repository_deleted_while_packing(bundles: Bundles, stage: Stage, git: GitClient) -> None:
     repository = await filled(stage, git)
     bundle = await found(bundles, stage, repository.id)
     async with bundles.packed(bundle) as pack:
@@ -413,7 +405,7 @@ async def test_a_repository_that_goes_while_it_is_packed(
     assert gits_of(repository.path) == []
 
 
-async def test_who_gives_up_leaves_no_git(bundles: Bundles, stage: Stage, git: GitClient) -> None:
+async def test_cancelled_bundle_leaves_no_git_process(bundles: Bundles, stage: Stage, git: GitClient) -> None:
     """A guest that takes nothing holds up one git, which takes no memory for it and goes with the clone."""
     repository = await filled(stage, git)
     work = git.home / f"work-{repository.id}"

@@ -109,7 +109,7 @@ async def get(egress: Egress, url: str, **options: object) -> tuple[int, bytes]:
         "ff02::1",
     ],
 )
-async def test_refuses_what_is_not_the_internet(address: str) -> None:
+async def test_non_public_addresses_are_refused(address: str) -> None:
     """As a name's only address, as one of several, and, where it can be written so, in the URL itself."""
     for found in ([address], [PUBLIC, address], [address, PUBLIC]):
         with pytest.raises(EgressRefused, match=re.escape(str(ip_address(address.partition("%")[0])))):
@@ -123,7 +123,7 @@ async def test_refuses_what_is_not_the_internet(address: str) -> None:
     "address",
     [PUBLIC, "100.63.255.255", "100.128.0.1", "172.32.0.1", "2606:4700::1111", "64:ff9b::5db8:d70e"],
 )
-async def test_takes_what_is_the_internet(address: str) -> None:
+async def test_public_addresses_are_accepted(address: str) -> None:
     target = await Egress(resolve=resolver([address])).check("https://Git.Example/a/repo?x=1#part")
     assert target.addresses == (address,)
     assert target.url == "https://git.example/a/repo?x=1"
@@ -168,12 +168,12 @@ async def test_other_spellings_of_loopback_are_refused(host: str) -> None:
         "http://\udc80.example/",
     ],
 )
-async def test_refuses_what_is_not_a_sane_url(url: str) -> None:
+async def test_invalid_urls_are_refused(url: str) -> None:
     with pytest.raises(EgressRefused):
         await Egress(resolve=resolver([PUBLIC])).check(url)
 
 
-async def test_international_names_are_looked_up_as_the_wire_has_them() -> None:
+async def test_internationalized_names_are_resolved_as_punycode() -> None:
     asked = []
 
     async def resolve(host: str, port: int) -> Sequence[str]:
@@ -185,7 +185,7 @@ async def test_international_names_are_looked_up_as_the_wire_has_them() -> None:
     assert target.url == "https://xn--bcher-kva.example:8443/%C3%A4"
 
 
-async def test_credentials_are_taken_only_where_they_may_be_and_shown_nowhere() -> None:
+async def test_url_credentials_need_permission_and_are_never_shown() -> None:
     egress = Egress(resolve=resolver([PUBLIC]))
     url = "https://agent:s3cret@git.example/repo?token=t0ken"
     with pytest.raises(EgressRefused) as refused:
@@ -202,7 +202,7 @@ async def test_credentials_are_taken_only_where_they_may_be_and_shown_nowhere() 
     assert "cret" not in str(refused.value) + str(refused.value.facts)
 
 
-async def test_allowed_networks_are_dialled(server: GitServer) -> None:
+async def test_allowed_private_networks_are_accepted(server: GitServer) -> None:
     assert await get(local(), f"{server.url}/file") == (200, b"content")
     with pytest.raises(EgressRefused):
         await get(Egress(), f"{server.url}/file")
@@ -214,14 +214,14 @@ async def test_allowed_networks_are_dialled(server: GitServer) -> None:
     assert len(server.requests) == 2
 
 
-async def test_the_checked_address_is_dialled_and_the_name_is_told(server: GitServer) -> None:
+async def test_connection_is_pinned_and_host_header_has_the_name(server: GitServer) -> None:
     """The name does not exist outside of the test's resolver."""
     status, _ = await get(local(), f"http://git.stead.invalid:{server.port}/file")
     assert status == 200
     assert server.requests[-1].headers["host"] == f"git.stead.invalid:{server.port}"
 
 
-async def test_a_name_that_changes_its_mind_leads_nowhere_else(server: GitServer) -> None:
+async def test_dns_rebinding_has_no_effect(server: GitServer) -> None:
     """Looked up a second time it would be another server; it is looked up once."""
     egress = Egress([IPv4Network("127.0.0.1/32")], resolve=resolver(["127.0.0.1"], ["127.0.0.66"]))
     target = await egress.check(f"http://git.stead.invalid:{server.port}/file")
@@ -231,12 +231,12 @@ async def test_a_name_that_changes_its_mind_leads_nowhere_else(server: GitServer
         await egress.check(f"http://git.stead.invalid:{server.port}/file")
 
 
-async def test_the_next_address_is_tried_when_one_is_silent(server: GitServer) -> None:
+async def test_next_address_is_tried_when_one_fails(server: GitServer) -> None:
     egress = local(["127.0.0.77", "127.0.0.1"])
     assert await get(egress, f"http://git.stead.invalid:{server.port}/file") == (200, b"content")
 
 
-async def test_redirects_are_followed_and_each_is_checked(server: GitServer) -> None:
+async def test_every_redirect_is_checked(server: GitServer) -> None:
     egress = local(["127.0.0.1"], ["127.0.0.1"], ["169.254.169.254"])
     server.pages["/moved"] = redirect("/file")
     assert await get(egress, f"{server.url}/moved") == (200, b"content")
@@ -256,7 +256,7 @@ async def test_redirects_are_followed_and_each_is_checked(server: GitServer) -> 
         await get(local(["127.0.0.1"], ["169.254.169.254"]), f"http://a.invalid:{server.port}/away")
 
 
-async def test_redirects_come_to_an_end(server: GitServer) -> None:
+async def test_redirect_limit(server: GitServer) -> None:
     for hop in range(MAX_REDIRECTS + 1):
         server.pages[f"/{hop}"] = redirect(f"/{hop + 1}")
     server.pages[f"/{MAX_REDIRECTS + 1}"] = Page(b"far")
@@ -265,7 +265,7 @@ async def test_redirects_come_to_an_end(server: GitServer) -> None:
         await get(local(), f"{server.url}/0")
 
 
-async def test_credentials_stay_with_their_origin(server: GitServer, tmp_path: Path) -> None:
+async def test_credentials_are_not_sent_to_another_origin(server: GitServer, tmp_path: Path) -> None:
     with serving(tmp_path) as other:
         other.pages["/file"] = Page(b"elsewhere")
         server.pages["/near"] = redirect("/file")
@@ -282,14 +282,14 @@ async def test_credentials_stay_with_their_origin(server: GitServer, tmp_path: P
     assert other.requests[1].headers["x-kept"] == "yes"
 
 
-async def test_too_much_is_not_read(server: GitServer) -> None:
+async def test_response_over_content_length_limit_is_refused(server: GitServer) -> None:
     server.pages["/large"] = Page(b"x" * 5000)
     with pytest.raises(TooLarge):
         await get(local(), f"{server.url}/large", most_bytes=4999)
     assert len((await get(local(), f"{server.url}/large", most_bytes=5000))[1]) == 5000
 
 
-async def test_too_much_without_a_length_is_not_read(tmp_path: Path) -> None:
+async def test_chunked_response_over_limit_is_refused(tmp_path: Path) -> None:
     """What git answers has no length beforehand."""
     with serving(tmp_path) as server:
         server.init("repo.git")
@@ -297,7 +297,7 @@ async def test_too_much_without_a_length_is_not_read(tmp_path: Path) -> None:
             await get(local(), f"{server.url}/repo.git/info/refs?service=git-upload-pack", most_bytes=20)
 
 
-async def test_silence_and_slowness_end(server: GitServer) -> None:
+async def test_slow_and_silent_servers_time_out(server: GitServer) -> None:
     server.pages["/slow"] = Page(b"x" * 100_000, pause=0.05)
     server.pages["/cut"] = Page(b"x" * 100_000, complete=False)
     loop = asyncio.get_running_loop()
@@ -315,7 +315,7 @@ async def test_silence_and_slowness_end(server: GitServer) -> None:
         await get(local(), f"http://127.0.0.1:{port}/")
 
 
-async def test_unknown_names_are_told() -> None:
+async def test_unresolvable_names_are_reported() -> None:
     async def nobody(host: str, port: int) -> Sequence[str]:
         raise socket.gaierror(socket.EAI_NONAME, "unknown")
 
@@ -324,7 +324,7 @@ async def test_unknown_names_are_told() -> None:
             await egress.check("https://git.example/repo")
 
 
-async def test_content_is_sent(server: GitServer) -> None:
+async def test_request_content_is_sent(server: GitServer) -> None:
     egress = local()
     target = await egress.check(f"{server.url}/file")
     async with egress.request(
@@ -335,15 +335,13 @@ async def test_content_is_sent(server: GitServer) -> None:
     assert (request.method, request.headers["content-length"], request.headers["x-a"]) == ("POST", "2", "b")
 
 
-async def test_proxies_of_the_environment_are_not_asked(
-    server: GitServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_proxy_environment_is_ignored(server: GitServer, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY", "https_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     assert await get(local(), f"{server.url}/file") == (200, b"content")
 
 
-def test_addresses_of_this_host_are_known() -> None:
+def test_own_addresses_are_recognised() -> None:
     assert is_own(ip_address("127.0.0.1"))
     assert not is_own(ip_address("192.0.2.1"))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -354,7 +352,7 @@ def test_addresses_of_this_host_are_known() -> None:
         assert is_own(ip_address(probe.getsockname()[0]))
 
 
-async def test_a_public_address_of_this_host_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_public_address_of_this_host_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stead.repos.egress.is_own", lambda address: str(address) == PUBLIC)
     egress = Egress(resolve=resolver([PUBLIC]))
     with pytest.raises(EgressRefused, match="this host"):
@@ -398,7 +396,7 @@ def ls_remote(url: str, *options: str, env: dict[str, str] | None = None) -> sub
     )
 
 
-async def test_certificates_are_checked_for_the_name(tmp_path: Path) -> None:
+async def test_certificate_is_verified_for_the_host_name(tmp_path: Path) -> None:
     """Both by the client and by git, although both dial an address."""
     context, known = certificate("git.stead.invalid", tmp_path)
     tls = ssl.create_default_context(cafile=str(known))
@@ -420,7 +418,7 @@ async def test_certificates_are_checked_for_the_name(tmp_path: Path) -> None:
         assert "certificate" in ls_remote(target.url, *trust, *git_options(target)).stderr
 
 
-async def test_git_dials_the_checked_address(tmp_path: Path) -> None:
+async def test_git_is_pinned_to_the_checked_address(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         server.init("repo.git")
         url = f"http://git.stead.invalid:{server.port}/repo.git"
@@ -433,7 +431,7 @@ async def test_git_dials_the_checked_address(tmp_path: Path) -> None:
         assert ls_remote(literal.url, *git_options(literal)).returncode == 0
 
 
-async def test_git_dials_checked_addresses_of_both_families(tmp_path: Path) -> None:
+async def test_git_is_pinned_to_ipv4_and_ipv6_addresses(tmp_path: Path) -> None:
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
@@ -447,7 +445,7 @@ async def test_git_dials_checked_addresses_of_both_families(tmp_path: Path) -> N
         assert found.returncode == 0, found.stderr
 
 
-async def test_git_follows_nobody(tmp_path: Path) -> None:
+async def test_git_does_not_follow_redirects(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         server.init("repo.git")
         server.pages["/moved.git/info/refs"] = redirect(
@@ -458,7 +456,7 @@ async def test_git_follows_nobody(tmp_path: Path) -> None:
         assert ls_remote(target.url, *git_options(target)).returncode != 0
 
 
-async def test_git_shows_credentials_that_are_not_in_its_command_line(tmp_path: Path) -> None:
+async def test_git_credentials_are_not_in_its_command_line(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         server.init("repo.git")
         server.credentials = "agent:s3cret"

@@ -97,7 +97,7 @@ async def exists(path: Path) -> None:
 # Making, listing, showing, deleting
 
 
-async def test_a_repository_is_made_shown_and_deleted(inside: Inside, site: Site) -> None:
+async def test_create_show_and_delete_repository(inside: Inside, site: Site) -> None:
     result = await inside.try_("git", "create", "--name", "web", "--default-branch", "trunk")
     repo_id = result.stdout.strip()
     assert result.returncode == 0 and UUID4.fullmatch(repo_id)
@@ -126,7 +126,7 @@ async def test_a_repository_is_made_shown_and_deleted(inside: Inside, site: Site
     assert (await inside.try_("git", "list")).stderr == "no repositories\n"
 
 
-async def test_branches_and_tags_are_shown(inside: Inside, site: Site) -> None:
+async def test_get_shows_branches_and_tags(inside: Inside, site: Site) -> None:
     repo_id = await filled(site)
     async with AsyncStead(site.key, base_url=site.url) as stead:
         for number in range(12):
@@ -136,7 +136,7 @@ async def test_branches_and_tags_are_shown(inside: Inside, site: Site) -> None:
     assert len((await inside.ask("git", "get", repo_id))["repo"]["branches"]) == 13
 
 
-async def test_what_is_not_there_is_said_in_one_sentence(inside: Inside, site: Site) -> None:
+async def test_missing_repository_is_a_one_line_error(inside: Inside, site: Site) -> None:
     assert await inside.refused("git", "get", "absent") == "error: no repository 'absent' (REPO_NOT_FOUND)\n"
     for command in ("get", "delete", "clone"):
         refusal = await inside.refused("git", command, NOWHERE)
@@ -163,13 +163,13 @@ async def test_what_is_not_there_is_said_in_one_sentence(inside: Inside, site: S
         ("vm", "create", "--repo", "site:srv"),
     ],
 )
-def test_what_makes_no_sense_is_a_usage_error(arguments: tuple[str, ...]) -> None:
+def test_invalid_options_are_usage_errors(arguments: tuple[str, ...]) -> None:
     result = CliRunner().invoke(app, arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert "Usage: " in result.stderr
 
 
-async def test_a_source_goes_to_the_server_as_it_was_typed() -> None:
+async def test_create_sends_source_url_unchanged() -> None:
     with scripted(Reply(content={"repoId": NOWHERE})) as server:
         await Inside(server.url, "key").run(
             "git", "create", "--source-url", "https://git.test/a", "--source-rev", "v1"
@@ -177,7 +177,7 @@ async def test_a_source_goes_to_the_server_as_it_was_typed() -> None:
     assert server.seen[0].json == {"public": False, "source": {"url": "https://git.test/a", "rev": "v1"}}
 
 
-async def test_create_takes_repositories_by_name_id_or_url() -> None:
+async def test_vm_create_takes_repositories_by_name_id_or_url() -> None:
     web = "11111111-0000-4000-8000-000000000000"
     listed = {"repositories": [{"id": web, "name": "web"}], "total": 1, "offset": 0}
     clones = ("web#v1:/srv/web", f"{NOWHERE}:/srv/a b", "https://me:secret@git.test:8080/a.git#b/c:/srv/c")
@@ -194,7 +194,7 @@ async def test_create_takes_repositories_by_name_id_or_url() -> None:
 # Clones
 
 
-async def test_a_clone_fetches_and_pushes_by_itself(shell: Shell, site: Site, git: GitClient) -> None:
+async def test_clone_can_fetch_and_push(shell: Shell, site: Site, git: GitClient) -> None:
     """From anywhere in it, after it was moved, and from a worktree; the server's key is not needed there."""
     repo_id = await filled(site, name="web")
     result = await shell.try_("git", "clone", "web")
@@ -213,7 +213,7 @@ async def test_a_clone_fetches_and_pushes_by_itself(shell: Shell, site: Site, gi
         assert (await repo.branches.get("other")).sha == sha
 
 
-async def test_a_token_is_only_where_its_owner_reads_it(shell: Shell, site: Site, git: GitClient) -> None:
+async def test_clone_token_file_is_private(shell: Shell, site: Site, git: GitClient) -> None:
     """Not in what is printed, the remote or the settings, nor with the helpers that the user has for all."""
     helper = git.home / "helper"
     helper.write_text(f"#!/bin/sh\ncat >> {git.home / 'heard'}\n")
@@ -242,7 +242,7 @@ async def test_a_token_is_only_where_its_owner_reads_it(shell: Shell, site: Site
     assert ran.status != 0 and token not in ran.err
 
 
-async def test_a_token_is_not_in_the_list_of_processes(shell: Shell, site: Site, git: GitClient) -> None:
+async def test_clone_token_is_not_in_command_lines(shell: Shell, site: Site, git: GitClient) -> None:
     """What git is asked to run while it clones waits here until somebody has looked."""
     repo_id = await filled(site)
     await git("config", "--global", "core.hooksPath", str(git.home))
@@ -260,7 +260,7 @@ async def test_a_token_is_not_in_the_list_of_processes(shell: Shell, site: Site,
     assert (await running).returncode == 0
 
 
-async def test_a_clone_for_reading_cannot_push(shell: Shell, site: Site, git: GitClient) -> None:
+async def test_readonly_clone_cannot_push(shell: Shell, site: Site, git: GitClient) -> None:
     repo_id = await filled(site)
     told = await shell.ask("git", "clone", repo_id, "here", "--readonly")
     assert told["permission"] == "read"
@@ -269,7 +269,7 @@ async def test_a_clone_for_reading_cannot_push(shell: Shell, site: Site, git: Gi
     assert (await git.run("push", "origin", "HEAD", cwd=git.home / "here")).status != 0
 
 
-async def test_a_clone_that_fails_leaves_nothing(shell: Shell, site: Site, git: GitClient) -> None:
+async def test_failed_clone_leaves_nothing(shell: Shell, site: Site, git: GitClient) -> None:
     repo_id = await filled(site)
     full = git.home / "full"
     full.mkdir()
@@ -288,7 +288,7 @@ async def test_a_clone_that_fails_leaves_nothing(shell: Shell, site: Site, git: 
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_a_clone_that_is_interrupted_leaves_nothing(
+async def test_interrupted_clone_leaves_nothing(
     shell: Shell, site: Site, git: GitClient, number: signal.Signals
 ) -> None:
     """Git asks a server that never comes to an end."""
@@ -310,9 +310,7 @@ async def test_a_clone_that_is_interrupted_leaves_nothing(
     assert await identities(site) == []
 
 
-async def test_a_clone_in_a_hook_is_not_taken_for_the_repository_around_it(
-    shell: Shell, site: Site, git: GitClient
-) -> None:
+async def test_clone_in_a_git_hook(shell: Shell, site: Site, git: GitClient) -> None:
     repo_id = await filled(site)
     around = await git.work_tree("around")
     result = await shell.try_("git", "clone", repo_id, "here", environment={"GIT_DIR": str(around / ".git")})
@@ -321,7 +319,7 @@ async def test_a_clone_in_a_hook_is_not_taken_for_the_repository_around_it(
     assert (await git.run("config", "stead.repoId", cwd=around)).status == 1
 
 
-async def test_an_identity_clones_with_its_own_token(shell: Shell, site: Site, git: GitClient) -> None:
+async def test_identity_clones_with_its_own_token(shell: Shell, site: Site, git: GitClient) -> None:
     repo_id = await filled(site)
     async with AsyncStead(site.key, base_url=site.url) as stead:
         identity = await stead.identities.create()
@@ -336,9 +334,7 @@ async def test_an_identity_clones_with_its_own_token(shell: Shell, site: Site, g
     assert await identities(site) == [identity.id]
 
 
-async def test_a_public_repository_of_others_is_cloned_without_a_token(
-    shell: Shell, site: Site, git: GitClient
-) -> None:
+async def test_public_repository_is_cloned_without_token(shell: Shell, site: Site, git: GitClient) -> None:
     repo_id = await filled(site, public=True, key=site.their_key)
     told = await shell.ask("git", "clone", repo_id)
     assert told["path"] == str(git.home / repo_id) and told["identity_id"] is None
@@ -346,7 +342,7 @@ async def test_a_public_repository_of_others_is_cloned_without_a_token(
     assert await identities(site) == []
 
 
-async def test_a_clone_with_large_files(shell: Shell, site: Site, git: GitClient) -> None:
+async def test_clone_with_lfs(shell: Shell, site: Site, git: GitClient) -> None:
     """Git LFS asks for the password of the server, not for that of the repository."""
     repo_id = await filled(site)
     await shell.run("git", "clone", repo_id, "one")
@@ -378,7 +374,7 @@ FOUND = {
 }
 
 
-async def test_a_search_finds_what_is_in_files(inside: Inside, site: Site) -> None:
+async def test_search_finds_lines(inside: Inside, site: Site) -> None:
     repo_id = await filled(site, name="web")
     assert await inside.run("git", "search", "web", "hello") == "README.md:1:# Hello\n"
     assert await inside.run("git", "search", "web", "hello", "--case") == ""
@@ -389,7 +385,7 @@ async def test_a_search_finds_what_is_in_files(inside: Inside, site: Site) -> No
     assert "REFERENCE_NOT_FOUND" in await inside.refused("git", "search", repo_id, "x", "--rev", "absent")
 
 
-async def test_a_search_prints_as_grep_does() -> None:
+async def test_search_prints_like_grep() -> None:
     """What is in files cannot steer the terminal."""
     with scripted(Reply(content=FOUND), Reply(content=FOUND)) as server:
         inside = Inside(server.url, "key")
@@ -423,7 +419,7 @@ async def test_a_search_prints_as_grep_does() -> None:
     assert "pathPattern=src" in target and "excludePattern=" in target
 
 
-async def test_a_search_that_finds_nothing_says_so() -> None:
+async def test_search_without_matches() -> None:
     nothing = {"totalFiles": 0, "totalMatches": 0, "hasMore": False, "files": []}
     stopped = nothing | {"stoppedEarly": True}
     refused = {"code": "INVALID_REGEX", "message": "a ( is not closed"}
@@ -437,7 +433,7 @@ async def test_a_search_that_finds_nothing_says_so() -> None:
         )
 
 
-async def test_matches_are_red_on_a_terminal() -> None:
+async def test_search_matches_are_coloured_on_a_terminal() -> None:
     def on_a_terminal(environment: Mapping[str, str]) -> str:
         ours, theirs = pty.openpty()
         command = [str(PROGRAM), "git", "search", NOWHERE, "hello"]
@@ -457,7 +453,7 @@ async def test_matches_are_red_on_a_terminal() -> None:
 # The client library, against the same server
 
 
-async def test_a_repository_by_client_library(shell: Shell, site: Site, tmp_path: Path) -> None:
+async def test_repository_with_the_sdk(shell: Shell, site: Site, tmp_path: Path) -> None:
     async with AsyncStead(site.key, base_url=site.url) as stead:
         repo = await stead.git.repos.create(name="app")
         first = await repo.commits.create("first", {"a/b.txt": "one\n", "c.bin": b"\xff\0"})

@@ -384,9 +384,7 @@ async def _working(settings: Settings, folder: Path) -> AsyncIterator[tuple[Serv
             await server.end()
 
 
-async def test_the_server_is_killed_in_the_middle_of_everything(
-    settings: Settings, machines: Machines, tmp_path: Path
-) -> None:
+async def test_kill_server_during_writes(settings: Settings, machines: Machines, tmp_path: Path) -> None:
     async with _working(settings, tmp_path) as (server, work):
         for what, moment in _moments(server, work):
             print("killed when", what)
@@ -394,9 +392,7 @@ async def test_the_server_is_killed_in_the_middle_of_everything(
 
 
 @pytest.mark.slow
-async def test_the_server_is_killed_thirty_times_at_any_moment(
-    settings: Settings, machines: Machines, tmp_path: Path
-) -> None:
+async def test_kill_server_thirty_times(settings: Settings, machines: Machines, tmp_path: Path) -> None:
     chance = random.Random(8)
     loop = asyncio.get_running_loop()
     async with _working(settings, tmp_path) as (server, work):
@@ -404,7 +400,7 @@ async def test_the_server_is_killed_thirty_times_at_any_moment(
             await _survive(server, work, _passed(loop.time() + chance.uniform(0.05, 2)))
 
 
-async def test_a_commit_that_is_broken_off_at_any_moment_is_in_nobodys_way(tmp_path: Path) -> None:
+async def test_cancelled_commit_leaves_no_lock(tmp_path: Path) -> None:
     """Whoever called has left: git lets go of what it holds, and takes away what it had begun."""
     async with staged(tmp_path) as stage:
         repository = await stage.repository()
@@ -419,7 +415,7 @@ async def test_a_commit_that_is_broken_off_at_any_moment_is_in_nobodys_way(tmp_p
         assert await repository.resolve("main") == made.sha
 
 
-async def test_a_push_whose_client_is_killed_is_seen_through(
+async def test_received_push_completes_after_client_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of it had come, and refs were being changed: to break that off would leave locks."""
@@ -456,7 +452,7 @@ async def test_a_push_whose_client_is_killed_is_seen_through(
         assert _leftovers(tmp_path / "data" / "repos") == []
 
 
-async def test_whoever_asks_for_what_is_damaged_hears_nothing_of_the_hosts_files(tmp_path: Path) -> None:
+async def test_errors_of_damaged_repository_have_no_host_paths(tmp_path: Path) -> None:
     async with served(tmp_path) as site, client_of(site.url, site.key) as http:
         repo = (await http.post("/git/v1/repo")).json()["repoId"]
         path = site.stage.repos.repository(repo).path
@@ -632,7 +628,7 @@ _SMALL = (_small_push, _branch_by_push, _small_commit, _branch, _default_branch,
 @pytest.mark.parametrize(
     ("attempt", "left"), [*((each, _SOME) for each in _LARGE), *((each, 0) for each in _SMALL)]
 )
-async def test_what_has_no_room_is_refused_in_plain_words_and_leaves_nothing(
+async def test_full_disk_is_reported_and_leaves_nothing(
     hosting: Hosting, attempt: Callable[[Hosting], Awaitable[Said]], left: int
 ) -> None:
     """Reading goes on meanwhile, and when there is room again, the same works."""

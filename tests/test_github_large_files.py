@@ -49,7 +49,7 @@ async def _prepare(scene: Scene, folder: Path) -> None:
 # With the real client
 
 
-async def test_what_people_push_to_github_comes_here_with_its_large_files(scene: Scene) -> None:
+async def test_pull_from_github_with_lfs(scene: Scene) -> None:
     await scene.commit("README")
     await scene.enable()
     folder = await scene.clone()
@@ -69,7 +69,7 @@ async def test_what_people_push_to_github_comes_here_with_its_large_files(scene:
         assert first == content[: len(first)]
 
 
-async def test_what_is_pushed_here_goes_to_github_with_its_large_files(scene: Scene) -> None:
+async def test_push_to_github_with_lfs(scene: Scene) -> None:
     content = os.urandom(3 << 20)
     await _objects(scene).write(_oid(content), _pieces(content))
     await scene.commit(".gitattributes", "*.bin filter=lfs diff=lfs merge=lfs -text\n")
@@ -89,7 +89,7 @@ async def test_what_is_pushed_here_goes_to_github_with_its_large_files(scene: Sc
 # What goes wrong
 
 
-async def test_nothing_is_followed_before_its_large_files_are_here(scene: Scene) -> None:
+async def test_refs_wait_for_their_lfs_objects(scene: Scene) -> None:
     await scene.commit("README")
     await scene.enable()
     before = await scene.here()
@@ -114,7 +114,7 @@ async def test_nothing_is_followed_before_its_large_files_are_here(scene: Scene)
     assert await _read(_objects(scene), _oid(content)) == content
 
 
-async def test_what_nobody_has_is_in_nobodys_way(scene: Scene) -> None:
+async def test_missing_lfs_objects_do_not_block_sync(scene: Scene) -> None:
     """A pointer can be committed without its file, on both sides."""
     await _objects(scene).write(_oid(b"another"), _pieces(b"another"))
     await scene.commit("here.bin", _pointer(b"never uploaded here"))
@@ -127,7 +127,7 @@ async def test_what_nobody_has_is_in_nobodys_way(scene: Scene) -> None:
     assert scene.github.large_files == {}
 
 
-async def test_a_server_that_keeps_no_large_files_is_kept_in_step_without_them(scene: Scene) -> None:
+async def test_sync_with_server_without_lfs(scene: Scene) -> None:
     content = b"large" * 1000
     await _objects(scene).write(_oid(content), _pieces(content))
     await scene.commit("movie.bin", _pointer(content))
@@ -136,7 +136,7 @@ async def test_a_server_that_keeps_no_large_files_is_kept_in_step_without_them(s
     assert await scene.same()
 
 
-async def test_a_large_file_for_which_there_is_no_room_is_not_taken(scene: Scene) -> None:
+async def test_lfs_object_over_quota_is_refused(scene: Scene) -> None:
     await scene.commit("README")
     await scene.enable()
     before = await scene.here()
@@ -152,7 +152,7 @@ async def test_a_large_file_for_which_there_is_no_room_is_not_taken(scene: Scene
     assert _objects(scene).size(_oid(content)) is None
 
 
-async def test_large_files_are_not_fetched_from_where_nobody_may_go(scene: Scene) -> None:
+async def test_lfs_download_passes_the_ssrf_guard(scene: Scene) -> None:
     await scene.commit("README")
     await scene.enable()
     folder = await scene.clone()
@@ -169,7 +169,7 @@ async def test_large_files_are_not_fetched_from_where_nobody_may_go(scene: Scene
 # Found
 
 
-async def test_only_what_is_new_is_looked_through(scene: Scene) -> None:
+async def test_only_new_commits_are_scanned_for_pointers(scene: Scene) -> None:
     old = await scene.commit("old.bin", _pointer(b"old"))
     new = await scene.commit("new.bin", _pointer(b"new"))
     found = await large_files(scene.repository, [new], [old], 30)
@@ -179,7 +179,7 @@ async def test_only_what_is_new_is_looked_through(scene: Scene) -> None:
     assert await large_files(scene.repository, [old], [new], 30) == []
 
 
-def test_only_pointers_point() -> None:
+def test_pointer_parsing() -> None:
     whole = _pointer(b"x").encode()
     assert pointed(whole) == LfsObject(_oid(b"x"), 1)
     extended = whole.replace(b"\noid", b"\next-0-case sha256:" + b"1" * 64 + b"\noid")

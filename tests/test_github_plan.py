@@ -30,7 +30,7 @@ ALL = list(itertools.product(PLACES, PLACES, PLACES, Relation))
 
 
 @pytest.mark.parametrize("name", [TOPIC, TAG])
-def test_nothing_is_moved_to_where_it_loses_commits(name: str) -> None:
+def test_plan_never_loses_commits(name: str) -> None:
     for base, here, there, relation in ALL:
         match step(name, base, here, there, relation):
             case Step.PULL if here is not None:
@@ -40,7 +40,7 @@ def test_nothing_is_moved_to_where_it_loses_commits(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [TOPIC, TAG])
-def test_only_what_was_in_step_is_deleted(name: str) -> None:
+def test_plan_deletes_only_synced_refs(name: str) -> None:
     for base, here, there, relation in ALL:
         match step(name, base, here, there, relation):
             case Step.DELETE_HERE:
@@ -50,7 +50,7 @@ def test_only_what_was_in_step_is_deleted(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [TOPIC, TAG])
-def test_who_alone_has_changed_something_is_followed(name: str) -> None:
+def test_one_sided_change_is_applied(name: str) -> None:
     for base, here, there, relation in ALL:
         found = step(name, base, here, there, relation)
         if here == there:
@@ -62,7 +62,7 @@ def test_who_alone_has_changed_something_is_followed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [TOPIC, TAG])
-def test_both_sides_are_treated_alike(name: str) -> None:
+def test_plan_is_symmetric(name: str) -> None:
     other = {Relation.AHEAD: Relation.BEHIND, Relation.BEHIND: Relation.AHEAD, Relation.APART: Relation.APART}
     for base, here, there, relation in ALL:
         found = step(name, base, here, there, relation)
@@ -75,13 +75,13 @@ def decided(base: dict[str, str], here: dict[str, str], there: dict[str, str]) -
     return {each.ref.name: (each.step, each.reason or "") for each in found}
 
 
-def test_the_default_branch_is_not_deleted() -> None:
+def test_plan_keeps_the_default_branch() -> None:
     there = {TOPIC: "a"}
     found = decided({MAIN: "a", TOPIC: "a"}, {MAIN: "a", TOPIC: "a"}, there)
     assert found[MAIN][0] is Step.LEAVE and "default branch" in found[MAIN][1]
 
 
-def test_a_side_that_has_nothing_any_more_was_made_anew() -> None:
+def test_emptied_side_resets_the_base() -> None:
     full = {MAIN: "a", TOPIC: "b", TAG: "b"}
     for side in ({}, {MAIN.replace("main", "trunk"): "z"}):
         assert made_anew(full, full, side) and made_anew(full, side, full)
@@ -90,7 +90,7 @@ def test_a_side_that_has_nothing_any_more_was_made_anew() -> None:
     assert not made_anew({}, {}, full)
 
 
-def test_names_that_are_in_the_way_of_others_are_left() -> None:
+def test_name_conflicts_are_left() -> None:
     inner = "refs/heads/topic/inner"
     found = decided({}, {TOPIC: "a"}, {inner: "a"})
     assert found[TOPIC][0] is found[inner][0] is Step.LEAVE
@@ -101,7 +101,7 @@ def test_names_that_are_in_the_way_of_others_are_left() -> None:
     assert (found[TOPIC][0], found[inner][0]) == (Step.DELETE_HERE, Step.PULL)
 
 
-def test_names_that_stead_does_not_take_are_left_where_they_are() -> None:
+def test_invalid_ref_names_are_left() -> None:
     odd = f"refs/heads/{'x' * 260}"
     found = decided({}, {}, {MAIN: "a", odd: "a"})
     assert found[odd][0] is Step.LEAVE and found[MAIN][0] is Step.PULL
@@ -173,7 +173,7 @@ CHANGES = st.tuples(
 
 
 @given(st.lists(CHANGES, max_size=25))
-def test_after_any_changes_all_is_in_step_or_told_and_stays_so(
+def test_sync_converges_after_any_changes(
     changes: list[tuple[str, str, str, int]],
 ) -> None:
     sides = Sides()

@@ -44,7 +44,7 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
 # Both directions
 
 
-async def test_what_is_here_goes_there_and_what_is_there_comes_here(scene: Scene) -> None:
+async def test_sync_in_both_directions(scene: Scene) -> None:
     first = await scene.commit("README")
     link = await scene.enable()
     assert (link.name, link.state, link.error, link.left) == (NAME, State.IN_STEP, None, [])
@@ -62,7 +62,7 @@ async def test_what_is_here_goes_there_and_what_is_there_comes_here(scene: Scene
     assert (await scene.repository.tag("v1")).message == "one\n"
 
 
-async def test_an_empty_repository_becomes_what_is_at_github(scene: Scene) -> None:
+async def test_empty_repository_is_filled_from_github(scene: Scene) -> None:
     scene.github.git(NAME, "symbolic-ref", "HEAD", "refs/heads/trunk")
     folder = await scene.person.work_tree("work")
     await scene.person("push", "-q", scene.github.url(NAME), "main:trunk", "main:topic", cwd=folder)
@@ -71,11 +71,11 @@ async def test_an_empty_repository_becomes_what_is_at_github(scene: Scene) -> No
     assert scene.repository.default_branch == "trunk"
 
 
-async def test_two_empty_repositories_are_in_step(scene: Scene) -> None:
+async def test_two_empty_repositories_are_synced(scene: Scene) -> None:
     assert (await scene.enable()).state is State.IN_STEP
 
 
-async def test_deletions_are_followed_in_both_directions(scene: Scene) -> None:
+async def test_deletions_sync_in_both_directions(scene: Scene) -> None:
     sha = await scene.commit("README")
     for branch in ("one", "two"):
         await scene.repository.create_branch(branch)
@@ -104,7 +104,7 @@ async def test_deletions_are_followed_in_both_directions(scene: Scene) -> None:
     )
 
 
-async def test_a_name_makes_room_for_those_below_it(scene: Scene) -> None:
+async def test_deleted_ref_frees_its_name_for_nested_refs(scene: Scene) -> None:
     await scene.commit("README")
     await scene.repository.create_branch("topic")
     await scene.repository.create_branch("other")
@@ -122,7 +122,7 @@ async def test_a_name_makes_room_for_those_below_it(scene: Scene) -> None:
 # What is left to people
 
 
-async def test_what_both_have_changed_is_told_and_left_as_it_is(scene: Scene) -> None:
+async def test_conflicting_changes_are_reported_and_left(scene: Scene) -> None:
     await scene.commit("README")
     await scene.enable()
     folder = await scene.clone()
@@ -146,7 +146,7 @@ async def test_what_both_have_changed_is_told_and_left_as_it_is(scene: Scene) ->
     assert await scene.same()
 
 
-async def test_what_was_rewritten_there_is_not_taken_over(scene: Scene) -> None:
+async def test_rewritten_github_branch_is_not_pulled(scene: Scene) -> None:
     first = await scene.commit("README")
     await scene.commit("more")
     await scene.enable()
@@ -163,7 +163,7 @@ async def test_what_was_rewritten_there_is_not_taken_over(scene: Scene) -> None:
     assert await scene.here() == before
 
 
-async def test_what_was_rewritten_here_is_not_forced_upon_github(scene: Scene) -> None:
+async def test_rewritten_local_branch_is_not_force_pushed(scene: Scene) -> None:
     first = await scene.commit("README")
     await scene.commit("more")
     await scene.enable()
@@ -175,7 +175,7 @@ async def test_what_was_rewritten_here_is_not_forced_upon_github(scene: Scene) -
     assert scene.there == before
 
 
-async def test_a_tag_that_was_moved_is_left(scene: Scene) -> None:
+async def test_moved_tag_is_left(scene: Scene) -> None:
     first = await scene.commit("README")
     await scene.repository.git.run(scene.repository.path, "update-ref", "refs/tags/v1", first)
     await scene.enable()
@@ -188,7 +188,7 @@ async def test_a_tag_that_was_moved_is_left(scene: Scene) -> None:
     assert (await scene.here())["refs/tags/v1"] == first
 
 
-async def test_what_github_does_not_take_is_told(scene: Scene) -> None:
+async def test_rejected_push_to_github_is_reported(scene: Scene) -> None:
     await scene.commit("README")
     await scene.enable()
     scene.github.protect(NAME, "refs/heads/main")
@@ -202,7 +202,7 @@ async def test_what_github_does_not_take_is_told(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("emptied", ["here", "there"])
-async def test_a_side_that_was_emptied_deletes_nothing_on_the_other(scene: Scene, emptied: str) -> None:
+async def test_emptied_side_deletes_nothing(scene: Scene, emptied: str) -> None:
     """The two are joined as at the beginning."""
     await scene.commit("README")
     await scene.repository.create_branch("topic")
@@ -217,7 +217,7 @@ async def test_a_side_that_was_emptied_deletes_nothing_on_the_other(scene: Scene
     assert await scene.here() == scene.there == before
 
 
-async def test_a_branch_that_was_renamed_there_is_renamed_here(scene: Scene) -> None:
+async def test_renamed_github_branch_is_renamed_here(scene: Scene) -> None:
     sha = await scene.commit("README", branch="old")
     await scene.enable()
     scene.github.git(NAME, "branch", "-m", "old", "new")
@@ -228,7 +228,7 @@ async def test_a_branch_that_was_renamed_there_is_renamed_here(scene: Scene) -> 
 # Races
 
 
-async def test_pushes_on_both_sides_at_the_same_time_lose_nothing(scene: Scene) -> None:
+async def test_concurrent_pushes_on_both_sides_lose_nothing(scene: Scene) -> None:
     await scene.commit("README")
     await scene.enable()
     folder = await scene.clone()
@@ -253,7 +253,7 @@ async def test_pushes_on_both_sides_at_the_same_time_lose_nothing(scene: Scene) 
     assert set(scene.there) == {f"refs/heads/{name}" for name in ("main", "ours", "theirs")}
 
 
-async def test_a_branch_that_moves_there_at_the_last_moment_is_not_overwritten(scene: Scene) -> None:
+async def test_late_github_push_is_not_overwritten(scene: Scene) -> None:
     """Between the look and the push somebody pushes: git itself refuses, and it is looked at again."""
     await scene.commit("README")
     await scene.repository.create_branch("topic")
@@ -289,7 +289,7 @@ class Killed(BaseException):
     """Stead is no more."""
 
 
-async def test_an_end_at_any_moment_is_made_good_by_the_next_look(
+async def test_interrupted_sync_is_completed_by_the_next(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before each git that is run for it, with changes of all kinds on both sides."""
@@ -344,14 +344,14 @@ async def test_an_end_at_any_moment_is_made_good_by_the_next_look(
 # Who tells that there is something to do
 
 
-async def test_a_change_here_is_followed_without_being_asked(scene: Scene) -> None:
+async def test_local_change_starts_a_sync(scene: Scene) -> None:
     await scene.enable()
     await scene.commit("README")
     await scene.links.observe(scene.repository.id)
     await until(scene.same, LIMIT)
 
 
-async def test_without_webhooks_it_is_looked_now_and_then(tmp_path: Path) -> None:
+async def test_periodic_sync_without_webhooks(tmp_path: Path) -> None:
     async with playing(tmp_path, look_every=0.2) as scene:
         await scene.enable()
         folder = await scene.person.work_tree("work")
@@ -359,7 +359,7 @@ async def test_without_webhooks_it_is_looked_now_and_then(tmp_path: Path) -> Non
         await until(scene.same, LIMIT)
 
 
-async def test_what_is_linked_is_looked_at_when_stead_starts(scene: Scene) -> None:
+async def test_links_sync_at_start(scene: Scene) -> None:
     await scene.enable()
     folder = await scene.person.work_tree("work")
     await scene.person("push", "-q", scene.github.url(NAME), "main", cwd=folder)
@@ -380,7 +380,7 @@ async def site(tmp_path: Path) -> AsyncIterator[tuple[Site, Github, GitClient]]:
             yield site, github, GitClient(tmp_path / "person")
 
 
-async def test_a_push_to_github_arrives_here_by_its_webhook_and_a_push_here_there(
+async def test_webhook_and_push_start_a_sync(
     site: tuple[Site, Github, GitClient],
 ) -> None:
     """From outside: plain git on both sides, and the API."""
@@ -415,7 +415,7 @@ async def test_a_push_to_github_arrives_here_by_its_webhook_and_a_push_here_ther
         assert await repo.github_sync.get() is None
 
 
-async def test_a_webhook_that_github_has_not_signed_is_not_heard(
+async def test_unsigned_webhook_is_refused(
     site: tuple[Site, Github, GitClient],
 ) -> None:
     _, github, _ = site
@@ -446,7 +446,7 @@ async def test_a_webhook_that_github_has_not_signed_is_not_heard(
 # As it is typed
 
 
-async def test_an_app_is_connected_and_a_repository_is_kept_in_step_from_the_command_line(
+async def test_connect_app_and_sync_with_the_cli(
     site: tuple[Site, Github, GitClient], tmp_path: Path
 ) -> None:
     served, github, _ = site
@@ -499,13 +499,13 @@ async def test_an_app_is_connected_and_a_repository_is_kept_in_step_from_the_com
 # Links
 
 
-async def test_an_account_needs_an_app_of_its_own(scene: Scene) -> None:
+async def test_account_without_app_cannot_sync(scene: Scene) -> None:
     info = await scene.stage.repos.create(scene.stage.theirs)
     with pytest.raises(GithubNotConnected, match="stead github connect"):
         await scene.links.enable(scene.stage.theirs, info.id, NAME)
 
 
-async def test_the_app_has_to_be_installed_and_to_be_let_write(scene: Scene) -> None:
+async def test_app_needs_installation_and_write_permission(scene: Scene) -> None:
     hosted = scene.github.repos[NAME]
     hosted.installed = False
     with pytest.raises(GithubRefused, match="install"):
@@ -520,7 +520,7 @@ async def test_the_app_has_to_be_installed_and_to_be_let_write(scene: Scene) -> 
         await scene.links.get(scene.repository.id)
 
 
-async def test_an_app_with_another_key_is_not_known_to_github(scene: Scene) -> None:
+async def test_app_with_wrong_key_is_refused(scene: Scene) -> None:
     known = scene.github.app
     key = RSAKey.generate_key(2048).as_pem(private=True).decode()
     other = App(known.id, key, "secret", known.url, known.api_url)
@@ -529,7 +529,7 @@ async def test_an_app_with_another_key_is_not_known_to_github(scene: Scene) -> N
         await scene.links.enable(scene.stage.ours, scene.repository.id, NAME)
 
 
-async def test_github_that_does_not_answer_is_told_and_tried_again(tmp_path: Path) -> None:
+async def test_unreachable_github_is_reported_and_retried(tmp_path: Path) -> None:
     async with playing(tmp_path, retry=[0.1]) as scene:
         await scene.enable()
         scene.github.down = True
@@ -548,7 +548,7 @@ async def test_github_that_does_not_answer_is_told_and_tried_again(tmp_path: Pat
         assert (await scene.links.get(scene.repository.id)).error is None
 
 
-async def test_a_repository_has_one_link_and_one_at_github_has_one(scene: Scene) -> None:
+async def test_repository_has_at_most_one_link(scene: Scene) -> None:
     scene.github.create("octo/other")
     await scene.enable()
     assert (await scene.links.enable(scene.stage.ours, scene.repository.id, f"{NAME}.git")).name == NAME
@@ -563,7 +563,7 @@ async def test_a_repository_has_one_link_and_one_at_github_has_one(scene: Scene)
     await scene.links.enable(scene.stage.theirs, info.id, NAME)
 
 
-async def test_after_its_end_both_go_their_own_way(scene: Scene) -> None:
+async def test_disabled_sync_leaves_both_sides_alone(scene: Scene) -> None:
     await scene.commit("README")
     await scene.enable()
     before = scene.there
@@ -581,7 +581,7 @@ async def test_after_its_end_both_go_their_own_way(scene: Scene) -> None:
     assert await scene.same()
 
 
-async def test_a_deleted_repository_has_no_link(scene: Scene) -> None:
+async def test_deleted_repository_has_no_link(scene: Scene) -> None:
     await scene.commit("README")
     await scene.enable()
     before = scene.there
@@ -593,7 +593,7 @@ async def test_a_deleted_repository_has_no_link(scene: Scene) -> None:
     await scene.links.enable(scene.stage.ours, second.id, NAME)
 
 
-async def test_a_repository_that_was_renamed_at_github_is_found_again(scene: Scene) -> None:
+async def test_renamed_github_repository_is_found(scene: Scene) -> None:
     await scene.enable()
     scene.github.rename(NAME, "octo/site")
     link = await scene.sync()
@@ -611,7 +611,7 @@ async def test_a_repository_that_was_renamed_at_github_is_found_again(scene: Sce
 # Tokens
 
 
-async def test_a_token_is_used_until_it_is_nearly_over(scene: Scene) -> None:
+async def test_token_is_cached_until_near_expiry(scene: Scene) -> None:
     scene.github.lifetime = 300
     await scene.enable()
     nearly_over = scene.github.given
@@ -621,7 +621,7 @@ async def test_a_token_is_used_until_it_is_nearly_over(scene: Scene) -> None:
     assert scene.github.given == nearly_over + 1
 
 
-async def test_a_token_that_was_taken_back_is_replaced(scene: Scene) -> None:
+async def test_revoked_token_is_replaced(scene: Scene) -> None:
     await scene.enable()
     scene.github.tokens.clear()
     sha = await scene.commit("README")
@@ -647,7 +647,7 @@ async def test_no_token_is_left_in_the_repository(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("name", ["octo/web", "a/b", "Octo-Cat/web.site_1", "octo/web.git", "octo/.github"])
-def test_names_as_github_has_them(name: str) -> None:
+def test_valid_github_names(name: str) -> None:
     assert check_name(name) == name.removesuffix(".git")
 
 
@@ -655,13 +655,13 @@ def test_names_as_github_has_them(name: str) -> None:
     "name",
     ["", "octo", "octo/", "/web", "octo/web/more", "octo/..", "-o/web", "o o/web", "octo/we b", "octo/web?x"],
 )
-def test_names_that_github_cannot_have(name: str) -> None:
+def test_invalid_github_names(name: str) -> None:
     with pytest.raises(InvalidRequest, match="owner/name"):
         check_name(name)
 
 
 @pytest.mark.parametrize(("app_id", "key"), [("", None), ("Iv1.47", None), ("4711", "no key"), ("4711", "")])
-def test_an_app_has_an_id_and_a_private_key(scene_key: str, app_id: str, key: str | None) -> None:
+def test_app_id_and_key_are_validated(scene_key: str, app_id: str, key: str | None) -> None:
     with pytest.raises(InvalidRequest):
         App(app_id, scene_key if key is None else key, "secret")
 

@@ -58,7 +58,7 @@ async def ended(process: Process, stdin: bytes = b"") -> tuple[int, bytes, bytes
     return process.returncode, out, err
 
 
-async def test_arguments_arrive_as_they_were_given(launchers: Launchers) -> None:
+async def test_arguments_are_passed_unchanged(launchers: Launchers) -> None:
     odd = [
         "it's",
         'a "b"',
@@ -81,7 +81,7 @@ async def test_arguments_arrive_as_they_were_given(launchers: Launchers) -> None
     assert out.decode().split("|")[:-1] == odd
 
 
-async def test_the_environment_is_what_was_given(launchers: Launchers) -> None:
+async def test_environment_is_passed_unchanged(launchers: Launchers) -> None:
     wanted = KNOWN | {"GIT_PROTOCOL": "version=2", "SECRET": "it's $HOME; x", "EMPTY": ""}
     _, out, _ = await ran(launchers, ["env", "-0"], wanted)
     found = dict(line.split("=", 1) for line in out.decode().split("\0")[:-1])
@@ -89,13 +89,13 @@ async def test_the_environment_is_what_was_given(launchers: Launchers) -> None:
     assert {name: value for name, value in found.items() if name not in ("_", "OLDPWD")} == wanted
 
 
-async def test_its_input_is_its_own_to_the_last_byte(launchers: Launchers) -> None:
+async def test_input_is_passed_unchanged(launchers: Launchers) -> None:
     sent = os.urandom(1 << 20) + b"\n\0last"
     status, out, _ = await ran(launchers, ["cat"], stdin=sent)
     assert status == 0 and out == sent
 
 
-async def test_its_end_and_its_errors_are_its_own(launchers: Launchers) -> None:
+async def test_exit_code_and_errors_are_passed_on(launchers: Launchers) -> None:
     assert await ran(launchers, ["sh", "-c", "echo no >&2; exit 7"]) == (7, b"", b"no\n")
     assert await ran(launchers, ["sh", "-c", "echo no >&2; exit 7"], quiet=True) == (7, b"", b"")
     status, _, err = await ran(launchers, ["there-is-no-such-command"])
@@ -103,15 +103,13 @@ async def test_its_end_and_its_errors_are_its_own(launchers: Launchers) -> None:
 
 
 @pytest.mark.parametrize("argument", ["two\nlines", "é", "\udcff", "x" * 5000])
-async def test_what_a_shell_might_not_take_as_it_is_is_left_to_others(
-    launchers: Launchers, argument: str
-) -> None:
+async def test_unsafe_command_lines_are_declined(launchers: Launchers, argument: str) -> None:
     assert launchers.take(["printf", argument], KNOWN) is None
     assert launchers.take(["true"], KNOWN | {"X": argument}) is None
     assert len(launchers._ready) == READY
 
 
-async def test_there_are_always_some_and_dead_ones_are_passed_over(launchers: Launchers) -> None:
+async def test_pool_is_refilled_and_dead_launchers_are_skipped(launchers: Launchers) -> None:
     for process in list(launchers._ready)[:-1]:
         process.kill()
         await process.wait()
@@ -122,13 +120,13 @@ async def test_there_are_always_some_and_dead_ones_are_passed_over(launchers: La
         assert await ran(launchers, ["echo", "alive"]) == (0, b"alive\n", b"")
 
 
-async def test_they_end_when_nobody_can_tell_them_anything_any_more(launchers: Launchers) -> None:
+async def test_launcher_exits_when_its_stdin_closes(launchers: Launchers) -> None:
     process = launchers._ready.popleft()
     assert await ended(process) == (1, b"", b"")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can let git be another user")
-async def test_gits_by_launchers_are_those_without_them(open_folder: Path) -> None:
+async def test_launched_git_has_the_same_user_and_limits(open_folder: Path) -> None:
     """The user, what may be done by it, and how much it may have are the same."""
     async with staged(open_folder, NOBODY) as stage:
         repository = await stage.repository()

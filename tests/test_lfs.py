@@ -60,7 +60,7 @@ def _left(objects: Path) -> list[Path]:
 # Kept
 
 
-async def test_an_object_is_kept_whole_or_not_at_all(host: Hosting, repo: RepoInfo) -> None:
+async def test_lfs_object_is_stored_completely_or_not_at_all(host: Hosting, repo: RepoInfo) -> None:
     repository = host.repos.repository(repo.id)
     objects = LfsObjects(repository, host.repos.quotas, 1000)
     content = os.urandom(900)
@@ -83,7 +83,7 @@ async def test_an_object_is_kept_whole_or_not_at_all(host: Hosting, repo: RepoIn
         objects.verify(LfsObject("0" * 64, 1))
 
 
-async def test_what_a_crash_left_half_received_goes_after_a_day(host: Hosting, repo: RepoInfo) -> None:
+async def test_partial_lfs_uploads_are_removed_after_a_day(host: Hosting, repo: RepoInfo) -> None:
     repository = host.repos.repository(repo.id)
     incoming = repository.path / "lfs" / "incoming"
     incoming.mkdir(parents=True)
@@ -95,7 +95,7 @@ async def test_what_a_crash_left_half_received_goes_after_a_day(host: Hosting, r
     assert [path.name for path in incoming.iterdir()] == ["young"]
 
 
-async def test_an_object_for_a_repository_that_goes_meanwhile_is_refused(host: Hosting) -> None:
+async def test_lfs_upload_to_deleted_repository_is_refused(host: Hosting) -> None:
     repo = await host.repo()
     objects = LfsObjects(host.repos.repository(repo.id), host.repos.quotas)
 
@@ -112,7 +112,7 @@ async def test_an_object_for_a_repository_that_goes_meanwhile_is_refused(host: H
 
 
 @pytest.mark.parametrize("oid", ["", "../../HEAD", "A" * 64, "a" * 63, "a" * 64 + "\n"])
-def test_a_name_that_is_no_hash_reaches_no_file(host: Hosting, repo: RepoInfo, oid: str) -> None:
+def test_invalid_lfs_oid_reaches_no_file(host: Hosting, repo: RepoInfo, oid: str) -> None:
     with pytest.raises(InvalidLfsObject):
         LfsObject(oid, 1)
     with pytest.raises(LfsObjectNotFound):
@@ -129,9 +129,7 @@ async def _batch(
     return await http.post(f"/{repo.id}.git/info/lfs/objects/batch", content=json.dumps(body))
 
 
-async def test_an_object_goes_up_and_comes_down_as_the_batch_says(
-    host: Hosting, repo: RepoInfo, http: httpx2.AsyncClient
-) -> None:
+async def test_lfs_batch_upload_and_download(host: Hosting, repo: RepoInfo, http: httpx2.AsyncClient) -> None:
     """Upload, verify, download, and nothing to do when it is there; each with the caller's own secret."""
     content = os.urandom(3 << 20)
     wanted = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content)}
@@ -169,7 +167,7 @@ def _call(action: dict[str, Any]) -> dict[str, Any]:
     return {"url": action["href"], "headers": action["header"]}
 
 
-async def test_what_cannot_be_done_is_told_for_each_object(
+async def test_lfs_batch_reports_errors_per_object(
     host: Hosting, repo: RepoInfo, http: httpx2.AsyncClient
 ) -> None:
     missing, bad, negative = (
@@ -189,7 +187,7 @@ async def test_what_cannot_be_done_is_told_for_each_object(
     assert (await http.get(f"/{repo.id}/info/lfs/objects/{empty['oid']}")).content == b""
 
 
-async def test_calls_that_no_client_makes_are_refused(repo: RepoInfo, http: httpx2.AsyncClient) -> None:
+async def test_invalid_lfs_requests_are_refused(repo: RepoInfo, http: httpx2.AsyncClient) -> None:
     here = f"/{repo.id}/info/lfs"
     one = {"oid": "1" * 64, "size": 1}
     tries = [
@@ -217,7 +215,7 @@ async def test_calls_that_no_client_makes_are_refused(repo: RepoInfo, http: http
         assert answer.json()["message"]
 
 
-async def test_who_may_read_and_who_may_write(host: Hosting) -> None:
+async def test_lfs_access_levels(host: Hosting) -> None:
     private, public = await host.repo(), await host.repo(public=True)
     content = b"large"
     oid = hashlib.sha256(content).hexdigest()
@@ -254,7 +252,7 @@ async def test_who_may_read_and_who_may_write(host: Hosting) -> None:
     assert seen == expected
 
 
-async def test_a_client_that_leaves_in_the_middle_leaves_nothing(host: Hosting, repo: RepoInfo) -> None:
+async def test_aborted_lfs_upload_leaves_nothing(host: Hosting, repo: RepoInfo) -> None:
     name, port = host.url.removeprefix("http://").split(":")
     _, writer = await asyncio.open_connection(name, int(port))
     head = f"PUT /{repo.id}/info/lfs/objects/{'1' * 64} HTTP/1.1\r\nHost: x\r\n"

@@ -52,7 +52,7 @@ async def row_of(stage: Stage, repository: Repository) -> RepoRow:
     return row
 
 
-async def test_it_goes_after_the_grace_and_not_before(stage: Stage) -> None:
+async def test_unreachable_objects_are_removed_after_the_grace_period(stage: Stage) -> None:
     """The grace begins when it is seen that nobody refers to it, however old it is. Bitmaps stay."""
     repository = await stage.repository()
     kept = await commit(repository, [Change("kept", os.urandom(2 << 20))], "kept")
@@ -77,9 +77,7 @@ async def test_it_goes_after_the_grace_and_not_before(stage: Stage) -> None:
     assert 0.9 < (before.size - after.size) / (1 << 20) < 1.1
 
 
-async def test_packs_that_are_joined_leave_what_waits_alone(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_repack_keeps_cruft_packs(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     repository = await stage.repository()
     lost = await left_behind(repository)
     await commit(repository, [Change("a", b"1")], "a")
@@ -97,9 +95,7 @@ async def test_packs_that_are_joined_leave_what_waits_alone(
     assert not has(repository, lost)
 
 
-async def test_what_is_referred_to_again_meanwhile_comes_back(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_objects_referenced_again_are_restored(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """By somebody who had seen it before it was put aside."""
     repository = await stage.repository()
     await commit(repository, [Change("kept", b"kept")], "kept")
@@ -119,9 +115,7 @@ async def test_what_is_referred_to_again_meanwhile_comes_back(
     assert not list(repository.path.glob("expired-*"))
 
 
-async def test_those_who_write_meanwhile_are_waited_for(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_prune_waits_for_writers(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """They may refer to it at their end; nothing goes before that is known."""
     repository = await stage.repository()
     await commit(repository, [Change("kept", b"kept")], "kept")
@@ -143,7 +137,7 @@ async def test_those_who_write_meanwhile_are_waited_for(
     assert has(repository, "refs/heads/back")
 
 
-async def test_what_was_put_aside_by_one_who_was_killed_comes_back(tmp_path: Path) -> None:
+async def test_interrupted_prune_is_undone(tmp_path: Path) -> None:
     async with staged(tmp_path) as stage:
         repository = await stage.repository()
         sha = (await commit(repository, [Change("a", b"1")], "a")).sha
@@ -158,7 +152,7 @@ async def test_what_was_put_aside_by_one_who_was_killed_comes_back(tmp_path: Pat
         await until(back, 20)
 
 
-async def test_repositories_are_pruned_in_their_time_also_after_a_restart(tmp_path: Path) -> None:
+async def test_prune_schedule_survives_restart(tmp_path: Path) -> None:
     """What is left behind then waits for its grace; afterwards nothing is due."""
     async with staged(tmp_path) as stage:
         repositories = [await stage.repository() for _ in range(2)]
@@ -212,7 +206,7 @@ async def user(tmp_path: Path) -> AsyncIterator[User]:
             yield User(site.stage, repository, git, work, http)
 
 
-async def test_it_is_noticed_when_something_is_left_behind(user: User) -> None:
+async def test_non_fast_forward_updates_schedule_a_prune(user: User) -> None:
     """By forced pushes, deletions and commits that lost a race; what only moves forward is none of them."""
     stage, git, work = user.stage, user.git, user.work
 
@@ -239,7 +233,7 @@ async def test_it_is_noticed_when_something_is_left_behind(user: User) -> None:
     assert (await row_of(stage, user.repository)).prune_at is not None
 
 
-async def test_a_race_with_pushes_and_commits_loses_nothing(user: User) -> None:
+async def test_prune_races_with_writers_lose_nothing(user: User) -> None:
     """Without any grace, and with contents that are just being removed: all that was accepted is there."""
     git, work, repository = user.git, user.work, user.repository
     await git("push", "-q", "origin", "main", cwd=work)

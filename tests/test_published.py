@@ -10,7 +10,7 @@ from git_site import served
 ELSEWHERE = "git.freestyle.sh"
 
 
-async def test_addresses_with_a_token_come_here_and_their_token_into_no_log(
+async def test_clone_urls_with_a_token_work_and_are_not_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     git = GitClient(tmp_path)

@@ -486,7 +486,7 @@ _SETTINGS = settings(
 
 @settings(_SETTINGS, max_examples=14)
 @given(st.lists(_steps, min_size=1, max_size=8))
-async def test_refs_are_where_everyone_was_told(
+async def test_refs_match_the_model(
     site: Site, http: httpx2.AsyncClient, client: Objects, steps: list[Step]
 ) -> None:
     await _play(site, http, client, steps)
@@ -495,7 +495,7 @@ async def test_refs_are_where_everyone_was_told(
 @pytest.mark.slow
 @settings(_SETTINGS, max_examples=150)
 @given(st.lists(_steps, min_size=5, max_size=20))
-async def test_refs_are_where_everyone_was_told_after_long_histories(
+async def test_refs_match_the_model_in_long_runs(
     site: Site, http: httpx2.AsyncClient, client: Objects, steps: list[Step]
 ) -> None:
     await _play(site, http, client, steps)

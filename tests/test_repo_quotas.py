@@ -102,7 +102,7 @@ def refused(answer: httpx2.Response, limit: int) -> None:
 # Measured
 
 
-async def test_the_size_is_known_whichever_way_it_came(user: User) -> None:
+async def test_size_is_measured_after_every_kind_of_write(user: User) -> None:
     """By push, by API, with large files, from an import; and by the list as well."""
     repo = await user.create()
     assert await user.size(repo) == 0
@@ -125,7 +125,7 @@ async def test_the_size_is_known_whichever_way_it_came(user: User) -> None:
     assert MIB < sizes[imported] < 1.1 * MIB
 
 
-async def test_what_is_not_known_is_found_out(user: User) -> None:
+async def test_unknown_sizes_are_measured_at_start(user: User) -> None:
     """For rows of an older Stead, and after a crash before something was recorded."""
     repo = await user.create()
     work = await user.work_tree(repo, MIB)
@@ -146,7 +146,7 @@ async def test_what_is_not_known_is_found_out(user: User) -> None:
 # Bytes
 
 
-async def test_a_push_without_room_is_refused_in_words_and_leaves_nothing(user: User) -> None:
+async def test_push_over_quota_is_refused_and_leaves_nothing(user: User) -> None:
     """Before it was sent when it is large; what is smaller goes in afterwards, and deletions always."""
     await user.limit(repo_mib=2)
     repo = await user.create()
@@ -171,7 +171,7 @@ async def test_a_push_without_room_is_refused_in_words_and_leaves_nothing(user: 
     assert "side" not in await user.git("ls-remote", user.remote(repo))
 
 
-async def test_pushes_at_the_same_time_share_the_room(user: User) -> None:
+async def test_concurrent_pushes_share_the_quota(user: User) -> None:
     await user.limit(repo_mib=8)
     repo = await user.create()
     works = [await user.work_tree(repo, 3 * MIB) for _ in range(4)]
@@ -185,9 +185,7 @@ async def test_pushes_at_the_same_time_share_the_room(user: User) -> None:
     assert len(heads.splitlines()) == statuses.count(0)
 
 
-async def test_a_push_that_git_makes_larger_is_bounded_too(
-    user: User, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_completed_thin_pack_is_limited_too(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few bytes that change one of a large file: git copies all of it once more."""
     monkeypatch.setattr(native, "_COMPLETION", 0)
     await user.limit(repo_mib=3)
@@ -205,7 +203,7 @@ async def test_a_push_that_git_makes_larger_is_bounded_too(
     await user.git(*compares, "push", "-q", "origin", "main", cwd=work)
 
 
-async def test_all_repositories_of_an_account_share_its_room(user: User) -> None:
+async def test_repositories_share_the_account_quota(user: User) -> None:
     await user.limit(total_repos_mib=3)
     one, other = await user.create(), await user.create()
     work = await user.work_tree(one, 2 * MIB)
@@ -221,7 +219,7 @@ async def test_all_repositories_of_an_account_share_its_room(user: User) -> None
     await user.git("push", "-q", user.remote(other), "main:pushed", cwd=work)
 
 
-async def test_a_commit_that_became_smaller_takes_no_more_than_it_takes(user: User) -> None:
+async def test_compressed_commit_counts_its_size_on_disk(user: User) -> None:
     """What comes in quick succession is counted as it came, but never refused for that."""
     await user.limit(repo_mib=2)
     repo = await user.create()
@@ -232,7 +230,7 @@ async def test_a_commit_that_became_smaller_takes_no_more_than_it_takes(user: Us
     assert await user.size(repo) < MIB
 
 
-async def test_an_import_has_to_fit_as_well(user: User, tmp_path: Path) -> None:
+async def test_import_over_quota_is_refused(user: User, tmp_path: Path) -> None:
     """By the room of the account; nothing of what does not fit is left."""
     source = await user.git.work_tree("source", {"large": os.urandom(3 * MIB)})
     (tmp_path / "served").mkdir()
@@ -257,7 +255,7 @@ async def test_an_import_has_to_fit_as_well(user: User, tmp_path: Path) -> None:
     assert list((user.site.stage.folder / "repos" / "new").iterdir()) == []
 
 
-async def test_imports_at_the_same_time_are_bounded_for_each_account(
+async def test_concurrent_imports_per_account_limit(
     user: User, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One more than may be waits a little, and is then told to come again; others are not in its way."""
@@ -288,7 +286,7 @@ async def test_imports_at_the_same_time_are_bounded_for_each_account(
     assert (await user.http.post(REPOS, json=files)).status_code == 200
 
 
-async def test_large_files_are_counted_before_they_are_sent_and_while_they_are(user: User) -> None:
+async def test_lfs_quota_before_and_during_upload(user: User) -> None:
     """Of a batch those are offered that fit; what is there is not counted twice."""
     await user.limit(repo_mib=2)
     repo = await user.create()
@@ -324,7 +322,7 @@ async def test_large_files_are_counted_before_they_are_sent_and_while_they_are(u
 # Refs
 
 
-async def test_a_repository_has_so_many_refs_and_no_more(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ref_limit(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     """By push and by API, told in words; those that are there can be moved and deleted."""
     monkeypatch.setattr(quotas, "MAX_REFS", 5)
     repo = await user.create()
@@ -345,9 +343,7 @@ async def test_a_repository_has_so_many_refs_and_no_more(user: User, monkeypatch
     assert await user.size(repo)
 
 
-async def test_refs_are_counted_once_and_packed_when_they_are_many(
-    user: User, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_many_refs_are_packed(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     repo = await user.create()
     work = await user.work_tree(repo)
     await user.git("push", "-q", "origin", *(f"main:tmp_{number}" for number in range(20)), cwd=work)

@@ -190,7 +190,7 @@ _asked = st.builds(Asked, _texts.filter(bool), st.just(False), st.booleans(), st
 
 @given(_files, st.lists(_asked, min_size=3, max_size=3), st.integers(0, 3))
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-async def test_content_is_found_as_python_finds_it(
+async def test_content_search_matches_like_python(
     repository: Repository, search: Search, files: dict[str, bytes], asked: list[Asked], context: int
 ) -> None:
     """Plain, in any case, as whole words, as expressions; columns as JavaScript counts; lines around."""
@@ -230,7 +230,7 @@ _steps = st.lists(
 
 @given(_steps, st.sampled_from([Asked("foo"), Asked("Foo", case_sensitive=True), Asked("^fo+", regex=True)]))
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-async def test_changes_are_found_as_they_stand_in_gits_diffs(
+async def test_diff_search_equals_git_diff(
     repository: Repository, search: Search, steps: list[dict[str, list[str] | None]], asked: Asked
 ) -> None:
     branch = f"b{time.monotonic_ns()}"
@@ -282,7 +282,7 @@ def _changed_lines(repository: Repository, sha: str, asked: Asked) -> set[tuple[
 # Content
 
 
-async def test_the_published_examples(repository: Repository, search: Search) -> None:
+async def test_published_search_examples(repository: Repository, search: Search) -> None:
     await put(
         repository,
         {
@@ -334,7 +334,7 @@ async def test_the_published_examples(repository: Repository, search: Search) ->
         ("", "", {"a.ts", "src/b.ts", "src/x/c.ts", "src/x/d.md", "-O", "x y/é.md", "src/*.js"}),
     ],
 )
-async def test_patterns_choose_paths(
+async def test_path_patterns_select_files(
     several: Repository, search: Search, include: str | None, exclude: str | None, wanted: set[str]
 ) -> None:
     found = await search.content(several, "here", path_pattern=include, exclude_pattern=exclude)
@@ -346,9 +346,7 @@ async def test_patterns_choose_paths(
 @pytest.mark.parametrize(
     "pattern", ["../x", "a/../b", "a//b", "/", "a/./b", "[a", "a{b", "a\\", "\0", "\ud800", "x" * 1001]
 )
-async def test_patterns_that_choose_nothing_sensible_are_refused(
-    several: Repository, search: Search, pattern: str
-) -> None:
+async def test_invalid_path_patterns_are_refused(several: Repository, search: Search, pattern: str) -> None:
     for look in (search.content, search.files, search.diffs):
         with pytest.raises(InvalidPathPattern) as refused:
             await look(several, "x", path_pattern=pattern)
@@ -358,12 +356,12 @@ async def test_patterns_that_choose_nothing_sensible_are_refused(
             await look(several, "x", exclude_pattern=pattern)
 
 
-def test_a_pattern_stands_for_a_bounded_number_of_others() -> None:
+def test_path_pattern_expansion_limit() -> None:
     with pytest.raises(InvalidPathPattern):
         pathspecs("content", "{a,b}" * 7, None)
 
 
-async def test_pages_have_each_file_exactly_once(repository: Repository, search: Search) -> None:
+async def test_content_pages_have_each_file_once(repository: Repository, search: Search) -> None:
     every = {f"d{n % 7}/f{n}.txt": "needle\n" for n in range(53)}
     await put(repository, {**every, "other.txt": "hay\n"})
     seen: list[str] = []
@@ -381,7 +379,7 @@ async def test_pages_have_each_file_exactly_once(repository: Repository, search:
     assert (beyond.files, beyond.has_more, beyond.total_files) == ([], False, 53)
 
 
-async def test_a_line_without_end_is_cut_around_its_match(repository: Repository, search: Search) -> None:
+async def test_long_line_is_cut_around_its_match(repository: Repository, search: Search) -> None:
     """And columns are those in what is shown."""
     await put(repository, {"min.js": "é" * 100_000 + "Needle😀" + "x" * 3_000_000 + "\nnext\n"})
     for regex in (False, True):
@@ -399,17 +397,13 @@ async def test_a_line_without_end_is_cut_around_its_match(repository: Repository
     assert len(found.files[0].matches[0].context_before[0].encode()) <= MAX_LINE
 
 
-async def test_an_expression_that_long_lines_make_deep_is_still_looked_for(
-    repository: Repository, search: Search
-) -> None:
+async def test_regex_on_long_lines_is_retried_without_jit(repository: Repository, search: Search) -> None:
     await put(repository, {"long.txt": "ab" * 200_000 + "c\n"})
     found = await search.content(repository, "(?:a|b)*c", regex=True)
     assert found.total_matches == 1
 
 
-async def test_a_file_full_of_matches_is_shown_in_part_and_counted_in_full(
-    repository: Repository, search: Search
-) -> None:
+async def test_matches_per_file_limit(repository: Repository, search: Search) -> None:
     await put(repository, {"full.txt": "".join(f"needle {n}\n" for n in range(1500))})
     found = await search.content(repository, "needle")
     (file,) = found.files
@@ -417,7 +411,7 @@ async def test_a_file_full_of_matches_is_shown_in_part_and_counted_in_full(
     assert file.matches[-1].context_after == ["needle 1000", "needle 1001"]
 
 
-async def test_more_than_an_answer_holds_is_told(repository: Repository, search: Search) -> None:
+async def test_result_size_limit_is_reported(repository: Repository, search: Search) -> None:
     """Each file is still listed once, with its count, and whoever pages on comes to an end."""
     text = "needle " + "x" * 200 + "\n"
     await put(repository, {f"f{n:03}.txt": text * 1000 + str(n) for n in range(60)})
@@ -431,9 +425,7 @@ async def test_more_than_an_answer_holds_is_told(repository: Repository, search:
     assert (beyond.files, beyond.has_more) == ([], False)
 
 
-async def test_text_that_is_not_unicode_is_searched_and_shown_as_well_as_it_can_be(
-    repository: Repository, search: Search
-) -> None:
+async def test_invalid_utf8_is_searched_and_shown(repository: Repository, search: Search) -> None:
     await put(repository, {"latin.txt": b"\xe9t\xe9 caf\xe9 needle \xff\n"})
     found = await search.content(repository, "NEEDLE")
     (match,) = found.files[0].matches
@@ -449,7 +441,7 @@ async def test_text_that_is_not_unicode_is_searched_and_shown_as_well_as_it_can_
     assert (await search.diffs(repository, "needle", "odd")).total_commits == 1
 
 
-async def test_links_and_submodules_are_not_searched(repository: Repository, search: Search) -> None:
+async def test_symlinks_and_submodules_are_not_searched(repository: Repository, search: Search) -> None:
     first = await put(repository, {"real": "needle\n"})
     blob = git(repository, "hash-object", "-w", "--stdin", stdin=b"needle").decode().strip()
     entries = f"120000 blob {blob}\tlink\n160000 commit {first}\tmodule\n"
@@ -461,14 +453,14 @@ async def test_links_and_submodules_are_not_searched(repository: Repository, sea
     assert [file.path for file in (await search.files(repository, "l", "links")).files] == ["link"]
 
 
-async def test_javascripts_escapes_are_understood(repository: Repository, search: Search) -> None:
+async def test_javascript_escapes_are_supported(repository: Repository, search: Search) -> None:
     await put(repository, {"a": "café 😀\n", "b": "\\u00e9\n", "c": "plain\n"})
     for expression in (r"caf\u00e9", r"\u{1F600}", r"\ud83d\ude00", "(?<name>café)"):
         assert paths(await search.content(repository, expression, regex=True)) == ["a"], expression
     assert paths(await search.content(repository, r"\\u00e9", regex=True)) == ["b"]
 
 
-async def test_an_expression_can_be_a_whole_word(repository: Repository, search: Search) -> None:
+async def test_regex_with_whole_word(repository: Repository, search: Search) -> None:
     await put(repository, {"a": "foo_bar foobar\nfoo bar\nfooé\nxfoo foo\n"})
     found = await search.content(repository, "foo|foo_bar", regex=True, whole_word=True)
     (file,) = found.files
@@ -480,7 +472,7 @@ async def test_an_expression_can_be_a_whole_word(repository: Repository, search:
 
 
 @pytest.mark.parametrize("expression", ["a(", "a)", "[a", "*a", "a\\", "(?<n", "a{2,1}", r"\p{Nothing}"])
-async def test_what_is_no_expression_is_refused_with_a_reason(
+async def test_invalid_regex_is_refused_with_a_reason(
     several: Repository, search: Search, expression: str
 ) -> None:
     for look in (search.content, search.files, search.commits, search.diffs):
@@ -494,7 +486,7 @@ async def test_what_is_no_expression_is_refused_with_a_reason(
 
 
 @pytest.mark.parametrize("text", ["a\nb", "a\0b", "\ud800", "x" * 1001])
-async def test_what_no_line_can_have_is_refused(several: Repository, search: Search, text: str) -> None:
+async def test_impossible_queries_are_refused(several: Repository, search: Search, text: str) -> None:
     for look in (search.content, search.files, search.commits, search.diffs):
         for regex in (False, True):
             with pytest.raises(InvalidQuery) as refused:
@@ -528,7 +520,9 @@ async def test_what_no_line_can_have_is_refused(several: Repository, search: Sea
         "--output=x",
     ],
 )
-async def test_a_text_is_never_anything_else(repository: Repository, search: Search, text: str) -> None:
+async def test_literal_text_is_never_parsed_as_options_or_regex(
+    repository: Repository, search: Search, text: str
+) -> None:
     """Not an option of git's, not a revision, not an expression."""
     await put(
         repository, {f"{text.replace('/', '_')} file": f"some {text} here\n", "z": "other\n"}, f"so {text} it"
@@ -549,7 +543,7 @@ async def test_a_text_is_never_anything_else(repository: Repository, search: Sea
 @pytest.mark.parametrize(
     "pattern", ["--open-files-in-pager=x", "-O", ":(exclude)*", ":!a", ":/", "--", "HEAD"]
 )
-async def test_a_pattern_for_paths_is_never_anything_else(
+async def test_path_pattern_is_never_parsed_as_options_or_magic(
     repository: Repository, search: Search, pattern: str
 ) -> None:
     await put(repository, {"a": "needle\n"})
@@ -562,7 +556,7 @@ async def test_a_pattern_for_paths_is_never_anything_else(
 
 
 @pytest.mark.parametrize("rev", ["--all", "-x", "main..main", "HEAD~0:", "a b"])
-async def test_a_revision_that_is_none_is_refused(several: Repository, search: Search, rev: str) -> None:
+async def test_search_in_missing_revision_is_refused(several: Repository, search: Search, rev: str) -> None:
     for look in (search.content, search.files, search.commits, search.diffs):
         with pytest.raises(InvalidRevision):
             await look(several, "x", rev)
@@ -570,7 +564,7 @@ async def test_a_revision_that_is_none_is_refused(several: Repository, search: S
             await look(several, "x", "gone")
 
 
-async def test_numbers_out_of_bounds_are_refused(repository: Repository, search: Search) -> None:
+async def test_out_of_range_parameters_are_refused(repository: Repository, search: Search) -> None:
     await put(repository, {"a": "x\n"})
     for look in (search.content, search.files, search.commits, search.diffs):
         for size, offset in ((0, 0), (1001, 0), (1, -1)):
@@ -581,7 +575,7 @@ async def test_numbers_out_of_bounds_are_refused(repository: Repository, search:
             await search.content(repository, "x", context=context)
 
 
-async def test_in_an_empty_repository_nothing_is_found(repository: Repository, search: Search) -> None:
+async def test_search_in_empty_repository(repository: Repository, search: Search) -> None:
     assert (await search.content(repository, "x")).files == []
     assert (await search.files(repository, "x")).files == []
     assert (await search.commits(repository, "x")).commits == []
@@ -590,9 +584,7 @@ async def test_in_an_empty_repository_nothing_is_found(repository: Repository, s
         await search.content(repository, "x", "main")
 
 
-async def test_branches_tags_and_commits_are_searched_as_they_are(
-    repository: Repository, search: Search
-) -> None:
+async def test_search_in_branch_tag_and_commit(repository: Repository, search: Search) -> None:
     first = await put(repository, {"a": "one\n"}, "first")
     git(repository, "tag", "-a", "-m", "t", "v1", first)
     await put(repository, {"a": "two\n"}, "second")
@@ -608,7 +600,7 @@ async def test_branches_tags_and_commits_are_searched_as_they_are(
 # Names of files
 
 
-async def test_files_are_found_by_their_paths(repository: Repository, search: Search) -> None:
+async def test_search_file_names(repository: Repository, search: Search) -> None:
     every = ["Index.ts", "src/index.js", "src/index/a.md", "src/b", "-index", "ünï.Ts", "x y/.hidden"]
     await put(repository, dict(zip(every, every, strict=True)))
     found = await search.files(repository, "INDEX")
@@ -630,7 +622,7 @@ async def test_files_are_found_by_their_paths(repository: Repository, search: Se
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can let git be another user")
-async def test_expressions_for_names_are_looked_for_as_the_user_git_runs_as(open_folder: Path) -> None:
+async def test_file_name_regex_runs_as_the_git_user(open_folder: Path) -> None:
     async with staged(open_folder, NOBODY) as stage:
         repository = await stage.repository()
         await put(repository, {"src/a.ts": "x\n"})
@@ -640,7 +632,7 @@ async def test_expressions_for_names_are_looked_for_as_the_user_git_runs_as(open
 # Messages
 
 
-async def test_commits_are_found_by_any_line_of_their_message(repository: Repository, search: Search) -> None:
+async def test_search_commit_messages(repository: Repository, search: Search) -> None:
     people = Author("Ä. Author", "a@example.org")
     for number, message in enumerate(["Fix one", "other\n\nit is a fix, too", "nothing", "prefix"]):
         await commit(repository, [Change("f", str(number).encode())], message, author=people)
@@ -659,9 +651,7 @@ async def test_commits_are_found_by_any_line_of_their_message(repository: Reposi
 # Changes
 
 
-async def test_changes_are_told_with_what_was_added_and_removed(
-    repository: Repository, search: Search
-) -> None:
+async def test_diff_search_reports_added_and_removed_lines(repository: Repository, search: Search) -> None:
     await put(repository, {"a.ts": "x\ndeprecatedMethod()\ny\n", "keep": "deprecatedMethod\n"}, "add")
     await put(repository, {"a.ts": "x\ny\n"}, "remove")
     await put(repository, {"keep": "deprecatedMethod\nmore\n"}, "beside it")
@@ -692,7 +682,7 @@ async def test_changes_are_told_with_what_was_added_and_removed(
     assert [each.commit.message.strip() for each in only.commits] == ["remove", "add"]
 
 
-async def test_pages_of_changes_have_each_commit_once(repository: Repository, search: Search) -> None:
+async def test_diff_pages_have_each_commit_once(repository: Repository, search: Search) -> None:
     for number in range(7):
         await put(repository, {"f": f"needle {number}\n" if number % 2 else f"{number}\n"}, f"c{number}")
     for asked in (search, search, Search()):
@@ -707,9 +697,7 @@ async def test_pages_of_changes_have_each_commit_once(repository: Repository, se
 # Again
 
 
-async def test_what_is_asked_again_is_not_looked_for_again_and_never_old(
-    repository: Repository, search: Search
-) -> None:
+async def test_results_are_cached_by_commit(repository: Repository, search: Search) -> None:
     await put(repository, {"a": "needle\n"}, "needle one")
     content = await search.content(repository, "needle")
     files = await search.files(repository, "a")
@@ -729,7 +717,7 @@ async def test_what_is_asked_again_is_not_looked_for_again_and_never_old(
     assert await search.content(repository, "needle") == content
 
 
-async def test_what_differs_in_anything_is_another_question(repository: Repository, search: Search) -> None:
+async def test_cache_key_has_all_parameters(repository: Repository, search: Search) -> None:
     await put(repository, {"a": "1\nNeedle\n2\n", "b": "needles\nx\n"})
     counts = [
         (await search.content(repository, "needle")).total_files,
@@ -744,7 +732,7 @@ async def test_what_differs_in_anything_is_another_question(repository: Reposito
     assert counts == [2, 1, 1, 1, 0, 1, 1, 0]
 
 
-async def test_a_repository_that_goes_is_forgotten(stage: Stage, search: Search) -> None:
+async def test_deleting_repository_clears_its_cache(stage: Stage, search: Search) -> None:
     one, two = await stage.repository(), await stage.repository()
     for each in (one, two):
         await put(each, {"a": "needle\n"})
@@ -758,7 +746,7 @@ async def test_a_repository_that_goes_is_forgotten(stage: Stage, search: Search)
     assert search.cache.size == 0
 
 
-def test_answers_are_kept_up_to_a_size_the_latest_used_first() -> None:
+def test_cache_evicts_least_recently_used() -> None:
     cache = Cache(10_000)
     for name in "abcd":
         cache.put(("r", name), name, 1_900)
@@ -800,7 +788,7 @@ def _searching() -> list[str]:
     return found
 
 
-async def test_a_search_ends_in_time_and_leaves_no_process(slow: Repository) -> None:
+async def test_search_time_limit_leaves_no_process(slow: Repository) -> None:
     """What was found until then is there."""
     search = Search(seconds=1.0)
     for look in (search.content, search.diffs, search.commits):
@@ -815,14 +803,14 @@ async def test_a_search_ends_in_time_and_leaves_no_process(slow: Repository) -> 
     assert (await Search(seconds=20).content(slow, "aaab", max_results=1)).total_files == 30
 
 
-async def test_what_is_found_in_the_last_moment_is_named(slow: Repository) -> None:
+async def test_late_matches_are_reported_by_name(slow: Repository) -> None:
     commit = await slow.resolve(None)
     counted = [(f"{commit}:0.txt".encode(), 1)]
     files, _ = await files_with_lines(slow, Query("content", "aaa"), counted, 0, time.monotonic() - 1)
     assert [(file.path, file.match_count) for file in files] == [("0.txt", 1)]
 
 
-async def test_whoever_stops_waiting_leaves_no_process(slow: Repository) -> None:
+async def test_cancelled_search_leaves_no_process(slow: Repository) -> None:
     task = asyncio.create_task(Search().content(slow, SLOW, regex=True))
 
     async def begun() -> bool:
@@ -835,7 +823,7 @@ async def test_whoever_stops_waiting_leaves_no_process(slow: Repository) -> None
     assert _searching() == []
 
 
-async def test_more_searches_than_fit_wait_and_then_give_up(slow: Repository) -> None:
+async def test_search_concurrency_limit(slow: Repository) -> None:
     search = Search(seconds=1.0, at_once=1)
     answers = await asyncio.gather(
         *(search.content(slow, SLOW + "()" * n, regex=True) for n in range(10)), return_exceptions=True
@@ -844,7 +832,7 @@ async def test_more_searches_than_fit_wait_and_then_give_up(slow: Repository) ->
     assert (await search.files(slow, "0.txt")).total_files == 4
 
 
-async def test_an_expression_that_explodes_is_refused(repository: Repository, search: Search) -> None:
+async def test_catastrophic_regex_is_refused(repository: Repository, search: Search) -> None:
     await put(repository, {"a" * 60 + "b": "a" * 60 + "b\n"}, "a" * 60 + "b")
     for look in (search.content, search.files, search.commits, search.diffs):
         async with asyncio.timeout(20):
@@ -853,7 +841,7 @@ async def test_an_expression_that_explodes_is_refused(repository: Repository, se
         assert _searching() == []
 
 
-def test_a_query_is_asked_of_git_in_one_word() -> None:
+def test_query_is_one_git_argument() -> None:
     """Whatever it is, it comes right after -e."""
     for text in ("-O", "--", "a b", "(?!x)"):
         for regex in (False, True):

@@ -95,7 +95,7 @@ def write(path: str, text: str = "text\n") -> Change:
 # Made and removed
 
 
-async def test_a_new_repository_is_what_git_makes_itself(stage: Stage, tmp_path: Path) -> None:
+async def test_new_repository_equals_git_init_bare(stage: Stage, tmp_path: Path) -> None:
     """Empty, with the branch that was wished for; plain git takes it for one of its own."""
     repository = await stage.repository(default_branch="trunk")
     assert repository.default_branch == "trunk"
@@ -113,7 +113,7 @@ async def test_a_new_repository_is_what_git_makes_itself(stage: Stage, tmp_path:
             await missing
 
 
-async def test_a_repository_is_its_accounts_alone(stage: Stage) -> None:
+async def test_repository_is_visible_to_its_account_only(stage: Stage) -> None:
     info = await stage.repos.create(stage.ours, name="mine")
     assert (await stage.repos.owned(stage.ours, info.id)).name == "mine"
     for account, repo in ((stage.theirs, info.id), (stage.ours, "no-such-id"), (stage.ours, "../../etc")):
@@ -122,7 +122,7 @@ async def test_a_repository_is_its_accounts_alone(stage: Stage) -> None:
     assert (await stage.repos.list(stage.theirs, limit=10)).total == 0
 
 
-async def test_repositories_are_listed_by_page_and_found_by_name(stage: Stage) -> None:
+async def test_list_pages_and_searches_by_name(stage: Stage) -> None:
     made = [(await stage.repos.create(stage.ours, name=f"Project {number}")).id for number in range(5)]
     await stage.repos.create(stage.theirs, name="Project 9")
     pages = [await stage.repos.list(stage.ours, limit=2, offset=offset) for offset in (0, 2, 4)]
@@ -136,7 +136,7 @@ async def test_repositories_are_listed_by_page_and_found_by_name(stage: Stage) -
     ]
 
 
-async def test_what_is_deleted_is_gone_with_its_files(stage: Stage, repository: Repository) -> None:
+async def test_delete_removes_files(stage: Stage, repository: Repository) -> None:
     await commit(repository, [write("a")], "one")
     await contents.read(repository, "a", None)
     await stage.repos.delete(repository.id)
@@ -147,7 +147,7 @@ async def test_what_is_deleted_is_gone_with_its_files(stage: Stage, repository: 
         await stage.repos.delete(repository.id)
 
 
-async def test_an_account_has_no_more_than_its_limit(stage: Stage) -> None:
+async def test_account_repository_limit(stage: Stage) -> None:
     """However many are made at once."""
 
     async def two(_: str) -> Limits:
@@ -159,7 +159,7 @@ async def test_an_account_has_no_more_than_its_limit(stage: Stage) -> None:
         assert list((stage.folder / "few" / "new").iterdir()) == []
 
 
-async def test_a_crash_leaves_a_whole_repository_or_none(stage: Stage) -> None:
+async def test_crash_during_create_leaves_a_complete_repository_or_none(stage: Stage) -> None:
     """At each of the moments at which making or removing one can be cut off."""
     folder = stage.folder / "repos"
     recorded, whole, going = [await stage.repository() for _ in range(3)]
@@ -179,7 +179,7 @@ async def test_a_crash_leaves_a_whole_repository_or_none(stage: Stage) -> None:
 
 
 @pytest.mark.root
-async def test_git_runs_as_a_user_of_its_own(open_folder: Path) -> None:
+async def test_git_runs_as_its_own_user(open_folder: Path) -> None:
     """Who cannot read what others have, and whom nobody but root can read."""
     async with staged(open_folder, NOBODY) as stage:
         repository = await stage.repository()
@@ -194,7 +194,7 @@ async def test_git_runs_as_a_user_of_its_own(open_folder: Path) -> None:
         assert (await repository.resolve("main")) == made.sha
 
 
-async def test_git_says_what_is_in_its_way(tmp_path: Path) -> None:
+async def test_untraversable_data_folder_is_reported(tmp_path: Path) -> None:
     above = tmp_path / "closed"
     above.mkdir(mode=0o700)
     (above / "data").mkdir()
@@ -208,7 +208,7 @@ async def test_git_says_what_is_in_its_way(tmp_path: Path) -> None:
 
 @given(st.text(max_size=12) | st.from_regex(r"[a-z./@{~^:.-]{1,8}", fullmatch=True))
 @settings(max_examples=150, deadline=None)
-def test_a_branch_that_is_taken_is_one_that_git_takes(name: str) -> None:
+def test_accepted_branch_names_are_valid_in_git(name: str) -> None:
     if "\0" in name or not is_ref(name):
         return
     checked = subprocess.run(["git", "check-ref-format", "--branch", name], capture_output=True, timeout=10)
@@ -245,7 +245,7 @@ def test_a_branch_that_is_taken_is_one_that_git_takes(name: str) -> None:
         "\udc80",
     ],
 )
-async def test_a_path_that_could_do_harm_is_refused(repository: Repository, path: str) -> None:
+async def test_dangerous_paths_are_refused(repository: Repository, path: str) -> None:
     with pytest.raises(InvalidPath):
         await commit(repository, [write(path)], "harm")
     assert await repository.branches() == []
@@ -258,9 +258,7 @@ _pieces = st.sampled_from(
 
 @given(st.lists(st.lists(_pieces, min_size=1, max_size=3).map("".join), min_size=1, max_size=3).map("/".join))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_path_that_is_taken_is_one_that_git_takes(
-    tmp_path_factory: pytest.TempPathFactory, path: str
-) -> None:
+def test_accepted_paths_are_valid_in_git(tmp_path_factory: pytest.TempPathFactory, path: str) -> None:
     """With all its protections on: for file systems of Linux, macOS and Windows."""
     try:
         check_path(path)
@@ -279,7 +277,7 @@ def test_a_path_that_is_taken_is_one_that_git_takes(
 @pytest.mark.parametrize(
     "name", ["", "refs/heads/", "-x", "a..b", "a b", "x.lock", "HEAD", "a/.b", "@{1}", "é" * 400]
 )
-async def test_a_branch_that_git_would_refuse_is_refused(repository: Repository, name: str) -> None:
+async def test_invalid_branch_names_are_refused(repository: Repository, name: str) -> None:
     with pytest.raises(InvalidBranch):
         await repository.branch(name)
 
@@ -287,7 +285,7 @@ async def test_a_branch_that_git_would_refuse_is_refused(repository: Repository,
 # Commits
 
 
-async def test_a_commit_is_what_was_asked_for(repository: Repository) -> None:
+async def test_commit_has_the_requested_content_and_author(repository: Repository) -> None:
     """Text, binary, odd names, folders, deletions; read back by plain git."""
     binary = bytes(range(256)) * 40
     odd = ["-dash", 'quo"te', "back\\slash", "spa ce", "üñí/日本", "a/b/c/d.txt"]
@@ -309,7 +307,7 @@ async def test_a_commit_is_what_was_asked_for(repository: Repository) -> None:
     assert git(repository, "for-each-ref", "--format=%(refname)") == "refs/heads/main"
 
 
-async def test_an_executable_stays_one_and_a_link_becomes_a_file(
+async def test_commit_keeps_executable_bit_and_replaces_symlink(
     repository: Repository, tmp_path: Path
 ) -> None:
     blob = git(repository, "hash-object", "-w", "--stdin", stdin=b"#!/bin/sh\n")
@@ -322,7 +320,7 @@ async def test_an_executable_stays_one_and_a_link_becomes_a_file(
     assert modes == ["100644", "100644", "100755"]
 
 
-async def test_a_change_that_would_take_more_with_it_is_refused(repository: Repository) -> None:
+async def test_commit_that_would_delete_other_files_is_refused(repository: Repository) -> None:
     await commit(repository, [write("folder/file"), write("file")], "one")
     for changes in (
         [write("folder")],
@@ -343,7 +341,7 @@ async def test_a_change_that_would_take_more_with_it_is_refused(repository: Repo
     assert (await history.commits(repository)).total == 2
 
 
-async def test_a_commit_expects_its_parent(repository: Repository) -> None:
+async def test_commit_with_expected_sha_is_compare_and_swap(repository: Repository) -> None:
     first = await commit(repository, [write("a")], "one")
     with pytest.raises(ConflictingParent) as missing:
         await commit(repository, [write("a")], "no", branch="other", expected=first.sha)
@@ -358,7 +356,7 @@ async def test_a_commit_expects_its_parent(repository: Repository) -> None:
     assert orphan.parents == ()
 
 
-async def test_of_many_at_once_each_is_in_the_history_or_was_told(repository: Repository) -> None:
+async def test_concurrent_commits_succeed_or_conflict(repository: Repository) -> None:
     """By API with and without an expectation, and by plain git: no commit that was answered for is lost."""
     start = await commit(repository, [write("start")], "start")
 
@@ -396,7 +394,7 @@ async def test_of_many_at_once_each_is_in_the_history_or_was_told(repository: Re
 # History
 
 
-async def test_the_history_is_paged_without_gaps_or_repeats(repository: Repository) -> None:
+async def test_history_pages_have_no_gaps_or_duplicates(repository: Repository) -> None:
     """Newest and oldest first, with merges and side branches, by offset and from place to place."""
     shas = [(await commit(repository, [write("a", str(number))], str(number))).sha for number in range(4)]
     tree = git(repository, "rev-parse", "main^{tree}")
@@ -434,7 +432,7 @@ async def test_the_history_is_paged_without_gaps_or_repeats(repository: Reposito
     assert [each.sha for each in upto.commits] == shas[:2]
 
 
-async def test_a_history_that_cannot_be_is_told(repository: Repository) -> None:
+async def test_invalid_history_ranges_are_refused(repository: Repository) -> None:
     first = await commit(repository, [write("a")], "one")
     second = await commit(repository, [write("a", "2")], "two")
     other = await commit(repository, [write("a")], "else", branch="other")
@@ -459,7 +457,7 @@ async def test_a_history_that_cannot_be_is_told(repository: Repository) -> None:
         ("feature", "start", "behind", 0, 2),
     ],
 )
-async def test_two_revisions_are_compared(
+async def test_compare_two_revisions(
     repository: Repository, base: str, head: str, status: str, ahead: int, behind: int
 ) -> None:
     first = await commit(
@@ -492,7 +490,7 @@ async def test_two_revisions_are_compared(
 # What is in it
 
 
-async def test_folders_files_blobs_and_trees_are_read(repository: Repository) -> None:
+async def test_read_folders_files_blobs_and_trees(repository: Repository) -> None:
     made = await commit(
         repository, [write("top"), write("a/one"), write("a/b/two", "two"), write("a/b/c/three")], "m"
     )
@@ -540,7 +538,7 @@ async def test_listing_includes_subfolders_up_to_a_bound(
         assert [entry.path for entry in large.entries] == ["a", "top"]
 
 
-async def test_names_are_looked_for_as_branch_then_tag_then_commit(repository: Repository) -> None:
+async def test_revision_resolves_as_branch_then_tag_then_commit(repository: Repository) -> None:
     first = await commit(repository, [write("a")], "one")
     second = await commit(repository, [write("a", "2")], "two")
     git(repository, "tag", "both", first.sha)
@@ -562,7 +560,7 @@ async def test_names_are_looked_for_as_branch_then_tag_then_commit(repository: R
         await repository.create_branch("both/below")
 
 
-async def test_a_short_name_for_two_commits_is_told(repository: Repository) -> None:
+async def test_ambiguous_abbreviated_sha_is_refused(repository: Repository) -> None:
     await commit(repository, [write("a")], "one")
     tree = git(repository, "rev-parse", "main^{tree}")
     seen: dict[str, bytes] = {}
@@ -579,7 +577,7 @@ async def test_a_short_name_for_two_commits_is_told(repository: Repository) -> N
     assert await repository.resolve(sha) == sha
 
 
-async def test_tags_are_told_with_their_words(repository: Repository) -> None:
+async def test_annotated_tags_have_tagger_and_message(repository: Repository) -> None:
     made = await commit(repository, [write("a")], "one")
     git(repository, "tag", "light", made.sha)
     git(repository, "tag", "-a", "-m", "words\n\nand more", "noted/1.0", made.sha)
@@ -597,7 +595,7 @@ async def test_tags_are_told_with_their_words(repository: Repository) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tar", "zip"])
-async def test_a_revision_is_given_as_an_archive(repository: Repository, tmp_path: Path, kind: str) -> None:
+async def test_download_revision_as_archive(repository: Repository, tmp_path: Path, kind: str) -> None:
     await commit(repository, [write("a/b", "in it\n"), Change("large", os.urandom(3 << 20))], "one")
     packed = b"".join([piece async for piece in contents.archive(repository, kind, "main")])
     (tmp_path / f"all.{kind}").write_bytes(packed)
@@ -609,7 +607,7 @@ async def test_a_revision_is_given_as_an_archive(repository: Repository, tmp_pat
         await anext(contents.archive(repository, kind, "missing"))
 
 
-async def test_the_default_branch_is_one_that_is_there(repository: Repository) -> None:
+async def test_default_branch_must_exist(repository: Repository) -> None:
     await repository.set_default_branch("early")
     assert repository.default_branch == "early"
     await commit(repository, [write("a")], "one")
@@ -623,7 +621,7 @@ async def test_the_default_branch_is_one_that_is_there(repository: Repository) -
 # Who may
 
 
-async def test_rights_are_the_accounts_and_what_it_grants(stage: Stage) -> None:
+async def test_access_levels_of_account_and_identities(stage: Stage) -> None:
     info = await stage.repos.create(stage.ours)
     public = await stage.repos.create(stage.ours, public=True)
     identity = await stage.identities.create(stage.ours)
@@ -657,7 +655,7 @@ async def test_rights_are_the_accounts_and_what_it_grants(stage: Stage) -> None:
 # Kept in order
 
 
-async def test_many_commits_leave_few_packs(stage: Stage, repository: Repository) -> None:
+async def test_many_commits_are_repacked(stage: Stage, repository: Repository) -> None:
     """Joined beside readers and writers, who do not notice."""
     for number in range(MAX_PACKS + 3):
         await commit(repository, [write(f"file{number}", str(number))], str(number))
@@ -675,7 +673,9 @@ async def test_many_commits_leave_few_packs(stage: Stage, repository: Repository
     assert isinstance(deep, contents.Folder) and len(deep.entries) == MAX_PACKS + 4
 
 
-async def test_a_large_repository_has_indexes(stage: Stage, repository: Repository, tmp_path: Path) -> None:
+async def test_large_repository_gets_bitmap_index(
+    stage: Stage, repository: Repository, tmp_path: Path
+) -> None:
     """Which git itself finds right; what was not referred to is kept."""
     orphan = git(repository, "hash-object", "-w", "--stdin", stdin=b"not referred to yet")
     await commit(repository, [Change("large", os.urandom(2 << 20))], "large")
@@ -708,7 +708,7 @@ HALF_DONE = (
 
 
 @pytest.mark.parametrize("age", [1, -1])
-async def test_what_those_left_who_were_killed_is_removed(
+async def test_leftovers_of_killed_processes_are_removed(
     stage: Stage, repository: Repository, age: int
 ) -> None:
     """No branch stays closed and no room taken for ever; what is being written is left alone."""

@@ -94,7 +94,7 @@ async def _filled(
 # Clone, fetch, push
 
 
-async def test_an_empty_repository_is_cloned_with_its_default_branch(host: Hosting, git: GitClient) -> None:
+async def test_clone_of_empty_repository_has_its_default_branch(host: Hosting, git: GitClient) -> None:
     repo = await host.repos.create(host.account, default_branch="trunk")
     ran = await git.run("clone", host.remote(repo), "mine")
     assert ran.status == 0, ran.err
@@ -102,7 +102,9 @@ async def test_an_empty_repository_is_cloned_with_its_default_branch(host: Hosti
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
-async def test_every_version_of_the_protocol(host: Hosting, git: GitClient, version: int) -> None:
+async def test_clone_and_push_with_every_protocol_version(
+    host: Hosting, git: GitClient, version: int
+) -> None:
     """Clone, push and fetch are the same in each."""
     repo, work = await _filled(host, git, 3)
     setting = ("-c", f"protocol.version={version}")
@@ -117,7 +119,7 @@ async def test_every_version_of_the_protocol(host: Hosting, git: GitClient, vers
 
 
 @pytest.mark.parametrize("form", ["/{}", "/{}.git", "/git/{}", "/git/{}.git"])
-async def test_every_form_of_the_address(host: Hosting, git: GitClient, form: str) -> None:
+async def test_clone_with_every_url_form(host: Hosting, git: GitClient, form: str) -> None:
     repo, work = await _filled(host, git)
     place = host.url.replace("http://", f"http://x:{host.key}@") + form.format(repo.id)
     assert (await git("ls-remote", place, "refs/heads/main")).split()[0] == await git(
@@ -125,7 +127,7 @@ async def test_every_form_of_the_address(host: Hosting, git: GitClient, form: st
     )
 
 
-async def test_what_git_advertises_is_what_its_own_server_would(
+async def test_advertisement_equals_git_http_backend(
     host: Hosting, git: GitClient, http: httpx2.AsyncClient
 ) -> None:
     """The same headers and bytes as from `git http-backend`, in all versions and for both services."""
@@ -157,7 +159,7 @@ async def test_what_git_advertises_is_what_its_own_server_would(
                 assert answer.headers[name] == value
 
 
-async def test_history_can_be_shallow_and_become_deeper(host: Hosting, git: GitClient) -> None:
+async def test_shallow_clone_and_deepen(host: Hosting, git: GitClient) -> None:
     repo, _ = await _filled(host, git, 6)
     await git("clone", "-q", "--depth=1", host.remote(repo), "mine")
     mine = git.home / "mine"
@@ -168,7 +170,7 @@ async def test_history_can_be_shallow_and_become_deeper(host: Hosting, git: GitC
     assert counts == ["1", "3", "6"]
 
 
-async def test_a_shallow_clone_can_push(host: Hosting, git: GitClient) -> None:
+async def test_push_from_shallow_clone(host: Hosting, git: GitClient) -> None:
     repo, work = await _filled(host, git, 4)
     await git("clone", "-q", "--depth=1", host.remote(repo), "mine")
     made = await git.commit(git.home / "mine", {"more": "1"})
@@ -178,9 +180,7 @@ async def test_a_shallow_clone_can_push(host: Hosting, git: GitClient) -> None:
 
 
 @pytest.mark.parametrize("version", [0, 2])
-async def test_files_can_be_left_out_and_come_when_they_are_needed(
-    host: Hosting, git: GitClient, version: int
-) -> None:
+async def test_partial_clone_fetches_missing_blobs(host: Hosting, git: GitClient, version: int) -> None:
     repo, work = await _filled(host, git, 5)
     setting = ("-c", f"protocol.version={version}")
     await git(*setting, "clone", "-q", "--filter=blob:none", "--no-checkout", host.remote(repo), "mine")
@@ -191,7 +191,7 @@ async def test_files_can_be_left_out_and_come_when_they_are_needed(
     assert (mine / "file4").read_text() == (work / "file4").read_text()
 
 
-async def test_branches_are_forced_and_deleted_and_tags_pushed(host: Hosting, git: GitClient) -> None:
+async def test_force_push_delete_branch_and_push_tags(host: Hosting, git: GitClient) -> None:
     repo, work = await _filled(host, git, 2)
     await git("push", "-q", "origin", "main:side", cwd=work)
     await git("commit", "-q", "--amend", "-m", "otherwise", cwd=work)
@@ -216,9 +216,7 @@ async def test_branches_are_forced_and_deleted_and_tags_pushed(host: Hosting, gi
     )
 
 
-async def test_a_push_that_is_larger_than_gits_buffer_is_sent_in_chunks(
-    host: Hosting, git: GitClient
-) -> None:
+async def test_push_larger_than_post_buffer_is_chunked(host: Hosting, git: GitClient) -> None:
     repo, work = await _filled(host, git)
     await git.commit(work, {"large": os.urandom(5 << 20)})
     traced = await git.run("push", "origin", "main", cwd=work, env={"GIT_CURL_VERBOSE": "1"})
@@ -228,7 +226,7 @@ async def test_a_push_that_is_larger_than_gits_buffer_is_sent_in_chunks(
     assert (git.home / "mine" / "large").read_bytes() == (work / "large").read_bytes()
 
 
-async def test_whoever_waits_for_pushes_is_told_of_each(host: Hosting, git: GitClient) -> None:
+async def test_push_hook_is_called_for_each_push(host: Hosting, git: GitClient) -> None:
     repo, work = await _filled(host, git)
     await git("clone", "-q", host.remote(repo), "mine")
     await git("push", "-q", "origin", "main:one", cwd=work)
@@ -252,7 +250,7 @@ async def test_many_refs_in_one_push(host: Hosting, git: GitClient, count: int) 
 
 
 @pytest.mark.parametrize("clients", [10, pytest.param(50, marks=pytest.mark.slow)], ids=["ten", "fifty"])
-async def test_of_many_that_push_to_one_branch_one_wins_and_nothing_is_lost(
+async def test_concurrent_pushes_to_one_branch_lose_nothing(
     host: Hosting, git: GitClient, clients: int
 ) -> None:
     """Three rounds: everyone builds on the same commit and pushes; each round has exactly one winner."""
@@ -284,7 +282,7 @@ async def test_of_many_that_push_to_one_branch_one_wins_and_nothing_is_lost(
 # Who may
 
 
-async def test_who_may_read_and_who_may_push(host: Hosting, git: GitClient) -> None:
+async def test_access_levels_for_clone_and_push(host: Hosting, git: GitClient) -> None:
     """Everyone against every kind of repository, with the real git, which shows a secret only when asked."""
     private, work = await _filled(host, git)
     public, _ = await _filled(host, git, public=True)
@@ -318,7 +316,7 @@ async def test_who_may_read_and_who_may_push(host: Hosting, git: GitClient) -> N
     assert [line.split("/")[-1] for line in branches.splitlines()] == ["from-1", "main"]
 
 
-async def test_a_key_or_token_is_shown_in_any_usual_way(host: Hosting, git: GitClient) -> None:
+async def test_credentials_as_basic_or_bearer(host: Hosting, git: GitClient) -> None:
     repo, _ = await _filled(host, git)
     token = await host.token(repo)
     for secret in (host.key, token):
@@ -328,7 +326,7 @@ async def test_a_key_or_token_is_shown_in_any_usual_way(host: Hosting, git: GitC
         assert await git("-c", header, "ls-remote", host.remote(repo, ""))
 
 
-async def test_what_is_not_yours_cannot_be_told_from_what_is_not_there(
+async def test_inaccessible_and_missing_repositories_look_alike(
     host: Hosting, git: GitClient, http: httpx2.AsyncClient
 ) -> None:
     private, _ = await _filled(host, git)
@@ -355,7 +353,7 @@ async def test_what_is_not_yours_cannot_be_told_from_what_is_not_there(
     assert answers[0].headers["content-type"].startswith("text/plain")
 
 
-async def test_a_right_that_is_taken_away_counts_from_the_next_call_on(host: Hosting, git: GitClient) -> None:
+async def test_revoked_permission_applies_to_the_next_request(host: Hosting, git: GitClient) -> None:
     repo, work = await _filled(host, git)
     identity = await host.identities.create(host.account)
     await host.access.grant(host.account, identity.id, repo.id, "write")
@@ -375,7 +373,7 @@ async def test_a_right_that_is_taken_away_counts_from_the_next_call_on(host: Hos
 # What is refused
 
 
-async def test_some_names_cannot_be_pushed(host: Hosting, git: GitClient) -> None:
+async def test_push_to_reserved_refs_is_refused(host: Hosting, git: GitClient) -> None:
     """Names of Stead's own are neither pushed nor shown, and names that mean nothing are not pushed."""
     repo, work = await _filled(host, git)
     await git("--git-dir", str(host.path(repo)), "update-ref", "refs/stead/own", "refs/heads/main")
@@ -391,9 +389,7 @@ async def test_some_names_cannot_be_pushed(host: Hosting, git: GitClient) -> Non
 
 
 @pytest.mark.parametrize("name", [".git", "..", ".GIT", "git~1"])
-async def test_a_tree_that_would_leave_its_checkout_is_refused(
-    host: Hosting, git: GitClient, name: str
-) -> None:
+async def test_push_of_malicious_tree_is_refused(host: Hosting, git: GitClient, name: str) -> None:
     repo, work = await _filled(host, git)
     blob = await git("hash-object", "-w", "--stdin", cwd=work, stdin=b"evil")
     inner = await git("mktree", cwd=work, stdin=f"100644 blob {blob}\tconfig\n".encode())
@@ -407,7 +403,7 @@ async def test_a_tree_that_would_leave_its_checkout_is_refused(
     assert found.status != 0
 
 
-async def test_a_push_has_a_largest_size_and_a_largest_number_of_refs(tmp_path: Path, git: GitClient) -> None:
+async def test_push_size_and_ref_limits(tmp_path: Path, git: GitClient) -> None:
     """Both are told to people, and neither changes anything."""
     async with hosting(tmp_path / "hosting", max_push=1 << 20, max_commands=10) as host:
         repo, work = await _filled(host, git)
@@ -425,7 +421,7 @@ async def test_a_push_has_a_largest_size_and_a_largest_number_of_refs(tmp_path: 
         await host.check_all(git)
 
 
-def test_a_list_of_refs_is_counted_however_it_comes_in_pieces() -> None:
+def test_push_commands_are_parsed_across_chunk_boundaries() -> None:
     one, other = "1" * 40, "2" * 40
     line = packet(f"{NOWHERE} {one} refs/heads/x\0 report-status side-band-64k".encode())
     more = packet(f"{NOWHERE} {one} refs/heads/y".encode())
@@ -449,7 +445,7 @@ def test_a_list_of_refs_is_counted_however_it_comes_in_pieces() -> None:
         assert not commands.complete
 
 
-def test_packs_and_large_files_alone_are_streamed() -> None:
+def test_only_packs_and_lfs_objects_are_streamed() -> None:
     """All other bodies are read whole, and so have a largest size."""
     repo = "12345678-1234-4234-8234-123456789abc"
     calls = {
@@ -464,7 +460,7 @@ def test_packs_and_large_files_alone_are_streamed() -> None:
         assert is_streamed({"method": method, "path": path}) == streamed
 
 
-async def test_calls_that_no_git_makes_are_refused(
+async def test_invalid_smart_http_requests_are_refused(
     host: Hosting, git: GitClient, http: httpx2.AsyncClient
 ) -> None:
     repo, _ = await _filled(host, git)
@@ -511,7 +507,7 @@ async def test_calls_that_no_git_makes_are_refused(
         assert str(host.folder) not in answer.text
 
 
-async def test_a_compressed_question_is_understood_and_a_bomb_is_not(
+async def test_gzip_request_is_accepted_and_gzip_bomb_refused(
     host: Hosting, git: GitClient, http: httpx2.AsyncClient
 ) -> None:
     repo, work = await _filled(host, git, 3)
@@ -531,7 +527,7 @@ async def test_a_compressed_question_is_understood_and_a_bomb_is_not(
         assert answer.status_code == 400
 
 
-async def test_git_itself_compresses_a_long_question(host: Hosting, git: GitClient) -> None:
+async def test_long_negotiation_from_git_is_gzipped(host: Hosting, git: GitClient) -> None:
     """A client with many commits of its own tells of them, and the server finds the ones they share."""
     repo, work = await _filled(host, git)
     await git("clone", "-q", host.remote(repo), "mine")
@@ -548,7 +544,7 @@ async def test_git_itself_compresses_a_long_question(host: Hosting, git: GitClie
     assert await git("rev-parse", "origin/main", cwd=mine) == made
 
 
-async def test_a_question_for_what_is_not_there_is_answered_by_git(host: Hosting, git: GitClient) -> None:
+async def test_fetch_of_missing_object_gets_git_error(host: Hosting, git: GitClient) -> None:
     _, work = await _filled(host, git)
     for version in (0, 2):
         ran = await git.run("-c", f"protocol.version={version}", "fetch", "origin", "1" * 40, cwd=work)
@@ -578,9 +574,7 @@ async def _half_a_push(
             await writer.wait_closed()
 
 
-async def test_a_client_that_leaves_in_the_middle_of_a_push_leaves_nothing(
-    host: Hosting, git: GitClient
-) -> None:
+async def test_aborted_push_leaves_nothing(host: Hosting, git: GitClient) -> None:
     """No git goes on, no object and no lock stays, and the next push finds what was there."""
     repo, work = await _filled(host, git)
     before = sorted(str(path) for path in host.path(repo).rglob("*"))
@@ -608,9 +602,7 @@ async def test_a_client_that_leaves_in_the_middle_of_a_push_leaves_nothing(
     await git("push", "-q", "origin", "main", cwd=work)
 
 
-async def test_a_client_that_leaves_in_the_middle_of_a_clone_leaves_nothing(
-    host: Hosting, git: GitClient
-) -> None:
+async def test_aborted_clone_leaves_no_process(host: Hosting, git: GitClient) -> None:
     repo, work = await _filled(host, git)
     sha = await git.commit(work, {"large": os.urandom(24 << 20)})
     await git("push", "-q", "origin", "main", cwd=work)
@@ -629,7 +621,7 @@ async def test_a_client_that_leaves_in_the_middle_of_a_clone_leaves_nothing(
     await until(gone, 5)
 
 
-async def test_an_answer_that_git_does_not_finish_is_cut_off(
+async def test_incomplete_git_response_aborts_the_connection(
     host: Hosting, git: GitClient, http: httpx2.AsyncClient
 ) -> None:
     """An object is damaged: a client sees that its pack is not whole, and hears nothing of our disk."""
@@ -651,7 +643,7 @@ async def test_an_answer_that_git_does_not_finish_is_cut_off(
     await git("clone", "-q", host.remote(repo), "again")
 
 
-async def test_too_many_at_once_are_told_to_come_again(tmp_path: Path, git: GitClient) -> None:
+async def test_concurrency_limit_answers_retry_later(tmp_path: Path, git: GitClient) -> None:
     async with hosting(tmp_path / "hosting", per_repo=1, patience=0.2) as host:
         repo, work = await _filled(host, git)
         other, _ = await _filled(host, git)
@@ -674,7 +666,7 @@ async def test_too_many_at_once_are_told_to_come_again(tmp_path: Path, git: GitC
         await until(free, 10)
 
 
-async def test_a_call_may_not_take_for_ever(tmp_path: Path, git: GitClient) -> None:
+async def test_transfer_has_a_time_limit(tmp_path: Path, git: GitClient) -> None:
     async with hosting(tmp_path / "hosting", longest=0.5) as host:
         repo = await host.repo()
 
@@ -685,7 +677,7 @@ async def test_a_call_may_not_take_for_ever(tmp_path: Path, git: GitClient) -> N
         assert _gits(host) == []
 
 
-async def test_a_repository_that_is_deleted_is_gone_for_git_too(host: Hosting, git: GitClient) -> None:
+async def test_deleted_repository_is_gone_for_git(host: Hosting, git: GitClient) -> None:
     repo, work = await _filled(host, git)
     await git("ls-remote", host.remote(repo))
     await host.repos.delete(repo.id)
@@ -707,7 +699,7 @@ def _resident() -> int:
 
 
 @pytest.mark.slow
-async def test_two_gigabytes_go_in_and_out_without_being_held(host: Hosting, git: GitClient) -> None:
+async def test_two_gigabytes_are_streamed_in_bounded_memory(host: Hosting, git: GitClient) -> None:
     """The server is this process: what it holds at most is sampled while a pack of 2 GB goes through."""
     repo, work = await _filled(host, git)
     for number in range(32):

@@ -159,7 +159,7 @@ async def refused(
 # With history
 
 
-async def test_the_default_branch_of_a_source_comes_with_its_history(
+async def test_import_default_branch_with_history(
     stage: Stage, sources: Sources, server: GitServer, origin: Path
 ) -> None:
     """Its tags come with it, those of other branches do not; and nothing else is in the repository."""
@@ -172,7 +172,7 @@ async def test_the_default_branch_of_a_source_comes_with_its_history(
     assert "remote" not in (repository.path / "config").read_text()
 
 
-async def test_the_caller_names_the_default_branch(
+async def test_import_renames_the_default_branch(
     stage: Stage, sources: Sources, server: GitServer, origin: Path
 ) -> None:
     fill = sources.source(f"{server.url}/origin.git", default_branch="main")
@@ -181,9 +181,7 @@ async def test_the_caller_names_the_default_branch(
     assert (repository.default_branch, len(await repository.branches())) == ("main", 1)
 
 
-async def test_one_branch_of_a_source(
-    stage: Stage, sources: Sources, server: GitServer, origin: Path
-) -> None:
+async def test_import_one_branch(stage: Stage, sources: Sources, server: GitServer, origin: Path) -> None:
     for rev in ("feature/x", "refs/heads/feature/x"):
         repository = await stage.repository(fill=sources.source(f"{server.url}/origin.git", rev=rev))
         theirs = refs(origin)
@@ -193,7 +191,7 @@ async def test_one_branch_of_a_source(
         assert repository.default_branch == "feature/x"
 
 
-async def test_a_tag_of_a_source(stage: Stage, sources: Sources, server: GitServer, origin: Path) -> None:
+async def test_import_tag(stage: Stage, sources: Sources, server: GitServer, origin: Path) -> None:
     """The history up to it is on the default branch."""
     repository = await stage.repository(fill=sources.source(f"{server.url}/origin.git", rev="v1"))
     assert refs(repository) == {
@@ -205,7 +203,7 @@ async def test_a_tag_of_a_source(stage: Stage, sources: Sources, server: GitServ
 
 @pytest.mark.parametrize("old", [False, True])
 @pytest.mark.parametrize("length", [40, 7])
-async def test_a_commit_of_a_source(
+async def test_import_commit(
     stage: Stage, sources: Sources, server: GitServer, origin: Path, length: int, old: bool
 ) -> None:
     """Also where the server does not give commits by their id, or only the beginning of it is known."""
@@ -220,7 +218,7 @@ async def test_a_commit_of_a_source(
         git(repository.path, "cat-file", "commit", later)
 
 
-async def test_any_ref_of_a_source(stage: Stage, sources: Sources, server: GitServer, origin: Path) -> None:
+async def test_import_any_ref(stage: Stage, sources: Sources, server: GitServer, origin: Path) -> None:
     """As the requests to merge of some servers are."""
     git(origin, "update-ref", "refs/pull/7/head", "feature/x")
     repository = await stage.repository(
@@ -229,9 +227,7 @@ async def test_any_ref_of_a_source(stage: Stage, sources: Sources, server: GitSe
     assert refs(repository)["refs/heads/trunk"] == refs(origin)["refs/pull/7/head"]
 
 
-async def test_all_branches_of_a_source(
-    stage: Stage, sources: Sources, server: GitServer, origin: Path
-) -> None:
+async def test_import_all_branches(stage: Stage, sources: Sources, server: GitServer, origin: Path) -> None:
     url = f"{server.url}/origin.git"
     theirs = refs(origin)
     repository = await stage.repository(fill=sources.source(url, all_branches=True))
@@ -246,7 +242,7 @@ async def test_all_branches_of_a_source(
         await stage.repository(fill=sources.source(url, all_branches=True, rev="v1"))
 
 
-async def test_a_shallow_repository_can_be_cloned_and_committed_to(
+async def test_shallow_import_can_be_cloned_and_committed_to(
     stage: Stage, sources: Sources, server: GitServer, origin: Path, tmp_path: Path
 ) -> None:
     repository = await stage.repository(fill=sources.source(f"{server.url}/origin.git", depth=2))
@@ -271,7 +267,7 @@ async def test_a_shallow_repository_can_be_cloned_and_committed_to(
         sources.source(f"{server.url}/origin.git", depth=0)
 
 
-async def test_a_source_that_is_shallow_itself(
+async def test_import_of_shallow_source(
     stage: Stage, sources: Sources, server: GitServer, origin: Path
 ) -> None:
     git(server.folder, "clone", "-q", "--bare", "--depth=2", f"file://{origin}", "cut.git", bare=False)
@@ -279,16 +275,14 @@ async def test_a_source_that_is_shallow_itself(
     assert git(repository.path, "rev-list", "--count", "HEAD") == "2"
 
 
-async def test_an_empty_source_makes_an_empty_repository(
-    stage: Stage, sources: Sources, server: GitServer
-) -> None:
+async def test_import_of_empty_source(stage: Stage, sources: Sources, server: GitServer) -> None:
     server.init("empty.git")
     repository = await stage.repository(fill=sources.source(f"{server.url}/empty.git"))
     assert refs(repository) == {}
     await refused(stage, sources.source(f"{server.url}/empty.git", rev="main"), ReferenceNotFound)
 
 
-async def test_a_source_whose_head_is_at_no_branch(
+async def test_import_of_source_with_detached_head(
     stage: Stage, sources: Sources, server: GitServer, origin: Path
 ) -> None:
     url = f"{server.url}/origin.git"
@@ -316,13 +310,13 @@ async def test_a_source_whose_head_is_at_no_branch(
         ("+trunk", ReferenceNotFound),
     ],
 )
-async def test_what_a_source_does_not_have(
+async def test_missing_revision_of_source_is_refused(
     stage: Stage, sources: Sources, server: GitServer, origin: Path, rev: str, error: type[Exception]
 ) -> None:
     await refused(stage, sources.source(f"{server.url}/origin.git", rev=rev), error)
 
 
-async def test_sources_that_are_not_there(
+async def test_missing_sources_are_refused(
     stage: Stage, sources: Sources, server: GitServer, origin: Path
 ) -> None:
     url = f"{server.url}/other.git"
@@ -341,7 +335,7 @@ async def test_sources_that_are_not_there(
     await refused(stage, Sources(Egress()).source(f"{server.url}/origin.git"), EgressRefused)
 
 
-async def test_credentials_open_a_source_and_are_kept_nowhere(
+async def test_source_credentials_are_used_and_not_stored(
     stage: Stage, sources: Sources, server: GitServer, origin: Path
 ) -> None:
     server.credentials = "agent:s3cret-t0ken"
@@ -358,7 +352,7 @@ async def test_credentials_open_a_source_and_are_kept_nowhere(
         assert b"s3cret" not in content and encoded.encode() not in content
 
 
-async def test_a_source_that_moved_is_found_and_its_secrets_stay(
+async def test_redirected_source_is_found_without_leaking_credentials(
     stage: Stage, sources: Sources, server: GitServer, origin: Path
 ) -> None:
     with serving(server.folder) as other:
@@ -375,14 +369,14 @@ async def test_a_source_that_moved_is_found_and_its_secrets_stay(
         await refused(stage, sources.source(f"{url}/old"), SourceNotFound)
 
 
-async def test_a_redirect_in_the_middle_is_not_followed(
+async def test_redirect_during_fetch_is_not_followed(
     stage: Stage, sources: Sources, server: GitServer, origin: Path
 ) -> None:
     server.pages["/origin.git/git-upload-pack"] = redirect("http://127.0.0.1:1/git-upload-pack", 307)
     await refused(stage, sources.source(f"{server.url}/origin.git"), EgressFailed)
 
 
-async def test_what_is_served_without_a_git_is_not_taken(
+async def test_dumb_http_source_is_refused(
     stage: Stage, sources: Sources, server: GitServer, origin: Path
 ) -> None:
     """By files alone: git would not look through it. Not even when it is only told after the first answer."""
@@ -399,7 +393,7 @@ async def test_what_is_served_without_a_git_is_not_taken(
     await refused(stage, sources.source(f"{server.url}/dumb"), SourceNotFound)
 
 
-async def test_a_source_that_is_too_large_is_given_up(stage: Stage, server: GitServer) -> None:
+async def test_source_size_limit(stage: Stage, server: GitServer) -> None:
     place = server.init("large.git")
     add(place, "main", "large", content=random.Random(1).randbytes(3 << 20))
     sources = Sources(LOCAL, most_bytes=1 << 20)
@@ -407,9 +401,7 @@ async def test_a_source_that_is_too_large_is_given_up(stage: Stage, server: GitS
     await stage.repository(fill=Sources(LOCAL, most_bytes=8 << 20).source(f"{server.url}/large.git"))
 
 
-async def test_a_source_that_takes_too_long_is_given_up(
-    stage: Stage, server: GitServer, origin: Path
-) -> None:
+async def test_source_time_limit(stage: Stage, server: GitServer, origin: Path) -> None:
     sources = Sources(LOCAL, timeout=0.7)
     slow = Page(b"fff0" + b"x" * 100_000, pause=0.05)
     server.pages["/origin.git/git-upload-pack"] = slow
@@ -421,7 +413,7 @@ async def test_a_source_that_takes_too_long_is_given_up(
     )
 
 
-async def test_whoever_goes_leaves_nothing_behind(
+async def test_cancelled_import_leaves_nothing(
     stage: Stage, sources: Sources, server: GitServer, origin: Path
 ) -> None:
     asked = asyncio.Event()
@@ -455,7 +447,7 @@ def commit_of(place: Path, tree: str, who: str = "A <a@b> 1 +0000") -> str:
     return broken(place, "commit", f"tree {tree}\nauthor {who}\ncommitter {who}\n\nold\n".encode())
 
 
-async def test_histories_of_old_tools_are_taken(stage: Stage, sources: Sources, server: GitServer) -> None:
+async def test_harmless_fsck_findings_are_accepted(stage: Stage, sources: Sources, server: GitServer) -> None:
     place = server.init("old.git")
     blob = broken(place, "blob", b"old\n")
     folder = broken(place, "tree", b"100644 file\0" + bytes.fromhex(blob))
@@ -492,7 +484,7 @@ async def test_histories_of_old_tools_are_taken(stage: Stage, sources: Sources, 
         b"120000 .gitmodules\0",
     ],
 )
-async def test_histories_that_harm_those_who_clone_them_are_refused(
+async def test_dangerous_fsck_findings_are_refused(
     stage: Stage, sources: Sources, server: GitServer, entry: bytes
 ) -> None:
     place = server.init("bad.git")
@@ -503,7 +495,7 @@ async def test_histories_that_harm_those_who_clone_them_are_refused(
     await refused(stage, sources.tree(f"{server.url}/bad.git", "all"), SourceInvalid)
 
 
-async def test_submodules_are_not_followed(
+async def test_submodules_are_not_fetched(
     stage: Stage, sources: Sources, server: GitServer, origin: Path
 ) -> None:
     place = server.init("outer.git")
@@ -518,9 +510,7 @@ async def test_submodules_are_not_followed(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give git a user of its own")
-async def test_git_needs_no_rights_of_ours_to_take_something_over(
-    sources: Sources, server: GitServer, origin: Path
-) -> None:
+async def test_import_runs_as_the_git_user(sources: Sources, server: GitServer, origin: Path) -> None:
     folder = Path("/var/tmp") / f"stead-sources-{os.getpid()}"
     folder.mkdir(mode=0o711)
     try:
@@ -543,7 +533,7 @@ async def test_git_needs_no_rights_of_ours_to_take_something_over(
 # Files as one commit
 
 
-async def test_texts_become_one_commit(stage: Stage, sources: Sources) -> None:
+async def test_import_files_as_one_commit(stage: Stage, sources: Sources) -> None:
     texts = {"README.md": "# ü\n", "src/a b.py": "", 'q"\\': "x"}
     fill = sources.files(texts, "Begin", Author("Ada", "ada@example.org"))
     repository = await stage.repository(fill=fill, default_branch="trunk")
@@ -553,7 +543,7 @@ async def test_texts_become_one_commit(stage: Stage, sources: Sources) -> None:
     assert {path: shown(repository, path) for path in texts} == {k: v.strip() for k, v in texts.items()}
 
 
-async def test_texts_that_cannot_be_files_are_refused(stage: Stage, sources: Sources) -> None:
+async def test_invalid_file_imports_are_refused(stage: Stage, sources: Sources) -> None:
     for path in ("../a", "/a", ".git/config", "a/.GIT/x", ""):
         await refused(stage, sources.files({path: "x"}, "all"), InvalidPath)
     await refused(stage, sources.files({"a": "b", "a/b": "c"}, "all"), InvalidChange)
@@ -600,7 +590,7 @@ def packed(work: Path, *command: str) -> bytes:
 @pytest.mark.parametrize(
     ("form", "option"), [("gnu", ""), ("gnu", "-z"), ("gnu", "-j"), ("pax", "-J"), ("pax", "")]
 )
-async def test_an_archive_of_tar_becomes_what_git_makes_of_the_folder(
+async def test_tar_import_equals_git_add(
     stage: Stage, sources: Sources, server: GitServer, work: Path, form: str, option: str
 ) -> None:
     expected = tree_of(work)
@@ -613,7 +603,7 @@ async def test_an_archive_of_tar_becomes_what_git_makes_of_the_folder(
     assert git(repository.path, "count-objects", "-v").splitlines()[-2:] == ["garbage: 0", "size-garbage: 0"]
 
 
-async def test_an_archive_of_zip_becomes_what_git_makes_of_the_folder(
+async def test_zip_import_equals_git_add(
     stage: Stage, sources: Sources, server: GitServer, work: Path
 ) -> None:
     expected = tree_of(work)
@@ -624,7 +614,7 @@ async def test_an_archive_of_zip_becomes_what_git_makes_of_the_folder(
 
 
 @pytest.mark.parametrize("form", ["tar", "tar.gz", "zip"])
-async def test_archives_as_git_makes_them(
+async def test_import_of_git_archive_output(
     stage: Stage, sources: Sources, server: GitServer, origin: Path, tmp_path: Path, form: str
 ) -> None:
     """All of it lies in a folder, as hosts of code have it; it stays there unless it is asked for."""
@@ -684,7 +674,7 @@ def zipped(name: str, mode: int) -> zipfile.ZipInfo:
     return info
 
 
-async def test_the_last_of_one_name_counts(stage: Stage, sources: Sources, server: GitServer) -> None:
+async def test_last_duplicate_entry_wins(stage: Stage, sources: Sources, server: GitServer) -> None:
     server.pages["/a"] = Page(
         tar_of(file("a", b"1"), file("./a", b"2", 0o755), link("b", "../x"), file("b", b"3"))
     )
@@ -693,13 +683,13 @@ async def test_the_last_of_one_name_counts(stage: Stage, sources: Sources, serve
     assert (shown(repository, "a"), shown(repository, "b")) == ("2", "3")
 
 
-async def test_what_is_in_a_git_folder_is_left_out(stage: Stage, sources: Sources, server: GitServer) -> None:
+async def test_git_folders_in_archives_are_skipped(stage: Stage, sources: Sources, server: GitServer) -> None:
     server.pages["/a"] = Page(tar_of(file("a"), file(".git/config"), file("sub/.git"), file(".gitignore")))
     repository = await stage.repository(fill=sources.archive("tar", f"{server.url}/a", "all"))
     assert set(files(repository)) == {"a", ".gitignore"}
 
 
-async def test_links_that_stay_inside_are_links(stage: Stage, sources: Sources, server: GitServer) -> None:
+async def test_internal_symlinks_are_kept(stage: Stage, sources: Sources, server: GitServer) -> None:
     server.pages["/a"] = Page(
         tar_of(
             link("x/y/up", "../.."),
@@ -772,14 +762,14 @@ HOSTILE_TARS: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE_TARS)
-async def test_tars_that_are_hostile_or_broken_are_refused(
+async def test_malicious_and_corrupt_tars_are_refused(
     stage: Stage, sources: Sources, server: GitServer, name: str
 ) -> None:
     server.pages["/a"] = Page(HOSTILE_TARS[name])
     await refused(stage, sources.archive("tar", f"{server.url}/a", "all"), (InvalidPath, SourceInvalid))
 
 
-async def test_tars_with_broken_headers_are_refused(
+async def test_tars_with_corrupt_headers_are_refused(
     stage: Stage, sources: Sources, server: GitServer
 ) -> None:
     pax = tarfile.TarInfo("x")
@@ -844,14 +834,14 @@ HOSTILE_ZIPS: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE_ZIPS)
-async def test_zips_that_are_hostile_or_broken_are_refused(
+async def test_malicious_and_corrupt_zips_are_refused(
     stage: Stage, sources: Sources, server: GitServer, name: str
 ) -> None:
     server.pages["/a"] = Page(HOSTILE_ZIPS[name])
     await refused(stage, sources.archive("zip", f"{server.url}/a", "all"), (InvalidPath, SourceInvalid))
 
 
-def test_whatever_an_archive_says_it_is_read_or_refused(tmp_path: Path) -> None:
+def test_fuzzed_archives_are_imported_or_refused(tmp_path: Path) -> None:
     """Archives with some bytes changed: they fail as archives fail, or have other things in them."""
     inside = file("a/b", b"text" * 300), link("c", "a/b"), file("d" * 120, b"x"), file("e", mode=0o755)
     entries = ("a/b", b"text" * 300), (zipped("c", stat.S_IFLNK | 0o777), b"a/b"), ("d", b"x")
@@ -883,9 +873,7 @@ def test_whatever_an_archive_says_it_is_read_or_refused(tmp_path: Path) -> None:
     assert {4, 3, ArchiveInvalid, InvalidPath} <= ends
 
 
-async def test_archives_larger_than_they_look_are_given_up(
-    stage: Stage, sources: Sources, server: GitServer
-) -> None:
+async def test_archive_bombs_are_refused(stage: Stage, sources: Sources, server: GitServer) -> None:
     zeros = bytes(3 << 16)
     plain = tar_of(file("a", zeros))
     archives: dict[str, tuple[Kind, bytes]] = {
@@ -908,7 +896,7 @@ async def test_archives_larger_than_they_look_are_given_up(
         assert len(files(repository)) == (30 if name == "many" else 1)
 
 
-async def test_a_bomb_is_known_by_how_much_it_grows(stage: Stage, server: GitServer) -> None:
+async def test_compression_ratio_limit(stage: Stage, server: GitServer) -> None:
     """Far below what an archive may have in it, if it were not packed so tightly."""
     plain = tar_of(file("a", bytes(1 << 20)))
     server.pages["/bomb"] = Page(gzip.compress(plain, 1))
@@ -916,7 +904,7 @@ async def test_a_bomb_is_known_by_how_much_it_grows(stage: Stage, server: GitSer
     await refused(stage, sources.archive("tar", f"{server.url}/bomb", "all"), TooLarge)
 
 
-async def test_archives_with_too_many_files_are_given_up(stage: Stage, server: GitServer) -> None:
+async def test_archive_entry_limit(stage: Stage, server: GitServer) -> None:
     names = [f"{number}" for number in range(11)]
     server.pages["/tar"] = Page(tar_of(*(file(name) for name in names)))
     server.pages["/folders"] = Page(tar_of(*(special(name, tarfile.DIRTYPE) for name in names)))
@@ -931,7 +919,7 @@ async def test_archives_with_too_many_files_are_given_up(stage: Stage, server: G
         assert len(files(repository)) == 11
 
 
-def test_names_and_links_without_end_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archive_name_and_link_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Archives of a few kilobytes, if they are packed, that could keep a host busy for hours."""
     monkeypatch.setattr("stead.repos.importing._MAX_NAMES", 1 << 20)
     monkeypatch.setattr("stead.repos.importing._MAX_STEPS", 1_000_000)
@@ -952,7 +940,9 @@ def _leading(name: str, target: str) -> Member:
     return Member(name, LINK, len(target), lambda: iter((target.encode(),)))
 
 
-async def test_archives_that_cannot_be_downloaded(stage: Stage, sources: Sources, server: GitServer) -> None:
+async def test_archive_download_failures_are_reported(
+    stage: Stage, sources: Sources, server: GitServer
+) -> None:
     await refused(stage, sources.archive("tar", f"{server.url}/missing.tar", "all"), SourceNotFound)
     for path, page in {
         "/broken": Page(b"x" * 1000, complete=False),
@@ -975,7 +965,7 @@ async def test_archives_that_cannot_be_downloaded(stage: Stage, sources: Sources
     assert set(files(repository)) == {"a"}
 
 
-async def test_a_revision_of_a_repository_becomes_one_commit(
+async def test_import_git_revision_as_one_commit(
     stage: Stage, sources: Sources, server: GitServer, origin: Path
 ) -> None:
     """Nothing else of it comes along: no history, no other folders, no tags."""
@@ -1003,7 +993,7 @@ async def test_a_revision_of_a_repository_becomes_one_commit(
         )
 
 
-async def test_a_folder_of_a_repository_becomes_one_commit(
+async def test_import_git_folder_as_one_commit(
     stage: Stage, sources: Sources, server: GitServer, origin: Path
 ) -> None:
     url = f"{server.url}/origin.git"

@@ -55,7 +55,7 @@ PATHS = [
 
 
 @pytest.mark.parametrize(("pattern", "path", "expected"), PATHS)
-def test_globs_are_read_as_documented(pattern: str, path: str, expected: bool) -> None:
+def test_globs_match_as_documented(pattern: str, path: str, expected: bool) -> None:
     assert Pattern.path(pattern).matches(path) is expected
 
 
@@ -76,20 +76,20 @@ def test_globs_are_read_as_documented(pattern: str, path: str, expected: bool) -
         ("v[0-9]*", "v1.2", True),
     ],
 )
-def test_branches_are_named_whole_or_by_patterns(pattern: str, branch: str, expected: bool) -> None:
+def test_branch_patterns_match_whole_names(pattern: str, branch: str, expected: bool) -> None:
     assert Pattern.branch(pattern).matches(branch) is expected
 
 
 @pytest.mark.parametrize(
     "pattern", ["", "!a", "a//b", "../a", "a/./b", "a\n", "a" * 300, "{a,b}" * 6, "a/{,b}/c"]
 )
-def test_globs_that_nobody_can_mean_are_refused(pattern: str) -> None:
+def test_invalid_globs_are_refused(pattern: str) -> None:
     with pytest.raises(InvalidPattern):
         Pattern.path(pattern)
 
 
 @pytest.mark.parametrize("pattern", ["", "a b", "a..b", "/a", "a/", "a\\*", "[a", "a" * 300, "refs/heads/"])
-def test_patterns_that_no_branch_has_are_refused(pattern: str) -> None:
+def test_invalid_branch_patterns_are_refused(pattern: str) -> None:
     with pytest.raises(InvalidPattern):
         Pattern.branch(pattern)
 
@@ -120,11 +120,11 @@ NAMES = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=5).
 
 
 @given(st.lists(PARTS, min_size=2, max_size=5).map("/".join), NAMES)
-def test_patterns_mean_what_a_simple_reading_of_them_says(pattern: str, name: str) -> None:
+def test_patterns_match_like_a_reference_implementation(pattern: str, name: str) -> None:
     assert Pattern.path(pattern).matches(name) is simply(pattern, name)
 
 
-def test_no_pattern_is_slow() -> None:
+def test_pattern_matching_is_polynomial() -> None:
     """A pattern that can be laid over a name in countless ways, and fits in none of them."""
     many = Pattern.path("*a" * 100 + "b"), Pattern.path("**/a/" * 50 + "b")
     begun = time.process_time()
@@ -136,7 +136,7 @@ def test_no_pattern_is_slow() -> None:
 # Attempts
 
 
-def test_a_delivery_is_over_only_when_it_arrived_or_after_all_attempts() -> None:
+def test_delivery_ends_after_success_or_all_attempts() -> None:
     """Every way through the states: each attempt arrives, fails, or is interrupted and begun again."""
 
     def walk(progress: Progress, now: int, failures: int) -> int:
@@ -168,7 +168,7 @@ def test_a_delivery_is_over_only_when_it_arrived_or_after_all_attempts() -> None
     assert walk(Progress.new(1000), 1000, 0) == 2**MAX_ATTEMPTS
 
 
-def test_what_waited_too_long_behind_others_is_tried_once() -> None:
+def test_overdue_delivery_is_tried_once() -> None:
     progress = Progress.new(0)
     late = MAX_AGE * SECOND
     assert progress.begin().end(True, late, 0).state is State.DELIVERED

@@ -305,7 +305,7 @@ async def world(template: tuple[Path, str], tmp_path: Path) -> AsyncIterator[Wor
 # Signatures
 
 
-def test_the_key_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -> None:
+def test_signing_key_is_created_once_with_mode_0600(tmp_path: Path) -> None:
     first, second = Signing.open(tmp_path, "a"), Signing.open(tmp_path, "a")
     assert first.jwks() == second.jwks()
     (key,) = first.jwks()["keys"]
@@ -330,7 +330,7 @@ def verified(signing: Signing, seen: Seen) -> dict[str, Any]:
     return dict(token.claims)
 
 
-async def test_a_push_is_told_and_signed(world: World, endpoint: Endpoint) -> None:
+async def test_push_sends_signed_webhook(world: World, endpoint: Endpoint) -> None:
     repo = await world.repo()
     async with world.opened() as triggers:
         trigger = await triggers.create(repo, endpoint.url + "/hook?key=1")
@@ -361,7 +361,7 @@ async def test_a_push_is_told_and_signed(world: World, endpoint: Endpoint) -> No
     ] * 2
 
 
-async def test_a_signature_of_another_installation_is_worth_nothing(
+async def test_signature_of_another_installation_is_rejected(
     world: World, endpoint: Endpoint, tmp_path: Path
 ) -> None:
     repo = await world.repo()
@@ -380,7 +380,7 @@ async def test_a_signature_of_another_installation_is_worth_nothing(
         )
 
 
-async def test_receivers_in_node_check_webhooks_with_the_published_keys(
+async def test_node_receiver_verifies_webhooks_with_jwks(
     world: World, endpoint: Endpoint, cache: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "node").mkdir()
@@ -406,7 +406,7 @@ async def test_receivers_in_node_check_webhooks_with_the_published_keys(
 # What is told, and what is not
 
 
-async def test_filters_decide_who_is_told(world: World, endpoint: Endpoint) -> None:
+async def test_branch_and_glob_filters_select_triggers(world: World, endpoint: Endpoint) -> None:
     repo = await world.repo()
     rules: dict[str, dict[str, Any]] = {
         "/all": {},
@@ -438,7 +438,7 @@ async def test_filters_decide_who_is_told(world: World, endpoint: Endpoint) -> N
     assert {path: [seen.json["commit"] for seen in endpoint.told(path)] for path in rules} == expected
 
 
-async def test_what_a_push_changes(world: World) -> None:
+async def test_changed_files_of_a_push(world: World) -> None:
     """New branches are compared with where they left the default branch, moved ones with where they were."""
     repo = await world.repo()
     repository = world.repos.repository(repo)
@@ -459,9 +459,7 @@ async def test_what_a_push_changes(world: World) -> None:
     assert await files("main", "1" * 40, second) is None, "nobody knows what was there before"
 
 
-async def test_a_push_of_more_files_than_anyone_looks_at_passes_all_globs(
-    world: World, endpoint: Endpoint
-) -> None:
+async def test_push_with_too_many_files_matches_all_globs(world: World, endpoint: Endpoint) -> None:
     repo = await world.repo()
     async with world.opened() as triggers:
         await triggers.create(repo, endpoint.url + "/", globs=["*.js"])
@@ -471,9 +469,7 @@ async def test_a_push_of_more_files_than_anyone_looks_at_passes_all_globs(
         await endpoint.count(1)
 
 
-async def test_a_deleted_branch_is_not_told_and_a_new_one_of_its_name_is(
-    world: World, endpoint: Endpoint
-) -> None:
+async def test_deleted_branch_sends_nothing_and_recreated_one_does(world: World, endpoint: Endpoint) -> None:
     repo = await world.repo()
     async with world.opened() as triggers:
         await triggers.create(repo, endpoint.url + "/")
@@ -492,7 +488,7 @@ async def test_a_deleted_branch_is_not_told_and_a_new_one_of_its_name_is(
     ]
 
 
-async def test_nothing_is_told_of_what_was_there_before(world: World, endpoint: Endpoint) -> None:
+async def test_new_trigger_ignores_earlier_pushes(world: World, endpoint: Endpoint) -> None:
     repo = await world.repo()
     await world.write(repo)
     async with world.opened() as triggers:
@@ -507,7 +503,7 @@ async def test_nothing_is_told_of_what_was_there_before(world: World, endpoint: 
     assert [each.json["commit"] for each in endpoint.told("/second")] == [last]
 
 
-async def test_tags_and_other_refs_are_no_pushes_to_branches(world: World, endpoint: Endpoint) -> None:
+async def test_tags_and_other_refs_send_nothing(world: World, endpoint: Endpoint) -> None:
     repo = await world.repo()
     async with world.opened() as triggers:
         trigger = await triggers.create(repo, endpoint.url + "/")
@@ -518,7 +514,7 @@ async def test_tags_and_other_refs_are_no_pushes_to_branches(world: World, endpo
         assert len(await world.settled(repo, trigger.id)) == 1
 
 
-async def test_pushes_by_plain_git_while_stead_is_down_are_told_at_the_start(
+async def test_pushes_while_stopped_are_delivered_at_start(
     world: World, endpoint: Endpoint, tmp_path: Path
 ) -> None:
     repo = await world.repo()
@@ -543,7 +539,7 @@ async def test_pushes_by_plain_git_while_stead_is_down_are_told_at_the_start(
     assert [(each.json["branch"], each.json["commit"]) for each in told[1:]] == [("main", tip), ("side", tip)]
 
 
-async def test_what_cannot_be_looked_at_fails_no_push_and_is_looked_for_again(
+async def test_failed_detection_does_not_fail_the_push_and_is_retried(
     world: World, endpoint: Endpoint
 ) -> None:
     repo = await world.repo()
@@ -564,7 +560,7 @@ async def test_what_cannot_be_looked_at_fails_no_push_and_is_looked_for_again(
     ("what", "sleeping"),
     [("INSERT ON deliveries", 1), ("INSERT ON observed_refs", 1), ("UPDATE ON deliveries", 2)],
 )
-async def test_a_database_that_refuses_to_write_costs_no_delivery(
+async def test_database_write_failure_loses_no_delivery(
     world: World, endpoint: Endpoint, what: str, sleeping: int
 ) -> None:
     """What happened is recorded together with what is to be delivered, or it is as if nobody had looked."""
@@ -587,9 +583,7 @@ async def test_a_database_that_refuses_to_write_costs_no_delivery(
     assert told.json["commit"] == sha
 
 
-async def test_every_branch_of_many_that_change_at_once_is_told_once(
-    world: World, endpoint: Endpoint
-) -> None:
+async def test_every_changed_branch_is_delivered_once(world: World, endpoint: Endpoint) -> None:
     repo = await world.repo()
     async with world.opened() as triggers:
         trigger = await triggers.create(repo, endpoint.url + "/")
@@ -602,9 +596,7 @@ async def test_every_branch_of_many_that_change_at_once_is_told_once(
     )
 
 
-async def test_a_repository_without_triggers_is_not_even_looked_at(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_repository_without_triggers_is_not_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     repo = await world.repo()
     async with world.opened() as triggers:
         monkeypatch.setattr(world.repos.git, "start", None)
@@ -614,7 +606,7 @@ async def test_a_repository_without_triggers_is_not_even_looked_at(
 # Delivered at least once, in order
 
 
-async def test_what_fails_is_tried_again_for_hours_and_then_given_up(
+async def test_failed_delivery_is_retried_with_backoff_and_then_fails(
     world: World, endpoint: Endpoint
 ) -> None:
     repo = await world.repo()
@@ -645,7 +637,7 @@ async def test_what_fails_is_tried_again_for_hours_and_then_given_up(
     assert times[-1] - times[0] > sum(DELAYS), "every attempt is signed anew"
 
 
-async def test_deliveries_arrive_in_order_whatever_fails(world: World, endpoint: Endpoint) -> None:
+async def test_deliveries_are_ordered_despite_failures(world: World, endpoint: Endpoint) -> None:
     repo = await world.repo()
     endpoint.plan("/", reply(503), OK, reply(500), reply(404), OK)
     async with world.opened() as triggers:
@@ -680,7 +672,7 @@ def never_ending(writer: asyncio.StreamWriter) -> None:
     ],
     ids=["redirect", "not modified", "gone", "closed", "no HTTP"],
 )
-async def test_every_answer_but_success_is_a_failed_attempt(
+async def test_non_2xx_response_is_a_failed_attempt(
     world: World, endpoint: Endpoint, play: Play, status: int | None, said: str
 ) -> None:
     repo = await world.repo()
@@ -706,9 +698,7 @@ async def test_every_answer_but_success_is_a_failed_attempt(
 @pytest.mark.parametrize(
     "play", [reply(204), never_ending, reply(200, b"\0\xff" * 50_000)], ids=["empty", "endless", "large"]
 )
-async def test_any_success_is_enough_however_much_is_said_with_it(
-    world: World, endpoint: Endpoint, play: Play
-) -> None:
+async def test_any_2xx_response_is_delivered(world: World, endpoint: Endpoint, play: Play) -> None:
     repo = await world.repo()
     async with world.opened() as triggers:
         trigger = await triggers.create(repo, endpoint.plan("/", play))
@@ -719,9 +709,7 @@ async def test_any_success_is_enough_however_much_is_said_with_it(
     assert len(delivery.response or "") <= 1000
 
 
-async def test_an_endpoint_that_hangs_or_is_not_there_is_a_failed_attempt(
-    world: World, endpoint: Endpoint
-) -> None:
+async def test_hanging_or_missing_endpoint_is_a_failed_attempt(world: World, endpoint: Endpoint) -> None:
     repo = await world.repo()
     async with world.opened(timeout=0.2) as triggers:
         hanging = await triggers.create(repo, endpoint.hold("/"))
@@ -734,9 +722,7 @@ async def test_an_endpoint_that_hangs_or_is_not_there_is_a_failed_attempt(
         assert said in error
 
 
-async def test_an_endpoint_that_may_not_be_dialled_any_more_is_a_failed_attempt(
-    world: World, endpoint: Endpoint
-) -> None:
+async def test_endpoint_refused_by_ssrf_guard_is_a_failed_attempt(world: World, endpoint: Endpoint) -> None:
     repo = await world.repo()
     async with world.opened() as triggers:
         trigger = await triggers.create(repo, endpoint.url + "/")
@@ -748,7 +734,7 @@ async def test_an_endpoint_that_may_not_be_dialled_any_more_is_a_failed_attempt(
     assert endpoint.seen == []
 
 
-async def test_an_endpoint_that_hangs_holds_up_no_other(world: World, endpoint: Endpoint) -> None:
+async def test_hanging_endpoint_does_not_delay_others(world: World, endpoint: Endpoint) -> None:
     slow, fast = await world.repo(), await world.repo()
     async with world.opened(grace=0) as triggers:
         for number in range(8):
@@ -773,7 +759,7 @@ async def test_an_endpoint_that_hangs_holds_up_no_other(world: World, endpoint: 
 # Restarts
 
 
-async def test_what_was_being_sent_at_the_end_is_sent_again(world: World, endpoint: Endpoint) -> None:
+async def test_interrupted_delivery_is_sent_again(world: World, endpoint: Endpoint) -> None:
     repo = await world.repo()
     async with world.opened(grace=0) as triggers:
         trigger = await triggers.create(repo, endpoint.hold("/"))
@@ -789,7 +775,7 @@ async def test_what_was_being_sent_at_the_end_is_sent_again(world: World, endpoi
     assert [(each.state, each.attempts) for each in log] == [(State.DELIVERED, 1)] * 2
 
 
-async def test_what_is_being_sent_at_the_end_is_waited_for_a_little(world: World, endpoint: Endpoint) -> None:
+async def test_shutdown_waits_for_deliveries_in_flight(world: World, endpoint: Endpoint) -> None:
     repo = await world.repo()
     async with world.opened() as triggers:
         trigger = await triggers.create(repo, endpoint.hold("/"))
@@ -800,9 +786,7 @@ async def test_what_is_being_sent_at_the_end_is_waited_for_a_little(world: World
     assert len(endpoint.seen) == 1
 
 
-async def test_a_restart_changes_nothing_in_when_the_next_attempt_is_due(
-    world: World, endpoint: Endpoint
-) -> None:
+async def test_restart_keeps_the_retry_schedule(world: World, endpoint: Endpoint) -> None:
     repo = await world.repo()
     async with world.opened() as triggers:
         trigger = await triggers.create(repo, endpoint.plan("/", *[reply(500)] * 3))
@@ -822,7 +806,7 @@ async def test_a_restart_changes_nothing_in_when_the_next_attempt_is_due(
         await endpoint.count(4)
 
 
-async def test_a_delivery_survives_kill_9(world: World, endpoint: Endpoint, tmp_path: Path) -> None:
+async def test_delivery_survives_kill_9(world: World, endpoint: Endpoint, tmp_path: Path) -> None:
     """A process that is killed in the middle of sending; its push was never looked at by anyone else."""
     repo = await world.repo()
     async with world.opened() as triggers:
@@ -869,7 +853,7 @@ async def test_a_delivery_survives_kill_9(world: World, endpoint: Endpoint, tmp_
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_in_the_end_the_endpoint_knows_where_every_branch_is(
+async def test_deliveries_converge_to_the_state_of_every_branch(
     world: World, endpoint: Endpoint, seed: int
 ) -> None:
     """Commits, deletions, failures and ends without grace in any order."""
@@ -914,7 +898,7 @@ async def test_in_the_end_the_endpoint_knows_where_every_branch_is(
 # The log, and what is kept
 
 
-async def test_the_log_is_paged_newest_first_and_redelivers(world: World, endpoint: Endpoint) -> None:
+async def test_delivery_log_pages_and_redelivers(world: World, endpoint: Endpoint) -> None:
     repo, other = await world.repo(), await world.repo()
     async with world.opened() as triggers:
         trigger = await triggers.create(repo, endpoint.url + "/")
@@ -944,7 +928,7 @@ async def test_the_log_is_paged_newest_first_and_redelivers(world: World, endpoi
         await endpoint.count(7)
 
 
-async def test_old_deliveries_are_forgotten_but_none_that_waits(
+async def test_retention_removes_only_finished_deliveries(
     world: World, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(triggers_module, "MAX_KEPT", 3)
@@ -969,7 +953,7 @@ async def test_old_deliveries_are_forgotten_but_none_that_waits(
         await until(only_new, LIMIT)
 
 
-async def test_when_too_much_waits_the_log_says_that_something_is_missing(
+async def test_dropped_deliveries_are_recorded(
     world: World, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(triggers_module, "MAX_WAITING", 3)
@@ -990,9 +974,7 @@ async def test_when_too_much_waits_the_log_says_that_something_is_missing(
         assert len(await world.log(repo, beside.id)) == 1
 
 
-async def test_with_a_repository_or_a_trigger_goes_all_that_belongs_to_it(
-    world: World, endpoint: Endpoint
-) -> None:
+async def test_deleting_repository_or_trigger_removes_deliveries(world: World, endpoint: Endpoint) -> None:
     repo, kept = await world.repo(), await world.repo()
     async with world.opened() as triggers:
         for path in ("/a", "/b"):
@@ -1028,9 +1010,7 @@ async def test_with_a_repository_or_a_trigger_goes_all_that_belongs_to_it(
 # What is asked for
 
 
-async def test_triggers_are_listed_found_and_deleted_within_their_repository(
-    world: World, endpoint: Endpoint
-) -> None:
+async def test_triggers_belong_to_their_repository(world: World, endpoint: Endpoint) -> None:
     repo, other = await world.repo(), await world.repo()
     async with world.opened() as triggers:
         one = await triggers.create(repo, endpoint.url, branches=["main"], globs=["*.js", "a/**"])
@@ -1058,7 +1038,7 @@ async def test_triggers_are_listed_found_and_deleted_within_their_repository(
 @pytest.mark.parametrize(
     "endpoint", ["", "hello", "ftp://example.com/", "http://", "http://a b/", "http://x:99999/", "//x/"]
 )
-async def test_endpoints_that_are_no_urls_are_refused(world: World, endpoint: str) -> None:
+async def test_invalid_endpoint_urls_are_refused(world: World, endpoint: str) -> None:
     repo = await world.repo()
     async with world.opened() as triggers:
         with pytest.raises(EgressRefused):
@@ -1066,7 +1046,7 @@ async def test_endpoints_that_are_no_urls_are_refused(world: World, endpoint: st
         assert await triggers.list(repo) == []
 
 
-async def test_endpoints_near_by_and_rules_that_cannot_apply_are_refused(
+async def test_private_endpoints_and_impossible_rules_are_refused(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repo = await world.repo()
