@@ -320,9 +320,19 @@ async def test_a_token_acts_as_the_users_that_it_may(stage: Stage, server: Serve
         said = answer.json()
         return str(said.get("stdout", said.get("code"))).strip()
 
+    async def journal(user: str | None = None) -> set[str] | str:
+        """The messages that the token reads from the guest, or why it may not."""
+        headers = stage.callers["granted"] | ({"X-Freestyle-Vm-Linux-User-Id": user} if user else {})
+        answer = await stage.http.get(f"/observability/v1/logs?vmId={vm}&search=secret", headers=headers)
+        said = answer.json()
+        return str(said["code"]) if "code" in said else {line["message"] for line in said["logs"]}
+
+    await stage.http.post(path, headers=owner, json={"command": "logger secret of root; journalctl --sync"})
     try:
         assert await who() == "root"
+        assert await journal() == {"secret of root"}
         await identities.update(account, identity, vm, ["alice"])
+        assert [await journal(), await journal("root")] == [set(), "FORBIDDEN"]
         assert [await who(), await who("alice"), await who("bob"), await who("root")] == [
             "alice",
             "alice",
@@ -331,6 +341,11 @@ async def test_a_token_acts_as_the_users_that_it_may(stage: Stage, server: Serve
         ]
         await identities.update(account, identity, vm, ["alice", "bob"])
         assert [await who(), await who("bob")] == ["FORBIDDEN", "bob"]
+        assert [await journal(), await journal("bob")] == ["FORBIDDEN", set()]
+        # What a user sees is the guest's to decide: members of this group read the whole journal.
+        member = {"command": "usermod -aG systemd-journal bob"}
+        assert (await stage.http.post(path, headers=owner, json=member)).json()["statusCode"] == 0
+        assert [await journal("alice"), await journal("bob")] == [set(), {"secret of root"}]
     finally:
         await identities.update(account, identity, vm, None)
     assert await who("nosuchuser") == "USER_NOT_FOUND"

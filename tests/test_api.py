@@ -19,6 +19,7 @@ import pytest
 import pytest_asyncio
 from conftest import Server
 from fastapi.routing import APIRoute, iter_route_contexts
+from installations import another_installation
 from pydantic import ValidationError
 from waiting import until
 
@@ -29,12 +30,12 @@ from stead.api.background import BackgroundRequests
 from stead.api.callers import current_caller, owned_vm
 from stead.api.documentation import page
 from stead.api.server import running
-from stead.api.services import get_services
+from stead.api.services import assemble, get_services
 from stead.api.wire import Wire
 from stead.api.wire.guests import Exec
 from stead.api.wire.vms import Fork, PersistenceModel, Resize, Start
 from stead.errors import HostError
-from stead.machines import Machine, State
+from stead.machines import Machine, Machines, State
 from stead.settings import Settings
 from stead.store.database import open_database
 from stead.store.requests import RequestRow, RequestStore
@@ -708,7 +709,7 @@ async def test_logs_of_machines_and_of_their_services(http: httpx2.AsyncClient, 
     await vm.exec("systemd-run --wait --unit talker sh -c 'echo Loud And Clear'")
     path = f"/observability/v1/logs?vmId={vm.id}"
     lines = (await http.get(path)).json()["logs"]
-    assert any(line["message"] == f"machine {vm.id} running" for line in lines)
+    assert any(line["message"] == f"VM {vm.id} running" for line in lines)
     assert [line["timestamp"] for line in lines] == sorted(line["timestamp"] for line in lines)
     spoken = (await http.get(f"{path}&vmService=talker&search=loud")).json()["logs"]
     assert all("loud" in line["message"].lower() for line in spoken)
@@ -717,6 +718,105 @@ async def test_logs_of_machines_and_of_their_services(http: httpx2.AsyncClient, 
     again = (await http.get(f"{path}&vmService=talker&startTime={said['timestamp']}")).json()["logs"]
     assert said in again
     refused(await http.get("/observability/v1/logs?vmService=talker"), 400, "INVALID_QUERY")
+
+
+async def all_pages(http: httpx2.AsyncClient, path: str) -> list[list[dict[str, Any]]]:
+    """The lines of each page, read to the last one."""
+    pages: list[list[dict[str, Any]]] = []
+    token = ""
+    while True:
+        answer = await http.get(f"{path}{token}")
+        assert answer.status_code == 200, answer.text
+        found = answer.json()
+        pages.append(found["logs"])
+        if found["nextPageToken"] is None:
+            return pages
+        token = f"&pageToken={found['nextPageToken']}"
+
+
+async def test_pages_merge_the_journal_with_the_log_of_a_vm(
+    http: httpx2.AsyncClient, server: Server, vm: Machine
+) -> None:
+    """Over several pages: nothing lost, nothing twice, ordered by time; search covers the whole journal."""
+    path = f"/observability/v1/logs?vmId={vm.id}"
+    said = await vm.exec("seq -f 'Marker (%g)' 1 40 | logger -t pager; journalctl --sync")
+    assert said.ok, said.stderr
+    await server.services.logbook.write(server.account, "noise marker (41)", machine=vm.id)
+    # Enough lines after the first ones that no page of the newest lines would hold them.
+    await vm.exec("seq -f 'filler %g' 1 60 | logger -t pager; journalctl --sync")
+    pages = await all_pages(http, f"{path}&pageSize=16&search=mARKER%20%28")
+    assert [len(page) for page in pages] == [16, 16, 9]
+    found = [line for page in pages for line in page]
+    expected = [f"Marker ({number})" for number in range(1, 41)] + ["noise marker (41)"]
+    assert [line["message"] for line in found] == expected
+    assert [line["timestamp"] for line in found] == sorted(line["timestamp"] for line in found)
+    start = found[0]["timestamp"]
+    whole = (await http.get(f"{path}&startTime={start}")).json()["logs"]
+    split = await all_pages(http, f"{path}&startTime={start}&pageSize=40")
+    assert len(split) > 2
+    common = [line for page in split for line in page][: len(whole)]
+    assert common == whole
+    assert [line["message"] for line in whole if "filler" in line["message"]] == [
+        f"filler {number}" for number in range(1, 61)
+    ]
+
+
+async def test_lines_belong_to_a_run_of_the_vm(http: httpx2.AsyncClient) -> None:
+    """`instanceId` filters the log and the journal by the run of the VM that wrote the lines."""
+    vm = (await http.post("/v1/vms")).json()["id"]
+    path, logs = f"/v1/vms/{vm}", f"/observability/v1/logs?vmId={vm}"
+
+    async def say(word: str) -> None:
+        command = {"command": f"logger -t speaker {word}; journalctl --sync"}
+        assert (await http.post(f"{path}/exec-await", json=command)).json()["statusCode"] == 0
+
+    async def lines(instance: str) -> dict[str, str]:
+        found = (await http.get(f"{logs}&instanceId={instance}")).json()["logs"]
+        assert {line["instanceId"] for line in found} <= {instance}
+        return {line["message"]: line["source"] for line in found}
+
+    try:
+        first = (await http.get(path)).json()["vmInstanceId"]
+        await say("morning")
+        await http.post(f"{path}/suspend")
+        await say("evening")
+        second = (await http.get(path)).json()["vmInstanceId"]
+        assert first != second
+        early, late = await lines(first), await lines(second)
+        assert early["morning"] == "journal" and "evening" not in early
+        assert late["evening"] == "journal" and "morning" not in late
+        assert f"VM {vm} suspended" in early and f"VM {vm} suspended" not in late
+        assert await lines("0" * 20) == {}
+        everything = (await http.get(logs)).json()["logs"]
+        assert {line["instanceId"] for line in everything} == {first, second}
+    finally:
+        await http.delete(path)
+
+
+async def test_following_logs_does_not_keep_a_vm_awake(settings: Settings, machines: Machines) -> None:
+    async with (
+        another_installation(settings, idle_timeout=None, idle_check=0.2, listen="127.0.0.1:0") as other,
+        assemble(other) as services,
+        running(other.settings, services) as url,
+    ):
+        account = await services.accounts.create("followers")
+        _, key = await services.accounts.create_key(account.id)
+        machine = await other.create(account=account.id, idle_timeout=4)
+        async with client_of(url, key) as http:
+            logs = f"/observability/v1/logs?vmId={machine.id}"
+            followed = (await http.get(logs)).json()["logs"]
+            assert any(line["source"] == "journal" for line in followed)
+
+            async def asleep() -> bool:
+                assert (await http.get(logs)).status_code == 200
+                return (await machine.info()).state is State.SUSPENDED
+
+            await until(asleep, 60)
+            # Nor does reading wake it.
+            lines = (await http.get(logs)).json()["logs"]
+            assert any("suspended" in line["message"] for line in lines)
+            assert (await machine.info()).state is State.SUSPENDED
+        await machine.delete()
 
 
 async def test_long_logs_come_in_pages(server: Server) -> None:

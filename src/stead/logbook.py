@@ -1,4 +1,4 @@
-"""What users can read of what happened to their things."""
+"""The log that users read: one line per event of a VM, a build or a request."""
 
 import asyncio
 import time
@@ -9,10 +9,10 @@ from stead.logs import get_logger
 from stead.store.logs import LogQuery, LogRow, LogStore
 
 KEPT = 7 * 24 * 3600
-"""Seconds after which a line is forgotten."""
+"""Retention of log lines in seconds."""
 _PRUNE_EVERY = 3600.0
 _GATHER = 0.05
-"""Lines that come within this time are written together."""
+"""Batching: lines that arrive within this many seconds are written in one transaction."""
 _MAX_WAITING = 10_000
 MAX_MESSAGE = 16_384
 
@@ -20,9 +20,9 @@ log = get_logger("stead.logbook")
 
 
 class Logbook:
-    """Takes lines in at once and writes them in the background, in order.
+    """Queues lines and writes them in batches in the background, in order.
 
-    A line is for people who look for a cause; nothing is decided by it. So a full disk costs lines, not work.
+    Nothing depends on log lines: when they cannot be written (a full disk), they are dropped and work continues.
     """
 
     def __init__(self, store: LogStore) -> None:
@@ -52,21 +52,26 @@ class Logbook:
         service: str | None = None,
         request: str | None = None,
         build: str | None = None,
+        instance: str | None = None,
     ) -> None:
-        """Note a line; it can be read as soon as this returns, if not before long in the database."""
-        # Two lines never have the same time: readers that ask again tell them apart by it.
+        """Queue a line. `find` sees it at once; the database has it a moment later."""
+        # Unique to the microsecond: clients that poll again from the newest time they saw deduplicate by it.
         self._last = max(time.time_ns(), self._last + 1000)
         if len(self._waiting) >= _MAX_WAITING:
             return
         text = message[:MAX_MESSAGE]
         self._waiting.append(
-            LogRow(account, self._last, text, level, source, machine, service, request, build)
+            LogRow(account, self._last, text, level, source, machine, service, request, build, instance)
         )
         self._wanted.set()
 
     async def find(self, query: LogQuery) -> list[LogRow]:
         await self._flush()
         return await self._store.find(query)
+
+    async def runs(self, account: str, machine: str) -> list[tuple[str, int]]:
+        await self._flush()
+        return await self._store.runs(account, machine)
 
     async def _work(self) -> None:
         pruned = 0.0
@@ -86,4 +91,4 @@ class Logbook:
         try:
             await self._store.add(rows)
         except sa.exc.DBAPIError as error:
-            log.error("log lines could not be written", lines=len(rows), error=str(error.orig))
+            log.error("log lines dropped", lines=len(rows), error=str(error.orig))

@@ -1,32 +1,38 @@
-"""What happened: to machines, in builds, for a request, and in the services inside a machine."""
+"""Log lines of VMs, builds and requests, merged with the journal of a running VM."""
 
-import base64
+import bisect
 import time
-from datetime import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Header, Query
 
-from stead.api.callers import AnyCaller, find_owned
+from stead.api.callers import USER_HEADER, AnyCaller, find_owned
 from stead.api.errors import ApiError
+from stead.api.log_pages import PageToken, Source, merge
 from stead.api.services import Services, ServicesDep
-from stead.api.wire import Time, Wire
-from stead.errors import MachineNotFound, SteadError
+from stead.api.wire import Micros, Wire
+from stead.errors import GuestUnreachable, MachineNotFound
 from stead.identity.callers import Caller
-from stead.machines import Machine, State
-from stead.machines.journal import Entry, read_journal
+from stead.machines.journal import Entry, JournalPage, JournalQuery, read_journal
+from stead.machines.machine import MachineInfo
 from stead.store.logs import LogQuery, LogRow
 
 router = APIRouter(prefix="/observability/v1", tags=["logs"])
 
 DEFAULT_PAGE = 1000
 MAX_PAGE = 10_000
-_DAY = 24 * 3600.0
+MAX_SEARCH = 1000
+_DAY = 24 * 3600 * 1_000_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_NO_LINES = JournalPage((), complete=True)
 
 
 class LogEntry(Wire):
     message: str
-    timestamp: Time
+    timestamp: Micros
     source: str | None = None
     resource_type: str | None = None
     origin: str | None = None
@@ -40,25 +46,27 @@ class LogEntry(Wire):
     def of(cls, row: LogRow) -> "LogEntry":
         return cls(
             message=row.message,
-            timestamp=row.at / 1e9,
+            timestamp=row.at // 1000,
             source=row.source,
             resource_type="vm" if row.machine else None,
             origin="stead",
             resource_id=row.machine,
+            instance_id=row.instance,
             level=row.level,
             vm_service=row.service,
             build_id=row.build,
         )
 
     @classmethod
-    def of_guest(cls, machine_id: str, entry: Entry) -> "LogEntry":
+    def of_guest(cls, machine_id: str, entry: Entry, instance: str | None) -> "LogEntry":
         return cls(
             message=entry.message,
-            timestamp=entry.at,
+            timestamp=entry.micros,
             source="journal",
             resource_type="vm",
             origin="guest",
             resource_id=machine_id,
+            instance_id=instance,
             level=entry.level,
             vm_service=entry.unit,
         )
@@ -76,52 +84,90 @@ async def read_logs(
     vm_id: Annotated[str | None, Query(alias="vmId")] = None,
     request_id: Annotated[str | None, Query(alias="requestId")] = None,
     build_id: Annotated[str | None, Query(alias="buildId")] = None,
-    vm_service: Annotated[str | None, Query(alias="vmService", description="A systemd service.")] = None,
-    search: Annotated[str | None, Query(description="Only lines with this text, in whatever case.")] = None,
-    start_time: Annotated[str | None, Query(alias="startTime", description="RFC 3339; a day ago.")] = None,
-    end_time: Annotated[str | None, Query(alias="endTime", description="RFC 3339; now.")] = None,
+    instance_id: Annotated[
+        str | None, Query(alias="instanceId", description="One run of a VM: its `vmInstanceId`.")
+    ] = None,
+    vm_service: Annotated[
+        str | None, Query(alias="vmService", description="A systemd unit of the VM; needs vmId.")
+    ] = None,
+    search: Annotated[
+        str | None, Query(max_length=MAX_SEARCH, description="Only lines that contain this text; any case.")
+    ] = None,
+    start_time: Annotated[
+        str | None, Query(alias="startTime", description="RFC 3339; default: 24 hours ago.")
+    ] = None,
+    end_time: Annotated[str | None, Query(alias="endTime", description="RFC 3339; default: now.")] = None,
     page_size: Annotated[int, Query(alias="pageSize", ge=1, le=MAX_PAGE)] = DEFAULT_PAGE,
-    page_token: Annotated[str | None, Query(alias="pageToken")] = None,
+    page_token: Annotated[
+        str | None,
+        Query(alias="pageToken", description="`nextPageToken` of the previous page, with the same filters."),
+    ] = None,
     resource_type: Annotated[str | None, Query(alias="resourceType")] = None,
     deployment_id: Annotated[str | None, Query(alias="deploymentId")] = None,
     run_id: Annotated[str | None, Query(alias="runId")] = None,
     domain: str | None = None,
+    user: Annotated[
+        str | None, Header(alias=USER_HEADER, description="Read the journal as this user.")
+    ] = None,
 ) -> LogPage:
-    """Lines in the order of their times.
+    """Log lines, oldest first, in pages.
 
-    With a machine, what its services wrote into its own journal comes too, as long as it is running: reading
-    does not wake it.
+    With `vmId`, the lines include the journal of that VM while it is running, as a Linux user of it
+    sees it: root, or the user that the token is restricted to. Reading logs neither wakes a VM nor keeps it
+    awake.
     """
     if vm_service is not None and vm_id is None:
-        raise ApiError("INVALID_QUERY", "vmService is the service of a machine: give vmId with it")
+        raise ApiError("INVALID_QUERY", "vmService needs vmId: it names a systemd unit of that VM")
+    if search is not None and "\0" in search:
+        raise ApiError("INVALID_QUERY", "search must not contain NUL characters")
     if deployment_id or run_id or domain or resource_type not in (None, "vm"):
         return LogPage(logs=[])
-    now = time.time()
-    since, until = _seconds(start_time, now - _DAY), _seconds(end_time, now + _DAY)
+    position = _position(start_time, end_time, page_token)
     query = LogQuery(
         account=caller.account,
-        since=int(since * 1e6) * 1000,
-        until=int(until * 1e6) * 1000 + 999,
+        since=position.since * 1000,
+        until=position.until * 1000 + 999,
         machine=vm_id,
         machines=await _visible(services, caller, vm_id),
         service=vm_service,
         request=request_id,
         build=build_id,
+        instance=instance_id,
         search=search,
-        after=_cursor(page_token),
-        limit=page_size,
+        after=position.logbook,
+        # One more than a page holds shows whether there is another page.
+        limit=page_size + 1,
     )
+    journal, runs = _NO_LINES, _Runs((), None)
+    if vm_id is not None and request_id is None and build_id is None:
+        reader = _Reader(services, caller, vm_id, user, vm_service, instance_id, search)
+        journal, runs = await reader.read(position, page_size + 1)
     rows = await services.logbook.find(query)
-    logs = [LogEntry.of(row) for row in rows]
-    if vm_id is not None and request_id is None and build_id is None and page_token is None:
-        logs += await _journal(services, caller, vm_id, vm_service, since, until, search, page_size)
-        logs = sorted(logs, key=lambda entry: entry.timestamp)[-page_size:]
-    more = len(rows) == page_size
-    return LogPage(logs=logs, next_page_token=_token(rows[-1]) if more else None)
+    page = merge(
+        Source(rows, lambda row: row.at // 1000, complete=len(rows) <= page_size),
+        Source(journal.entries, lambda entry: entry.micros, complete=journal.complete),
+        page_size,
+    )
+    logs = [
+        LogEntry.of(each)
+        if isinstance(each, LogRow)
+        else LogEntry.of_guest(vm_id or "", each, runs.at(each.micros))
+        for each in page.order
+    ]
+    if not page.more:
+        return LogPage(logs=logs)
+    last_row = rows[page.first - 1] if page.first else None
+    token = PageToken(
+        position.since,
+        position.until,
+        position.logbook if last_row is None else (last_row.at, last_row.id or 0),
+        journal.entries[page.second - 1].cursor if page.second else position.journal,
+    )
+    return LogPage(logs=logs, next_page_token=token.encode())
 
 
 async def _visible(services: Services, caller: Caller, vm_id: str | None) -> tuple[str, ...] | None:
-    """What an identity may read of; for an owner, everything. An old machine's lines outlive it."""
+    """The VMs that an identity has been granted; None for an owner, who may also read of deleted VMs."""
     if caller.identity is None:
         return None
     granted = await services.identities.granted(caller.identity)
@@ -130,49 +176,104 @@ async def _visible(services: Services, caller: Caller, vm_id: str | None) -> tup
     return tuple(granted)
 
 
-async def _journal(
-    services: Services,
-    caller: Caller,
-    vm_id: str,
-    service: str | None,
-    since: float,
-    until: float,
-    search: str | None,
-    limit: int,
-) -> list[LogEntry]:
-    try:
-        info = await find_owned(services, caller, vm_id)
-        if info.state is not State.RUNNING:
-            return []
-        machine = Machine(services.machines, vm_id)
-        # What is older was written by what it was made from.
-        since = max(since, info.created_at)
-        entries = await read_journal(machine, service, since=since, until=until, search=search, limit=limit)
-    except SteadError:
-        return []
-    return [LogEntry.of_guest(vm_id, entry) for entry in entries]
+@dataclass(frozen=True)
+class _Runs:
+    """The runs of a VM: the ended ones, each with the time of its last line (µs), and the current one."""
+
+    ended: Sequence[tuple[str, int]]
+    current: str | None
+
+    def at(self, micros: int) -> str | None:
+        """The run that a journal line of this time belongs to."""
+        index = bisect.bisect_left(self.ended, micros, key=lambda run: run[1])
+        return self.ended[index][0] if index < len(self.ended) else self.current
+
+    def window(self, instance: str) -> tuple[int, int | None] | None:
+        """From when to when a run lasted; an end of None is now."""
+        start = 0
+        for name, end in self.ended:
+            if name == instance:
+                return start, end
+            start = end + 1
+        return (start, None) if instance == self.current else None
 
 
-def _seconds(text: str | None, default: float) -> float:
+@dataclass(frozen=True)
+class _Reader:
+    """Reads the journal of one VM for one caller."""
+
+    services: Services
+    caller: Caller
+    vm_id: str
+    user: str | None
+    service: str | None
+    instance: str | None
+    search: str | None
+
+    async def read(self, position: PageToken, limit: int) -> tuple[JournalPage, _Runs]:
+        """The next lines of the journal; none when the VM is not running."""
+        try:
+            info = await find_owned(self.services, self.caller, self.vm_id)
+        except MachineNotFound:
+            return _NO_LINES, _Runs((), None)
+        user = await self._linux_user()
+        runs = await self._runs(info)
+        # Older lines were written by the VM that this one was created from.
+        since = max(position.since, int(info.created_at * 1e6))
+        until = position.until
+        if self.instance is not None:
+            window = runs.window(self.instance)
+            if window is None:
+                return _NO_LINES, runs
+            since = max(since, window[0])
+            until = until if window[1] is None else min(until, window[1])
+        agent = self.services.machines.observer(self.vm_id)
+        if agent is None or since > until:
+            return _NO_LINES, runs
+        query = JournalQuery(since, until, limit, position.journal, self.service, self.search)
+        try:
+            return await read_journal(agent, query, user), runs
+        except GuestUnreachable as error:
+            if self.services.machines.observer(self.vm_id) is not None:
+                text = f"cannot read the journal of VM {self.vm_id}: {error}"
+                raise ApiError("RETRIEVE_LOGS_FAILED", text) from None
+            # The VM was suspended or stopped during the call.
+            return _NO_LINES, runs
+
+    async def _linux_user(self) -> str | None:
+        """As for commands: a token that is restricted to several Linux users has to name one."""
+        if self.caller.identity is None:
+            return self.user or None
+        permission = await self.services.identities.permission(self.caller.identity, self.vm_id)
+        if permission is None:
+            raise MachineNotFound(self.vm_id)
+        return permission.user(self.user)
+
+    async def _runs(self, info: MachineInfo) -> _Runs:
+        recorded = await self.services.logbook.runs(self.caller.account, info.id)
+        ended = [(name, last // 1000) for name, last in recorded if name != info.instance]
+        return _Runs(ended, info.instance)
+
+
+def _position(start: str | None, end: str | None, token: str | None) -> PageToken:
+    """Where to read from. A token has the window of its first page, so that all pages are of one window."""
+    if token is not None:
+        try:
+            return PageToken.decode(token)
+        except ValueError:
+            raise ApiError("INVALID_QUERY", "invalid pageToken: pass nextPageToken unchanged") from None
+    now = time.time_ns() // 1000
+    since, until = _micros("startTime", start), _micros("endTime", end)
+    return PageToken(now - _DAY if since is None else since, now + _DAY if until is None else until)
+
+
+def _micros(name: str, text: str | None) -> int | None:
     if text is None:
-        return default
-    try:
-        moment = datetime.fromisoformat(text)
-        return moment.timestamp()
-    except (ValueError, OverflowError):
-        raise ApiError("INVALID_QUERY", f"a time looks like 2026-01-31T12:00:00Z, not {text!r}") from None
-
-
-def _token(row: LogRow) -> str:
-    return base64.urlsafe_b64encode(f"{row.at}.{row.id}".encode()).decode().rstrip("=")
-
-
-def _cursor(token: str | None) -> tuple[int, int] | None:
-    if token is None:
         return None
     try:
-        text = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode()
-        at, _, row = text.partition(".")
-        return int(at), int(row)
-    except (ValueError, UnicodeError):
-        raise ApiError("INVALID_QUERY", "this page token was not given by Stead") from None
+        moment = datetime.fromisoformat(text)
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        return (moment - _EPOCH) // timedelta(microseconds=1)
+    except (ValueError, OverflowError):
+        text = f"invalid {name} {text!r}: use RFC 3339, such as 2026-01-31T12:00:00Z"
+        raise ApiError("INVALID_QUERY", text) from None

@@ -20,6 +20,7 @@ from stead.identity.identities import Identities
 from stead.limits import Limits
 from stead.logbook import Logbook
 from stead.machines import Machines, State
+from stead.machines.machine import instance_of
 from stead.repos.access import Access
 from stead.repos.bundles import Bundles
 from stead.repos.egress import Egress
@@ -166,11 +167,12 @@ class _Events:
     async def _note(self, row: MachineRow, account: str, what: str) -> None:
         await self._logbook.write(
             account,
-            f"machine {row.id} {what}",
-            source="machine",
+            f"VM {row.id} {what}",
+            source="vm",
             machine=row.id,
             build=row.build,
             request=row.request,
+            instance=instance_of(row),
         )
         if what == "deleted" and not row.recreate:
             await self._identities.forget_machine(row.id)

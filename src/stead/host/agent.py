@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import copy
 import json
 import os
 import select
@@ -115,6 +116,15 @@ class Agent:
         self._pool = httpcore2.AsyncConnectionPool(
             max_connections=None, max_keepalive_connections=16, network_backend=self._backend
         )
+
+    def uncounted(self) -> "Agent":
+        """A handle on the same connections whose calls do not count as activity of the VM.
+
+        Idle detection does not see them: the VM may be suspended during such a call, which then fails.
+        """
+        handle = copy.copy(self)
+        handle.in_flight = 0
+        return handle
 
     def abort(self, reason: str) -> None:
         """The guest is gone: every call under way fails now, for the first reason that was given."""

@@ -92,12 +92,13 @@ def machine_info(row: MachineRow) -> MachineInfo:
         purpose=row.purpose,
         workdir=row.workdir,
         build=row.build,
-        instance=_instance(row),
+        instance=instance_of(row),
         layer=row.layer,
     )
 
 
-def _instance(row: MachineRow) -> str | None:
+def instance_of(row: MachineRow) -> str | None:
+    """The id of the current run: its QEMU process. None when it has none."""
     if row.pid is None:
         return None
     return hashlib.sha256(f"{row.id} {row.pid} {row.pid_started}".encode()).hexdigest()[:20]

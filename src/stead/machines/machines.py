@@ -349,6 +349,11 @@ class Machines:
             raise GuestUnreachable(f"machine {machine_id} has just ended")
         return live.agent
 
+    def observer(self, machine_id: str) -> Agent | None:
+        """The agent of a running VM for calls that do not keep it awake; None when the VM is not running."""
+        live = self._lifecycle.lives.get(machine_id)
+        return live.agent.uncounted() if live is not None and live.running else None
+
     async def _check_up(self, machine_id: str, operation: Operation) -> None:
         """Wait for what is under way, and bring the machine up if the operation needs it."""
         async with self._lifecycle.turns.of(machine_id):

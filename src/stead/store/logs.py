@@ -1,4 +1,4 @@
-"""What happened, as rows that users can read."""
+"""Log lines of accounts: queries, paging, retention."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -24,25 +24,28 @@ class LogRow:
     service: str | None = None
     request: str | None = None
     build: str | None = None
+    instance: str | None = None
+    """The run of the VM that the line is about."""
     id: int | None = None
 
 
 @dataclass(frozen=True)
 class LogQuery:
-    """Which lines are wanted; times in nanoseconds, both ends included."""
+    """A filter for log lines; times in nanoseconds, both ends included."""
 
     account: str
     since: int
     until: int
     machine: str | None = None
     machines: tuple[str, ...] | None = None
-    """Only lines of these machines: what an identity may see."""
+    """Only lines about these VMs: those that an identity has been granted."""
     service: str | None = None
     request: str | None = None
     build: str | None = None
+    instance: str | None = None
     search: str | None = None
     after: tuple[int, int] | None = None
-    """Where the page before ended: time and id."""
+    """Only lines after this position: time and id."""
     limit: int = 1000
 
 
@@ -57,7 +60,7 @@ class LogStore:
         await self.database.write(lambda connection: connection.execute(log_entries.insert(), values))
 
     async def find(self, query: LogQuery) -> list[LogRow]:
-        """The oldest lines that fit, in the order in which they were written."""
+        """The oldest matching lines, ordered by time and id."""
         columns = log_entries.c
         wanted = [columns.account == query.account, columns.at >= query.since, columns.at <= query.until]
         for column, value in (
@@ -65,6 +68,7 @@ class LogStore:
             (columns.service, query.service),
             (columns.request, query.request),
             (columns.build, query.build),
+            (columns.instance, query.instance),
         ):
             if value is not None:
                 wanted.append(column == value)
@@ -77,6 +81,20 @@ class LogStore:
         statement = sa.select(log_entries).where(*wanted).order_by(columns.at, columns.id)
         page = statement.limit(query.limit)
         return await self.database.read(lambda connection: made(LogRow, connection.execute(page)))
+
+    async def runs(self, account: str, machine: str) -> list[tuple[str, int]]:
+        """The recorded runs of a VM, each with the time of its last line, oldest first."""
+        columns = log_entries.c
+        last = sa.func.max(columns.at)
+        statement = (
+            sa.select(columns.instance, last)
+            .where(columns.account == account, columns.machine == machine, columns.instance.is_not(None))
+            .group_by(columns.instance)
+            .order_by(last)
+        )
+        return await self.database.read(
+            lambda connection: [(row[0], row[1]) for row in connection.execute(statement)]
+        )
 
     async def prune(self, before: int) -> None:
         await self.database.execute(log_entries.delete().where(log_entries.c.at < before))

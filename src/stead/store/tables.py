@@ -191,6 +191,7 @@ log_entries = Table(
     Column("service", Text),
     Column("request", String(24)),
     Column("build", String(24)),
+    Column("instance", String(20)),
     Index("ix_log_entries_time", "account", "at"),
     Index("ix_log_entries_machine", "machine", "at"),
     Index("ix_log_entries_request", "request", "at"),

@@ -1,0 +1,17 @@
+"""Log lines name the run of the VM that they are about."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0011"
+down_revision = "0010"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("log_entries", sa.Column("instance", sa.String(20)))
+
+
+def downgrade() -> None:
+    op.drop_column("log_entries", "instance")
