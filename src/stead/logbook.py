@@ -22,7 +22,7 @@ log = get_logger("stead.logbook")
 class Logbook:
     """Queues lines and writes them in batches in the background, in order.
 
-    Nothing depends on log lines: when they cannot be written (a full disk), they are dropped and work continues.
+    Nothing depends on log lines: if they cannot be written (a full disk), they are dropped.
     """
 
     def __init__(self, store: LogStore) -> None:

@@ -1,4 +1,6 @@
-"""What surrounds every call: its trace id, its errors, its end when the client leaves or the server stops."""
+"""The middleware around every call: trace id, error answers, cancellation when the client disconnects or the
+server stops.
+"""
 
 import asyncio
 import contextlib
@@ -19,11 +21,12 @@ from stead.tasks import finished
 
 TRACE_HEADER = "x-freestyle-trace-id"
 MAX_BODY = 64 << 20
-"""Bytes of a body that is read whole; files that are streamed have no limit here."""
+"""Largest request body in bytes that is read into memory; streamed files have no limit here."""
 _TICK = 0.25
 _PROCESSING_AFTER = 60.0
 _PROCESSING_EVERY = 60.0
-"""Node gives up a call after 300 seconds without headers, unless it hears that there is work on it."""
+"""Keep-alive for Node, which aborts a call after 300 s without headers: it gets a 102 response every 60 s."""
+_LAST_PIECE_TIMEOUT = 5.0
 _STREAMED = (b"application/octet-stream", b"application/x-tar")
 _UNDERSTAND_PROCESSING = (b"freestyle-sdk", b"node", b"undici")
 
@@ -31,7 +34,7 @@ log = get_logger("stead.access")
 
 
 class Call:
-    """One call under way."""
+    """One request that is being handled."""
 
     def __init__(self, scope: Scope) -> None:
         self.trace = secrets.token_hex(16)
@@ -39,11 +42,15 @@ class Call:
         self.status = 0
         self.complete = False
         self.ended_by: ApiError | None = None
-        """Why it was ended before its time."""
+        """Why it was cancelled."""
         self.undo: Callable[[], Awaitable[None]] | None = None
-        """Takes back what the client will never hear of."""
+        """Rolls back what was made if the client disconnects before it has the answer."""
         self.endless = False
-        """Its answer has no end of its own: when the server stops, there is nothing to wait for."""
+        """The response never ends by itself: a stopping server cancels it at once, without a grace period."""
+        self.command_started = False
+        """A command may have run: an error must not ask the client to retry."""
+        self.last_piece: Callable[[ApiError], bytes] | None = None
+        """Makes the last piece of a streamed response that fails, for formats that can carry an error."""
         self.task = asyncio.current_task()
         self.connection: Connection | None = scope.get("extensions", {}).get(EXTENSION)
         agent = next((value for name, value in scope["headers"] if name == b"user-agent"), b"")
@@ -61,7 +68,7 @@ class Call:
 
 
 class Calls:
-    """All calls under way; an ASGI middleware, and the clock that looks after slow ones."""
+    """ASGI middleware that knows all requests being handled, and a timer for the slow ones."""
 
     def __init__(self, app: ASGIApp, most: int) -> None:
         self._app = app
@@ -129,8 +136,20 @@ class Calls:
         if not call.status:
             await _send(failure, scope, send)
         elif not call.complete and call.connection is not None:
-            # The answer has begun: to break it off is the only way to say that it is not whole.
-            await call.connection.cut()
+            await self._break_off(call, call.connection, failure, send)
+
+    async def _break_off(self, call: Call, connection: Connection, failure: ApiError, send: Send) -> None:
+        """End a response that has begun: by an error event in its stream, else by closing the connection.
+
+        Plain bytes (a file, an archive) cannot carry an error, and a proper end would make them look whole.
+        """
+        if call.last_piece is not None and not call.lost:
+            last = {"type": "http.response.body", "body": call.last_piece(failure), "more_body": False}
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_PIECE_TIMEOUT):
+                    await send(last)
+                    return
+        await connection.cut()
 
     def _answer(self, call: Call, send: Send) -> Send:
         trace = (TRACE_HEADER.encode(), call.trace.encode())
@@ -138,8 +157,10 @@ class Calls:
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
                 call.status = message["status"]
-                message.setdefault("headers", [])
-                message["headers"] = [*message["headers"], trace]
+                headers = message.get("headers", [])
+                if call.command_started:
+                    headers = [each for each in headers if each[0].lower() != b"retry-after"]
+                message["headers"] = [*headers, trace]
             await send(message)
             if message["type"] == "http.response.body" and not message.get("more_body"):
                 call.complete = not call.lost
@@ -147,7 +168,7 @@ class Calls:
         return answer
 
     def _limited(self, scope: Scope, receive: Receive) -> Receive:
-        """Bodies are read whole unless they are files that are streamed: so they have a largest size."""
+        """Bounds the size of bodies that are read into memory: all but streamed files."""
         headers = dict(scope["headers"])
         if is_streamed(scope):
             return receive
@@ -187,16 +208,15 @@ class Calls:
                         call.connection.processing()
 
     async def stop(self, grace: float) -> None:
-        """Let calls finish; those that do not in time are told why."""
-        stopping = ApiError("SERVICE_UNAVAILABLE", "Stead is being stopped; ask again when it is back")
+        """Let calls finish; cancel those that do not within `grace` seconds, with an error answer."""
         for call in tuple(self._calls):
             if call.endless:
-                call.end(stopping)
+                call.end(stopping(call))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace):
                 await self._idle.wait()
         for call in tuple(self._calls):
-            call.end(stopping)
+            call.end(stopping(call))
 
     async def close(self) -> None:
         if self._clock is not None:
@@ -205,17 +225,24 @@ class Calls:
             self._clock = None
 
 
+def stopping(call: Call) -> ApiError:
+    if call.command_started:
+        text = "the server is stopping; the command was started and has been killed"
+        return ApiError("SERVICE_UNAVAILABLE", text, headers={}, retryable=False)
+    return ApiError("SERVICE_UNAVAILABLE", "the server is stopping; retry when it is back")
+
+
 def too_large() -> ApiError:
-    return ApiError("BAD_REQUEST", f"a body has at most {MAX_BODY >> 20} MiB", 413)
+    return ApiError("BAD_REQUEST", f"request body too large (max {MAX_BODY >> 20} MiB)", 413)
 
 
 def busy(count: int) -> ApiError:
-    text = f"{count} calls are under way, and that is as many as this server takes"
+    text = f"too many requests at once: {count} in progress (STEAD_MAX_CALLS); retry later"
     return ApiError("SERVICE_UNAVAILABLE", text, headers={"Retry-After": "1"})
 
 
 def client_left() -> ApiError:
-    return ApiError("BAD_REQUEST", "the client left before it had its answer", 499)
+    return ApiError("BAD_REQUEST", "client disconnected before the response was complete", 499)
 
 
 async def _send(error: ApiError, scope: Scope, send: Send) -> None:

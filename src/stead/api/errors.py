@@ -89,11 +89,12 @@ STATUSES: dict[str, int] = {
 }
 
 
-_LATER = {"Retry-After": "10"}
+_RETRY_LATER = {"Retry-After": "10"}
+"""Sent with every 503, unless the call may have taken effect."""
 
 
 class ApiError(Exception):
-    """A failure in a client's words; extras go into the body next to code and message."""
+    """A failure as it goes over the wire; extras go into the body next to code and message."""
 
     def __init__(
         self,
@@ -110,7 +111,9 @@ class ApiError(Exception):
         self.code = code
         self.message = message
         self.status = STATUSES[code] if status is None else status
-        self.headers = headers or (_LATER if self.status == HTTPStatus.SERVICE_UNAVAILABLE else None)
+        if headers is None and self.status == HTTPStatus.SERVICE_UNAVAILABLE:
+            headers = _RETRY_LATER
+        self.headers = headers
         self.extras = extras
 
     def body(self) -> dict[str, Any]:

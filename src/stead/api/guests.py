@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
-from stead.api.callers import Guest, GuestAccess
+from stead.api.callers import CurrentCall, Guest, GuestAccess
+from stead.api.calls import Call
 from stead.api.errors import ApiError, from_product
 from stead.api.wire import Nothing
 from stead.api.wire.guests import (
@@ -45,19 +46,20 @@ _Mode = Annotated[str | None, Query(pattern="^[0-7]{1,4}$", description="Permiss
 
 
 @router.post("/exec-await")
-async def exec_await(guest: Guest, wanted: Exec) -> Executed:
-    """Run a command to its end. Whatever it ends with is a success; only a timeout is not.
+async def exec_await(guest: Guest, wanted: Exec, call: CurrentCall) -> Executed:
+    """Run a command and answer when it has exited. Any exit code is a success; a timeout is an error (408).
 
-    When the client leaves, the command is ended.
+    If the client disconnects, the command is killed.
     """
     arguments = _arguments(guest, wanted)
+    await _wake(guest, call)
     if wanted.terminal:
         result = await terminals.run(guest.machine, wanted.terminal, wanted.command, **arguments)
     else:
         result = await guest.machine.exec(wanted.command, **arguments)
     stdout, stderr = _text(result.stdout), _text(result.stderr)
     if result.timed_out:
-        text = f"the command was ended after {wanted.timeout_ms} ms"
+        text = f"command timed out after {wanted.timeout_ms} ms and was killed (timeoutMs)"
         raise ApiError("EXEC_TIMED_OUT", text, timeoutMs=wanted.timeout_ms, stdout=stdout, stderr=stderr)
     return Executed(
         stdout=stdout,
@@ -68,6 +70,12 @@ async def exec_await(guest: Guest, wanted: Exec) -> Executed:
         stdout_truncated=result.stdout_truncated,
         stderr_truncated=result.stderr_truncated,
     )
+
+
+async def _wake(guest: GuestAccess, call: Call) -> None:
+    """Bring the VM up. Failures up to here can be retried; after it, the command may have started."""
+    await guest.machine.agent()
+    call.command_started = True
 
 
 def _arguments(guest: GuestAccess, wanted: Exec) -> dict[str, Any]:
@@ -92,7 +100,7 @@ def _text(data: bytes) -> str:
 
 
 def _status(result: ExecResult | Ended) -> int:
-    """The exit code; 128 and the signal's number for a command that was ended by one, as shells say it."""
+    """The exit code; 128 plus the signal's number for a command that was killed by a signal, as in shells."""
     if result.exit_code is not None:
         return result.exit_code
     try:
@@ -102,14 +110,18 @@ def _status(result: ExecResult | Ended) -> int:
 
 
 @router.post("/exec-stream", response_class=StreamingResponse)
-async def exec_stream(guest: Guest, wanted: Exec) -> StreamingResponse:
-    """Run a command; its output comes in lines of JSON as it is printed, then how it ended.
+async def exec_stream(guest: Guest, wanted: Exec, call: CurrentCall) -> StreamingResponse:
+    """Run a command and stream its output as JSON lines while it runs; the last line is an `exit` event.
 
-    When the client leaves, the command is ended.
+    If the VM is lost or the server stops, the last line is an `error` event with `code` and `message`. If the
+    client disconnects, the command is killed.
     """
-    stream = guest.machine.stream(wanted.command, **_arguments(guest, wanted))
-    # Whether it can be started is known before the answer begins.
+    arguments = _arguments(guest, wanted)
+    await _wake(guest, call)
+    stream = guest.machine.stream(wanted.command, **arguments)
+    # A command that cannot be started is an error answer, not a stream.
     first = await anext(stream)
+    call.last_piece = error_event
 
     async def lines() -> AsyncIterator[bytes]:
         async with contextlib.aclosing(stream):
@@ -118,10 +130,14 @@ async def exec_stream(guest: Guest, wanted: Exec) -> StreamingResponse:
                 async for event in stream:
                     yield _line(event)
             except SteadError as error:
-                failure = from_product(error)
-                yield _json({"type": "error", "code": failure.code, "message": failure.message})
+                yield error_event(from_product(error))
 
     return StreamingResponse(lines(), media_type=_NDJSON)
+
+
+def error_event(failure: ApiError) -> bytes:
+    """The last line of a stream of JSON lines that could not be completed."""
+    return _json({"type": "error", "code": failure.code, "message": failure.message})
 
 
 def _line(event: Output | Ended) -> bytes:

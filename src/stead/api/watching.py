@@ -1,4 +1,4 @@
-"""Changes of a machine's files, as they happen."""
+"""File watching: changes in a VM as a stream of JSON lines."""
 
 import asyncio
 import contextlib
@@ -11,22 +11,23 @@ from fastapi import APIRouter, Depends
 from starlette.responses import StreamingResponse
 
 from stead.api.callers import CurrentCall, Guest
+from stead.api.guests import error_event
 from stead.errors import SteadError
 from stead.host.watching import FileEvent
 
 router = APIRouter(prefix="/v1/vms/{vm_id}", tags=["guests"])
 
 _QUIET = 20.0
-"""After so many seconds without a change an empty line is sent: nobody keeps a silent connection for ever."""
+"""Keep-alive: an empty line after this many seconds without a change, so that proxies keep the connection."""
 _WAITING = 256
-"""Lines that wait for a client who reads slowly; the guest holds back the rest."""
+"""Back-pressure: lines buffered for a slow client; the guest holds back the rest."""
 
 Lines = AsyncIterator[bytes]
 _Queue = asyncio.Queue[bytes | None]
 
 
 async def changes(guest: Guest) -> AsyncIterator[Lines]:
-    """Watches for as long as the answer lasts; what hinders it is known before the answer begins."""
+    """Watches for as long as the response lasts. A watch that cannot start is an error answer."""
     async with guest.machine.watch(guest.user) as events:
         queue: _Queue = asyncio.Queue(_WAITING)
         following = asyncio.create_task(_follow(events, queue))
@@ -39,11 +40,13 @@ async def changes(guest: Guest) -> AsyncIterator[Lines]:
 
 @router.post("/watch-files", response_class=StreamingResponse)
 async def watch_files(changes: Annotated[Lines, Depends(changes)], call: CurrentCall) -> StreamingResponse:
-    """Changes of files on the machine's disk in lines of JSON, from now until the client leaves.
+    """Stream changes of files on the VM's disk as JSON lines, until the client disconnects.
 
-    The answer ends when the machine does, or is suspended.
+    The stream ends when the VM stops or is suspended; if the server stops, the last line is an `error` event.
+    Empty lines are keep-alives.
     """
     call.endless = True
+    call.last_piece = error_event
     return StreamingResponse(changes, media_type="application/x-ndjson")
 
 
@@ -70,13 +73,13 @@ async def _lines(queue: _Queue) -> AsyncGenerator[bytes, None]:
 
 
 def _line(event: FileEvent) -> bytes:
-    """In the words of Node's `fs.watch`: `change` for content, `rename` for whatever comes or goes."""
+    """Event names as in Node's `fs.watch`: `change` for content, `rename` for created and removed files."""
     kind = "change" if event.kind in ("change", "overflow") else "rename"
     line: dict[str, Any] = {
         "eventType": kind,
         "filename": os.fsencode(event.path).decode(errors="replace"),
     }
     if event.kind == "overflow":
-        # Nobody knows what changed: anything below the root may have.
+        # The kernel's queue overflowed and events were lost: anything below the root may have changed.
         line["overflow"] = True
     return json.dumps(line).encode() + b"\n"
