@@ -835,6 +835,7 @@ async def test_following_logs_does_not_keep_a_vm_awake(settings: Settings, machi
         machine = await other.create(account=account.id, idle_timeout=4)
         async with client_of(url, key) as http:
             logs = f"/observability/v1/logs?vmId={machine.id}"
+            await machine.exec("logger awake; journalctl --sync")
             followed = (await http.get(logs)).json()["logs"]
             assert any(line["source"] == "journal" for line in followed)
 

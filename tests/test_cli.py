@@ -372,7 +372,9 @@ async def test_files_are_written_read_and_removed(shell: Shell, vm: str) -> None
     assert await shell.run("vm", "fs", "ls", vm, "/srv/new/deep") == "a file.bin\n"
     assert "directory not empty" in await shell.refused("vm", "fs", "rm", vm, "/srv/new")
     await shell.run("vm", "fs", "rm", "--recursive", vm, "/srv/new")
-    assert f"there is nothing at {path} (FILE_NOT_FOUND" in await shell.refused("vm", "fs", "cat", vm, path)
+    assert f"no such file or folder: {path} (FILE_NOT_FOUND" in await shell.refused(
+        "vm", "fs", "cat", vm, path
+    )
 
 
 async def test_directories_are_created_as_a_user_and_files_moved(shell: Shell, vm: str) -> None:

@@ -25,7 +25,7 @@ from stead.api import calls
 from stead.api.errors import STATUSES
 from stead.api.server import running
 from stead.builds.errors import BuildBudgetExceeded
-from stead.errors import CapacityExceeded, HostError, StartFailed
+from stead.errors import CapacityExceeded, DiskSpaceExceeded, HostError, StartFailed
 from stead.machines import Machine, Machines, State
 from stead.settings import Settings
 
@@ -267,7 +267,7 @@ async def test_a_busy_server_says_so(user: User, settings: Settings) -> None:
         (RuntimeError("the secret"), "INTERNAL"),
         (HostError("qemu is not there"), "INTERNAL_ERROR"),
         (OSError(errno.ENOSPC, "no space"), "NO_LOCAL_STORAGE_CAPACITY"),
-        (CapacityExceeded("there is no room on the disk"), "NO_LOCAL_STORAGE_CAPACITY"),
+        (DiskSpaceExceeded("no disk space"), "NO_LOCAL_STORAGE_CAPACITY"),
         (CapacityExceeded("there is not enough memory"), "SERVICE_UNAVAILABLE"),
         (StartFailed("qemu has ended"), "VM_EXIT_DURING_START"),
         (BuildBudgetExceeded("services", 1800), "BUILD_BUDGET_EXCEEDED"),

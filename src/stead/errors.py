@@ -125,3 +125,9 @@ class GuestError(SteadError):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+class DiskSpaceExceeded(CapacityExceeded):
+    """The host has not enough free disk space for the request."""
+
+    code = "disk_space_exceeded"

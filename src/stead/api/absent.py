@@ -1,4 +1,4 @@
-"""What clients may ask for and Stead does not have: each gets an answer that they can read."""
+"""Routes of the compatible API that Stead does not implement: each answers 404 with a readable error."""
 
 from typing import NoReturn
 
@@ -35,13 +35,13 @@ def _place(prefix: str, text: str) -> None:
 
 
 for _prefix, _what in _NEVER.items():
-    _place(_prefix, f"Stead has no {_what}: run what you need in a VM")
+    _place(_prefix, f"not implemented: {_what}; run the program in a VM instead")
 for _prefix, _what in _NOT_YET.items():
-    _place(_prefix, f"this version of Stead has no {_what} yet")
+    _place(_prefix, f"not implemented: {_what}")
 
 
 async def _pty(guest: Guest) -> None:
-    _refuse("this version of Stead has no terminals (PTY) yet; use exec")
+    _refuse("not implemented: interactive terminals (PTY); use exec-await or exec-stream")
 
 
 for _path in ("/v1/vms/{vm_id}/pty", "/v1/vms/{vm_id}/pty/{rest:path}"):

@@ -1,4 +1,4 @@
-"""The API, put together."""
+"""The FastAPI application: routers, error handlers, middleware."""
 
 from importlib.metadata import version
 from typing import Any
@@ -62,18 +62,18 @@ class Health(Wire):
 
 
 def create_app(services: Services | None = None) -> FastAPI:
-    """The whole API over an installation that is open; without one it can only be described."""
+    """The API of an open installation; without `services` it can only make its OpenAPI description."""
     app = FastAPI(
         title="Stead",
         version=version("stead"),
-        description="Real Linux computers for programs and agents, on machines you own.",
+        description="Real Linux VMs and Git repositories for AI agents, on your own hosts.",
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
         responses=_failures(),
     )
     app.state.services = services
-    # The order matters: /v1/vms/snapshots is not a machine called snapshots.
+    # The order matters: /v1/vms/snapshots must not match /v1/vms/{vm_id}.
     for module in (creation, snapshots, builds, vms, guests, watching, terminals, systemd, identities):
         app.include_router(module.router)
     for module in (repos, repo_search, triggers, github_sync, logs, account, absent):
@@ -90,7 +90,7 @@ def create_app(services: Services | None = None) -> FastAPI:
 def _add_own_pages(app: FastAPI) -> None:
     @app.get("/healthz", tags=["server"])
     async def healthz() -> Health:
-        """The server answers."""
+        """Health check."""
         return Health(status="ok", version=app.version)
 
     @app.get("/metrics", include_in_schema=False)
@@ -100,7 +100,7 @@ def _add_own_pages(app: FastAPI) -> None:
 
     @app.get("/.well-known/jwks.json", tags=["server"])
     async def keys() -> dict[str, Any]:
-        """The public keys that webhooks are signed with."""
+        """Get the public keys for webhook signatures, as a JWK set."""
         services: Services = app.state.services
         return services.signing.jwks()
 
@@ -110,7 +110,7 @@ def _add_own_pages(app: FastAPI) -> None:
 
 
 class ErrorBody(Wire):
-    """Every failure: a code that clients know, and a sentence for people."""
+    """Every error: `code` for programs, `message` for people, and further fields for some codes."""
 
     code: str
     error: str
@@ -121,12 +121,12 @@ class ErrorBody(Wire):
 
 
 def _failures() -> dict[int | str, dict[str, Any]]:
-    answers = {"4XX": "The call was refused, and why.", "5XX": "The server could not do it."}
+    answers = {"4XX": "The request was refused.", "5XX": "The server failed."}
     return {status: {"model": ErrorBody, "description": text} for status, text in answers.items()}
 
 
 def surrounded(app: FastAPI, services: Services) -> tuple[ASGIApp, Calls]:
-    """The API as it is served: behind its gate, with trace ids and limits, and CORS."""
+    """The API with its middleware: authentication, trace ids, limits, CORS."""
     settings = services.settings
     gate = Gate(app, services.callers)
     git = SmartHttp(gate, services.callers, services.repos, services.access, services.serving)

@@ -1,4 +1,4 @@
-"""Who calls, and what of the machines they may touch."""
+"""Authentication and authorization of calls: API keys, identity tokens, permissions on VMs."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -20,14 +20,14 @@ from stead.machines.snapshots import SnapshotInfo
 TOKEN_HEADER = "X-Freestyle-Identity-Access-Token"  # noqa: S105  # a header's name
 USER_HEADER = "X-Freestyle-Vm-Linux-User-Id"
 
-VmId = Annotated[str, Path(description="The id of a VM.")]
+VmId = Annotated[str, Path(description="VM id.")]
 
 
 PUBLIC = frozenset({"/healthz", "/metrics", "/docs", "/openapi.json", "/.well-known/jwks.json", WEBHOOKS})
 
 
 class Gate:
-    """Lets in who has a key or a token, before anything of their call is read; an ASGI middleware."""
+    """ASGI middleware: authenticates a call by API key or token before its body is read."""
 
     def __init__(self, app: ASGIApp, callers: Callers) -> None:
         self._app = app
@@ -39,17 +39,17 @@ class Gate:
         await self._app(scope, receive, send)
 
     async def _authenticate(self, scope: Scope) -> Caller:
-        """The caller, by API key or by an identity's token, in either of the two headers."""
+        """The caller, by API key or identity token, from either of the two headers."""
         headers = Headers(scope=scope)
         scheme, _, secret = headers.get("authorization", "").partition(" ")
         secret = secret.strip() if scheme.lower() == "bearer" else ""
         secret = secret or headers.get(TOKEN_HEADER, "").strip()
         if not secret:
-            wanted = f"give an API key (Authorization: Bearer ...) or a token ({TOKEN_HEADER})"
+            wanted = f"no API key (Authorization: Bearer ...) and no identity token ({TOKEN_HEADER}) given"
             raise _unauthorized(scope, wanted)
         caller = await self._callers.authenticate(secret)
         if caller is None:
-            raise _unauthorized(scope, "this key or token is not known, or was revoked")
+            raise _unauthorized(scope, "unknown or revoked API key or token")
         return caller
 
 
@@ -67,9 +67,9 @@ AnyCaller = Annotated[Caller, Depends(current_caller)]
 
 
 async def owner(caller: AnyCaller) -> Caller:
-    """A caller with an API key: an identity's token is for using machines, not for having them."""
+    """A caller with an API key; identity tokens may use VMs and not manage them."""
     if caller.identity is not None:
-        raise ApiError("FORBIDDEN", "an identity's token cannot do this; use an API key")
+        raise ApiError("FORBIDDEN", "not allowed with an identity token: use an API key")
     return caller
 
 
@@ -77,7 +77,7 @@ Owner = Annotated[Caller, Depends(owner)]
 
 
 async def owned_vm(vm_id: VmId, caller: Owner, services: ServicesDep) -> MachineInfo:
-    """A machine of the caller's account. Somebody else's is answered like one that does not exist."""
+    """A VM of the caller's account. VMs of other accounts are answered like ones that do not exist."""
     return await find_owned(services, caller, vm_id)
 
 
@@ -92,7 +92,7 @@ OwnedVm = Annotated[MachineInfo, Depends(owned_vm)]
 
 
 async def usable_vm(vm_id: VmId, caller: AnyCaller, services: ServicesDep) -> MachineInfo:
-    """A machine that the caller has, or that its identity was granted."""
+    """A VM of the caller's account, granted to the caller's identity if it has one."""
     info = await find_owned(services, caller, vm_id)
     if caller.identity is not None and await services.identities.permission(caller.identity, vm_id) is None:
         raise MachineNotFound(vm_id)
@@ -104,7 +104,7 @@ UsableVm = Annotated[MachineInfo, Depends(usable_vm)]
 
 @dataclass(frozen=True)
 class GuestAccess:
-    """A machine to work in, and the Linux user to do it as; None is root."""
+    """A VM to work in, and the Linux user to act as; None is root."""
 
     info: MachineInfo
     machine: Machine
@@ -115,7 +115,9 @@ async def guest(
     vm_id: VmId,
     caller: AnyCaller,
     services: ServicesDep,
-    user: Annotated[str | None, Header(alias=USER_HEADER, description="The Linux user to act as.")] = None,
+    user: Annotated[
+        str | None, Header(alias=USER_HEADER, description="Linux user to act as; default: root.")
+    ] = None,
 ) -> GuestAccess:
     info = await find_owned(services, caller, vm_id)
     if caller.identity is not None:
@@ -130,7 +132,7 @@ Guest = Annotated[GuestAccess, Depends(guest)]
 
 
 async def owned_snapshot(snapshot_id: str, caller: Owner, services: ServicesDep) -> SnapshotInfo:
-    """A snapshot of the caller's account, or what is remembered of it."""
+    """A snapshot of the caller's account; a deleted one too."""
     info = await services.machines.snapshots.get(snapshot_id, deleted=True)
     if info.account != caller.account:
         raise SnapshotNotFound(snapshot_id)

@@ -1,4 +1,4 @@
-"""The API described on one page, made from its own schema: no scripts, nothing from elsewhere."""
+"""The /docs page, rendered from the OpenAPI schema: one HTML page without scripts or external resources."""
 
 from collections.abc import Iterator, Mapping
 from html import escape
@@ -7,7 +7,7 @@ from typing import Any
 Schema = Mapping[str, Any]
 
 _JSON = "application/json"
-_SHAPES = "shapes"
+_SHAPES = "data types"
 _STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;margin:0 auto;max-width:60rem;padding:1rem 1.5rem}
 body{color:#1b1f24;background:#fff}h1{margin-bottom:0}
@@ -25,7 +25,7 @@ td{border-color:#21262d}.m,a{color:#79c0ff}.q{color:#9198a1}}
 
 
 def page(schema: Schema) -> str:
-    """A readable page of everything that can be asked for."""
+    """The page with all calls and data types of a schema."""
     shapes: Schema = schema.get("components", {}).get("schemas", {})
     groups: dict[str, list[str]] = {}
     for path, operations in schema["paths"].items():
@@ -44,11 +44,11 @@ def page(schema: Schema) -> str:
         f"<title>{escape(info['title'])} API</title><style>{_STYLE}</style></head><body>"
         f"<h1>{escape(info['title'])} API <small class=q>{escape(info['version'])}</small></h1>"
         f"<p>{escape(info['description'])}</p>"
-        "<p>Give an API key as <code>Authorization: Bearer ...</code>, or an identity's token as "
-        "<code>X-Freestyle-Identity-Access-Token</code>. Failures are JSON with <code>code</code> and "
-        "<code>message</code>; <code>x-freestyle-trace-id</code> is the number under which the server's "
-        'log has the call. Programs read <a href="/openapi.json">openapi.json</a>. '
-        "A * marks what cannot be left out.</p>"
+        "<p>Authenticate with an API key (<code>Authorization: Bearer ...</code>) or an identity token "
+        "(<code>X-Freestyle-Identity-Access-Token</code>). Errors are JSON with <code>code</code> and "
+        "<code>message</code>. Every answer has an <code>x-freestyle-trace-id</code> header: search for "
+        'it in the server\'s log. The OpenAPI description is at <a href="/openapi.json">/openapi.json</a>. '
+        "* marks required fields.</p>"
         f"<nav>{links}</nav>{body}</body></html>"
     )
 
@@ -69,7 +69,7 @@ def _operation(shapes: Schema, method: str, path: str, operation: Schema) -> str
 
 
 def _contents(title: str, part: Schema, shapes: Schema) -> str:
-    """The fields of what is sent or answered; what is not JSON is named by its type alone."""
+    """The fields of a JSON body; other bodies are shown by their media type."""
     texts = []
     for media, content in part.get("content", {}).items():
         if media == _JSON:
@@ -123,7 +123,7 @@ def _row(name: str, part: Schema, shapes: Schema, required: bool, description: s
 
 
 def _type(part: Schema, shapes: Schema) -> str:
-    """A type in HTML; shapes are links."""
+    """A type in HTML; objects are links."""
     if "$ref" in part:
         name = part["$ref"].rpartition("/")[2]
         if not _is_object(shapes[name]):

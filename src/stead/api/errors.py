@@ -1,7 +1,7 @@
-"""Failures as clients see them: a code that they know, a sentence, the right status.
+"""Error answers: the status, code and message of every failure on every path.
 
-Clients find the class of an error by its code alone, and some retry for ever what has none. So every answer
-that is not a success, on every path, is made here.
+Clients choose the class of an error by its code alone, and the npm client retries a create without end if the
+answer has no code that it knows. So every error answer is made here.
 """
 
 import errno
@@ -198,7 +198,7 @@ _REPOS: dict[type[repos.RepoError], str] = {
 
 
 def from_product(error: product.SteadError, invalid: str = "BAD_REQUEST") -> ApiError:
-    """What a product's error is on the wire; `invalid` is the path's own code for bad requests."""
+    """The error answer for an exception of Stead; `invalid` is the path's code for bad requests."""
     text = str(error)
     match error:
         case InvalidSpec():
@@ -224,9 +224,10 @@ def from_product(error: product.SteadError, invalid: str = "BAD_REQUEST") -> Api
             return ApiError("LIMIT_EXCEEDED", text, limit=error.limit, current=error.current)
         case repos.RepoBusy():
             return ApiError("SERVICE_UNAVAILABLE", text, headers={"Retry-After": "5"})
+        case product.DiskSpaceExceeded():
+            return ApiError("NO_LOCAL_STORAGE_CAPACITY", text)
         case product.CapacityExceeded():
-            code = "NO_LOCAL_STORAGE_CAPACITY" if "disk" in text else "SERVICE_UNAVAILABLE"
-            return ApiError(code, text)
+            return ApiError("SERVICE_UNAVAILABLE", text)
         case product.ReadyTimeout():
             return ApiError("VM_START_TIMEOUT", text)
         case product.StartFailed():
@@ -251,7 +252,7 @@ def from_product(error: product.SteadError, invalid: str = "BAD_REQUEST") -> Api
     for kind, code in _IDENTITY.items():
         if isinstance(error, kind):
             return ApiError(code, text)
-    log.error("a call failed", error=text, code=error.code)
+    log.error("call failed", error=text, code=error.code)
     return ApiError("INTERNAL_ERROR", text)
 
 
@@ -260,7 +261,7 @@ _SEARCH = {
     InvalidPathPattern: {"content": "INVALID_PATH_PATTERN", "files": "FILENAME_INVALID_PATTERN"},
     InvalidQuery: {"content": "INVALID_REGEX", "files": "FILENAME_INVALID_PATTERN"},
 }
-"""Each search has codes of its own; those for messages and changes have its name before them."""
+"""Codes by kind of search; those of commit and diff searches have a prefix."""
 
 
 def _repo(error: repos.RepoError) -> ApiError:
@@ -271,10 +272,10 @@ def _repo(error: repos.RepoError) -> ApiError:
         code = codes[error.scope] if prefix is None else f"{prefix}{codes['content']}"
     facts: dict[str, Any] = {name: value for name, value in error.facts.items() if value is not None}
     if code == "GIT_ERROR":
-        log.error("a repository could not be used", error=str(error))
+        log.error("repository unusable", error=str(error))
     if isinstance(error, GitFailed):
-        # Git tells of files of the host.
-        return ApiError(code, "git could not do this; the server's log says why", **facts)
+        # The output of Git may hold paths of the host.
+        return ApiError(code, "git failed; see the server's log", **facts)
     return ApiError(code, str(error), **facts)
 
 
@@ -295,7 +296,7 @@ def _guest(error: product.GuestError) -> ApiError:
         case "not_found":
             return ApiError("FILE_NOT_FOUND", text)
         case "no_space":
-            return ApiError("FILES_BAD_REQUEST", f"the machine's disk is full: {text}", 507)
+            return ApiError("FILES_BAD_REQUEST", f"disk of the VM is full: {text}", 507)
         case "internal":
             return ApiError("INTERNAL_ERROR", text)
         case _:
@@ -303,12 +304,12 @@ def _guest(error: product.GuestError) -> ApiError:
 
 
 def from_anything(error: Exception) -> ApiError:
-    """For what nobody foresaw: the client hears that it is our fault, the log hears what it was."""
+    """The answer for an unexpected exception; details go to the log only."""
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     if full or (isinstance(error, sa.exc.OperationalError) and "full" in str(error.orig)):
-        return ApiError("NO_LOCAL_STORAGE_CAPACITY", "the host's disk is full")
-    log.error("a call broke", error=repr(error), exc_info=error)
-    return ApiError("INTERNAL", "something went wrong inside Stead; its log has the trace id of this answer")
+        return ApiError("NO_LOCAL_STORAGE_CAPACITY", "disk of the host is full")
+    log.error("unexpected exception", error=repr(error), exc_info=error)
+    return ApiError("INTERNAL", "internal error: search the server's log for the trace id of this answer")
 
 
 def path_code(path: str, method: str = "POST") -> str:
@@ -337,33 +338,31 @@ async def on_api_error(_: Request, error: Exception) -> JSONResponse:
 
 
 async def on_invalid(request: Request, error: Exception) -> JSONResponse:
-    """A body or a parameter that does not fit: say which part and why."""
+    """A request that does not match its schema: names the field and the problem."""
     assert isinstance(error, RequestValidationError)  # noqa: S101
     problems = [
         f"{'.'.join(str(part) for part in each['loc'][1:])}: {each['msg']}" for each in error.errors()
     ]
     text = "; ".join(problem.removeprefix(": ") for problem in problems[:5])
-    return ApiError(
-        path_code(request.url.path, request.method), f"the request does not fit: {text}"
-    ).response()
+    return ApiError(path_code(request.url.path, request.method), f"invalid request: {text}").response()
 
 
 async def on_anything(_: Request, error: Exception) -> NoReturn:
-    """What nobody foresaw is left to what surrounds every call; Starlette would answer in plain text."""
+    """Leave unexpected exceptions to the outer middleware; Starlette would answer in plain text."""
     raise error
 
 
 async def on_http_error(request: Request, error: Exception) -> JSONResponse:
-    """What the router says: no such path, no such method."""
+    """Errors of the router: no such path, no such method."""
     assert isinstance(error, HTTPException)  # noqa: S101
     if isinstance(error.__cause__, ApiError):
-        # While a body is read, whatever goes wrong is taken for a body that cannot be read.
+        # FastAPI wraps every exception during the reading of a body.
         return error.__cause__.response()
     path, status = request.url.path, error.status_code
     headers = dict(error.headers or {})
     if status == HTTPStatus.NOT_FOUND:
-        return ApiError("NOT_FOUND", f"there is nothing at {path}", headers=headers).response()
+        return ApiError("NOT_FOUND", f"no such path: {path}", headers=headers).response()
     if status == HTTPStatus.METHOD_NOT_ALLOWED:
-        text = f"{path} does not take {request.method}"
+        text = f"method {request.method} not allowed on {path}"
         return ApiError("BAD_REQUEST", text, status, headers=headers).response()
     return ApiError("BAD_REQUEST", str(error.detail), status, headers=headers).response()

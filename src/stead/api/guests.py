@@ -1,4 +1,4 @@
-"""What happens inside a machine: commands and files."""
+"""Routes into a guest: commands and files."""
 
 import base64
 import contextlib
@@ -38,11 +38,11 @@ from stead.machines import terminals
 router = APIRouter(prefix="/v1/vms/{vm_id}", tags=["guests"])
 
 MAX_WHOLE_FILE = 64 << 20
-"""A file that goes over the wire inside a JSON text is held whole."""
+"""Largest file in bytes that is sent inside JSON, which is held in memory."""
 _RAW = "application/octet-stream"
 _TAR = "application/x-tar"
 _NDJSON = "application/x-ndjson"
-_Mode = Annotated[str | None, Query(pattern="^[0-7]{1,4}$", description="Permissions, octal.")]
+_Mode = Annotated[str | None, Query(pattern="^[0-7]{1,4}$", description="Permissions in octal, such as 644.")]
 
 
 @router.post("/exec-await")
@@ -155,7 +155,7 @@ def _json(value: object) -> bytes:
 
 
 async def guest_path(request: Request) -> str:
-    """The path inside the machine, byte for byte: it comes percent-encoded as one segment, or as many."""
+    """The path inside the VM, byte for byte: percent-encoded as one segment, or as many segments."""
     raw = request.scope.get("raw_path", request.url.path.encode()).partition(b"?")[0]
     prefix = request.scope["root_path"].encode()
     # /v1/vms/<id>/<noun>/<path>
@@ -163,7 +163,7 @@ async def guest_path(request: Request) -> str:
     path = os.fsdecode(unquote_to_bytes(parts[5])) if len(parts) == 6 else ""
     path = path if path.startswith("/") else f"/{path}"
     if "\0" in path:
-        raise ApiError("FILES_BAD_REQUEST", "a path cannot hold a NUL character")
+        raise ApiError("FILES_BAD_REQUEST", "path must not contain NUL characters")
     return path
 
 
@@ -176,12 +176,12 @@ def _files(guest: GuestAccess) -> GuestFiles:
 
 @contextlib.contextmanager
 def _about(path: str) -> Iterator[None]:
-    """A path that is not there is named in the answer."""
+    """Adds the path to a not-found error."""
     try:
         yield
     except GuestError as error:
         if error.code == "not_found":
-            text = f"there is nothing at {_shown(path)}"
+            text = f"no such file or folder: {_shown(path)}"
             raise ApiError("FILE_NOT_FOUND", text, path=_shown(path)) from None
         raise
 
@@ -192,13 +192,16 @@ def _shown(path: str) -> str:
 
 @router.get("/files/{path:path}", response_model=FileContent | Directory)
 async def read_file(guest: Guest, path: GuestPath, request: Request) -> Any:
-    """A file's content, or what is in a folder. With `Accept: application/octet-stream`, the plain bytes."""
+    """Read a file, or list a folder.
+
+    With `Accept: application/octet-stream` the answer is plain bytes of any size; JSON holds up to 64 MiB.
+    """
     files = _files(guest)
     with _about(path):
         found = await files.stat(path)
         if request.headers.get("accept", "").startswith(_RAW):
             if found.kind == "directory":
-                raise ApiError("FILES_BAD_REQUEST", f"{_shown(path)} is a folder")
+                raise ApiError("FILES_BAD_REQUEST", f"{_shown(path)} is a folder, not a file")
             return await _streamed(files.stream(path), _RAW)
         if found.kind == "directory":
             entries = await files.list(path)
@@ -207,7 +210,7 @@ async def read_file(guest: Guest, path: GuestPath, request: Request) -> Any:
             )
         if found.size > MAX_WHOLE_FILE:
             most = MAX_WHOLE_FILE >> 20
-            text = f"{_shown(path)} has {found.size} bytes: more than {most} MiB come only as {_RAW}"
+            text = f"file too large for JSON: {found.size} bytes (max {most} MiB); use Accept: {_RAW}"
             raise ApiError("FILES_BAD_REQUEST", text, 413)
         content = await files.read(path, length=MAX_WHOLE_FILE)
     try:
@@ -217,12 +220,12 @@ async def read_file(guest: Guest, path: GuestPath, request: Request) -> Any:
 
 
 def _kind(entry: FileInfo) -> Any:
-    """Clients know files and folders; whatever is not a folder can at least be tried to read."""
+    """The wire format has only files and folders: everything that is not a folder is a file."""
     return "directory" if entry.kind == "directory" else "file"
 
 
 async def _streamed(chunks: AsyncGenerator[bytes, None], media_type: str) -> StreamingResponse:
-    """An answer in pieces, begun only when the first one is there: until then it can still be an error."""
+    """A streamed response. It waits for the first chunk, so that a failure until then is an error answer."""
     first = await anext(chunks, b"")
 
     async def content() -> AsyncIterator[bytes]:
@@ -247,7 +250,10 @@ _WRITE_BODY = {
 
 @router.put("/files/{path:path}", openapi_extra=_WRITE_BODY)
 async def write_file(guest: Guest, path: GuestPath, request: Request, mode: _Mode = None) -> Nothing:
-    """Replace a file at once and whole, making its folders; a failure leaves the old one."""
+    """Write a file atomically and create its parent folders. If the write fails, the old file stays.
+
+    The body is JSON with `content`, or plain bytes with `Content-Type: application/octet-stream`.
+    """
     files = _files(guest)
     permissions = None if mode is None else int(mode, 8)
     with _about(path):
@@ -266,14 +272,14 @@ async def _written(request: Request) -> bytes:
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"])
-        raise ApiError("FILES_BAD_REQUEST", f"the request does not fit: {where}: {problem['msg']}") from None
+        raise ApiError("FILES_BAD_REQUEST", f"invalid request: {where}: {problem['msg']}") from None
     except ValueError as error:
         raise ApiError("FILES_BAD_REQUEST", str(error)) from None
 
 
 @router.delete("/files/{path:path}")
 async def remove_file(guest: Guest, path: GuestPath, recursive: bool = False) -> Nothing:
-    """Remove a file, an empty folder, or with `recursive` a folder and all that is in it."""
+    """Delete a file or an empty folder; with `recursive`, a folder and everything in it."""
     with _about(path):
         await _files(guest).remove(path, recursive=recursive)
     return Nothing()
@@ -281,7 +287,7 @@ async def remove_file(guest: Guest, path: GuestPath, recursive: bool = False) ->
 
 @router.get("/stat/{path:path}")
 async def stat_file(guest: Guest, path: GuestPath, follow: bool = True) -> FileFacts:
-    """What is at a path."""
+    """Get type, size, owner, permissions and times of a file or folder."""
     with _about(path):
         found = await _files(guest).stat(path, follow=follow)
     return FileFacts(
@@ -323,7 +329,7 @@ def _path_field(path: str, field: str) -> str:
 
 @router.post("/directories/{path:path}")
 async def make_directory(guest: Guest, path: GuestPath, parents: bool = False) -> Nothing:
-    """Make a folder; with `parents` those above it too, and one that is there already is fine."""
+    """Create a folder. With `parents`, create its parents too; an existing folder is not an error then."""
     with _about(path):
         await _files(guest).make_folder(path, parents=parents)
     return Nothing()
@@ -331,7 +337,7 @@ async def make_directory(guest: Guest, path: GuestPath, parents: bool = False) -
 
 @router.get("/archives/{path:path}", response_class=StreamingResponse)
 async def read_archive(guest: Guest, path: GuestPath) -> StreamingResponse:
-    """A folder's contents as a tar archive."""
+    """Download the contents of a folder as a tar archive."""
     with _about(path):
         return await _streamed(_files(guest).download_tar(path), _TAR)
 
@@ -343,6 +349,6 @@ _ARCHIVE_BODY = {
 
 @router.put("/archives/{path:path}", openapi_extra=_ARCHIVE_BODY)
 async def write_archive(guest: Guest, path: GuestPath, request: Request) -> Unpacked:
-    """Unpack a tar archive into a folder, made if missing."""
+    """Unpack a tar archive into a folder, which is created if it does not exist."""
     with _about(path):
         return Unpacked(files=await _files(guest).upload_tar(path, request.stream()))

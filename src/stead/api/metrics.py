@@ -1,4 +1,4 @@
-"""Counts for Prometheus."""
+"""Prometheus metrics."""
 
 from typing import Any
 
@@ -11,19 +11,21 @@ from stead.machines import Machines
 
 registry = CollectorRegistry()
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600)
-requests = Counter("stead_http_requests", "Calls answered.", ("method", "route", "status"), registry=registry)
+requests = Counter(
+    "stead_http_requests", "HTTP requests answered.", ("method", "route", "status"), registry=registry
+)
 durations = Histogram(
     "stead_http_request_seconds",
-    "How long calls took.",
+    "Duration of HTTP requests in seconds.",
     ("method", "route"),
     buckets=_BUCKETS,
     registry=registry,
 )
-machine_states = Gauge("stead_machines", "Machines by state.", ("state",), registry=registry)
+machine_states = Gauge("stead_machines", "VMs by state.", ("state",), registry=registry)
 
 
 def observe(scope: Scope, status: int, seconds: float) -> None:
-    """Count a call under its route, never under its path: ids would make a series each."""
+    """Count a call by its route, not its path: ids in paths would make one time series each."""
     route: Any = scope.get("route")
     name = getattr(route, "path", "none")
     requests.labels(scope["method"], name, str(status)).inc()

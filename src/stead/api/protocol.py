@@ -1,4 +1,4 @@
-"""HTTP/1.1 on the socket: uvicorn's protocol, with what long calls and hostile input need."""
+"""uvicorn's HTTP/1.1 protocol with 102 Processing, aborted responses and JSON errors for malformed requests."""
 
 import json
 from http import HTTPStatus
@@ -12,25 +12,25 @@ _PROCESSING = b"HTTP/1.1 102 Processing\r\n\r\n"
 
 
 class Connection:
-    """The client's end of one call."""
+    """The connection of one call."""
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
 
     @property
     def lost(self) -> bool:
-        """Nobody is there any more to hear the answer, or the end of it."""
+        """The client has disconnected."""
         return self._cycle.disconnected
 
     async def cut(self) -> None:
-        """End the connection in the middle of what it carries."""
+        """Abort the connection in the middle of a response, so that the client sees that it is incomplete."""
         if not self.lost:
             self._cycle.message_event.clear()
             self._cycle.transport.abort()
             await self._cycle.message_event.wait()
 
     def processing(self) -> None:
-        """Tell a client that its answer is still being worked on, which sets back its timeout for headers."""
+        """Send 102 Processing, which resets the client's timeout for headers."""
         cycle = self._cycle
         if cycle.response_started or cycle.disconnected or cycle.scope["http_version"] != "1.1":
             return
@@ -44,7 +44,7 @@ class Protocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def send_400_response(self, msg: str) -> None:
-        """What is not HTTP gets an answer that clients of the API can read all the same."""
+        """Answer malformed HTTP with a JSON error, like every other error."""
         body = json.dumps({"code": "BAD_REQUEST", "error": "BAD_REQUEST", "message": msg, "description": msg})
         status = HTTPStatus.BAD_REQUEST
         head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"

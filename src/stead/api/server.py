@@ -1,4 +1,4 @@
-"""The API on a socket, until it is told to stop."""
+"""Serving the API on a socket until SIGINT or SIGTERM."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ from stead.errors import HostError
 from stead.settings import Settings
 
 STOP_GRACE = 10.0
-"""Seconds that calls under way have to finish when the server stops; then they are told."""
+"""Grace period: seconds that calls have to finish when the server stops before they are cancelled."""
 _BACKLOG = 2048
 _KEEP_ALIVE = 75
 
@@ -34,7 +34,7 @@ class _Server(uvicorn.Server):
         self.up.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take no new calls; those under way finish, or hear that they will not."""
+        """Accept no new calls; let current ones finish within the grace period, then cancel them."""
         ending = asyncio.create_task(self._calls.stop(STOP_GRACE))
         await super().shutdown(sockets)
         await ending
@@ -42,7 +42,7 @@ class _Server(uvicorn.Server):
 
 
 def bind(settings: Settings) -> socket.socket:
-    """The socket, taken before anything is opened: a port in use is known at once."""
+    """Bind the socket, before anything else is opened: a port in use fails at once."""
     host, port = settings.address
     try:
         info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
@@ -67,20 +67,20 @@ def url_of(listening: socket.socket) -> str:
 async def serve(
     settings: Settings, listening: socket.socket, ready: Callable[[Services], object] = lambda _: None
 ) -> None:
-    """Serve until SIGINT or SIGTERM. Machines go on."""
+    """Serve until SIGINT or SIGTERM. VMs keep running."""
     async with open_services(settings) as services:
         server = _make(services)
         loop = asyncio.get_running_loop()
 
         def stop() -> None:
-            # Asked a second time, calls that are under way are not waited for.
+            # The second signal skips the grace period.
             server.force_exit = server.should_exit
             server.should_exit = True
 
         for each in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(each, stop)
         try:
-            # What was loaded stays: the collector need not look through it, which holds up calls for 0.1 s.
+            # Exclude loaded modules from garbage collection: scanning them blocks calls for 0.1 s.
             gc.collect()
             gc.freeze()
             ready(services)
@@ -109,7 +109,7 @@ def _make(services: Services) -> _Server:
 
 @contextlib.asynccontextmanager
 async def running(settings: Settings, services: Services) -> AsyncIterator[str]:
-    """A server beside other work in this process, for as long as the block lasts; gives its URL."""
+    """A server inside this process for the duration of the block; yields its URL."""
     listening = bind(settings)
     server = _make(services)
     with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""What the routes work with: the opened parts of one installation."""
+"""The opened parts of one installation that the routes use."""
 
 import asyncio
 import contextlib
@@ -57,19 +57,19 @@ class Services:
     triggers: Triggers
     links: Links
     changed: Pushed
-    """To be told when refs of a repository may have changed."""
+    """Called when refs of a repository may have changed."""
 
 
 @contextlib.asynccontextmanager
 async def open_services(settings: Settings) -> AsyncIterator[Services]:
-    """Open an installation with all that the API needs, after recovering from whatever happened before."""
+    """Open an installation with everything the API needs, after crash recovery."""
     async with Machines.open(settings) as machines, assemble(machines) as services:
         yield services
 
 
 @contextlib.asynccontextmanager
 async def assemble(machines: Machines) -> AsyncIterator[Services]:
-    """What the API needs besides machines, over an installation that is open."""
+    """Everything the API needs besides VMs, for an open installation."""
     async with contextlib.AsyncExitStack() as stack:
         settings = machines.settings
         database = machines.database
@@ -150,7 +150,7 @@ async def assemble(machines: Machines) -> AsyncIterator[Services]:
 
 
 class _Events:
-    """Writes into the logbook what happens to machines; permissions on those that are gone are forgotten."""
+    """Writes a log line for every change of a VM, and removes permissions on deleted VMs."""
 
     def __init__(self, logbook: Logbook, identities: Identities) -> None:
         self._logbook = logbook

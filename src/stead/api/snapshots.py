@@ -1,4 +1,4 @@
-"""Snapshots: listed, renamed, deleted. They are taken of machines, and built from specs."""
+"""Routes of snapshots: list, get, rename, delete."""
 
 from typing import Annotated
 
@@ -24,7 +24,7 @@ async def list_snapshots(
     _cancelled: Annotated[bool, Query(alias="includeCancelled")] = False,
     _lost: Annotated[bool, Query(alias="includeLost")] = False,
 ) -> SnapshotList:
-    """The account's snapshots, oldest first."""
+    """List the account's snapshots, oldest first."""
     known = await services.machines.snapshots.list(caller.account, deleted=True)
     hidden = {
         state
@@ -49,22 +49,22 @@ async def list_snapshots(
 
 @router.get("/{snapshot_id}")
 async def get_snapshot(info: OwnedSnapshot) -> SnapshotModel:
-    """What is known of a snapshot."""
+    """Get one snapshot."""
     return SnapshotModel.of(_there(info))
 
 
 @router.patch("/{snapshot_id}")
 async def rename_snapshot(info: OwnedSnapshot, services: ServicesDep, wanted: Rename) -> Renamed:
-    """Give a snapshot another name."""
+    """Change or remove a snapshot's name."""
     renamed = await services.machines.snapshots.rename(_there(info).id, wanted.name)
     return Renamed(snapshot_id=renamed.id, name=renamed.name)
 
 
 @router.delete("/{snapshot_id}")
 async def delete_snapshot(info: OwnedSnapshot, services: ServicesDep) -> SnapshotDeleted:
-    """Forget a snapshot; machines that were made from it keep what they stand on."""
+    """Delete a snapshot. VMs that were created from it are not affected."""
     if info.deleted_at is not None:
-        text = f"snapshot {info.id} was deleted before"
+        text = f"snapshot {info.id} is already deleted"
         raise ApiError("SNAPSHOT_ALREADY_DELETED", text, snapshotId=info.id)
     await services.machines.snapshots.delete(info.id)
     return SnapshotDeleted(snapshot_id=info.id, snapshot_id_too=info.id)

@@ -1,4 +1,4 @@
-"""Bodies in pieces, in and out, for what is too large or too fast to go through a framework."""
+"""Streamed request and response bodies outside FastAPI, for Git and LFS traffic."""
 
 import asyncio
 import contextlib
@@ -9,14 +9,14 @@ from http import HTTPStatus
 from starlette.types import Message, Receive, Send
 
 IDLE = 120.0
-"""Seconds for which a client may neither send nor take anything."""
+"""Idle timeout: seconds without progress by the client."""
 _STEP = 256 << 10
 _MAX_RATIO = 100
 _RATIO_AFTER = 1 << 20
 
 
 class Refused(Exception):
-    """An answer that says no."""
+    """An error answer in plain text."""
 
     def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(text)
@@ -25,18 +25,18 @@ class Refused(Exception):
 
 
 class ClientLeft(Exception):
-    """There is nobody any more to answer."""
+    """The client disconnected."""
 
 
 async def pieces(receive: Receive) -> AsyncGenerator[bytes, None]:
-    """The body of a call, as it comes."""
+    """The chunks of a request body."""
     more = True
     while more:
         try:
             async with asyncio.timeout(IDLE):
                 message = await receive()
         except TimeoutError:
-            raise Refused(408, f"nothing came for {IDLE:g} s") from None
+            raise Refused(408, f"no request data for {IDLE:g} s") from None
         if message["type"] == "http.disconnect":
             raise ClientLeft
         if body := message.get("body", b""):
@@ -45,7 +45,7 @@ async def pieces(receive: Receive) -> AsyncGenerator[bytes, None]:
 
 
 async def unzipped(body: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """What a compressed body holds, a little at a time. One that holds absurdly much is refused."""
+    """Decompress a gzip body in bounded steps; refuses decompression bombs."""
     inflating = zlib.decompressobj(zlib.MAX_WBITS | 16)
     came = made = 0
     async with contextlib.aclosing(body):
@@ -54,37 +54,39 @@ async def unzipped(body: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, N
             rest, more = piece, True
             while more:
                 if inflating.eof:
-                    raise Refused(400, "the compressed body goes on after its end")
+                    raise Refused(400, "data after the end of the gzip body")
                 try:
                     out = inflating.decompress(rest, _STEP)
                 except zlib.error:
-                    raise Refused(400, "the body is not compressed with gzip") from None
+                    raise Refused(400, "invalid gzip body") from None
                 rest = inflating.unconsumed_tail or inflating.unused_data
-                # It may hold back something although all that came is used up.
+                # zlib may hold back output although all input is consumed.
                 more = bool(rest) or (len(out) == _STEP and not inflating.eof)
                 made += len(out)
                 if made > _RATIO_AFTER and made > came * _MAX_RATIO:
-                    raise Refused(413, f"the body unpacks to more than {_MAX_RATIO} times its size")
+                    raise Refused(
+                        413, f"gzip body too large: more than {_MAX_RATIO} times its compressed size"
+                    )
                 if out:
                     yield out
     if not inflating.eof:
-        raise Refused(400, "the compressed body ends too early")
+        raise Refused(400, "truncated gzip body")
 
 
 async def whole(body: AsyncGenerator[bytes, None], most: int) -> bytes:
-    """A body that is small."""
+    """A whole body of at most `most` bytes."""
     parts = []
     size = 0
     async for piece in body:
         size += len(piece)
         if size > most:
-            raise Refused(413, f"a body has at most {most} bytes here")
+            raise Refused(413, f"request body too large (max {most} bytes)")
         parts.append(piece)
     return b"".join(parts)
 
 
 class Answer:
-    """What goes back to the client. A client that takes nothing for too long is given up."""
+    """A response with an idle timeout: a client that does not read is disconnected."""
 
     def __init__(self, send: Send) -> None:
         self._send_message = send
@@ -104,7 +106,7 @@ class Answer:
         await self._send({"type": "http.response.body", "body": piece, "more_body": False})
 
     async def say(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
-        """An answer in one piece."""
+        """Send a whole response."""
         await self.begin(status, {**headers, "Content-Length": str(len(body))})
         await self.end(body)
 
@@ -113,4 +115,4 @@ class Answer:
             async with asyncio.timeout(IDLE):
                 await self._send_message(message)
         except TimeoutError:
-            raise Refused(408, f"the client took nothing for {IDLE:g} s") from None
+            raise Refused(408, f"client read nothing for {IDLE:g} s") from None

@@ -1,4 +1,4 @@
-"""The systemd services of a machine."""
+"""Routes of a VM's systemd services."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ router = APIRouter(prefix="/v1/vms/{vm_id}/systemd", tags=["services"])
 
 @contextlib.contextmanager
 def _services(guest: GuestAccess) -> Iterator[GuestServices]:
-    """The machine's services; what is wrong with them is said in a client's words."""
+    """The VM's services; their errors become error answers."""
     try:
         yield GuestServices(guest.machine, guest.user)
     except ServiceNotFound as error:
@@ -44,14 +44,14 @@ def _services(guest: GuestAccess) -> Iterator[GuestServices]:
 
 @router.get("/services")
 async def list_services(guest: Guest) -> ServiceList:
-    """The services that are loaded or could be."""
+    """List the services that are loaded or installed."""
     with _services(guest) as services:
         return ServiceList(services=[ServiceRow(name=name) for name in await services.list()])
 
 
 @router.post("/services")
 async def create_service(guest: Guest, wanted: NewService) -> ServiceCreated:
-    """Make a service; unless `enable` is false, it is started now and at every boot."""
+    """Create a service. Unless `enable` is false, it starts now and at every boot."""
     with _services(guest) as services:
         message = await services.create(wanted.service())
     return ServiceCreated(message=message, service_name=wanted.name)
@@ -59,15 +59,15 @@ async def create_service(guest: Guest, wanted: NewService) -> ServiceCreated:
 
 @router.delete("/services/{service}")
 async def delete_service(guest: Guest, service: str) -> ServiceDeleted:
-    """Stop a service that is not part of the system and remove it."""
+    """Stop and remove a service that was created by the user; services of the image are refused."""
     with _services(guest) as services:
         await services.delete(service)
-    return ServiceDeleted(message=f"{service} was removed")
+    return ServiceDeleted(message=f"service {service} removed")
 
 
 @router.get("/services/{service}/status")
 async def service_status(guest: Guest, service: str) -> ServiceState:
-    """How a service is."""
+    """Get the state of a service."""
     with _services(guest) as services:
         return ServiceState.of(await services.status(service))
 
@@ -76,10 +76,12 @@ async def service_status(guest: Guest, service: str) -> ServiceState:
 async def service_logs(
     guest: Guest,
     service: str,
-    lines: Annotated[int | None, Query(ge=1, description=f"At most {MAX_LINES} are given.")] = None,
-    since: Annotated[str | None, Query(description="A time in ISO 8601.")] = None,
+    lines: Annotated[
+        int | None, Query(ge=1, description=f"The last lines to return (max {MAX_LINES}).")
+    ] = None,
+    since: Annotated[str | None, Query(description="ISO 8601 time.")] = None,
 ) -> ServiceLogs:
-    """The last lines of what a service printed, and of what systemd says of it."""
+    """Get the last journal lines of a service: its output, and systemd's messages about it."""
     with _services(guest) as services:
         entries = await services.logs(service, lines, since)
     return ServiceLogs(logs=[ServiceLogEntry.of(entry) for entry in entries])
@@ -87,21 +89,21 @@ async def service_logs(
 
 @router.post("/start")
 async def start_services(guest: Guest, wanted: ServiceIds) -> ServiceResults:
-    """Start services, one after the other."""
+    """Start services, one after another."""
     with _services(guest) as services:
         return _results(await services.start(_names(wanted)))
 
 
 @router.post("/stop")
 async def stop_services(guest: Guest, wanted: ServiceIds) -> ServiceResults:
-    """Stop services, one after the other."""
+    """Stop services, one after another."""
     with _services(guest) as services:
         return _results(await services.stop(_names(wanted)))
 
 
 @router.post("/restart")
 async def restart_services(guest: Guest, wanted: ServiceIds) -> ServiceResults:
-    """Stop services if they run, and start them, one after the other."""
+    """Restart services, one after another; stopped ones are started."""
     with _services(guest) as services:
         return _results(await services.restart(_names(wanted)))
 

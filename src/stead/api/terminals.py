@@ -1,4 +1,4 @@
-"""Named terminals: what commands printed, kept in the machine under a name."""
+"""Routes of named terminals: recorded output of commands, stored in the VM."""
 
 import contextlib
 from collections.abc import Iterator
@@ -20,20 +20,22 @@ def _about(guest: GuestAccess, name: str) -> Iterator[None]:
         yield
     except GuestError as error:
         if error.code == "not_found":
-            raise ApiError("NOT_FOUND", f"there is no terminal {name}", vmId=guest.machine.id) from None
+            raise ApiError(
+                "NOT_FOUND", f"no terminal {name} in VM {guest.machine.id}", vmId=guest.machine.id
+            ) from None
         raise
 
 
 @router.get("")
 async def list_terminals(guest: Guest) -> TerminalList:
-    """The terminals of the caller's Linux user; root's are all."""
+    """List the terminals of the Linux user; root sees all."""
     found = await terminals.find(guest.machine, guest.user)
     return TerminalList(terminals=[Terminal.of(each) for each in found])
 
 
 @router.get("/{terminal}/logs")
 async def terminal_logs(guest: Guest, terminal: str) -> TerminalLogs:
-    """What was printed in a terminal, in lines."""
+    """Get the recorded output of a terminal as lines with times."""
     with _about(guest, terminal):
         lines = await terminals.logs(guest.machine, terminal, guest.user)
     return TerminalLogs(logs=[TerminalLine.of(line) for line in lines])
@@ -41,7 +43,7 @@ async def terminal_logs(guest: Guest, terminal: str) -> TerminalLogs:
 
 @router.get("/{terminal}/xterm-256color")
 async def terminal_output(guest: Guest, terminal: str) -> TerminalOutput:
-    """What was printed in a terminal, as it was printed."""
+    """Get the recorded output of a terminal as it was printed, with escape sequences."""
     with _about(guest, terminal):
         output = await terminals.output(guest.machine, terminal, guest.user)
     return TerminalOutput(output=output.decode(errors="replace"))

@@ -1,4 +1,4 @@
-"""Machines: listed, started, stopped, forked, kept, resized, deleted."""
+"""Routes of VMs: list, rename, start, stop, suspend, fork, snapshot, resize, delete."""
 
 from typing import Annotated
 
@@ -51,11 +51,11 @@ async def list_vms(
     offset: Annotated[int, Query(ge=0, le=LARGEST)] = 0,
     vm_state: Annotated[VmState | None, Query(alias="vmState")] = None,
     include_deleted: Annotated[bool, Query(alias="includeDeleted")] = False,
-    search: Annotated[str | None, Query(description="Part of a name or an id.")] = None,
+    search: Annotated[str | None, Query(description="Only VMs whose name or id contains this text.")] = None,
 ) -> Response:
-    """The account's machines, oldest first; for an identity, those that it was granted.
+    """List the account's VMs, oldest first; with an identity's token, the VMs granted to it.
 
-    Without `limit` all of them come: clients do not ask for a second page.
+    Without `limit` the answer has all of them.
     """
     found = await services.machines.list(caller.account, deleted=include_deleted)
     if caller.identity is not None:
@@ -80,13 +80,13 @@ async def list_vms(
         lost_count=states.count("lost"),
         user_id=caller.account,
     )
-    # Written out here: to check a thousand machines once more takes longer than to find them.
+    # Serialized here: FastAPI would validate a thousand rows again, which takes longer than to read them.
     return Response(listed.model_dump_json(by_alias=True), media_type="application/json")
 
 
 @router.get("/{vm_id}")
 async def get_vm(info: UsableVm) -> VmDetails:
-    """What is known of a machine; asking does not wake it."""
+    """Get one VM. This does not wake it."""
     return VmDetails.of(info)
 
 
@@ -98,14 +98,14 @@ async def rename_vm(info: OwnedVm, services: ServicesDep, wanted: RenameVm) -> V
 
 @router.delete("/{vm_id}")
 async def delete_vm(info: OwnedVm, services: ServicesDep) -> Deleted:
-    """Remove a machine with everything it has. One that may be made anew keeps its id."""
+    """Delete a VM with its disk and memory. One with `recreate` keeps its id: a start creates it again."""
     await services.machines.delete(info.id)
     return Deleted(id=info.id, recreate=info.recreate)
 
 
 @router.post("/{vm_id}/start")
 async def start_vm(info: UsableVm, services: ServicesDep, options: Start | None = None) -> Started:
-    """Wake a suspended machine, boot a stopped one, make one anew that was deleted and may be."""
+    """Wake a suspended VM, boot a stopped one, or create a deleted one again if it has `recreate`."""
     options = options or Start()
     given = options.model_fields_set
     threshold = options.activity_threshold_bytes
@@ -124,7 +124,7 @@ def ready_timeout(wait: bool | None, seconds: float | None) -> float | None:
 
 @router.post("/{vm_id}/stop")
 async def stop_vm(info: OwnedVm, services: ServicesDep) -> Stopped:
-    """Shut a machine down: its disk is kept, its memory is not."""
+    """Shut a VM down cleanly. It keeps its disk and loses its memory."""
     _refuse_if_down(info, "stop", State.STOPPED, State.DELETED)
     await services.machines.stop(info.id)
     return Stopped(vm_id=info.id, vm_instance_id=info.instance or info.id)
@@ -132,13 +132,13 @@ async def stop_vm(info: OwnedVm, services: ServicesDep) -> Stopped:
 
 @router.post("/{vm_id}/suspend")
 async def suspend_vm(info: OwnedVm, services: ServicesDep) -> Suspended:
-    """Keep a machine's memory and disk and let it rest; the next use wakes it."""
+    """Save a VM's memory and disk and end its process. The next command or connection wakes it."""
     _refuse_if_down(info, "suspend", State.STOPPED, State.DELETED)
     await services.machines.suspend(info.id)
     try:
         layer = (await services.machines.info(info.id)).layer
     except MachineNotFound:
-        layer = None  # a machine that ends with its run is gone now
+        layer = None  # an ephemeral VM is deleted when it is suspended
     return Suspended(id=info.id, vm_instance_id=info.instance or info.id, snapshot_layer_id=layer or info.id)
 
 
@@ -149,20 +149,20 @@ def _refuse_if_down(info: MachineInfo, operation: str, *states: State) -> None:
 
 @router.post("/{vm_id}/kill")
 async def kill_vm(info: OwnedVm, services: ServicesDep) -> VmRef:
-    """End a machine at once, as if its plug were pulled; its disk is kept."""
+    """Power a VM off at once, without a shutdown. It keeps its disk."""
     await services.machines.kill(info.id)
     return VmRef(id=info.id)
 
 
 @router.post("/{vm_id}/await")
 async def await_exit(info: UsableVm, services: ServicesDep) -> Exited:
-    """Answer when the machine is no longer running, and say why."""
+    """Wait until the VM is no longer running; the answer says why."""
     return Exited(id=info.id, exit_status=await services.machines.wait_for_exit(info.id))
 
 
 @router.post("/{vm_id}/snapshot")
 async def snapshot_vm(info: OwnedVm, services: ServicesDep, wanted: Snapshot | None = None) -> Snapshotted:
-    """Keep a machine's memory and disk as they are now; it goes on."""
+    """Capture a VM's memory and disk as a snapshot. The VM keeps running."""
     wanted = wanted or Snapshot()
     kept = PERSISTENT if wanted.persistence is None else wanted.persistence.of_snapshot()
     snapshots = services.machines.snapshots
@@ -177,7 +177,7 @@ async def snapshot_vm(info: OwnedVm, services: ServicesDep, wanted: Snapshot | N
 async def fork_vm(
     info: OwnedVm, services: ServicesDep, call: CurrentCall, wanted: Fork | None = None
 ) -> Forks:
-    """New machines with the memory, processes and files that this one has now: all of them, or none."""
+    """Create VMs with the current memory, processes and files of this one: all of them, or none."""
     wanted = wanted or Fork()
     kept = None if wanted.persistence is None else wanted.persistence.persistence()
 
@@ -197,10 +197,13 @@ async def fork_vm(
 
 @router.post("/{vm_id}/resize")
 async def resize_vm(info: OwnedVm, services: ServicesDep, wanted: Resize) -> Nothing:
-    """Change what a machine has; one that runs is stopped for it and started again."""
+    """Change a VM's vCPUs, memory or disk. A running VM is shut down for it and booted again."""
     memory = _memory_mib(wanted.mem_size_gb)
     if wanted.vcpu_count is None and memory is None and wanted.rootfs_size_gb is None:
-        raise ApiError("RESIZE_VM_EMPTY_REQUEST", "say what to change: vcpuCount, memSizeGb or rootfsSizeGb")
+        raise ApiError(
+            "RESIZE_VM_EMPTY_REQUEST",
+            "empty resize: give at least one of vcpuCount, memSizeGb and rootfsSizeGb",
+        )
     _check_resize(info.size, wanted, memory)
     await services.machines.resize(
         info.id, vcpus=wanted.vcpu_count, memory_mib=memory, disk_gib=wanted.rootfs_size_gb
@@ -213,43 +216,43 @@ def _memory_mib(gib: float | None) -> int | None:
 
 
 def _check_resize(size: Size, wanted: Resize, memory: int | None) -> None:
-    """Say in the client's own words what cannot be; the engine would say it in its own."""
+    """Refuse sizes with the error codes of this call; the engine has only a general one."""
     vcpus, disk = wanted.vcpu_count, wanted.rootfs_size_gb
     if vcpus is not None:
         if not 1 <= vcpus <= Size.MAX_VCPUS:
-            text = f"a machine has 1 to {Size.MAX_VCPUS} virtual CPUs, not {vcpus}"
+            text = f"vcpuCount {vcpus} out of range: must be 1 to {Size.MAX_VCPUS}"
             raise ApiError("RESIZE_VM_VCPU_OUT_OF_RANGE", text, got=vcpus, max=Size.MAX_VCPUS)
         if vcpus & (vcpus - 1):
-            text = f"the number of virtual CPUs is a power of two, not {vcpus}"
+            text = f"vcpuCount {vcpus} must be a power of two"
             raise ApiError("RESIZE_VM_VCPU_NOT_POWER_OF_TWO", text, got=vcpus)
     if memory is not None:
         low, high = Size.MIN_MEMORY_MIB / 1024, Size.MAX_MEMORY_MIB / 1024
         got = wanted.mem_size_gb
         if not Size.MIN_MEMORY_MIB <= memory <= Size.MAX_MEMORY_MIB:
-            text = f"a machine has {low:g} to {high:g} GB of memory, not {got:g}"
+            text = f"memSizeGb {got:g} out of range: must be {low:g} to {high:g}"
             raise ApiError("RESIZE_VM_MEM_OUT_OF_RANGE", text, got=got, min=low, max=high)
         if memory & (memory - 1) or memory != (got or 0) * 1024:
-            text = f"memory in GB is a power of two, not {got:g}"
+            text = f"memSizeGb {got:g} must be a power of two"
             raise ApiError("RESIZE_VM_MEM_NOT_POWER_OF_TWO", text, got=got)
     if disk is not None and disk < size.disk_gib:
-        text = f"a disk of {size.disk_gib} GB cannot shrink to {disk}"
+        text = f"cannot shrink the disk from {size.disk_gib} to {disk} GB (rootfsSizeGb): it can only grow"
         current, requested = size.disk_gib * 1024, disk * 1024
         code = "RESIZE_VM_ROOTFS_SHRINK_NOT_SUPPORTED"
         raise ApiError(code, text, currentMb=current, requestedMb=requested)
     if disk is not None and disk > Size.MAX_DISK_GIB:
-        text = f"a disk has up to {Size.MAX_DISK_GIB} GB, not {disk}"
+        text = f"rootfsSizeGb {disk} too large (max {Size.MAX_DISK_GIB})"
         raise ApiError("ROOTFS_SIZE_TOO_LARGE", text, gotGb=disk)
 
 
 @router.post("/{vm_id}/optimize")
 async def optimize_vm(info: OwnedVm) -> Optimized:
-    """There is nothing to do: machines are kept in shape in the background."""
-    return Optimized(id=info.id, message="disk layers and memory are kept in shape in the background")
+    """No operation, kept for compatibility: disk layers are merged in the background without this call."""
+    return Optimized(id=info.id, message="nothing to do: disk layers are merged in the background")
 
 
 @router.get("/{vm_id}/build")
 async def build_of_vm(info: UsableVm, services: ServicesDep) -> BuildRecord:
-    """The build that made what this machine was created from."""
+    """Get the build that made the snapshot this VM was created from."""
     if info.build is None:
-        raise ApiError("BUILD_NOT_FOUND_FOR_VM", f"machine {info.id} was not built from a spec", vmId=info.id)
+        raise ApiError("BUILD_NOT_FOUND_FOR_VM", f"VM {info.id} was not built from a spec", vmId=info.id)
     return BuildRecord.of(await services.builder.build(info.account or "", info.build))

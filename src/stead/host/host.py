@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from stead.errors import CapacityExceeded, HostError
+from stead.errors import DiskSpaceExceeded, HostError
 from stead.guest_agent import agent_path
 from stead.host import disks, network, templates
 from stead.host.accelerator import choose_accelerator, machine_type, qemu_version
@@ -147,7 +147,7 @@ class Host:
         """Refuse one more machine before the host itself is in trouble."""
         check_memory()
         if not self.has_disk_room():
-            raise CapacityExceeded(
+            raise DiskSpaceExceeded(
                 f"less than {_DISK_FLOOR >> 30} GiB of disk space is free under {self.settings.data}"
             )
 

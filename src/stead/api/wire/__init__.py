@@ -1,4 +1,4 @@
-"""What goes over the wire: names in camel case, whatever a client adds is let pass."""
+"""Base classes of the wire models: camelCase names, unknown keys are ignored."""
 
 from datetime import datetime, timedelta
 from typing import Annotated
@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, PlainSerializer, WithJsonSchema
 from pydantic.alias_generators import to_camel
 
 LARGEST = 2**53
-"""The largest number that every client can say without rounding."""
+"""The largest integer that JavaScript clients can represent exactly."""
 _EPOCH = datetime(1970, 1, 1)  # all times are UTC, and a zone would be written out each time
 
 
@@ -16,11 +16,11 @@ class Wire(BaseModel):
 
 
 class Nothing(Wire):
-    """An answer that says no more than that it was done: clients expect a body of JSON all the same."""
+    """An empty JSON object: the answer of calls that return nothing."""
 
 
 def rfc3339(seconds: float) -> str:
-    """A time as text. Cut, never rounded up: clients ask again from the newest time that they have seen."""
+    """A time as text. Truncated, never rounded up: clients poll again from the newest time they have seen."""
     moment = _EPOCH + timedelta(microseconds=int(seconds * 1_000_000))
     return moment.isoformat(timespec="microseconds") + "Z"
 

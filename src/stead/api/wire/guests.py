@@ -1,4 +1,4 @@
-"""Commands and files as clients see them."""
+"""Wire models of commands and files."""
 
 import base64
 import binascii
@@ -17,20 +17,20 @@ def decoded(text: str, what: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise ValueError(f"{what} is not base64") from None
+        raise ValueError(f"{what} must be base64") from None
 
 
 class Exec(Wire):
-    """A command to run to its end."""
+    """A command to run."""
 
-    command: str | list[str] = Field(description="A line for `sh -c`, or a program and its arguments.")
-    terminal: str | None = Field(default=None, description="Record the output under this name.")
+    command: str | list[str] = Field(description="A string for `sh -c`, or a program and its arguments.")
+    terminal: str | None = Field(default=None, description="Record the output in the VM under this name.")
     timeout_ms: Rounded | None = Field(
         default=None, gt=0, le=MAX_TIMEOUT_MS, description="Kill the command after this many milliseconds."
     )
     cwd: str | None = None
     env: Mapping[str, str] | None = None
-    stdin: str | None = Field(default=None, description="Base64.")
+    stdin: str | None = Field(default=None, description="Standard input, base64.")
 
 
 class Executed(Wire):
@@ -54,7 +54,7 @@ class WriteFile(Wire):
 
     def data(self) -> bytes:
         if self.encoding == "base64":
-            return decoded(self.content, "the content")
+            return decoded(self.content, "content")
         return self.content.encode()
 
 
@@ -73,7 +73,7 @@ class Directory(Wire):
 
 
 class FileFacts(Wire):
-    """What is at a path."""
+    """Type, size, owner, permissions and times of a file or folder."""
 
     name: str
     kind: Literal["file", "directory", "symlink", "fifo", "socket", "device"]

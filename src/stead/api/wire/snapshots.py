@@ -1,4 +1,4 @@
-"""Snapshots as clients see them."""
+"""Wire models of snapshots."""
 
 from typing import Annotated, Literal
 
@@ -76,7 +76,7 @@ class Renamed(Wire):
 
 
 class SnapshotDeleted(Wire):
-    """Clients of two kinds read two spellings."""
+    """Two spellings of the id, for two kinds of clients."""
 
     snapshot_id: str
     snapshot_id_too: Annotated[str, Field(serialization_alias="snapshot_id")]

@@ -1,4 +1,4 @@
-"""Named terminals as clients see them."""
+"""Wire models of named terminals."""
 
 from typing import Literal
 

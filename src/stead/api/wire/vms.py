@@ -1,4 +1,4 @@
-"""Machines as clients see them."""
+"""Wire models of VMs."""
 
 import functools
 from typing import Annotated, Any, Literal
@@ -29,7 +29,7 @@ _STATES: dict[State, VmState] = {
     State.DELETED: "stopped",
     State.LOST: "lost",
 }
-"""Clients know no word for a machine on its way down; `suspending` is the one that says so."""
+"""The wire format has no state for a VM that is shutting down; `suspending` is the closest."""
 
 
 def wire_state(state: State) -> VmState:
@@ -37,7 +37,7 @@ def wire_state(state: State) -> VmState:
 
 
 class PersistenceModel(Tracked):
-    """How long something is kept."""
+    """When a VM or snapshot may be deleted: never, when the disk is full, or when it stops."""
 
     type: Literal["persistent", "sticky", "ephemeral"]
     priority: Count | None = Field(default=None, ge=0, le=10)
@@ -55,7 +55,7 @@ class PersistenceModel(Tracked):
     def of_snapshot(self) -> SnapshotPersistence:
         kept = self.persistence()
         if isinstance(kept, Ephemeral):
-            raise InvalidRequest("a snapshot is persistent or sticky")
+            raise InvalidRequest("invalid persistence ephemeral: a snapshot is persistent or sticky")
         return kept
 
     @staticmethod
@@ -77,7 +77,7 @@ class Sizing(Wire):
 
 
 class VmRow(Wire):
-    """A machine in a list."""
+    """A VM in a list."""
 
     id: str
     state: VmState
@@ -135,7 +135,7 @@ class VmList(Wire):
 
 
 class VmDetails(VmRow):
-    """One machine, with what a list does not show."""
+    """One VM, with details that a list does not have."""
 
     recreate: bool
     vm_instance_id: str | None = None
