@@ -20,13 +20,13 @@ from stead.api.errors import ApiError, from_product
 from stead.api.wire import Nothing
 from stead.api.wire.guests import (
     Directory,
-    DirectoryEntry,
     Exec,
     Executed,
-    FileContent,
     FileFacts,
     Move,
     Unpacked,
+    VmDirectoryEntry,
+    VmFileContent,
     WriteFile,
     decoded,
 )
@@ -190,7 +190,7 @@ def _shown(path: str) -> str:
     return os.fsencode(path).decode(errors="replace")
 
 
-@router.get("/files/{path:path}", response_model=FileContent | Directory)
+@router.get("/files/{path:path}", response_model=VmFileContent | Directory)
 async def read_file(guest: Guest, path: GuestPath, request: Request) -> Any:
     """Read a file, or list a folder.
 
@@ -206,7 +206,7 @@ async def read_file(guest: Guest, path: GuestPath, request: Request) -> Any:
         if found.kind == "directory":
             entries = await files.list(path)
             return Directory(
-                files=[DirectoryEntry(name=_shown(each.name), kind=_kind(each)) for each in entries]
+                files=[VmDirectoryEntry(name=_shown(each.name), kind=_kind(each)) for each in entries]
             )
         if found.size > MAX_WHOLE_FILE:
             most = MAX_WHOLE_FILE >> 20
@@ -214,9 +214,9 @@ async def read_file(guest: Guest, path: GuestPath, request: Request) -> Any:
             raise ApiError("FILES_BAD_REQUEST", text, 413)
         content = await files.read(path, length=MAX_WHOLE_FILE)
     try:
-        return FileContent(content=content.decode(), encoding="utf8")
+        return VmFileContent(content=content.decode(), encoding="utf8")
     except UnicodeDecodeError:
-        return FileContent(content=base64.b64encode(content).decode(), encoding="base64")
+        return VmFileContent(content=base64.b64encode(content).decode(), encoding="base64")
 
 
 def _kind(entry: FileInfo) -> Any:

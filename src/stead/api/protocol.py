@@ -1,4 +1,4 @@
-"""uvicorn's HTTP/1.1 protocol with 102 Processing, aborted responses and JSON errors for malformed requests."""
+"""uvicorn's HTTP/1.1 protocol, with 102 Processing, aborted responses and JSON errors for malformed input."""
 
 import json
 from http import HTTPStatus

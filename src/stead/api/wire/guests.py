@@ -58,18 +58,18 @@ class WriteFile(Wire):
         return self.content.encode()
 
 
-class FileContent(Wire):
+class VmFileContent(Wire):
     content: str
     encoding: Literal["utf8", "base64"]
 
 
-class DirectoryEntry(Wire):
+class VmDirectoryEntry(Wire):
     name: str
     kind: Literal["file", "directory"]
 
 
 class Directory(Wire):
-    files: list[DirectoryEntry]
+    files: list[VmDirectoryEntry]
 
 
 class FileFacts(Wire):
