@@ -187,7 +187,7 @@ async def stage(server: Server) -> AsyncIterator[Stage]:
     await machine.delete()
 
 
-def test_the_table_names_only_calls_that_exist() -> None:
+def test_access_table_names_existing_calls() -> None:
     """Names of parameters are the server's own business; the shape of the path is not."""
 
     def shape(path: str) -> str:
@@ -200,13 +200,13 @@ def test_the_table_names_only_calls_that_exist() -> None:
 @pytest.mark.parametrize(
     "caller", ["nobody", "garbage", "not a key", "revoked key", "token of a deleted identity"]
 )
-async def test_whoever_is_not_known_learns_nothing(stage: Stage, caller: str) -> None:
+async def test_unauthenticated_calls_are_refused(stage: Stage, caller: str) -> None:
     for method, path in OPERATIONS:
         answer = await stage.call(caller, method, path)
         assert (answer.status_code, answer.json()["code"]) == (401, "UNAUTHORIZED_ERROR"), (method, path)
 
 
-async def test_what_belongs_to_others_is_answered_like_what_does_not_exist(stage: Stage) -> None:
+async def test_resources_of_other_accounts_look_nonexistent(stage: Stage) -> None:
     """A stranger with real ids hears word for word what it hears with invented ones."""
     nobodys = invented()
     for method, path in NAMING:
@@ -223,7 +223,7 @@ def neutral(answer: httpx2.Response, things: dict[str, str]) -> str:
     return text
 
 
-async def test_lists_hold_only_ones_own(stage: Stage) -> None:
+async def test_lists_hold_only_own_resources(stage: Stage) -> None:
     for path in ("/v1/vms?includeDeleted=true", "/v1/vms/snapshots?includeDeleted=true"):
         assert stage.things["vm_id"] in (await stage.call("owner", "get", path)).text
         for caller in ("stranger", "ungranted"):
@@ -243,7 +243,7 @@ def allowed_to_identities(method: str, path: str) -> bool:
     return (method, re.sub(r"{\w+(:path)?}", "{}", path)) in shapes
 
 
-async def test_a_token_is_for_using_machines_not_for_having_them(stage: Stage) -> None:
+async def test_identity_tokens_cannot_manage_resources(stage: Stage) -> None:
     for method, path in OPERATIONS:
         if not allowed_to_identities(method, path) and path.startswith(("/v1/vms", "/identity", "/git")):
             for caller in ("granted", "ungranted"):
@@ -251,7 +251,7 @@ async def test_a_token_is_for_using_machines_not_for_having_them(stage: Stage) -
                 assert (answer.status_code, answer.json()["code"]) == (403, "FORBIDDEN"), (method, path)
 
 
-async def test_a_machine_that_was_not_granted_does_not_exist(stage: Stage) -> None:
+async def test_ungranted_vms_look_nonexistent(stage: Stage) -> None:
     nobodys = invented()
     for method, path in NAMING:
         if allowed_to_identities(method, path) and "{vm_id}" in path:
@@ -262,7 +262,7 @@ async def test_a_machine_that_was_not_granted_does_not_exist(stage: Stage) -> No
 
 
 @pytest.mark.parametrize("caller", ["owner", "granted"])
-async def test_a_machine_that_was_granted_can_be_used(stage: Stage, caller: str) -> None:
+async def test_granted_vms_can_be_used(stage: Stage, caller: str) -> None:
     for method, path, status in (
         ("get", "/v1/vms/{vm_id}", 200),
         ("post", "/v1/vms/{vm_id}/start", 200),
@@ -279,7 +279,7 @@ async def test_a_machine_that_was_granted_can_be_used(stage: Stage, caller: str)
     assert stage.things["vm_id"] in [vm["id"] for vm in listed["vms"]]
 
 
-async def test_a_repository_that_was_not_granted_does_not_exist(stage: Stage) -> None:
+async def test_ungranted_repositories_look_nonexistent(stage: Stage) -> None:
     nobodys = invented()
     for method, path in NAMING:
         if allowed_to_identities(method, path) and "{repo_id}" in path:
@@ -289,7 +289,7 @@ async def test_a_repository_that_was_not_granted_does_not_exist(stage: Stage) ->
             assert neutral(real, stage.things) == neutral(missing, nobodys), (method, path)
 
 
-async def test_a_repository_that_may_be_read_is_not_written(stage: Stage, server: Server) -> None:
+async def test_read_permission_does_not_allow_writes(stage: Stage, server: Server) -> None:
     """Until that is granted too."""
     repo, commits = stage.things["repo_id"], "/git/v1/repo/{repo_id}/commits"
     for path in ("/git/v1/repo/{repo_id}", "/git/v1/repo/{repo_id}/contents/{path}", "/git/v1/repo"):
@@ -304,7 +304,7 @@ async def test_a_repository_that_may_be_read_is_not_written(stage: Stage, server
     await server.services.access.change(stage.things["identity"], repo, "read")
 
 
-async def test_a_token_acts_as_the_users_that_it_may(stage: Stage, server: Server) -> None:
+async def test_tokens_act_and_read_logs_as_their_allowed_users(stage: Stage, server: Server) -> None:
     """Allowed users bind commands too: one of one is the default, of several one has to be named."""
     identities = server.services.identities
     account, identity, vm = server.account, stage.things["identity"], stage.things["vm_id"]

@@ -105,14 +105,14 @@ def refused(answer: httpx2.Response, status: int, code: str) -> dict[str, Any]:
         ("GET", "/git/v1/nothing", b"", 404, "NOT_FOUND"),
     ],
 )
-async def test_every_refusal_has_a_code_a_sentence_and_a_trace(
+async def test_every_error_has_a_code_a_message_and_a_trace_id(
     http: httpx2.AsyncClient, method: str, path: str, content: bytes, status: int, code: str
 ) -> None:
     headers = {"Content-Type": "application/json"} if content else {}
     refused(await http.request(method, path, content=content, headers=headers), status, code)
 
 
-async def test_what_is_not_http_gets_an_answer_that_clients_can_read(server: Server) -> None:
+async def test_malformed_http_gets_a_json_error(server: Server) -> None:
     host, port = server.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(b"\x16\x03\x01 hello\r\n\r\n")
@@ -123,7 +123,7 @@ async def test_what_is_not_http_gets_an_answer_that_clients_can_read(server: Ser
     await writer.wait_closed()
 
 
-async def test_a_body_that_is_too_large_is_refused_before_it_is_read(
+async def test_too_large_body_is_refused_before_it_is_read(
     http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calls_module, "MAX_BODY", 1000)
@@ -139,7 +139,7 @@ async def test_a_body_that_is_too_large_is_refused_before_it_is_read(
     refused(await http.post("/v1/vms", content=b" " * 2000, headers=disguised), 413, "BAD_REQUEST")
 
 
-async def test_nobody_reads_the_body_of_a_stranger(server: Server) -> None:
+async def test_body_without_credentials_is_not_read(server: Server) -> None:
     """Who has no key is refused before the body is there."""
     host, port = server.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -151,7 +151,7 @@ async def test_nobody_reads_the_body_of_a_stranger(server: Server) -> None:
         await writer.wait_closed()
 
 
-async def test_a_crash_is_our_fault_and_says_no_more(
+async def test_unexpected_exception_does_not_leak_details(
     server: Server, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(*_: Any, **__: Any) -> None:
@@ -163,7 +163,7 @@ async def test_a_crash_is_our_fault_and_says_no_more(
     assert "secret" not in answer.text
 
 
-async def test_more_calls_than_the_server_takes_are_refused(server: Server, vm: Machine) -> None:
+async def test_calls_over_the_limit_are_refused(server: Server, vm: Machine) -> None:
     services = replace(server.services, settings=replace(server.services.settings, max_calls=2))
     settings = replace(services.settings, listen="127.0.0.1:0")
     async with running(settings, services) as url, client_of(url, server.key) as http:
@@ -177,7 +177,7 @@ async def test_more_calls_than_the_server_takes_are_refused(server: Server, vm: 
                 assert int(answer.headers["retry-after"]) >= 1
 
 
-async def test_no_more_machines_are_made_at_once_than_the_host_bears(server: Server) -> None:
+async def test_concurrent_creates_are_bounded(server: Server) -> None:
     services = replace(server.services, creations=asyncio.Semaphore(0))
     settings = replace(services.settings, listen="127.0.0.1:0")
     async with running(settings, services) as url, client_of(url, server.key) as http:
@@ -205,7 +205,7 @@ async def leave_during(server: Server, method: str, path: str, body: object, sec
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.05, 0.3])
-async def test_a_client_that_leaves_during_a_create_leaves_no_machine(server: Server, seconds: float) -> None:
+async def test_disconnect_during_create_leaves_no_vm(server: Server, seconds: float) -> None:
     store = server.services.machines._lifecycle.store
     before = {row.id for row in await store.list(account=server.account)}
     await leave_during(server, "POST", "/v1/vms", {}, seconds)
@@ -218,7 +218,7 @@ async def test_a_client_that_leaves_during_a_create_leaves_no_machine(server: Se
     await until(gone, 60)
 
 
-async def test_an_answer_that_nobody_heard_is_taken_back(
+async def test_undelivered_create_is_rolled_back(
     server: Server, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The machine was there and the answer on its way when the client left."""
@@ -250,7 +250,7 @@ async def test_an_answer_that_nobody_heard_is_taken_back(
     assert len(made) == 1
 
 
-async def test_a_command_ends_when_its_client_leaves(server: Server, vm: Machine) -> None:
+async def test_command_is_killed_when_its_client_disconnects(server: Server, vm: Machine) -> None:
     mark = "sleep 4321"
     await leave_during(server, "POST", f"/v1/vms/{vm.id}/exec-await", {"command": mark}, 1.0)
 
@@ -260,7 +260,7 @@ async def test_a_command_ends_when_its_client_leaves(server: Server, vm: Machine
     await until(ended, 30)
 
 
-async def test_a_slow_answer_is_announced_to_clients_that_would_give_up(
+async def test_slow_calls_send_102_processing(
     server: Server, vm: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calls_module, "_PROCESSING_AFTER", 0.2)
@@ -289,7 +289,7 @@ async def test_a_slow_answer_is_announced_to_clients_that_would_give_up(
 # Work in the background
 
 
-async def test_a_long_create_goes_on_in_the_background(server: Server, http: httpx2.AsyncClient) -> None:
+async def test_long_create_continues_in_the_background(server: Server, http: httpx2.AsyncClient) -> None:
     answer = await http.post("/v1/vms", headers={"x-freestyle-background-after-secs": "0"})
     assert answer.status_code == 202
     request = answer.headers["x-freestyle-background-request-id"]
@@ -315,13 +315,13 @@ async def test_a_long_create_goes_on_in_the_background(server: Server, http: htt
     await http.delete(f"/v1/vms/{result['id']}")
 
 
-async def test_a_quick_answer_needs_no_second_call(http: httpx2.AsyncClient) -> None:
+async def test_quick_create_is_answered_directly(http: httpx2.AsyncClient) -> None:
     answer = await http.post("/v1/vms", headers={"x-freestyle-background-after-secs": "100"})
     assert answer.status_code == 200
     await http.delete(f"/v1/vms/{answer.json()['id']}")
 
 
-async def test_a_failure_in_the_background_is_the_answer(http: httpx2.AsyncClient) -> None:
+async def test_background_failure_is_returned(http: httpx2.AsyncClient) -> None:
     service = {"name": "broken", "mode": "oneshot", "exec": ["/bin/sh -c 'echo why; exit 3'"]}
     answer = await http.post(
         "/v1/vms",
@@ -340,7 +340,7 @@ async def test_a_failure_in_the_background_is_the_answer(http: httpx2.AsyncClien
     await http.delete(f"/v1/vms/snapshots/{body['snapshotId']}")
 
 
-async def test_requests_survive_a_crash(tmp_path: Path) -> None:
+async def test_background_requests_survive_a_crash(tmp_path: Path) -> None:
     """What had been made by then is the answer; for the rest the client hears that it has to ask anew."""
     database = await open_database(tmp_path / "stead.db")
     store = RequestStore(database)
@@ -362,7 +362,7 @@ async def test_requests_survive_a_crash(tmp_path: Path) -> None:
 # The server's end
 
 
-async def test_calls_under_way_finish_when_the_server_stops(server: Server, vm: Machine) -> None:
+async def test_calls_finish_within_the_grace_period_of_a_stop(server: Server, vm: Machine) -> None:
     settings = replace(server.services.settings, listen="127.0.0.1:0")
     async with running(settings, server.services) as url:
         http = client_of(url, server.key)
@@ -374,7 +374,7 @@ async def test_calls_under_way_finish_when_the_server_stops(server: Server, vm: 
     await http.aclose()
 
 
-async def test_calls_that_cannot_finish_are_told(
+async def test_calls_over_the_grace_period_get_an_error_without_retry_after(
     server: Server, vm: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "STOP_GRACE", 0.3)
@@ -421,7 +421,7 @@ async def test_exec_stream_ends_with_an_error_event_when_the_server_stops(
     await until(killed, 30)
 
 
-async def test_a_watch_does_not_keep_the_server_from_stopping(server: Server, vm: Machine) -> None:
+async def test_file_watch_does_not_delay_a_stop(server: Server, vm: Machine) -> None:
     settings = replace(server.services.settings, listen="127.0.0.1:0")
     async with contextlib.AsyncExitStack() as stack:
         serving = running(settings, server.services)
@@ -440,7 +440,7 @@ async def test_a_watch_does_not_keep_the_server_from_stopping(server: Server, vm
 # Machines
 
 
-async def test_a_machine_has_what_was_asked_for(http: httpx2.AsyncClient) -> None:
+async def test_create_applies_its_options_and_null_differs_from_missing(http: httpx2.AsyncClient) -> None:
     """Null is not the same as nothing: for ever, or as the server thinks."""
     body = {
         "name": "mine",
@@ -471,7 +471,7 @@ async def test_a_machine_has_what_was_asked_for(http: httpx2.AsyncClient) -> Non
     refused(await http.delete(path), 404, "VM_NOT_FOUND")
 
 
-async def test_lists_are_whole_unless_a_part_is_asked_for(http: httpx2.AsyncClient, vm: Machine) -> None:
+async def test_vm_list_filters_and_pages(http: httpx2.AsyncClient, vm: Machine) -> None:
     whole = (await http.get("/v1/vms")).json()
     assert vm.id in [each["id"] for each in whole["vms"]]
     assert len(whole["vms"]) == whole["totalCount"]
@@ -533,7 +533,7 @@ def test_a_count_is_never_rounded() -> None:
         Resize.model_validate({"vcpuCount": 2.5})
 
 
-async def test_down_and_up_again(http: httpx2.AsyncClient, server: Server) -> None:
+async def test_suspend_wake_kill_and_await(http: httpx2.AsyncClient, server: Server) -> None:
     """Suspend, wake by use, stop, refuse what a stopped machine cannot do, kill, await."""
     path = f"/v1/vms/{(await http.post('/v1/vms')).json()['id']}"
     waiting = asyncio.create_task(http.post(f"{path}/await"))
@@ -565,13 +565,13 @@ async def test_down_and_up_again(http: httpx2.AsyncClient, server: Server) -> No
         ({"vcpuCount": "many"}, 400, "INVALID_REQUEST"),
     ],
 )
-async def test_a_size_that_cannot_be_is_refused(
+async def test_invalid_sizes_are_refused(
     http: httpx2.AsyncClient, vm: Machine, body: dict[str, Any], status: int, code: str
 ) -> None:
     refused(await http.post(f"/v1/vms/{vm.id}/resize", json=body), status, code)
 
 
-async def test_limits_are_told_with_their_numbers(server: Server) -> None:
+async def test_limit_errors_have_their_numbers(server: Server) -> None:
     async with another_account(server, "frugal", vms=1, snapshots=1, disk_gib=30) as http:
         vm = (await http.post("/v1/vms")).json()["id"]
         body = refused(await http.post("/v1/vms"), 403, "TOTAL_VM_LIMIT_EXCEEDED")
@@ -586,7 +586,7 @@ async def test_limits_are_told_with_their_numbers(server: Server) -> None:
         await http.delete(f"/v1/vms/snapshots/{first}")
 
 
-async def test_a_snapshot_from_its_beginning_to_its_end(http: httpx2.AsyncClient, vm: Machine) -> None:
+async def test_snapshot_lifecycle(http: httpx2.AsyncClient, vm: Machine) -> None:
     taken = (await http.post(f"/v1/vms/{vm.id}/snapshot", json={"name": "one"})).json()
     path = f"/v1/vms/snapshots/{taken['snapshotId']}"
     found = (await http.get(path)).json()
@@ -621,7 +621,7 @@ async def test_a_snapshot_from_its_beginning_to_its_end(http: httpx2.AsyncClient
 # Inside a machine
 
 
-async def test_commands(http: httpx2.AsyncClient, vm: Machine) -> None:
+async def test_exec_await(http: httpx2.AsyncClient, vm: Machine) -> None:
     path = f"/v1/vms/{vm.id}/exec-await"
     said = await http.post(
         path,
@@ -645,7 +645,7 @@ async def test_commands(http: httpx2.AsyncClient, vm: Machine) -> None:
     refused(await http.post(path, json={"command": "true", "timeoutMs": 0}), 400, "INVALID_REQUEST")
 
 
-async def test_output_comes_as_it_is_printed(http: httpx2.AsyncClient, vm: Machine) -> None:
+async def test_exec_stream_sends_output_as_it_is_printed(http: httpx2.AsyncClient, vm: Machine) -> None:
     path = f"/v1/vms/{vm.id}/exec-stream"
     times: list[float] = []
     lines: list[dict[str, Any]] = []
@@ -660,7 +660,7 @@ async def test_output_comes_as_it_is_printed(http: httpx2.AsyncClient, vm: Machi
     refused(await http.post(path, json={"command": []}), 400, "INVALID_REQUEST")
 
 
-async def test_files_of_every_kind(http: httpx2.AsyncClient, vm: Machine) -> None:
+async def test_file_calls(http: httpx2.AsyncClient, vm: Machine) -> None:
     base = f"/v1/vms/{vm.id}"
     raw = {"Content-Type": "application/octet-stream"}
     odd = "%2Fsrv%2Fa%20b%25%3F%23%C3%A9%FF.bin"
@@ -718,7 +718,7 @@ async def test_move_renames_files_and_keeps_existing_targets(http: httpx2.AsyncC
     assert "offset 4" in refused(answer, 400, "FILES_BAD_REQUEST")["message"]
 
 
-async def test_folders_come_and_go_as_archives(http: httpx2.AsyncClient, vm: Machine) -> None:
+async def test_archive_upload_and_download(http: httpx2.AsyncClient, vm: Machine) -> None:
     packed = BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         entry = tarfile.TarInfo("sub/one.txt")
@@ -736,7 +736,7 @@ async def test_folders_come_and_go_as_archives(http: httpx2.AsyncClient, vm: Mac
 # What happened
 
 
-async def test_logs_of_machines_and_of_their_services(http: httpx2.AsyncClient, vm: Machine) -> None:
+async def test_logs_of_vms_and_services(http: httpx2.AsyncClient, vm: Machine) -> None:
     await vm.exec("systemd-run --wait --unit talker sh -c 'echo Loud And Clear'")
     path = f"/observability/v1/logs?vmId={vm.id}"
     lines = (await http.get(path)).json()["logs"]
@@ -851,7 +851,7 @@ async def test_following_logs_does_not_keep_a_vm_awake(settings: Settings, machi
         await machine.delete()
 
 
-async def test_long_logs_come_in_pages(server: Server) -> None:
+async def test_logbook_pages(server: Server) -> None:
     async with another_account(server, "talkative") as http:
         account = (await http.get("/auth/v1/whoami")).json()["accountId"]
         for number in range(25):
@@ -870,7 +870,7 @@ async def test_long_logs_come_in_pages(server: Server) -> None:
 # Pages of the server's own
 
 
-async def test_the_servers_own_pages(server: Server) -> None:
+async def test_health_metrics_openapi_and_docs_pages(server: Server) -> None:
     """Health, counts, schema and docs need no key."""
     async with httpx2.AsyncClient(base_url=server.url) as http:
         assert (await http.get("/healthz")).json()["status"] == "ok"
@@ -885,7 +885,7 @@ async def test_the_servers_own_pages(server: Server) -> None:
     assert "src=" not in docs and "http" not in docs.replace("http-equiv", "")
 
 
-def test_the_docs_page_escapes_what_it_shows() -> None:
+def test_docs_page_escapes_html() -> None:
     schema = {
         "info": {"title": "<b>", "version": "1", "description": "&"},
         "paths": {"/<x>": {"get": {"description": "<script>", "responses": {}}}},
@@ -894,7 +894,7 @@ def test_the_docs_page_escapes_what_it_shows() -> None:
     assert "<script>" not in shown and "/<x>" not in shown
 
 
-async def test_pages_of_others_may_call_with_a_token(server: Server) -> None:
+async def test_cors_preflight_allows_all_methods_and_headers(server: Server) -> None:
     """What browsers ask before they let a page call."""
     async with httpx2.AsyncClient(base_url=server.url) as http:
         for method in ("GET", "POST", "PUT", "PATCH", "DELETE"):
@@ -915,7 +915,7 @@ async def test_pages_of_others_may_call_with_a_token(server: Server) -> None:
         assert TRACE in exposed and "x-freestyle-background-request-id" in exposed
 
 
-def test_a_port_in_use_is_known_at_once(server: Server) -> None:
+def test_port_in_use_fails_at_once(server: Server) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -924,7 +924,7 @@ def test_a_port_in_use_is_known_at_once(server: Server) -> None:
             server_module.bind(settings)
 
 
-async def test_answers_are_not_held_back(settings: Settings) -> None:
+async def test_tcp_nodelay_is_set(settings: Settings) -> None:
     """An answer goes out in two pieces; the second must not wait until the client has confirmed the first."""
     held_back: list[bool] = []
 
@@ -942,7 +942,7 @@ async def test_answers_are_not_held_back(settings: Settings) -> None:
     assert held_back == [False]
 
 
-def test_no_call_waits_for_a_thread() -> None:
+def test_all_dependencies_are_coroutines() -> None:
     """FastAPI runs what is not a coroutine in a thread, which takes longer than most of what they do."""
     found: set[object] = set()
     contexts = iter_route_contexts(create_app().routes)

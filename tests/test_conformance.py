@@ -94,79 +94,79 @@ async def user(someone: User) -> AsyncIterator[User]:
 # The library
 
 
-async def test_every_code_is_one_that_clients_know(user: User) -> None:
+async def test_all_error_codes_are_known_to_the_npm_client(user: User) -> None:
     """Whatever goes wrong, the package has a class for it, and it means the same status."""
     await user.script("errors", STATUSES=json.dumps(STATUSES))
 
 
-async def test_a_machine_is_created_in_every_way(user: User) -> None:
+async def test_npm_create_variants(user: User) -> None:
     """From nothing, with a name, users, files and services, from a spec of layers, of a size; or it is
     refused at once, in the package's own words, and nothing is left."""
     await user.script("creation")
 
 
-async def test_a_machine_lives(user: User) -> None:
+async def test_npm_lifecycle(user: User) -> None:
     """It is listed, suspended, woken, killed, resized, booted and deleted; what cannot be is refused."""
     await user.script("lifecycle")
 
 
-async def test_commands_run(user: User) -> None:
+async def test_npm_exec(user: User) -> None:
     """What a command prints and ends with is its answer; a timeout is an error that has what was printed."""
     await user.script("exec")
 
 
-async def test_files_are_read_and_written(user: User) -> None:
+async def test_npm_files(user: User) -> None:
     """Any name, any content; folders, facts, and changes as they happen."""
     await user.script("files")
 
 
-async def test_services_are_managed(user: User) -> None:
+async def test_npm_systemd_services(user: User) -> None:
     """A service is made, watched, stopped, started and removed."""
     await user.script("systemd")
 
 
-async def test_output_is_kept_in_terminals(user: User) -> None:
+async def test_npm_terminals(user: User) -> None:
     """What commands printed under a name can be read afterwards."""
     await user.script("terminals")
 
 
-async def test_a_handle_acts_as_a_linux_user(user: User) -> None:
+async def test_npm_linux_users(user: User) -> None:
     """Commands and files are the user's own, and what is not the user's is refused."""
     await user.script("users")
 
 
-async def test_machines_are_snapshotted_and_forked(user: User) -> None:
+async def test_npm_snapshots_and_forks(user: User) -> None:
     """With their memory; snapshots are listed, renamed, used and deleted."""
     await user.script("snapshots")
 
 
-async def test_snapshots_are_built_from_specs(user: User) -> None:
+async def test_npm_builds(user: User) -> None:
     """Once for each spec, with a record of how it went, also when it failed."""
     await user.script("builds")
 
 
-async def test_slow_calls_go_on_in_the_background(user: User) -> None:
+async def test_npm_background_requests(user: User) -> None:
     """A client that gives a logger is told to ask again, hears what happens, and is answered in the end."""
     await user.script("background")
 
 
-async def test_identities_hold_tokens_and_permissions(user: User) -> None:
+async def test_npm_identities(user: User) -> None:
     """All sixteen calls about identities, and who one is."""
     managed = await user.server.services.identities.create(user.account, managed=True)
     await user.script("identities", MANAGED=managed.id)
 
 
-async def test_a_browser_session_uses_what_it_was_granted(user: User) -> None:
+async def test_npm_browser_sessions(user: User) -> None:
     """With a token alone: the granted machine as the allowed Linux users, and nothing else."""
     await user.script("sessions")
 
 
-async def test_what_happened_can_be_read(user: User) -> None:
+async def test_npm_logs(user: User) -> None:
     """Logs of machines and their services: by text, by time, in pages, and as they come."""
     await user.script("logs")
 
 
-async def test_the_pages_about_machines_are_true(user: User) -> None:
+async def test_npm_samples_of_the_vm_docs(user: User) -> None:
     """Every sample of the guides that is about machines, as it is printed there."""
     await user.script("docs")
 
@@ -224,7 +224,7 @@ async def test_repositories_by_the_command_line(user: User, tmp_path: Path) -> N
     assert repo[0] not in (await user.cli("git", "list", "--json")).stdout
 
 
-async def test_what_is_not_there_says_so(user: User) -> None:
+async def test_npm_unimplemented_calls_are_readable_errors(user: User) -> None:
     """Git, domains, networks, terminals over WebSocket, serverless: refused at once and in known classes."""
     await user.script("absent")
 
@@ -232,13 +232,13 @@ async def test_what_is_not_there_says_so(user: User) -> None:
 # What a client must not try again
 
 
-async def test_a_refused_create_is_not_tried_again(user: User) -> None:
+async def test_npm_does_not_retry_a_refused_create(user: User) -> None:
     """A wrong key and a wrong request are answered so that the package gives up at the first answer."""
     await user.script("refusals")
     assert await user.machines() == []
 
 
-async def test_a_busy_server_says_so(user: User, settings: Settings) -> None:
+async def test_npm_sees_a_busy_server(user: User, settings: Settings) -> None:
     """More calls than the server takes: a code, not a reason to try for ever."""
     busy = replace(settings, listen="127.0.0.1:0", max_calls=1)
     services = replace(user.server.services, settings=busy)
@@ -274,7 +274,7 @@ async def test_a_busy_server_says_so(user: User, settings: Settings) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-async def test_a_broken_server_says_so(
+async def test_npm_sees_server_errors(
     user: User, monkeypatch: pytest.MonkeyPatch, failure: Exception, code: str
 ) -> None:
     """Whatever breaks has a code, also what nobody foresaw; of that the client is not told what it was."""
@@ -299,7 +299,7 @@ async def test_a_broken_server_says_so(
         ({"total_disk_gib": 10}, "ROOTFS_STORAGE_QUOTA_EXCEEDED"),
     ],
 )
-async def test_limits_of_an_account_are_told(user: User, limits: dict[str, int], code: str) -> None:
+async def test_npm_sees_account_limits(user: User, limits: dict[str, int], code: str) -> None:
     """An account that may have no more: each limit has its code, for machines and for what builds them."""
     accounts = user.server.services.accounts
     account = (await accounts.create(f"limited-{code}", limits)).id
@@ -307,7 +307,7 @@ async def test_limits_of_an_account_are_told(user: User, limits: dict[str, int],
     await user.script("refused", CODE=code, FREESTYLE_API_KEY=key)
 
 
-async def test_the_limit_of_snapshots_is_told(user: User) -> None:
+async def test_npm_sees_the_snapshot_limit(user: User) -> None:
     """An account that may keep no more snapshots."""
     accounts = user.server.services.accounts
     await accounts.set_limits(user.account, {"snapshots": 0})
@@ -318,7 +318,7 @@ async def test_the_limit_of_snapshots_is_told(user: User) -> None:
 
 
 @pytest.mark.parametrize("slow", ["", "1"], ids=["made", "built"])
-async def test_a_connection_cut_during_create_leaves_one_machine(user: User, slow: str) -> None:
+async def test_npm_connection_lost_during_create_leaves_one_vm(user: User, slow: str) -> None:
     """A client's line is cut while its machine is being made or built; it tries again; it has one machine."""
     async with Cutter(user.server.url) as cutter:
         environment = user.environment(FREESTYLE_API_URL=cutter.url, SLOW=slow)
@@ -348,18 +348,18 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "_PROCESSING_EVERY", 0.5)
 
 
-async def test_a_client_waits_while_it_hears_of_progress(user: User, soon: None) -> None:
+async def test_npm_waits_while_102_processing_arrives(user: User, soon: None) -> None:
     """Node's fetch gives up without headers; `102 Processing` sets its clock back, again and again."""
     await user.script("waiting", SLEEP="7000", HEADERS_TIMEOUT="3000")
 
 
-async def test_a_client_that_hears_nothing_gives_up(user: User) -> None:
+async def test_npm_gives_up_without_102_processing(user: User) -> None:
     """The same call without the word in between: so it is that word that keeps the client."""
     await user.script("waiting", SLEEP="3000", HEADERS_TIMEOUT="1000", GIVES_UP="1")
 
 
 @pytest.mark.slow
-async def test_a_command_of_more_than_five_minutes(user: User) -> None:
+async def test_npm_exec_of_more_than_five_minutes(user: User) -> None:
     """Longer than Node waits by itself, with everything as it is."""
     await user.script("waiting", SLEEP="330000", limit=400)
 
@@ -367,7 +367,7 @@ async def test_a_command_of_more_than_five_minutes(user: User) -> None:
 # The command line
 
 
-async def test_cli_creates_runs_and_deletes(user: User) -> None:
+async def test_npm_cli_creates_runs_and_deletes(user: User) -> None:
     """`vm create --exec ... --delete`: one command, one machine, nothing left."""
     ended = await user.cli("vm", "create", "--exec", "uname -a", "--delete")
     assert ended.status == 0, ended.stderr
@@ -379,7 +379,7 @@ async def test_cli_creates_runs_and_deletes(user: User) -> None:
     assert await user.machines() == []
 
 
-async def test_cli_lists_runs_in_and_deletes_a_machine(user: User) -> None:
+async def test_npm_cli_lists_execs_and_deletes_a_vm(user: User) -> None:
     """The commands for a machine that is there."""
     created = await user.cli("vm", "create", "--name", "discriminator")
     assert created.status == 0, created.stderr
@@ -410,7 +410,7 @@ def _json_in(text: str) -> Any:
     return json.loads(text[text.index("{") :])
 
 
-async def test_cli_works_with_snapshots(user: User) -> None:
+async def test_npm_cli_snapshots(user: User) -> None:
     """A snapshot is listed, shown, renamed, booted and deleted."""
     taken = await user.server.services.machines.snapshot(user.vm, name="from here")
     listed = await user.cli("vm", "snapshot", "list")
@@ -439,7 +439,7 @@ async def test_cli_works_with_snapshots(user: User) -> None:
     assert "404" in missing.stderr
 
 
-async def test_cli_installs_packages_and_shows_how(user: User) -> None:
+async def test_npm_cli_installs_packages_with_progress(user: User) -> None:
     """`vm create --apt`, and the record of the build that it took."""
     # It is in the image: what is installed is not fetched, and the network is not this test's matter.
     created = await user.cli("vm", "create", "--apt", "curl", "git", "--exec", "curl --version")
@@ -464,7 +464,7 @@ async def test_cli_installs_packages_and_shows_how(user: User) -> None:
     assert refused.stderr.startswith("Error: VALIDATION_ERROR: "), refused.stderr
 
 
-async def test_cli_knows_who_asks_and_what_happened(user: User) -> None:
+async def test_npm_cli_whoami_and_logs(user: User) -> None:
     """`whoami` and `logs`."""
     assert (await user.cli("whoami")).stdout == f"Account ID: {user.account}\n"
     logs = await user.cli("logs", "--vm", user.vm, "--search", "running")
@@ -483,7 +483,7 @@ async def test_cli_knows_who_asks_and_what_happened(user: User) -> None:
     [["vm", "create"], ["vm", "list"], ["vm", "exec", "x", "pwd"], ["whoami"], ["logs", "--vm", "x"]],
     ids=lambda command: " ".join(command),
 )
-async def test_cli_with_a_wrong_key_ends(user: User, command: list[str]) -> None:
+async def test_npm_cli_with_a_wrong_key_fails(user: User, command: list[str]) -> None:
     """One sentence on stderr, status 1, and no second try."""
     ended = await user.npm.cli(
         *command, environment=user.environment(FREESTYLE_API_KEY="stead_nonsense"), limit=20
@@ -494,7 +494,7 @@ async def test_cli_with_a_wrong_key_ends(user: User, command: list[str]) -> None
 
 
 @pytest.mark.parametrize("command", [["domains", "list"], ["cron", "list"]], ids=" ".join)
-async def test_cli_says_what_is_not_there(user: User, command: list[str]) -> None:
+async def test_npm_cli_reports_unimplemented_commands(user: User, command: list[str]) -> None:
     """Commands for what this server has not: an error, at once."""
     ended = await user.cli(*command)
     assert ended.status == 1

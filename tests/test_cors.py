@@ -17,7 +17,7 @@ SENT = (
 
 @pytest.mark.parametrize("path", ["/v1/vms", "/v1/vms/x/exec-await", "/identity/v1/identities", "/nowhere"])
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "PATCH", "DELETE"])
-async def test_a_page_may_call(server: Server, method: str, path: str) -> None:
+async def test_cors_preflight_of_every_call(server: Server, method: str, path: str) -> None:
     """A browser asks first whether a page may send the package's headers; it may, with every method."""
     asking = {
         "Origin": PAGE,
@@ -45,7 +45,7 @@ async def test_a_page_may_call(server: Server, method: str, path: str) -> None:
         ("POST", "/v1/vms", 400),
     ],
 )
-async def test_a_page_may_read_the_answer(server: Server, method: str, path: str, status: int) -> None:
+async def test_cors_headers_on_answers(server: Server, method: str, path: str, status: int) -> None:
     """Answers and failures alike, with the headers that the package looks at."""
     headers = {"Origin": PAGE, "Authorization": f"Bearer {server.key}"}
     body: Any = {"name": 5} if path == "/v1/vms" and method == "POST" else None
@@ -55,7 +55,7 @@ async def test_a_page_may_read_the_answer(server: Server, method: str, path: str
     _readable(answer.headers)
 
 
-async def test_a_page_without_a_key_may_read_why(server: Server) -> None:
+async def test_cors_headers_on_unauthenticated_answers(server: Server) -> None:
     """Also a refusal for want of a key is readable: what the package cannot read, it tries again for ever."""
     async with httpx2.AsyncClient(base_url=server.url, headers={"Origin": PAGE}) as client:
         answer = await client.post("/v1/vms", json={})

@@ -13,9 +13,7 @@ from stead.machines import Machines
 from stead.settings import Settings
 
 
-async def test_what_was_told_is_there_after_the_server_was_killed(
-    settings: Settings, machines: Machines
-) -> None:
+async def test_answered_vms_survive_a_killed_server(settings: Settings, machines: Machines) -> None:
     """Killed during a create at several moments: the machine that was answered for is there with its file,
     what is listed can be used, and nothing is half there.
     """
@@ -51,7 +49,7 @@ async def test_what_was_told_is_there_after_the_server_was_killed(
         assert await end(process) == 0
 
 
-async def test_machines_go_on_while_the_server_is_away(settings: Settings, machines: Machines) -> None:
+async def test_vms_keep_running_while_the_server_is_stopped(settings: Settings, machines: Machines) -> None:
     """A stop in good order: a call under way finishes, the exit code is 0, the machine does not notice."""
     with other_settings(settings) as other:
         async with serving(other) as (process, said), client_of(said["url"], said["key"]) as http:
@@ -73,9 +71,7 @@ async def test_machines_go_on_while_the_server_is_away(settings: Settings, machi
 
 
 @pytest.mark.parametrize("taken", ["folder", "port"])
-async def test_a_second_server_is_told_what_is_in_the_way(
-    settings: Settings, machines: Machines, taken: str
-) -> None:
+async def test_second_server_reports_the_conflict(settings: Settings, machines: Machines, taken: str) -> None:
     with other_settings(settings) as other:
         async with serving(other) as (_, said):
             where = {"STEAD_DATA": str(other.data)} if taken == "folder" else {}
