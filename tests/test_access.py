@@ -1,4 +1,4 @@
-"""Every call by every kind of caller: who may, and who is not even told that there is something."""
+"""Authorization: every call by every kind of caller; resources of others look nonexistent."""
 
 import re
 import uuid
@@ -18,7 +18,7 @@ from stead.repos.committing import Change, commit
 
 TOKEN = "X-Freestyle-Identity-Access-Token"
 
-# What a token may do with a machine that its identity was granted; everything else takes an API key.
+# Calls that an identity token may make on granted resources; all others need an API key.
 FOR_IDENTITIES = {
     ("get", "/v1/vms"),
     ("get", "/v1/vms/{vm_id}"),
@@ -111,7 +111,7 @@ NAMING = [(method, path) for method, path in OPERATIONS if "{" in path]
 
 @dataclass(frozen=True)
 class Stage:
-    """A machine, a snapshot and an identity of one account, and callers of every kind."""
+    """A VM, a snapshot, a repository and an identity of one account, and callers of every kind."""
 
     http: httpx2.AsyncClient
     things: dict[str, str]
@@ -126,7 +126,7 @@ class Stage:
 
 
 def invented() -> dict[str, str]:
-    """Ids that look like real ones and are nobody's."""
+    """Well-formed ids of resources that do not exist."""
     names = "abcdefghijklmnopqrst"
     ids = {name: str(uuid.uuid4()) for name in ("identity", "token", "repo", "repo_id")}
     ids |= {"vm_id": names, "vm": names, "snapshot_id": f"sc-{names}", "build_id": f"bld-{names}"}
@@ -188,7 +188,7 @@ async def stage(server: Server) -> AsyncIterator[Stage]:
 
 
 def test_access_table_names_existing_calls() -> None:
-    """Names of parameters are the server's own business; the shape of the path is not."""
+    """Compares paths without the names of their parameters."""
 
     def shape(path: str) -> str:
         return re.sub(r"{\w+(:path)?}", "{}", path)
@@ -207,7 +207,7 @@ async def test_unauthenticated_calls_are_refused(stage: Stage, caller: str) -> N
 
 
 async def test_resources_of_other_accounts_look_nonexistent(stage: Stage) -> None:
-    """A stranger with real ids hears word for word what it hears with invented ones."""
+    """Another account gets the same answer for real ids as for invented ones."""
     nobodys = invented()
     for method, path in NAMING:
         real = await stage.call("stranger", method, path)
@@ -290,7 +290,7 @@ async def test_ungranted_repositories_look_nonexistent(stage: Stage) -> None:
 
 
 async def test_read_permission_does_not_allow_writes(stage: Stage, server: Server) -> None:
-    """Until that is granted too."""
+    """Until write permission is granted too."""
     repo, commits = stage.things["repo_id"], "/git/v1/repo/{repo_id}/commits"
     for path in ("/git/v1/repo/{repo_id}", "/git/v1/repo/{repo_id}/contents/{path}", "/git/v1/repo"):
         read = await stage.call("granted", "get", path)
@@ -305,7 +305,7 @@ async def test_read_permission_does_not_allow_writes(stage: Stage, server: Serve
 
 
 async def test_tokens_act_and_read_logs_as_their_allowed_users(stage: Stage, server: Server) -> None:
-    """Allowed users bind commands too: one of one is the default, of several one has to be named."""
+    """One allowed user is the default; of several, the caller names one. Logs show that user's journal."""
     identities = server.services.identities
     account, identity, vm = server.account, stage.things["identity"], stage.things["vm_id"]
     owner = stage.callers["owner"]

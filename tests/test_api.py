@@ -1,4 +1,4 @@
-"""The server as a client meets it: answers, refusals, long calls, clients that leave, and its end."""
+"""The HTTP API: answers, errors, long calls, disconnects, streams, and a server stop."""
 
 import asyncio
 import contextlib
@@ -55,7 +55,7 @@ def client_of(url: str, key: str) -> httpx2.AsyncClient:
 
 @pytest_asyncio.fixture(scope="module")
 async def vm(server: Server) -> AsyncIterator[Machine]:
-    """One machine of the tests' account, left as it was found."""
+    """One VM of the tests' account, shared by the tests of this module."""
     machine = await server.services.machines.create(account=server.account, name="shared")
     yield machine
     await machine.delete()
@@ -72,7 +72,7 @@ async def another_account(server: Server, name: str, **limits: int) -> AsyncIter
 
 
 def refused(answer: httpx2.Response, status: int, code: str) -> dict[str, Any]:
-    """An error as clients need it; returns its body."""
+    """Checks the form of an error answer and returns its body."""
     body: dict[str, Any] = answer.json()
     assert (answer.status_code, body["code"]) == (status, code), answer.text
     assert body["message"] == body["description"]
@@ -140,7 +140,7 @@ async def test_too_large_body_is_refused_before_it_is_read(
 
 
 async def test_body_without_credentials_is_not_read(server: Server) -> None:
-    """Who has no key is refused before the body is there."""
+    """A call without a key is refused before its body has arrived."""
     host, port = server.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(b"POST /v1/vms HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
@@ -190,7 +190,7 @@ async def test_concurrent_creates_are_bounded(server: Server) -> None:
 
 
 async def leave_during(server: Server, method: str, path: str, body: object, seconds: float) -> None:
-    """Send a call and hang up while it is under way."""
+    """Send a request and disconnect before the answer."""
     host, port = server.url.removeprefix("http://").split(":")
     content = json.dumps(body).encode()
     _, writer = await asyncio.open_connection(host, int(port))
@@ -221,7 +221,7 @@ async def test_disconnect_during_create_leaves_no_vm(server: Server, seconds: fl
 async def test_undelivered_create_is_rolled_back(
     server: Server, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The machine was there and the answer on its way when the client left."""
+    """The VM was created and the answer on its way when the client disconnected."""
     machines = server.services.machines
     before = {info.id for info in await machines.list(server.account)}
     build = server.services.builder.create_machine
@@ -341,7 +341,7 @@ async def test_background_failure_is_returned(http: httpx2.AsyncClient) -> None:
 
 
 async def test_background_requests_survive_a_crash(tmp_path: Path) -> None:
-    """What had been made by then is the answer; for the rest the client hears that it has to ask anew."""
+    """A request that had its result is answered with it; others get an error that says to retry."""
     database = await open_database(tmp_path / "stead.db")
     store = RequestStore(database)
     for number in (1, 2):
@@ -441,7 +441,7 @@ async def test_file_watch_does_not_delay_a_stop(server: Server, vm: Machine) -> 
 
 
 async def test_create_applies_its_options_and_null_differs_from_missing(http: httpx2.AsyncClient) -> None:
-    """Null is not the same as nothing: for ever, or as the server thinks."""
+    """A null idle timeout means never; a missing one means the default."""
     body = {
         "name": "mine",
         "idleTimeoutSeconds": 600,
@@ -534,7 +534,7 @@ def test_a_count_is_never_rounded() -> None:
 
 
 async def test_suspend_wake_kill_and_await(http: httpx2.AsyncClient, server: Server) -> None:
-    """Suspend, wake by use, stop, refuse what a stopped machine cannot do, kill, await."""
+    """Suspend, wake by a command, kill, await; a stopped VM cannot be stopped or suspended."""
     path = f"/v1/vms/{(await http.post('/v1/vms')).json()['id']}"
     waiting = asyncio.create_task(http.post(f"{path}/await"))
     asleep = (await http.post(f"{path}/suspend")).json()
@@ -871,7 +871,7 @@ async def test_logbook_pages(server: Server) -> None:
 
 
 async def test_health_metrics_openapi_and_docs_pages(server: Server) -> None:
-    """Health, counts, schema and docs need no key."""
+    """They need no API key."""
     async with httpx2.AsyncClient(base_url=server.url) as http:
         assert (await http.get("/healthz")).json()["status"] == "ok"
         counts = (await http.get("/metrics")).text
@@ -895,7 +895,7 @@ def test_docs_page_escapes_html() -> None:
 
 
 async def test_cors_preflight_allows_all_methods_and_headers(server: Server) -> None:
-    """What browsers ask before they let a page call."""
+    """Preflight requests, as browsers send them before cross-origin calls."""
     async with httpx2.AsyncClient(base_url=server.url) as http:
         for method in ("GET", "POST", "PUT", "PATCH", "DELETE"):
             asked = {
@@ -925,7 +925,7 @@ def test_port_in_use_fails_at_once(server: Server) -> None:
 
 
 async def test_tcp_nodelay_is_set(settings: Settings) -> None:
-    """An answer goes out in two pieces; the second must not wait until the client has confirmed the first."""
+    """Nagle's algorithm would delay the second segment of an answer until the first is acknowledged."""
     held_back: list[bool] = []
 
     def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -943,7 +943,7 @@ async def test_tcp_nodelay_is_set(settings: Settings) -> None:
 
 
 def test_all_dependencies_are_coroutines() -> None:
-    """FastAPI runs what is not a coroutine in a thread, which takes longer than most of what they do."""
+    """FastAPI runs dependencies that are not coroutines in a thread, which takes longer than their work."""
     found: set[object] = set()
     contexts = iter_route_contexts(create_app().routes)
     waiting = [each.route.dependant for each in contexts if isinstance(each.route, APIRoute)]

@@ -1,4 +1,4 @@
-"""`stead serve` as a process: started, stopped, killed at any moment, started again."""
+"""`stead serve` as a process: started, stopped, killed, started again."""
 
 import asyncio
 import signal
@@ -50,7 +50,7 @@ async def test_answered_vms_survive_a_killed_server(settings: Settings, machines
 
 
 async def test_vms_keep_running_while_the_server_is_stopped(settings: Settings, machines: Machines) -> None:
-    """A stop in good order: a call under way finishes, the exit code is 0, the machine does not notice."""
+    """SIGTERM: a running call finishes, the exit code is 0, the VM keeps running."""
     with other_settings(settings) as other:
         async with serving(other) as (process, said), client_of(said["url"], said["key"]) as http:
             vm = (await http.post("/v1/vms")).json()["id"]
