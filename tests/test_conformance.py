@@ -32,7 +32,7 @@ from stead.settings import Settings
 
 @dataclass(frozen=True)
 class User:
-    """Somebody who has the package, an account and a machine."""
+    """A user of the npm package with an account and a VM."""
 
     npm: Npm
     server: Server
@@ -56,12 +56,12 @@ class User:
         return await self.npm.cli(*arguments, environment=self.environment(**more))
 
     async def machines(self) -> list[str]:
-        """The account's machines, without the one that all tests share."""
+        """The account's VMs, without the shared one."""
         found = await self.server.services.machines.list(self.account)
         return [info.id for info in found if info.id != self.vm]
 
     async def everything(self) -> list[str]:
-        """The same, with machines in which something is being built."""
+        """The same, including VMs of running builds."""
         found = await self.server.services.machines._lifecycle.store.list(account=self.account)
         return [row.id for row in found if row.id != self.vm and row.state != State.DELETED]
 
@@ -85,7 +85,7 @@ async def someone(server: Server, package: Npm) -> AsyncIterator[User]:
 
 @pytest_asyncio.fixture
 async def user(someone: User) -> AsyncIterator[User]:
-    """What a failed test leaves behind is no matter for the next."""
+    """Deletes what a failed test left behind."""
     yield someone
     for machine in await someone.machines():
         await someone.server.services.machines.delete(machine, forget=True)
@@ -95,79 +95,78 @@ async def user(someone: User) -> AsyncIterator[User]:
 
 
 async def test_all_error_codes_are_known_to_the_npm_client(user: User) -> None:
-    """Whatever goes wrong, the package has a class for it, and it means the same status."""
+    """For every error code, the package has a class with the same status."""
     await user.script("errors", STATUSES=json.dumps(STATUSES))
 
 
 async def test_npm_create_variants(user: User) -> None:
-    """From nothing, with a name, users, files and services, from a spec of layers, of a size; or it is
-    refused at once, in the package's own words, and nothing is left."""
+    """Creates with names, users, files, services, layered specs and sizes; refused ones leave nothing."""
     await user.script("creation")
 
 
 async def test_npm_lifecycle(user: User) -> None:
-    """It is listed, suspended, woken, killed, resized, booted and deleted; what cannot be is refused."""
+    """List, suspend, wake, kill, resize, boot and delete a VM; invalid operations are refused."""
     await user.script("lifecycle")
 
 
 async def test_npm_exec(user: User) -> None:
-    """What a command prints and ends with is its answer; a timeout is an error that has what was printed."""
+    """Output and exit code of commands; the error of a timeout has the output so far."""
     await user.script("exec")
 
 
 async def test_npm_files(user: User) -> None:
-    """Any name, any content; folders, facts, and changes as they happen."""
+    """Any name and content; folders, stat, and file watching."""
     await user.script("files")
 
 
 async def test_npm_systemd_services(user: User) -> None:
-    """A service is made, watched, stopped, started and removed."""
+    """Create, inspect, stop, start and remove a service."""
     await user.script("systemd")
 
 
 async def test_npm_terminals(user: User) -> None:
-    """What commands printed under a name can be read afterwards."""
+    """Output recorded under a name can be read afterwards."""
     await user.script("terminals")
 
 
 async def test_npm_linux_users(user: User) -> None:
-    """Commands and files are the user's own, and what is not the user's is refused."""
+    """Commands and files run as the Linux user, with its permissions."""
     await user.script("users")
 
 
 async def test_npm_snapshots_and_forks(user: User) -> None:
-    """With their memory; snapshots are listed, renamed, used and deleted."""
+    """With memory; snapshots are listed, renamed, used and deleted."""
     await user.script("snapshots")
 
 
 async def test_npm_builds(user: User) -> None:
-    """Once for each spec, with a record of how it went, also when it failed."""
+    """One build per spec, with a record, also of a failed one."""
     await user.script("builds")
 
 
 async def test_npm_background_requests(user: User) -> None:
-    """A client that gives a logger is told to ask again, hears what happens, and is answered in the end."""
+    """A client with a logger gets 202, polls the log, and gets the final answer."""
     await user.script("background")
 
 
 async def test_npm_identities(user: User) -> None:
-    """All sixteen calls about identities, and who one is."""
+    """All sixteen identity calls, and whoami."""
     managed = await user.server.services.identities.create(user.account, managed=True)
     await user.script("identities", MANAGED=managed.id)
 
 
 async def test_npm_browser_sessions(user: User) -> None:
-    """With a token alone: the granted machine as the allowed Linux users, and nothing else."""
+    """A token reaches the granted VM as the allowed Linux users, and nothing else."""
     await user.script("sessions")
 
 
 async def test_npm_logs(user: User) -> None:
-    """Logs of machines and their services: by text, by time, in pages, and as they come."""
+    """Logs of VMs and services: by text, by time, in pages, and as a stream."""
     await user.script("logs")
 
 
 async def test_npm_samples_of_the_vm_docs(user: User) -> None:
-    """Every sample of the guides that is about machines, as it is printed there."""
+    """Every sample of the public guides about VMs."""
     await user.script("docs")
 
 
@@ -233,13 +232,13 @@ async def test_npm_unimplemented_calls_are_readable_errors(user: User) -> None:
 
 
 async def test_npm_does_not_retry_a_refused_create(user: User) -> None:
-    """A wrong key and a wrong request are answered so that the package gives up at the first answer."""
+    """After a wrong key or an invalid request, the package gives up at the first answer."""
     await user.script("refusals")
     assert await user.machines() == []
 
 
 async def test_npm_sees_a_busy_server(user: User, settings: Settings) -> None:
-    """More calls than the server takes: a code, not a reason to try for ever."""
+    """Overload is an error with a known code, so the package does not retry without end."""
     busy = replace(settings, listen="127.0.0.1:0", max_calls=1)
     services = replace(user.server.services, settings=busy)
     headers = {"Authorization": f"Bearer {user.key}"}
@@ -277,7 +276,7 @@ async def test_npm_sees_a_busy_server(user: User, settings: Settings) -> None:
 async def test_npm_sees_server_errors(
     user: User, monkeypatch: pytest.MonkeyPatch, failure: Exception, code: str
 ) -> None:
-    """Whatever breaks has a code, also what nobody foresaw; of that the client is not told what it was."""
+    """Every failure has a code; details of unexpected exceptions are not sent to the client."""
 
     async def broken(*_: object, **__: object) -> None:
         raise failure
@@ -300,7 +299,7 @@ async def test_npm_sees_server_errors(
     ],
 )
 async def test_npm_sees_account_limits(user: User, limits: dict[str, int], code: str) -> None:
-    """An account that may have no more: each limit has its code, for machines and for what builds them."""
+    """Each account limit has its code, for VMs and for builds."""
     accounts = user.server.services.accounts
     account = (await accounts.create(f"limited-{code}", limits)).id
     _, key = await accounts.create_key(account)
@@ -308,7 +307,7 @@ async def test_npm_sees_account_limits(user: User, limits: dict[str, int], code:
 
 
 async def test_npm_sees_the_snapshot_limit(user: User) -> None:
-    """An account that may keep no more snapshots."""
+    """An account at its snapshot limit."""
     accounts = user.server.services.accounts
     await accounts.set_limits(user.account, {"snapshots": 0})
     try:
@@ -319,7 +318,7 @@ async def test_npm_sees_the_snapshot_limit(user: User) -> None:
 
 @pytest.mark.parametrize("slow", ["", "1"], ids=["made", "built"])
 async def test_npm_connection_lost_during_create_leaves_one_vm(user: User, slow: str) -> None:
-    """A client's line is cut while its machine is being made or built; it tries again; it has one machine."""
+    """The connection is lost during a create or build; the package retries; one VM exists."""
     async with Cutter(user.server.url) as cutter:
         environment = user.environment(FREESTYLE_API_URL=cutter.url, SLOW=slow)
         task = asyncio.create_task(
@@ -343,24 +342,24 @@ async def test_npm_connection_lost_during_create_leaves_one_vm(user: User, slow:
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server tells that it is working after half a second, and every half."""
+    """The server sends 102 Processing after half a second, and every half second."""
     monkeypatch.setattr(calls, "_PROCESSING_AFTER", 0.5)
     monkeypatch.setattr(calls, "_PROCESSING_EVERY", 0.5)
 
 
 async def test_npm_waits_while_102_processing_arrives(user: User, soon: None) -> None:
-    """Node's fetch gives up without headers; `102 Processing` sets its clock back, again and again."""
+    """Node's fetch gives up without headers; each `102 Processing` resets its timeout."""
     await user.script("waiting", SLEEP="7000", HEADERS_TIMEOUT="3000")
 
 
 async def test_npm_gives_up_without_102_processing(user: User) -> None:
-    """The same call without the word in between: so it is that word that keeps the client."""
+    """Control: the same call without `102 Processing` fails."""
     await user.script("waiting", SLEEP="3000", HEADERS_TIMEOUT="1000", GIVES_UP="1")
 
 
 @pytest.mark.slow
 async def test_npm_exec_of_more_than_five_minutes(user: User) -> None:
-    """Longer than Node waits by itself, with everything as it is."""
+    """Longer than Node's own timeout, with the default settings."""
     await user.script("waiting", SLEEP="330000", limit=400)
 
 
@@ -368,7 +367,7 @@ async def test_npm_exec_of_more_than_five_minutes(user: User) -> None:
 
 
 async def test_npm_cli_creates_runs_and_deletes(user: User) -> None:
-    """`vm create --exec ... --delete`: one command, one machine, nothing left."""
+    """`vm create --exec ... --delete`: one VM, nothing left."""
     ended = await user.cli("vm", "create", "--exec", "uname -a", "--delete")
     assert ended.status == 0, ended.stderr
     assert ended.stderr == ""
@@ -380,7 +379,7 @@ async def test_npm_cli_creates_runs_and_deletes(user: User) -> None:
 
 
 async def test_npm_cli_lists_execs_and_deletes_a_vm(user: User) -> None:
-    """The commands for a machine that is there."""
+    """The commands for an existing VM."""
     created = await user.cli("vm", "create", "--name", "discriminator")
     assert created.status == 0, created.stderr
     match = re.search(r"VM ID: ([a-z0-9]{20})\n", created.stdout)
@@ -484,7 +483,7 @@ async def test_npm_cli_whoami_and_logs(user: User) -> None:
     ids=lambda command: " ".join(command),
 )
 async def test_npm_cli_with_a_wrong_key_fails(user: User, command: list[str]) -> None:
-    """One sentence on stderr, status 1, and no second try."""
+    """One line on standard error, exit code 1, no retry."""
     ended = await user.npm.cli(
         *command, environment=user.environment(FREESTYLE_API_KEY="stead_nonsense"), limit=20
     )
@@ -495,7 +494,7 @@ async def test_npm_cli_with_a_wrong_key_fails(user: User, command: list[str]) ->
 
 @pytest.mark.parametrize("command", [["domains", "list"], ["cron", "list"]], ids=" ".join)
 async def test_npm_cli_reports_unimplemented_commands(user: User, command: list[str]) -> None:
-    """Commands for what this server has not: an error, at once."""
+    """Commands that need unimplemented calls fail at once."""
     ended = await user.cli(*command)
     assert ended.status == 1
     assert ended.stderr.startswith("Error: NOT_FOUND: ")

@@ -1,4 +1,4 @@
-"""Web pages of other places may call the API, as the npm package does in a browser."""
+"""CORS: web pages of other origins may call the API, as the npm package does in a browser."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +18,7 @@ SENT = (
 @pytest.mark.parametrize("path", ["/v1/vms", "/v1/vms/x/exec-await", "/identity/v1/identities", "/nowhere"])
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "PATCH", "DELETE"])
 async def test_cors_preflight_of_every_call(server: Server, method: str, path: str) -> None:
-    """A browser asks first whether a page may send the package's headers; it may, with every method."""
+    """The preflight allows every method and the headers of the package."""
     asking = {
         "Origin": PAGE,
         "Access-Control-Request-Method": method,
@@ -46,7 +46,7 @@ async def test_cors_preflight_of_every_call(server: Server, method: str, path: s
     ],
 )
 async def test_cors_headers_on_answers(server: Server, method: str, path: str, status: int) -> None:
-    """Answers and failures alike, with the headers that the package looks at."""
+    """Answers and errors alike expose the headers that the package reads."""
     headers = {"Origin": PAGE, "Authorization": f"Bearer {server.key}"}
     body: Any = {"name": 5} if path == "/v1/vms" and method == "POST" else None
     async with httpx2.AsyncClient(base_url=server.url, headers=headers) as client:
@@ -56,7 +56,7 @@ async def test_cors_headers_on_answers(server: Server, method: str, path: str, s
 
 
 async def test_cors_headers_on_unauthenticated_answers(server: Server) -> None:
-    """Also a refusal for want of a key is readable: what the package cannot read, it tries again for ever."""
+    """A 401 is readable too: the package retries without end what it cannot read."""
     async with httpx2.AsyncClient(base_url=server.url, headers={"Origin": PAGE}) as client:
         answer = await client.post("/v1/vms", json={})
     assert answer.status_code == 401

@@ -1,4 +1,4 @@
-"""The server keeps to its own description, whatever it is sent."""
+"""Fuzzing: answers match the OpenAPI description for valid and invalid input."""
 
 import asyncio
 import os
@@ -31,7 +31,7 @@ QUICK = 200
 ALL = 10_000
 ROUNDS = 10
 DEADLY = ("delete_vm", "stop", "suspend", "kill", "fork", "snapshot", "resize", "await")
-"""Calls that are not made on the one machine that is there: they end it, or take long."""
+"""Calls that are not made on the real VM: they end it, or take long."""
 
 
 @schemathesis.serializer("application/x-tar")
@@ -45,7 +45,7 @@ def _safe(operation: Any) -> bool:
 
 
 class Fuzzing:
-    """Sends what fits the description and what does not, to things that are there and to invented ones."""
+    """Sends valid and invalid requests for existing and invented resources."""
 
     def __init__(self, server: Server, key: str, machine: str, repo: str) -> None:
         self.cases = 0
@@ -57,7 +57,7 @@ class Fuzzing:
         self._random = random.Random(20261116)
 
     def run(self, schema: Any, cases: int) -> None:
-        """All calls, in rounds: some have so few ways to be made that one round of them is not enough."""
+        """All calls, in rounds, until enough cases were sent: some calls have few variants."""
         operations = [found.ok() for found in schema.get_all_operations()]
         modes = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
         for _ in range(ROUNDS):
@@ -110,7 +110,7 @@ class Fuzzing:
 
 
 async def fuzz(server: Server, cases: int) -> int:
-    """In a thread: the server is in this one."""
+    """Runs in a thread: the server is in this one."""
     # One machine, and no room for another: what is sent at random must not fill the host.
     name = f"fuzz-{os.urandom(4).hex()}"
     account = await server.services.accounts.create(name, {"vms": 1, "snapshots": 0, "repos": 9})
