@@ -130,7 +130,6 @@ async def test_packages_can_be_installed_without_an_update_first(shared: Machine
     index = "stat -c %Y.%i /var/cache/apt/pkgcache.bin"
     before = await say(shared, index)
     assert re.search(r"^Inst sl ", await say(shared, "apt-get install --simulate sl"), re.MULTILINE)
-    assert re.search(r"^Inst sl ", await say(shared, "apt install --simulate sl 2>/dev/null"), re.MULTILINE)
     assert await say(shared, index) == before
     await say(shared, "! test -e /var/lib/apt/stead-lists-tried")
 
@@ -148,6 +147,8 @@ async def test_old_package_lists_are_refreshed_before_they_are_used(shared: Mach
     assert asked not in await say(shared, command)
     await say(shared, "rm /var/lib/apt/stead-lists-tried")
     assert asked not in await say(shared, "apt-get remove --simulate jq 2>&1")
+    assert asked in await say(shared, command.replace("apt-get", "apt"))
+    await say(shared, "rm /var/lib/apt/stead-lists-tried")
     await say(shared, "touch /var/lib/apt/stead-lists-updated")
     assert asked not in await say(shared, command)
 
