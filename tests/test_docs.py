@@ -288,6 +288,7 @@ def test_every_command_and_option_is_in_the_page_about_the_command_line() -> Non
             long = [option for option in parameter.opts if option.startswith("--")]
             if (
                 long
+                and not getattr(parameter, "hidden", False)
                 and not {"--json", "--help", "--url", "--key"} & set(long)
                 and f"`{long[0]}" not in row[0]
             ):
