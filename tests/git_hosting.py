@@ -1,4 +1,4 @@
-"""Repositories served on a port of their own, and a git client to use them with."""
+"""A git server on its own port for tests, and a git client."""
 
 import asyncio
 import base64
@@ -43,11 +43,11 @@ class Ran:
 
 
 class GitClient:
-    """The real git, of a user who has set up nothing that the server could see."""
+    """The real git, with an isolated configuration."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        # What a client does on its own disk is not what is tested: it may be quick.
+        # The client's own disk is not tested: skip fsync.
         (home / ".gitconfig").write_text(
             "[core]\n\tfsync = none\n\tcompression = 0\n\tbigFileThreshold = 1m\n[gc]\n\tauto = 0\n"
         )
@@ -94,7 +94,7 @@ class GitClient:
         return Ran(process.returncode, out, err.decode(errors="replace"))
 
     async def printed(self, *arguments: str, cwd: Path | None = None, stdin: bytes = b"") -> bytes:
-        """What a git prints that has to succeed."""
+        """The output of git, which must succeed."""
         ran = await self.run(*arguments, cwd=cwd, stdin=stdin)
         assert ran.status == 0, f"git {' '.join(arguments)}: {ran.err}"
         return ran.stdout
@@ -103,7 +103,7 @@ class GitClient:
         return (await self.printed(*arguments, cwd=cwd, stdin=stdin)).decode(errors="replace").strip()
 
     async def work_tree(self, name: str, files: dict[str, str | bytes] | None = None) -> Path:
-        """A new repository of the user's, with one commit on main."""
+        """A new repository of the user, with one commit on main."""
         folder = self.home / name
         await self("init", "-q", "-b", "main", str(folder))
         await self.commit(folder, files or {"README": "hello\n"})
@@ -121,7 +121,7 @@ class GitClient:
 
 @dataclass
 class Hosting:
-    """An account with an API key, and what serves its repositories."""
+    """An account with an API key, and the server of its repositories."""
 
     url: str
     accounts: Accounts
@@ -140,7 +140,7 @@ class Hosting:
         return self.repos.repository(repo.id).path
 
     def remote(self, repo: RepoInfo | str, secret: str | None = None, user: str = "x-access-token") -> str:
-        """Where to clone from; with the account's key unless told otherwise."""
+        """The clone URL, with the account's key by default."""
         repo_id = repo if isinstance(repo, str) else repo.id
         secret = self.key if secret is None else secret
         login = f"{user}:{secret}@" if secret else ""
@@ -155,12 +155,12 @@ class Hosting:
         return token
 
     async def settled(self) -> None:
-        """Wait for what is done beside all else after a change."""
+        """Wait for background work after a change."""
         await self.repos.quotas.settled()
         await self.repos.upkeep.settled()
 
     async def check_all(self, client: GitClient) -> None:
-        """Every repository is whole, and nothing is left of what was not finished."""
+        """Every repository passes fsck and has no leftovers."""
         await self.settled()
         for path in self.folder.glob("??/*.git"):
             ran = await client.run("--git-dir", str(path), "fsck", "--strict", "--full", "--no-dangling")
@@ -175,7 +175,7 @@ async def _nothing_else(scope: Scope, receive: Receive, send: Send) -> None:
 
 @contextlib.asynccontextmanager
 async def hosting(folder: Path, **limits: Any) -> AsyncIterator[Hosting]:
-    """Repositories in a folder, served until the end of the block."""
+    """Serve repositories in a folder until the end of the block."""
 
     async def limits_of(_: str) -> Limits:
         return UNLIMITED
@@ -242,7 +242,7 @@ def basic(user: str, password: str) -> str:
 
 
 def gits_of(repository: Path) -> list[str]:
-    """What is running of git for a repository, but for what is kept warm."""
+    """Git processes of a repository, except pooled readers."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

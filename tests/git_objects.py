@@ -1,4 +1,4 @@
-"""A user's repository in which objects are made without a process for each."""
+"""Writes git objects without a process for each."""
 
 import hashlib
 import itertools
@@ -32,7 +32,7 @@ class Objects:
         return sha
 
     def commit(self, *parents: str, files: Mapping[str, bytes] | None = None) -> str:
-        """A commit like no other, with these files."""
+        """A unique commit with these files."""
         entries = [
             f"100644 {name}\0".encode() + bytes.fromhex(self.write("blob", content))
             for name, content in sorted((files or {}).items())

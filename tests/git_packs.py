@@ -1,4 +1,4 @@
-"""Packs as no git would make them: small, and with much in them."""
+"""Hand-made packs that no git would write: tiny, with huge contents."""
 
 import hashlib
 import struct
@@ -8,11 +8,11 @@ from collections.abc import Iterator
 _COMMIT, _TREE, _BLOB, _DELTA = 1, 2, 3, 6
 _KINDS = {_COMMIT: "commit", _TREE: "tree", _BLOB: "blob"}
 _COPY = 0xFFFFFF
-"""Bytes that a delta copies at once at most."""
+"""Maximum bytes of one copy instruction in a delta."""
 
 
 class Pack:
-    """Objects, one after the other, of which later ones may refer to earlier ones."""
+    """A sequence of objects, in which later ones may refer to earlier ones."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -30,7 +30,7 @@ class Pack:
         return hashlib.sha1(f"{_KINDS[kind]} {len(content)}\0".encode() + content).hexdigest()
 
     def zeros(self, size: int) -> str:
-        """A blob of nothing but zeros, which takes a thousandth of its size."""
+        """A blob of zeros, a thousand times smaller in the pack."""
         packing = zlib.compressobj(9)
         hashed = hashlib.sha1(f"blob {size}\0".encode())
         parts = []
@@ -41,7 +41,7 @@ class Pack:
         return hashed.hexdigest()
 
     def copies(self, size: int) -> None:
-        """A blob that is made of copies of another one, which takes next to nothing."""
+        """A delta that copies another blob many times."""
         start = self._size
         self.zeros(_COPY + 1)
         times = size // _COPY
@@ -52,7 +52,7 @@ class Pack:
         return self._object(_BLOB, content)
 
     def tree(self, entries: dict[str, str], *, folders: bool = False) -> str:
-        """Of blobs or of folders, by name."""
+        """A tree of blobs or folders by name."""
         mode = "40000" if folders else "100644"
         lines = [f"{mode} {name}\0".encode() + bytes.fromhex(sha) for name, sha in sorted(entries.items())]
         return self._object(_TREE, b"".join(lines))
@@ -74,7 +74,7 @@ def _zeros(size: int) -> Iterator[bytes]:
 
 
 def _head(kind: int, size: int) -> bytes:
-    """Of an entry: four bits of its size beside its kind, and then seven at a time."""
+    """The header of an entry: type and size, four bits first and then seven at a time."""
     first = (kind << 4) | (size & 15)
     return bytes([first]) if size < 16 else bytes([first | 128]) + _number(size >> 4)
 
@@ -88,7 +88,7 @@ def _number(value: int) -> bytes:
 
 
 def _distance(value: int) -> bytes:
-    """To the object that a delta is for, backwards; each step counts from one, not from nothing."""
+    """The backwards offset of a delta's base; each further byte adds one."""
     out = [value & 127]
     while value := value >> 7:
         value -= 1

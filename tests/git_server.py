@@ -1,4 +1,4 @@
-"""A second git server: plain `git http-backend` behind a small web server that remembers its calls."""
+"""A git server for tests: `git http-backend` behind a small web server that records requests."""
 
 import base64
 import contextlib
@@ -21,7 +21,7 @@ class Request:
     method: str
     target: str
     headers: Mapping[str, str]
-    """By their names in lower case."""
+    """Names are in lower case."""
     status: int
 
     @property
@@ -31,25 +31,25 @@ class Request:
 
 @dataclass(frozen=True)
 class Page:
-    """An answer that does not come from git: a file, a redirect, a refusal."""
+    """A scripted response: a file, a redirect, an error."""
 
     content: bytes = b""
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     complete: bool = True
-    """Otherwise the connection is broken off in the middle."""
+    """If False, the connection is closed in the middle."""
     pause: float = 0.0
-    """Seconds between two pieces of a kibibyte."""
+    """Seconds between pieces of 1 KiB."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A request that is not answered yet; its body can be read once."""
+    """A request before its response; its body can be read once."""
 
     method: str
     path: str
     headers: Mapping[str, str]
-    """By their names in lower case."""
+    """Names are in lower case."""
     read: Callable[[], bytes]
 
 
@@ -59,26 +59,26 @@ def redirect(location: str, status: int = 302) -> Page:
 
 @dataclass
 class GitServer:
-    """Serves the bare repositories in a folder; all of it may be changed while it runs."""
+    """Serves the bare repositories in a folder; all fields can be changed while it runs."""
 
     folder: Path
     url: str = ""
     credentials: str | None = None
-    """`name:password` that everybody has to show."""
+    """`name:password` required from all clients."""
     pages: dict[str, Page | Callable[[], Page]] = field(default_factory=dict)
-    """What is answered under a path, whatever git would say."""
+    """Scripted responses by path."""
     old: bool = False
-    """Speak the first version of the protocol alone."""
+    """Speak protocol version 0 only."""
     config: dict[str, str] = field(default_factory=dict)
-    """Settings of git."""
+    """Git settings."""
     requests: list[Request] = field(default_factory=list)
     judge: Callable[[Question], Page | None] | None = None
-    """Answers what git is not to be asked."""
+    """Answers requests instead of git."""
     done: Callable[[str], None] | None = None
-    """Is told the path of what git was asked, after its answer."""
+    """Called with the path after each response of git."""
 
     def forget(self, folder: Path) -> None:
-        """Begin anew, with the repositories of another folder."""
+        """Reset, with the repositories of another folder."""
         fresh = GitServer(folder, self.url)
         self.__dict__.update(fresh.__dict__)
 
@@ -264,14 +264,14 @@ class _Listener(ThreadingHTTPServer):
         super().__init__((address, port), _Handler)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Clients come and go; what matters is what they say of it."""
+        """Ignore disconnected clients: tests check the client side."""
 
 
 @contextlib.contextmanager
 def serving(
     folder: Path, *, address: str = "127.0.0.1", port: int = 0, tls: ssl.SSLContext | None = None
 ) -> Iterator[GitServer]:
-    """A git server for the repositories in this folder, until the end of the block."""
+    """Serve the repositories in this folder until the end of the block."""
     told = GitServer(folder)
     with _Listener(address, port, told) as listener:
         if tls is not None:

@@ -1,4 +1,4 @@
-"""A server with repositories and no machines: the API, and git beside it, on a port of its own."""
+"""An API server with repositories and without VMs, on its own port."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Repositories without machines: a database, accounts, and real git."""
+"""Repositories without VMs: a database, accounts and real git."""
 
 import contextlib
 import subprocess
@@ -31,7 +31,7 @@ class Stage:
     theirs: str
 
     async def repository(self, **options: object) -> Repository:
-        """A new one of ours."""
+        """A new repository of the first account."""
         info = await self.repos.create(self.ours, **options)  # type: ignore[arg-type]  # as create takes them
         return self.repos.repository(info.id)
 
@@ -74,7 +74,7 @@ async def _account(accounts: Accounts, name: str) -> str:
 
 
 def check_all(folder: Path) -> None:
-    """Every repository is whole, as git itself judges it, and nothing is half made."""
+    """Every repository passes fsck and has no leftovers."""
     for repository in folder.glob("??/*.git"):
         checked = subprocess.run(
             ["git", "-c", "safe.directory=*", "fsck", "--strict", "--no-dangling"],

@@ -1,4 +1,4 @@
-"""A second git server that plays GitHub: its REST calls for Apps, its tokens, its webhooks."""
+"""A stand-in for GitHub: its REST API for Apps, tokens, webhooks and LFS, on a git server."""
 
 import base64
 import contextlib
@@ -46,28 +46,28 @@ class Hosted:
 
 @dataclass
 class Github:
-    """Serves `owner/name.git` to people, who are believed, and to those with a token for it."""
+    """Serves `owner/name.git` to users without authentication, and to clients with a token for it."""
 
     server: GitServer
     webhook_secret: str = "it is only a test"
     webhook_url: str | None = None
     lifetime: float = 3600.0
-    """Seconds that a token is good for."""
+    """Seconds that a token is valid."""
     repos: dict[str, Hosted] = field(default_factory=dict)
     tokens: dict[str, str] = field(default_factory=dict)
-    """The repository that each token is for."""
+    """The repository of each token."""
     sent: list[tuple[str, int]] = field(default_factory=list)
-    """Webhooks: the repository, and what was answered."""
+    """Sent webhooks: the repository and the response status."""
     given: int = 0
-    """Tokens that were given."""
+    """Number of tokens issued."""
     seen: dict[str, str] = field(default_factory=dict)
     down: bool = False
     large_files: dict[str, bytes] = field(default_factory=dict)
-    """By their hashes."""
+    """By hash."""
     verified: list[str] = field(default_factory=list)
     lfs_pass: str = field(default_factory=lambda: secrets.token_hex(8))
     lfs_answer: tuple[int, dict[str, Any]] | None = None
-    """What is answered to all who ask for large files."""
+    """The response to all LFS requests."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -89,11 +89,11 @@ class Github:
         return self.server.folder / f"{name}.git"
 
     def url(self, name: str) -> str:
-        """Where people push to."""
+        """The URL that users push to."""
         return self.server.url.replace("://", "://person:secret@") + f"/{name}.git"
 
     def git(self, name: str, *arguments: str) -> str:
-        """Whatever happens inside GitHub."""
+        """Run git inside GitHub."""
         command = ["git", "-c", "safe.directory=*", *arguments]
         ran = subprocess.run(command, cwd=self.path(name), capture_output=True, text=True, check=True)
         return ran.stdout
@@ -103,13 +103,13 @@ class Github:
         return dict(line.split(" ") for line in printed.splitlines())
 
     def protect(self, name: str, ref: str) -> None:
-        """Nobody pushes to this ref."""
+        """Reject pushes to this ref."""
         hook = self.path(name) / "hooks" / "update"
         hook.parent.mkdir(exist_ok=True)
         hook.write_text(f'#!/bin/sh\n[ "$1" != "{ref}" ] || {{ echo "protected branch" >&2; exit 1; }}\n')
         hook.chmod(0o755)
 
-    # As it is asked
+    # Requests
 
     def judge(self, question: Question) -> Page | None:
         if self.down:
@@ -162,7 +162,7 @@ class Github:
         return _says(201, {"token": token, "expires_at": until, "permissions": permissions})
 
     def _large_files(self, asked: dict[str, Any]) -> Page:
-        """Where large files are kept: elsewhere, by those who show what they are told here."""
+        """LFS batch API: objects are on another path, and need the headers given here."""
         if self.lfs_answer is not None:
             return _says(*self.lfs_answer)
         offers = []
@@ -196,7 +196,7 @@ class Github:
         return Page(content)
 
     def done(self, path: str) -> None:
-        """Tell of a push, if it was one."""
+        """Send a webhook if it was a push."""
         name = path.strip("/").partition(".git/")[0]
         if self.webhook_url is None or not path.endswith("/git-receive-pack"):
             return
@@ -208,7 +208,7 @@ class Github:
             self.tell(name)
 
     def webhook(self, name: str, event: str, secret: str | None = None) -> tuple[bytes, dict[str, str]]:
-        """What is sent, and its headers."""
+        """The body and headers of a webhook."""
         body = json.dumps({"action": "done", "repository": _facts(self.repos[name])}).encode()
         signed = hmac.new((secret or self.webhook_secret).encode(), body, hashlib.sha256).hexdigest()
         return body, {

@@ -1,4 +1,4 @@
-"""A repository here, one at a played GitHub, and what keeps the two in step."""
+"""A repository here, one at the GitHub stand-in, and their sync."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ LOOPBACK = [IPv4Network("127.0.0.0/8")]
 
 @dataclass
 class Scene:
-    """A repository here, one at GitHub with the same name, and a person with a clone of it."""
+    """A repository here, one at GitHub with the same name, and a user with a clone of it."""
 
     stage: Stage
     github: Github
@@ -51,7 +51,7 @@ class Scene:
         return self.github.refs(NAME)
 
     async def commit(self, path: str, content: str = "here\n", branch: str = "main") -> str:
-        """A commit by API."""
+        """Commit through the API."""
         change = Change(path, content.encode())
         return (await commit(self.repository, [change], f"write {path}", branch=branch)).sha
 

@@ -1,4 +1,4 @@
-"""Small pushes that unfold to something enormous: they are kept or refused, and hurt nobody."""
+"""Decompression bombs: small pushes with huge contents are stored or refused in bounded memory."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ FLAT = 150 * MIB
 
 @dataclass
 class Memory:
-    """What the server holds more than before, and what a git holds, at most."""
+    """Peak memory growth of the server, and peak memory of a git process."""
 
     server: int = 0
     git: int = 0
@@ -38,7 +38,7 @@ class Bombed:
     repository: Repository = field(init=False)
 
     async def push(self, pack: Pack, commit: str | None = None) -> str:
-        """Push a pack; tells what git has to say of it."""
+        """Push a pack; returns git's report."""
         self.repository = await self.site.stage.repository()
         line = f"{NOWHERE} {commit or '1' * 40} refs/heads/main\0 report-status"
         body = packet(line.encode()) + b"0000" + pack.data
@@ -53,7 +53,7 @@ class Bombed:
         return f"/git/v1/repo/{self.repository.id}/{path}"
 
     async def streamed(self, path: str) -> int:
-        """How many bytes an answer has."""
+        """The number of bytes of a response."""
         async with self.http.stream("GET", self.api(path)) as answer:
             assert answer.status_code == 200
             return sum([len(piece) async for piece in answer.aiter_raw()])
@@ -84,7 +84,7 @@ class Bombed:
 
 
 def _resident(process: str) -> int:
-    """Bytes of a process that are its own."""
+    """Private bytes of a process."""
     found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc", process, "status").read_text())
     if found is None:
         raise ValueError("it has no memory")
@@ -102,7 +102,7 @@ async def bombed(tmp_path: Path) -> AsyncIterator[Bombed]:
 
 @pytest.mark.parametrize("size", [170 * MIB, pytest.param(5 << 30, marks=pytest.mark.slow)])
 async def test_huge_file_of_zeros_uses_bounded_memory(bombed: Bombed, size: int) -> None:
-    """Cloned as small as it came; read, searched and archived without ever being in memory."""
+    """Cloned as small as it was pushed; read, searched and archived in bounded memory."""
     pack = Pack()
     zeros, small = pack.zeros(size), pack.blob(b"a needle\n")
     commit = pack.commit(pack.tree({"small": small, "zeros": zeros}))
@@ -135,7 +135,7 @@ async def test_huge_file_of_zeros_uses_bounded_memory(bombed: Bombed, size: int)
 
 
 async def test_delta_bomb_is_refused(bombed: Bombed) -> None:
-    """Twenty kilobytes that would have to be unfolded to two gigabytes of memory to be looked at."""
+    """20 kB that would need 2 GB of memory to parse."""
     pack = Pack()
     pack.copies(2 << 30)
     assert len(pack.data) < 30_000
@@ -146,7 +146,7 @@ async def test_delta_bomb_is_refused(bombed: Bombed) -> None:
 
 
 async def test_exponential_tree_is_stored_and_listings_are_limited(bombed: Bombed) -> None:
-    """Ten folders in each of ten, ten times: few objects, and more paths than anyone can list."""
+    """Ten folders in each of ten, ten levels deep: few objects, and too many paths to list."""
     pack = Pack()
     blob = pack.blob(b"x\n")
     top = pack.tree({f"file{number}": blob for number in range(10)})
@@ -170,7 +170,7 @@ async def test_exponential_tree_is_stored_and_listings_are_limited(bombed: Bombe
 
 
 async def test_too_deep_tree_is_refused_or_reported(bombed: Bombed) -> None:
-    """Folders within folders, so many that git itself may break: the server stays, and says so."""
+    """Nested so deep that git itself may crash: the server reports it and keeps running."""
     for depth in (20_000, 100_000):
         pack = Pack()
         top = pack.tree({"file": pack.blob(b"x\n")})

@@ -1,4 +1,4 @@
-"""Repositories on their way into machines; for the guest, this host runs the real script with real git."""
+"""Bundles for VMs: this host plays the guest and runs the real clone script with real git."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ HISTORY = (
 
 @dataclass
 class Told:
-    """The record of a build that is none."""
+    """A build record that stores nothing."""
 
     step: str = "repositories"
     lines: list[str] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Told:
 
 @dataclass
 class Here:
-    """This host as a machine: what is to run in it runs here."""
+    """This host as a VM: guest commands run here."""
 
     git: GitClient
     reads: bool = True
@@ -81,7 +81,7 @@ class Here:
                 process.kill()
                 await process.wait()
             process._transport.close()  # type: ignore[attr-defined]
-            # A machine that failed is deleted.
+            # A VM that failed is deleted.
             shutil.rmtree(handed_in, ignore_errors=True)
 
     async def _feed(self, process: asyncio.subprocess.Process, stdin: AsyncIterator[bytes]) -> None:
@@ -149,7 +149,7 @@ async def cloned(
 
 
 async def test_repository_is_found_by_name_id_and_url(bundles: Bundles, stage: Stage) -> None:
-    """Its id and its addresses, whoever is named in them: always the same clone, from the same address."""
+    """By id and by URLs, with any credentials in them: always the same clone from the same URL."""
     repo = (await stage.repository()).id
     bundle = await found(bundles, stage, repo)
     assert bundle.url == f"{ROOT}/{repo}"
@@ -181,7 +181,7 @@ async def test_repository_is_found_by_name_id_and_url(bundles: Bundles, stage: S
 
 
 async def test_inaccessible_repository_is_not_found(bundles: Bundles, stage: Stage) -> None:
-    """Somebody else's repository is told like a missing one, word for word, unless it is public."""
+    """A private repository of another account gets the same message as a missing one."""
     theirs = (await stage.repos.create(stage.theirs)).id
     public = (await stage.repos.create(stage.theirs, public=True)).id
 
@@ -210,7 +210,7 @@ async def test_inaccessible_repository_is_not_found(bundles: Bundles, stage: Sta
 
 
 async def test_bundle_equals_git_clone(bundles: Bundles, stage: Stage, git: GitClient) -> None:
-    """Refs, settings, files and history, from the repository's address; what was handed in is gone."""
+    """Refs, configuration, files and history; the transferred files are removed."""
     repository = await filled(stage, git)
     told = Told()
     clone = await cloned(await found(bundles, stage, repository.id), bundles, git, told=told)
@@ -239,8 +239,9 @@ async def test_bundle_equals_git_clone(bundles: Bundles, stage: Stage, git: GitC
 async def test_bundle_checks_out_a_revision(
     bundles: Bundles, stage: Stage, git: GitClient, depth: int | None
 ) -> None:
-    """A branch is tracked; a tag, or a commit, also one that no branch has, is not. So it is when the
-    repository has no more than the last commits of its history."""
+    """A branch is tracked; a tag or a commit, also one on no branch, is detached. The same for shallow
+    repositories.
+    """
     repository = await filled(stage, git)
     work = git.home / f"work-{repository.id}"
     second = await git("rev-parse", "feature/x", cwd=work)
@@ -284,7 +285,7 @@ async def test_bundle_of_empty_repository(bundles: Bundles, stage: Stage, git: G
 
 
 async def test_bundle_without_default_branch(bundles: Bundles, stage: Stage, git: GitClient) -> None:
-    """As git does it: nothing is checked out, and the branches that there are can be."""
+    """As git does: nothing is checked out, and the existing branches can be."""
     repository = await filled(stage, git)
     await git("symbolic-ref", "HEAD", "refs/heads/gone", cwd=repository.path)
     clone = await cloned(await found(bundles, stage, repository.id), bundles, git)
@@ -313,11 +314,11 @@ async def test_failed_bundle_reports_the_reason(bundles: Bundles, stage: Stage, 
     assert gits_of(repository.path) == []
 
 
-# What was fixed
+# Pinning
 
 
 async def test_bundle_is_pinned_despite_later_pushes(bundles: Bundles, stage: Stage, git: GitClient) -> None:
-    """Whatever is pushed between a plan and the clone: new commits, a branch moved back, one deleted."""
+    """Pushes between plan and clone: new commits, a branch moved back, a branch deleted."""
     repository = await filled(stage, git)
     work = git.home / f"work-{repository.id}"
     bundle = await found(bundles, stage, repository.id)
@@ -335,7 +336,7 @@ async def test_bundle_is_pinned_despite_later_pushes(bundles: Bundles, stage: St
 
 
 async def test_layer_key_changes_with_the_clone(bundles: Bundles, stage: Stage, git: GitClient) -> None:
-    """Nothing pushed, nothing new, by whatever name; anything pushed, to any branch or tag, is new."""
+    """The key is the same without pushes, by whatever name; any push to any branch or tag changes it."""
     repository = await filled(stage, git)
     work = git.home / f"work-{repository.id}"
     url = f"{ROOT}/{repository.id}"
@@ -374,7 +375,7 @@ async def test_layer_key_changes_with_the_clone(bundles: Bundles, stage: Stage, 
 
 
 async def test_deleted_repository_fails_the_bundle(bundles: Bundles, stage: Stage, git: GitClient) -> None:
-    """Deleted, or no longer to be read, or without what it had: told, and the guest is not left waiting."""
+    """Deleted, no longer accessible, or damaged: reported, and the guest does not hang."""
     deleted, damaged = await filled(stage, git), await filled(stage, git)
     theirs = await stage.repos.create(stage.theirs, public=True)
     planned = [await found(bundles, stage, each.id) for each in (deleted, damaged)]
@@ -398,7 +399,7 @@ async def test_repository_deleted_while_packing(bundles: Bundles, stage: Stage, 
     async with bundles.packed(bundle) as pack:
         shutil.move(repository.path, repository.path.with_suffix(".gone"))
         with contextlib.suppress(RepoNotFound):
-            # Git may have had all of it open already; it is whole then, or told.
+            # Git may have opened all files already: then the bundle is complete.
             whole = b"".join([piece async for piece in pack])
             assert whole.startswith(b"PACK")
         shutil.move(repository.path.with_suffix(".gone"), repository.path)
@@ -406,7 +407,7 @@ async def test_repository_deleted_while_packing(bundles: Bundles, stage: Stage, 
 
 
 async def test_cancelled_bundle_leaves_no_git_process(bundles: Bundles, stage: Stage, git: GitClient) -> None:
-    """A guest that takes nothing holds up one git, which takes no memory for it and goes with the clone."""
+    """A guest that reads nothing blocks one git process in bounded memory; cancellation ends it."""
     repository = await filled(stage, git)
     work = git.home / f"work-{repository.id}"
     await git.commit(work, {"large": os.urandom(32 << 20)})

@@ -1,4 +1,4 @@
-"""Where Stead connects to because a user says so, and where it does not."""
+"""SSRF guard: which user-supplied addresses are connected to."""
 
 import asyncio
 import datetime
@@ -33,7 +33,7 @@ PUBLIC = "93.184.215.14"
 
 
 def resolver(*answers: Sequence[str]) -> Resolve:
-    """Answers in turn; the last one again and again."""
+    """A resolver that returns these answers in turn, and then repeats the last one."""
     left = list(answers)
 
     async def resolve(host: str, port: int) -> Sequence[str]:
@@ -43,7 +43,7 @@ def resolver(*answers: Sequence[str]) -> Resolve:
 
 
 def local(*answers: Sequence[str]) -> Egress:
-    """May connect to loopback; whatever name is asked for is there, unless other answers are given."""
+    """Allows loopback; every name resolves to it unless other answers are given."""
     return Egress([LOOPBACK], resolve=resolver(*(answers or (["127.0.0.1"],))))
 
 
@@ -110,7 +110,7 @@ async def get(egress: Egress, url: str, **options: object) -> tuple[int, bytes]:
     ],
 )
 async def test_non_public_addresses_are_refused(address: str) -> None:
-    """As a name's only address, as one of several, and, where it can be written so, in the URL itself."""
+    """As a name's only address, as one of several, and in the URL itself where possible."""
     for found in ([address], [PUBLIC, address], [address, PUBLIC]):
         with pytest.raises(EgressRefused, match=re.escape(str(ip_address(address.partition("%")[0])))):
             await Egress(resolve=resolver(found)).check("https://git.example/repo")
@@ -134,7 +134,7 @@ async def test_public_addresses_are_accepted(address: str) -> None:
     "host", ["localhost", "2130706433", "0x7f000001", "0x7f.1", "017700000001", "127.1", "127.0.0.1.", "0"]
 )
 async def test_other_spellings_of_loopback_are_refused(host: str) -> None:
-    """The names are looked up as the host does it."""
+    """Resolved by the host's own resolver."""
     with pytest.raises(EgressRefused):
         await Egress().check(f"http://{host}/")
 
@@ -215,14 +215,14 @@ async def test_allowed_private_networks_are_accepted(server: GitServer) -> None:
 
 
 async def test_connection_is_pinned_and_host_header_has_the_name(server: GitServer) -> None:
-    """The name does not exist outside of the test's resolver."""
+    """The name exists only in the test's resolver."""
     status, _ = await get(local(), f"http://git.stead.invalid:{server.port}/file")
     assert status == 200
     assert server.requests[-1].headers["host"] == f"git.stead.invalid:{server.port}"
 
 
 async def test_dns_rebinding_has_no_effect(server: GitServer) -> None:
-    """Looked up a second time it would be another server; it is looked up once."""
+    """A second lookup would return another server; there is only one lookup."""
     egress = Egress([IPv4Network("127.0.0.1/32")], resolve=resolver(["127.0.0.1"], ["127.0.0.66"]))
     target = await egress.check(f"http://git.stead.invalid:{server.port}/file")
     async with egress.request("GET", target, most_bytes=100, timeout=10) as answer:
@@ -290,7 +290,7 @@ async def test_response_over_content_length_limit_is_refused(server: GitServer) 
 
 
 async def test_chunked_response_over_limit_is_refused(tmp_path: Path) -> None:
-    """What git answers has no length beforehand."""
+    """A chunked response has no Content-Length."""
     with serving(tmp_path) as server:
         server.init("repo.git")
         with pytest.raises(TooLarge):
@@ -361,7 +361,7 @@ async def test_public_address_of_this_host_is_refused(monkeypatch: pytest.Monkey
 
 
 def certificate(name: str, folder: Path) -> tuple[ssl.SSLContext, Path]:
-    """A server's side of TLS for this name, and the certificate that it is known by."""
+    """A TLS context of a server with this name, and its certificate."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
@@ -397,7 +397,7 @@ def ls_remote(url: str, *options: str, env: dict[str, str] | None = None) -> sub
 
 
 async def test_certificate_is_verified_for_the_host_name(tmp_path: Path) -> None:
-    """Both by the client and by git, although both dial an address."""
+    """By the HTTP client and by git, although both connect to an address."""
     context, known = certificate("git.stead.invalid", tmp_path)
     tls = ssl.create_default_context(cafile=str(known))
     egress = Egress([LOOPBACK], resolve=resolver(["127.0.0.1"]), tls=tls)

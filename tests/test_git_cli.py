@@ -1,4 +1,4 @@
-"""`stead git`, typed as a user types it, with the real git and repositories of a real server."""
+"""`stead git` as typed by a user, with the real git and a real server."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ NOWHERE = "00000000-0000-4000-8000-000000000000"
 
 
 class Inside(Shell):
-    """Types commands that need no process of their own: most of what a command takes is to begin."""
+    """Runs commands in this process, which is faster than a new one."""
 
     async def try_(
         self, *arguments: str | Path, stdin: bytes = b"", environment: Mapping[str, str] | None = None
@@ -50,7 +50,7 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
 
 @pytest_asyncio.fixture
 async def shell(site: Site, git: GitClient, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Shell]:
-    """Somebody with an account, whose repositories and identities are gone afterwards."""
+    """A user with an account, whose repositories and identities are removed afterwards."""
     for name, value in git.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(git.home)
@@ -80,7 +80,7 @@ async def identities(site: Site) -> list[str]:
 
 
 async def filled(site: Site, *, name: str | None = None, public: bool = False, key: str = "") -> str:
-    """A repository with a commit; its id."""
+    """A repository with a commit; returns its id."""
     async with AsyncStead(key or site.key, base_url=site.url) as stead:
         repo = await stead.git.repos.create(name=name, public=public)
         await repo.commits.create("first", {"README.md": "# Hello\n", "src/a.py": "print(1)\n"})
@@ -94,7 +94,7 @@ async def exists(path: Path) -> None:
     await until(there, 30)
 
 
-# Making, listing, showing, deleting
+# Create, list, show, delete
 
 
 async def test_create_show_and_delete_repository(inside: Inside, site: Site) -> None:
@@ -195,7 +195,7 @@ async def test_vm_create_takes_repositories_by_name_id_or_url() -> None:
 
 
 async def test_clone_can_fetch_and_push(shell: Shell, site: Site, git: GitClient) -> None:
-    """From anywhere in it, after it was moved, and from a worktree; the server's key is not needed there."""
+    """From any folder in it, after a move, and from a worktree; without the API key."""
     repo_id = await filled(site, name="web")
     result = await shell.try_("git", "clone", "web")
     assert result.returncode == 0, result.stderr
@@ -214,7 +214,7 @@ async def test_clone_can_fetch_and_push(shell: Shell, site: Site, git: GitClient
 
 
 async def test_clone_token_file_is_private(shell: Shell, site: Site, git: GitClient) -> None:
-    """Not in what is printed, the remote or the settings, nor with the helpers that the user has for all."""
+    """Not in the output, the remote's URL, the configuration, or the user's credential helpers."""
     helper = git.home / "helper"
     helper.write_text(f"#!/bin/sh\ncat >> {git.home / 'heard'}\n")
     helper.chmod(0o755)
@@ -243,7 +243,7 @@ async def test_clone_token_file_is_private(shell: Shell, site: Site, git: GitCli
 
 
 async def test_clone_token_is_not_in_command_lines(shell: Shell, site: Site, git: GitClient) -> None:
-    """What git is asked to run while it clones waits here until somebody has looked."""
+    """A git helper blocks during the clone until the test has inspected the processes."""
     repo_id = await filled(site)
     await git("config", "--global", "core.hooksPath", str(git.home))
     hook = git.home / "post-checkout"
@@ -291,7 +291,7 @@ async def test_failed_clone_leaves_nothing(shell: Shell, site: Site, git: GitCli
 async def test_interrupted_clone_leaves_nothing(
     shell: Shell, site: Site, git: GitClient, number: signal.Signals
 ) -> None:
-    """Git asks a server that never comes to an end."""
+    """The server never ends its response."""
     repo_id = await filled(site)
     with scripted(Pieces([], hold=True)) as server:
         await git("config", "--global", f"url.{server.url}/.insteadOf", f"{site.url}/{repo_id}")
@@ -343,7 +343,7 @@ async def test_public_repository_is_cloned_without_token(shell: Shell, site: Sit
 
 
 async def test_clone_with_lfs(shell: Shell, site: Site, git: GitClient) -> None:
-    """Git LFS asks for the password of the server, not for that of the repository."""
+    """git-lfs asks for the credentials of the server, not of the repository."""
     repo_id = await filled(site)
     await shell.run("git", "clone", repo_id, "one")
     await git("lfs", "install", cwd=git.home)
@@ -386,7 +386,7 @@ async def test_search_finds_lines(inside: Inside, site: Site) -> None:
 
 
 async def test_search_prints_like_grep() -> None:
-    """What is in files cannot steer the terminal."""
+    """File contents cannot control the terminal."""
     with scripted(Reply(content=FOUND), Reply(content=FOUND)) as server:
         inside = Inside(server.url, "key")
         result = await inside.try_(
@@ -450,7 +450,7 @@ async def test_search_matches_are_coloured_on_a_terminal() -> None:
     assert "\x1b[2J" not in printed
 
 
-# The client library, against the same server
+# SDK against the same server
 
 
 async def test_repository_with_the_sdk(shell: Shell, site: Site, tmp_path: Path) -> None:

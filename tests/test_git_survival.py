@@ -1,4 +1,4 @@
-"""Git hosting after `kill -9` and on a full disk: what was answered for is there, all else whole or gone."""
+"""Git hosting after `kill -9` and on a full disk: acknowledged writes exist, others are complete or gone."""
 
 import asyncio
 import base64
@@ -40,11 +40,11 @@ REFS_AT_ONCE = 100
 _LEFT = re.compile(r".*\.lock|\.?tmp[_-].*|fast_import_crash_.*|packed-refs\.new|trace|import")
 
 
-# Killed
+# kill -9
 
 
 def _gits(uid: int) -> set[int]:
-    """Processes of the user that git runs as, but for those that are over and were not yet asked about."""
+    """Running processes of the git user, without zombies."""
     found = set()
     for status in Path("/proc").glob("[0-9]*/status"):
         with contextlib.suppress(OSError):
@@ -55,8 +55,8 @@ def _gits(uid: int) -> set[int]:
 
 
 def _leftovers(repos: Path) -> list[Path]:
-    """Whatever only somebody who is still at work may have."""
-    # Unlike a glob, a walk does not mind folders that go while it looks.
+    """Files that only a running writer may have."""
+    # Unlike a glob, a walk tolerates folders that disappear.
     inside = [
         Path(above, name)
         for repo in repos.glob("??/*.git")
@@ -67,7 +67,7 @@ def _leftovers(repos: Path) -> list[Path]:
 
 
 class Server:
-    """A server that is killed, and started again over what it left."""
+    """A server that is killed and restarted on the same data."""
 
     def __init__(self, settings: Settings, git: GitClient) -> None:
         self.settings = settings
@@ -98,7 +98,7 @@ class Server:
             await self._http.aclose()
 
     async def call(self, method: str, path: str, **options: Any) -> httpx2.Response | None:
-        """An answer that says yes; None when nobody was there any more to give it."""
+        """A successful response; None if the server was gone."""
         assert self._http is not None
         try:
             answer = await self._http.request(method, f"/git/v1/repo{path}", **options)
@@ -109,7 +109,7 @@ class Server:
         return answer
 
     async def push(self, work: Path, repo: str, *arguments: str) -> bool:
-        """Whether the user was told that all of it is done."""
+        """Whether git reported success for all refs."""
         login = ("-c", f"http.extraHeader=Authorization: Bearer {self.key}")
         pushed = await self.git.run(*login, "push", f"{self.url}/{repo}", *arguments, cwd=work)
         assert pushed.status == 0 or self.killed, pushed.err
@@ -124,11 +124,11 @@ class Server:
         return self.repos / repo[:2] / f"{repo}.git"
 
     async def check_whole(self) -> None:
-        """Git finds nothing wrong, and nothing is left of what was not finished."""
+        """fsck passes and there are no leftovers."""
         wrong: list[str] = []
 
         async def right() -> bool:
-            # Packs may just be joined: then git looks again.
+            # A repack may be running: git retries.
             wrong[:] = map(str, _leftovers(self.repos))
             for path in self.repos.glob("??/*.git"):
                 checked = await self.git.run("--git-dir", str(path), "fsck", "--strict", "--no-dangling")
@@ -142,15 +142,15 @@ class Server:
 
 class Worker(Protocol):
     async def work(self, server: Server) -> None:
-        """Go on until the server is gone."""
+        """Write until the server is gone."""
 
     async def check(self, server: Server) -> None:
-        """What was told is there, and what was under way can be done now."""
+        """Acknowledged writes exist, and interrupted ones can be repeated."""
 
 
 @dataclass
 class LargePushes:
-    """One large commit after the other, onto one branch."""
+    """One large commit after the other on one branch."""
 
     objects: Objects
     repo: str
@@ -173,7 +173,7 @@ class LargePushes:
 
 @dataclass
 class ManyRefs:
-    """Many branches in one push: now each by itself, now all or none."""
+    """Many branches in one push, alternating between atomic and not."""
 
     objects: Objects
     repo: str
@@ -217,7 +217,7 @@ class ManyRefs:
 
 @dataclass
 class Commits:
-    """One commit by API after the other, each on top of the one before."""
+    """Sequential API commits, each on top of the previous one."""
 
     repo: str
     told: list[str] = field(default_factory=list)
@@ -247,12 +247,12 @@ class Commits:
 
 @dataclass
 class Imports:
-    """New repositories with content: now files, now the history of another repository."""
+    """New repositories from files and from another repository."""
 
     source: str
     tip: str
     others: set[str]
-    """Repositories that are not from here."""
+    """Repositories created elsewhere."""
     text: str = "imported" * 50_000
     told: set[str] = field(default_factory=set)
 
@@ -293,7 +293,7 @@ class Work:
 
 
 async def _begin(server: Server, source: GitServer) -> Work:
-    """Everybody's repositories, and one elsewhere that is imported."""
+    """Create the repositories of all writers, and one to import."""
     objects = await Objects.make(server.git, "objects")
     tip = objects.commit(files={"large": os.urandom(LARGE)})
     await server.git("push", "-q", str(source.init("source")), f"{tip}:refs/heads/main", cwd=objects.folder)
@@ -333,7 +333,7 @@ def _passed(when: float) -> Callable[[], bool]:
 
 
 def _moments(server: Server, work: Work) -> Iterator[tuple[str, Callable[[], bool]]]:
-    """When the server is killed: what is waited for each time."""
+    """The conditions at which the server is killed."""
     pushes = server.path(work.pushes.repo)
     yield "a pack arrives", _found(pushes, "objects/tmp_objdir-incoming-*/pack/tmp_pack_*")
     yield "refs change", _half_changed(server, work.refs)
@@ -345,12 +345,12 @@ def _is_now(moment: Callable[[], bool]) -> bool:
     try:
         return moment()
     except FileNotFoundError:
-        # Folders go while they are looked through.
+        # Folders disappear during the walk.
         return False
 
 
 async def _survive(server: Server, work: Work, moment: Callable[[], bool]) -> None:
-    """Everybody works, the server is killed, and after a restart nothing is missing or in the way."""
+    """All write, the server is killed, and after a restart nothing is missing or locked."""
     working = [asyncio.create_task(worker.work(server)) for worker in work.workers]
     try:
         async with asyncio.timeout(30):
@@ -401,7 +401,7 @@ async def test_kill_server_thirty_times(settings: Settings, machines: Machines, 
 
 
 async def test_cancelled_commit_leaves_no_lock(tmp_path: Path) -> None:
-    """Whoever called has left: git lets go of what it holds, and takes away what it had begun."""
+    """The caller was cancelled: git releases its locks and removes temporary files."""
     async with staged(tmp_path) as stage:
         repository = await stage.repository()
         for moment in range(60):
@@ -418,7 +418,7 @@ async def test_cancelled_commit_leaves_no_lock(tmp_path: Path) -> None:
 async def test_received_push_completes_after_client_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of it had come, and refs were being changed: to break that off would leave locks."""
+    """The push was received completely and refs were being updated: a kill would leave locks."""
     monkeypatch.setattr(serving, "_GRACE", 0.01)
     (tmp_path / "data").mkdir()
     async with served(tmp_path / "data") as site, client_of(site.url, site.key) as http:
@@ -464,12 +464,12 @@ async def test_errors_of_damaged_repository_have_no_host_paths(tmp_path: Path) -
         assert (await http.get(f"/git/v1/repo/{repo}")).status_code == 200
 
 
-# Full
+# Full disk
 
 
 @dataclass(frozen=True)
 class Hosting:
-    """A server on a disk of its own, with a repository in it, and a user elsewhere."""
+    """A server on its own small disk, with a repository, and a user elsewhere."""
 
     disk: Path
     site: Site
@@ -498,7 +498,7 @@ class Hosting:
         return Said(answer.status_code == 200, answer.text)
 
     async def settled(self) -> None:
-        """What came before is measured and put in order."""
+        """Wait for measurements and maintenance."""
         await self.site.stage.repos.quotas.settled()
         await self.site.stage.repos.upkeep.settled()
 
@@ -506,7 +506,7 @@ class Hosting:
         return {str(path): path.stat().st_size for path in self.disk.glob("repos/**/*") if path.is_file()}
 
     async def read(self) -> None:
-        """Whoever only reads does not notice."""
+        """Reads still work."""
         with tempfile.TemporaryDirectory() as folder:
             await self.git("clone", "-q", "--bare", self.remote(), folder)
             assert await self.git("rev-parse", "main", cwd=Path(folder)) == self.tip
@@ -516,7 +516,7 @@ class Hosting:
 
 @dataclass(frozen=True)
 class Said:
-    """What came of a call, in words for people."""
+    """The message of a refusal."""
 
     done: bool
     words: str
@@ -567,7 +567,7 @@ async def _branch_by_push(hosting: Hosting) -> Said:
 
 
 async def _large_files(hosting: Hosting) -> Said:
-    """With the real `git lfs`."""
+    """With the real git-lfs."""
     git, work = hosting.git, hosting.git.home / "work"
     if not work.exists():
         await git.work_tree("work")
@@ -631,7 +631,7 @@ _SMALL = (_small_push, _branch_by_push, _small_commit, _branch, _default_branch,
 async def test_full_disk_is_reported_and_leaves_nothing(
     hosting: Hosting, attempt: Callable[[Hosting], Awaitable[Said]], left: int
 ) -> None:
-    """Reading goes on meanwhile, and when there is room again, the same works."""
+    """Reads work meanwhile, and with free space the same writes work again."""
     await hosting.settled()
     before = hosting.files()
     filler = fill_up(hosting.disk, left)

@@ -1,4 +1,4 @@
-"""Large files go with the commits that are exchanged with GitHub."""
+"""GitHub sync with Git LFS."""
 
 import hashlib
 import os
@@ -41,12 +41,12 @@ async def _read(objects: LfsObjects, oid: str) -> bytes:
 
 
 async def _prepare(scene: Scene, folder: Path) -> None:
-    """The person uses git-lfs from now on."""
+    """The user's clone uses git-lfs from now on."""
     await scene.person("lfs", "install", "--skip-repo")
     await scene.person("lfs", "track", "*.bin", cwd=folder)
 
 
-# With the real client
+# Real client
 
 
 async def test_pull_from_github_with_lfs(scene: Scene) -> None:
@@ -86,7 +86,7 @@ async def test_push_to_github_with_lfs(scene: Scene) -> None:
     assert (folder / "movie.bin").read_bytes() == content
 
 
-# What goes wrong
+# Failures
 
 
 async def test_refs_wait_for_their_lfs_objects(scene: Scene) -> None:
@@ -115,7 +115,7 @@ async def test_refs_wait_for_their_lfs_objects(scene: Scene) -> None:
 
 
 async def test_missing_lfs_objects_do_not_block_sync(scene: Scene) -> None:
-    """A pointer can be committed without its file, on both sides."""
+    """A pointer can be committed without its object, on both sides."""
     await _objects(scene).write(_oid(b"another"), _pieces(b"another"))
     await scene.commit("here.bin", _pointer(b"never uploaded here"))
     await scene.enable()
@@ -166,7 +166,7 @@ async def test_lfs_download_passes_the_ssrf_guard(scene: Scene) -> None:
     assert link.state is State.FAILED and link.error is not None and "10.1.2.3" in link.error
 
 
-# Found
+# Pointers
 
 
 async def test_only_new_commits_are_scanned_for_pointers(scene: Scene) -> None:

@@ -1,4 +1,4 @@
-"""What is decided for two repositories that are to come into step, without any repository."""
+"""Sync planner, as pure functions."""
 
 import itertools
 from dataclasses import dataclass, field
@@ -95,7 +95,7 @@ def test_name_conflicts_are_left() -> None:
     found = decided({}, {TOPIC: "a"}, {inner: "a"})
     assert found[TOPIC][0] is found[inner][0] is Step.LEAVE
     assert "conflicts with" in found[inner][1]
-    # What is deleted makes room at once.
+    # A deletion frees its name at once.
     base = {MAIN: "a", TOPIC: "a"}
     found = decided(base, base, {MAIN: "a", inner: "a"})
     assert (found[TOPIC][0], found[inner][0]) == (Step.DELETE_HERE, Step.PULL)
@@ -107,12 +107,12 @@ def test_invalid_ref_names_are_left() -> None:
     assert found[odd][0] is Step.LEAVE and found[MAIN][0] is Step.PULL
 
 
-# Many changes, one after the other
+# Random sequences of changes
 
 
 @dataclass
 class Sides:
-    """Two repositories with a history that both know; commits are numbers, and each has one parent."""
+    """Two repositories with a shared history; commits are numbers with one parent each."""
 
     parents: dict[str, str | None] = field(default_factory=lambda: {"0": None})
     here: dict[str, str] = field(default_factory=dict)
@@ -132,7 +132,7 @@ class Sides:
         return Relation.BEHIND if ref.here in self.ancestors(ref.there) else Relation.APART
 
     def sync(self) -> set[str]:
-        """Do what is decided; the names that are left are told."""
+        """Apply the plan; returns the names of conflicts."""
         if made_anew(self.base, self.here, self.there):
             self.base = {}
         refs = refs_of(self.base, self.here, self.there)
@@ -158,7 +158,7 @@ class Sides:
         return left
 
     def move(self, side: dict[str, str], name: str, commit: str) -> None:
-        """A side is moved by us: never to where something is lost."""
+        """Sync moves a ref: it must not lose commits."""
         if name in side:
             assert name.startswith("refs/heads/") and side[name] in self.ancestors(commit)
         side[name] = commit
@@ -199,7 +199,7 @@ def test_sync_converges_after_any_changes(
         assert {name for name in both if sides.here.get(name) != sides.there.get(name)} == left
         if (sides.here, sides.there) == before:
             break
-    # The last branch of a side may go, by which it is emptied: then the two are joined, and no more comes.
+    # Deleting the last branch empties a side: then the two are joined, and nothing more is applied.
     assert (sides.here, sides.there) == before
     assert sides.sync() == left
     assert (sides.here, sides.there) == before

@@ -1,4 +1,4 @@
-"""Repositories kept in step with a second git server that plays GitHub: real git, tokens and webhooks."""
+"""GitHub sync with a stand-in for GitHub: real git, tokens and webhooks."""
 
 import asyncio
 import hashlib
@@ -89,7 +89,7 @@ async def test_deletions_sync_in_both_directions(scene: Scene) -> None:
     await scene.delete("refs/tags/older")
     assert (await scene.sync()).state is State.IN_STEP
     assert await scene.here() == scene.there == {"refs/heads/main": sha}
-    # And what comes again under the same name is new.
+    # A new ref with the same name is new.
     await scene.repository.create_branch("two/inner")
     await scene.push(folder, "main:one")
     await scene.sync()
@@ -119,7 +119,7 @@ async def test_deleted_ref_frees_its_name_for_nested_refs(scene: Scene) -> None:
     assert set(scene.there) == {f"refs/heads/{name}" for name in ("main", "topic/inner", "other/inner")}
 
 
-# What is left to people
+# Conflicts
 
 
 async def test_conflicting_changes_are_reported_and_left(scene: Scene) -> None:
@@ -136,9 +136,9 @@ async def test_conflicting_changes_are_reported_and_left(scene: Scene) -> None:
     assert "both sides" in left.reason
     assert (await scene.here())["refs/heads/main"] == ours
     assert scene.there["refs/heads/main"] == theirs
-    # Others go on meanwhile.
+    # Other refs still sync.
     assert (await scene.here())["refs/heads/topic"] == theirs
-    # Somebody brings the two together.
+    # A user merges the two.
     await scene.person("fetch", "-q", str(scene.repository.path), "main", cwd=folder)
     await scene.person("merge", "-q", "-m", "both", "FETCH_HEAD", cwd=folder)
     await scene.push(folder, "main")
@@ -203,7 +203,7 @@ async def test_rejected_push_to_github_is_reported(scene: Scene) -> None:
 
 @pytest.mark.parametrize("emptied", ["here", "there"])
 async def test_emptied_side_deletes_nothing(scene: Scene, emptied: str) -> None:
-    """The two are joined as at the beginning."""
+    """The two are joined as in the first sync."""
     await scene.commit("README")
     await scene.repository.create_branch("topic")
     await scene.enable()
@@ -254,7 +254,7 @@ async def test_concurrent_pushes_on_both_sides_lose_nothing(scene: Scene) -> Non
 
 
 async def test_late_github_push_is_not_overwritten(scene: Scene) -> None:
-    """Between the look and the push somebody pushes: git itself refuses, and it is looked at again."""
+    """A push between fetch and push: git refuses, and the sync retries."""
     await scene.commit("README")
     await scene.repository.create_branch("topic")
     await scene.enable()
@@ -286,13 +286,13 @@ async def nothing() -> None:
 
 
 class Killed(BaseException):
-    """Stead is no more."""
+    """The server was killed."""
 
 
 async def test_interrupted_sync_is_completed_by_the_next(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before each git that is run for it, with changes of all kinds on both sides."""
+    """Before every git command of a sync, with all kinds of changes on both sides."""
     await scene.commit("README")
     await scene.enable()
     folder = await scene.clone()
@@ -341,7 +341,7 @@ async def test_interrupted_sync_is_completed_by_the_next(
     assert 5 < moment < 99
 
 
-# Who tells that there is something to do
+# Events
 
 
 async def test_local_change_starts_a_sync(scene: Scene) -> None:
@@ -383,7 +383,7 @@ async def site(tmp_path: Path) -> AsyncIterator[tuple[Site, Github, GitClient]]:
 async def test_webhook_and_push_start_a_sync(
     site: tuple[Site, Github, GitClient],
 ) -> None:
-    """From outside: plain git on both sides, and the API."""
+    """End to end: plain git on both sides, and the API."""
     served, github, person = site
     github.create(NAME)
     async with AsyncStead(served.key, base_url=served.url) as stead:
@@ -409,7 +409,7 @@ async def test_webhook_and_push_start_a_sync(
         await until(followed, LIMIT)
         link = await repo.github_sync.run()
         assert (link.github_repo_name, link.state, link.divergences) == (NAME, "in_step", ())
-        # What git and others see of it.
+        # Visible to git and the API.
         assert "stead" not in await person("ls-remote", here)
         await repo.github_sync.disable()
         assert await repo.github_sync.get() is None
@@ -436,14 +436,14 @@ async def test_unsigned_webhook_is_refused(
         assert answer.status_code == 401
         answer = await client.post(url, content=b"x" * (MAX_WEBHOOK + 1), headers=headers)
         assert answer.status_code == 413
-        # Signed, and about no repository.
+        # Signed, but without a repository.
         for odd in (b"{}", b"[]", b'{"repository": {"id": "x"}}', b"not JSON"):
             signed = hmac.new(github.webhook_secret.encode(), odd, hashlib.sha256).hexdigest()
             told = headers | {"X-Hub-Signature-256": f"sha256={signed}"}
             assert (await client.post(url, content=odd, headers=told)).status_code == 200
 
 
-# As it is typed
+# Command line
 
 
 async def test_connect_app_and_sync_with_the_cli(
@@ -557,7 +557,7 @@ async def test_repository_has_at_most_one_link(scene: Scene) -> None:
     second = await scene.stage.repository()
     with pytest.raises(LinkConflict, match="another repository"):
         await scene.links.enable(scene.stage.ours, second.id, NAME)
-    # Another account, with an App of its own, may have its own copy.
+    # Another account with its own App may have its own copy.
     await scene.links.apps.connect(scene.stage.theirs, scene.github.app)
     info = await scene.stage.repos.create(scene.stage.theirs)
     await scene.links.enable(scene.stage.theirs, info.id, NAME)
@@ -576,7 +576,7 @@ async def test_disabled_sync_leaves_both_sides_alone(scene: Scene) -> None:
         await scene.links.disable(scene.repository.id)
     kept = await scene.repository.git.run(scene.repository.path, "for-each-ref", "refs/stead/")
     assert kept == b"" and scene.there == before
-    # Anew, the two are still related.
+    # Enabled again, the two are still related.
     assert (await scene.enable()).state is State.IN_STEP
     assert await scene.same()
 

@@ -1,4 +1,4 @@
-"""Processes that wait to become a command: it is the one that was asked for, with nothing added or lost."""
+"""Pre-forked launchers: they run exactly the requested command."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ NOBODY = 65534
 
 @pytest_asyncio.fixture
 async def launchers() -> AsyncIterator[Launchers]:
-    """Of the user who runs the tests: `env` stands for what makes them another's."""
+    """Launchers of the current user: `env` stands for the command that switches users."""
     made = Launchers(["env"], KNOWN, 1 << 20)
     async with asyncio.timeout(LIMIT):
         await filled(made)
@@ -127,7 +127,7 @@ async def test_launcher_exits_when_its_stdin_closes(launchers: Launchers) -> Non
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can let git be another user")
 async def test_launched_git_has_the_same_user_and_limits(open_folder: Path) -> None:
-    """The user, what may be done by it, and how much it may have are the same."""
+    """The same user, capabilities and limits."""
     async with staged(open_folder, NOBODY) as stage:
         repository = await stage.repository()
         git = stage.repos.git

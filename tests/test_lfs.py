@@ -1,4 +1,4 @@
-"""Large files: kept by hash, asked for by `git lfs`."""
+"""Git LFS: the object store, the batch API and the real git-lfs client."""
 
 import asyncio
 import hashlib
@@ -57,7 +57,7 @@ def _left(objects: Path) -> list[Path]:
     return [path for path in objects.rglob("*") if path.is_file()]
 
 
-# Kept
+# Object store
 
 
 async def test_lfs_object_is_stored_completely_or_not_at_all(host: Hosting, repo: RepoInfo) -> None:
@@ -119,7 +119,7 @@ def test_invalid_lfs_oid_reaches_no_file(host: Hosting, repo: RepoInfo, oid: str
         LfsObjects(host.repos.repository(repo.id), host.repos.quotas).size(oid)
 
 
-# Asked for
+# Batch API
 
 
 async def _batch(
@@ -130,7 +130,7 @@ async def _batch(
 
 
 async def test_lfs_batch_upload_and_download(host: Hosting, repo: RepoInfo, http: httpx2.AsyncClient) -> None:
-    """Upload, verify, download, and nothing to do when it is there; each with the caller's own secret."""
+    """Upload, verify, download, and no action for existing objects; with the caller's credentials."""
     content = os.urandom(3 << 20)
     wanted = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content)}
     answer = await _batch(http, repo, "upload", wanted, transfers=["lfs-standalone-file", "basic"])
@@ -274,11 +274,11 @@ async def test_aborted_lfs_upload_leaves_nothing(host: Hosting, repo: RepoInfo) 
     await until(gone, 10)
 
 
-# The real client
+# Real client
 
 
 async def test_git_lfs_pushes_and_clones(host: Hosting, repo: RepoInfo, git: GitClient) -> None:
-    """A large file goes up with a push and comes down with a clone; git itself has a pointer to it."""
+    """A push uploads the object and a clone downloads it; git stores a pointer."""
     work = await git.work_tree("work")
     await git("lfs", "install", "--local", cwd=work)
     await git("lfs", "track", "*.bin", cwd=work)

@@ -1,4 +1,4 @@
-"""What nobody refers to any more goes in time; whatever somebody refers to never does."""
+"""Pruning: unreachable objects are removed after the grace period, reachable ones never."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ from stead.repos.repository import Repository
 from stead.store.repos import RepoRow, RepoStore
 
 NO_GRACE = -2.0
-"""Seconds: also what was left behind in this one goes."""
+"""Seconds: also prunes objects that became unreachable in this second."""
 
 
 @pytest_asyncio.fixture
@@ -34,14 +34,14 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
 
 
 async def left_behind(repository: Repository, size: int = 1 << 20, name: str = "side") -> str:
-    """A commit with so many bytes that nobody else has, and that no ref refers to any more."""
+    """An unreachable commit with this many unique bytes."""
     made = await commit(repository, [Change("large", os.urandom(size))], "lost", branch=name)
     await repository.git.run(repository.path, "update-ref", "-d", f"refs/heads/{name}")
     return made.sha
 
 
 def has(repository: Repository, sha: str) -> bool:
-    """Whether a commit is there with all that it refers to."""
+    """Whether a commit exists with all objects that it refers to."""
     command = ["git", "--git-dir", str(repository.path), "rev-list", "--objects", "--quiet", sha]
     return subprocess.run(command, capture_output=True, timeout=60).returncode == 0
 
@@ -53,7 +53,7 @@ async def row_of(stage: Stage, repository: Repository) -> RepoRow:
 
 
 async def test_unreachable_objects_are_removed_after_the_grace_period(stage: Stage) -> None:
-    """The grace begins when it is seen that nobody refers to it, however old it is. Bitmaps stay."""
+    """The grace period starts when an object is found unreachable, whatever its age. Bitmaps stay."""
     repository = await stage.repository()
     kept = await commit(repository, [Change("kept", os.urandom(2 << 20))], "kept")
     lost = await left_behind(repository)
@@ -96,7 +96,7 @@ async def test_repack_keeps_cruft_packs(stage: Stage, monkeypatch: pytest.Monkey
 
 
 async def test_objects_referenced_again_are_restored(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By somebody who had seen it before it was put aside."""
+    """By a writer that had seen it before it was moved aside."""
     repository = await stage.repository()
     await commit(repository, [Change("kept", b"kept")], "kept")
     lost = await left_behind(repository)
@@ -116,7 +116,7 @@ async def test_objects_referenced_again_are_restored(stage: Stage, monkeypatch: 
 
 
 async def test_prune_waits_for_writers(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They may refer to it at their end; nothing goes before that is known."""
+    """They may reference it at their end; nothing is removed before."""
     repository = await stage.repository()
     await commit(repository, [Change("kept", b"kept")], "kept")
     lost = await left_behind(repository)
@@ -153,7 +153,7 @@ async def test_interrupted_prune_is_undone(tmp_path: Path) -> None:
 
 
 async def test_prune_schedule_survives_restart(tmp_path: Path) -> None:
-    """What is left behind then waits for its grace; afterwards nothing is due."""
+    """Unreachable objects then wait for their grace period; afterwards nothing is due."""
     async with staged(tmp_path) as stage:
         repositories = [await stage.repository() for _ in range(2)]
         store = RepoStore(stage.database)
@@ -173,12 +173,12 @@ async def test_prune_schedule_survives_restart(tmp_path: Path) -> None:
         assert list(repositories[1].path.glob("objects/pack/*.mtimes"))
 
 
-# Noticed
+# Scheduling
 
 
 @dataclass
 class User:
-    """One who pushes to a repository of ours, from a work tree with one commit."""
+    """A user who pushes to a repository, from a work tree with one commit."""
 
     stage: Stage
     repository: Repository
@@ -207,7 +207,7 @@ async def user(tmp_path: Path) -> AsyncIterator[User]:
 
 
 async def test_non_fast_forward_updates_schedule_a_prune(user: User) -> None:
-    """By forced pushes, deletions and commits that lost a race; what only moves forward is none of them."""
+    """By forced pushes, deletions and commits that lost a race; not by fast-forwards."""
     stage, git, work = user.stage, user.git, user.work
 
     async def noticed(*push: str) -> bool:
@@ -234,7 +234,7 @@ async def test_non_fast_forward_updates_schedule_a_prune(user: User) -> None:
 
 
 async def test_prune_races_with_writers_lose_nothing(user: User) -> None:
-    """Without any grace, and with contents that are just being removed: all that was accepted is there."""
+    """Without grace period, with objects that are being removed: every accepted write is complete."""
     git, work, repository = user.git, user.work, user.repository
     await git("push", "-q", "origin", "main", cwd=work)
     again = "".join(f"{number}\n" for number in range(1000))

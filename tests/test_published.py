@@ -1,4 +1,4 @@
-"""Published examples, which name another host, with the real git of somebody who has set up `insteadOf`."""
+"""Clone URLs of published examples, with the real git and `insteadOf`."""
 
 import logging
 from pathlib import Path
@@ -35,7 +35,7 @@ async def test_clone_urls_with_a_token_work_and_are_not_logged(
         wrong = address.replace(token, "stid_" + "x" * 43)
         refused = await git.run("ls-remote", wrong)
         assert refused.status != 0
-        # GitHub's tokens are not ours: the address stays as it is.
+        # A GitHub token is not ours: the URL stays unchanged.
         theirs = await git("ls-remote", "--get-url", "https://x-access-token:ghs_1@github.com/o/r")
         assert theirs == "https://x-access-token:ghs_1@github.com/o/r"
     assert repository.id in caplog.text and token not in caplog.text

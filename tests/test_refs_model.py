@@ -1,7 +1,7 @@
-"""Refs under all that can be done to them, by API and by git, in turn and at the same time.
+"""Model-based test of refs: operations by API and git, sequential and concurrent.
 
-A model knows what each operation may be answered. Of operations at the same time, those that were accepted
-must have happened in some order; one that was refused must have had a reason on the way.
+A model knows the allowed results of each operation. For concurrent operations, the accepted ones must be
+possible in some order (linearizable), and each refused one must have had a reason in one of the states.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ UNKNOWN = "1234567890" * 4
 
 @dataclass(frozen=True)
 class State:
-    """Where every ref is, and what the default branch is called."""
+    """The commits of all refs, and the default branch."""
 
     refs: dict[str, str] = field(default_factory=dict)
     default: str = "main"
 
     def free(self, ref: str) -> bool:
-        """No other ref has a folder of this name, or is a folder of it."""
+        """No name conflict with another ref."""
         return not any(each.startswith(f"{ref}/") or ref.startswith(f"{each}/") for each in self.refs)
 
     def after(self, claim: "Claim") -> "State":
@@ -50,20 +50,20 @@ class State:
 
 @dataclass(frozen=True)
 class Claim:
-    """What somebody asked for, and what they were told."""
+    """A requested operation and its result."""
 
     accepted: bool
     allowed: Callable[[State], bool] = field(repr=False)
-    """Whether it has to be accepted in this state; otherwise it has to be refused."""
+    """Whether it must be accepted in this state; otherwise it must be refused."""
     moves: dict[str, str | None] = field(default_factory=dict)
     default: str | None = None
     compares: bool = False
-    """It is refused when its refs are not where they were when it began."""
+    """It is refused if its refs changed since it started."""
     said: str = ""
 
 
 def explained(before: State, claims: Sequence[Claim], now: State) -> bool:
-    """Whether what was told and what there is now can have come about one after the other."""
+    """Whether some sequential order explains the results and the final state."""
     accepted = [claim for claim in claims if claim.accepted]
     refused = [claim for claim in claims if not claim.accepted]
     for order in itertools.permutations(accepted):
@@ -85,7 +85,7 @@ def _has_reason(claim: Claim, states: Sequence[State]) -> bool:
 
 
 class World:
-    """One repository on a server, what it should be like, and a client that knows some of it."""
+    """One repository on a server, its model, and a client with partial knowledge."""
 
     def __init__(self, site: Site, http: httpx2.AsyncClient, client: Objects, repo: str) -> None:
         self.http = http
@@ -99,7 +99,7 @@ class World:
         self.state = State()
         self.parents: dict[str, tuple[str, ...]] = {}
         self.peeled: dict[str, str] = {}
-        """Annotated tags, and their commits."""
+        """Annotated tags and their commits."""
         self.known: list[str] = []
         """Commits that the client has."""
 
@@ -124,10 +124,10 @@ class World:
     def picked(self, place: int) -> str:
         return self.known[place % len(self.known)] if self.known else self.made()
 
-    # What there is
+    # Observation
 
     async def fetch(self) -> None:
-        """The client learns of all that there is."""
+        """The client fetches everything."""
         tips = sorted(set(self.state.refs.values()))
         if tips:
             await self.git("fetch", "-q", "--no-tags", "--no-write-fetch-head", self.remote, *tips)
@@ -137,7 +137,7 @@ class World:
         return await self.client.git(*self.login, *arguments, cwd=self.client.folder)
 
     async def observed(self) -> State:
-        """All refs, of which the API and git have to say the same."""
+        """All refs; the API and git must agree."""
         row, listed = await asyncio.gather(
             self.http.get(self.api), self.git("ls-remote", "--symref", self.remote)
         )
@@ -163,7 +163,7 @@ class World:
         return now
 
     async def check_whole(self) -> None:
-        """Whoever clones now has every commit that is still referred to, and git finds nothing wrong."""
+        """A clone has every reachable commit, and fsck passes."""
         clone = self.client.folder.parent / "clone"
         await self.git("clone", "-q", "--mirror", self.remote, str(clone))
         there = await self.client.git("rev-list", "--all", cwd=clone)
@@ -178,7 +178,7 @@ class World:
         assert left == []
 
 
-# What can be done
+# Operations
 
 
 @dataclass(frozen=True)
@@ -276,9 +276,9 @@ class Update:
 
     ref: str
     to: str
-    """The `next` commit, another `root`, one that is `known`, a `tag` object; or it is to be `gone`."""
+    """The `next` commit, another `root`, a `known` one, a `tag` object; or `gone` for deletion."""
     how: str
-    """`plain`, with `force`, or forced with a `lease` on where it is; a `stale` one is on something else."""
+    """`plain`, `force`, `lease` (force with the right lease) or `stale` (with a wrong one)."""
     place: int
 
     def target(self, world: World) -> str | None:
@@ -312,7 +312,7 @@ class Push:
         )
         said = f"{pushed.out}{pushed.err}"
         flags = dict(_flags(pushed.out))
-        # Of a push that is broken off as a whole, git does not always tell of every ref.
+        # For an atomic push that fails, git does not always report every ref.
         told = {ref: flags.get(ref, "!") != "!" for ref in targets}
         assert (pushed.status == 0) == all(told.values()), said
         allowed = {update.ref: self._rule(world, update, targets[update.ref]) for update in self.updates}
@@ -358,7 +358,7 @@ class Push:
 
 
 def _flags(printed: str) -> Iterator[tuple[str, str]]:
-    """What git says of each ref of a push: `!` is refused, `=` was there already, all else is done."""
+    """Git's report per ref of a push: `!` is refused, `=` is up to date, others are done."""
     for line in printed.splitlines():
         flag, _, rest = line.partition("\t")
         if len(flag) == 1 and rest:
@@ -367,7 +367,7 @@ def _flags(printed: str) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class JoinPacks:
-    """Beside all else, as it happens after many pushes."""
+    """A concurrent repack."""
 
     async def run(self, world: World) -> list[Claim]:
         world.repos.upkeep.look(world.repository)
@@ -380,17 +380,17 @@ Operation = CommitByApi | BranchByApi | DefaultByApi | Push | JoinPacks
 
 @dataclass(frozen=True)
 class Step:
-    """What is done at the same time; before it the client may look at what there is."""
+    """Concurrent operations; the client may fetch before."""
 
     fetch: bool
     operations: tuple[Operation, ...]
 
 
-# Any history
+# Random histories
 
 
 def _apart(updates: Sequence[Update]) -> bool:
-    """What one push does to one ref is not in the way of what it does to another."""
+    """The updates of one push are independent of each other."""
     return all(
         not first.ref.startswith(f"{second.ref}/") for first, second in itertools.permutations(updates, 2)
     )
@@ -432,7 +432,7 @@ _steps = st.builds(
 
 @pytest_asyncio.fixture(scope="module")
 async def site() -> AsyncIterator[Site]:
-    # In memory: that writes are durable is not what this is about.
+    # In memory: durability is not tested here.
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         async with served(Path(folder)) as site:
             yield site

@@ -1,4 +1,4 @@
-"""What repositories may have: bytes and refs, whichever way they come."""
+"""Repository quotas: bytes and refs, for every kind of write."""
 
 import asyncio
 import base64
@@ -38,7 +38,7 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
 
 @dataclass
 class User:
-    """An account of its own, with the API and git."""
+    """A new account with an API client and git."""
 
     site: Site
     account: str
@@ -63,7 +63,7 @@ class User:
         return self.site.url.replace("http://", f"http://x:{self.key}@") + f"/{repo}"
 
     async def work_tree(self, repo: str, size: int = 0) -> Path:
-        """With one commit on main, that is not pushed yet."""
+        """With one commit on main that is not pushed yet."""
         work = await self.git.work_tree(f"work{next(_names)}", {"first": os.urandom(size)})
         await self.git("remote", "add", "origin", self.remote(repo), cwd=work)
         return work
@@ -75,7 +75,7 @@ class User:
         return await self.http.post(f"{REPOS}/{repo}/commits", json=wanted)
 
     async def size(self, repo: str) -> int:
-        """As the API tells it, when all is measured."""
+        """As the API reports it, after all measurements."""
         await self.repos.quotas.settled()
         await self.repos.upkeep.settled()
         size: int = (await self.http.get(f"{REPOS}/{repo}")).json()["sizeBytes"]
@@ -99,11 +99,11 @@ def refused(answer: httpx2.Response, limit: int) -> None:
     assert answer.json()["current"] >= 0
 
 
-# Measured
+# Measurement
 
 
 async def test_size_is_measured_after_every_kind_of_write(user: User) -> None:
-    """By push, by API, with large files, from an import; and by the list as well."""
+    """By push, API, LFS and import; also in the list."""
     repo = await user.create()
     assert await user.size(repo) == 0
     work = await user.work_tree(repo, 2 * MIB)
@@ -126,7 +126,7 @@ async def test_size_is_measured_after_every_kind_of_write(user: User) -> None:
 
 
 async def test_unknown_sizes_are_measured_at_start(user: User) -> None:
-    """For rows of an older Stead, and after a crash before something was recorded."""
+    """For rows of an older version, and after a crash before a measurement was recorded."""
     repo = await user.create()
     work = await user.work_tree(repo, MIB)
     await user.git("push", "-q", "origin", "main", cwd=work)
@@ -147,7 +147,7 @@ async def test_unknown_sizes_are_measured_at_start(user: User) -> None:
 
 
 async def test_push_over_quota_is_refused_and_leaves_nothing(user: User) -> None:
-    """Before it was sent when it is large; what is smaller goes in afterwards, and deletions always."""
+    """A large push is refused before it is sent; smaller pushes and deletions still work."""
     await user.limit(repo_mib=2)
     repo = await user.create()
     work = await user.work_tree(repo, MIB)
@@ -186,7 +186,7 @@ async def test_concurrent_pushes_share_the_quota(user: User) -> None:
 
 
 async def test_completed_thin_pack_is_limited_too(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few bytes that change one of a large file: git copies all of it once more."""
+    """A small delta against a large file: git stores the whole file again."""
     monkeypatch.setattr(native, "_COMPLETION", 0)
     await user.limit(repo_mib=3)
     repo = await user.create()
@@ -220,7 +220,7 @@ async def test_repositories_share_the_account_quota(user: User) -> None:
 
 
 async def test_compressed_commit_counts_its_size_on_disk(user: User) -> None:
-    """What comes in quick succession is counted as it came, but never refused for that."""
+    """Commits in quick succession are counted uncompressed, but not refused for that."""
     await user.limit(repo_mib=2)
     repo = await user.create()
     for number in range(4):
@@ -231,7 +231,7 @@ async def test_compressed_commit_counts_its_size_on_disk(user: User) -> None:
 
 
 async def test_import_over_quota_is_refused(user: User, tmp_path: Path) -> None:
-    """By the room of the account; nothing of what does not fit is left."""
+    """By the account quota; nothing is left."""
     source = await user.git.work_tree("source", {"large": os.urandom(3 * MIB)})
     (tmp_path / "served").mkdir()
     with serving(tmp_path / "served") as server:
@@ -258,7 +258,7 @@ async def test_import_over_quota_is_refused(user: User, tmp_path: Path) -> None:
 async def test_concurrent_imports_per_account_limit(
     user: User, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One more than may be waits a little, and is then told to come again; others are not in its way."""
+    """One import over the limit waits, then is refused with retry later; other accounts are not affected."""
     monkeypatch.setattr(user.repos, "_fills", Turns(8, 1, 0.2, "too many imports"))
     files = {"import": {"type": "files", "commitMessage": "x", "files": {"a": "1"}}}
     with serving(tmp_path) as server:
@@ -287,7 +287,7 @@ async def test_concurrent_imports_per_account_limit(
 
 
 async def test_lfs_quota_before_and_during_upload(user: User) -> None:
-    """Of a batch those are offered that fit; what is there is not counted twice."""
+    """A batch offers the objects that fit; existing objects are not counted twice."""
     await user.limit(repo_mib=2)
     repo = await user.create()
     contents = [os.urandom(MIB), os.urandom(MIB), b"small"]
@@ -323,7 +323,7 @@ async def test_lfs_quota_before_and_during_upload(user: User) -> None:
 
 
 async def test_ref_limit(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By push and by API, told in words; those that are there can be moved and deleted."""
+    """By push and API, with a message; existing refs can be updated and deleted."""
     monkeypatch.setattr(quotas, "MAX_REFS", 5)
     repo = await user.create()
     work = await user.work_tree(repo)

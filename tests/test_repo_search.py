@@ -1,4 +1,4 @@
-"""Search in repositories, held against plain Python over the same files, and against plain git."""
+"""Search in repositories, compared with plain Python on the same files, and with plain git."""
 
 import asyncio
 import os
@@ -51,7 +51,7 @@ async def repository(stage: Stage) -> Repository:
 
 @pytest_asyncio.fixture(scope="module")
 async def several(stage: Stage) -> Repository:
-    """With files whose names are told apart by patterns; nothing is written to it."""
+    """Files whose names differ for patterns; read only."""
     repository = await stage.repository()
     every = ["a.ts", "src/b.ts", "src/x/c.ts", "src/x/d.md", "-O", "x y/é.md", "src/*.js"]
     await put(repository, dict.fromkeys(every, "here\n"))
@@ -69,7 +69,7 @@ async def put(repository: Repository, files: Mapping[str, str | bytes | None], m
 
 
 def git(repository: Repository, *arguments: str, stdin: bytes = b"") -> bytes:
-    """Plain git, as the one who asks whether ours is right."""
+    """Plain git, to verify results independently."""
     environment = os.environ | {"GIT_CONFIG_GLOBAL": "/dev/null", "LC_ALL": "C.UTF-8"}
     for who in ("AUTHOR", "COMMITTER"):
         environment |= {f"GIT_{who}_NAME": "A", f"GIT_{who}_EMAIL": "a@example.org"}
@@ -89,7 +89,7 @@ def paths(found: ContentFound) -> list[str]:
     return [file.path for file in found.files]
 
 
-# An oracle: lines and where they match, in Python
+# Reference implementation in Python
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Asked:
     whole_word: bool = False
 
     def find(self, line: str) -> tuple[int, int] | None:
-        """The first match, in units of UTF-16."""
+        """The first match, in UTF-16 units."""
         pattern = self.text if self.regex else re.escape(self.text)
         compiled = re.compile(pattern, 0 if self.case_sensitive else re.IGNORECASE)
         for start in range(len(line) + 1):
@@ -193,7 +193,7 @@ _asked = st.builds(Asked, _texts.filter(bool), st.just(False), st.booleans(), st
 async def test_content_search_matches_like_python(
     repository: Repository, search: Search, files: dict[str, bytes], asked: list[Asked], context: int
 ) -> None:
-    """Plain, in any case, as whole words, as expressions; columns as JavaScript counts; lines around."""
+    """Plain text, any case, whole words, regular expressions; JavaScript columns; context lines."""
     branch = f"b{time.monotonic_ns()}"
     changes = [Change(path, content) for path, content in files.items()]
     await commit(repository, changes, "m", branch=branch)
@@ -323,7 +323,7 @@ async def test_published_search_examples(repository: Repository, search: Search)
         ("src/{x/{c,d}.*,b.ts}", None, {"src/b.ts", "src/x/c.ts", "src/x/d.md"}),
         ("[ab].ts", None, {"a.ts", "src/b.ts"}),
         ("[!a].ts", None, {"src/b.ts", "src/x/c.ts"}),
-        ("?.md", None, {"src/x/d.md"}),  # to git, é is two
+        ("?.md", None, {"src/x/d.md"}),  # é is two bytes to git
         ("-O", None, {"-O"}),
         ("é.md", None, {"x y/é.md"}),
         (r"\*.js", None, {"src/*.js"}),
@@ -380,7 +380,7 @@ async def test_content_pages_have_each_file_once(repository: Repository, search:
 
 
 async def test_long_line_is_cut_around_its_match(repository: Repository, search: Search) -> None:
-    """And columns are those in what is shown."""
+    """Columns refer to the shown part."""
     await put(repository, {"min.js": "é" * 100_000 + "Needle😀" + "x" * 3_000_000 + "\nnext\n"})
     for regex in (False, True):
         found = await search.content(repository, "needle😀", regex=regex)
@@ -412,7 +412,7 @@ async def test_matches_per_file_limit(repository: Repository, search: Search) ->
 
 
 async def test_result_size_limit_is_reported(repository: Repository, search: Search) -> None:
-    """Each file is still listed once, with its count, and whoever pages on comes to an end."""
+    """Each file is still listed once with its count, and paging ends."""
     text = "needle " + "x" * 200 + "\n"
     await put(repository, {f"f{n:03}.txt": text * 1000 + str(n) for n in range(60)})
     found = await search.content(repository, "needle", max_results=1000)
@@ -523,7 +523,7 @@ async def test_impossible_queries_are_refused(several: Repository, search: Searc
 async def test_literal_text_is_never_parsed_as_options_or_regex(
     repository: Repository, search: Search, text: str
 ) -> None:
-    """Not an option of git's, not a revision, not an expression."""
+    """Not a git option, not a revision, not a regular expression."""
     await put(
         repository, {f"{text.replace('/', '_')} file": f"some {text} here\n", "z": "other\n"}, f"so {text} it"
     )
@@ -597,7 +597,7 @@ async def test_search_in_branch_tag_and_commit(repository: Repository, search: S
         assert (await search.content(repository, "one", newest)).total_files == 0
 
 
-# Names of files
+# File names
 
 
 async def test_search_file_names(repository: Repository, search: Search) -> None:
@@ -629,7 +629,7 @@ async def test_file_name_regex_runs_as_the_git_user(open_folder: Path) -> None:
         assert (await Search().files(repository, r"\.ts$", regex=True)).total_files == 1
 
 
-# Messages
+# Commit messages
 
 
 async def test_search_commit_messages(repository: Repository, search: Search) -> None:
@@ -648,7 +648,7 @@ async def test_search_commit_messages(repository: Repository, search: Search) ->
     assert len({each.sha for page in pages for each in page.commits}) == 3
 
 
-# Changes
+# Diffs
 
 
 async def test_diff_search_reports_added_and_removed_lines(repository: Repository, search: Search) -> None:
@@ -694,7 +694,7 @@ async def test_diff_pages_have_each_commit_once(repository: Repository, search: 
         assert seen == ["c6", "c5", "c4", "c3", "c2", "c1"]
 
 
-# Again
+# Cache
 
 
 async def test_results_are_cached_by_commit(repository: Repository, search: Search) -> None:
@@ -760,10 +760,10 @@ def test_cache_evicts_least_recently_used() -> None:
     assert cache.size <= 10_000
 
 
-# Bounds
+# Limits
 
 SLOW = "(a+)+$"
-"""Takes about a quarter of a million steps on each line of `slow.txt`: below what git allows for one."""
+"""Takes about 250,000 steps on each line of `slow.txt`: below git's limit for one line."""
 
 
 @pytest_asyncio.fixture
@@ -775,7 +775,7 @@ async def slow(repository: Repository) -> Repository:
 
 
 def _searching() -> list[str]:
-    """Command lines of gits below this process that look for something."""
+    """Command lines of git search processes below this process."""
     found = []
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -789,7 +789,7 @@ def _searching() -> list[str]:
 
 
 async def test_search_time_limit_leaves_no_process(slow: Repository) -> None:
-    """What was found until then is there."""
+    """Matches found so far are returned."""
     search = Search(seconds=1.0)
     for look in (search.content, search.diffs, search.commits):
         started = time.monotonic()
@@ -842,7 +842,7 @@ async def test_catastrophic_regex_is_refused(repository: Repository, search: Sea
 
 
 def test_query_is_one_git_argument() -> None:
-    """Whatever it is, it comes right after -e."""
+    """It always follows -e."""
     for text in ("-O", "--", "a b", "(?!x)"):
         for regex in (False, True):
             words = Query("content", text, regex=regex).expression

@@ -1,4 +1,4 @@
-"""Repositories: made, read, changed and removed, by the real git underneath."""
+"""Repositories with the real git: create, read, commit, maintain, delete."""
 
 import asyncio
 import hashlib
@@ -67,7 +67,7 @@ async def repository(stage: Stage) -> Repository:
 
 
 def git(repository: Repository | Path, *arguments: str, stdin: bytes = b"") -> str:
-    """Plain git, as the one who asks whether ours is right."""
+    """Plain git, to verify results independently."""
     folder = repository.path if isinstance(repository, Repository) else repository
     environment = os.environ | {
         "GIT_CONFIG_GLOBAL": "/dev/null",
@@ -92,11 +92,11 @@ def write(path: str, text: str = "text\n") -> Change:
     return Change(path, text.encode())
 
 
-# Made and removed
+# Create and delete
 
 
 async def test_new_repository_equals_git_init_bare(stage: Stage, tmp_path: Path) -> None:
-    """Empty, with the branch that was wished for; plain git takes it for one of its own."""
+    """Empty, with the requested branch; plain git accepts it."""
     repository = await stage.repository(default_branch="trunk")
     assert repository.default_branch == "trunk"
     assert git(repository, "symbolic-ref", "HEAD") == "refs/heads/trunk"
@@ -148,7 +148,7 @@ async def test_delete_removes_files(stage: Stage, repository: Repository) -> Non
 
 
 async def test_account_repository_limit(stage: Stage) -> None:
-    """However many are made at once."""
+    """Also with concurrent creates."""
 
     async def two(_: str) -> Limits:
         return Limits(repos=2)
@@ -160,7 +160,7 @@ async def test_account_repository_limit(stage: Stage) -> None:
 
 
 async def test_crash_during_create_leaves_a_complete_repository_or_none(stage: Stage) -> None:
-    """At each of the moments at which making or removing one can be cut off."""
+    """Interrupted at every step of create and delete."""
     folder = stage.folder / "repos"
     recorded, whole, going = [await stage.repository() for _ in range(3)]
     for each in (recorded, whole, going):
@@ -180,7 +180,7 @@ async def test_crash_during_create_leaves_a_complete_repository_or_none(stage: S
 
 @pytest.mark.root
 async def test_git_runs_as_its_own_user(open_folder: Path) -> None:
-    """Who cannot read what others have, and whom nobody but root can read."""
+    """The git user cannot read files of others, and only root can read its files."""
     async with staged(open_folder, NOBODY) as stage:
         repository = await stage.repository()
         made = await commit(repository, [write("a")], "one")
@@ -259,7 +259,7 @@ _pieces = st.sampled_from(
 @given(st.lists(st.lists(_pieces, min_size=1, max_size=3).map("".join), min_size=1, max_size=3).map("/".join))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_accepted_paths_are_valid_in_git(tmp_path_factory: pytest.TempPathFactory, path: str) -> None:
-    """With all its protections on: for file systems of Linux, macOS and Windows."""
+    """With all protections on: for file systems of Linux, macOS and Windows."""
     try:
         check_path(path)
     except InvalidPath:
@@ -286,7 +286,7 @@ async def test_invalid_branch_names_are_refused(repository: Repository, name: st
 
 
 async def test_commit_has_the_requested_content_and_author(repository: Repository) -> None:
-    """Text, binary, odd names, folders, deletions; read back by plain git."""
+    """Text, binary, odd names, folders, deletions; read back with plain git."""
     binary = bytes(range(256)) * 40
     odd = ["-dash", 'quo"te', "back\\slash", "spa ce", "üñí/日本", "a/b/c/d.txt"]
     changes = [Change("bin", binary), *(write(path, path) for path in odd)]
@@ -357,7 +357,7 @@ async def test_commit_with_expected_sha_is_compare_and_swap(repository: Reposito
 
 
 async def test_concurrent_commits_succeed_or_conflict(repository: Repository) -> None:
-    """By API with and without an expectation, and by plain git: no commit that was answered for is lost."""
+    """Through the API with and without expectedSha, and with plain git: no acknowledged commit is lost."""
     start = await commit(repository, [write("start")], "start")
 
     async def blind(number: int) -> str | None:
@@ -395,7 +395,7 @@ async def test_concurrent_commits_succeed_or_conflict(repository: Repository) ->
 
 
 async def test_history_pages_have_no_gaps_or_duplicates(repository: Repository) -> None:
-    """Newest and oldest first, with merges and side branches, by offset and from place to place."""
+    """Newest and oldest first, with merges and side branches, by offset and by cursor."""
     shas = [(await commit(repository, [write("a", str(number))], str(number))).sha for number in range(4)]
     tree = git(repository, "rev-parse", "main^{tree}")
     side = git(repository, "commit-tree", "-p", shas[1], "-m", "side", tree)
@@ -487,7 +487,7 @@ async def test_compare_two_revisions(
         assert renamed.previous_path == "old name"
 
 
-# What is in it
+# Contents
 
 
 async def test_read_folders_files_blobs_and_trees(repository: Repository) -> None:
@@ -618,7 +618,7 @@ async def test_default_branch_must_exist(repository: Repository) -> None:
         await repository.set_default_branch("missing")
 
 
-# Who may
+# Access
 
 
 async def test_access_levels_of_account_and_identities(stage: Stage) -> None:
@@ -652,11 +652,11 @@ async def test_access_levels_of_account_and_identities(stage: Stage) -> None:
     assert await stage.access.repos_of(identity.id) == set()
 
 
-# Kept in order
+# Maintenance
 
 
 async def test_many_commits_are_repacked(stage: Stage, repository: Repository) -> None:
-    """Joined beside readers and writers, who do not notice."""
+    """Repacked while readers and writers are active."""
     for number in range(MAX_PACKS + 3):
         await commit(repository, [write(f"file{number}", str(number))], str(number))
     packs = repository.path / "objects" / "pack"
@@ -676,7 +676,7 @@ async def test_many_commits_are_repacked(stage: Stage, repository: Repository) -
 async def test_large_repository_gets_bitmap_index(
     stage: Stage, repository: Repository, tmp_path: Path
 ) -> None:
-    """Which git itself finds right; what was not referred to is kept."""
+    """git fsck accepts them; unreachable objects are kept."""
     orphan = git(repository, "hash-object", "-w", "--stdin", stdin=b"not referred to yet")
     await commit(repository, [Change("large", os.urandom(2 << 20))], "large")
     stage.repos.upkeep.look(repository)
@@ -711,7 +711,7 @@ HALF_DONE = (
 async def test_leftovers_of_killed_processes_are_removed(
     stage: Stage, repository: Repository, age: int
 ) -> None:
-    """No branch stays closed and no room taken for ever; what is being written is left alone."""
+    """Stale locks and temporary files are removed; current writes are left alone."""
     await commit(repository, [write("a")], "one")
     git(repository, "update-ref", "refs/heads/tmp_mine", "main")
     started = time.time()

@@ -1,4 +1,4 @@
-"""Plain git against a served repository, and what is not git at all."""
+"""Plain git against the smart HTTP server, and invalid requests."""
 
 import asyncio
 import contextlib
@@ -37,7 +37,7 @@ def git(tmp_path: Path) -> GitClient:
 
 @pytest_asyncio.fixture
 async def host(served: Hosting, git: GitClient) -> AsyncIterator[Hosting]:
-    """The server; whatever a test does, its repositories are whole at the end, and no git is left."""
+    """The server; after each test its repositories pass fsck and no git process is left."""
     yield served
     await served.check_all(git)
     for info in (await served.repos.list(served.account, limit=1000)).items:
@@ -52,7 +52,7 @@ async def http(host: Hosting) -> AsyncIterator[httpx2.AsyncClient]:
 
 
 def _gits(served: Hosting) -> list[int]:
-    """Every git at work on these repositories, but for those that read objects and are kept."""
+    """All git processes of these repositories, except pooled readers."""
     folder = str(served.folder).encode()
     lines = [(pid, b" ".join(line)) for pid, line in command_lines()]
     return [pid for pid, line in lines if folder in line and b"cat-file" not in line]
@@ -63,7 +63,7 @@ _templates: dict[int, Path] = {}
 
 @pytest_asyncio.fixture(scope="module", autouse=True)
 async def _histories(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[None]:
-    """Work trees with so many commits, to be copied: to make one takes long."""
+    """Template work trees with this many commits, which tests copy."""
     home = tmp_path_factory.mktemp("histories")
     git = GitClient(home)
     work = await git.work_tree("work")
@@ -105,7 +105,7 @@ async def test_clone_of_empty_repository_has_its_default_branch(host: Hosting, g
 async def test_clone_and_push_with_every_protocol_version(
     host: Hosting, git: GitClient, version: int
 ) -> None:
-    """Clone, push and fetch are the same in each."""
+    """Clone, push and fetch behave the same in each version."""
     repo, work = await _filled(host, git, 3)
     setting = ("-c", f"protocol.version={version}")
     traced = await git.run(*setting, "clone", host.remote(repo), "mine", env={"GIT_TRACE_PACKET": "1"})
@@ -236,7 +236,7 @@ async def test_push_hook_is_called_for_each_push(host: Hosting, git: GitClient) 
 
 @pytest.mark.parametrize("count", [300, pytest.param(3000, marks=pytest.mark.slow)])
 async def test_many_refs_in_one_push(host: Hosting, git: GitClient, count: int) -> None:
-    """Each is on the disk before the push is answered, which takes its time."""
+    """Every ref is synced to disk before the push is acknowledged."""
     repo, work = await _filled(host, git)
     sha = await git("rev-parse", "main", cwd=work)
     names = [f"refs/tags/many/{number:04}" for number in range(count)]
@@ -253,7 +253,7 @@ async def test_many_refs_in_one_push(host: Hosting, git: GitClient, count: int) 
 async def test_concurrent_pushes_to_one_branch_lose_nothing(
     host: Hosting, git: GitClient, clients: int
 ) -> None:
-    """Three rounds: everyone builds on the same commit and pushes; each round has exactly one winner."""
+    """Three rounds: all clients build on the same commit and push; each round has exactly one winner."""
     repo, work = await _filled(host, git)
     winners = []
     for number in range(3):
@@ -263,7 +263,7 @@ async def test_concurrent_pushes_to_one_branch_lose_nothing(
             await git("commit-tree", tree, "-p", base, "-m", f"round {number} of {each}", cwd=work)
             for each in range(clients)
         ]
-        # As with a client of its own each: none knows of the others.
+        # Separate clients that do not know of each other.
         rans = await asyncio.gather(
             *(
                 git.run("push", host.remote(repo), f"{sha}:refs/heads/main", cwd=work, timeout=120)
@@ -279,11 +279,11 @@ async def test_concurrent_pushes_to_one_branch_lose_nothing(
     assert history.splitlines()[:3] == winners[::-1]
 
 
-# Who may
+# Access
 
 
 async def test_access_levels_for_clone_and_push(host: Hosting, git: GitClient) -> None:
-    """Everyone against every kind of repository, with the real git, which shows a secret only when asked."""
+    """All callers against all kinds of repositories, with the real git."""
     private, work = await _filled(host, git)
     public, _ = await _filled(host, git, public=True)
     stranger = await host.accounts.create(f"other-{private.id[:8]}")
@@ -370,11 +370,11 @@ async def test_revoked_permission_applies_to_the_next_request(host: Hosting, git
     assert "Authentication failed" in (await git.run("ls-remote", place)).err
 
 
-# What is refused
+# Refusals
 
 
 async def test_push_to_reserved_refs_is_refused(host: Hosting, git: GitClient) -> None:
-    """Names of Stead's own are neither pushed nor shown, and names that mean nothing are not pushed."""
+    """Internal refs are neither pushed nor listed, and invalid names are refused."""
     repo, work = await _filled(host, git)
     await git("--git-dir", str(host.path(repo)), "update-ref", "refs/stead/own", "refs/heads/main")
     for name in ("refs/stead/x", "refs/stead/own", "refs/remotes/origin/x", "refs/x/y"):
@@ -404,7 +404,7 @@ async def test_push_of_malicious_tree_is_refused(host: Hosting, git: GitClient, 
 
 
 async def test_push_size_and_ref_limits(tmp_path: Path, git: GitClient) -> None:
-    """Both are told to people, and neither changes anything."""
+    """Both refusals are printed by git, and nothing changes."""
     async with hosting(tmp_path / "hosting", max_push=1 << 20, max_commands=10) as host:
         repo, work = await _filled(host, git)
         await git.commit(work, {"large": os.urandom(3 << 20)})
@@ -446,7 +446,7 @@ def test_push_commands_are_parsed_across_chunk_boundaries() -> None:
 
 
 def test_only_packs_and_lfs_objects_are_streamed() -> None:
-    """All other bodies are read whole, and so have a largest size."""
+    """All other bodies are buffered and limited in size."""
     repo = "12345678-1234-4234-8234-123456789abc"
     calls = {
         ("POST", f"/{repo}/git-receive-pack"): True,
@@ -528,7 +528,7 @@ async def test_gzip_request_is_accepted_and_gzip_bomb_refused(
 
 
 async def test_long_negotiation_from_git_is_gzipped(host: Hosting, git: GitClient) -> None:
-    """A client with many commits of its own tells of them, and the server finds the ones they share."""
+    """A client with many commits of its own negotiates with a long request."""
     repo, work = await _filled(host, git)
     await git("clone", "-q", host.remote(repo), "mine")
     mine = git.home / "mine"
@@ -552,14 +552,14 @@ async def test_fetch_of_missing_object_gets_git_error(host: Hosting, git: GitCli
         assert "not our ref" in ran.err
 
 
-# What goes wrong
+# Failures
 
 
 @contextlib.asynccontextmanager
 async def _half_a_push(
     host: Hosting, repo: str, size: int, body: bytes
 ) -> AsyncIterator[asyncio.StreamReader]:
-    """A client that announces more than it sends, and leaves at the end of the block."""
+    """A client that announces more than it sends, and disconnects at the end of the block."""
     name, port = host.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(name, int(port))
     try:
@@ -575,7 +575,7 @@ async def _half_a_push(
 
 
 async def test_aborted_push_leaves_nothing(host: Hosting, git: GitClient) -> None:
-    """No git goes on, no object and no lock stays, and the next push finds what was there."""
+    """No git process, object or lock is left, and the next push works."""
     repo, work = await _filled(host, git)
     before = sorted(str(path) for path in host.path(repo).rglob("*"))
     sha = await git("rev-parse", "main", cwd=work)
@@ -624,7 +624,7 @@ async def test_aborted_clone_leaves_no_process(host: Hosting, git: GitClient) ->
 async def test_incomplete_git_response_aborts_the_connection(
     host: Hosting, git: GitClient, http: httpx2.AsyncClient
 ) -> None:
-    """An object is damaged: a client sees that its pack is not whole, and hears nothing of our disk."""
+    """An object is corrupt: the client detects an incomplete pack, and the response has no host paths."""
     repo, work = await _filled(host, git)
     sha = await git("rev-parse", "main", cwd=work)
     blob = await git("rev-parse", "main:README", cwd=work)
@@ -687,11 +687,11 @@ async def test_deleted_repository_is_gone_for_git(host: Hosting, git: GitClient)
     assert (await git.run("push", "origin", "main", cwd=work)).status != 0
 
 
-# Trials
+# Slow tests
 
 
 def _resident() -> int:
-    """KiB of this process in memory."""
+    """Resident memory of this process in KiB."""
     status = Path("/proc/self/status").read_text()
     found = re.search(r"VmRSS:\s+(\d+) kB", status)
     assert found is not None
@@ -700,7 +700,7 @@ def _resident() -> int:
 
 @pytest.mark.slow
 async def test_two_gigabytes_are_streamed_in_bounded_memory(host: Hosting, git: GitClient) -> None:
-    """The server is this process: what it holds at most is sampled while a pack of 2 GB goes through."""
+    """The server runs in this process: its peak memory is sampled during a 2 GB transfer."""
     repo, work = await _filled(host, git)
     for number in range(32):
         (work / f"large{number}").write_bytes(os.urandom(64 << 20))

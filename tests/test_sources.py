@@ -1,4 +1,4 @@
-"""Repositories that begin with something: another one's history, or files from an archive."""
+"""Imports: the history of another repository, files, tar and zip archives."""
 
 import asyncio
 import bz2
@@ -48,7 +48,7 @@ NOBODY = 1_899_999_999
 
 @pytest_asyncio.fixture(scope="module")
 async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
-    """One for all tests; when it ends, every repository is judged by git."""
+    """Shared by all tests; at the end every repository must pass fsck."""
     async with staged(tmp_path_factory.mktemp("stage")) as stage:
         yield stage
 
@@ -61,7 +61,7 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GitServer]:
 
 @pytest.fixture
 def server(elsewhere: GitServer, tmp_path: Path) -> GitServer:
-    """A server that was never asked anything, and has nothing yet."""
+    """The shared server, reset and empty."""
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     elsewhere.forget(folder)
@@ -91,7 +91,7 @@ def git(folder: Path, *arguments: str, stdin: bytes = b"", bare: bool = True) ->
 
 
 def add(place: Path, branch: str, *names: str, content: bytes = b"text\n", start: str | None = None) -> str:
-    """One commit for each name, on top of a branch; tells the last one's id."""
+    """Add one commit per name to a branch; returns the last id."""
     lines = [b"feature done\n"]
     for number, name in enumerate(names):
         lines += [
@@ -110,7 +110,7 @@ def add(place: Path, branch: str, *names: str, content: bytes = b"text\n", start
 
 @pytest.fixture
 def origin(server: GitServer) -> Path:
-    """`trunk` with three commits, `feature/x` with another on the second, and a tag on each branch."""
+    """`trunk` with three commits, `feature/x` with another one on the second, and a tag on each branch."""
     place = server.init("origin.git", "trunk")
     add(place, "trunk", "one", "two")
     add(place, "feature/x", "side", start="refs/heads/trunk^0")
@@ -146,7 +146,7 @@ def shown(repository: Repository, path: str) -> str:
 async def refused(
     stage: Stage, fill: Fill, error: type[Exception] | tuple[type[Exception], ...], match: str | None = None
 ) -> RepoError:
-    """The repository is not made, and nothing of it is left."""
+    """The import fails with this error, and nothing is left."""
     before = (await stage.repos.list(stage.ours, limit=1)).total
     with pytest.raises(error, match=match) as raised:
         await stage.repository(fill=fill)
@@ -156,13 +156,13 @@ async def refused(
     return raised.value
 
 
-# With history
+# History
 
 
 async def test_import_default_branch_with_history(
     stage: Stage, sources: Sources, server: GitServer, origin: Path
 ) -> None:
-    """Its tags come with it, those of other branches do not; and nothing else is in the repository."""
+    """Its tags are included, those of other branches are not; nothing else is in the repository."""
     repository = await stage.repository(fill=sources.source(f"{server.url}/origin.git/"))
     theirs = refs(origin)
     assert refs(repository) == {name: theirs[name] for name in ("refs/heads/trunk", "refs/tags/v1")}
@@ -206,7 +206,7 @@ async def test_import_tag(stage: Stage, sources: Sources, server: GitServer, ori
 async def test_import_commit(
     stage: Stage, sources: Sources, server: GitServer, origin: Path, length: int, old: bool
 ) -> None:
-    """Also where the server does not give commits by their id, or only the beginning of it is known."""
+    """Also if the server does not serve commits by id, and with an abbreviated id."""
     server.old = old
     sha = git(origin, "rev-parse", "trunk~2")
     later = git(origin, "rev-parse", "trunk")
@@ -219,7 +219,7 @@ async def test_import_commit(
 
 
 async def test_import_any_ref(stage: Stage, sources: Sources, server: GitServer, origin: Path) -> None:
-    """As the requests to merge of some servers are."""
+    """Such as the merge request refs of some servers."""
     git(origin, "update-ref", "refs/pull/7/head", "feature/x")
     repository = await stage.repository(
         fill=sources.source(f"{server.url}/origin.git", rev="refs/pull/7/head")
@@ -379,7 +379,7 @@ async def test_redirect_during_fetch_is_not_followed(
 async def test_dumb_http_source_is_refused(
     stage: Stage, sources: Sources, server: GitServer, origin: Path
 ) -> None:
-    """By files alone: git would not look through it. Not even when it is only told after the first answer."""
+    """Dumb HTTP is refused, because objects would not be checked; also after a smart first response."""
     git(origin, "repack", "-adq")
     git(origin, "update-server-info")
     for file in (each for each in origin.rglob("*") if each.is_file()):
@@ -439,7 +439,7 @@ async def test_cancelled_import_leaves_nothing(
 
 
 def broken(place: Path, kind: str, data: bytes) -> str:
-    """An object that git itself would not write."""
+    """Write an object that git itself would refuse."""
     return git(place, "hash-object", "-t", kind, "--literally", "-w", "--stdin", stdin=data)
 
 
@@ -469,7 +469,7 @@ async def test_harmless_fsck_findings_are_accepted(stage: Stage, sources: Source
     assert refs(repository) == refs(place)
     for branch in await repository.branches():
         assert (await repository.commit(branch.sha)).message == "old\n"
-    # Git itself, which judges all others in the end, would not let it pass.
+    # The final fsck of all repositories would fail on it.
     await stage.repos.delete(repository.id)
 
 
@@ -530,7 +530,7 @@ async def test_import_runs_as_the_git_user(sources: Sources, server: GitServer, 
         shutil.rmtree(folder)
 
 
-# Files as one commit
+# Files
 
 
 async def test_import_files_as_one_commit(stage: Stage, sources: Sources) -> None:
@@ -554,7 +554,7 @@ async def test_invalid_file_imports_are_refused(stage: Stage, sources: Sources) 
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with all that archives can have, as git sees it."""
+    """A folder with everything that archives can contain."""
     work = tmp_path_factory.mktemp("work") / "project"
     (work / "src" / "deep").mkdir(parents=True)
     (work / "empty").mkdir()
@@ -575,7 +575,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tree_of(work: Path) -> str:
-    """What git itself makes of a folder."""
+    """The tree that git makes of a folder."""
     git(work, "init", "-q", bare=False)
     git(work, "add", "-A", bare=False)
     made = git(work, "write-tree", bare=False)
@@ -617,7 +617,7 @@ async def test_zip_import_equals_git_add(
 async def test_import_of_git_archive_output(
     stage: Stage, sources: Sources, server: GitServer, origin: Path, tmp_path: Path, form: str
 ) -> None:
-    """All of it lies in a folder, as hosts of code have it; it stays there unless it is asked for."""
+    """With one top-level folder, as code hosts make them; it is kept unless `dir` names it."""
     made = tmp_path / "a"
     git(origin, "archive", f"--format={form}", "--prefix=origin-1/", f"--output={made}", "trunk")
     server.pages["/a"] = Page(made.read_bytes())
@@ -711,7 +711,7 @@ async def test_internal_symlinks_are_kept(stage: Stage, sources: Sources, server
 
 
 def greedy_xz() -> bytes:
-    """Says that it takes four gibibytes of memory to unpack."""
+    """Its header requires 4 GiB of memory to unpack."""
     packed = bytearray(lzma.compress(tar_of(file("a"))))
     end = 12 + (packed[12] + 1) * 4
     packed[16] = 40
@@ -792,7 +792,7 @@ async def test_tars_with_corrupt_headers_are_refused(
 
 
 def lying_zip() -> bytes:
-    """Says in its list that a file is larger than it is."""
+    """Its central directory states a larger size than the content."""
     packed = bytearray(zip_of(("a", b"x" * 100)))
     place = packed.index(b"PK\x01\x02") + 24
     packed[place : place + 4] = struct.pack("<I", 1000)
@@ -842,7 +842,7 @@ async def test_malicious_and_corrupt_zips_are_refused(
 
 
 def test_fuzzed_archives_are_imported_or_refused(tmp_path: Path) -> None:
-    """Archives with some bytes changed: they fail as archives fail, or have other things in them."""
+    """Archives with random bytes changed: they are refused as corrupt, or have other content."""
     inside = file("a/b", b"text" * 300), link("c", "a/b"), file("d" * 120, b"x"), file("e", mode=0o755)
     entries = ("a/b", b"text" * 300), (zipped("c", stat.S_IFLNK | 0o777), b"a/b"), ("d", b"x")
     whole: list[tuple[Kind, bytes]] = [
@@ -897,7 +897,7 @@ async def test_archive_bombs_are_refused(stage: Stage, sources: Sources, server:
 
 
 async def test_compression_ratio_limit(stage: Stage, server: GitServer) -> None:
-    """Far below what an archive may have in it, if it were not packed so tightly."""
+    """Far below the size limit, but over the compression ratio limit."""
     plain = tar_of(file("a", bytes(1 << 20)))
     server.pages["/bomb"] = Page(gzip.compress(plain, 1))
     sources = Sources(LOCAL, bounds=Bounds(ratio=50, ratio_from=1 << 19))
@@ -920,7 +920,7 @@ async def test_archive_entry_limit(stage: Stage, server: GitServer) -> None:
 
 
 def test_archive_name_and_link_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Archives of a few kilobytes, if they are packed, that could keep a host busy for hours."""
+    """Small compressed archives that would take hours to process."""
     monkeypatch.setattr("stead.repos.importing._MAX_NAMES", 1 << 20)
     monkeypatch.setattr("stead.repos.importing._MAX_STEPS", 1_000_000)
     long = "/".join(["a" * 250] * 16)
@@ -968,7 +968,7 @@ async def test_archive_download_failures_are_reported(
 async def test_import_git_revision_as_one_commit(
     stage: Stage, sources: Sources, server: GitServer, origin: Path
 ) -> None:
-    """Nothing else of it comes along: no history, no other folders, no tags."""
+    """Nothing else is imported: no history, other folders or tags."""
     url = f"{server.url}/origin.git"
     author = Author("Ada", "ada@example.org")
     first = git(origin, "rev-parse", "trunk~2")

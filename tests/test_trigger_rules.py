@@ -1,4 +1,4 @@
-"""Which pushes a trigger is for, and when a delivery is tried again: all of it without sending anything."""
+"""Pure rules of triggers: pattern matching and the retry schedule."""
 
 import itertools
 import time
@@ -95,7 +95,7 @@ def test_invalid_branch_patterns_are_refused(pattern: str) -> None:
 
 
 def simply(pattern: str, name: str) -> bool:
-    """Whether a pattern of letters, ?, * and whole parts ** means a name: every way is tried."""
+    """Reference matcher for letters, ?, * and whole components **: tries every way."""
     if not pattern:
         return not name
     if pattern == "**":
@@ -125,7 +125,7 @@ def test_patterns_match_like_a_reference_implementation(pattern: str, name: str)
 
 
 def test_pattern_matching_is_polynomial() -> None:
-    """A pattern that can be laid over a name in countless ways, and fits in none of them."""
+    """A pattern with exponentially many ways to match, none of which succeeds."""
     many = Pattern.path("*a" * 100 + "b"), Pattern.path("**/a/" * 50 + "b")
     begun = time.process_time()
     assert not many[0].matches("a" * 4000)
@@ -137,7 +137,7 @@ def test_pattern_matching_is_polynomial() -> None:
 
 
 def test_delivery_ends_after_success_or_all_attempts() -> None:
-    """Every way through the states: each attempt arrives, fails, or is interrupted and begun again."""
+    """Every path through the states: each attempt succeeds, fails, or is interrupted and repeated."""
 
     def walk(progress: Progress, now: int, failures: int) -> int:
         assert progress.attempts == failures

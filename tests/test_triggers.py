@@ -1,4 +1,4 @@
-"""Triggers: pushes are told to real endpoints, at least once and in order, whatever comes in between."""
+"""Push triggers: webhooks to real endpoints, at least once and in order, despite failures and restarts."""
 
 import asyncio
 import contextlib
@@ -63,7 +63,7 @@ T = TypeVar("T")
 
 
 async def look_up(host: str, _: int) -> list[str]:
-    """Two names of this host, and no others."""
+    """Resolves two names to this host, and no others."""
     if host not in ("localhost", "beside.test"):
         raise OSError(host)
     return ["127.0.0.1"]
@@ -73,7 +73,7 @@ LOOPBACK = Egress([IPv4Network("127.0.0.0/8")], resolve=look_up)
 INTERNET = Egress(resolve=look_up)
 
 
-# An endpoint, and time
+# Endpoint and clock
 
 
 @dataclass(frozen=True)
@@ -101,13 +101,13 @@ OK = reply(200, b"thank you")
 
 @dataclass
 class Endpoint:
-    """Answers each path as its script says, and with 200 when that is at its end."""
+    """Answers each path by its script, then with 200."""
 
     url: str = ""
     seen: list[Seen] = field(default_factory=list)
     script: dict[str, deque[Play]] = field(default_factory=dict)
     held: dict[str, asyncio.Event] = field(default_factory=dict)
-    """Paths on which nothing is answered until their event is set."""
+    """Paths that get no response until their event is set."""
 
     def plan(self, path: str, *plays: Play) -> str:
         self.script[path] = deque(plays)
@@ -121,7 +121,7 @@ class Endpoint:
         return [seen for seen in self.seen if seen.path == path]
 
     async def count(self, number: int, path: str = "/") -> list[Seen]:
-        """What was told, once it is so much."""
+        """The received requests, once there are this many."""
 
         async def enough() -> bool:
             return len(self.told(path)) >= number
@@ -172,7 +172,7 @@ async def endpoint() -> AsyncIterator[Endpoint]:
 
 
 class Hours(Clock):
-    """Time that passes when a test says so."""
+    """A clock that advances when a test says so."""
 
     def __init__(self) -> None:
         self._now = time.time_ns()
@@ -234,7 +234,7 @@ class World:
     async def write(
         self, repo: str, path: str = "file", text: str | None = None, branch: str = "main"
     ) -> str:
-        """Put a commit on a branch, without anyone being told."""
+        """Commit to a branch without calling the trigger hook."""
         change = Change(path, (text or str(random.random())).encode())
         return (await commit(self.repos.repository(repo), [change], "change", branch=branch)).sha
 
@@ -252,7 +252,7 @@ class World:
         return [*(await self.triggers.deliveries(repo, trigger, limit=1000)).items][::-1]
 
     async def settled(self, repo: str, trigger: str) -> list[Delivery]:
-        """The same, when no attempt is under way and none is due."""
+        """The same, when no attempt is running or due."""
 
         async def quiet() -> list[Delivery] | None:
             found = await self.log(repo, trigger)
@@ -265,7 +265,7 @@ class World:
         return await until(quiet, LIMIT) or []
 
     async def later(self, condition: Callable[[], T]) -> T:
-        """What is so after some minutes."""
+        """The condition's value after some minutes of test time."""
 
         async def passed() -> T:
             self.clock.pass_by(61)
@@ -284,7 +284,7 @@ async def unlimited(_: str) -> Limits:
 
 @pytest_asyncio.fixture(scope="module")
 async def template(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A database with an account in it."""
+    """A database with an account."""
     path = tmp_path_factory.mktemp("template") / "stead.db"
     database = await open_database(path)
     account = await Accounts(database).create("tests")
@@ -403,7 +403,7 @@ async def test_node_receiver_verifies_webhooks_with_jwks(
     await npm.script("webhooks", environment, limit=60)
 
 
-# What is told, and what is not
+# Which pushes are delivered
 
 
 async def test_branch_and_glob_filters_select_triggers(world: World, endpoint: Endpoint) -> None:
@@ -439,7 +439,7 @@ async def test_branch_and_glob_filters_select_triggers(world: World, endpoint: E
 
 
 async def test_changed_files_of_a_push(world: World) -> None:
-    """New branches are compared with where they left the default branch, moved ones with where they were."""
+    """New branches are compared with their merge base, updated ones with their old commit."""
     repo = await world.repo()
     repository = world.repos.repository(repo)
     first = await world.write(repo, "a")
@@ -563,7 +563,7 @@ async def test_failed_detection_does_not_fail_the_push_and_is_retried(
 async def test_database_write_failure_loses_no_delivery(
     world: World, endpoint: Endpoint, what: str, sleeping: int
 ) -> None:
-    """What happened is recorded together with what is to be delivered, or it is as if nobody had looked."""
+    """Changes and deliveries are recorded in one transaction."""
     repo = await world.repo()
     await world.write(repo)
     async with world.opened() as triggers:
@@ -603,7 +603,7 @@ async def test_repository_without_triggers_is_not_read(world: World, monkeypatch
         await triggers.observe(repo)
 
 
-# Delivered at least once, in order
+# Order and retries
 
 
 async def test_failed_delivery_is_retried_with_backoff_and_then_fails(
@@ -807,7 +807,7 @@ async def test_restart_keeps_the_retry_schedule(world: World, endpoint: Endpoint
 
 
 async def test_delivery_survives_kill_9(world: World, endpoint: Endpoint, tmp_path: Path) -> None:
-    """A process that is killed in the middle of sending; its push was never looked at by anyone else."""
+    """A process is killed while it sends; no other process has detected the push."""
     repo = await world.repo()
     async with world.opened() as triggers:
         trigger = await triggers.create(repo, endpoint.hold("/"))
@@ -856,7 +856,7 @@ async def test_delivery_survives_kill_9(world: World, endpoint: Endpoint, tmp_pa
 async def test_deliveries_converge_to_the_state_of_every_branch(
     world: World, endpoint: Endpoint, seed: int
 ) -> None:
-    """Commits, deletions, failures and ends without grace in any order."""
+    """Commits, deletions, failures and crashes in random order."""
     chance = random.Random(seed)
     repo = await world.repo()
     endpoint.plan("/", *(reply(500) if chance.random() < 0.4 else OK for _ in range(40)))
@@ -895,7 +895,7 @@ async def test_deliveries_converge_to_the_state_of_every_branch(
         assert len(commits) == len(set(commits)), "nothing is told twice of its own accord"
 
 
-# The log, and what is kept
+# Delivery log and retention
 
 
 async def test_delivery_log_pages_and_redelivers(world: World, endpoint: Endpoint) -> None:
@@ -1007,7 +1007,7 @@ async def test_deleting_repository_or_trigger_removes_deliveries(world: World, e
     assert [len(endpoint.told(path)) for path in ("/a", "/b", "/c")] == [1, 1, 1]
 
 
-# What is asked for
+# Validation
 
 
 async def test_triggers_belong_to_their_repository(world: World, endpoint: Endpoint) -> None:

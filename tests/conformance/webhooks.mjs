@@ -1,4 +1,4 @@
-// A webhook, checked by a receiver with the package `jose` and the keys that are published.
+// Verifies a webhook like a receiver: with the npm package `jose` and the published JWKS.
 import assert from "node:assert/strict";
 import { createHash } from "node:crypto";
 import test from "node:test";
@@ -8,7 +8,7 @@ const { JWKS_URL, SIGNATURE, BODY, COMMIT } = process.env;
 const keys = createRemoteJWKSet(new URL(JWKS_URL));
 const digest = (text) => createHash("sha256").update(text).digest("hex");
 
-test("the signature speaks for the body", async () => {
+test("the signature covers the body", async () => {
   const { payload, protectedHeader } = await jwtVerify(SIGNATURE, keys, { algorithms: ["EdDSA"] });
   assert.ok(protectedHeader.kid);
   assert.equal(payload.body_sha256, digest(BODY));
@@ -16,7 +16,7 @@ test("the signature speaks for the body", async () => {
   assert.equal(JSON.parse(BODY).commit, COMMIT);
 });
 
-test("a signature that was changed is refused", async () => {
+test("a modified signature is refused", async () => {
   const [header, , seal] = SIGNATURE.split(".");
   const claims = { exp: 9999999999, body_sha256: digest("other") };
   const forged = [header, Buffer.from(JSON.stringify(claims)).toString("base64url"), seal].join(".");
