@@ -1,4 +1,4 @@
-"""An HTTP server that answers as a script says, or breaks the connection, and remembers what it was asked."""
+"""An HTTP server that plays a script of answers and broken connections, and records the requests."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Seen:
-    """A request as it came over the wire."""
+    """A received request."""
 
     method: str
     target: str
@@ -28,7 +28,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Reply:
-    """A whole answer, after a while if it says so."""
+    """A complete answer, sent after `after` seconds."""
 
     status: int = 200
     content: Any = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Drop:
-    """No answer: the connection is closed once the request was read."""
+    """Close the connection after reading the request, without an answer."""
 
     def play(self, connection: socket.socket) -> None:
         pass
@@ -53,14 +53,14 @@ class Drop:
 
 @dataclass(frozen=True)
 class Pieces:
-    """An answer of unknown length in pieces; complete, or broken off after the last."""
+    """A chunked answer; if not `complete`, the connection closes after the last piece."""
 
     pieces: list[bytes]
     complete: bool = True
     hold: bool = False
-    """Stay open after the last piece, until the client goes."""
+    """Stay open after the last piece until the client disconnects."""
     gone: threading.Event = field(default_factory=threading.Event)
-    """Set when the client has gone."""
+    """Set when the client has disconnected."""
 
     def play(self, connection: socket.socket) -> None:
         connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n")
@@ -120,7 +120,7 @@ class _Listener(socketserver.ThreadingTCPServer):
 
 @dataclass(frozen=True)
 class Script:
-    """A running server; `seen` grows while it runs."""
+    """A running server; `seen` has the requests so far."""
 
     url: str
     seen: list[Seen]
@@ -128,7 +128,7 @@ class Script:
 
 @contextlib.contextmanager
 def scripted(*steps: Step, port: int = 0) -> Iterator[Script]:
-    """A server that plays these steps, one for each request."""
+    """Start a server that plays these steps, one for each request."""
     with _Listener(port, list(steps)) as listener:
         thread = threading.Thread(target=listener.serve_forever, args=(0.02,), daemon=True)
         thread.start()

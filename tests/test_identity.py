@@ -44,7 +44,7 @@ NOWHERE = "00000000-0000-4000-8000-000000000000"
 
 
 class Installation:
-    """A database, the rooms that work on it, and machines that exist only by name."""
+    """A database, the services that use it, and VMs that exist only as ids."""
 
     def __init__(self, path: Path, database: Database) -> None:
         self.path = path
@@ -81,7 +81,7 @@ async def opened(path: Path) -> AsyncIterator[Installation]:
 
 @pytest_asyncio.fixture(scope="session")
 async def empty(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """An empty database: to migrate one takes longer than most tests."""
+    """A migrated empty database, copied for each test: a migration takes longer than most tests."""
     path = tmp_path_factory.mktemp("empty") / "stead.db"
     await (await open_database(path)).dispose()
     return path.read_bytes()
@@ -96,7 +96,7 @@ async def here(tmp_path: Path, empty: bytes) -> AsyncIterator[Installation]:
 
 @pytest_asyncio.fixture
 async def there(here: Installation) -> AsyncIterator[Installation]:
-    """The same installation as another process has it open."""
+    """The same installation, opened a second time as another process would."""
     async with opened(here.path) as installation:
         installation.machines = here.machines
         yield installation
@@ -122,7 +122,7 @@ async def attempt(work: Awaitable[T]) -> T | SteadError:
 # Secrets
 
 
-async def test_a_secret_is_nowhere_in_the_database(here: Installation, ours: Account) -> None:
+async def test_database_contains_no_secrets(here: Installation, ours: Account) -> None:
     info, key = await here.accounts.create_key(ours.id)
     identity = await here.identities.create(ours.id)
     _, token = await here.identities.create_token(ours.id, identity.id)
@@ -139,7 +139,7 @@ async def test_a_secret_is_nowhere_in_the_database(here: Installation, ours: Acc
         assert body[10:].encode() not in kept
 
 
-async def test_a_key_is_its_account_and_a_token_its_identity(here: Installation, ours: Account) -> None:
+async def test_authenticate_keys_and_tokens(here: Installation, ours: Account) -> None:
     _, key = await here.accounts.create_key(ours.id)
     identity = await here.identities.create(ours.id)
     _, token = await here.identities.create_token(ours.id, identity.id)
@@ -165,15 +165,15 @@ async def test_a_key_is_its_account_and_a_token_its_identity(here: Installation,
         lambda key: "stead_' OR 1=1 --".ljust(49, "x"),
     ],
 )
-async def test_what_is_not_quite_a_key_is_nobodys(
+async def test_malformed_secrets_are_refused(
     here: Installation, ours: Account, spoil: Callable[[str], str]
 ) -> None:
     _, key = await here.accounts.create_key(ours.id)
     assert await here.callers.authenticate(spoil(key)) is None
 
 
-async def test_a_hash_is_not_a_key(here: Installation, ours: Account) -> None:
-    """Whoever reads the database cannot call with what is in it."""
+async def test_stored_hash_is_not_a_valid_secret(here: Installation, ours: Account) -> None:
+    """A leak of the database does not leak valid credentials."""
     info, _ = await here.accounts.create_key(ours.id)
     row = await KeyStore(here.database).get(info.id)
     assert row is not None
@@ -181,10 +181,10 @@ async def test_a_hash_is_not_a_key(here: Installation, ours: Account) -> None:
         assert await here.callers.authenticate(guess) is None
 
 
-async def test_a_revocation_counts_at_once_and_everywhere(
+async def test_revocation_takes_effect_at_once_in_all_processes(
     here: Installation, there: Installation, ours: Account
 ) -> None:
-    """Keys are revoked by the command line while a server runs."""
+    """The command line revokes keys in another process than the server's."""
     info, key = await here.accounts.create_key(ours.id)
     _, other = await here.accounts.create_key(ours.id)
     identity = await here.identities.create(ours.id)
@@ -203,7 +203,7 @@ async def test_a_revocation_counts_at_once_and_everywhere(
     assert await here.callers.authenticate(other) == Caller(ours.id)
 
 
-async def test_a_use_is_recorded_once_a_minute(
+async def test_use_of_a_key_is_recorded_once_a_minute(
     here: Installation, ours: Account, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[str] = []
@@ -233,7 +233,7 @@ async def test_a_use_is_recorded_once_a_minute(
     assert written == [info.id] * 2
 
 
-async def test_the_use_of_a_token_is_recorded(here: Installation, ours: Account) -> None:
+async def test_use_of_a_token_is_recorded(here: Installation, ours: Account) -> None:
     identity = await here.identities.create(ours.id)
     info, token = await here.identities.create_token(ours.id, identity.id)
     assert info.used_at is None
@@ -243,7 +243,7 @@ async def test_the_use_of_a_token_is_recorded(here: Installation, ours: Account)
     assert used.used_at is not None
 
 
-async def test_a_call_does_not_wait_for_the_record_of_its_use(here: Installation, ours: Account) -> None:
+async def test_authenticate_does_not_wait_for_the_write(here: Installation, ours: Account) -> None:
     _, key = await here.accounts.create_key(ours.id)
     other = sqlite3.connect(here.path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -256,7 +256,7 @@ async def test_a_call_does_not_wait_for_the_record_of_its_use(here: Installation
     assert used.used_at is not None
 
 
-async def test_a_call_goes_on_though_its_use_cannot_be_recorded(
+async def test_authenticate_succeeds_if_the_write_fails(
     here: Installation, ours: Account, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def fail(*_: object, **__: object) -> None:
@@ -285,13 +285,13 @@ async def test_accounts_are_found_by_id_and_by_name(here: Installation) -> None:
 
 
 @pytest.mark.parametrize("name", ["", " ", "a b", "-a", "a\n", "ä", "a" * 101, "a/b", "a\x1b[31m"])
-async def test_an_account_has_a_name_that_can_be_typed(here: Installation, name: str) -> None:
+async def test_invalid_account_names_are_refused(here: Installation, name: str) -> None:
     with pytest.raises(InvalidRequest):
         await here.accounts.create(name)
     assert await here.accounts.list() == []
 
 
-async def test_one_account_of_a_name_however_many_make_it(here: Installation, there: Installation) -> None:
+async def test_concurrent_creates_of_one_account_name(here: Installation, there: Installation) -> None:
     both = (here.accounts, there.accounts)
     results = await asyncio.gather(*(attempt(both[number % 2].create("same")) for number in range(6)))
     assert sum(isinstance(result, Account) for result in results) == 1
@@ -301,7 +301,7 @@ async def test_one_account_of_a_name_however_many_make_it(here: Installation, th
     assert len(await here.accounts.list()) == 2
 
 
-async def test_a_key_is_listed_with_its_beginning_until_it_is_revoked(
+async def test_keys_are_listed_with_a_hint_until_revoked(
     here: Installation, ours: Account, theirs: Account
 ) -> None:
     first, secret = await here.accounts.create_key(ours.id, "laptop")
@@ -318,7 +318,7 @@ async def test_a_key_is_listed_with_its_beginning_until_it_is_revoked(
     assert await here.accounts.revoke_key(first.id) == revoked, "the time of the first revocation stays"
 
 
-async def test_a_key_is_revoked_by_how_only_its_id_begins(
+async def test_key_is_revoked_by_a_unique_id_prefix(
     here: Installation, ours: Account, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = iter(["abcd0" + "0" * 15, "abcd1" + "0" * 15, "ef%_" + "0" * 16])
@@ -334,7 +334,7 @@ async def test_a_key_is_revoked_by_how_only_its_id_begins(
     assert await here.accounts.keys(ours.id) == [keys[2]]
 
 
-async def test_a_key_belongs_to_an_account_that_exists(here: Installation, ours: Account) -> None:
+async def test_create_key_needs_an_existing_account(here: Installation, ours: Account) -> None:
     with pytest.raises(AccountNotFound):
         await here.accounts.create_key(NOWHERE)
     for name in ("", " ", "a\nb", "\x1b[31m", "x" * 201):
@@ -346,7 +346,7 @@ async def test_a_key_belongs_to_an_account_that_exists(here: Installation, ours:
 # Limits
 
 
-async def test_an_accounts_own_limits_go_over_those_of_the_installation(here: Installation) -> None:
+async def test_account_limits_override_the_installations(here: Installation) -> None:
     accounts = Accounts(here.database, Limits(vms=10, vcpus=8))
     account = await accounts.create("small", {"vms": 2, "disk_gib": 40, "vcpus": None})
     assert account.limits == Limits(vms=2, vcpus=None, disk_gib=40)
@@ -360,9 +360,7 @@ async def test_an_accounts_own_limits_go_over_those_of_the_installation(here: In
 
 
 @pytest.mark.parametrize("limits", [{"vms": -1}, {"vms": True}, {"vms": 1.5}, {"vms": "1"}, {"cores": 1}])
-async def test_a_limit_that_means_nothing_is_refused(
-    here: Installation, ours: Account, limits: dict[str, Any]
-) -> None:
+async def test_invalid_limits_are_refused(here: Installation, ours: Account, limits: dict[str, Any]) -> None:
     for work in (here.accounts.create("new", limits), here.accounts.set_limits(ours.id, limits)):
         with pytest.raises(InvalidRequest, match=next(iter(limits))):
             await work
@@ -371,7 +369,7 @@ async def test_a_limit_that_means_nothing_is_refused(
     assert await here.accounts.list() == [ours]
 
 
-async def test_limits_that_a_newer_stead_has_set_are_kept(here: Installation) -> None:
+async def test_unknown_limits_of_a_newer_version_are_kept(here: Installation) -> None:
     store = AccountStore(here.database)
     await store.add(AccountRow(NOWHERE, "old", '{"bandwidth": 5, "vms": 3}'))
     account = await here.accounts.get(NOWHERE)
@@ -381,7 +379,7 @@ async def test_limits_that_a_newer_stead_has_set_are_kept(here: Installation) ->
     assert row is not None and row.limits == '{"bandwidth": 5, "vms": 4}'
 
 
-async def test_limits_that_are_set_at_the_same_time_are_all_set(
+async def test_concurrent_limit_changes_are_all_applied(
     here: Installation, there: Installation, ours: Account
 ) -> None:
     wanted = {name: number for number, name in enumerate(LIMIT_NAMES)}
@@ -390,7 +388,7 @@ async def test_limits_that_are_set_at_the_same_time_are_all_set(
     assert (await here.accounts.get(ours.id)).own_limits == wanted
 
 
-async def test_limits_of_no_account(here: Installation) -> None:
+async def test_set_limits_of_a_missing_account(here: Installation) -> None:
     with pytest.raises(AccountNotFound):
         await here.accounts.set_limits(NOWHERE, {"vms": 1})
 
@@ -398,7 +396,7 @@ async def test_limits_of_no_account(here: Installation) -> None:
 # Identities
 
 
-async def test_identities_come_in_pages(here: Installation, ours: Account, theirs: Account) -> None:
+async def test_identities_are_paged(here: Installation, ours: Account, theirs: Account) -> None:
     made = [await here.identities.create(ours.id) for _ in range(7)]
     await here.identities.create(theirs.id)
     pages = [await here.identities.list(ours.id, limit=3, offset=offset) for offset in (0, 3, 6, 9)]
@@ -409,7 +407,7 @@ async def test_identities_come_in_pages(here: Installation, ours: Account, their
     assert (await here.identities.list(NOWHERE)).total == 0
 
 
-async def test_permissions_come_in_pages(here: Installation, ours: Account) -> None:
+async def test_permissions_are_paged(here: Installation, ours: Account) -> None:
     identity = await here.identities.create(ours.id)
     machines = [here.machine(ours, f"m{number}") for number in range(5)]
     made = [await here.identities.grant(ours.id, identity.id, machine) for machine in machines]
@@ -421,7 +419,9 @@ async def test_permissions_come_in_pages(here: Installation, ours: Account) -> N
     assert {page.total for page in pages} == {5}
 
 
-async def test_a_managed_identity_is_listed_on_request_and_stays(here: Installation, ours: Account) -> None:
+async def test_managed_identity_is_listed_on_request_and_cannot_be_deleted(
+    here: Installation, ours: Account
+) -> None:
     managed = await here.identities.create(ours.id, managed=True)
     plain = await here.identities.create(ours.id)
     assert (await here.identities.list(ours.id)).items == [plain]
@@ -432,12 +432,12 @@ async def test_a_managed_identity_is_listed_on_request_and_stays(here: Installat
     assert await here.identities.get(ours.id, managed.id) == managed
 
 
-async def test_an_identity_of_no_account_is_not_made(here: Installation) -> None:
+async def test_create_identity_needs_an_existing_account(here: Installation) -> None:
     with pytest.raises(AccountNotFound):
         await here.identities.create(NOWHERE)
 
 
-async def test_an_identity_takes_its_tokens_and_permissions_along(here: Installation, ours: Account) -> None:
+async def test_delete_identity_deletes_its_tokens_and_permissions(here: Installation, ours: Account) -> None:
     machine = here.machine(ours)
     gone, kept = [await here.identities.create(ours.id) for _ in range(2)]
     secrets = []
@@ -473,7 +473,7 @@ OPERATIONS: dict[str, Callable[[Identities, str, str, str, str], Coroutine[Any, 
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-async def test_the_identity_of_another_account_is_one_that_does_not_exist(
+async def test_identity_of_another_account_is_not_found(
     here: Installation, ours: Account, theirs: Account, operation: str
 ) -> None:
     identity = await here.identities.create(ours.id)
@@ -495,7 +495,7 @@ async def test_the_identity_of_another_account_is_one_that_does_not_exist(
     assert await here.count(tokens) == 1
 
 
-async def test_a_token_is_revoked_by_its_own_identity_alone(here: Installation, ours: Account) -> None:
+async def test_token_of_another_identity_cannot_be_revoked(here: Installation, ours: Account) -> None:
     one, two = [await here.identities.create(ours.id) for _ in range(2)]
     token, secret = await here.identities.create_token(ours.id, one.id)
     for identity, wrong in ((two.id, token.id), (one.id, NOWHERE), (one.id, secret)):
@@ -511,7 +511,7 @@ async def test_a_token_is_revoked_by_its_own_identity_alone(here: Installation, 
 # Permissions
 
 
-async def test_a_permission_is_granted_changed_and_revoked(here: Installation, ours: Account) -> None:
+async def test_permission_is_granted_updated_and_revoked(here: Installation, ours: Account) -> None:
     identity = await here.identities.create(ours.id)
     machine = here.machine(ours)
     assert await here.identities.permission(identity.id, machine) is None
@@ -539,7 +539,7 @@ async def test_a_permission_is_granted_changed_and_revoked(here: Installation, o
             await work
 
 
-async def test_only_machines_of_the_same_account_are_granted(
+async def test_grant_needs_a_vm_of_the_same_account(
     here: Installation, ours: Account, theirs: Account
 ) -> None:
     identity = await here.identities.create(ours.id)
@@ -551,9 +551,7 @@ async def test_only_machines_of_the_same_account_are_granted(
     assert await here.count(vm_permissions) == 0
 
 
-async def test_a_machine_that_goes_while_it_is_granted_leaves_no_permission(
-    here: Installation, ours: Account
-) -> None:
+async def test_grant_during_a_vm_delete_leaves_no_permission(here: Installation, ours: Account) -> None:
     identity = await here.identities.create(ours.id)
     answers = iter([True, False])
 
@@ -565,7 +563,7 @@ async def test_a_machine_that_goes_while_it_is_granted_leaves_no_permission(
     assert await here.count(vm_permissions) == 0
 
 
-async def test_a_forgotten_machine_is_in_nobodys_permissions(here: Installation, ours: Account) -> None:
+async def test_forget_machine_deletes_all_its_permissions(here: Installation, ours: Account) -> None:
     one, two = [await here.identities.create(ours.id) for _ in range(2)]
     for identity, machine in itertools.product((one, two), ("m1", "m2")):
         await here.identities.grant(ours.id, identity.id, here.machine(ours, machine))
@@ -591,7 +589,7 @@ async def test_a_forgotten_machine_is_in_nobodys_permissions(here: Installation,
         ((), "root", UserNotAllowed),
     ],
 )
-def test_whom_a_permission_lets_act_as(
+def test_allowed_users_of_a_permission(
     allowed: tuple[str, ...] | None, wanted: str | None, user: str | type[SteadError] | None
 ) -> None:
     permission = Permission("p", "i", "m", allowed, 0.0, "a")
@@ -606,9 +604,7 @@ def test_whom_a_permission_lets_act_as(
     "users",
     [[""], ["a b"], ["a:b"], ["../a"], ["a\n"], ["-a"], ["\x00"], ["\ud800"], ["a" * 257], ["a"] * 1001],
 )
-async def test_users_that_cannot_exist_are_refused(
-    here: Installation, ours: Account, users: list[str]
-) -> None:
+async def test_invalid_linux_users_are_refused(here: Installation, ours: Account, users: list[str]) -> None:
     identity = await here.identities.create(ours.id)
     machine = here.machine(ours)
     with pytest.raises(InvalidRequest):
@@ -619,12 +615,10 @@ async def test_users_that_cannot_exist_are_refused(
     assert await here.identities.permission(identity.id, machine) == granted
 
 
-# At the same time
+# Concurrency
 
 
-async def test_of_grants_at_the_same_time_one_succeeds(
-    here: Installation, there: Installation, ours: Account
-) -> None:
+async def test_concurrent_grants_succeed_once(here: Installation, there: Installation, ours: Account) -> None:
     for number in range(10):
         identity = await here.identities.create(ours.id)
         machine = here.machine(ours, f"m{number}")
@@ -636,7 +630,7 @@ async def test_of_grants_at_the_same_time_one_succeeds(
         assert sum(isinstance(result, PermissionExists) for result in results) == 3
 
 
-async def test_whatever_meets_the_end_of_an_identity_leaves_nothing(
+async def test_operations_during_an_identity_delete_leave_no_rows(
     here: Installation, there: Installation, ours: Account
 ) -> None:
     machine = here.machine(ours)
@@ -654,10 +648,10 @@ async def test_whatever_meets_the_end_of_an_identity_leaves_nothing(
     assert (await here.count(tokens), await here.count(vm_permissions)) == (0, 0)
 
 
-async def test_an_identity_that_ends_right_before_the_record_is_not_found(
+async def test_identity_deleted_before_the_insert_is_not_found(
     here: Installation, ours: Account, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The identity is there when it is looked up and gone when the row is written."""
+    """A delete between the lookup and the insert."""
     machine = here.machine(ours)
     for store in (TokenStore, PermissionStore):
         identity = await here.identities.create(ours.id)
@@ -675,11 +669,11 @@ async def test_an_identity_that_ends_right_before_the_record_is_not_found(
                 await here.identities.grant(ours.id, identity.id, machine)
 
 
-# Any history
+# Model-based test
 
 
 class Histories(RuleBasedStateMachine):
-    """Whatever two accounts do, each secret and each permission is what a few dictionaries say."""
+    """Model-based test: two accounts, compared with dictionaries of secrets and permissions."""
 
     empty_database = b""
 
@@ -691,7 +685,7 @@ class Histories(RuleBasedStateMachine):
         self.path = Path(folder) / "stead.db"
         self.identities: dict[str, str] = {}
         self.secrets: dict[str, tuple[str, str]] = {}
-        """Every token that ever was: its id and its identity."""
+        """All tokens, revoked ones included: id and identity."""
         self.revoked: set[str] = set()
         self.permissions: dict[tuple[str, str], tuple[str, ...] | None] = {}
         self.gone: set[str] = set()
@@ -720,7 +714,7 @@ class Histories(RuleBasedStateMachine):
             return type(error)
 
     def pick(self, data: st.DataObject) -> tuple[str, str]:
-        """An account, and an identity that may be another's or gone."""
+        """An account, and an identity that may belong to the other account or be deleted."""
         known = [*self.identities, *self.gone, NOWHERE]
         return data.draw(st.sampled_from(self.accounts)), data.draw(st.sampled_from(known))
 
@@ -860,8 +854,6 @@ TestHistories = Histories.TestCase
     ),
     own=st.fixed_dictionaries({}, optional={name: st.none() | st.integers(0, 99) for name in LIMIT_NAMES}),
 )
-def test_limits_are_the_installations_except_those_of_ones_own(
-    defaults: dict[str, int | None], own: dict[str, int | None]
-) -> None:
+def test_effective_limits_property(defaults: dict[str, int | None], own: dict[str, int | None]) -> None:
     limits = Limits.from_json(json.dumps(own), Limits(**defaults))
     assert limits == Limits(**{**defaults, **own})

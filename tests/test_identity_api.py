@@ -1,4 +1,4 @@
-"""The identity endpoints as a client sees them. There are no machines: that an account has one is made up."""
+"""The identity endpoints over HTTP, without VMs: the ownership of VM ids is faked."""
 
 import asyncio
 import contextlib
@@ -54,7 +54,7 @@ ENDPOINTS = [
 
 @dataclass
 class Client:
-    """An account's, or an identity's, way to the API."""
+    """An HTTP client with the credentials of an account or an identity."""
 
     http: httpx2.AsyncClient
     headers: dict[str, str]
@@ -137,7 +137,7 @@ def fill(path: str, identity: str, machine: str = MACHINE, token: str = NOWHERE)
     return path.format(i=identity, t=token, r=NOWHERE, v=machine)
 
 
-async def test_identities_are_made_listed_and_deleted(stage: Stage) -> None:
+async def test_identities_are_created_listed_and_deleted(stage: Stage) -> None:
     ours = stage.ours
     made = [await ours.succeed("POST", "", options) for options in (None, {}, {"name": "ci"})]
     for identity, name in zip(made, (None, None, "ci"), strict=True):
@@ -183,7 +183,7 @@ async def test_invalid_identity_names_are_refused(stage: Stage, name: Any) -> No
     assert (await stage.ours.succeed("GET", ""))["total"] == 0
 
 
-async def test_a_token_is_shown_once_and_opens_the_door_until_it_is_revoked(stage: Stage) -> None:
+async def test_token_is_valid_until_revoked(stage: Stage) -> None:
     ours = stage.ours
     identity = await ours.identity()
     made = await ours.succeed("POST", f"/{identity}/tokens")
@@ -199,7 +199,7 @@ async def test_a_token_is_shown_once_and_opens_the_door_until_it_is_revoked(stag
     await ours.fail(404, "NOT_FOUND", "DELETE", f"/{identity}/tokens/{made['id']}")
 
 
-async def test_a_permission_is_granted_changed_and_revoked(stage: Stage) -> None:
+async def test_vm_permission_is_granted_updated_and_revoked(stage: Stage) -> None:
     ours = stage.ours
     identity = await ours.identity()
     path = f"/{identity}/permissions/vm/{MACHINE}"
@@ -239,7 +239,7 @@ async def test_a_permission_is_granted_changed_and_revoked(stage: Stage) -> None
         {"content": b"", "headers": {"Content-Type": "application/json"}},
     ],
 )
-async def test_without_users_a_permission_is_for_all_of_them(stage: Stage, options: Any) -> None:
+async def test_permission_without_users_allows_every_user(stage: Stage, options: Any) -> None:
     identity = await stage.ours.identity()
     headers = stage.ours.headers | options.pop("headers", {})
     path = f"{BASE}/{identity}/permissions/vm/{MACHINE}"
@@ -249,7 +249,7 @@ async def test_without_users_a_permission_is_for_all_of_them(stage: Stage, optio
         assert answer.json()["allowedUsers"] is None
 
 
-async def test_a_machine_of_another_account_cannot_be_granted(stage: Stage) -> None:
+async def test_vm_of_another_account_cannot_be_granted(stage: Stage) -> None:
     identity = await stage.ours.identity()
     for machine in (FOREIGN, "nowhere"):
         path = f"/{identity}/permissions/vm/{machine}"
@@ -258,14 +258,14 @@ async def test_a_machine_of_another_account_cannot_be_granted(stage: Stage) -> N
         assert body["message"] == f"no machine {machine}"
 
 
-async def test_of_two_grants_at_the_same_time_one_is_told_that_it_is_late(stage: Stage) -> None:
+async def test_second_of_two_concurrent_grants_is_a_conflict(stage: Stage) -> None:
     for _ in range(5):
         path = f"/{await stage.ours.identity()}/permissions/vm/{MACHINE}"
         answers = await asyncio.gather(*(stage.ours.send("POST", path, {}) for _ in range(4)))
         assert sorted(answer.status_code for answer in answers) == [200, 409, 409, 409]
 
 
-async def test_a_repository_that_is_not_there_cannot_be_granted(stage: Stage) -> None:
+async def test_missing_repository_cannot_be_granted(stage: Stage) -> None:
     ours = stage.ours
     identity = await ours.identity()
     assert await ours.succeed("GET", f"/{identity}/permissions/git?offset=0") == {"repositories": []}
@@ -277,10 +277,8 @@ async def test_a_repository_that_is_not_there_cannot_be_granted(stage: Stage) ->
 
 
 @pytest.mark.parametrize(("method", "path"), ENDPOINTS)
-async def test_only_the_accounts_own_key_leads_to_its_identities(
-    stage: Stage, method: str, path: str
-) -> None:
-    """Nobody, a token of the very identity, and another account: each is refused, on every endpoint."""
+async def test_only_the_accounts_own_key_may_manage_identities(stage: Stage, method: str, path: str) -> None:
+    """Every endpoint refuses no credentials, a token of the identity itself, and another account."""
     identity = await stage.ours.identity()
     token = await stage.ours.succeed("POST", f"/{identity}/tokens")
     granted = await stage.ours.succeed("POST", f"/{identity}/permissions/vm/{MACHINE}")
@@ -322,20 +320,20 @@ async def test_only_the_accounts_own_key_leads_to_its_identities(
         f"offset={10**30}",
     ],
 )
-async def test_a_page_that_cannot_be_is_refused(stage: Stage, query: str) -> None:
+async def test_invalid_pages_are_refused(stage: Stage, query: str) -> None:
     identity = await stage.ours.identity()
     for path in ("", f"/{identity}/permissions/vm", f"/{identity}/permissions/git"):
         await stage.ours.fail(400, "INVALID_REQUEST", "GET", f"{path}?{query}")
 
 
 @pytest.mark.parametrize("users", [["a b"], [""], ["a:b"], [1], "alice", {"alice": 1}, ["x"] * 1001])
-async def test_users_that_cannot_be_are_refused(stage: Stage, users: Any) -> None:
+async def test_invalid_users_are_refused(stage: Stage, users: Any) -> None:
     path = f"/{await stage.ours.identity()}/permissions/vm/{MACHINE}"
     await stage.ours.fail(400, "INVALID_REQUEST", "POST", path, {"allowedUsers": users})
     await stage.ours.fail(404, "VM_PERMISSION_NOT_FOUND", "GET", path)
 
 
 @pytest.mark.parametrize("identity", ["x", "a" * 5000, "%00", "%F0%9F%98%80", "%FF", "'", "%25"])
-async def test_an_id_that_is_none_is_not_found(stage: Stage, identity: str) -> None:
+async def test_malformed_ids_are_not_found(stage: Stage, identity: str) -> None:
     await stage.ours.fail(404, "IDENTITY_NOT_FOUND", "DELETE", f"/{identity}")
     await stage.ours.fail(404, "IDENTITY_NOT_FOUND", "POST", f"/{identity}/permissions/vm/{MACHINE}")

@@ -1,6 +1,6 @@
-"""The client library against a server that misbehaves in every way that networks and servers do.
+"""The client library against a scripted server: failures, retries, errors, streams and files.
 
-Each scenario is played to both clients, the asynchronous one and the one made from it.
+Each test runs with both clients, the asynchronous and the synchronous one.
 """
 
 import ast
@@ -37,7 +37,7 @@ Client = Callable[..., Any]
 
 @pytest.fixture(params=[Stead, AsyncStead])
 def client(request: pytest.FixtureRequest) -> Client:
-    """Makes a client of either kind."""
+    """A factory of one of the two clients."""
 
     def make(url: str, **options: Any) -> Any:
         return request.param(api_key="key", base_url=url, **options)
@@ -57,7 +57,7 @@ async def events(stream: Any) -> list[Any]:
 
 
 async def first(stream: Any) -> Any:
-    """The first event of a stream, which is closed then."""
+    """The first event of a stream; closes the stream."""
     if hasattr(stream, "__aiter__"):
         async with stream:
             return await anext(stream)
@@ -72,7 +72,7 @@ async def close(stead: Any) -> None:
 async def attempt(
     client: Client, call: Callable[[Any], Any], *steps: Step, **options: Any
 ) -> tuple[Any, list[Any]]:
-    """The result or the error of a call to a scripted server, and the requests it saw."""
+    """The result or the error of a call, and the requests that the server received."""
     with scripted(*steps) as server:
         stead = client(server.url, **options)
         result: Any
@@ -102,21 +102,21 @@ CREATED = Reply(content={"id": VM, "domains": []})
 BUSY = Reply(503, {"code": "SERVICE_UNAVAILABLE", "message": "busy"})
 
 
-async def test_a_read_is_made_again_when_the_connection_breaks(client: Client) -> None:
+async def test_read_is_retried_after_a_broken_connection(client: Client) -> None:
     vm, seen = await attempt(client, read, Drop(), INFO)
     assert vm.last_info.state == "running"
     assert [request.target for request in seen] == [f"/v1/vms/{VM}"] * 2
 
 
-async def test_a_create_is_not_made_again_once_it_was_sent(client: Client) -> None:
-    """Nobody can tell whether the request was lost or the answer; twice would make two machines."""
+async def test_create_is_not_retried_once_sent(client: Client) -> None:
+    """A lost request and a lost answer look the same; a retry could create two VMs."""
     error, seen = await attempt(client, make, Drop(), CREATED)
     assert isinstance(error, errors.ServerUnreachable) and error.sent
     assert pickle.loads(pickle.dumps(error)).sent
     assert len(seen) == 1
 
 
-async def test_a_command_is_not_made_again_once_it_was_sent(client: Client) -> None:
+async def test_command_is_not_retried_once_sent(client: Client) -> None:
     for step in (Drop(), BUSY, Reply(502, b"<html>bad gateway</html>")):
         error, seen = await attempt(client, lambda stead: stead.vms.ref(VM).exec("reboot"), step, Reply())
         assert isinstance(error, errors.ServerUnreachable | errors.ServiceUnavailable)
@@ -185,8 +185,8 @@ async def test_not_retryable_after_refusals(client: Client) -> None:
     assert not errors.MissingCredentials("m").retryable
 
 
-async def test_a_create_waits_for_a_server_that_is_being_started(client: Client) -> None:
-    """No connection could be made, so nothing was sent: then trying again is safe for everything."""
+async def test_create_is_retried_until_the_server_listens(client: Client) -> None:
+    """Nothing was sent, so that a retry is safe for every request."""
     port = free_port()
     up, over = threading.Event(), threading.Event()
     seen: list[Any] = []
@@ -210,7 +210,7 @@ async def test_a_create_waits_for_a_server_that_is_being_started(client: Client)
     assert up.is_set() and len(seen) == 1
 
 
-async def test_no_server_at_all(client: Client) -> None:
+async def test_connection_refused_is_server_unreachable(client: Client) -> None:
     stead = client(f"http://127.0.0.1:{free_port()}", max_retries=1)
     with pytest.raises(errors.ServerUnreachable, match="cannot connect") as caught:
         await done(stead.whoami())
@@ -218,17 +218,17 @@ async def test_no_server_at_all(client: Client) -> None:
     await close(stead)
 
 
-async def test_a_delete_whose_answer_was_lost_has_succeeded(client: Client) -> None:
-    missing = Reply(404, {"code": "VM_NOT_FOUND", "message": "no machine"})
+async def test_retried_delete_that_finds_nothing_has_succeeded(client: Client) -> None:
+    missing = Reply(404, {"code": "VM_NOT_FOUND", "message": "no VM"})
     for lost in (Drop(), Reply(502, b"bad gateway"), Reply(504, b"gateway timeout")):
         result, seen = await attempt(client, delete, lost, missing)
         assert result is None
         assert len(seen) == 2
 
 
-async def test_a_delete_of_what_was_never_there_fails(client: Client) -> None:
-    """Also after an answer that says for sure that nothing was done."""
-    missing = Reply(404, {"code": "VM_NOT_FOUND", "message": "no machine", "vmId": VM})
+async def test_delete_of_a_missing_vm_fails(client: Client) -> None:
+    """Also after a 503 of the server, which says that it did not delete anything."""
+    missing = Reply(404, {"code": "VM_NOT_FOUND", "message": "no VM", "vmId": VM})
     error, seen = await attempt(client, delete, missing)
     assert isinstance(error, errors.VmNotFound) and error.vm_id == VM
     error, seen = await attempt(client, delete, BUSY, missing)
@@ -243,14 +243,14 @@ async def test_retry_after_is_honoured(client: Client) -> None:
     assert time.monotonic() - started >= 1
 
 
-async def test_a_server_that_asks_for_too_long_a_wait_is_believed(client: Client) -> None:
+async def test_retry_after_beyond_the_maximum_is_final(client: Client) -> None:
     started = time.monotonic()
     error, seen = await attempt(client, read, Reply(503, {}, {"Retry-After": "3600"}), INFO)
     assert isinstance(error, errors.ServiceUnavailable) and error.retryable
     assert len(seen) == 1 and time.monotonic() - started < 5
 
 
-async def test_429_lets_a_create_be_made_again_when_it_says_when(client: Client) -> None:
+async def test_create_is_retried_after_429_with_retry_after(client: Client) -> None:
     vm, seen = await attempt(client, make, Reply(429, {}, {"Retry-After": "0"}), CREATED)
     assert vm.id == VM and len(seen) == 2
     error, seen = await attempt(client, make, Reply(429, {}), CREATED)
@@ -266,13 +266,13 @@ async def test_retries_are_bounded(client: Client) -> None:
     assert len(seen) == 1
 
 
-async def test_what_cannot_change_is_not_asked_again(client: Client) -> None:
+async def test_final_error_codes_are_not_retried(client: Client) -> None:
     slow = Reply(504, {"code": "VM_START_TIMEOUT", "message": "not ready"})
     error, seen = await attempt(client, read, slow, INFO)
     assert isinstance(error, errors.VmStartTimeout) and len(seen) == 1
 
 
-def test_waits_grow_and_differ() -> None:
+def test_backoff_grows_with_jitter() -> None:
     policy = RetryPolicy(attempts=20)
     waits = [
         policy.after_failure(number, sent=False, idempotent=False, timed_out=False) or 0
@@ -283,13 +283,13 @@ def test_waits_grow_and_differ() -> None:
     assert len(repeated) > 10
 
 
-async def test_a_silent_server_is_not_asked_again(client: Client) -> None:
+async def test_timed_out_read_is_not_retried(client: Client) -> None:
     error, seen = await attempt(client, read, Reply(content={}, after=1), INFO, timeout=0.2)
     assert isinstance(error, errors.NoAnswerInTime) and error.sent
     assert len(seen) == 1
 
 
-async def test_a_command_may_take_longer_than_other_calls(client: Client) -> None:
+async def test_exec_has_its_own_timeout(client: Client) -> None:
     def run(stead: Any) -> Any:
         return stead.vms.ref(VM).exec("sleep 1", timeout=30)
 
@@ -299,7 +299,7 @@ async def test_a_command_may_take_longer_than_other_calls(client: Client) -> Non
     assert seen[0].json == {"command": "sleep 1", "terminal": None, "timeoutMs": 30000}
 
 
-async def test_a_command_says_where_how_and_as_whom(client: Client) -> None:
+async def test_exec_sends_cwd_env_stdin_and_user(client: Client) -> None:
     def run(stead: Any) -> Any:
         vm = stead.vms.ref(VM).user("alice")
         return vm.exec(["wc", "-c"], cwd="/tmp", env={"A": "b"}, stdin="12345", check=True)
@@ -330,7 +330,7 @@ async def test_a_command_says_where_how_and_as_whom(client: Client) -> None:
         (410, "VM_DELETED", errors.VmDeleted),
         (500, "VM_SETUP_FAILED", errors.SetupFailed),
         (503, "NO_LOCAL_STORAGE_CAPACITY", errors.NoCapacity),
-        # Codes without a class of their own belong to the family of their status.
+        # Codes without their own class are selected by status.
         (400, "INVALID_ACCOUNT_ID", errors.InvalidRequest),
         (403, "RECORD_OWNERSHIP_ERROR", errors.Forbidden),
         (404, "JOB_NOT_FOUND", errors.NotFound),
@@ -339,7 +339,7 @@ async def test_a_command_says_where_how_and_as_whom(client: Client) -> None:
         (418, "NEVER_HEARD_OF", errors.InvalidRequest),
     ],
 )
-async def test_errors_are_told_apart(
+async def test_error_codes_select_the_exception_class(
     client: Client, status: int, code: str, kind: type[errors.SteadApiError]
 ) -> None:
     body = {"code": code, "error": code, "message": "this is why", "extra": 7}
@@ -358,7 +358,7 @@ async def test_errors_are_told_apart(
     assert type(again) is kind and again.body == error.body and str(again) == str(error)
 
 
-async def test_an_answer_that_is_not_json(client: Client) -> None:
+async def test_answers_that_are_not_json(client: Client) -> None:
     error, _ = await attempt(client, make, Reply(502, b"<html>Bad Gateway</html>"))
     assert type(error) is errors.ServiceUnavailable
     assert error.code is None and "Bad Gateway" in str(error)
@@ -367,7 +367,7 @@ async def test_an_answer_that_is_not_json(client: Client) -> None:
         assert isinstance(error, errors.UnexpectedAnswer)
 
 
-async def test_the_facts_of_an_error(client: Client) -> None:
+async def test_errors_have_the_fields_of_the_answer(client: Client) -> None:
     step = Reply(
         408, {"code": "EXEC_TIMED_OUT", "message": "m", "timeoutMs": 1500, "stdout": "out", "stderr": None}
     )
@@ -394,14 +394,14 @@ async def test_the_facts_of_an_error(client: Client) -> None:
 # Builds
 
 
-async def test_a_build_is_followed_in_the_background(client: Client) -> None:
-    """The connection is not held: the result is asked for, also across an outage, and lines are told once."""
+async def test_build_is_polled_as_a_background_request(client: Client) -> None:
+    """The client polls for the result, also across an outage, and reports each log line once."""
     line_1 = {"timestamp": "2026-01-01T00:00:01.000001Z", "message": "one"}
     line_2 = {"timestamp": "2026-01-01T00:00:02.000001Z", "message": "two"}
-    told: list[LogEntry] = []
+    lines: list[LogEntry] = []
     vm, seen = await attempt(
         client,
-        lambda stead: stead.vms.create(spec=VmSpec().apt("git"), progress=told.append),
+        lambda stead: stead.vms.create(spec=VmSpec().apt("git"), progress=lines.append),
         Reply(202, {"requestId": "ri-other"}, {"x-freestyle-background-request-id": "ri-1"}),
         Reply(202, {"status": "pending"}),
         Reply(content={"logs": [line_1]}),
@@ -415,17 +415,17 @@ async def test_a_build_is_followed_in_the_background(client: Client) -> None:
         Reply(content={"logs": [line_2], "nextPageToken": None}),
     )
     assert vm.id == VM
-    assert [str(entry) for entry in told] == ["one", "two"]
+    assert [str(entry) for entry in lines] == ["one", "two"]
     assert seen[0].headers["x-freestyle-background-after-secs"] == "5"
     assert seen[1].target == "/auth/v1/background-requests/ri-1"
     assert seen[2].target == "/observability/v1/logs?requestId=ri-1"
     assert "pageToken=more" in seen[-1].target and len(seen) == 11
 
 
-async def test_a_server_that_goes_away_for_good_during_a_build(
+async def test_poll_of_a_build_ends_after_a_long_outage(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The wait ends, and says under which number the result can be asked for."""
+    """The error has the id of the background request."""
     for module in ("_async", "_sync"):
         monkeypatch.setattr(f"stead.sdk.{module}.background._OUTAGE", 0.5)
     error, _ = await attempt(
@@ -438,7 +438,7 @@ async def test_a_server_that_goes_away_for_good_during_a_build(
     assert isinstance(error, errors.ServerUnreachable) and "ri-1" in str(error)
 
 
-async def test_a_build_that_fails_in_the_background(client: Client) -> None:
+async def test_failed_background_build_raises_build_failed(client: Client) -> None:
     failed = {"code": "BUILD_FAILED", "message": "make failed", "exitCode": 2, "stderr": "no rule"}
     error, _ = await attempt(
         client,
@@ -451,7 +451,7 @@ async def test_a_build_that_fails_in_the_background(client: Client) -> None:
     assert (error.exit_code, error.stderr) == (2, "no rule")
 
 
-async def test_a_plain_create_answers_at_once(client: Client) -> None:
+async def test_create_without_a_spec_is_no_background_request(client: Client) -> None:
     _, seen = await attempt(client, make, CREATED)
     assert "x-freestyle-background-after-secs" not in seen[0].headers
     assert seen[0].json == {}
@@ -507,7 +507,7 @@ async def test_unknown_arguments_are_refused_without_a_request(client: Client) -
         VmSpec().service("x", command="y", colour="green")  # type: ignore[call-arg]
 
 
-async def test_waiting_for_a_build_ends(client: Client) -> None:
+async def test_wait_for_a_build_ends_or_times_out(client: Client) -> None:
     def wait(stead: Any) -> Any:
         return stead.vms.builds.wait("bld-1", timeout=0.2, interval=0.05)
 
@@ -530,8 +530,8 @@ def said(kind: str, data: bytes) -> bytes:
     return line(kind, data=base64.b64encode(data).decode())
 
 
-async def test_output_comes_as_it_is_printed_however_it_is_cut(client: Client) -> None:
-    """Pieces of the stream end anywhere: in a line, in a character."""
+async def test_exec_stream_decodes_events_across_chunks(client: Client) -> None:
+    """Chunks end anywhere: within a line, within a character."""
     coin = "€".encode()
     whole = (
         said("stdout", b"a" + coin[:1])
@@ -562,7 +562,7 @@ async def test_output_comes_as_it_is_printed_however_it_is_cut(client: Client) -
 
 
 @pytest.mark.parametrize("complete", [True, False])
-async def test_a_stream_that_ends_before_its_command(client: Client, complete: bool) -> None:
+async def test_exec_stream_that_is_cut_is_server_unreachable(client: Client, complete: bool) -> None:
     whole = said("stdout", b"begun")
     for pieces in ([whole], [whole, whole[: len(whole) // 2]]):
         with scripted(Pieces(pieces, complete=complete)) as server:
@@ -573,11 +573,11 @@ async def test_a_stream_that_ends_before_its_command(client: Client, complete: b
             await close(stead)
 
 
-async def test_a_command_whose_machine_is_lost(client: Client) -> None:
-    gone = line("error", code="VM_NOT_RUNNING", message="the machine was stopped")
+async def test_error_event_of_a_lost_vm_is_the_matching_error(client: Client) -> None:
+    gone = line("error", code="VM_NOT_RUNNING", message="the VM was stopped")
     with scripted(Pieces([said("stdout", b"begun"), gone]), Reply(404, {"code": "VM_NOT_FOUND"})) as server:
         stead = client(server.url)
-        with pytest.raises(errors.VmNotRunning, match="the machine was stopped"):
+        with pytest.raises(errors.VmNotRunning, match="the VM was stopped"):
             await events(stead.vms.ref(VM).exec_stream("x"))
         with pytest.raises(errors.VmNotFound):
             await events(stead.vms.ref(VM).exec_stream("x"))
@@ -598,7 +598,7 @@ async def test_error_event_of_a_stopping_server_is_the_matching_error(client: Cl
 
 
 async def test_closing_a_stream_closes_its_connection(client: Client) -> None:
-    """That is how the server learns to end the command."""
+    """The server kills the command when the connection closes."""
     step = Pieces([said("stdout", b"begun")], hold=True)
     with scripted(step) as server:
         stead = client(server.url)
@@ -608,7 +608,7 @@ async def test_closing_a_stream_closes_its_connection(client: Client) -> None:
         await close(stead)
 
 
-async def test_watching_files(client: Client) -> None:
+async def test_watch_yields_file_events(client: Client) -> None:
     change = b'{"eventType": "change", "filename": "/etc/hosts"}\n'
     last = b'{"eventType": "rename", "filename": "/tmp/x", "overflow": true}'
     with scripted(Pieces([b"\n", change + b"\n\n", last])) as server:
@@ -621,8 +621,8 @@ async def test_watching_files(client: Client) -> None:
     ]
 
 
-async def test_following_logs_tells_each_line_once(client: Client) -> None:
-    """What was there before is not told; what comes again with the next query neither."""
+async def test_following_logs_yields_each_new_line_once(client: Client) -> None:
+    """Lines from before the call are skipped, and lines that the next query returns again."""
 
     def entry(second: int) -> dict[str, str]:
         return {"timestamp": f"2026-01-01T00:00:{second:02}.500000Z", "message": f"line {second}"}
@@ -649,7 +649,7 @@ async def test_following_logs_tells_each_line_once(client: Client) -> None:
 # Files
 
 
-async def test_paths_travel_whole(client: Client) -> None:
+async def test_paths_are_percent_encoded(client: Client) -> None:
     path = "/srv/a b/ü?#%2F/\udcff"
     _, seen = await attempt(
         client, lambda stead: stead.vms.ref(VM).fs.write(path, b"\x00data", mode=0o640), Reply()
@@ -660,7 +660,7 @@ async def test_paths_travel_whole(client: Client) -> None:
     assert seen[0].headers["content-type"] == "application/octet-stream"
 
 
-async def test_a_file_is_read_as_bytes(client: Client) -> None:
+async def test_read_returns_bytes(client: Client) -> None:
     data, seen = await attempt(
         client, lambda stead: stead.vms.ref(VM).fs.read("/x"), Drop(), Reply(content=b"\xff\x00")
     )
@@ -672,8 +672,8 @@ async def test_a_file_is_read_as_bytes(client: Client) -> None:
     assert isinstance(error, errors.FileNotFound)
 
 
-async def test_only_a_missing_file_does_not_exist(client: Client) -> None:
-    """A machine that is missing, or a file that may not be looked at, is an error."""
+async def test_exists_is_false_for_missing_files_only(client: Client) -> None:
+    """A missing VM, or a file without permission, is an error."""
 
     def ask(stead: Any) -> Any:
         return stead.vms.ref(VM).fs.exists("/x")
@@ -685,7 +685,7 @@ async def test_only_a_missing_file_does_not_exist(client: Client) -> None:
     assert isinstance(error, errors.VmNotFound)
 
 
-async def test_a_file_is_not_a_folder(client: Client) -> None:
+async def test_read_dir_of_a_file_is_not_a_directory_error(client: Client) -> None:
     with scripted(Reply(content={"content": "", "encoding": "utf8"})) as server:
         stead = client(server.url)
         with pytest.raises(NotADirectoryError):
@@ -693,7 +693,7 @@ async def test_a_file_is_not_a_folder(client: Client) -> None:
         await close(stead)
 
 
-async def test_an_upload_is_made_again_from_its_beginning(client: Client, tmp_path: Path) -> None:
+async def test_upload_is_retried_from_the_start_of_the_file(client: Client, tmp_path: Path) -> None:
     file = tmp_path / "tool"
     file.write_bytes(b"x" * 300_000)
     file.chmod(0o755)
@@ -702,7 +702,7 @@ async def test_an_upload_is_made_again_from_its_beginning(client: Client, tmp_pa
     assert seen[1].target == f"/v1/vms/{VM}/files/%2Fopt%2Ftool?mode=0755"
 
 
-async def test_what_can_be_read_only_once_is_not_sent_again(client: Client) -> None:
+async def test_write_from_an_iterator_is_not_retried(client: Client) -> None:
     with scripted(Drop(), Reply()) as server:
         stead = client(server.url)
         is_async = isinstance(stead, AsyncStead)
@@ -717,7 +717,7 @@ async def test_what_can_be_read_only_once_is_not_sent_again(client: Client) -> N
     assert [request.body for request in server.seen] == [b"only once"]
 
 
-async def test_a_folder_is_uploaded_as_an_archive(client: Client, tmp_path: Path) -> None:
+async def test_folder_is_uploaded_as_a_tar_archive(client: Client, tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "data").write_bytes(b"y" * 1000)
     (tmp_path / "link").symlink_to("sub/data")
@@ -733,7 +733,7 @@ async def test_a_folder_is_uploaded_as_an_archive(client: Client, tmp_path: Path
         assert {entry.uid for entry in tar} == {0}
 
 
-async def test_a_download_that_breaks_off_leaves_the_old_file(client: Client, tmp_path: Path) -> None:
+async def test_interrupted_download_keeps_the_old_file(client: Client, tmp_path: Path) -> None:
     target = tmp_path / "report"
     target.write_text("old")
     facts = Reply(content={"name": "report", "kind": "file", "size": 9, "mode": 0o6755})
@@ -749,11 +749,11 @@ async def test_a_download_that_breaks_off_leaves_the_old_file(client: Client, tm
     assert target.stat().st_mode & 0o7777 == 0o755 and list(tmp_path.iterdir()) == [target]
 
 
-# Machines
+# VMs
 
 
 async def used(vm: Any, error: BaseException | None) -> None:
-    """A machine in a `with` statement whose body raises."""
+    """Use a VM in a `with` statement whose body raises."""
     if hasattr(vm, "__aenter__"):
         async with vm:
             if error is not None:
@@ -764,7 +764,7 @@ async def used(vm: Any, error: BaseException | None) -> None:
                 raise error
 
 
-async def test_a_machine_is_deleted_at_the_end(client: Client) -> None:
+async def test_context_manager_deletes_the_vm(client: Client) -> None:
     with scripted(Reply(), Reply(404, {"code": "VM_NOT_FOUND"})) as server:
         stead = client(server.url)
         await used(stead.vms.ref(VM), None)
@@ -773,7 +773,7 @@ async def test_a_machine_is_deleted_at_the_end(client: Client) -> None:
     assert [request.method for request in server.seen] == ["DELETE", "DELETE"]
 
 
-async def test_a_failing_delete_does_not_hide_what_failed_before(client: Client) -> None:
+async def test_failed_delete_does_not_hide_an_earlier_error(client: Client) -> None:
     refused = Reply(403, {"code": "FORBIDDEN", "message": "not yours"})
     with scripted(refused, refused) as server:
         stead = client(server.url)
@@ -785,7 +785,7 @@ async def test_a_failing_delete_does_not_hide_what_failed_before(client: Client)
         await close(stead)
 
 
-async def test_a_cancelled_task_deletes_its_machine() -> None:
+async def test_cancelled_task_deletes_its_vm() -> None:
     with scripted(CREATED, Pieces([said("stdout", b"begun")], hold=True), Reply()) as server:
         begun = asyncio.Event()
 
@@ -802,7 +802,7 @@ async def test_a_cancelled_task_deletes_its_machine() -> None:
     assert [request.method for request in server.seen] == ["POST", "POST", "DELETE"]
 
 
-async def test_forks_are_machines(client: Client) -> None:
+async def test_fork_returns_vms(client: Client) -> None:
     answer = {"vmId": VM, "forks": [{"id": "fork1", "domains": []}, {"id": "fork2"}]}
     forks, seen = await attempt(
         client, lambda stead: stead.vms.ref(VM).fork(count=2, persistence="ephemeral"), Reply(content=answer)
@@ -842,23 +842,23 @@ async def test_move_sends_both_paths_once_as_the_linux_user(client: Client) -> N
     assert seen[0].json == {"from": "/a", "to": "/b", "overwrite": True}
 
 
-async def test_never_is_not_the_default(client: Client) -> None:
-    """No timeout given leaves it to the server; None says that there is none."""
+async def test_idle_timeout_none_differs_from_not_given(client: Client) -> None:
+    """Without the argument the server decides; None disables the timeout."""
     _, seen = await attempt(client, lambda stead: stead.vms.create(idle_timeout_seconds=None), CREATED)
     assert seen[0].json == {"idleTimeoutSeconds": None}
     _, seen = await attempt(client, lambda stead: stead.vms.ref(VM).start(), Reply())
     assert seen[0].json == {}
 
 
-def test_an_id_cannot_lead_elsewhere() -> None:
-    """An empty one would name all machines; dots would climb."""
+def test_ids_cannot_change_the_path() -> None:
+    """An empty id would address the collection, dots a parent path."""
     with Stead("key", base_url="http://127.0.0.1:1") as stead:
         for vm_id in ("", ".", ".."):
             with pytest.raises(ValueError, match="invalid id or path"):
                 stead.vms.delete(vm_id)
 
 
-async def test_any_call_can_be_made(client: Client) -> None:
+async def test_fetch_sends_any_request(client: Client) -> None:
     answer, seen = await attempt(
         client,
         lambda stead: stead.fetch("/v1/{odd}/x", method="post", json={"a": 1}, query={"b": True, "c": None}),
@@ -870,10 +870,10 @@ async def test_any_call_can_be_made(client: Client) -> None:
     assert seen[0].headers["authorization"] == "Bearer key"
 
 
-# The client itself
+# Client
 
 
-def test_where_and_who_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("STEAD_API_KEY", "STEAD_API_URL", "FREESTYLE_API_KEY", "FREESTYLE_API_URL"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(errors.MissingCredentials):
@@ -895,7 +895,7 @@ def test_where_and_who_come_from_the_environment(monkeypatch: pytest.MonkeyPatch
         assert stead._connection.settings.headers["Authorization"] == "Bearer ours"
 
 
-async def test_a_token_replaces_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_access_token_replaces_the_api_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEAD_API_KEY", "secret")
     with (
         scripted(Reply(content={"accountId": "a", "identityId": "i"})) as server,
@@ -908,7 +908,7 @@ async def test_a_token_replaces_the_key(monkeypatch: pytest.MonkeyPatch) -> None
     assert "authorization" not in server.seen[0].headers
 
 
-def test_a_client_from_outside_stays_open() -> None:
+def test_supplied_http_client_is_not_closed() -> None:
     def answer(request: httpx2.Request) -> httpx2.Response:
         return httpx2.Response(200, json={"accountId": request.url.host})
 
@@ -918,7 +918,7 @@ def test_a_client_from_outside_stays_open() -> None:
         assert not http.is_closed
 
 
-def test_a_proxy_is_not_asked_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loopback_requests_bypass_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
@@ -926,8 +926,8 @@ def test_a_proxy_is_not_asked_for_this_machine(monkeypatch: pytest.MonkeyPatch) 
         assert stead.whoami().account_id == "a"
 
 
-def test_a_newer_server_is_understood() -> None:
-    """Fields and values that nobody knows yet are no reason to fail; a missing id is."""
+def test_unknown_fields_of_a_newer_server_are_ignored() -> None:
+    """A missing required field is an error."""
     info = parse(
         VmInfo,
         {
@@ -949,16 +949,16 @@ def test_a_newer_server_is_understood() -> None:
         parse(VmInfo, {"state": "running"})
 
 
-# The library as a whole
+# Package
 
 
-def test_the_synchronous_client_is_made_from_the_asynchronous_one() -> None:
+def test_sync_client_is_up_to_date_with_unasync() -> None:
     check = [sys.executable, str(ROOT / "scripts" / "unasync"), "--check"]
     done = subprocess.run(check, capture_output=True, text=True)
     assert done.returncode == 0, f"run scripts/unasync; stale: {done.stdout}{done.stderr}"
 
 
-def test_it_uses_nothing_else_of_the_package() -> None:
+def test_sdk_imports_nothing_else_of_the_package() -> None:
     for path in (ROOT / "src" / "stead" / "sdk").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names = []
@@ -974,13 +974,13 @@ def test_it_uses_nothing_else_of_the_package() -> None:
                 )
 
 
-def test_importing_stead_loads_no_client() -> None:
+def test_import_of_stead_does_not_load_the_client() -> None:
     code = "import sys, stead; print('httpx2' in sys.modules); stead.Stead; print('httpx2' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.split() == ["False", "True"]
 
 
-def test_everything_promised_is_there() -> None:
+def test_all_exported_names_exist() -> None:
     import stead
     from stead import sdk
 

@@ -13,7 +13,7 @@ from stead.sdk.archives import pack, unpack
 
 
 def archive(*entries: tarfile.TarInfo) -> io.BytesIO:
-    """An archive of these entries; files hold the text "evil"."""
+    """An archive of these entries; files contain the text "evil"."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for entry in entries:
@@ -38,7 +38,7 @@ def hard(name: str, to: str) -> tarfile.TarInfo:
 
 
 def contents(folder: Path) -> dict[str, tuple[object, ...]]:
-    """Everything in a folder: what it is, and for files and links what they hold."""
+    """The entries of a folder, with the content of files and the targets of links."""
     found: dict[str, tuple[object, ...]] = {}
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
@@ -55,7 +55,7 @@ def sent(source: Path, target: Path) -> list[str]:
     return unpack(io.BytesIO(b"".join(pack(source))), target)
 
 
-def test_a_folder_arrives_as_it_was(tmp_path: Path) -> None:
+def test_pack_and_unpack_restore_a_folder(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "some" / "target"
     (source / "deep" / "er").mkdir(parents=True)
     (source / "deep" / "er" / "tool").write_bytes(b"#!/bin/sh\n")
@@ -78,7 +78,9 @@ def test_a_folder_arrives_as_it_was(tmp_path: Path) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(size=st.integers(0, 3000), name=st.text("abc é\n/.", min_size=1, max_size=300))
-def test_any_file_arrives(tmp_path_factory: pytest.TempPathFactory, size: int, name: str) -> None:
+def test_pack_and_unpack_restore_any_file(
+    tmp_path_factory: pytest.TempPathFactory, size: int, name: str
+) -> None:
     folder = tmp_path_factory.mktemp("any")
     parts = [part[:200] for part in name.split("/") if part.strip(".")]
     if not parts:
@@ -90,8 +92,8 @@ def test_any_file_arrives(tmp_path_factory: pytest.TempPathFactory, size: int, n
     assert (folder / "target").joinpath(*parts).read_bytes() == b"z" * size
 
 
-def test_a_file_that_shrinks_while_it_is_sent_is_an_error(tmp_path: Path) -> None:
-    """Not an archive with something else where its end should be."""
+def test_pack_fails_if_a_file_shrinks(tmp_path: Path) -> None:
+    """Padding the file would corrupt the archive."""
     file = tmp_path / "log"
     file.write_bytes(b"x" * 600_000)
     chunks = pack(tmp_path)
@@ -123,8 +125,8 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_an_archive_from_a_machine_cannot_reach_outside(name: str, tmp_path: Path) -> None:
-    """Whatever is in it: the file next door keeps its content, and nothing that was made leads there."""
+def test_hostile_archive_cannot_write_outside_the_folder(name: str, tmp_path: Path) -> None:
+    """The file outside keeps its content, and no extracted link points to it."""
     outside, folder = tmp_path / "outside", tmp_path / "folder"
     outside.mkdir()
     victim = outside / "victim"
@@ -147,7 +149,7 @@ def test_an_archive_from_a_machine_cannot_reach_outside(name: str, tmp_path: Pat
         assert os.path.realpath(path).startswith(root), f"{path} leads outside"
 
 
-def test_a_link_of_the_callers_own_is_not_written_through(tmp_path: Path) -> None:
+def test_unpack_does_not_write_through_local_symlinks(tmp_path: Path) -> None:
     outside, folder = tmp_path / "outside", tmp_path / "folder"
     outside.mkdir()
     folder.mkdir()
@@ -160,7 +162,7 @@ def test_a_link_of_the_callers_own_is_not_written_through(tmp_path: Path) -> Non
     assert (folder / "fine").read_text() == "evil"
 
 
-def test_what_is_left_out_is_told(tmp_path: Path) -> None:
+def test_unpack_returns_skipped_names(tmp_path: Path) -> None:
     entries = [
         link("out", "/etc"),
         entry("zero", tarfile.CHRTYPE),
@@ -172,8 +174,8 @@ def test_what_is_left_out_is_told(tmp_path: Path) -> None:
     assert (tmp_path / "x" / "in").read_text() == "evil"
 
 
-def test_rights_are_not_taken_over(tmp_path: Path) -> None:
-    """No setuid programs, nothing that others may write, and nothing that its owner may not remove."""
+def test_unpack_drops_setuid_and_write_permissions_for_others(tmp_path: Path) -> None:
+    """The owner can always delete the extracted files."""
     entries = [entry("d/", tarfile.DIRTYPE, mode=0o000), entry("d/su", mode=0o6777), hard("d/again", "d/su")]
     assert unpack(archive(*entries), tmp_path / "x") == []
     assert (tmp_path / "x" / "d").stat().st_mode & 0o7777 == 0o700

@@ -1,6 +1,6 @@
-"""Repositories by client library: what is asked of the server, and what becomes of its answers.
+"""Git repositories with the SDK: requests and parsed answers, against a scripted server.
 
-Each scenario is played to both clients.
+Each test runs with both clients.
 """
 
 import base64
@@ -40,7 +40,7 @@ Client = Callable[..., Any]
 
 @pytest.fixture(params=[Stead, AsyncStead])
 def client(request: pytest.FixtureRequest) -> Client:
-    """Makes a client of either kind."""
+    """A factory of one of the two clients."""
 
     def make(url: str, **options: Any) -> Any:
         return request.param(api_key="key", base_url=url, **options)
@@ -53,7 +53,7 @@ async def done(result: Any) -> Any:
 
 
 async def attempt(client: Client, call: Callable[[Any], Any], *steps: Step) -> tuple[Any, list[Seen]]:
-    """The result or the error of a call on a repository, or all that it yields, and the requests it made."""
+    """The result, all events, or the error of a call on a repository, and the requests that it sent."""
     with scripted(*steps) as server:
         stead = client(server.url)
         result: Any
@@ -146,7 +146,7 @@ def commit(sha: str, *parents: str) -> dict[str, Any]:
         ),
     ],
 )
-async def test_a_repository_is_made_as_it_is_described(
+async def test_create_sends_the_description_of_a_repository(
     client: Client, options: dict[str, Any], body: dict[str, Any]
 ) -> None:
     with scripted(Reply(content={"repoId": REPO})) as server:
@@ -159,8 +159,8 @@ async def test_a_repository_is_made_as_it_is_described(
     assert server.seen[0].json == body
 
 
-async def test_a_repository_is_not_made_twice(client: Client) -> None:
-    """Nobody can tell whether the request was lost or the answer."""
+async def test_create_is_not_retried_once_sent(client: Client) -> None:
+    """A lost request and a lost answer look the same."""
     with scripted(Drop(), Reply(content={"repoId": REPO})) as server:
         stead = client(server.url)
         with pytest.raises(errors.ServerUnreachable) as caught:
@@ -203,7 +203,7 @@ async def test_repositories_are_listed_with_their_branches_and_tags(client: Clie
     assert (info.tags["v1"].target, info.tags["v1"].message) == (TWO, "first")
 
 
-async def test_a_delete_whose_answer_was_lost_has_succeeded(client: Client) -> None:
+async def test_retried_delete_that_finds_nothing_has_succeeded(client: Client) -> None:
     gone = Reply(404, {"code": "REPO_NOT_FOUND", "message": "no repository", "repoId": REPO})
     result, seen = await attempt(client, lambda repo: repo.delete(), Drop(), gone)
     assert result is None
@@ -222,7 +222,7 @@ async def test_a_delete_whose_answer_was_lost_has_succeeded(client: Client) -> N
         ("https://box", {"base_url": "https://git.test/"}, f"https://git.test/{REPO}"),
     ],
 )
-def test_where_git_finds_it(base: str, options: dict[str, str], url: str) -> None:
+def test_clone_url(base: str, options: dict[str, str], url: str) -> None:
     with Stead("key", base_url=base) as stead:
         assert stead.git.repos.ref(REPO).clone_url(**options) == url
 
@@ -230,7 +230,7 @@ def test_where_git_finds_it(base: str, options: dict[str, str], url: str) -> Non
 # Contents
 
 
-async def test_a_file_comes_with_its_bytes(client: Client) -> None:
+async def test_contents_of_a_file(client: Client) -> None:
     data = "grüße\n".encode()
     answer = {
         "type": "file",
@@ -255,7 +255,7 @@ async def test_a_file_comes_with_its_bytes(client: Client) -> None:
             assert found == wanted
 
 
-async def test_a_folder_has_files_and_folders(client: Client) -> None:
+async def test_contents_of_a_folder(client: Client) -> None:
     def file(path: str) -> dict[str, Any]:
         return {"type": "file", "name": path.rpartition("/")[2], "path": path, "sha": ONE, "size": 3}
 
@@ -292,7 +292,7 @@ async def test_subfolder_that_was_not_listed_is_not_empty(client: Client) -> Non
             use(unlisted)
 
 
-async def test_an_archive_is_bytes_or_a_file(client: Client, tmp_path: Path) -> None:
+async def test_archive_is_returned_or_written_to_a_file(client: Client, tmp_path: Path) -> None:
     pieces = [b"one", b"two"]
     found, seen = await attempt(client, lambda repo: repo.contents.download_tarball("v1"), Pieces(pieces))
     assert found == b"onetwo" and seen[0].target == f"{ROOT}/tarball?rev=v1"
@@ -302,7 +302,7 @@ async def test_an_archive_is_bytes_or_a_file(client: Client, tmp_path: Path) -> 
     assert seen[0].target == f"{ROOT}/zip"
 
 
-async def test_an_archive_that_breaks_off_leaves_the_old_file(client: Client, tmp_path: Path) -> None:
+async def test_interrupted_archive_download_keeps_the_old_file(client: Client, tmp_path: Path) -> None:
     target = tmp_path / "all.zip"
     target.write_text("old")
     broken = Pieces([b"half"], complete=False)
@@ -314,7 +314,7 @@ async def test_an_archive_that_breaks_off_leaves_the_old_file(client: Client, tm
     assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("all.zip", "old")]
 
 
-async def test_objects_are_read_by_their_ids(client: Client) -> None:
+async def test_blobs_and_trees_by_object_id(client: Client) -> None:
     blob = {"sha": ONE, "size": 2, "encoding": "base64", "content": "aGk="}
     found, seen = await attempt(client, lambda repo: repo.blobs.get(ONE), Reply(content=blob))
     assert found.content == b"hi" and seen[0].target == f"{ROOT}/git/blobs/{ONE}"
@@ -333,7 +333,7 @@ async def test_objects_are_read_by_their_ids(client: Client) -> None:
     assert seen[0].target == f"{ROOT}/git/trees/{TWO}"
 
 
-async def test_content_that_is_not_base64_is_not_taken_for_content(client: Client) -> None:
+async def test_content_that_is_not_base64_is_an_unexpected_answer(client: Client) -> None:
     odd = {"type": "file", "name": "a", "path": "a", "sha": ONE, "size": 1, "content": "!"}
     error, _ = await attempt(client, lambda repo: repo.contents.get("a"), Reply(content=odd))
     assert isinstance(error, errors.UnexpectedAnswer)
@@ -342,8 +342,8 @@ async def test_content_that_is_not_base64_is_not_taken_for_content(client: Clien
 # Branches, tags, commits
 
 
-async def test_branches(client: Client) -> None:
-    """Their names are short everywhere, and may have slashes."""
+async def test_branches_have_short_names(client: Client) -> None:
+    """Names have no `refs/heads/` prefix, and may contain slashes."""
     listed = {"branches": [{"name": "main", "commit": ONE}, {"name": "a/b", "commit": None}]}
     found, seen = await attempt(client, lambda repo: repo.branches.list(), Reply(content=listed))
     assert found == [Branch("main", ONE), Branch("a/b")]
@@ -380,7 +380,7 @@ async def test_tags(client: Client) -> None:
     assert found.tagger.name == "Ann" and seen[0].target == f"{ROOT}/git/refs/tags/rel%2F1"
 
 
-async def test_commits_come_in_pages(client: Client) -> None:
+async def test_commits_are_paged(client: Client) -> None:
     page = {
         "commits": [commit(TWO, ONE), commit(ONE)],
         "count": 2,
@@ -405,10 +405,10 @@ async def test_commits_come_in_pages(client: Client) -> None:
 @pytest.mark.parametrize(
     ("order", "cursor", "other"), [("desc", "until", "since"), ("asc", "since", "until")]
 )
-async def test_all_commits_are_fetched_page_by_page(
+async def test_iterate_fetches_all_pages_of_commits(
     client: Client, order: str, cursor: str, other: str
 ) -> None:
-    """The next page begins where the last one says; the other end of the range stays."""
+    """Each page names the first commit of the next; the other end of the range stays."""
     first = {"commits": [commit(ONE)], "next_commit": TWO}
     second = {"commits": [commit(TWO)], "next_commit": None}
     found, seen = await attempt(
@@ -423,7 +423,7 @@ async def test_all_commits_are_fetched_page_by_page(
     assert [query(each) for each in seen] == [common, {**common, cursor: TWO}, {**common, cursor: TWO}]
 
 
-async def test_a_commit_says_what_becomes_of_each_file(client: Client) -> None:
+async def test_commit_sends_file_changes(client: Client) -> None:
     def make(repo: Any) -> Any:
         return repo.commits.create(
             "why",
@@ -454,7 +454,7 @@ async def test_a_commit_says_what_becomes_of_each_file(client: Client) -> None:
     assert seen[0].json == {"message": "why", "files": files}
 
 
-async def test_a_commit_is_not_made_twice(client: Client) -> None:
+async def test_commit_is_not_retried_once_sent(client: Client) -> None:
     error, seen = await attempt(
         client,
         lambda repo: repo.commits.create("m", {"a": "b"}, expected_sha=ONE),
@@ -505,8 +505,8 @@ def content_page(*paths: str, more: bool) -> Reply:
     return Reply(content={"totalFiles": 3, "totalMatches": 3, "hasMore": more, "files": files})
 
 
-async def test_what_matches_can_be_cut_out_of_its_line(client: Client) -> None:
-    """On the wire, columns count as JavaScript does."""
+async def test_match_columns_count_characters(client: Client) -> None:
+    """On the wire, columns are UTF-16 code units."""
 
     def search(repo: Any) -> Any:
         return repo.search(
@@ -545,7 +545,7 @@ async def test_what_matches_can_be_cut_out_of_its_line(client: Client) -> None:
     assert (match.line_number, match.context_before, match.context_after) == (3, ("before",), ())
 
 
-async def test_all_that_matches_is_fetched_page_by_page(client: Client) -> None:
+async def test_iterate_search_fetches_all_pages(client: Client) -> None:
     found, seen = await attempt(
         client,
         lambda repo: repo.iterate_search("hello", page_size=2),
@@ -559,14 +559,14 @@ async def test_all_that_matches_is_fetched_page_by_page(client: Client) -> None:
     ]
 
 
-async def test_a_server_that_always_has_more_is_not_asked_for_ever(client: Client) -> None:
+async def test_iterate_search_ends_at_an_empty_page(client: Client) -> None:
     found, seen = await attempt(
         client, lambda repo: repo.iterate_search("x"), content_page("a", more=True), content_page(more=True)
     )
     assert len(found) == 1 and len(seen) == 2
 
 
-async def test_names_messages_and_changes_are_searched(client: Client) -> None:
+async def test_search_in_names_messages_and_diffs(client: Client) -> None:
     files = {"totalFiles": 1, "hasMore": False, "files": [{"path": "Makefile", "extension": None, "size": 4}]}
     for call in (lambda repo: repo.search_files("make"), lambda repo: repo.iterate_search_files("make")):
         found, seen = await attempt(client, call, Reply(content=files))
@@ -637,8 +637,8 @@ async def test_triggers(client: Client) -> None:
     assert (seen[0].method, seen[0].target) == ("DELETE", f"{ROOT}/trigger/t-1")
 
 
-async def test_a_repository_may_be_in_step_with_none_at_github(client: Client) -> None:
-    """That the repository itself is not there is something else."""
+async def test_github_sync_is_none_if_not_enabled(client: Client) -> None:
+    """A missing repository is an error."""
     for absent in (Reply(404, b"404 not configured"), Reply(404, {"code": "NOT_FOUND", "message": "404"})):
         found, _ = await attempt(client, lambda repo: repo.github_sync.get(), absent)
         assert found is None
@@ -692,7 +692,7 @@ async def test_a_repository_may_be_in_step_with_none_at_github(client: Client) -
         (500, "GIT_ERROR", errors.GitError, errors.ServerError),
     ],
 )
-async def test_errors_are_told_apart(
+async def test_git_error_codes_select_the_exception_class(
     client: Client,
     status: int,
     code: str,
@@ -704,7 +704,7 @@ async def test_errors_are_told_apart(
     assert type(error) is kind and isinstance(error, family) and not error.retryable
 
 
-async def test_who_lost_a_race_is_told_where_the_branch_is(client: Client) -> None:
+async def test_conflicting_parent_has_the_actual_commit(client: Client) -> None:
     facts = {"code": "CONFLICTING_PARENT", "message": "moved", "expected": ONE, "actual": TWO}
     error, _ = await attempt(
         client, lambda repo: repo.commits.create("m", {"a": "b"}, expected_sha=ONE), Reply(409, facts)

@@ -1,10 +1,12 @@
-"""Specs as the server gets them."""
+"""The JSON of specs and create bodies."""
 
 import base64
 from typing import Any
 
 import pytest
 
+from stead.api.wire.creation import CreateSnapshot, CreateVm
+from stead.api.wire.unknown import unknown_keys
 from stead.sdk import (
     FileContent,
     Git,
@@ -27,12 +29,12 @@ def body(**given: Any) -> dict[str, Any]:
     return vm_body(**{**wanted, "idle_timeout_seconds": UNSET, "size": Size(), **given})
 
 
-def test_an_empty_spec_says_nothing() -> None:
+def test_empty_spec_is_an_empty_object() -> None:
     assert VmSpec().to_wire() == {}
     assert body() == {}
 
 
-def test_a_spec_is_never_changed() -> None:
+def test_spec_is_immutable() -> None:
     base = VmSpec().apt("git").file("/a", "1").run("true")
     before = base.to_wire()
     one, two = base.apt("make").file("/b", "2"), base.run("false").user("dev").snapshot()
@@ -41,7 +43,7 @@ def test_a_spec_is_never_changed() -> None:
     assert "users" not in one.to_wire() and two.to_wire()["snapshot"]["users"] == [{"name": "dev"}]
 
 
-def test_commands_run_one_after_the_other() -> None:
+def test_run_commands_depend_on_each_other() -> None:
     wire = VmSpec().run("make", "make install").wait_for("curl -f localhost", interval=0.5).to_wire()
     first, second, wait = wire["systemd"]["services"]
     assert first == {
@@ -61,20 +63,20 @@ def test_commands_run_one_after_the_other() -> None:
     assert "sleep 0.5" in files["/opt/stead/scripts/stead-wait-for-1.sh"]["content"]
 
 
-def test_a_layer_closes_what_stands_before() -> None:
+def test_snapshot_ends_a_layer() -> None:
     spec = VmSpec().apt("git").run("one").snapshot().run("two").snapshot().service("app", command="/srv/app")
     wire = spec.to_wire()
     assert set(wire) == {"systemd", "snapshot"}
     (app,) = wire["systemd"]["services"]
     assert app == {"name": "app", "mode": "service", "exec": ["/srv/app"]}
     (two,) = wire["snapshot"]["systemd"]["services"]
-    # Numbers go on across layers, whose services share one machine; what ran in a layer below is over.
+    # Names are unique across layers, which share one VM; commands of lower layers have ended.
     assert two["name"] == "stead-run-command-2" and "after" not in two
     assert wire["snapshot"]["snapshot"]["aptDeps"] == ["git"]
     assert "snapshot" not in wire["snapshot"]["snapshot"]
 
 
-def test_size_and_source_belong_to_the_innermost_layer() -> None:
+def test_size_and_source_are_set_on_the_innermost_layer() -> None:
     spec = VmSpec().apt("git").snapshot().run("two").size(vcpu_count=4).from_snapshot("sc-1").workdir("/srv")
     wire = spec.to_wire()
     assert wire["workdir"] == "/srv" and "vcpuCount" not in wire
@@ -85,7 +87,7 @@ def test_size_and_source_belong_to_the_innermost_layer() -> None:
     assert spec.to_wire() == wire
 
 
-def test_services_users_groups_repositories() -> None:
+def test_spec_with_services_users_groups_and_repositories() -> None:
     spec = (
         VmSpec()
         .group("ops", gid=2000)
@@ -118,7 +120,7 @@ def test_services_users_groups_repositories() -> None:
     )
 
 
-def test_files_of_all_kinds() -> None:
+def test_file_content_is_text_or_base64() -> None:
     wire = (
         VmSpec().file("/run.sh", "#!/bin/sh", executable=True).files({"/raw": b"\xff", "/t": "ü"}).to_wire()
     )
@@ -129,14 +131,14 @@ def test_files_of_all_kinds() -> None:
     }
 
 
-def test_a_service_is_a_command_or_a_script() -> None:
+def test_service_needs_either_a_command_or_a_script() -> None:
     with pytest.raises(ValueError, match="either"):
         VmSpec().service("x")
     with pytest.raises(ValueError, match="either"):
         VmSpec().service("x", command="a", bash="b")
 
 
-def test_a_machine_of_its_own() -> None:
+def test_create_body_without_a_spec() -> None:
     made = body(
         name="one",
         snapshot_id="sc-1",
@@ -160,14 +162,14 @@ def test_a_machine_of_its_own() -> None:
     assert made["recreate"] is True and made["aptDeps"] == ["git"]
 
 
-def test_a_size_without_a_spec_is_a_template() -> None:
+def test_size_without_a_spec_is_sent_as_a_template() -> None:
     assert body(size=Size(cpu=8), snapshot_id="sc-1") == {"template": {"vcpuCount": 8, "snapshotId": "sc-1"}}
     assert body(domains=["a.example.com"]) == {"domains": [{"domain": "a.example.com"}]}
     with pytest.raises(ValueError, match="either"):
         body(spec=VmSpec(), template={})
 
 
-def test_a_snapshot_of_a_spec() -> None:
+def test_snapshot_body() -> None:
     spec = VmSpec().apt("git")
     assert snapshot_body("tools", spec, None, "sticky") == {
         "name": "tools",
@@ -177,3 +179,86 @@ def test_a_snapshot_of_a_spec() -> None:
     raw = {"aptDeps": ["git"], "snapshot": {"baseImage": {"dockerfileContent": "FROM x"}}}
     assert spec_body(raw, {"vcpuCount": 2})["snapshot"]["vcpuCount"] == 2
     assert "vcpuCount" not in raw["snapshot"]
+
+
+def test_the_server_knows_every_key_that_the_sdk_sends() -> None:
+    """The SDK asks the server to refuse unknown keys, so that it must not send any itself."""
+    parts: dict[str, Any] = {
+        "users": [User("ops", uid=2000, groups=("ops",), home="/o", shell="/bin/sh", gecos="o", system=True)],
+        "groups": [Group("ops", gid=2000, system=True)],
+        "additional_files": {"/a": FileContent("a", executable=True)},
+        "git": Git(
+            repos=(RepoRef(repo="r", path="/r", rev="main"),),
+            user_name="n",
+            user_email="e",
+            signing_key="k",
+        ),
+        "systemd": [full_service("one")],
+        "apt_deps": ["git"],
+        "workdir": "/",
+        "wait_for_ready_signal": True,
+        "ready_signal_timeout_seconds": 5,
+    }
+    layered = (
+        VmSpec()
+        .base_image("FROM debian")
+        .size("2x4Gx20G")
+        .discriminator("d")
+        .skip_cache()
+        .snapshot()
+        .apt("git")
+        .run("true", user="dev")
+        .wait_for("true", timeout=5)
+        .file("/f", b"x", executable=True)
+        .user("dev", uid=1500, groups=["ops"], home="/h", shell="/bin/sh", gecos="g", system=False)
+        .group("ops", gid=2000, system=True)
+        .repo("r", "/r", rev="main")
+        .git_user("n", "e", signing_key="k")
+        .workdir("/w")
+        .idle_timeout(60)
+        .ready_signal(timeout=5)
+    )
+    bodies = [
+        body(
+            name="n",
+            spec=layered,
+            size=Size(2, 4, 20),
+            persistence=Persistence("ephemeral", delete_event="OnStop"),
+            idle_timeout_seconds=None,
+            activity_threshold_bytes=1,
+            recreate=True,
+            domains={"a.example.com": 80},
+        ),
+        body(snapshot_id="sc-1", size=Size(2), **parts),
+        body(snapshot_id="sc-1", persistence=Persistence("sticky", priority=3)),
+    ]
+    for sent in bodies:
+        assert unknown_keys(CreateVm.model_validate(sent)) == []
+    snapshot = snapshot_body("n", layered, None, Persistence("sticky", priority=3))
+    assert unknown_keys(CreateSnapshot.model_validate(snapshot)) == []
+    assert unknown_keys(CreateSnapshot.model_validate({"spec": {"aptdeps": []}}))
+
+
+def full_service(name: str) -> Service:
+    return Service(
+        name=name,
+        command="true",
+        mode="oneshot",
+        env={"A": "b"},
+        user="dev",
+        group="ops",
+        workdir="/",
+        after=["x"],
+        requires=["x"],
+        on_failure=["y"],
+        wanted_by=["multi-user.target"],
+        enable=True,
+        timeout_sec=1,
+        delete_after_success=True,
+        remain_after_exit=True,
+        ready_signal=True,
+        watchdog_sec=1,
+        restart_policy=RestartPolicy(
+            "always", restart_sec=1, start_limit_burst=2, start_limit_interval_sec=3
+        ),
+    )

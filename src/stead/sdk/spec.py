@@ -216,7 +216,7 @@ class VmSpec:
         return self._at_base(snapshot_id=snapshot_id)
 
     def base_image(self, dockerfile: str) -> Self:
-        """Start from the image that a Dockerfile builds instead of the default image."""
+        """Start from a Dockerfile: `FROM debian:trixie-slim` and RUN commands. Others are refused."""
         return self._at_base(base_image={"dockerfileContent": dockerfile})
 
     def snapshot(self) -> Self:
