@@ -1,4 +1,4 @@
-"""The addresses of machines and links. Nothing here touches the host."""
+"""Addresses and interface names of VMs and links. Pure functions, apart from `resolvers`."""
 
 import functools
 import ipaddress
@@ -16,7 +16,7 @@ MANAGEMENT_MAC = "02:53:54:45:00:02"
 TAP_MAC = "02:53:54:45:00:fe"
 
 MAX_SLOTS = 65536
-"""Each machine holds one slot, which fixes its address, its taps' names and its uid."""
+"""Each VM has one slot, which determines its address, its tap names and its uid."""
 
 NOT_THE_INTERNET = tuple(
     IPv4Network(network)
@@ -38,7 +38,7 @@ NOT_THE_INTERNET = tuple(
 
 @functools.lru_cache(4096)
 def machine_address(slot: int) -> IPv4Address:
-    """The address of the machine in a slot; the first four are kept free."""
+    """The address of the VM in a slot; the first four addresses are reserved."""
     if not 0 <= slot < MAX_SLOTS:
         raise ValueError(f"slot {slot} is out of range")
     return MACHINES.network_address + slot + 4
@@ -49,7 +49,7 @@ def data_tap(slot: int) -> str:
 
 
 def slot_of_data_tap(name: str) -> int | None:
-    """The slot whose data tap this is; None when it is something else."""
+    """The slot of a data tap; None for any other interface."""
     number = name.removeprefix("sd")
     return int(number) if number != name and number.isdecimal() else None
 

@@ -77,7 +77,7 @@ class _Backend(httpcore2.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Any = None,
     ) -> httpcore2.AsyncNetworkStream:
-        """Connect, trying again while nobody listens: a guest may be booting, its agent restarting."""
+        """Connect, retrying while the connection is refused: guest or agent may be starting."""
         try:
             async with asyncio.timeout(timeout):
                 while self.ended is None:
@@ -110,7 +110,7 @@ class Agent:
     def __init__(self, dial: Dial) -> None:
         self._backend = _Backend(dial)
         self.in_flight = 0
-        """Calls under way; a command that runs is one."""
+        """Calls in progress, including running commands."""
         self.last_used = 0.0
         """When a call last ended, by the loop's clock."""
         self._pool = httpcore2.AsyncConnectionPool(
@@ -127,7 +127,7 @@ class Agent:
         return handle
 
     def abort(self, reason: str) -> None:
-        """The guest is gone: every call under way fails now, for the first reason that was given."""
+        """The guest has ended: fail every call in progress with the first reason that was given."""
         self._backend.ended = self._backend.ended or reason
         for link in list(self._backend.open_links):
             with contextlib.suppress(OSError):
@@ -148,7 +148,7 @@ class Agent:
         connect_timeout: float = CONNECT_TIMEOUT,
         read_timeout: float | None = None,
     ) -> AsyncIterator[httpcore2.Response]:
-        """One request; the answer's body is read by the caller. Error answers are raised."""
+        """One request, whose response body the caller reads. Raises error responses."""
         sent: dict[str, str | bytes] = {"Host": "agent", **(headers or {})}
         if user is not None:
             if not user.isprintable() or not user:
@@ -193,7 +193,7 @@ class Agent:
         timeout: float | None = 30.0,
         connect_timeout: float = CONNECT_TIMEOUT,
     ) -> Any:
-        """One request with a JSON answer."""
+        """One request with a JSON response."""
         try:
             async with (
                 asyncio.timeout(timeout),

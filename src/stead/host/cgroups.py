@@ -1,4 +1,4 @@
-"""Limits on each QEMU process, in whatever form this host's control groups have."""
+"""Resource limits of each QEMU process, by cgroup v2 or v1."""
 
 import contextlib
 import errno
@@ -9,14 +9,14 @@ from stead.settings import Settings, Size
 
 _ROOT = Path("/sys/fs/cgroup")
 _OVERHEAD_MIB = 512
-"""What QEMU itself may need beside the guest's memory; translated code under TCG is most of it."""
+"""Memory overhead of QEMU itself; most of it is translated code under TCG."""
 _MAX_THREADS = 1024
 _V1_CONTROLLERS = ("memory", "pids", "cpu")
 
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """Version 2 has one folder for a machine; version 1 has one for each controller."""
+    """Version 2 has one directory per VM; version 1 has one per controller."""
 
     version: int
     controllers: tuple[str, ...]
@@ -31,7 +31,7 @@ def detect(root: Path = _ROOT) -> Hierarchy:
 
 
 class ControlGroups:
-    """The groups of one installation. A host without them runs machines unlimited, and doctor says so."""
+    """The cgroups of one installation. Without cgroups VMs run unlimited, which `stead doctor` reports."""
 
     def __init__(self, settings: Settings, hierarchy: Hierarchy | None = None, root: Path = _ROOT) -> None:
         self._hierarchy = hierarchy or detect(root)
@@ -42,7 +42,7 @@ class ControlGroups:
             self._bases = {name_: root / name_ / name for name_ in self._hierarchy.controllers}
 
     def confine(self, machine: str, size: Size, pid: int) -> None:
-        """Put a process into a group of its own with the machine's limits."""
+        """Move a process into its own cgroup with the VM's limits."""
         for controller, base in self._bases.items():
             folder = base / machine
             try:
@@ -53,7 +53,7 @@ class ControlGroups:
                     _write(folder / name, value)
                 _write(folder / "cgroup.procs", str(pid))
             except OSError as error:
-                # A container may show controllers that it does not let us use.
+                # A container may list controllers that are read-only.
                 if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EOPNOTSUPP, errno.EBUSY):
                     raise
 
@@ -81,13 +81,13 @@ class ControlGroups:
             _write(folder / "cgroup.subtree_control", wanted)
 
     def release(self, machine: str) -> None:
-        """Remove a machine's groups; its processes have ended."""
+        """Remove a VM's cgroups; its processes have ended."""
         for base in self._bases.values():
             with contextlib.suppress(OSError):
                 (base / machine).rmdir()
 
     def machines(self) -> set[str]:
-        """The machines that have a group now."""
+        """The VMs that have a cgroup."""
         found: set[str] = set()
         for base in self._bases.values():
             with contextlib.suppress(OSError):

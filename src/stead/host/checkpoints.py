@@ -1,4 +1,4 @@
-"""A machine at one instant: memory and devices, taken from a running QEMU, kept, given to another."""
+"""VM state at one instant (memory and devices): capture from a running QEMU, save, load into another."""
 
 import asyncio
 import contextlib
@@ -47,7 +47,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Pause:
-    """How long a machine stood still, and what was copied meanwhile."""
+    """How long the VM was paused, and how much was copied meanwhile."""
 
     seconds: float
     pages: int
@@ -55,7 +55,7 @@ class Pause:
 
 @dataclass(frozen=True)
 class DiskSwitch:
-    """From which layer to which the disk goes on at the very instant."""
+    """The disk layers before and after the capture."""
 
     layer: str
     to: str
@@ -64,7 +64,7 @@ class DiskSwitch:
 async def take(
     vm: Vm, size: Size, base: str | None, platform: Platform, switch: DiskSwitch
 ) -> tuple[Moment, Pause]:
-    """Stop the guest, take its memory and devices, and let it go on, on a new disk layer.
+    """Pause the guest, capture its memory and devices, and resume it on a new disk layer.
 
     All that can be done while the guest runs is done before: finding the pages that differ from the
     template's, making room for them, opening the new layer. On failure the guest stays paused: what happens
@@ -98,9 +98,9 @@ async def take(
 
 
 async def keep(vm: Vm, size: Size, base: str | None, platform: Platform, folder: Path) -> None:
-    """Stop the guest, for good, and keep its memory and devices; they are durable when this returns.
+    """Pause the guest for good and save its memory and devices; they are durable when this returns.
 
-    Nobody waits for this guest to go on, so its memory is written as it is read and takes no room.
+    The guest is not resumed, so its memory is streamed to disk without a copy in RAM.
     """
     pid = vm.process.identity.pid
     region = await in_thread(find_ram, pid, size.memory_mib << 20, base is not None)
@@ -115,7 +115,7 @@ async def keep(vm: Vm, size: Size, base: str | None, platform: Platform, folder:
 
 
 async def load(vm: Vm, moment: Moment, saved: Saved, copied: bool) -> None:
-    """Put a moment into a QEMU that waits for it; the guest stays paused."""
+    """Load saved state into a QEMU that waits for it; the guest stays paused."""
     pid = vm.process.identity.pid
     region = await in_thread(find_ram, pid, moment.size.memory_mib << 20, copied)
     await in_thread(moment.memory.apply_to, pid, region)
@@ -135,7 +135,7 @@ async def device_state(content: bytes) -> AsyncIterator[int]:
 
 
 def _flush(folder: Path) -> None:
-    """Have the disk layers on disk already, so that QEMU's own flush finds little to do."""
+    """Flush the disk layers before the pause, so that QEMU's own flush is short."""
     for path in folder.glob("*.qcow2"):
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -146,7 +146,7 @@ def _flush(folder: Path) -> None:
 
 
 def _read_devices(path: Path) -> bytes:
-    """What QEMU wrote in its own folder, where it could have put anything."""
+    """The device state that QEMU wrote; the directory is QEMU's own, so the content is untrusted."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
@@ -162,7 +162,7 @@ def _read_devices(path: Path) -> bytes:
 
 
 def save(moment: Moment, folder: Path) -> None:
-    """Keep a moment; it is durable when this returns."""
+    """Save captured state; it is durable when this returns."""
     _save(folder, moment.size, moment.base, moment.platform, moment.devices, moment.memory.write_to)
 
 
@@ -189,7 +189,7 @@ def _save(
         write_atomically(folder / _FACTS, content)
         sync_folder(folder.parent)
     except BaseException as error:
-        # On a disk that is full the database needs the room, to record what became of this.
+        # On a full disk the database needs the space to record the outcome.
         shutil.rmtree(folder, ignore_errors=True)
         if isinstance(error, OSError):
             raise HostError(f"cannot save the memory: {error.strerror}") from error
@@ -197,7 +197,7 @@ def _save(
 
 
 def copy(source: Path, target: Path) -> None:
-    """A second owner for a kept moment. Its files never change, so they are shared."""
+    """Share saved state by hard links; its files never change."""
     try:
         target.mkdir(mode=0o700)
         for path in source.iterdir():
@@ -209,7 +209,7 @@ def copy(source: Path, target: Path) -> None:
 
 
 def read(folder: Path, platform: Platform, size: Size) -> Moment:
-    """A kept moment that fits this host; CheckpointUnusable says why it does not.
+    """Read saved state and check that it fits this host; CheckpointUnusable has the reason if not.
 
     Its memory is not yet verified: that takes a while, and is done beside other work.
     """

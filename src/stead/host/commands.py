@@ -1,4 +1,4 @@
-"""The one place that runs a host command."""
+"""Runs commands on the host, with deadlines and clean-up of the process group."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ class Completed:
 
 
 class CommandFailed(HostError):
-    """A host command ended with an error; its last words are in the message."""
+    """A host command failed; the message has the end of its output."""
 
     def __init__(self, argv: Sequence[str], status: int, stderr: bytes) -> None:
         last = stderr.decode(errors="replace").strip().splitlines()[-3:]
@@ -36,7 +36,7 @@ async def run(
     cwd: Path | None = None,
     on_line: Callable[[str], None] | None = None,
 ) -> Completed:
-    """Run a command to its end; on failure, timeout or cancellation its whole process group is gone.
+    """Run a command; on failure, timeout or cancellation its whole process group is killed.
 
     With `on_line`, each line of output (both streams) is also reported as it comes.
     """

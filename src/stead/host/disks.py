@@ -1,4 +1,4 @@
-"""Disk layers: qcow2 files, each standing on frozen ones below it."""
+"""Disk layers: qcow2 files with frozen backing files."""
 
 import json
 import os
@@ -18,14 +18,14 @@ _KNOWN_FEATURES = 0b11
 
 
 async def make_layer(path: Path, backing: Path, size_gib: int) -> None:
-    """An empty layer over `backing`. QEMU is told the chain, so the path inside does not matter."""
+    """Create an empty layer over `backing`. QEMU gets the chain on its command line, not from the header."""
     kind = "raw" if backing.suffix == ".raw" else "qcow2"
     arguments = ("-f", "qcow2", "-F", kind, "-b", str(backing))
     await run("qemu-img", "create", "-q", *arguments, str(path), f"{size_gib}G")
 
 
 class EmptyLayers:
-    """Empty layers for QEMUs to write. One of each size is made, the others are copies: that is quicker."""
+    """Creates empty writable layers: one per size with qemu-img, the others as faster copies of it."""
 
     def __init__(self) -> None:
         self._contents: dict[int, bytes] = {}
@@ -46,14 +46,14 @@ def _write(path: Path, content: bytes, uid: int) -> None:
             layer.write(content)
             os.fchown(descriptor, uid, uid)
             layer.flush()
-            # A machine whose memory is dropped once it runs must find this after a power cut.
+            # Durable before the saved memory is deleted, or a power cut would lose the VM.
             os.fsync(descriptor)
     except OSError as error:
         raise HostError(f"cannot create a disk layer: {error.strerror}") from error
 
 
 async def grow_layer(path: Path, size_gib: int) -> None:
-    """Make a layer that no QEMU has open larger; one that is as large already stays as it is."""
+    """Grow a layer that no QEMU has open; does nothing if it is large enough."""
     check_layer(path)
     # Whatever its header says, nothing below it is opened.
     file = {"driver": "file", "filename": str(path)}

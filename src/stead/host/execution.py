@@ -18,7 +18,7 @@ _INLINE_STDIN = 64 << 10
 _HEADER = 8
 _END_TIMEOUT = 5.0
 _GRACE = 15.0
-"""How much longer than the command's own timeout the host waits for the agent to end it."""
+"""Grace period after the command's own timeout, which the agent enforces."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class ExecResult:
 
 @dataclass(frozen=True)
 class ExecRequest:
-    """A command: a shell string (run by a non-login sh) or an argument list."""
+    """A command: a shell string (run by `/bin/sh -c`) or an argument list."""
 
     command: str | Sequence[str]
     cwd: str = "/"
@@ -180,11 +180,11 @@ class _Frames:
 
 
 class _Input:
-    """Standard input on its way to a command. A command that does not read it to the end is no failure."""
+    """Streams standard input to a command. Input that the command does not read is dropped."""
 
     def __init__(self, agent: Agent, command: str, request: ExecRequest) -> None:
         self.failure: Exception | None = None
-        """What broke the source; the command was ended for it."""
+        """The exception of the input source, for which the command was killed."""
         self._agent = agent
         self._command = command
         self._task = asyncio.create_task(self._send(request))
@@ -202,7 +202,7 @@ class _Input:
             async for chunk in source:
                 yield chunk
         except Exception as error:
-            # Ended first: the command would take what breaks off for the end of its input.
+            # Kill the command first, or it would take the broken-off input for complete.
             self.failure = error
             await _end(self._agent, self._command)
             raise
@@ -213,7 +213,7 @@ class _Input:
 
 
 async def follow(agent: Agent, request: ExecRequest) -> AsyncGenerator[Output | Ended, None]:
-    """Run a command and yield its output as it comes, then how it ended.
+    """Run a command; yields its output as it arrives, then its result.
 
     A consumer that stops early (or is cancelled) ends the command; a lost connection does not.
     """
@@ -252,7 +252,7 @@ async def _start(
 ) -> tuple[str, _Frames]:
     """Start a command; its answer is held open by `connection`.
 
-    Once asked for, a start is waited for even when the caller is cancelled: what has no name cannot be ended.
+    A cancelled caller still waits for the start: without its id, the command could not be killed.
     """
     starting = asyncio.create_task(_open(agent, request, connection))
     try:
@@ -279,7 +279,7 @@ async def _open(
 
 async def _end(agent: Agent, command: str) -> None:
     ending = asyncio.ensure_future(agent.call("DELETE", f"/v1/exec/{command}", timeout=_END_TIMEOUT))
-    # Should nobody wait for it any more, its failure is nobody's either.
+    # Retrieve the exception so asyncio does not log it as never retrieved.
     ending.add_done_callback(lambda done: done.cancelled() or done.exception())
     with contextlib.suppress(SteadError):
         await asyncio.shield(ending)
@@ -308,7 +308,7 @@ def parse_oom(event: Mapping[str, object]) -> OutOfMemory:
 
 
 async def collect(agent: Agent, request: ExecRequest, limit: int = DEFAULT_OUTPUT_LIMIT) -> ExecResult:
-    """Run a command to its end and keep up to `limit` bytes of each stream; the result says what was cut."""
+    """Run a command and collect up to `limit` bytes of each stream; the result says what was truncated."""
     kept = {"stdout": bytearray(), "stderr": bytearray()}
     cut = {"stdout": False, "stderr": False}
     async with contextlib.aclosing(follow(agent, request)) as events:

@@ -58,7 +58,7 @@ def remove_folder(path: Path) -> None:
 
 
 def nearest_existing(path: Path) -> Path:
-    """The folder itself, or the closest of its parents that is there already."""
+    """The folder itself, or its nearest parent that exists."""
     return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.is_dir())
 
 
@@ -83,7 +83,7 @@ class LockTimeout(HostError):
 
 @contextlib.asynccontextmanager
 async def locked(path: Path, timeout: float) -> AsyncIterator[None]:
-    """Hold a lock between processes, waiting for whoever has it."""
+    """Hold a lock between processes, waiting while another process has it."""
     deadline = asyncio.get_running_loop().time() + timeout
     while (descriptor := try_lock(path)) is None:
         if asyncio.get_running_loop().time() > deadline:

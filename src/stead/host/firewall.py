@@ -68,7 +68,7 @@ table inet stead {{
 
 
 def host_rules(table: str, link: str, network: IPv4Network, resolver: IPv4Address | None) -> str:
-    """Rules on the host's side of the link: out to the world, never to the host itself."""
+    """Rules on the host's side of the link: NAT to the internet, no access to the host itself."""
     local_dns = (
         f'iifname "{link}" ip daddr {resolver} meta l4proto {{ tcp, udp }} th dport 53 accept'
         if resolver

@@ -1,4 +1,4 @@
-"""This host, as the rest of Stead sees it: it can restore, boot, adopt and discard machines."""
+"""The host side of VMs: restore, boot, adopt and discard QEMU processes and their files."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ _DISK_FLOOR = 1 << 30
 
 @dataclass(frozen=True)
 class Place:
-    """A machine's place on this host: everything here follows from its id and slot."""
+    """A VM's id and slot, which determine all of its resources on this host."""
 
     machine: str
     slot: int
@@ -43,7 +43,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Inventory:
-    """What exists on this host in Stead's name, rows or no rows."""
+    """Processes, files and cgroups that exist on this host, whether or not the database knows them."""
 
     processes: dict[int, str]
     folders: frozenset[str]
@@ -85,7 +85,7 @@ class Host:
         await self.network.close()
 
     async def remove_network(self) -> None:
-        """Take away the namespace, link, rules and groups, after `close` and with no machine left."""
+        """Remove the namespace, link, rules and cgroups, after `close` and without any VM left."""
         self.groups.remove()
         with contextlib.suppress(OSError):
             (self.settings.runtime / self.settings.instance).rmdir()
@@ -144,7 +144,7 @@ class Host:
         return VmFiles(self.settings.data / "machines" / machine, self.settings.runtime / instance / machine)
 
     def check_capacity(self) -> None:
-        """Refuse one more machine before the host itself is in trouble."""
+        """CapacityExceeded when the host lacks memory or disk space for another VM."""
         check_memory()
         if not self.has_disk_room():
             raise DiskSpaceExceeded(
@@ -155,7 +155,7 @@ class Host:
         return shutil.disk_usage(nearest_existing(self.settings.data)).free >= _DISK_FLOOR
 
     def make_folder(self, place: Place) -> None:
-        """The machine's own folder, in which its QEMU is shut in."""
+        """The VM's own folder, which its QEMU is confined to."""
         folder = self.files(place.machine).folder
         try:
             folder.mkdir(parents=True, mode=0o711)
@@ -165,14 +165,14 @@ class Host:
             raise HostError(f"cannot create {folder}: {error.strerror}") from error
 
     async def make_layer(self, place: Place, layer: str, size_gib: int) -> None:
-        """An empty disk layer in the machine's folder."""
+        """An empty disk layer in the VM's folder."""
         await self._empty_layers.make(self.layer(place.machine, layer), size_gib, self.uid(place.slot))
 
     def layer(self, machine: str, layer: str) -> Path:
         return self.files(machine).folder / f"{layer}.qcow2"
 
     async def restore(self, place: Place, template: Template, layers: tuple[Path, ...]) -> ProcessId:
-        """Start a QEMU that wakes with the template's memory."""
+        """Start a QEMU that restores the template's memory."""
         try:
             devices = os.open(template.devices, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -243,14 +243,14 @@ class Host:
         return Agent(lambda: self.network.agent_socket(slot))
 
     def tidy(self, machine: str) -> None:
-        """Remove what only a running machine has; its process has ended."""
+        """Remove the runtime files of a VM whose process has ended."""
         files = self.files(machine)
         shutil.rmtree(files.runtime, ignore_errors=True)
         files.drop_devices()
         self.groups.release(machine)
 
     async def discard(self, machine: str) -> None:
-        """Remove everything of a machine whose process has ended."""
+        """Remove all files of a VM whose process has ended."""
         self.tidy(machine)
         await in_thread(remove_folder, self.files(machine).folder)
 

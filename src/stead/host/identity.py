@@ -1,4 +1,4 @@
-"""Who a guest is: what makes a clone a machine of its own, and the proof that it took effect."""
+"""Guest identity: gives a restored clone its own names, keys, clock, network and entropy; verifies them."""
 
 import base64
 import json
@@ -29,7 +29,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Confirmed:
-    """What the guest read back after taking its identity."""
+    """What the guest reports after applying its identity."""
 
     kernel: str
     boot_id: str

@@ -27,7 +27,7 @@ FILES = Path(__file__).parent.parent / "image_files"
 HOST_CERTIFICATES = Path("/usr/local/share/ca-certificates")
 
 _BUILDER = 2
-"""Raised when the code below changes what comes out, because the code itself is not part of the key."""
+"""Increase it when a change of this code changes the image: code is not part of the key."""
 _NODE_COMMANDS = {
     "npm": "npm/bin/npm-cli.js",
     "npx": "npm/bin/npx-cli.js",
@@ -41,7 +41,7 @@ _TOOLS = ("mmdebstrap", "mke2fs", "e2fsck", "unshare", "setpriv")
 
 @dataclass(frozen=True)
 class BaseImage:
-    """A finished image; nothing ever writes to it again."""
+    """A finished image; it is read-only."""
 
     key: str
     folder: Path
@@ -79,7 +79,7 @@ def image_key(settings: Settings, agent: Path) -> str:
 
 
 def find_image(settings: Settings, key: str) -> BaseImage | None:
-    """The image of a key, if it is there and whole."""
+    """The image of a key, if it exists and is complete."""
     image = BaseImage(key, settings.cache_folder / "images" / key)
     return image if all(path.exists() for path in (image.disk, image.kernel, image.initrd)) else None
 
@@ -90,7 +90,7 @@ async def ensure_image(
     *,
     agent: Path | None = None,
 ) -> BaseImage:
-    """The image for these settings, built now if it is not there; two callers at once build it once."""
+    """The image for these settings, built if it is missing. A lock makes concurrent callers build it once."""
     agent = agent or agent_path()
     key = await in_thread(image_key, settings, agent)
     if image := find_image(settings, key):
@@ -108,7 +108,7 @@ async def ensure_image(
         building.mkdir()
         try:
             await _build(settings, agent, building, progress)
-            # Somebody may have taken away a part of it.
+            # Remove an incomplete image.
             await _remove(images / key)
             building.rename(images / key)
             sync_folder(images)
@@ -152,7 +152,7 @@ async def _build(
         *("-E", "lazy_itable_init=0,lazy_journal_init=0", "-d", root, written, f"{DISK_GIB}G"),
         timeout=600,
     )
-    # mke2fs reserves room for its empty tables; a copy has room only for what is not zero.
+    # mke2fs allocates its empty tables; a sparse copy drops the zeros.
     await run("cp", "--sparse=always", written, image.disk, timeout=600)
     written.unlink()
     progress(Progress("verify", "checking the file system", 0.97))
@@ -168,7 +168,7 @@ async def _build(
 
 
 def _stage(settings: Settings, agent: Path, stage: Path) -> None:
-    """Lay out every file that is not from a Debian package as it will be in the guest."""
+    """Lay out the files that do not come from a Debian package."""
     for name, source in _own_files():
         if name.startswith("overlay/"):
             _put(source, stage / name.removeprefix("overlay/"))
@@ -179,7 +179,7 @@ def _stage(settings: Settings, agent: Path, stage: Path) -> None:
     for name, source in certificates:
         _put(source, stage / HOST_CERTIFICATES.relative_to("/") / name)
     if certificates:
-        # Node and npm trust only the list they were built with unless they are told of another.
+        # Node.js and npm ignore the system's certificates unless configured.
         bundle = "/etc/ssl/certs/ca-certificates.crt"
         _write(stage / "usr/local/etc/npmrc", f"cafile={bundle}\n")
         _write(
@@ -259,7 +259,7 @@ async def _verify(image: BaseImage) -> None:
 
 
 async def _remove(folder: Path) -> None:
-    """Remove a build's folder; processes of a killed build may still be ending for an instant."""
+    """Remove a build's folder, retrying while processes of a killed build end."""
     mounts = Path("/proc/self/mountinfo").read_text()
     if f" {folder}/" in mounts:
         raise ImageError(f"cannot remove {folder}: unmount the file systems below it first")

@@ -1,4 +1,4 @@
-"""The host's memory: how much there is, and guest memory that many machines map and none can change."""
+"""Host memory: capacity check, and template memory in sealed files that many VMs map copy-on-write."""
 
 import errno
 import fcntl
@@ -13,7 +13,7 @@ _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_
 
 
 def check_memory(wanted: int = 0) -> None:
-    """Refuse what would leave the host with less memory than it needs itself."""
+    """CapacityExceeded when `wanted` bytes would leave the host with too little memory."""
     if available() - wanted < _FLOOR:
         need = f" beyond the {wanted >> 20} MiB that this needs" if wanted >> 20 else ""
         raise CapacityExceeded(f"less than {_FLOOR >> 20} MiB of memory is available on this host{need}")

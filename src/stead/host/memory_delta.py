@@ -43,7 +43,7 @@ _REASONS = {
 
 
 class Delta:
-    """Pages and where they belong. Of a page that is there twice, the later copy counts."""
+    """Pages with their positions. If a page occurs twice, the later copy counts."""
 
     def __init__(self, chunks: "list[_Chunk]", saved: "_Saved | None" = None) -> None:
         self._chunks = chunks
@@ -51,12 +51,12 @@ class Delta:
 
     @classmethod
     def prepare(cls, pages: int) -> "Delta":
-        """An empty one with room for so many pages and some more: copying them does not wait for memory."""
+        """An empty delta with memory allocated for the pages, so that copying does not wait for it."""
         return cls([_Chunk.allocate(pages)])
 
     @classmethod
     def load(cls, folder: Path, facts: dict[str, object], size: int) -> "Delta":
-        """One that was written to a folder, for a RAM of `size` bytes. Its memory is still to be verified."""
+        """Load a saved delta for `size` bytes of RAM. Its memory is not verified yet."""
         saved, runs = _Saved.open(folder, facts, size)
         try:
             return cls([_Chunk(saved.map(), runs)] if runs.pages else [], saved)
@@ -91,7 +91,7 @@ class Delta:
         return _write(folder, self._chunks)
 
     def verify(self) -> None:
-        """Raises CheckpointUnusable when the memory that was loaded is not what was saved."""
+        """Compare the checksum; CheckpointUnusable when the loaded memory is not the saved one."""
         if self._saved is not None:
             self._saved.verify()
 
@@ -144,7 +144,7 @@ def _write(folder: Path, chunks: "Iterable[_Chunk]") -> dict[str, object]:
 
 
 class _Chunk:
-    """Memory of ours that is filled from its start, with the pages of `runs` one after the other."""
+    """A buffer with the pages of `runs`, filled from its start."""
 
     def __init__(self, buffer: mmap.mmap, runs: Runs) -> None:
         self.buffer = buffer
@@ -213,7 +213,7 @@ class _Saved:
         return mmap.mmap(self._descriptor, self._length, flags=mmap.MAP_PRIVATE)
 
     def verify(self) -> None:
-        """Reads instead of looking at the mapping: a bad disk must be an error here, not a SIGBUS."""
+        """Reads the file rather than the mapping: a disk error must be an exception, not a SIGBUS."""
         checksum = hashlib.sha256()
         block = memoryview(bytearray(_BLOCK))
         offset = 0
@@ -249,7 +249,7 @@ def _address(buffer: mmap.mmap) -> int:
 
 
 def _populate(buffer: mmap.mmap) -> None:
-    """Have every page of a buffer there before it is needed."""
+    """Populate every page of a buffer ahead of its use."""
     with suppress(OSError):  # without huge pages it is only slower
         buffer.madvise(mmap.MADV_HUGEPAGE)
     if _libc.madvise(_address(buffer), len(buffer), _MADV_POPULATE_WRITE) == 0:
@@ -304,12 +304,12 @@ def _transfer(
             copy(only)
         return
     with ThreadPoolExecutor(min(_THREADS, len(placed))) as threads:
-        # Errors are raised as the results are asked for.
+        # Results raise the errors of the threads.
         list(threads.map(copy, placed))
 
 
 def _after(pieces: "array[int]", done: int) -> "array[int]":
-    """What is left of pieces when so many bytes of them are done."""
+    """The pieces that remain after `done` bytes."""
     for index in range(0, len(pieces), 2):
         address, length = pieces[index : index + 2]
         if done < length:

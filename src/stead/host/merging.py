@@ -21,7 +21,7 @@ Node = dict[str, object]
 
 
 def allocated(path: Path) -> int:
-    """What a file takes of the host's disk, in bytes."""
+    """Bytes that a file occupies on the host's disk."""
     return path.stat().st_blocks * 512
 
 
@@ -56,14 +56,14 @@ def _kind(path: Path) -> str:
 
 def _node(path: Path, backing: Node | None) -> Node:
     """A file as QEMU is to open it, with what is below it, whatever its header says."""
-    # Other QEMUs may have it open: nobody writes what both read.
+    # Other QEMUs may have it open, read-only as well.
     file = {"driver": "file", "filename": str(path), "locking": "off"}
     node: Node = {"driver": _kind(path), "file": file}
     return node | {"backing": backing} if _kind(path) == "qcow2" else node
 
 
 def _sizes(paths: Sequence[Path]) -> list[int]:
-    """The virtual sizes of qcow2 files, each of which can be opened without being changed by that."""
+    """The virtual sizes of qcow2 files; HostError unless each is consistent and can be opened read-only."""
     sizes = []
     for path in paths:
         check_layer(path)

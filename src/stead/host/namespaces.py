@@ -1,4 +1,4 @@
-"""Threads that live in a network namespace: what they open or start belongs there."""
+"""Threads inside a network namespace, for sockets, taps and processes that belong there."""
 
 import asyncio
 import ctypes
@@ -39,7 +39,7 @@ class NamespaceThread:
 
     @classmethod
     def empty(cls) -> Self:
-        """Make a namespace with no network at all; it ends with the last process in it."""
+        """Create an empty namespace; it ends with the last process in it."""
 
         def enter() -> None:
             if _libc.unshare(_CLONE_NEWNET) != 0:
@@ -48,7 +48,7 @@ class NamespaceThread:
         return cls(enter)
 
     async def call(self, function: Callable[[], T]) -> T:
-        """Run a function in the thread; it has ended when this returns, even by cancellation."""
+        """Run a function in the thread; waits for its end even when cancelled."""
         return await finished(asyncio.get_running_loop().run_in_executor(self._executor, function))
 
     def close(self) -> None:

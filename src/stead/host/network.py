@@ -1,7 +1,7 @@
 """The network of one installation: a namespace with the taps of all VMs, linked to the host by NAT.
 
-Taps are not persistent: they end with the QEMU that holds them, and take their routes with them. So the only
-things that can be left over are the namespace, the link and the two tables, which `remove` takes away.
+Taps are not persistent: the kernel removes them and their routes with the QEMU that holds them. So only the
+namespace, the link and the two tables can be left over; `remove` deletes them.
 """
 
 import fcntl
@@ -49,7 +49,7 @@ def namespace_path(settings: Settings) -> Path:
 
 
 class Network:
-    """The namespace of this installation, made if needed."""
+    """The namespace of this installation, created if needed."""
 
     def __init__(self, settings: Settings, thread: NamespaceThread, netlink: Any) -> None:
         self._settings = settings
@@ -159,15 +159,15 @@ def _names(settings: Settings) -> tuple[str, str, str, str]:
 
 @dataclass(frozen=True)
 class _Survey:
-    """What the host's own namespace looks like."""
+    """Links, addresses and routes of the host's own namespace."""
 
     link: IPv4Network | None
     taken: tuple[IPv4Network, ...]
     uplinks: tuple[str, ...]
     side_networks: tuple[IPv4Network, ...]
-    """Networks of the host that are not its way to the internet: bridges, VPNs, VLANs."""
+    """Networks of the host without a default route: bridges, VPNs, VLANs."""
     ways_to_opened: tuple[str, ...]
-    """Interfaces behind which private networks are that machines may reach; answers come back by them."""
+    """Interfaces of the allowed private networks; they need forwarding for the replies."""
 
 
 def _survey(outer: str, opened: Sequence[IPv4Network]) -> _Survey:
@@ -206,7 +206,7 @@ def _survey(outer: str, opened: Sequence[IPv4Network]) -> _Survey:
 
 
 async def _ensure(settings: Settings) -> None:
-    """Make the namespace, the link and the rules, or bring what exists to the right state."""
+    """Create or repair the namespace, the link and the rules (idempotent)."""
     namespace, outer, inner, table = _names(settings)
     path = namespace_path(settings)
     if not _is_namespace(path):
@@ -248,7 +248,7 @@ route replace default via {ours}
         await thread.call(_namespace_sysctls)
     finally:
         thread.close()
-    # The host's end gets its address last: a link without one is what an interrupted start leaves.
+    # The host's end gets its address last: a link without an address is incomplete.
     await run("ip", "-batch", "-", stdin=f"link set {outer} up\naddr add {ours}/30 dev {outer}\n".encode())
     return network
 
@@ -261,12 +261,12 @@ def _namespace_sysctls() -> None:
     _sysctl("net/ipv4/conf/all/send_redirects", "0")
     _sysctl("net/ipv6/conf/default/accept_ra", "0")
     _sysctl("net/ipv6/conf/default/accept_dad", "0")
-    # No address but the ones that are given: guests speak to a tap only by what is put on it.
+    # No automatic addresses: guests reach a tap only at the address that is added to it.
     _sysctl("net/ipv6/conf/default/addr_gen_mode", "1")
 
 
 async def remove(settings: Settings) -> None:
-    """Take away everything that `open` made; harmless when nothing is there."""
+    """Remove everything that `open` created (idempotent)."""
     namespace, outer, _, table = _names(settings)
     if Path("/sys/class/net", outer).exists():
         await run("ip", "link", "delete", outer)

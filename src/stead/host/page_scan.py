@@ -29,7 +29,7 @@ _NO_FILE = (0, 0)
 
 @dataclass(frozen=True)
 class Region:
-    """Where guest RAM lies among the addresses of a process."""
+    """Address range of the guest RAM in a process."""
 
     start: int
     size: int
@@ -173,7 +173,7 @@ def written_pages(pid: int, region: Region) -> Runs:
 
 
 def _scan(pagemap: int, region: Region) -> Runs:
-    # Some kernels crash when asked to scan a process that is gone, others find no pages there.
+    # Some kernels crash on a scan of a process that has ended, others find no pages.
     _entries(pagemap, region.start // PAGESIZE, 1)
     try:
         runs = _by_ioctl(pagemap, region)
@@ -221,7 +221,7 @@ def _scanned(pagemap: int, region: Region) -> Iterator[tuple[int, int]]:
         count = fcntl.ioctl(pagemap, _PAGEMAP_SCAN, arguments)
         for index in range(0, 3 * count, 3):
             yield (found[index] - region.start) // PAGESIZE, (found[index + 1] - region.start) // PAGESIZE
-        # The kernel may name an earlier end than the one it reached: what was found is not to be found again.
+        # The kernel may report an earlier end than it reached: skip pages that were found already.
         position = max(arguments.walk_end, found[3 * count - 2] if count else 0)
 
 
@@ -241,7 +241,7 @@ def _looked_up(pagemap: int, region: Region) -> Iterator[tuple[int, int]]:
 
 
 def _entries(pagemap: int, page: int, count: int) -> bytes:
-    """What the kernel tells about pages of a process; there is nothing to tell when it has ended."""
+    """Page map entries of a process; empty when it has ended."""
     entries = os.pread(pagemap, count * _ENTRY, page * _ENTRY)
     if not entries:
         raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))

@@ -1,4 +1,4 @@
-"""Processes that outlive the one that started them, told apart even when a pid is used again."""
+"""Processes that outlive the one that started them, identified by pid and start time."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ _LAST_MOMENT = 0.5
 
 @dataclass(frozen=True)
 class ProcessId:
-    """A pid together with the moment its process began: never mistaken for a later one."""
+    """A pid with its process's start time, so that a reused pid is not mistaken for it."""
 
     pid: int
     started: int
@@ -33,7 +33,7 @@ class ProcessId:
 
 
 class WatchedProcess:
-    """A process whose end is noticed at once, whoever its parent is."""
+    """A process watched through a pidfd; it need not be a child."""
 
     def __init__(self, identity: ProcessId) -> None:
         """Raises ProcessLookupError when the process is already gone."""
@@ -61,11 +61,11 @@ class WatchedProcess:
         return self._ended.done()
 
     async def wait(self) -> str:
-        """Wait for the end; says how it ended."""
+        """Wait for the exit; returns how it ended."""
         return await asyncio.shield(self._ended)
 
     async def ends_now(self) -> bool:
-        """Whether it has ended, or does so in a moment: what it had open is closed a little before."""
+        """Whether it has ended, or does so in a moment: its files are closed a little earlier."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_MOMENT):
                 await self.wait()
@@ -77,7 +77,7 @@ class WatchedProcess:
                 signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
 
     def forget(self) -> None:
-        """Stop watching; the process goes on."""
+        """Stop watching; the process continues."""
         if not self._ended.done():
             self._release()
             self._ended.cancel()
@@ -101,7 +101,7 @@ def _describe(status: int | None) -> str:
 
 
 async def kill(identity: ProcessId) -> None:
-    """End a process and wait until it is gone."""
+    """Kill a process and wait until it has ended."""
     try:
         watched = WatchedProcess(identity)
     except ProcessLookupError:
@@ -111,7 +111,7 @@ async def kill(identity: ProcessId) -> None:
 
 
 async def end_of(identity: ProcessId) -> None:
-    """Wait until a process has come to its end."""
+    """Wait until a process has ended."""
     with contextlib.suppress(ProcessLookupError):
         watched = WatchedProcess(identity)
         try:
@@ -126,7 +126,7 @@ def command_lines() -> Iterator[tuple[int, list[bytes]]]:
 
 
 def environments() -> Iterator[tuple[int, list[bytes]]]:
-    """Every process with the environment that it was started with, as far as that may be known."""
+    """Every process with its initial environment, as far as it is readable."""
     return _each("environ")
 
 

@@ -1,4 +1,4 @@
-"""QEMU's command line, as data. Nothing here touches the host."""
+"""QEMU's command line, as pure data."""
 
 import json
 from dataclasses import dataclass
@@ -16,17 +16,17 @@ _KERNEL_ARGUMENTS = (
 
 @dataclass(frozen=True)
 class Platform:
-    """What a memory snapshot depends on: it is valid for exactly this platform."""
+    """The platform of saved memory: it can be restored only on the same one."""
 
     accelerator: Literal["kvm", "tcg"]
     version: tuple[int, int, int]
     machine: str
     host_cpu: str = ""
-    """Hash of the host's CPU when the guest sees it as it is; empty under emulation."""
+    """Hash of the host's CPU model under KVM; empty under emulation."""
 
     @property
     def cpu(self) -> str:
-        # Emulated vector units cost more than they bring: an old model is the fastest under TCG.
+        # Emulated vector instructions are slow: an old CPU model is the fastest under TCG.
         return "host,migratable=on" if self.accelerator == "kvm" else "Nehalem-v1"
 
     @property
@@ -45,7 +45,7 @@ class Platform:
 
 @dataclass(frozen=True)
 class Memory:
-    """Where guest RAM lives: its own, a template's file (shared) or a private copy of one."""
+    """The backing of guest RAM: anonymous, a template's file (shared) or a private mapping of one."""
 
     kind: Literal["own", "template", "copy"]
     path: str = ""
@@ -59,11 +59,11 @@ class Boot:
 
 @dataclass(frozen=True)
 class Saved:
-    """Device state to wake up with, in an inherited descriptor."""
+    """Device state to restore, in an inherited descriptor."""
 
     descriptor: int
     deferred: bool = False
-    """Wait, paused, to be told to load it: memory is put in place first."""
+    """Start paused and load it on command, after the memory is in place."""
 
     @property
     def uri(self) -> str:
@@ -117,7 +117,7 @@ class Command:
                 "-mon",
                 "chardev=qmp,mode=control",
             ),
-            # QEMU gives up root after the filter is in place; with no exec there is no way back to it.
+            # QEMU drops root after it installs the seccomp filter, which forbids exec.
             *("-sandbox", "on,obsolete=deny,elevateprivileges=allow,spawn=deny,resourcecontrol=deny"),
             *self._confinement(),
             *self._start(),
@@ -137,7 +137,7 @@ class Command:
         for depth, layer in reversed(list(enumerate(self.layers))):
             file: dict[str, object] = {"driver": "file", "filename": str(layer), "discard": "unmap"}
             if depth > 0:
-                # Frozen layers are shared by many; a lock on them would only cost.
+                # Frozen layers are shared and read-only, so they need no lock.
                 file |= {"locking": "off", "read-only": True}
             current: dict[str, object] = {
                 "driver": "raw" if layer.suffix == ".raw" else "qcow2",
@@ -158,7 +158,7 @@ class Command:
         ]
 
     def _confinement(self) -> list[str]:
-        """Shut in its own folder under its own uid once everything is open."""
+        """Sandbox: chroot into its own folder, with its own uid, after all files are open."""
         user = f"{self.uid}:{self.uid}"
         if self.platform.version < (8, 1, 0):
             return ["-chroot", str(self.folder), "-runas", user]
@@ -185,7 +185,7 @@ class Command:
 
 
 def node_name(layer: str) -> str:
-    """What QEMU calls the layer that it writes; tells later which one that is."""
+    """QEMU's node name of a writable layer, by which it is identified later."""
     return f"disk-{layer}"
 
 

@@ -1,4 +1,4 @@
-"""Making a template: boot once, warm up, freeze memory, devices and disk at one instant."""
+"""Builds a template: boot once, warm up, save memory, devices and disk at one instant."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ BOOT_TIMEOUT = 180.0
 _WARM_UP_TIMEOUT = 300.0
 _LOCK_TIMEOUT = 3600.0
 _SLOTS = 16
-"""The last slots are for templates while they are made; machines never get them."""
+"""The last slots are reserved for templates that are being built."""
 _next_slot = 0
 
 
@@ -36,7 +36,7 @@ def machine_slots() -> range:
 async def ensure_template(
     host: Host, size: Size, progress: Callable[[Progress], None] = lambda _: None
 ) -> Template:
-    """The template of a size, made when it is missing. Two who ask at once wait for one another."""
+    """The template of a size, built if it is missing. A lock makes concurrent callers build it once."""
     image = await host.image(progress)
     platform = await host.platform()
     folder = host.templates_folder
@@ -125,7 +125,7 @@ async def _warm_up(
         await agent.call("GET", "/v1/health", timeout=BOOT_TIMEOUT, connect_timeout=BOOT_TIMEOUT)
         for number, command in enumerate(commands):
             progress(Progress("template", command, 0.3 + 0.6 * number / len(commands)))
-            request = ExecRequest(command, env={"HOME": "/root"}, timeout=_WARM_UP_TIMEOUT)
+            request = ExecRequest(command, timeout=_WARM_UP_TIMEOUT)
             result = await collect(agent, request)
             if not result.ok:
                 said = result.stderr.decode(errors="replace").strip()

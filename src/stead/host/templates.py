@@ -1,4 +1,4 @@
-"""Templates: a machine size booted once, with its memory, devices and disk kept for all later machines."""
+"""Templates: a VM of each size, booted once and saved, from which new VMs are restored."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ WARM_UP = (
 
 @dataclass(frozen=True)
 class Template:
-    """What a machine is restored from. Frozen: many machines stand on it."""
+    """The saved state that VMs are restored from. It is shared and never changes."""
 
     id: str
     folder: Path
@@ -46,23 +46,23 @@ class Template:
 
     @property
     def layers(self) -> tuple[Path, ...]:
-        """The bottom of the disk of every machine that stands on this template."""
+        """The lowest disk layers of every VM of this template."""
         return self.disk, self.image.disk
 
 
 def template_key(image: BaseImage, size: Size, platform: Platform) -> str:
-    """Memory fits only the very image, size and platform that it was taken from."""
+    """The cache key: saved memory is valid only for the same image, size and platform."""
     parts = [_FORMAT, image.key, str(size), asdict(platform), platform.kernel_arguments, WARM_UP]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
 
 
 def image_build(image: BaseImage) -> int:
-    """Tells one build of an image from another with the same key: a disk layer fits only the one below it."""
+    """Identifies one build of an image: a disk layer is valid only with the same backing file."""
     return image.disk.stat().st_mtime_ns
 
 
 def find(folder: Path, image: BaseImage, size: Size, platform: Platform) -> Template | None:
-    """The newest whole template for a size, if there is one."""
+    """The newest complete template of a size, if there is one."""
     key = template_key(image, size, platform)
     found = sorted(folder.glob(f"{key}-*/template.json"), key=lambda path: path.stat().st_mtime_ns)
     for path in reversed(found):
@@ -82,7 +82,7 @@ def _valid(template: Template) -> bool:
 
 
 def load(folder: Path, template_id: str, images: Callable[[str], BaseImage | None]) -> Template | None:
-    """The template that a stopped machine stands on; None when it or its image is gone or was rebuilt."""
+    """The template of a stopped VM; None when it or its image was removed or rebuilt."""
     try:
         facts = json.loads((folder / template_id / "template.json").read_bytes())
         image = images(facts["image"])

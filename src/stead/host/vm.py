@@ -1,4 +1,4 @@
-"""A running QEMU: started, restored, watched and ended. Knows nothing of machines or rows."""
+"""A running QEMU process: start, restore, watch, end. Independent of the database."""
 
 import asyncio
 import contextlib
@@ -34,19 +34,19 @@ log = get_logger("stead.vm")
 
 @dataclass(frozen=True)
 class VmFiles:
-    """Where a QEMU keeps what belongs to it alone."""
+    """The paths of one QEMU's own files."""
 
     folder: Path
-    """Its world: QEMU is shut in here. Holds the top disk layer."""
+    """QEMU's chroot, with the top disk layer."""
     runtime: Path
 
     @property
     def devices(self) -> Path:
-        """Device state that was saved; there only until it is read."""
+        """Saved device state; removed after it is read."""
         return self.folder / "devices"
 
     def drop_devices(self) -> None:
-        # In its own folder a QEMU could have put anything.
+        # The folder is writable by QEMU, so its content is untrusted.
         with contextlib.suppress(OSError):
             self.devices.unlink()
 
@@ -60,7 +60,7 @@ class VmFiles:
 
 
 class Spawner:
-    """Starts QEMU processes in a network namespace that has nothing in it."""
+    """Starts QEMU processes in an empty network namespace."""
 
     def __init__(self) -> None:
         self._thread = NamespaceThread.empty()
@@ -112,7 +112,7 @@ class Vm:
         self.files = files
         self._monitor = monitor
         self.stop_cause: str | None = None
-        """Why the guest ended, as QEMU told it: guest-shutdown, guest-reset, guest-panic, ..."""
+        """Why the guest ended, as QEMU reports it: guest-shutdown, guest-reset, guest-panic, ..."""
         self._listener = EventListener(names=("SHUTDOWN", "GUEST_PANICKED", "BLOCK_IO_ERROR"))
         self._monitor.register_listener(self._listener)
         self._events = asyncio.create_task(self._follow_events())
@@ -120,7 +120,7 @@ class Vm:
 
     @classmethod
     async def connect(cls, identity: ProcessId, files: VmFiles) -> Self:
-        """Take hold of a QEMU by its process and monitor; ends with ProcessLookupError when it is gone."""
+        """Connect to a running QEMU; ProcessLookupError when it has ended."""
         process = WatchedProcess(identity)
         try:
             monitor = await _monitor(process, files)
@@ -212,7 +212,7 @@ class Vm:
     # Disk layers, by the names of their files in QEMU's own folder
 
     async def add_layer(self, layer: str) -> None:
-        """Open an empty layer that can take the place of the one being written."""
+        """Open an empty layer that can become the writable one."""
         await self.execute(
             "blockdev-add",
             **{
@@ -225,31 +225,31 @@ class Vm:
         )
 
     async def switch_layer(self, layer: str, to: str) -> None:
-        """Write to another layer from now on; the old one is frozen below it."""
+        """Switch to another writable layer; the old one becomes its frozen backing file."""
         await self.execute("blockdev-snapshot", node=node_name(layer), overlay=node_name(to))
 
     async def drop_layer(self, layer: str) -> None:
         await self.execute("blockdev-del", **{"node-name": node_name(layer)})
 
     async def written_layer(self) -> str:
-        """The layer that QEMU writes now."""
+        """The current writable layer."""
         for device in await self.execute("query-block"):
             if device.get("qdev") and "inserted" in device:
                 return str(device["inserted"]["node-name"]).removeprefix(node_name(""))
         raise HostError("QEMU has no disk")
 
     async def quit(self) -> None:
-        """End QEMU in good order, with its disk closed."""
+        """Quit QEMU cleanly, with its disk closed."""
         with contextlib.suppress(HostError):
             await self.execute("quit")
         await self.process.wait()
 
     async def console(self) -> str:
-        """The last of what the guest wrote to its serial console."""
+        """The end of the guest's serial console output."""
         return str(await self.execute("ringbuf-read", device="console", size=65536))
 
     async def wait(self) -> str:
-        """Wait until QEMU has ended; says how."""
+        """Wait until QEMU has ended; returns how."""
         how = await self.process.wait()
         # The monitor's last event may still be on its way through the loop.
         with contextlib.suppress(TimeoutError):
@@ -262,7 +262,7 @@ class Vm:
         await self.process.wait()
 
     async def release(self) -> None:
-        """Let go of the process without ending it."""
+        """Disconnect without ending the process."""
         tasks = [task for task in (self._events, self._disk_errors) if task is not None]
         for task in tasks:
             task.cancel()
@@ -273,7 +273,7 @@ class Vm:
 
 
 async def _monitor(process: WatchedProcess, files: VmFiles) -> QMPClient:
-    """A connection to the monitor, if it comes about before the process ends."""
+    """Connect to the monitor, unless the process ends first."""
     monitor = QMPClient(f"stead-{process.identity.pid}")
     connecting = asyncio.ensure_future(_greet(monitor, files.qmp))
     ending = asyncio.ensure_future(process.wait())
@@ -307,7 +307,7 @@ async def _greet(monitor: QMPClient, path: Path) -> None:
 async def launch(
     spawner: Spawner, command: Command, files: VmFiles, taps: Taps, inherited: tuple[int, ...]
 ) -> ProcessId:
-    """Start the QEMU of a command; the taps' ends here are closed whatever happens."""
+    """Start QEMU; the tap descriptors are closed here in any case."""
     try:
         return await spawner.spawn(
             lambda qmp: replace(command, qmp=qmp).arguments(),
@@ -319,7 +319,7 @@ async def launch(
 
 
 def last_words(files: VmFiles) -> str:
-    """The end of QEMU's log, for an error's sentence."""
+    """The end of QEMU's log, for error messages."""
     try:
         lines = files.log.read_text(errors="replace").strip().splitlines()
     except OSError:
@@ -332,7 +332,7 @@ def process_name(instance: str, machine: str) -> str:
 
 
 def running_machines(instance: str) -> dict[int, str]:
-    """Every QEMU of an installation by pid, found by the name it was started with, rows or no rows."""
+    """Every QEMU process of an installation by pid, found by its process name."""
     prefix = f"guest=stead-{instance}-".encode()
     found = {}
     for pid, arguments in command_lines():

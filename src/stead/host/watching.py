@@ -1,4 +1,4 @@
-"""Changes of a guest's files, told as they happen."""
+"""File watch: streams changes of a guest's files."""
 
 import base64
 import contextlib
