@@ -258,10 +258,10 @@ async def wake_storm(machines: Machines, amounts: Amounts) -> Results:
     wake = machines._checkpointing.wake
     wakes = 0
 
-    async def counted(row: MachineRow) -> MachineRow:
+    async def counted(row: MachineRow, why: str) -> MachineRow:
         nonlocal wakes
         wakes += 1
-        return await wake(row)
+        return await wake(row, why)
 
     start = time.perf_counter()
     with patch.object(machines._checkpointing, "wake", counted):

@@ -19,6 +19,7 @@ from installations import delete_all, leftovers
 
 from stead.host.image import BaseImage, ensure_image
 from stead.machines import Machine, Machines
+from stead.machines.events import MachineEvent
 from stead.settings import Settings, Size
 
 if threading.current_thread() is threading.main_thread():
@@ -88,6 +89,20 @@ async def machines(settings: Settings, image: BaseImage) -> AsyncIterator[Machin
         yield machines
         await delete_all(machines)
     assert leftovers(settings) == []
+
+
+@pytest.fixture
+def events(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> list[MachineEvent]:
+    """The lifecycle events of VMs during a test."""
+    lifecycle, seen = machines._lifecycle, list[MachineEvent]()
+    listener = lifecycle._on_event
+
+    def listen(event: MachineEvent) -> None:
+        seen.append(event)
+        listener(event)
+
+    monkeypatch.setattr(lifecycle, "_on_event", listen)
+    return seen
 
 
 @pytest_asyncio.fixture(scope="session")

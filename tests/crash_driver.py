@@ -161,7 +161,7 @@ class Driver:
         self.lifecycle: Lifecycle = machines._lifecycle
         # Operations that are held keep what they hold: none of it may be in the way of the others.
         self.machines._creation.restores = asyncio.Semaphore(1000)
-        self.lifecycle.quotas._turn = contextlib.nullcontext()  # type: ignore[assignment]
+        self.lifecycle.quotas._lock = contextlib.nullcontext()  # type: ignore[assignment]
         self.lifecycle.layers._collecting = contextlib.nullcontext()  # type: ignore[assignment]
         # What is removed in the background would be now in one operation, now in another.
         self.lifecycle.sweep = lambda: None  # type: ignore[method-assign]

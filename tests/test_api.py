@@ -5,6 +5,7 @@ import contextlib
 import inspect
 import json
 import os
+import signal
 import socket
 import tarfile
 import time
@@ -35,7 +36,7 @@ from stead.api.wire import Wire
 from stead.api.wire.guests import Exec
 from stead.api.wire.vms import Fork, PersistenceModel, Resize, Start
 from stead.errors import HostError
-from stead.machines import Machine, Machines, State
+from stead.machines import Ephemeral, Machine, Machines, SnapshotInfo, State
 from stead.settings import Settings
 from stead.store.database import open_database
 from stead.store.requests import RequestRow, RequestStore
@@ -250,6 +251,38 @@ async def test_undelivered_create_is_rolled_back(
     assert len(made) == 1
 
 
+async def test_undelivered_snapshot_is_deleted(
+    server: Server, vm: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The snapshot was complete when the client left: only the answer was still to be sent."""
+    machines = server.services.machines
+    before = {info.id for info in await machines.snapshots.list(server.account)}
+    take = machines.snapshot
+    taken: list[str] = []
+    complete = asyncio.Event()
+
+    async def take_and_wait(*arguments: Any, **options: Any) -> SnapshotInfo:
+        info: SnapshotInfo = await take(*arguments, **options)
+        taken.append(info.id)
+        complete.set()
+        await asyncio.sleep(0.02)
+        return info
+
+    async def gone() -> bool:
+        return {info.id for info in await machines.snapshots.list(server.account)} == before
+
+    monkeypatch.setattr(machines, "snapshot", take_and_wait)
+    settings = replace(server.services.settings, listen="127.0.0.1:0")
+    async with running(settings, server.services) as url:
+        path = f"/v1/vms/{vm.id}/snapshot"
+        task = asyncio.create_task(leave_during(replace(server, url=url), "POST", path, {}, 60))
+        await complete.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await until(gone, 60)
+    assert len(taken) == 1
+
+
 async def test_command_is_killed_when_its_client_disconnects(server: Server, vm: Machine) -> None:
     mark = "sleep 4321"
     await leave_during(server, "POST", f"/v1/vms/{vm.id}/exec-await", {"command": mark}, 1.0)
@@ -309,7 +342,7 @@ async def test_long_create_continues_in_the_background(server: Server, http: htt
 
     async def logged() -> bool:
         logs = (await http.get(f"/observability/v1/logs?requestId={request}")).json()["logs"]
-        return any("running" in line["message"] for line in logs)
+        return any(line["message"].endswith(" created") for line in logs)
 
     await until(logged, 20)
     await http.delete(f"/v1/vms/{result['id']}")
@@ -383,8 +416,6 @@ async def test_calls_over_the_grace_period_get_an_error_without_retry_after(
         http = client_of(url, server.key)
         call = asyncio.create_task(http.post(f"/v1/vms/{vm.id}/exec-await", json={"command": "sleep 600"}))
         await asyncio.sleep(0.5)
-        began = time.monotonic()
-    assert time.monotonic() - began < 30
     answer = await call
     body = refused(answer, 503, "SERVICE_UNAVAILABLE")
     # The command has run: a client that took this for an invitation to retry would run it twice.
@@ -421,7 +452,10 @@ async def test_exec_stream_ends_with_an_error_event_when_the_server_stops(
     await until(killed, 30)
 
 
-async def test_file_watch_does_not_delay_a_stop(server: Server, vm: Machine) -> None:
+async def test_file_watch_does_not_delay_a_stop(
+    server: Server, vm: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "STOP_GRACE", 3600.0)  # a stop that waits for it does not end
     settings = replace(server.services.settings, listen="127.0.0.1:0")
     async with contextlib.AsyncExitStack() as stack:
         serving = running(settings, server.services)
@@ -430,9 +464,7 @@ async def test_file_watch_does_not_delay_a_stop(server: Server, vm: Machine) -> 
         lines = answer.aiter_lines()
         await vm.exec("touch /srv/seen")
         assert "/srv/seen" in await anext(lines)
-        began = time.monotonic()
         await serving.__aexit__(None, None, None)
-        assert time.monotonic() - began < server_module.STOP_GRACE / 2
         *_, last = [line async for line in lines]
         assert json.loads(last)["type"] == "error"
 
@@ -740,7 +772,7 @@ async def test_logs_of_vms_and_services(http: httpx2.AsyncClient, vm: Machine) -
     await vm.exec("systemd-run --wait --unit talker sh -c 'echo Loud And Clear'")
     path = f"/observability/v1/logs?vmId={vm.id}"
     lines = (await http.get(path)).json()["logs"]
-    assert any(line["message"] == f"VM {vm.id} running" for line in lines)
+    assert any(line["message"] == f"VM {vm.id} created" for line in lines)
     assert [line["timestamp"] for line in lines] == sorted(line["timestamp"] for line in lines)
     spoken = (await http.get(f"{path}&vmService=talker&search=loud")).json()["logs"]
     assert all("loud" in line["message"].lower() for line in spoken)
@@ -816,7 +848,8 @@ async def test_lines_belong_to_a_run_of_the_vm(http: httpx2.AsyncClient) -> None
         early, late = await lines(first), await lines(second)
         assert early["morning"] == "journal" and "evening" not in early
         assert late["evening"] == "journal" and "morning" not in late
-        assert f"VM {vm} suspended" in early and f"VM {vm} suspended" not in late
+        suspended = f"VM {vm} suspended: requested"
+        assert suspended in early and suspended not in late
         assert await lines("0" * 20) == {}
         everything = (await http.get(logs)).json()["logs"]
         assert {line["instanceId"] for line in everything} == {first, second}
@@ -849,6 +882,41 @@ async def test_following_logs_does_not_keep_a_vm_awake(settings: Settings, machi
             assert any("suspended" in line["message"] for line in lines)
             assert (await machine.info()).state is State.SUSPENDED
         await machine.delete()
+
+
+async def test_sleep_wake_crash_and_deletion_of_a_vm_are_log_lines_with_their_reason(
+    server: Server, http: httpx2.AsyncClient
+) -> None:
+    machines = server.services.machines
+    vm = await machines.create(account=server.account)
+    (child,) = await vm.fork(persistence=Ephemeral())
+    await http.post(f"/v1/vms/{child.id}/suspend")
+    await http.post(f"/v1/vms/{vm.id}/suspend")
+    assert (await http.get(f"/v1/vms/{vm.id}/files/%2Fetc%2Fhostname")).is_success
+    os.kill((await machines._row(vm.id)).pid, signal.SIGKILL)
+    assert await vm.wait_for_exit() == "crashed: QEMU ended by SIGKILL"
+    await http.delete(f"/v1/vms/{vm.id}")
+
+    async def lines(vm_id: str) -> list[tuple[str, str]]:
+        logs = (await http.get(f"/observability/v1/logs?vmId={vm_id}")).json()["logs"]
+        return [(line["level"], line["message"]) for line in logs]
+
+    expected = [
+        ("info", f"VM {vm.id} created"),
+        ("info", f"VM {vm.id} suspended: requested"),
+        ("info", f"VM {vm.id} woken: file access"),
+        ("error", f"VM {vm.id} crashed: QEMU ended by SIGKILL"),
+        ("info", f"VM {vm.id} deleted: requested"),
+    ]
+
+    async def all_there() -> bool:
+        return await lines(vm.id) == expected
+
+    await until(all_there, 10)
+    assert await lines(child.id) == [
+        ("info", f"VM {child.id} created: forked from {vm.id}"),
+        ("info", f"VM {child.id} deleted: ephemeral: suspended"),
+    ]
 
 
 async def test_logbook_pages(server: Server) -> None:

@@ -1,4 +1,4 @@
-"""Freezing that goes wrong: its QEMU dies, or the disk has no room. The machine is the worse for neither."""
+"""Failing captures: QEMU dies, or the disk is full. The VM loses nothing."""
 
 import os
 import select
@@ -34,7 +34,7 @@ async def it_is_all_there(machine: Machine) -> None:
 
 
 async def kept(machines: Machines) -> list[set[str]]:
-    """Frozen disks and memory, by the names of their files, and what there is to see of them."""
+    """Layers and checkpoints: file names and rows."""
     await machines._lifecycle.layers.collect()
     folders = (machines.settings.data / name for name in ("layers", "checkpoints"))
     return [
@@ -45,7 +45,7 @@ async def kept(machines: Machines) -> list[set[str]]:
 
 
 def end(pid: int) -> None:
-    """Kill a process and wait until it is dead."""
+    """Kill a process and wait for its end."""
     descriptor = os.pidfd_open(pid)
     try:
         signal.pidfd_send_signal(descriptor, signal.SIGKILL)
@@ -59,10 +59,10 @@ def end(pid: int) -> None:
     "operation",
     ["suspend", *(pytest.param(each, marks=pytest.mark.slow) for each in ("snapshot", "fork"))],
 )
-async def test_a_qemu_that_dies_while_it_is_frozen(
+async def test_a_qemu_that_dies_during_a_capture(
     machines: Machines, operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The operation says so, the machine is stopped, and the next use starts it with what was on its disk."""
+    """The operation fails, the VM is stopped, and the next use boots it from its disk."""
     before = await kept(machines)
     machine = await machines.create()
     await sh(machine, FILL)
@@ -78,7 +78,7 @@ async def test_a_qemu_that_dies_while_it_is_frozen(
 
     monkeypatch.setattr(Delta, "copy_from", copy_from_the_dead)
     monkeypatch.setattr(checkpoints, "save_pages", save_the_dead)
-    with pytest.raises(HostError, match=r"^the machine ended while|: it has ended$"):
+    with pytest.raises(HostError, match=r"^the VM ended while|: it has ended$"):
         await getattr(machine, operation)()
     monkeypatch.undo()
 
@@ -86,7 +86,7 @@ async def test_a_qemu_that_dies_while_it_is_frozen(
         return (await machine.info()).state is State.STOPPED
 
     await until(stopped, 2)
-    assert (await machine.info()).reason == "QEMU ended by SIGKILL"
+    assert (await machine.info()).reason == "crashed: QEMU ended by SIGKILL"
     assert await sh(machine, "cat /root/data") == "kept"
     row = await machines._row(machine.id)
     assert (row.state, row.step, row.next_top, row.checkpoint) == (State.RUNNING, None, None, None)
@@ -94,10 +94,10 @@ async def test_a_qemu_that_dies_while_it_is_frozen(
     assert await kept(machines) == before
 
 
-async def test_a_disk_too_full_for_memory_stops_no_machine(
+async def test_a_capture_on_a_full_disk_leaves_the_vm_running(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What does not fit is refused with a sentence and leaves nothing; with room it works."""
+    """The capture is refused and leaves nothing; it works once there is space."""
     monkeypatch.setattr("stead.host.host._DISK_FLOOR", 0)
     with small_disk(800) as disk:
         async with another_installation(settings, data=disk / "data") as machines:

@@ -1,4 +1,4 @@
-"""Snapshots and forks: everything that runs goes with the copy, and nothing that must be its own."""
+"""Snapshots and forks: copies have the memory, processes and files of their source, and own identities."""
 
 import asyncio
 import json
@@ -47,7 +47,7 @@ async def sh(machine: Machine, command: str, timeout: float = 60) -> str:
 
 
 async def count(machine: Machine) -> int:
-    """How far the counter has come: it is written to a file a little after it is counted in memory."""
+    """The value of the counter in its file, which lags behind memory."""
     for _ in range(100):
         if said := await sh(machine, "cat /run/counter"):
             return int(said)
@@ -56,7 +56,7 @@ async def count(machine: Machine) -> int:
 
 @pytest_asyncio.fixture(scope="module")
 async def source(machines: Machines) -> AsyncIterator[Machine]:
-    """A machine in which something runs, with files on disk and in memory."""
+    """A VM with a running process and with files on disk and in memory."""
     machine = await machines.create(name="source")
     await sh(machine, COUNTER)
     await sh(machine, "echo on-disk > /root/file && echo in-memory > /run/file")
@@ -85,13 +85,13 @@ async def everything_is_there(machine: Machine) -> None:
 
 
 async def read_again(machine: Machine, files: str) -> str:
-    """What files hold on disk: nothing of them is in memory, and all layers are opened anew."""
+    """The content of files on disk, read with an empty page cache after a suspend and wake."""
     await sh(machine, "sync && echo 3 > /proc/sys/vm/drop_caches")
     await machine.suspend()
     return await sh(machine, f"cat {files}")
 
 
-async def test_a_snapshot_holds_what_runs_and_the_machine_goes_on(
+async def test_a_snapshot_has_running_processes_and_its_source_keeps_running(
     machines: Machines, source: Machine, snapshot: SnapshotInfo
 ) -> None:
     boot = await sh(source, "cat /proc/sys/kernel/random/boot_id && cat /proc/uptime")
@@ -107,8 +107,8 @@ async def test_a_snapshot_holds_what_runs_and_the_machine_goes_on(
     await copy.delete()
 
 
-async def test_what_one_writes_the_other_never_sees(machines: Machines, source: Machine) -> None:
-    """Pages and disk, both ways, after a fork."""
+async def test_forks_do_not_see_each_others_writes(machines: Machines, source: Machine) -> None:
+    """Memory and disk, in both directions."""
     (child,) = await source.fork()
     await sh(source, "echo parent > /root/mine && echo parent > /run/mine && sync")
     await sh(child, "echo child > /root/file && echo child > /run/file && sync")
@@ -143,7 +143,9 @@ except ssl.SSLWantReadError:
 }
 
 
-async def test_twins_differ_where_they_must(machines: Machines, source: Machine) -> None:
+async def test_forks_and_copies_differ_in_identity_keys_and_random_numbers(
+    machines: Machines, source: Machine
+) -> None:
     twins = await source.fork(2)
     told = {
         name: await asyncio.gather(*(sh(machine, command) for machine in (source, *twins)))
@@ -161,9 +163,7 @@ async def test_twins_differ_where_they_must(machines: Machines, source: Machine)
         await twin.delete()
 
 
-async def test_a_random_generator_that_was_read_before_the_fork_gives_no_twin_numbers(
-    machines: Machines, source: Machine
-) -> None:
+async def test_forks_reseed_the_random_number_generator(machines: Machines, source: Machine) -> None:
     noise = "setsid sh -c 'while sleep 0.1; do head -c 64 /dev/urandom; done' > /run/noise"
     await sh(source, f"{noise} & echo $! > /run/noise.pid; until [ -s /run/noise ]; do sleep 0.1; done")
     twins = await source.fork(2)
@@ -174,7 +174,7 @@ async def test_a_random_generator_that_was_read_before_the_fork_gives_no_twin_nu
         await twin.delete()
 
 
-async def test_a_child_that_does_not_confirm_is_refused_and_the_parent_goes_on(
+async def test_fork_fails_when_a_child_does_not_confirm_its_identity(
     machines: Machines, source: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = {info.id for info in await machines.list()}
@@ -197,7 +197,7 @@ async def test_a_fork_of_a_fork(machines: Machines, source: Machine) -> None:
     await grandchild.delete()
 
 
-async def test_deleting_a_snapshot_keeps_what_machines_stand_on(machines: Machines, source: Machine) -> None:
+async def test_deleting_a_snapshot_keeps_layers_that_vms_need(machines: Machines, source: Machine) -> None:
     info = await source.snapshot()
     copy = await machines.create(snapshot=info.id)
     await machines.snapshots.delete(info.id)
@@ -208,7 +208,7 @@ async def test_deleting_a_snapshot_keeps_what_machines_stand_on(machines: Machin
     await copy.delete()
 
 
-async def test_snapshots_are_named_listed_renamed(machines: Machines, snapshot: SnapshotInfo) -> None:
+async def test_list_and_rename_snapshots(machines: Machines, snapshot: SnapshotInfo) -> None:
     assert snapshot.id in [each.id for each in await machines.snapshots.list()]
     renamed = await machines.snapshots.rename(snapshot.id, "another name")
     assert renamed.name == "another name"
@@ -221,7 +221,7 @@ async def test_snapshots_are_named_listed_renamed(machines: Machines, snapshot: 
         await machines.create(snapshot="sc-nothing")
 
 
-async def test_a_snapshot_of_a_stopped_machine_holds_the_disk_only(machines: Machines) -> None:
+async def test_a_snapshot_of_a_stopped_vm_has_the_disk_only(machines: Machines) -> None:
     machine = await machines.create()
     await sh(machine, "echo kept > /root/file && echo gone > /run/file")
     await machine.stop()
@@ -239,7 +239,7 @@ async def test_a_snapshot_of_a_stopped_machine_holds_the_disk_only(machines: Mac
     await machines.snapshots.delete(info.id)
 
 
-async def test_a_machine_of_another_size_boots_from_the_snapshots_disk(
+async def test_create_from_a_snapshot_with_another_size_boots_from_its_disk(
     machines: Machines, snapshot: SnapshotInfo
 ) -> None:
     copy = await machines.create(Size(1, 512, 21), snapshot=snapshot.id)
@@ -251,7 +251,7 @@ async def test_a_machine_of_another_size_boots_from_the_snapshots_disk(
         await machines.create(Size(3, 512, 20), snapshot=snapshot.id)
 
 
-# Damage
+# Damaged memory
 
 
 def flip(path: Path, position: int = -100) -> None:
@@ -261,7 +261,7 @@ def flip(path: Path, position: int = -100) -> None:
 
 
 @pytest.mark.parametrize("part", ["memory", "devices", "pages", "checkpoint.json"])
-async def test_a_flipped_byte_is_refused(
+async def test_a_flipped_byte_in_saved_memory_is_detected(
     machines: Machines, snapshot: SnapshotInfo, part: str, tmp_path: Path
 ) -> None:
     row = await machines.snapshots.row(snapshot.id)
@@ -283,7 +283,7 @@ async def test_a_flipped_byte_is_refused(
         use()
 
 
-async def test_a_machine_from_a_damaged_snapshot_boots_from_its_disk_and_says_so(
+async def test_create_from_a_damaged_snapshot_boots_from_its_disk(
     machines: Machines, source: Machine
 ) -> None:
     info = await source.snapshot()
@@ -293,7 +293,7 @@ async def test_a_machine_from_a_damaged_snapshot_boots_from_its_disk_and_says_so
     copy = await machines.create(snapshot=info.id)
     told = (await copy.info()).reason
     assert told is not None
-    assert told.startswith("its snapshot's memory could not be used, so it was started from disk: its memory")
+    assert told.startswith("saved memory of the snapshot was unusable, booted from disk: ")
     assert await sh(copy, "cat /root/file") == "on-disk"
     assert (await copy.exec("cat /run/file")).exit_code == 1
     await copy.delete()
@@ -310,7 +310,7 @@ async def test_a_machine_from_a_damaged_snapshot_boots_from_its_disk_and_says_so
         ("format", 99, "unsupported format 99 (this version reads 1)"),
     ],
 )
-async def test_memory_of_another_platform_is_refused_with_the_reason(
+async def test_saved_memory_of_another_platform_is_refused(
     machines: Machines, snapshot: SnapshotInfo, field: str, value: object, words: str, tmp_path: Path
 ) -> None:
     row = await machines.snapshots.row(snapshot.id)
@@ -326,10 +326,10 @@ async def test_memory_of_another_platform_is_refused_with_the_reason(
         checkpoints.read(tmp_path / "altered", await machines.platform(), snapshot.size)
 
 
-# When taking fails
+# Failing captures
 
 
-async def test_a_machine_whose_memory_cannot_be_copied_goes_on(
+async def test_a_vm_keeps_running_when_its_memory_cannot_be_copied(
     machines: Machines, source: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:

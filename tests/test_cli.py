@@ -111,7 +111,7 @@ async def test_demo_uses_a_running_server(shell: Shell, settings: Settings) -> N
     [
         (("prepare", "--size", "3x1Gx20G"), {}, "power of two"),
         (("prepare", "--size", "big"), {}, "a size looks like"),
-        (("demo",), {"STEAD_POOL": "many"}, "bad STEAD_ setting"),
+        (("demo",), {"STEAD_POOL": "many"}, "invalid STEAD_POOL='many': must be an integer of at least 0"),
         (("prepare",), {"STEAD_DATA": "/proc/nowhere"}, "No such file or directory: /proc/nowhere"),
     ],
 )

@@ -466,10 +466,10 @@ async def test_npm_cli_installs_packages_with_progress(user: User) -> None:
 async def test_npm_cli_whoami_and_logs(user: User) -> None:
     """`whoami` and `logs`."""
     assert (await user.cli("whoami")).stdout == f"Account ID: {user.account}\n"
-    logs = await user.cli("logs", "--vm", user.vm, "--search", "running")
+    logs = await user.cli("logs", "--vm", user.vm, "--search", "created")
     assert logs.status == 0, logs.stderr
     assert re.search(
-        rf"^\d{{4}}-\S+Z \[vm:{user.vm}.*\] machine {user.vm} running$", logs.stdout, re.MULTILINE
+        rf"^\d{{4}}-\S+Z \[vm:{user.vm}.*\] VM {user.vm} created.*$", logs.stdout, re.MULTILINE
     ), logs.stdout
     entries = json.loads(
         (await user.cli("logs", "--vm", user.vm, "--since", "1h", "--limit", "5", "--json")).stdout

@@ -1,4 +1,4 @@
-"""The database: made, migrated, shared, read and written."""
+"""The database: migrations, concurrent opens, writes and reads."""
 
 import asyncio
 import contextlib
@@ -26,20 +26,20 @@ async def database(tmp_path: Path) -> AsyncIterator[Database]:
     await opened.dispose()
 
 
-async def test_migrations_lead_to_the_tables_as_they_are_declared(database: Database) -> None:
+async def test_migrations_match_the_declared_tables(database: Database) -> None:
     with database.look_up() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
 
 
-async def test_many_open_a_new_database_at_once(tmp_path: Path) -> None:
+async def test_concurrent_opens_of_a_new_database(tmp_path: Path) -> None:
     databases = await asyncio.gather(*(open_database(tmp_path / "stead.db") for _ in range(5)))
     made = await asyncio.gather(*(Accounts(database).default() for database in databases))
     assert len({account.id for account in made}) == 1
     await asyncio.gather(*(database.dispose() for database in databases))
 
 
-async def test_a_database_that_somebody_reads_is_opened_when_they_are_done(tmp_path: Path) -> None:
-    """To begin a write-ahead log nobody else may be there, and SQLite does not wait for it by itself."""
+async def test_open_waits_for_a_reader_to_switch_to_wal(tmp_path: Path) -> None:
+    """The switch to WAL mode needs exclusive access and ignores SQLite's busy timeout."""
     path = tmp_path / "stead.db"
     await (await open_database(path)).dispose()
     reader = sqlite3.connect(path, isolation_level=None)
@@ -57,7 +57,7 @@ async def test_a_database_that_somebody_reads_is_opened_when_they_are_done(tmp_p
 
 
 @pytest.mark.parametrize("name", ["a b", "a?mode=ro", "a#b", "a%20b"])
-async def test_a_folder_may_have_any_name(tmp_path: Path, name: str) -> None:
+async def test_paths_with_special_characters(tmp_path: Path, name: str) -> None:
     path = tmp_path / name / "stead.db"
     database = await open_database(path)
     account = await Accounts(database).default()
@@ -69,7 +69,7 @@ async def test_a_folder_may_have_any_name(tmp_path: Path, name: str) -> None:
     assert {each.name for each in tmp_path.iterdir()} == {name}
 
 
-async def test_whoever_is_cancelled_leaves_the_database_to_the_others(database: Database) -> None:
+async def test_a_cancelled_write_does_not_lock_the_database(database: Database) -> None:
     store = AccountStore(database)
     account = await Accounts(database).create("changing")
 
@@ -93,7 +93,7 @@ async def test_whoever_is_cancelled_leaves_the_database_to_the_others(database: 
         assert found.name == "next"
 
 
-async def test_a_look_up_sees_what_was_written_and_does_not_wait_for_who_writes(
+async def test_look_up_sees_committed_rows_and_does_not_wait_for_writers(
     database: Database, tmp_path: Path
 ) -> None:
     store = AccountStore(database)

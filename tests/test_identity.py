@@ -547,7 +547,7 @@ async def test_grant_needs_a_vm_of_the_same_account(
     for machine in (foreign, "nowhere"):
         with pytest.raises(MachineNotFound) as caught:
             await here.identities.grant(ours.id, identity.id, machine)
-        assert str(caught.value) == f"no machine {machine}"
+        assert str(caught.value) == f"VM {machine} not found"
     assert await here.count(vm_permissions) == 0
 
 

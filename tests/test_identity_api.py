@@ -255,7 +255,7 @@ async def test_vm_of_another_account_cannot_be_granted(stage: Stage) -> None:
         path = f"/{identity}/permissions/vm/{machine}"
         body = await stage.ours.fail(404, "VM_NOT_FOUND", "POST", path, {})
         assert body["vmId"] == machine
-        assert body["message"] == f"no machine {machine}"
+        assert body["message"] == f"VM {machine} not found"
 
 
 async def test_second_of_two_concurrent_grants_is_a_conflict(stage: Stage) -> None:

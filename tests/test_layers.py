@@ -1,4 +1,4 @@
-"""Layers: nothing that is needed goes, nothing else stays, and many become few without changing a byte."""
+"""Disk layers: adoption, garbage collection and merging, with a stateful property test and real disks."""
 
 import asyncio
 import contextlib
@@ -41,7 +41,7 @@ TEMPLATE = "template"
 
 
 class Stage:
-    """A data folder with its database, and machines that are only rows and folders."""
+    """A data folder with its database; VMs are only rows and folders."""
 
     def __init__(self, data: Path, database: Database) -> None:
         self.data = data
@@ -69,13 +69,13 @@ class Stage:
         return name
 
     async def record(self, machine: str, layer: str, **changes: object) -> None:
-        """Record that a machine's top is frozen, without moving it yet."""
+        """Record a VM's top layer as read-only without moving its file."""
         row = await self.machines.get(machine)
         assert row is not None
         await self.machines.freeze(LayerRow(layer, row.layer, TEMPLATE, f"{layer}.qcow2"), machine, **changes)
 
     async def frozen(self, machine: str, content: bytes = b"content") -> str:
-        """A new frozen layer below a machine."""
+        """A new read-only layer below a VM."""
         layer = self.new_id("layer")
         self.top(machine, layer).write_bytes(content)
         await self.record(machine, layer)
@@ -109,7 +109,7 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
     await database.dispose()
 
 
-# What to keep and what to merge
+# Rules
 
 
 @given(
@@ -131,7 +131,7 @@ def test_a_merge_shortens_the_chain_and_spares_large_old_layers(sizes: list[int]
 
 @given(st.integers(2, 600), st.integers(1, 1 << 30), st.sampled_from([6, MAX_CHAIN]))
 @settings(max_examples=30, deadline=None)
-def test_what_is_written_once_is_copied_only_a_few_times(appended: int, size: int, limit: int) -> None:
+def test_merging_copies_a_layer_only_a_few_times(appended: int, size: int, limit: int) -> None:
     chain: list[int] = []
     copied = 0
     for _ in range(appended):
@@ -146,13 +146,13 @@ def test_what_is_written_once_is_copied_only_a_few_times(appended: int, size: in
     assert copied <= size * appended * math.log(appended, 1.5)
 
 
-def test_what_a_needed_layer_stands_on_is_needed() -> None:
+def test_layers_below_a_referenced_layer_are_needed() -> None:
     parents = {"a": None, "b": "a", "c": "b", "d": "b", "e": None}
     assert needed(parents, ["d"]) == {"a", "b", "d"}
     assert needed(parents, []) == set()
 
 
-# Histories
+# Stateful property test
 
 
 @dataclass
@@ -160,17 +160,17 @@ class Layer:
     parent: str | None
     text: str
     users: int = 0
-    """Machines, snapshots and layers that stand on it directly."""
+    """VMs, snapshots and layers that refer to it."""
 
 
 @dataclass
 class Model:
-    """What there should be: layers with a count of their users, gone when the last one goes."""
+    """The model: layers with reference counts."""
 
     layers: dict[str, Layer] = field(default_factory=dict)
     machines: dict[str, str | None] = field(default_factory=dict)
     asleep: dict[str, str] = field(default_factory=dict)
-    """Checkpoints of suspended machines."""
+    """Checkpoints of suspended VMs."""
     snapshots: dict[str, tuple[str | None, str | None]] = field(default_factory=dict)
 
     def use(self, layer: str | None) -> str | None:
@@ -209,19 +209,19 @@ class Model:
 
 
 class PowerCut(BaseException):
-    """Ends whatever is being done, as the end of the process would."""
+    """Interrupts an operation like the end of the process."""
 
 
 async def join(layers: Sequence[Path], _: Sequence[Path], target: Path) -> None:
-    """In place of a merge of disks: files of text, each of which adds to those below it."""
+    """Replaces the merge of disks: text files that append to those below."""
     target.write_text("".join(layer.read_text() for layer in reversed(layers)))
 
 
 class Histories(RuleBasedStateMachine):
-    """Machines are made, frozen, forked, put to sleep, snapshot, deleted, merged, and the power fails."""
+    """Create, freeze, fork, suspend, snapshot, delete, merge and crash in any order."""
 
     empty_database = b""
-    """Made once: to migrate a database takes longer than most histories."""
+    """Shared: a migration takes longer than most runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -427,7 +427,7 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def every_disk_is_whole(self) -> None:
-        """Whoever stands on a layer reads what was frozen, whatever has been removed and merged since."""
+        """Every reference reads the content that was frozen, whatever was collected and merged since."""
         users = [*self.model.machines.values(), *(layer for layer, _ in self.model.snapshots.values())]
         for layer in set(users):
             files = self.run(self.stage.layers.chain(layer))
@@ -443,17 +443,17 @@ Histories.TestCase.settings = settings(
 TestHistories = Histories.TestCase
 
 
-# Taking in
+# Adoption
 
 
-async def test_a_frozen_layer_becomes_roots_own_and_is_taken_only_once(stage: Stage) -> None:
+async def test_adopt_moves_a_layer_to_root_and_is_idempotent(stage: Stage) -> None:
     machine = await stage.machine()
     top = stage.top(machine, "frozen")
     top.write_bytes(b"disk")
     os.chown(top, 12345, 12345)
     top.chmod(0o644)
     await stage.record(machine, "frozen")
-    with pytest.raises(HostError, match="a disk layer that it stands on is gone"):
+    with pytest.raises(HostError, match="a disk layer is missing"):
         await stage.layers.chain("frozen")
     for _ in range(2):
         await stage.layers.adopt("frozen", top)
@@ -464,8 +464,8 @@ async def test_a_frozen_layer_becomes_roots_own_and_is_taken_only_once(stage: St
     assert not top.exists()
 
 
-async def test_what_a_broken_out_guest_puts_in_place_of_its_disk_is_not_taken(stage: Stage) -> None:
-    """A link or a pipe stays where it is, and the rest of a restart goes on."""
+async def test_adopt_refuses_links_and_pipes(stage: Stage) -> None:
+    """A link or a pipe stays in place, and recovery adopts the other layers."""
     secret = stage.data / "secret"
     secret.write_text("secret")
     secret.chmod(0o640)
@@ -483,23 +483,23 @@ async def test_what_a_broken_out_guest_puts_in_place_of_its_disk_is_not_taken(st
     assert secret.stat().st_mode & 0o777 == 0o640
 
 
-async def test_a_layer_without_file_or_row_is_said_to_be_gone(stage: Stage) -> None:
+async def test_a_layer_without_file_or_row_is_reported_as_missing(stage: Stage) -> None:
     machine = await stage.machine()
     below, above = await stage.frozen(machine), await stage.frozen(machine)
     assert [path.stem for path in await stage.layers.chain(above)] == [above, below]
     assert await stage.layers.chain(None) == []
     (stage.data / "layers" / f"{below}.qcow2").unlink()
     for layer in (above, "unknown"):
-        with pytest.raises(HostError, match="a disk layer that it stands on is gone"):
+        with pytest.raises(HostError, match="a disk layer is missing"):
             await stage.layers.chain(layer)
-    with pytest.raises(HostError, match="a disk layer that it stands on is gone"):
+    with pytest.raises(HostError, match="a disk layer is missing"):
         await stage.layers.adopt(below, stage.top(machine, below))
 
 
-# Collecting
+# Garbage collection
 
 
-async def test_what_is_removed_is_told(stage: Stage) -> None:
+async def test_collect_returns_what_it_removed(stage: Stage) -> None:
     machine = await stage.machine()
     layers = {await stage.frozen(machine), await stage.frozen(machine)}
     stage.layers.checkpoint_folder("checkpoint").mkdir()
@@ -510,10 +510,8 @@ async def test_what_is_removed_is_told(stage: Stage) -> None:
     assert (stage.files(), await stage.rows()) == (set(), {})
 
 
-async def test_nothing_is_unlinked_while_it_may_be_about_to_be_opened(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A QEMU is starting: files that it was told of stay; those who come later do not keep them."""
+async def test_collect_waits_for_readers(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files stay while a reader that got them is active; later readers do not delay their removal."""
     machine = await stage.machine()
     layer = await stage.frozen(machine)
     stage.layers.checkpoint_folder("checkpoint").mkdir()
@@ -542,8 +540,10 @@ async def test_nothing_is_unlinked_while_it_may_be_about_to_be_opened(
     assert (stage.files(), stage.checkpoints()) == (set(), set())
 
 
-async def test_a_layer_that_comes_into_use_is_left(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the look at who needs a layer and its removal, a snapshot begins to stand on it."""
+async def test_collect_keeps_a_layer_that_gets_a_reference_meanwhile(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A snapshot refers to a layer between the query for references and its removal."""
     machine = await stage.machine()
     below, above = await stage.frozen(machine), await stage.frozen(machine)
     await stage.remove_machine(machine)
@@ -562,7 +562,7 @@ async def test_a_layer_that_comes_into_use_is_left(stage: Stage, monkeypatch: py
     assert len(await stage.layers.chain(below)) == 1
 
 
-async def test_a_checkpoint_whose_row_comes_while_it_is_looked_at_is_left(
+async def test_collect_keeps_a_checkpoint_that_gets_its_row_meanwhile(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoints = stage.store.checkpoints
@@ -590,7 +590,7 @@ CLUSTER = 64 << 10
 
 
 def described(chain: Sequence[Path]) -> dict[str, Any]:
-    """A chain as QEMU is told of it; what the headers say of it does not count."""
+    """A chain as QEMU gets it; backing files in the headers are ignored."""
     path, *below = chain
     file = {"driver": "file", "filename": str(path), "locking": "off"}
     if path.suffix == ".raw":
@@ -611,7 +611,7 @@ def call(*arguments: str | Path, stdin: str = "") -> str:
 
 
 class Disk:
-    """A machine's disk of real layers, and what a reader of it must see."""
+    """A disk of real qcow2 layers, and its expected content."""
 
     def __init__(self, stage: Stage, seed: int, bottom: tuple[Path, ...]) -> None:
         self.stage = stage
@@ -659,7 +659,7 @@ class Disk:
 
 
 def make_bottom(folder: Path, kinds: Sequence[str]) -> tuple[Path, ...]:
-    """A template's disk and a base image, or an image alone, half of it data."""
+    """A template's disk on a base image, or an image alone, half filled."""
     raw = folder / "image.raw"
     raw.write_bytes(b"\x11" * (24 * MIB) + bytes(8 * MIB))
     if "qcow2" not in kinds:
@@ -684,8 +684,10 @@ def bottom(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, ...]:
 
 
 @pytest.mark.parametrize("large", [0, 2], ids=["all merged", "large old layers kept"])
-async def test_a_merged_disk_is_the_same_disk(stage: Stage, bottom: tuple[Path, ...], large: int) -> None:
-    """Twelve layers with writes, zeros, discards and a disk that grew become few; not a byte changes."""
+async def test_a_merge_does_not_change_the_content_of_a_disk(
+    stage: Stage, bottom: tuple[Path, ...], large: int
+) -> None:
+    """Twelve layers with writes, zeros, discards and growth are merged; no byte changes."""
     disk = Disk(stage, 1, bottom)
     for number in range(12):
         size = (32 + 16 * (number // 4)) * MIB + 512
@@ -714,8 +716,8 @@ async def test_a_merged_disk_is_the_same_disk(stage: Stage, bottom: tuple[Path, 
     assert stage.files() == {path.name for path in after}
 
 
-async def test_a_disk_that_is_merged_as_it_goes_stays_short_and_right(stage: Stage, tmp_path: Path) -> None:
-    """Each layer may be one too many; another machine stands on one in the middle all the time."""
+async def test_repeated_merges_keep_a_chain_short_and_its_content(stage: Stage, tmp_path: Path) -> None:
+    """A merge after each layer, while another VM refers to one in the middle."""
     bottom = make_bottom(tmp_path, ["raw"])
     disk = Disk(stage, 2, bottom)
     for number in range(18):
@@ -730,8 +732,8 @@ async def test_a_disk_that_is_merged_as_it_goes_stays_short_and_right(stage: Sta
     assert content([*await stage.layers.chain(middle), *bottom]) == expected
 
 
-async def test_zeros_of_a_grown_disk_hide_what_a_larger_image_has_there(stage: Stage, tmp_path: Path) -> None:
-    """An image larger than the first layers does not come to light beyond their end."""
+async def test_a_merge_keeps_zeros_of_a_grown_disk(stage: Stage, tmp_path: Path) -> None:
+    """Data of a larger image beyond the end of the first layers stays hidden."""
     image = tmp_path / "image.raw"
     image.write_bytes(b"\x33" * (64 * MIB))
     disk = Disk(stage, 3, (image,))
@@ -744,7 +746,7 @@ async def test_zeros_of_a_grown_disk_hide_what_a_larger_image_has_there(stage: S
     assert content([*await disk.chain(), image]) == disk.expected
 
 
-# Merges that fail
+# Failing merges
 
 
 @pytest_asyncio.fixture
@@ -757,7 +759,7 @@ async def long_disk(stage: Stage, tmp_path: Path) -> Disk:
 
 @contextlib.asynccontextmanager
 async def nothing_changes(disk: Disk) -> AsyncIterator[str]:
-    """Within, a merge may fail: then rows and files are as they were, and the next one works."""
+    """A merge in this block may fail: rows and files are unchanged, and the next one works."""
     assert disk.layer is not None
     rows, files, kept = await disk.stage.rows(), disk.stage.files(), checksums(await disk.chain())
     yield disk.layer
@@ -781,8 +783,8 @@ def other_qemu_img(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         yield folder / "commit"
 
 
-async def test_a_killed_merge_leaves_all_as_it_was(long_disk: Disk, other_qemu_img: Path) -> None:
-    """The first layers go in, then qemu-img is killed."""
+async def test_a_killed_merge_changes_nothing(long_disk: Disk, other_qemu_img: Path) -> None:
+    """qemu-img is killed after the first layers."""
     other_qemu_img.write_text(
         f"echo >> {other_qemu_img}ted\n[ $(wc -l < {other_qemu_img}ted) -le 3 ] || kill -9 $$\n"
     )
@@ -794,7 +796,7 @@ async def test_a_killed_merge_leaves_all_as_it_was(long_disk: Disk, other_qemu_i
     assert content([*await long_disk.chain(), *long_disk.bottom]) == long_disk.expected
 
 
-async def test_a_cancelled_merge_leaves_all_as_it_was(long_disk: Disk, other_qemu_img: Path) -> None:
+async def test_a_cancelled_merge_changes_nothing(long_disk: Disk, other_qemu_img: Path) -> None:
     begun = other_qemu_img.with_name("begun")
     other_qemu_img.write_text(f"touch {begun}\nexec sleep 1000\n")
 
@@ -809,8 +811,8 @@ async def test_a_cancelled_merge_leaves_all_as_it_was(long_disk: Disk, other_qem
             await merging
 
 
-async def test_a_merge_on_a_full_host_leaves_all_as_it_was(tmp_path: Path) -> None:
-    """There is not enough room for the merged file; when there is, the merge works."""
+async def test_a_merge_on_a_full_disk_changes_nothing(tmp_path: Path) -> None:
+    """The merged file does not fit on the disk; the merge works once there is space."""
     data = tmp_path / "data"
     data.mkdir()
     call("mount", "-t", "tmpfs", "-o", "size=128M", "tmpfs", data)
@@ -833,8 +835,8 @@ async def test_a_merge_on_a_full_host_leaves_all_as_it_was(tmp_path: Path) -> No
         call("umount", data)
 
 
-async def test_a_layer_that_names_a_file_of_the_host_is_not_merged(long_disk: Disk) -> None:
-    """A guest that broke out could have written anything into the header of its disk."""
+async def test_a_layer_with_a_backing_file_of_the_host_is_not_merged(long_disk: Disk) -> None:
+    """A guest that escaped into QEMU could write any backing file into the header of its disk."""
     file = (await long_disk.chain())[3]
     original = file.read_bytes()
     unclean, external = ((1 << bit).to_bytes(8, "big") for bit in (0, 2))
@@ -845,7 +847,7 @@ async def test_a_layer_that_names_a_file_of_the_host_is_not_merged(long_disk: Di
                 await long_disk.stage.layers.merge_if_long(layer, long_disk.bottom)
 
 
-async def test_a_layer_that_goes_while_it_is_merged_leaves_nothing(
+async def test_a_layer_deleted_during_its_merge_leaves_nothing(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = await stage.machine()

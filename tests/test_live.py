@@ -1,4 +1,4 @@
-"""Turns: changes to one machine come one after another, and no lock outlives its use."""
+"""One lock per VM: exclusive, fair, removed after use."""
 
 import asyncio
 
@@ -9,8 +9,8 @@ from stead.machines.live import Turns
 
 
 @given(st.lists(st.sampled_from("ab"), max_size=12))
-def test_one_at_a_time_and_nothing_is_kept(users: list[str]) -> None:
-    """However many come, two never hold the same machine."""
+def test_a_vm_lock_is_exclusive_and_removed_after_use(users: list[str]) -> None:
+    """Two tasks never hold the lock of the same VM."""
 
     async def story() -> None:
         turns = Turns()
@@ -29,7 +29,7 @@ def test_one_at_a_time_and_nothing_is_kept(users: list[str]) -> None:
     asyncio.run(story())
 
 
-async def test_a_cancelled_wait_gives_the_turn_to_the_next() -> None:
+async def test_a_cancelled_wait_passes_the_lock_on() -> None:
     turns = Turns()
     order: list[str] = []
 

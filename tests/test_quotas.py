@@ -1,4 +1,4 @@
-"""What an account may have, judged over real rows and without machines."""
+"""Account limits, checked on real rows without VMs."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -60,7 +60,7 @@ def quotas_of(store: MachineStore, **limits: int) -> Quotas:
     ("what", "limit"),
     [("vms", 1), ("running", 1), ("total_disk_gib", 39), ("total_memory_gib", 1)],
 )
-async def test_the_one_too_many_is_refused_and_the_others_are_not(
+async def test_a_limit_refuses_one_more_vm_of_its_account_only(
     store: MachineStore, what: str, limit: int
 ) -> None:
     quotas = quotas_of(store, **{what: limit})
@@ -77,7 +77,7 @@ async def test_the_one_too_many_is_refused_and_the_others_are_not(
 
 
 @pytest.mark.parametrize(("what", "limit"), [("vcpus", 1), ("memory_gib", 0), ("disk_gib", 19)])
-async def test_one_machine_may_be_too_large(store: MachineStore, what: str, limit: int) -> None:
+async def test_a_limit_refuses_a_too_large_vm(store: MachineStore, what: str, limit: int) -> None:
     quotas = quotas_of(store, **{what: limit})
     with pytest.raises(LimitExceeded) as refused:
         async with quotas.admitting(ALICE, SIZE):
@@ -85,7 +85,7 @@ async def test_one_machine_may_be_too_large(store: MachineStore, what: str, limi
     assert refused.value.what == what
 
 
-async def test_of_many_that_come_together_as_many_are_admitted_as_may_be(store: MachineStore) -> None:
+async def test_concurrent_creates_do_not_exceed_a_limit(store: MachineStore) -> None:
     quotas = quotas_of(store, vms=3)
 
     async def come() -> bool:
@@ -101,7 +101,7 @@ async def test_of_many_that_come_together_as_many_are_admitted_as_may_be(store: 
     assert admitted.count(True) == 3
 
 
-async def test_a_machine_that_is_starting_counts_before_its_row_says_so(store: MachineStore) -> None:
+async def test_a_starting_vm_counts_as_running_at_once(store: MachineStore) -> None:
     quotas = quotas_of(store, running=1)
     one, other = await add(store, state=State.STOPPED), await add(store, state=State.SUSPENDED)
     async with quotas.starting(one, SIZE):
@@ -112,7 +112,7 @@ async def test_a_machine_that_is_starting_counts_before_its_row_says_so(store: M
         pass
 
 
-async def test_machines_that_are_down_take_disk_and_nothing_else(store: MachineStore) -> None:
+async def test_vms_that_are_down_count_for_disk_only(store: MachineStore) -> None:
     for state in (State.STOPPED, State.SUSPENDED, State.LOST):
         await add(store, state=state)
     async with quotas_of(store, running=1, total_memory_gib=1).admitting(ALICE, SIZE):
@@ -122,24 +122,66 @@ async def test_machines_that_are_down_take_disk_and_nothing_else(store: MachineS
             pytest.fail("there was no room")
 
 
-async def test_a_name_that_is_kept_for_later_takes_nothing(store: MachineStore) -> None:
+async def test_deleted_vms_do_not_count(store: MachineStore) -> None:
     await add(store, state=State.DELETED)
     async with quotas_of(store, vms=1, total_disk_gib=20).admitting(ALICE, SIZE):
         pass
 
 
-async def test_growing_is_limited_like_making(store: MachineStore) -> None:
+async def test_resize_is_limited_like_create(store: MachineStore) -> None:
     row = await add(store)
     await add(store)
     quotas = quotas_of(store, total_disk_gib=60, memory_gib=2, total_memory_gib=3)
-    await quotas.check_resize(row, Size(2, 2048, 40))
+    async with quotas.resizing(row, Size(2, 2048, 40)):
+        pass
     for size, what in ((Size(2, 1024, 41), "total_disk_gib"), (Size(2, 4096, 20), "memory_gib")):
         with pytest.raises(LimitExceeded) as refused:
-            await quotas.check_resize(row, size)
+            async with quotas.resizing(row, size):
+                pytest.fail("it was admitted")
         assert refused.value.what == what
 
 
-async def test_snapshots_are_counted(store: MachineStore) -> None:
+@pytest.mark.parametrize(
+    ("what", "limit", "larger"),
+    [("total_disk_gib", 60, Size(2, 1024, 40)), ("total_memory_gib", 3, Size(2, 2048, 20))],
+)
+async def test_only_one_of_two_concurrent_resizes_gets_the_last_of_a_limit(
+    store: MachineStore, what: str, limit: int, larger: Size
+) -> None:
+    quotas = quotas_of(store, **{what: limit})
+    rows = [await add(store), await add(store)]
+    admitted = asyncio.Barrier(2)
+
+    async def resize(row: MachineRow) -> str:
+        try:
+            async with quotas.resizing(row, larger):
+                await admitted.wait()  # its row changes only after both were judged
+                changes = {"disk_gib": larger.disk_gib, "memory_mib": larger.memory_mib}
+                await store.update(row.id, **changes)
+                return "resized"
+        except LimitExceeded as refused:
+            await admitted.wait()
+            return refused.what
+
+    assert sorted(await asyncio.gather(*map(resize, rows))) == sorted(["resized", what])
+    with pytest.raises(LimitExceeded):
+        async with quotas.admitting(ALICE, SIZE):
+            pytest.fail("the resized VM counts with its new size")
+
+
+async def test_a_vm_that_is_resized_counts_as_up_although_it_is_stopped_for_it(store: MachineStore) -> None:
+    quotas = quotas_of(store, running=1)
+    row = await add(store)
+    async with quotas.resizing(row, Size(4, 1024, 20)):
+        await store.update(row.id, state=State.STOPPED)
+        with pytest.raises(LimitExceeded):
+            async with quotas.admitting(ALICE, SIZE):
+                pytest.fail("its place was taken")
+    async with quotas.admitting(ALICE, SIZE):
+        pass
+
+
+async def test_snapshots_are_limited(store: MachineStore) -> None:
     quotas = quotas_of(store, snapshots=2)
 
     async def count(_: str) -> int:

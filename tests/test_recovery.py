@@ -1,4 +1,4 @@
-"""Stead is killed at its worst moments; the next one finds out what was true and makes it so."""
+"""Crash recovery: Stead is killed at every journal step and the next start makes everything consistent."""
 
 import asyncio
 import contextlib
@@ -28,6 +28,7 @@ from stead.host.image import BaseImage
 from stead.host.processes import ProcessId
 from stead.host.vm import running_machines
 from stead.machines import Machine, Machines, SnapshotState, State
+from stead.machines.events import MachineEvent
 from stead.machines.states import PASSING, STEPS
 from stead.settings import Settings
 from stead.store.database import open_database
@@ -36,7 +37,7 @@ from stead.store.machines import MachineRow, MachineStore
 
 
 async def crash(settings: Settings, operation: str) -> Report:
-    """Run a Stead on this installation until it is killed; says what it had been doing."""
+    """Run Stead on an installation until it is killed; returns a report of the operations under way."""
     driver = Path(__file__).with_name("crash_driver.py")
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, driver, settings.data, settings.cache_folder, operation),
@@ -52,7 +53,7 @@ async def crash(settings: Settings, operation: str) -> Report:
 
 @contextlib.asynccontextmanager
 async def rows_of(settings: Settings) -> AsyncIterator[MachineStore]:
-    """The rows of an installation that no Stead has open."""
+    """The rows of an installation that no process has open."""
     database = await open_database(settings.data / "stead.db")
     try:
         yield MachineStore(database)
@@ -65,14 +66,14 @@ async def states(machines: Machines) -> dict[str, State]:
 
 
 async def taps(machines: Machines) -> set[int]:
-    """The slots that have a tap now."""
+    """The slots that have a tap device."""
     namespace = f"--net={network.namespace_path(machines.settings)}"
     listed = await run("nsenter", namespace, "ip", "-json", "link", "show", "type", "tun")
     return {int(link["ifname"][2:]) for link in json.loads(listed.stdout) if link}
 
 
 async def in_step(machines: Machines) -> None:
-    """What runs and lies around on the host is what the rows say, and nothing else."""
+    """Processes, files, groups and taps on the host are exactly those of the rows."""
     lifecycle = machines._lifecycle
     rows = await lifecycle.store.list()
     inventory = lifecycle.host.inventory()
@@ -94,7 +95,7 @@ async def in_step(machines: Machines) -> None:
 
 
 async def _writes_its_own_disk(machines: Machines, row: MachineRow) -> None:
-    """The disk that a QEMU has open is the one that would be booted from, layer for layer."""
+    """The files that a QEMU has open are the layers of its row."""
     lifecycle = machines._lifecycle
     assert await lifecycle.lives[row.id].vm.written_layer() == row.top
     template = lifecycle.host.load_template(row.template)
@@ -113,7 +114,7 @@ async def data_of(machine: Machine) -> bytes:
 
 
 async def it_is_all_there(machine: Machine) -> None:
-    """What was on disk, what was in memory, and what ran."""
+    """Files on disk, files in memory and a running process."""
     # Only what the shell can do by itself: there are hundreds of machines to ask, and programs start slowly.
     show = 'while read -r line; do echo "$line"; done'
     found = await machine.exec(
@@ -122,9 +123,9 @@ async def it_is_all_there(machine: Machine) -> None:
     assert (found.stdout, found.exit_code) == (b"kept\nmemory\n", 0), found
 
 
-# Killed at every point
+# Killed at every step
 
-# What a machine is after recovery: when nothing had been done, when something had, when everything had.
+# The state after recovery when nothing, something or everything of the operation was recorded.
 OUTCOMES: dict[str, tuple[State | None, State | None, State | None]] = {
     "create": (None, None, State.RUNNING),
     "create_from_pool": (None, None, State.RUNNING),
@@ -162,7 +163,7 @@ def expected_of(operation: str, report: Report) -> dict[str, State | None]:
 
 
 EVERY_TIME = ("create", "suspend", "wake")
-"""Operations that are killed at every point in every run; the others are, in the trials."""
+"""Operations that every run kills at every step; the slow trials kill the others."""
 
 
 @pytest.mark.parametrize(
@@ -172,7 +173,7 @@ EVERY_TIME = ("create", "suspend", "wake")
         for operation in OUTCOMES
     ],
 )
-async def test_a_crash_at_any_point_is_recovered(
+async def test_recovery_from_a_crash_at_every_step(
     settings: Settings, image: BaseImage, operation: str
 ) -> None:
     with other_settings(settings) as other:
@@ -202,7 +203,7 @@ async def test_a_crash_at_any_point_is_recovered(
 
 
 async def _usable(machines: Machines, operation: str, expected: dict[str, State | None]) -> None:
-    """Machines that run answer with all they had, and those that sleep wake up with it."""
+    """Running VMs answer and suspended VMs wake, both with their data."""
     if operation.startswith("start"):
         return
     for machine, state in expected.items():
@@ -219,19 +220,19 @@ async def _nothing_more(machines: Machines, report: Report) -> None:
 
 
 async def _one_can_be_started(machines: Machines, report: Report) -> None:
-    """Of those whose start was interrupted, the one that had got least far."""
+    """The VM whose start was interrupted first can be started."""
     found = [await machines.info(case.machine) for case in report.cases if case.machine]
-    assert {info.reason for info in found} == {None, "killed", "its start was interrupted"}
+    assert {info.reason for info in found} == {None, "killed", "failed to start: the start was interrupted"}
     # The ones that go on booting would only make this one slow.
     for info in found:
         if info.state is State.RUNNING:
             await machines.kill(info.id)
-    first = next(info for info in found if info.reason == "its start was interrupted")
+    first = next(info for info in found if info.reason == "failed to start: the start was interrupted")
     assert await data_of(Machine(machines, first.id)) == b"kept"
 
 
 async def _parents_have_whole_disks(machines: Machines, report: Report) -> None:
-    """Above all the one whose QEMU had gone on to a new layer which its row did not name yet."""
+    """Also the one whose QEMU had switched to a layer that its row did not record."""
     (case,) = (case for case in report.cases if case.point == "freeze" and case.before)
     parent = Machine(machines, str(case.machine))
     assert (await parent.exec("echo written after the crash >> /root/data")).ok
@@ -243,7 +244,7 @@ async def _parents_have_whole_disks(machines: Machines, report: Report) -> None:
 
 
 async def _snapshots_are_whole_or_gone(machines: Machines, report: Report) -> None:
-    """A machine is made from one that was ready when the crash came."""
+    """A VM can be created from a snapshot that was ready before the crash."""
     found = {snapshot.source_machine: snapshot for snapshot in await machines.snapshots.list()}
     whole = [case.machine for case in report.cases if report.whole(case)]
     assert set(found) == set(whole)
@@ -257,7 +258,7 @@ async def _snapshots_are_whole_or_gone(machines: Machines, report: Report) -> No
 
 
 async def _stopped_ones_boot(machines: Machines, report: Report) -> None:
-    """Also one whose disk was recorded as frozen while its file was still where it had been."""
+    """Also one whose layer was recorded as read-only before its file was moved."""
     (frozen,) = (case for case in report.cases if case.point == "freeze" and not case.before)
     _, data = await asyncio.gather(
         _snapshots_are_whole_or_gone(machines, report), data_of(Machine(machines, str(frozen.machine)))
@@ -266,7 +267,7 @@ async def _stopped_ones_boot(machines: Machines, report: Report) -> None:
 
 
 async def _the_disk_is_as_large_as_it_is_said(machines: Machines, report: Report) -> None:
-    """A disk that was made larger without a record of it can still be made that large."""
+    """A disk that grew without a record can be resized to that size again."""
     sizes = {case.machine: (await machines.info(str(case.machine))).size.disk_gib for case in report.cases}
     assert sizes == {case.machine: 21 if report.whole(case) else 20 for case in report.cases}
     (interrupted,) = (machine for machine, size in sizes.items() if size == 20)
@@ -287,8 +288,8 @@ AFTERWARDS: dict[str, Callable[[Machines, Report], Awaitable[None]]] = {
 }
 
 
-async def test_a_running_machine_does_not_notice(settings: Settings, image: BaseImage) -> None:
-    """Stead is killed and comes back: same boot, same processes, and it is watched as before."""
+async def test_a_running_vm_survives_a_crash_of_stead(settings: Settings, image: BaseImage) -> None:
+    """After a kill and restart of Stead: same boot, same processes, and its end is noticed."""
     with other_settings(settings) as other:
         report = await crash(other, "run")
         (pid,) = running_machines(other.instance)
@@ -308,12 +309,12 @@ async def test_a_running_machine_does_not_notice(settings: Settings, image: Base
             await machine.delete()
 
 
-# What was left by hand, by chance, by an older crash
+# Leftovers of any origin
 
 
 @contextlib.contextmanager
 def stranger() -> Iterator[ProcessId]:
-    """A process that is none of Stead's business."""
+    """A process that does not belong to Stead."""
     process = subprocess.Popen(["sleep", "600"])
     try:
         identity = ProcessId.of(process.pid)
@@ -324,8 +325,10 @@ def stranger() -> Iterator[ProcessId]:
         process.wait()
 
 
-async def test_every_row_that_a_crash_can_leave_is_put_right(settings: Settings, image: BaseImage) -> None:
-    """All states, at all their steps, with no process, a dead one, and a pid that a stranger has now."""
+async def test_recovery_of_every_state_and_step_without_a_process(
+    settings: Settings, image: BaseImage
+) -> None:
+    """All states at all their steps, with no pid, a dead pid and a reused pid."""
     settled = {
         State.RUNNING: State.STOPPED,
         State.SUSPENDING: State.STOPPED,
@@ -378,16 +381,19 @@ async def test_every_row_that_a_crash_can_leave_is_put_right(settings: Settings,
         assert somebody.alive()
 
 
-async def test_a_pid_that_was_given_to_somebody_else_is_not_touched(
-    settings: Settings, image: BaseImage
-) -> None:
-    """The row names a living process that is not the machine's: it is spared, and the machine is stopped."""
+async def test_recovery_does_not_touch_a_reused_pid(settings: Settings, image: BaseImage) -> None:
+    """The pid of the row is now another program's: it is not killed, and the VM is recorded as crashed."""
     with other_settings(settings) as other, stranger() as somebody:
         async with Machines.open(other) as machines:
             machine = await machines.create()
         async with rows_of(other) as store:
             await store.update(machine.id, pid=somebody.pid, pid_started=somebody.started)
+        events: list[MachineEvent] = []
         async with Machines.open(other) as machines:
+            machines.watch(events.append)
+            assert [event.message for event in events] == [
+                f"VM {machine.id} crashed: QEMU ended while Stead was not running"
+            ]
             assert (await machines.info(machine.id)).state is State.STOPPED
             assert somebody.alive()
             await in_step(machines)
@@ -395,7 +401,9 @@ async def test_a_pid_that_was_given_to_somebody_else_is_not_touched(
         assert somebody.alive()
 
 
-async def test_what_nobody_owns_is_reaped(settings: Settings, image: BaseImage) -> None:
+async def test_recovery_removes_orphaned_processes_files_and_groups(
+    settings: Settings, image: BaseImage
+) -> None:
     """A QEMU without a row, a folder without a row, a group without a row."""
     with other_settings(settings) as other:
         async with Machines.open(other) as machines:
@@ -430,10 +438,10 @@ async def _network_facts(settings: Settings) -> list[bytes]:
     return [re.sub(rb"if\d+|^\d+:", b"", (await run(*command)).stdout) for command in shown]
 
 
-async def test_a_half_made_network_is_made_whole(
+async def test_recovery_completes_a_partial_network(
     settings: Settings, image: BaseImage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The very first start is killed after any of its commands, or leaves a bare file for a namespace."""
+    """The first start is killed after each of its commands, or leaves an empty file for a namespace."""
     done: list[str] = []
     with other_settings(settings) as other:
         for limit in itertools.count():
@@ -466,12 +474,12 @@ async def test_a_half_made_network_is_made_whole(
         await network.remove(other)
 
 
-# What machines stand on goes away
+# Missing templates and images
 
 
 @contextlib.contextmanager
 def own_cache(settings: Settings) -> Iterator[Path]:
-    """The cache with the same files under other names, to take some of them away."""
+    """A copy of the cache, from which tests remove files."""
     with tempfile.TemporaryDirectory(prefix=".test-", dir=settings.cache_folder) as folder:
         shutil.copytree(
             settings.cache_folder,
@@ -490,15 +498,13 @@ async def _stopped_machine(machines: Machines) -> Machine:
 
 
 async def _is_lost(machine: Machine) -> None:
-    with pytest.raises(StartFailed, match="the disk layers that it stands on are gone"):
+    with pytest.raises(StartFailed, match="is lost: disk layers are missing"):
         await machine.start()
     info = await machine.info()
-    assert (info.state, info.reason) == (State.LOST, "the disk layers that it stands on are gone")
+    assert (info.state, info.reason) == (State.LOST, "lost: disk layers are missing")
 
 
-async def test_a_machine_without_its_template_is_lost_and_says_so(
-    settings: Settings, image: BaseImage
-) -> None:
+async def test_a_vm_without_its_template_is_lost(settings: Settings, image: BaseImage) -> None:
     with own_cache(settings) as cache:
         async with another_installation(settings, cache=cache) as machines:
             template = await machines.template()
@@ -509,10 +515,8 @@ async def test_a_machine_without_its_template_is_lost_and_says_so(
             assert await states(machines) == {}
 
 
-async def test_a_machine_does_not_stand_on_another_build_of_its_image(
-    settings: Settings, image: BaseImage
-) -> None:
-    """An image that was made again under the same key is not the one that the machine's disk goes with."""
+async def test_a_vm_is_lost_when_its_image_was_rebuilt(settings: Settings, image: BaseImage) -> None:
+    """A rebuilt image under the same key does not match the VM's disk."""
     with own_cache(settings) as cache, other_settings(settings, cache=cache) as other:
         async with Machines.open(other) as machines:
             template = await machines.template()
@@ -527,7 +531,7 @@ async def test_a_machine_does_not_stand_on_another_build_of_its_image(
             assert await machines._lifecycle.host.find_template(other.default_size) is None
 
 
-async def test_what_an_interrupted_template_left_is_removed(
+async def test_files_of_an_interrupted_template_build_are_removed(
     machines: Machines, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     template = await machines.template()

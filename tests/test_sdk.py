@@ -244,10 +244,9 @@ async def test_retry_after_is_honoured(client: Client) -> None:
 
 
 async def test_retry_after_beyond_the_maximum_is_final(client: Client) -> None:
-    started = time.monotonic()
     error, seen = await attempt(client, read, Reply(503, {}, {"Retry-After": "3600"}), INFO)
     assert isinstance(error, errors.ServiceUnavailable) and error.retryable
-    assert len(seen) == 1 and time.monotonic() - started < 5
+    assert len(seen) == 1
 
 
 async def test_create_is_retried_after_429_with_retry_after(client: Client) -> None:

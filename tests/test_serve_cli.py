@@ -126,4 +126,4 @@ def test_serve_requires_root(settings: Settings) -> None:
 def test_an_invalid_address_is_refused(settings: Settings, listen: str) -> None:
     result = stead("serve", "--listen", listen, settings=settings)
     assert result.returncode == 1
-    assert "an address to listen on looks like 127.0.0.1:8600" in result.stderr
+    assert "must be HOST:PORT with a port up to 65535, such as 127.0.0.1:8600" in result.stderr

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stead.errors import InvalidRequest
+from stead.limits import Limits
 from stead.settings import Settings, Size
 
 
@@ -15,7 +16,7 @@ def test_the_default_size_is_what_the_docs_promise() -> None:
     assert Settings.from_environment({}).default_size == Size(vcpus=4, memory_mib=8192, disk_gib=20)
 
 
-def test_everything_can_be_set_by_the_environment() -> None:
+def test_settings_are_read_from_the_environment() -> None:
     settings = Settings.from_environment(
         {
             "STEAD_DATA": "/srv/stead",
@@ -36,18 +37,44 @@ def test_everything_can_be_set_by_the_environment() -> None:
 
 
 @pytest.mark.parametrize(
-    "environment",
+    ("name", "value", "allowed"),
     [
-        {"STEAD_ACCELERATOR": "xen"},
-        {"STEAD_POOL": "many"},
-        {"STEAD_DEFAULT_SIZE": "big"},
-        {"STEAD_HOST_CERTIFICATES": "perhaps"},
-        {"STEAD_ALLOW_PRIVATE": "10.0.0.1/8"},
+        ("STEAD_ACCELERATOR", "xen", "must be auto, kvm or tcg"),
+        ("STEAD_POOL", "many", "must be an integer of at least 0"),
+        ("STEAD_POOL", "-1", "must be an integer of at least 0"),
+        ("STEAD_MAX_CALLS", "0", "must be an integer of at least 1"),
+        ("STEAD_IDLE_TIMEOUT", "0", "must be `never` or a number of seconds of at least 1"),
+        ("STEAD_IDLE_TIMEOUT", "soon", "must be `never` or a number of seconds of at least 1"),
+        ("STEAD_DEFAULT_SIZE", "big", "must be VCPUSxMEMORYxDISK"),
+        ("STEAD_DEFAULT_SIZE", "3x1Gx20G", "vcpus must be a power of two up to 64, not 3"),
+        ("STEAD_HOST_CERTIFICATES", "perhaps", "must be 1, true, yes, on, 0, false, no or off"),
+        ("STEAD_ALLOW_PRIVATE", "10.0.0.1/8", "must be networks such as 10.1.0.0/16"),
+        ("STEAD_DIAL_PRIVATE", "here", "must be networks such as 10.1.0.0/16"),
+        ("STEAD_LISTEN", "8600", "must be HOST:PORT"),
+        ("STEAD_LISTEN", "127.0.0.1:65536", "must be HOST:PORT"),
+        ("STEAD_LIMIT_VMS", "few", "must be an integer of at least 0"),
     ],
 )
-def test_a_wrong_setting_is_refused_in_words(environment: dict[str, str]) -> None:
-    with pytest.raises(InvalidRequest):
-        Settings.from_environment(environment)
+def test_an_invalid_variable_is_refused_with_its_name_its_value_and_what_is_allowed(
+    name: str, value: str, allowed: str
+) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        Settings.from_environment({name: value})
+    assert str(refused.value).startswith(f"invalid {name}={value!r}: ")
+    assert allowed in str(refused.value)
+
+
+def test_an_empty_limit_is_no_limit() -> None:
+    assert Settings.from_environment({"STEAD_LIMIT_VMS": "", "STEAD_LIMIT_RUNNING": "3"}).limits == Limits(
+        running=3
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(Size(), "4x8Gx20G"), (Size(1, 512, 40), "1x512Mx40G"), (Size(2, 1024), "2x1Gx20G")]
+)
+def test_a_size_is_written_with_the_largest_unit(size: Size, text: str) -> None:
+    assert str(size) == text
 
 
 @given(st.integers(-10, 200), st.integers(0, 1 << 20), st.integers(0, 5000))
@@ -60,5 +87,5 @@ def test_a_size_is_valid_or_refused_and_survives_its_own_text(vcpus: int, memory
     assert size.vcpus.bit_count() == size.memory_mib.bit_count() == 1
 
 
-def test_two_data_folders_are_two_installations() -> None:
+def test_data_folders_give_different_instance_names() -> None:
     assert Settings(data=Path("/a")).instance != Settings(data=Path("/b")).instance

@@ -1,4 +1,4 @@
-"""Machines that sleep and wake, end with their run, change their size, and are made anew."""
+"""Suspend and wake, idle timeouts, ephemeral VMs, resize, recreate and eviction."""
 
 import asyncio
 import datetime
@@ -26,6 +26,7 @@ from stead.errors import (
 from stead.host.vm import running_machines
 from stead.machines import Ephemeral, Machine, Machines, Persistent, State, Sticky
 from stead.machines.checkpointing import Checkpointing
+from stead.machines.events import EventKind, MachineEvent
 from stead.machines.idle import Activity
 from stead.machines.persistence import Evictable, eviction_order
 from stead.settings import Settings
@@ -55,6 +56,16 @@ async def sh(machine: Machine, command: str, timeout: float = 60) -> str:
     return result.stdout.decode().strip()
 
 
+async def reported(events: list[MachineEvent], message: str) -> MachineEvent:
+    """Wait for an event: it comes a little after the state that it reports."""
+
+    async def found() -> bool:
+        return any(event.message == message for event in events)
+
+    await until(found, 30)
+    return next(event for event in events if event.message == message)
+
+
 async def state(machine: Machine) -> State:
     return (await machine.info()).state
 
@@ -73,10 +84,10 @@ async def it_is_all_there(machine: Machine) -> None:
     )
 
 
-# Sleeping and waking
+# Suspend and wake
 
 
-async def test_a_machine_that_sleeps_has_no_process_and_wakes_when_it_is_used(
+async def test_suspend_ends_the_process_and_the_next_use_wakes_the_vm(
     settings: Settings, sleeper: Machine
 ) -> None:
     await sleeper.suspend()
@@ -89,7 +100,7 @@ async def test_a_machine_that_sleeps_has_no_process_and_wakes_when_it_is_used(
     assert (await sleeper.info()).reason is None
 
 
-async def test_every_kind_of_use_wakes_it(sleeper: Machine) -> None:
+async def test_every_kind_of_use_wakes_a_suspended_vm(sleeper: Machine) -> None:
     await sleeper.suspend()
     await sleeper.files().write("/root/written-asleep", b"x")
     assert await state(sleeper) is State.RUNNING
@@ -101,7 +112,7 @@ async def test_every_kind_of_use_wakes_it(sleeper: Machine) -> None:
     await it_is_all_there(sleeper)
 
 
-async def test_many_who_come_at_once_wake_it_once(sleeper: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_uses_wake_a_vm_once(sleeper: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     wakes = 0
     wake = Checkpointing.wake
 
@@ -117,8 +128,8 @@ async def test_many_who_come_at_once_wake_it_once(sleeper: Machine, monkeypatch:
     assert wakes == 1
 
 
-async def test_no_round_of_sleep_loses_a_file(machines: Machines, sleeper: Machine) -> None:
-    """What was written just before is there, on disk and in memory, though nobody asked for a sync."""
+async def test_repeated_suspends_lose_no_file(machines: Machines, sleeper: Machine) -> None:
+    """Writes right before a suspend survive on disk and in memory without a sync."""
     for number in range(20):
         await sleeper.files().write(f"/root/round-{number}", str(number).encode())
         await sh(sleeper, f"echo {number} > /run/round-{number}")
@@ -138,7 +149,7 @@ async def test_no_round_of_sleep_loses_a_file(machines: Machines, sleeper: Machi
 
 
 def certificate() -> tuple[bytes, bytes]:
-    """A certificate authority's and a server's certificate, both valid from this very second."""
+    """Certificates of an authority and of a server, both valid from the current second."""
     now = datetime.datetime.now(datetime.UTC)
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "made while it slept")])
@@ -159,7 +170,7 @@ def certificate() -> tuple[bytes, bytes]:
     return signed.public_bytes(serialization.Encoding.PEM), private
 
 
-async def test_the_clock_is_right_after_a_sleep(sleeper: Machine) -> None:
+async def test_wake_sets_the_clock_of_the_guest(sleeper: Machine) -> None:
     await sleeper.suspend()
     await asyncio.sleep(4)
     issued, _ = certificate()
@@ -171,7 +182,7 @@ async def test_the_clock_is_right_after_a_sleep(sleeper: Machine) -> None:
     assert "OK" in await sh(sleeper, "openssl verify -CAfile /root/issued.pem /root/issued.pem")
 
 
-async def test_a_command_that_runs_when_its_machine_is_suspended_goes_on_after_it(sleeper: Machine) -> None:
+async def test_a_process_continues_after_suspend_and_wake(sleeper: Machine) -> None:
     running = asyncio.create_task(sleeper.exec("sleep 2; echo done > /root/outcome", timeout=60))
     await asyncio.sleep(1)
     await sleeper.suspend()
@@ -184,9 +195,7 @@ async def test_a_command_that_runs_when_its_machine_is_suspended_goes_on_after_i
     await until(outcome, 30)
 
 
-async def test_a_damaged_memory_is_refused_and_the_machine_starts_from_its_disk(
-    machines: Machines, sleeper: Machine
-) -> None:
+async def test_a_vm_with_damaged_memory_boots_from_its_disk(machines: Machines, sleeper: Machine) -> None:
     await sh(sleeper, "echo kept > /root/kept")
     await sleeper.suspend()
     row = await machines._row(sleeper.id)
@@ -198,7 +207,7 @@ async def test_a_damaged_memory_is_refused_and_the_machine_starts_from_its_disk(
     assert await sh(sleeper, "cat /root/kept; cat /run/marker 2>/dev/null || echo gone") == "kept\ngone"
     told = (await sleeper.info()).reason
     assert told is not None and told.startswith(
-        "its memory could not be used, so it was started from its disk: checksum mismatch"
+        "saved memory was unusable, booted from disk: checksum mismatch"
     )
     # From here on it is a machine that was booted: it sleeps and forks like any other.
     await sh(sleeper, "setsid sleep 100000 >/dev/null 2>&1 & echo $! > /run/pid; echo memory > /run/marker")
@@ -209,7 +218,7 @@ async def test_a_damaged_memory_is_refused_and_the_machine_starts_from_its_disk(
     await child.delete()
 
 
-async def test_a_wake_that_fails_leaves_it_asleep(
+async def test_a_failed_wake_leaves_the_vm_suspended(
     machines: Machines, settings: Settings, sleeper: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await sleeper.suspend()
@@ -222,7 +231,7 @@ async def test_a_wake_that_fails_leaves_it_asleep(
     await it_is_all_there(sleeper)
 
 
-async def test_a_snapshot_and_a_fork_of_a_machine_that_sleeps(machines: Machines, sleeper: Machine) -> None:
+async def test_snapshot_and_fork_of_a_suspended_vm(machines: Machines, sleeper: Machine) -> None:
     await sleeper.suspend()
     info = await sleeper.snapshot()
     assert info.has_memory
@@ -238,7 +247,7 @@ async def test_a_snapshot_and_a_fork_of_a_machine_that_sleeps(machines: Machines
         await each.delete()
 
 
-async def test_killing_a_machine_that_sleeps_drops_its_memory(machines: Machines) -> None:
+async def test_kill_of_a_suspended_vm_drops_its_memory(machines: Machines) -> None:
     machine = await machines.create()
     await sh(machine, "echo kept > /root/kept; echo memory > /run/marker")
     await machine.suspend()
@@ -248,7 +257,7 @@ async def test_killing_a_machine_that_sleeps_drops_its_memory(machines: Machines
     await machine.delete()
 
 
-# Idleness
+# Idle timeouts
 
 
 def test_traffic_calls_and_commands_count_as_activity() -> None:
@@ -266,14 +275,14 @@ def test_traffic_calls_and_commands_count_as_activity() -> None:
     assert look(70, 10, 0) == 0, "a new tap counts from nothing: it was started"
 
 
-async def test_an_idle_machine_falls_asleep_and_keeps_every_write(
-    settings: Settings, machines: Machines
-) -> None:
+async def test_an_idle_vm_is_suspended_and_keeps_every_write(settings: Settings, machines: Machines) -> None:
+    events: list[MachineEvent] = []
     async with another_installation(settings, idle_timeout=None, idle_check=0.2) as other:
+        other.watch(events.append)
         machine = await other.create(idle_timeout=2)
         never = await other.create(idle_timeout=None)
         assert (await machine.info()).idle_timeout == 2
-        started = time.monotonic()
+        instance = (await machine.info()).instance
         result = await machine.exec(
             "sleep 4; echo last words > /root/file; echo mine > /run/file", timeout=60
         )
@@ -284,9 +293,11 @@ async def test_an_idle_machine_falls_asleep_and_keeps_every_write(
             return await state(machine) is State.SUSPENDED
 
         await until(asleep, 30)
-        assert time.monotonic() - started > 5
-        assert (await machine.info()).reason == "suspended: it was idle"
+        assert (await machine.info()).reason == "suspended: idle for 2 s"
+        event = await reported(events, f"VM {machine.id} suspended: idle for 2 s")
+        assert (event.instance, event.failed) == (instance, False)
         assert await sh(machine, "cat /root/file /run/file") == "last words\nmine"
+        assert events[-1].message == f"VM {machine.id} woken: command"
         # Traffic holds it awake; below the threshold it does not.
         await machine.exec(
             "setsid sh -c 'while sleep 0.3; do ping -c 1 -W 1 169.254.0.1; done' >/dev/null 2>&1 &"
@@ -298,7 +309,7 @@ async def test_an_idle_machine_falls_asleep_and_keeps_every_write(
         assert await state(never) is State.RUNNING
         await never.start(idle_timeout=1)
         await until(lambda: _is(never, State.SUSPENDED), 30)
-        with pytest.raises(InvalidRequest, match="at least a second"):
+        with pytest.raises(InvalidRequest, match="idle timeout must be at least 1 s, not 0"):
             await never.start(idle_timeout=0)
 
 
@@ -306,7 +317,7 @@ async def _is(machine: Machine, wanted: State) -> bool:
     return await state(machine) is wanted
 
 
-async def test_a_use_that_comes_as_it_dozes_off_is_answered(settings: Settings, machines: Machines) -> None:
+async def test_a_use_during_an_idle_suspend_is_answered(settings: Settings, machines: Machines) -> None:
     async with another_installation(settings, idle_timeout=None) as other:
         machine = await other.create()
         for delay in (0.0, 0.005, 0.02, 0.1, 0.2):
@@ -316,19 +327,30 @@ async def test_a_use_that_comes_as_it_dozes_off_is_answered(settings: Settings, 
             await dozing
 
 
-# The end of a run
+# Exits and ephemeral VMs
 
 
-async def test_an_ephemeral_machine_ends_with_its_run(machines: Machines) -> None:
+async def test_ephemeral_vms_are_deleted_on_suspend_or_only_on_stop(
+    machines: Machines, events: list[MachineEvent]
+) -> None:
     machine = await machines.create(persistence=Ephemeral())
     (stays, goes) = await machine.fork(2, persistence=Ephemeral("OnStop"))
     assert (await stays.info()).persistence == Ephemeral("OnStop")
+    waiting = asyncio.create_task(machine.wait_for_exit())
     await machine.suspend()
+    assert await waiting == "deleted: ephemeral: suspended"
+    assert events[-1].message == f"VM {machine.id} deleted: ephemeral: suspended"
     with pytest.raises(MachineNotFound):
         await machine.info()
     await stays.suspend()
     assert await state(stays) is State.SUSPENDED
     await stays.kill()
+    assert [event.message for event in events if event.row.id == stays.id] == [
+        f"VM {stays.id} created: forked from {machine.id}",
+        f"VM {stays.id} suspended: requested",
+        f"VM {stays.id} killed: requested",
+        f"VM {stays.id} deleted: ephemeral: killed",
+    ]
     with pytest.raises(MachineNotFound):
         await stays.info()
     await goes.exec("systemctl poweroff", timeout=30)
@@ -337,9 +359,10 @@ async def test_an_ephemeral_machine_ends_with_its_run(machines: Machines) -> Non
         return goes.id not in [info.id for info in await machines.list()]
 
     await until(gone, 60)
+    await reported(events, f"VM {goes.id} deleted: ephemeral: stopped: guest shut down")
 
 
-async def test_who_asks_for_the_end_as_it_comes_is_told(
+async def test_wait_for_exit_sees_an_exit_during_the_call(
     machines: Machines, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = machines._lifecycle.store
@@ -358,7 +381,7 @@ async def test_who_asks_for_the_end_as_it_comes_is_told(
         assert await asyncio.gather(*asked) == ["killed"]
 
 
-async def test_who_waits_for_the_end_is_told_how_it_came(machines: Machines, machine: Machine) -> None:
+async def test_wait_for_exit_returns_the_reason(machines: Machines, machine: Machine) -> None:
     waiting = asyncio.create_task(machine.wait_for_exit())
     await asyncio.sleep(0.1)
     assert not waiting.done()
@@ -370,12 +393,15 @@ async def test_who_waits_for_the_end_is_told_how_it_came(machines: Machines, mac
         await machine.wait_for_exit()
 
 
-async def test_a_machine_can_be_made_anew_under_its_name(machines: Machines, sleeper: Machine) -> None:
+async def test_a_deleted_vm_with_recreate_is_recreated_under_its_id(
+    machines: Machines, sleeper: Machine, events: list[MachineEvent]
+) -> None:
     info = await sleeper.snapshot()
     machine = await machines.create(snapshot=info.id, name="again", recreate=True)
     identity = await sh(machine, "cat /etc/machine-id; echo changed > /run/marker")
     await machine.delete()
-    assert await state(machine) is State.DELETED
+    info_when_deleted = await machine.info()
+    assert (info_when_deleted.state, info_when_deleted.reason) == (State.DELETED, "deleted")
     assert machine.id not in [each.id for each in await machines.list()]
     await it_is_all_there(machine)
     assert await sh(machine, "cat /etc/machine-id") == identity
@@ -385,12 +411,20 @@ async def test_a_machine_can_be_made_anew_under_its_name(machines: Machines, sle
     with pytest.raises(SnapshotNotFound):
         await machine.exec("true")
     await machine.delete()
+    assert [event.row_removed for event in events if event.kind is EventKind.DELETED] == [False, False, True]
     with pytest.raises(MachineNotFound):
         await machine.info()
+    assert [event.message for event in events if event.row.id == machine.id] == [
+        f"VM {machine.id} created: from snapshot {info.id}",
+        f"VM {machine.id} deleted: requested",
+        f"VM {machine.id} created: recreated for command",
+        f"VM {machine.id} deleted: requested",
+        f"VM {machine.id} deleted: requested",
+    ]
 
 
-async def test_services_end_in_order_and_can_be_waited_for(machines: Machines) -> None:
-    """Stopping a machine that sleeps is not like killing it: it is woken to be shut down."""
+async def test_stop_of_a_suspended_vm_shuts_its_services_down(machines: Machines) -> None:
+    """A stop wakes a suspended VM and shuts it down; a kill does not."""
     machine = await machines.create(ready_timeout=60)
     await machine.start(ready_timeout=60)
     await machine.files().write("/etc/systemd/system/last.service", LAST_SERVICE)
@@ -411,12 +445,18 @@ async def test_services_end_in_order_and_can_be_waited_for(machines: Machines) -
 # Size
 
 
-async def test_a_machine_is_resized(machines: Machines) -> None:
+async def test_resize_changes_cpu_memory_disk_and_file_system(
+    machines: Machines, events: list[MachineEvent]
+) -> None:
     machine = await machines.create()
     await sh(machine, "echo kept > /root/kept")
     before = int(await sh(machine, "df -B1 --output=size / | tail -1"))
     await machine.resize(vcpus=1, memory_mib=1024, disk_gib=22)
     assert await state(machine) is State.RUNNING
+    assert [event.message for event in events][-2:] == [
+        f"VM {machine.id} stopped: resize",
+        f"VM {machine.id} started: resize to 1x1Gx22G",
+    ]
     info = await machine.info()
     assert (info.size.vcpus, info.size.memory_mib, info.size.disk_gib) == (1, 1024, 22)
     assert await sh(machine, "nproc; cat /root/kept") == "1\nkept"
@@ -447,25 +487,25 @@ async def test_a_machine_is_resized(machines: Machines) -> None:
         ({"vcpus": 128}, "up to 64"),
     ],
 )
-async def test_a_size_that_cannot_be_is_refused(sleeper: Machine, change: dict[str, int], words: str) -> None:
+async def test_resize_refuses_an_invalid_size(sleeper: Machine, change: dict[str, int], words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
         await sleeper.resize(**change)
     assert await state(sleeper) is State.RUNNING
 
 
-async def test_a_disk_never_shrinks(machines: Machines) -> None:
+async def test_resize_refuses_a_smaller_disk(machines: Machines) -> None:
     machine = await machines.create()
     await machine.kill()
     await machine.resize(disk_gib=25)
-    with pytest.raises(InvalidRequest, match="a disk of 25 GiB cannot shrink to 24"):
+    with pytest.raises(InvalidRequest, match="cannot shrink the disk from 25 to 24 GiB"):
         await machine.resize(disk_gib=24)
     await machine.delete()
 
 
-# Room
+# Eviction
 
 
-def test_what_is_sticky_goes_in_order_of_priority_and_age() -> None:
+def test_eviction_is_ordered_by_priority_then_last_use() -> None:
     async def delete(_: str) -> None: ...
 
     order = eviction_order(
@@ -483,8 +523,8 @@ def test_what_is_sticky_goes_in_order_of_priority_and_age() -> None:
         Ephemeral("OnBoredom")  # type: ignore[arg-type]
 
 
-async def test_what_is_sticky_makes_way_when_the_disk_is_full(
-    machines: Machines, monkeypatch: pytest.MonkeyPatch
+async def test_sticky_vms_are_evicted_when_the_disk_is_full(
+    machines: Machines, events: list[MachineEvent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = await machines.create(persistence=Persistent())
     await kept.kill()
@@ -497,6 +537,8 @@ async def test_what_is_sticky_makes_way_when_the_disk_is_full(
         # What the room is for is not evicted for it.
         await asyncio.wait_for(sticky.start(), 30)
     fresh = await machines.create()
+    evicted = f"VM {sticky.id} deleted: evicted to free disk space (sticky, priority 1)"
+    assert evicted in [event.message for event in events]
     ids = {info.id for info in await machines.list()}
     assert sticky.id not in ids
     assert {kept.id, running.id, fresh.id} <= ids, "what runs and what is persistent stays"
@@ -504,9 +546,9 @@ async def test_what_is_sticky_makes_way_when_the_disk_is_full(
         await each.delete()
 
 
-async def test_suspending_what_does_not_run_is_refused(machines: Machines) -> None:
+async def test_suspend_of_a_stopped_vm_is_refused(machines: Machines) -> None:
     machine = await machines.create()
     await machine.kill()
-    with pytest.raises(WrongState, match=r"cannot suspend machine .*: it is stopped: killed"):
+    with pytest.raises(WrongState, match=r"cannot suspend VM .*: it is stopped \(killed\)"):
         await machine.suspend()
     await machine.delete()

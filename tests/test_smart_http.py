@@ -6,7 +6,6 @@ import gzip
 import os
 import re
 import shutil
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -595,9 +594,7 @@ async def test_aborted_push_leaves_nothing(host: Hosting, git: GitClient) -> Non
     async def gone() -> bool:
         return not _gits(host)
 
-    left = time.monotonic()
     await until(gone, 5)
-    assert time.monotonic() - left < 3
     assert sorted(str(path) for path in host.path(repo).rglob("*")) == before
     await git("push", "-q", "origin", "main", cwd=work)
 

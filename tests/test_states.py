@@ -1,4 +1,4 @@
-"""The state machine, by exhaustion: every state meets every operation and every crash."""
+"""The state machine, exhaustively: every state with every operation and every crash."""
 
 import itertools
 
@@ -9,6 +9,7 @@ from stead.machines.states import (
     PASSING,
     STEPS,
     UNOWNED,
+    End,
     Operation,
     Recovery,
     State,
@@ -38,7 +39,7 @@ def verdicts(state: State) -> dict[Operation, Verdict]:
     return {operation: decide(operation, state) for operation in Operation}
 
 
-def test_what_can_be_done_with_a_running_machine() -> None:
+def test_verdicts_for_a_running_vm() -> None:
     assert verdicts(State.RUNNING) == {
         Operation.USE: Verdict.GO,
         Operation.START: Verdict.DONE,
@@ -52,8 +53,8 @@ def test_what_can_be_done_with_a_running_machine() -> None:
     }
 
 
-def test_what_can_be_done_with_a_stopped_machine() -> None:
-    """There is no memory to keep: it cannot be suspended."""
+def test_verdicts_for_a_stopped_vm() -> None:
+    """It has no memory to save: it cannot be suspended."""
     assert verdicts(State.STOPPED) == {
         Operation.USE: Verdict.WAKE,
         Operation.START: Verdict.GO,
@@ -67,8 +68,8 @@ def test_what_can_be_done_with_a_stopped_machine() -> None:
     }
 
 
-def test_what_can_be_done_with_a_suspended_machine() -> None:
-    """What is only in its memory reaches the disk before it is stopped or gets another size."""
+def test_verdicts_for_a_suspended_vm() -> None:
+    """It is woken for a stop or resize, so that its page cache reaches the disk."""
     assert verdicts(State.SUSPENDED) == {
         Operation.USE: Verdict.WAKE,
         Operation.START: Verdict.GO,
@@ -82,8 +83,8 @@ def test_what_can_be_done_with_a_suspended_machine() -> None:
     }
 
 
-def test_what_can_be_done_with_a_deleted_machine_whose_name_is_kept() -> None:
-    """It is made anew by whoever uses it; of what it was there is nothing left."""
+def test_verdicts_for_a_deleted_vm_with_recreate() -> None:
+    """The next use creates it again; there is no disk or memory to snapshot or kill."""
     assert verdicts(State.DELETED) == {
         Operation.USE: Verdict.WAKE,
         Operation.START: Verdict.GO,
@@ -97,33 +98,33 @@ def test_what_can_be_done_with_a_deleted_machine_whose_name_is_kept() -> None:
     }
 
 
-def test_a_lost_machine_can_only_be_deleted() -> None:
+def test_a_lost_vm_can_only_be_deleted() -> None:
     refused = dict.fromkeys(Operation, Verdict.REFUSE)
     assert verdicts(State.LOST) == refused | {Operation.DELETE: Verdict.GO}
 
 
-def test_what_is_shutting_down_need_not_be_waited_for_to_be_ended() -> None:
+def test_kill_and_delete_do_not_wait_for_a_shutdown() -> None:
     waited = dict.fromkeys(Operation, Verdict.WAIT)
     at_once = {Operation.KILL: Verdict.GO, Operation.DELETE: Verdict.GO}
     assert verdicts(State.STOPPING) == waited | at_once
 
 
 @pytest.mark.parametrize("state", [State.CREATING, State.SUSPENDING, State.STARTING])
-def test_what_is_under_way_is_waited_for(state: State) -> None:
+def test_operations_wait_for_transient_states(state: State) -> None:
     assert verdicts(state) == dict.fromkeys(Operation, Verdict.WAIT)
 
 
 @pytest.mark.parametrize(("operation", "state"), list(itertools.product(Operation, sorted(DOWN))))
-def test_only_what_can_be_started_is_brought_up(operation: Operation, state: State) -> None:
-    """Whoever is told that a machine is brought up first can rely on a start that goes."""
+def test_only_startable_states_are_woken(operation: Operation, state: State) -> None:
+    """Every state that an operation wakes from allows a start."""
     if decide(operation, state) is Verdict.WAKE:
         assert decide(Operation.START, state) is Verdict.GO
         assert decide(operation, State.RUNNING) is Verdict.GO
 
 
-# After a crash
+# Recovery
 
-# What becomes of each state when its process lives, when it is gone, and the same with memory kept on disk.
+# Action for each state: process alive, process ended, and both again with saved memory.
 RECOVERIES: dict[State, tuple[Recovery, Recovery, Recovery, Recovery]] = {
     State.PREPARING: (Recovery.REMOVE,) * 4,
     State.PREPARED: (Recovery.ADOPT, Recovery.REMOVE) * 2,
@@ -143,13 +144,13 @@ CRASHES = list(itertools.product((False, True), (True, False)))
 
 
 @pytest.mark.parametrize("state", State)
-def test_what_becomes_of_a_row_after_a_crash(state: State) -> None:
+def test_recovery_action_of_every_state(state: State) -> None:
     found = tuple(recover(state, alive=alive, asleep=asleep) for asleep, alive in CRASHES)
     assert found == RECOVERIES[state]
 
 
 @pytest.mark.parametrize(("state", "crash"), list(itertools.product(State, CRASHES)))
-def test_every_row_can_be_recovered(state: State, crash: tuple[bool, bool]) -> None:
+def test_recovery_keeps_what_the_row_promises(state: State, crash: tuple[bool, bool]) -> None:
     asleep, alive = crash
     action = recover(state, alive=alive, asleep=asleep)
     if state in PASSING:
@@ -166,21 +167,22 @@ def test_every_row_can_be_recovered(state: State, crash: tuple[bool, bool]) -> N
         assert action is Recovery.END_AND_SLEEP, "memory that was kept is not thrown away"
 
 
-def test_every_state_in_which_something_is_under_way_has_a_journal_and_no_other_has() -> None:
+def test_exactly_the_transient_states_and_running_have_journal_steps() -> None:
     assert set(STEPS) == PASSING | {State.RUNNING}, "a running machine may be frozen"
     assert all(STEPS.values())
 
 
 @pytest.mark.parametrize(
-    ("cause", "how", "words", "restart"),
+    ("cause", "how", "words", "restart", "crashed"),
     [
-        ("guest-shutdown", "exited with status 0", "the guest shut itself down", False),
-        ("guest-reset", "exited with status 0", "the guest rebooted", True),
-        ("guest-panic", "exited with status 0", "the guest's kernel panicked", False),
-        (None, "ended by SIGKILL", "QEMU ended by SIGKILL", False),
-        ("host-signal", "exited with status 0", "QEMU exited with status 0 (host-signal)", False),
+        ("guest-shutdown", "exited with status 0", "guest shut down", False, False),
+        ("guest-reset", "exited with status 0", "guest rebooted", True, False),
+        ("guest-panic", "exited with status 0", "guest kernel panicked", False, True),
+        (None, "ended by SIGKILL", "QEMU ended by SIGKILL", False, True),
+        ("host-signal", "exited with status 0", "QEMU exited with status 0 (host-signal)", False, True),
     ],
 )
-def test_an_unexpected_end_says_what_happened(cause: str | None, how: str, words: str, restart: bool) -> None:
-    end = unexpected_end(cause, how)
-    assert (end.reason, end.restart) == (words, restart)
+def test_unexpected_end_tells_shutdown_reboot_and_crash_apart(
+    cause: str | None, how: str, words: str, restart: bool, crashed: bool
+) -> None:
+    assert unexpected_end(cause, how) == End(words, restart, crashed)

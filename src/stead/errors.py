@@ -1,41 +1,38 @@
-"""Every failure that Stead reports, each with a stable code and a sentence a person can act on."""
+"""All errors that Stead reports, each with a stable code and a message that says what to do."""
 
 
 class SteadError(Exception):
-    """Base of all reported failures."""
+    """Base class of all reported errors."""
 
     code = "internal"
 
 
 class HostError(SteadError):
-    """The host lacks something or refused something: a tool, a privilege, disk, memory."""
+    """The host lacks or refused something: a tool, a privilege, disk space, memory."""
 
     code = "host"
 
 
 class ImageError(SteadError):
-    """The base image could not be built or is not usable."""
+    """The base image cannot be built or used."""
 
     code = "image"
 
 
 class TemplateError(SteadError):
-    """A prepared template could not be made for a machine size."""
+    """The template of a VM size cannot be built."""
 
     code = "template"
 
 
 class CheckpointUnusable(SteadError):
-    """The memory part of a checkpoint does not fit this host any more, or was damaged.
-
-    Its disk part may still boot.
-    """
+    """Saved memory does not match this host any more, or is damaged; the disk may still boot."""
 
     code = "checkpoint_unusable"
 
 
 class InvalidRequest(SteadError):
-    """The caller asked for something that can never work."""
+    """The request can never succeed as it is."""
 
     code = "invalid_request"
 
@@ -44,7 +41,7 @@ class MachineNotFound(SteadError):
     code = "machine_not_found"
 
     def __init__(self, machine_id: str) -> None:
-        super().__init__(f"no machine {machine_id}")
+        super().__init__(f"VM {machine_id} not found")
         self.machine_id = machine_id
 
 
@@ -52,7 +49,7 @@ class SnapshotNotFound(SteadError):
     code = "snapshot_not_found"
 
     def __init__(self, snapshot_id: str) -> None:
-        super().__init__(f"no snapshot {snapshot_id}")
+        super().__init__(f"snapshot {snapshot_id} not found")
         self.snapshot_id = snapshot_id
 
 
@@ -62,51 +59,51 @@ class WrongSnapshotState(SteadError):
     code = "wrong_snapshot_state"
 
     def __init__(self, snapshot_id: str, state: str) -> None:
-        super().__init__(f"snapshot {snapshot_id} cannot be used: it is {state}")
+        super().__init__(f"cannot use snapshot {snapshot_id}: it is {state}")
         self.snapshot_id = snapshot_id
         self.state = state
 
 
 class WrongState(SteadError):
-    """The operation does not apply to the machine's state."""
+    """The VM's state does not allow the operation."""
 
     code = "wrong_state"
 
     def __init__(self, machine_id: str, operation: str, state: str, detail: str = "") -> None:
-        suffix = f": {detail}" if detail else ""
-        super().__init__(f"cannot {operation} machine {machine_id}: it is {state}{suffix}")
+        suffix = f" ({detail})" if detail and detail != state else ""
+        super().__init__(f"cannot {operation} VM {machine_id}: it is {state}{suffix}")
         self.machine_id = machine_id
         self.operation = operation
         self.state = state
 
 
 class StartFailed(SteadError):
-    """A machine could not be brought up; nothing of the attempt is left behind."""
+    """A VM did not come up; everything that the attempt made is removed."""
 
     code = "start_failed"
 
 
 class ReadyTimeout(SteadError):
-    """A machine is up, but not all of its services were ready in time."""
+    """A VM is up, but not all of its services were ready in time."""
 
     code = "ready_timeout"
 
 
 class CapacityExceeded(SteadError):
-    """The host has no room for one more machine of this size."""
+    """The host has not enough memory, disk or addresses for the request."""
 
     code = "capacity_exceeded"
 
 
 class LimitExceeded(SteadError):
-    """An account has as much as it may have."""
+    """The request exceeds a limit of the account."""
 
     code = "limit_exceeded"
 
     def __init__(self, what: str, limit: int, current: float, requested: float) -> None:
         words = what.replace("_gib", " (GiB)").replace("_", " ")
-        have = f"{current:g} in use, {requested:g} more asked for" if current else f"{requested:g} asked for"
-        super().__init__(f"this account's limit for {words} is {limit}: {have}")
+        used = f"{current:g} in use, {requested:g} more requested" if current else f"{requested:g} requested"
+        super().__init__(f"account limit exceeded: {words} is limited to {limit}, {used}")
         self.what = what
         self.limit = limit
         self.current = current
@@ -114,13 +111,13 @@ class LimitExceeded(SteadError):
 
 
 class GuestUnreachable(SteadError):
-    """The agent inside the machine did not answer in time."""
+    """The agent inside the VM did not answer in time."""
 
     code = "guest_unreachable"
 
 
 class GuestError(SteadError):
-    """The agent inside the machine refused a request; `code` is the agent's own."""
+    """The agent inside the VM refused a request; `code` is the agent's own."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)

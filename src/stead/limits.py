@@ -1,4 +1,4 @@
-"""How much one account may have."""
+"""Limits of an account."""
 
 import json
 from dataclasses import asdict, dataclass, fields
@@ -9,36 +9,36 @@ from stead.errors import InvalidRequest
 
 @dataclass(frozen=True)
 class Limits:
-    """Each is a number or None, which is as much as the host can bear."""
+    """Each is a number, or None for no limit."""
 
     vms: int | None = None
-    """Machines, whatever their state."""
+    """VMs in any state."""
     running: int | None = None
-    """Machines that are up at the same time."""
+    """VMs that run at the same time."""
     snapshots: int | None = None
     vcpus: int | None = None
-    """Of one machine; so are the next two."""
+    """Of one VM; so are the next two."""
     memory_gib: int | None = None
     disk_gib: int | None = None
     total_memory_gib: int | None = None
-    """Of all machines that are up."""
+    """Of all VMs that run."""
     total_disk_gib: int | None = None
-    """Of all machines, as large as they may grow."""
+    """Of all VMs: the sum of their disk sizes."""
     repos: int | None = None
     """Git repositories."""
     repo_mib: int | None = None
-    """Of one repository on the disk, with its large files."""
+    """Of one repository on disk, with its LFS objects."""
     total_repos_mib: int | None = None
     """Of all repositories."""
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-                raise InvalidRequest(f"the limit {name} is a number from 0 or none, not {value!r}")
+                raise InvalidRequest(f"limit {name} must be an integer of at least 0 or none, not {value!r}")
 
     @classmethod
     def from_json(cls, text: str, defaults: Self | None = None) -> Self:
-        """What is set in `text`, over the defaults."""
+        """The limits set in a JSON object; the others are those of `defaults`."""
         known = {field.name for field in fields(cls)}
         base: dict[str, Any] = asdict(defaults) if defaults is not None else {}
         return cls(**base | {name: value for name, value in json.loads(text).items() if name in known})

@@ -1,4 +1,4 @@
-"""Logs with fields, through Python's own logging: the program that uses Stead decides where they go."""
+"""Structured logging through the standard library: the application configures the handlers."""
 
 import logging
 from typing import Any
@@ -9,7 +9,7 @@ _LOGFMT = structlog.processors.LogfmtRenderer(key_order=["event"])
 
 
 def _rendered(logger: Any, method: str, event: dict[str, Any]) -> tuple[tuple[str], dict[str, Any]]:
-    """A text for every handler there is, and beside it the fields for those that format them otherwise."""
+    """Render a record as logfmt text, with its fields in `extra` for other formatters."""
     failure = event.pop("exc_info", None)
     return (_LOGFMT(logger, method, dict(event)),), {"extra": {"fields": event}, "exc_info": failure}
 
@@ -22,7 +22,7 @@ _PROCESSORS: list[Any] = [
 
 
 def get_logger(name: str) -> Any:
-    """A logger that takes fields: `log.warning("machine ended", machine=..., reason=...)`."""
+    """A logger that takes fields: `log.warning("VM ended", vm=..., reason=...)`."""
     return structlog.wrap_logger(
         logging.getLogger(name), processors=_PROCESSORS, wrapper_class=structlog.stdlib.BoundLogger
     )

@@ -1,25 +1,26 @@
-"""Where Stead keeps its things and how it behaves, read once from the environment."""
+"""Settings of an installation, read once from the environment."""
 
 import hashlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
-from typing import Literal, Self, get_args
+from typing import Literal, Self, TypeVar, cast, get_args
 
 from stead.errors import InvalidRequest
 from stead.limits import UNLIMITED, Limits
 
 Accelerator = Literal["auto", "kvm", "tcg"]
+T = TypeVar("T")
 
 _SIZE = re.compile(r"(?P<vcpus>\d+)x(?P<memory>\d+)(?P<unit>[MG])x(?P<disk>\d+)G")
 
 
 @dataclass(frozen=True, order=True)
 class Size:
-    """What a machine has: virtual CPUs, memory and disk."""
+    """Size of a VM: virtual CPUs, memory and disk."""
 
     vcpus: int = 4
     memory_mib: int = 8192
@@ -46,6 +47,12 @@ class Size:
             )
 
     def __str__(self) -> str:
+        memory = f"{self.memory_mib // 1024}G" if self.memory_mib % 1024 == 0 else f"{self.memory_mib}M"
+        return f"{self.vcpus}x{memory}x{self.disk_gib}G"
+
+    @property
+    def key(self) -> str:
+        """The size in the ids of templates and cached builds: must stay the same over versions."""
         return f"{self.vcpus}x{self.memory_mib}Mx{self.disk_gib}G"
 
     @classmethod
@@ -53,7 +60,9 @@ class Size:
         """Read `4x8Gx20G` (vCPUs x memory x disk); memory may be given in M."""
         match = _SIZE.fullmatch(text)
         if match is None:
-            raise InvalidRequest(f"a size looks like 4x8Gx20G, not {text!r}")
+            raise InvalidRequest(
+                f"invalid size {text!r}: must be VCPUSxMEMORYxDISK, such as 4x8Gx20G or 1x512Mx20G"
+            )
         memory = int(match["memory"]) * (1024 if match["unit"] == "G" else 1)
         return cls(int(match["vcpus"]), memory, int(match["disk"]))
 
@@ -64,68 +73,68 @@ def _power_of_two(value: int) -> bool:
 
 @dataclass(frozen=True)
 class Settings:
-    """One installation of Stead. Two with different data folders do not see each other."""
+    """One installation of Stead. Installations with different data folders are independent."""
 
     data: Path = Path("/var/lib/stead")
     runtime: Path = Path("/run/stead")
     cache: Path | None = None
-    """Where images and templates are kept; by default inside the data folder."""
+    """Folder of images and templates; by default inside the data folder."""
     default_size: Size = field(default_factory=Size)
     pool: int = 2
-    """Machines of the default size that are kept restored and paused, ready to be handed out."""
+    """VMs of the default size that are kept restored and paused for the next creates."""
     idle_timeout: int | None = 300
-    """Seconds without activity after which a machine is suspended, unless it is created with another time."""
+    """Seconds without activity after which a VM is suspended, unless it is created with its own timeout."""
     idle_check: float = 5.0
-    """Seconds between two looks for idle machines."""
+    """Seconds between two checks for idle VMs."""
     accelerator: Accelerator = "auto"
     carry_host_certificates: bool = True
     mirror: str | None = None
     """Debian mirror for building the image; by default the one that mmdebstrap chooses."""
     allowed_private_networks: tuple[IPv4Network, ...] = ()
-    """Private ranges that machines may reach although they are not the internet."""
+    """Private networks that VMs may reach."""
     dialled_private_networks: tuple[IPv4Network | IPv6Network, ...] = ()
-    """Private ranges that webhooks and imports may be dialled in, as for local development."""
+    """Private networks that webhooks and imports may connect to, as for local development."""
     uid_base: int = 1_900_000_000
     listen: str = "127.0.0.1:8600"
-    """Where the API is served. Whatever is not loopback belongs behind TLS."""
+    """Address of the API. Put TLS in front of any address that is not loopback."""
     git_url: str | None = None
-    """Where git reaches the repositories from outside; by default, where the API is served."""
+    """URL under which git clients reach the repositories; by default that of the API."""
     max_calls: int = 1000
-    """Calls under way at the same time; one more is refused."""
+    """Concurrent API calls; more are refused."""
     max_creations: int = 64
-    """Machines that are being made, or wait for it, at the same time; one more is refused."""
+    """VMs that are being created or wait for it; more are refused."""
     origins: tuple[str, ...] = ("*",)
-    """Web pages that may call the API; they bring a token, never a cookie."""
+    """CORS origins that may call the API; they send a token, never a cookie."""
     limits: Limits = UNLIMITED
-    """What each account may have that has no limits of its own."""
+    """Limits of accounts that have none of their own."""
 
     def __post_init__(self) -> None:
-        host, port = self.address
-        if not host or not 0 <= port < 65536:
-            raise InvalidRequest(f"an address to listen on looks like 127.0.0.1:8600, not {self.listen!r}")
+        try:
+            _listen(self.listen)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"invalid listen address {self.listen!r}: {error}") from error
 
     @property
     def address(self) -> tuple[str, int]:
-        host, _, port = self.listen.rpartition(":")
-        return host.strip("[]"), int(port) if port.isdigit() else -1
+        return _address(self.listen)
 
     @property
     def clone_root(self) -> str:
-        """What stands before a repository's id in the address that it is cloned from."""
+        """The clone URL of a repository without its id."""
         return (self.git_url or f"http://{self.listen}").rstrip("/")
 
     @property
     def instance(self) -> str:
-        """Six characters that tell this installation's namespaces, taps and processes from another's."""
+        """Six characters in the names of this installation's namespaces, taps and processes."""
         return hashlib.sha256(str(self.data.resolve()).encode()).hexdigest()[:6]
 
     def uid(self, slot: int) -> int:
-        """The user that the machine in a slot runs as: no two machines share one."""
+        """The Linux user that the QEMU of a slot runs as: no two VMs share one."""
         return self.uid_base + self._number * 65536 + slot
 
     @property
     def git_uid(self) -> int:
-        """The user that git runs as, who has this installation's repositories."""
+        """The Linux user that git runs as and that owns the repositories."""
         return self.uid_base - 1 - self._number
 
     @property
@@ -138,51 +147,104 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
+        """Read every `STEAD_` variable; InvalidRequest names the variable, its value and what is allowed."""
         defaults = cls()
-        accelerator = environment.get("STEAD_ACCELERATOR", "auto")
-        if accelerator not in get_args(Accelerator):
-            raise InvalidRequest(f"STEAD_ACCELERATOR must be auto, kvm or tcg, not {accelerator!r}")
-        networks = environment.get("STEAD_ALLOW_PRIVATE", "").replace(",", " ").split()
-        dialled = environment.get("STEAD_DIAL_PRIVATE", "").replace(",", " ").split()
+
+        def read(name: str, parse: Callable[[str], T], default: T) -> T:
+            text = environment.get(name)
+            if text is None:
+                return default
+            try:
+                return parse(text)
+            except InvalidRequest as error:
+                raise InvalidRequest(f"invalid {name}={text!r}: {error}") from error
+
         cache = environment.get("STEAD_CACHE")
+        limits = {
+            field.name: read(f"STEAD_LIMIT_{field.name.upper()}", _limit, None) for field in fields(Limits)
+        }
+        return cls(
+            data=read("STEAD_DATA", Path, defaults.data),
+            runtime=read("STEAD_RUNTIME", Path, defaults.runtime),
+            cache=Path(cache) if cache else None,
+            default_size=read("STEAD_DEFAULT_SIZE", Size.parse, defaults.default_size),
+            pool=read("STEAD_POOL", _integer(0), defaults.pool),
+            idle_timeout=read("STEAD_IDLE_TIMEOUT", _seconds, defaults.idle_timeout),
+            accelerator=read("STEAD_ACCELERATOR", _accelerator, defaults.accelerator),
+            carry_host_certificates=read("STEAD_HOST_CERTIFICATES", _flag, defaults.carry_host_certificates),
+            mirror=environment.get("STEAD_MIRROR"),
+            allowed_private_networks=read("STEAD_ALLOW_PRIVATE", _networks(IPv4Network), ()),
+            dialled_private_networks=read("STEAD_DIAL_PRIVATE", _networks(ip_network), ()),
+            uid_base=read("STEAD_UID_BASE", _integer(1), defaults.uid_base),
+            listen=read("STEAD_LISTEN", _listen, defaults.listen),
+            git_url=environment.get("STEAD_GIT_URL"),
+            max_calls=read("STEAD_MAX_CALLS", _integer(1), defaults.max_calls),
+            max_creations=read("STEAD_MAX_CREATIONS", _integer(1), defaults.max_creations),
+            origins=read("STEAD_ORIGINS", lambda text: tuple(_words(text)), defaults.origins),
+            limits=Limits(**limits),
+        )
+
+
+def _address(listen: str) -> tuple[str, int]:
+    host, _, port = listen.rpartition(":")
+    return host.strip("[]"), int(port) if port.isascii() and port.isdigit() else -1
+
+
+def _listen(text: str) -> str:
+    host, port = _address(text)
+    if not host or not 0 <= port < 65536:
+        raise InvalidRequest("must be HOST:PORT with a port up to 65535, such as 127.0.0.1:8600")
+    return text
+
+
+def _words(text: str) -> list[str]:
+    return text.replace(",", " ").split()
+
+
+def _integer(lowest: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
         try:
-            return cls(
-                data=Path(environment.get("STEAD_DATA", defaults.data)),
-                runtime=Path(environment.get("STEAD_RUNTIME", defaults.runtime)),
-                cache=Path(cache) if cache else None,
-                default_size=Size.parse(environment.get("STEAD_DEFAULT_SIZE", str(defaults.default_size))),
-                pool=int(environment.get("STEAD_POOL", defaults.pool)),
-                idle_timeout=_seconds(environment.get("STEAD_IDLE_TIMEOUT", "300")),
-                accelerator=accelerator,  # type: ignore[arg-type]  # checked above
-                carry_host_certificates=_flag(environment.get("STEAD_HOST_CERTIFICATES", "1")),
-                mirror=environment.get("STEAD_MIRROR"),
-                allowed_private_networks=tuple(IPv4Network(network) for network in networks),
-                dialled_private_networks=tuple(ip_network(network) for network in dialled),
-                uid_base=int(environment.get("STEAD_UID_BASE", defaults.uid_base)),
-                listen=environment.get("STEAD_LISTEN", defaults.listen),
-                git_url=environment.get("STEAD_GIT_URL"),
-                max_calls=int(environment.get("STEAD_MAX_CALLS", defaults.max_calls)),
-                max_creations=int(environment.get("STEAD_MAX_CREATIONS", defaults.max_creations)),
-                origins=tuple(environment.get("STEAD_ORIGINS", "*").replace(",", " ").split()),
-                limits=_limits(environment),
-            )
-        except ValueError as error:
-            raise InvalidRequest(f"bad STEAD_ setting in the environment: {error}") from error
+            number = int(text)
+        except ValueError:
+            number = lowest - 1
+        if number < lowest:
+            raise InvalidRequest(f"must be an integer of at least {lowest}")
+        return number
+
+    return parse
 
 
-def _limits(environment: Mapping[str, str]) -> Limits:
-    """`STEAD_LIMIT_VMS=20`, `STEAD_LIMIT_TOTAL_MEMORY_GIB=64` and so on."""
-    given = ((field.name, environment.get(f"STEAD_LIMIT_{field.name.upper()}")) for field in fields(Limits))
-    return Limits(**{name: int(value) for name, value in given if value})
+def _limit(text: str) -> int | None:
+    """Empty is no limit."""
+    return _integer(0)(text) if text else None
 
 
 def _seconds(text: str) -> int | None:
     if text.lower() == "never":
         return None
-    seconds = int(text)
-    if seconds <= 0:
-        raise ValueError(f"an idle timeout is at least a second, or `never`, not {text}")
-    return seconds
+    try:
+        return _integer(1)(text)
+    except InvalidRequest as error:
+        raise InvalidRequest("must be `never` or a number of seconds of at least 1") from error
+
+
+def _accelerator(text: str) -> Accelerator:
+    for known in get_args(Accelerator):
+        if text == known:
+            return cast("Accelerator", known)
+    raise InvalidRequest("must be auto, kvm or tcg")
+
+
+def _networks(parse: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
+    def networks(text: str) -> tuple[T, ...]:
+        try:
+            return tuple(parse(word) for word in _words(text))
+        except ValueError as error:
+            raise InvalidRequest(
+                f"must be networks such as 10.1.0.0/16, separated by commas or spaces ({error})"
+            ) from error
+
+    return networks
 
 
 def _flag(text: str) -> bool:
@@ -190,4 +252,4 @@ def _flag(text: str) -> bool:
         return True
     if text.lower() in {"0", "false", "no", "off"}:
         return False
-    raise ValueError(f"{text!r} is neither yes nor no")
+    raise InvalidRequest("must be 1, true, yes, on, 0, false, no or off")

@@ -1,4 +1,4 @@
-"""Work that must not be left half done when whoever waits for it is cancelled."""
+"""Cancellation: work that finishes or is undone when its caller is cancelled."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 async def finished(work: Awaitable[T]) -> T:
-    """The result of work that goes on to its end, and is waited for, even when the caller is cancelled."""
+    """Await work to its end even when the caller is cancelled; the cancellation is raised after it."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
@@ -21,21 +21,21 @@ async def finished(work: Awaitable[T]) -> T:
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait({task})
         if not task.cancelled():
-            # The caller is gone: an error of the work is nobody's any more.
+            # Retrieve the exception so asyncio does not log it as never retrieved.
             task.exception()
         raise
 
 
 async def in_thread(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-    """Run a function in a thread, which cannot be cancelled: so its end is always waited for.
+    """Run a function in a thread and always wait for its end: threads cannot be cancelled.
 
-    Whoever undoes the work after a cancellation can be sure that nothing of it comes later.
+    A caller that undoes the work after a cancellation can rely on the thread having ended.
     """
     return await finished(asyncio.to_thread(function, *arguments, **options))
 
 
 async def or_undo(work: Coroutine[Any, Any, T], undo: Callable[[T], Awaitable[None]]) -> T:
-    """A caller that is cancelled while something becomes its own never learns of it: then it is undone."""
+    """Await work that creates something; a cancelled caller never gets the result, so it is undone."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)

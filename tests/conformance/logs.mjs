@@ -21,7 +21,7 @@ test("what a machine's services printed, and what happened to it", async () => {
   assert.partialDeepStrictEqual(mark, { resourceType: "vm", resourceId: vmId });
   assert.match(mark.vmService, /^talker(\.service)?$/);
   assert.ok(
-    logs.some(({ message }) => message === `VM ${vmId} running`),
+    logs.some(({ message }) => message.startsWith(`VM ${vmId} created`)),
     "its start",
   );
   const times = logs.map(({ timestamp }) => Date.parse(timestamp));

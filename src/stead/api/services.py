@@ -20,7 +20,7 @@ from stead.identity.identities import Identities
 from stead.limits import Limits
 from stead.logbook import Logbook
 from stead.machines import Machines, State
-from stead.machines.machine import instance_of
+from stead.machines.events import MachineEvent
 from stead.repos.access import Access
 from stead.repos.bundles import Bundles
 from stead.repos.egress import Egress
@@ -33,7 +33,6 @@ from stead.repos.triggers import Triggers
 from stead.settings import Settings
 from stead.store.builds import BuildStore
 from stead.store.logs import LogStore
-from stead.store.machines import MachineRow
 from stead.store.requests import RequestStore
 
 
@@ -150,31 +149,33 @@ async def assemble(machines: Machines) -> AsyncIterator[Services]:
 
 
 class _Events:
-    """Writes a log line for every change of a VM, and removes permissions on deleted VMs."""
+    """Writes VMs' lifecycle events to the logbook, and drops the permissions on deleted VMs."""
 
     def __init__(self, logbook: Logbook, identities: Identities) -> None:
         self._logbook = logbook
         self._identities = identities
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def __call__(self, row: MachineRow, what: str) -> None:
-        if row.account is None:
+    def __call__(self, event: MachineEvent) -> None:
+        if event.row.account is None:
             return
-        task = asyncio.create_task(self._note(row, row.account, what))
+        task = asyncio.create_task(self._note(event, event.row.account))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _note(self, row: MachineRow, account: str, what: str) -> None:
+    async def _note(self, event: MachineEvent, account: str) -> None:
+        row = event.row
         await self._logbook.write(
             account,
-            f"VM {row.id} {what}",
+            event.message,
+            level="error" if event.failed else "info",
             source="vm",
             machine=row.id,
             build=row.build,
             request=row.request,
-            instance=instance_of(row),
+            instance=event.instance,
         )
-        if what == "deleted" and not row.recreate:
+        if event.row_removed:
             await self._identities.forget_machine(row.id)
 
 

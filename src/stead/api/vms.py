@@ -161,7 +161,9 @@ async def await_exit(info: UsableVm, services: ServicesDep) -> Exited:
 
 
 @router.post("/{vm_id}/snapshot")
-async def snapshot_vm(info: OwnedVm, services: ServicesDep, wanted: Snapshot | None = None) -> Snapshotted:
+async def snapshot_vm(
+    info: OwnedVm, services: ServicesDep, call: CurrentCall, wanted: Snapshot | None = None
+) -> Snapshotted:
     """Capture a VM's memory and disk as a snapshot. The VM keeps running."""
     wanted = wanted or Snapshot()
     kept = PERSISTENT if wanted.persistence is None else wanted.persistence.of_snapshot()
@@ -170,6 +172,8 @@ async def snapshot_vm(info: OwnedVm, services: ServicesDep, wanted: Snapshot | N
         services.machines.snapshot(info.id, name=wanted.name, persistence=kept),
         lambda snapshot: snapshots.delete(snapshot.id),
     )
+    # A client that never got the id cannot delete the snapshot.
+    call.undo = lambda: snapshots.delete(taken.id)
     return Snapshotted(snapshot_id=taken.id, source_vm_id=info.id, source_vm_instance_id=info.instance)
 
 

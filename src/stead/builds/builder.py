@@ -191,7 +191,7 @@ class Builder:
             text = f"rootfsSizeGb {size.disk_gib} is less than the {own} GB of snapshot {snapshot.id}"
             facts = {"got": size.disk_gib * 1024, "min": own * 1024, "max": Size.MAX_DISK_GIB * 1024}
             raise InvalidSpec("create_vm_rootfs_out_of_range", f"{text}: disks cannot shrink", **facts)
-        return _Parent(f"snapshot {snapshot.id} {size}", size, snapshot)
+        return _Parent(f"snapshot {snapshot.id} {size.key}", size, snapshot)
 
     async def _built(self, parent: _Parent, steps: Sequence[_Step], record: Record) -> _Parent:
         """Build or find all steps; the layers below a cached one are not looked at."""

@@ -73,7 +73,7 @@ async def _build(
         facts = {
             "image": image.key,
             "image_build": templates.image_build(image),
-            "size": str(size),
+            "size": size.key,
             "platform": asdict(platform),
         }
         await in_thread(_sync, building)

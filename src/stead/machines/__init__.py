@@ -1,4 +1,4 @@
-"""Machines: virtual computers with a journaled life."""
+"""The VM engine: lifecycle, snapshots, forks, quotas and recovery, journaled in the database."""
 
 from stead.machines.machine import Machine, MachineInfo
 from stead.machines.machines import Machines

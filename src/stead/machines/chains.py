@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 
 def needed(parents: Mapping[str, str | None], referenced: Iterable[str]) -> set[str]:
-    """The layers that are referenced, and all that these stand on."""
+    """The referenced layers and all layers below them."""
     found: set[str] = set()
     for start in referenced:
         layer: str | None = start

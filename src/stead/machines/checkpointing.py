@@ -1,4 +1,4 @@
-"""Taking machines at one instant and bringing them back: for snapshots, forks, suspending and waking."""
+"""Capture and restore of running VMs: for snapshots, forks, suspend and wake."""
 
 import asyncio
 import contextlib
@@ -23,6 +23,7 @@ from stead.host.memory import check_memory
 from stead.host.qemu import Saved
 from stead.host.templates import Template
 from stead.logs import get_logger
+from stead.machines.events import REQUESTED, EventKind, status
 from stead.machines.lifecycle import Lifecycle, new_id, persistence_of, place_of, size_of
 from stead.machines.live import Live
 from stead.machines.persistence import ends_with
@@ -38,7 +39,7 @@ log = get_logger("stead.checkpoints")
 
 
 class Checkpointing:
-    """Freezes running machines and revives frozen ones. Every call is made in the machine's turn."""
+    """Captures running VMs and restores saved ones. Every call needs the VM's lock."""
 
     def __init__(self, lifecycle: Lifecycle) -> None:
         self._lifecycle = lifecycle
@@ -46,14 +47,14 @@ class Checkpointing:
         self._layers = lifecycle.layers
         self._store = lifecycle.store
         self.last_pause: Pause | None = None
-        """The most recent standstill of a machine that went on, for those who measure."""
+        """The pause of the last capture, for benchmarks."""
 
-    # Taking
+    # Capture
 
     async def take(self, row: MachineRow, live: Live) -> tuple[MachineRow, Moment]:
-        """A running machine's memory; its disk of the same instant is the layer it now stands on.
+        """Capture a running VM's memory; its disk of the same instant becomes its read-only layer.
 
-        The machine goes on. If anything fails it goes on too, on the disk that its QEMU really writes.
+        The VM keeps running, also after a failure, on the layer that its QEMU really writes.
         """
         assert row.top is not None  # noqa: S101
         to = new_id()
@@ -79,11 +80,11 @@ class Checkpointing:
         return await finished(self.settle(row, live)), moment
 
     async def settle(self, row: MachineRow, live: Live) -> MachineRow:
-        """Bring the row in step with what a QEMU that may have been told to change its disk has done."""
+        """Make the row agree with the layer that QEMU writes after a switch that may have failed."""
         assert row.next_top is not None  # noqa: S101
         if live.vm.process.ended:
-            # Whoever watches it records its end, and the disk with it.
-            raise HostError("the machine ended while it was frozen")
+            # The watcher of the process records its end and its disk.
+            raise HostError("the VM ended while its state was captured")
         await self._go_on(live)
         if await live.vm.written_layer() == row.next_top:
             updated = await self._lifecycle.record_frozen(row, top=row.next_top, step=None)
@@ -93,7 +94,7 @@ class Checkpointing:
             self._host.layer(row.id, row.next_top).unlink(missing_ok=True)
             updated = await self._store.update(row.id, next_top=None, step=None)
         if updated is None:
-            raise HostError(f"machine {row.id} was removed while it was frozen")
+            raise HostError(f"VM {row.id} was removed while its state was captured")
         return updated
 
     async def _go_on(self, live: Live) -> None:
@@ -101,19 +102,19 @@ class Checkpointing:
             await live.vm.resume()
 
     async def sync_guest(self, live: Live) -> None:
-        """Have the guest write what it holds back: a disk without its memory is as after a power cut."""
+        """Flush the guest's page cache: a disk without its memory is like one after a power cut."""
         try:
             await live.agent.call("POST", "/v1/sync", timeout=_SYNC_TIMEOUT)
         except (GuestUnreachable, GuestError) as error:
-            log.warning("the guest did not sync before it was frozen", error=str(error))
+            log.warning("guest did not sync its disk before the capture", error=str(error))
 
     async def keep(self, moment: Moment, checkpoint: str, layer: Path) -> None:
-        """Make a moment and the disk layer of its instant durable."""
+        """Make captured memory and the disk layer of the same instant durable."""
         await in_thread(_sync, layer)
         await in_thread(checkpoints.save, moment, self._layers.checkpoint_folder(checkpoint))
 
     def merge_if_long(self, row: MachineRow) -> None:
-        """A disk of many layers is slow to open: merge them in the background."""
+        """Merge a long chain of layers in the background: each layer makes a disk slower to open."""
         template = self._host.load_template(row.template)
         if row.layer is not None and template is not None:
             self._lifecycle.background(self._merge(row.layer, template))
@@ -122,13 +123,17 @@ class Checkpointing:
         if await self._layers.merge_if_long(layer, template.layers):
             self._lifecycle.sweep()
 
-    # Sleeping
+    # Suspend and wake
 
-    async def suspend(self, row: MachineRow, live: Live, reason: str) -> MachineRow | None:
-        """Keep a running machine's memory and end its process; a failure leaves it running."""
+    async def suspend(self, row: MachineRow, live: Live, why: str | None) -> MachineRow | None:
+        """Save a running VM's memory and end its process; a failure leaves it running.
+
+        `why` is None on request. An ephemeral VM with `OnSuspend` is deleted instead.
+        """
         live.running = False
+        reason = status(EventKind.SUSPENDED, why)
         if ends_with(persistence_of(row), suspended=True):
-            await self._lifecycle.remove(row, forget=False)
+            await self._lifecycle.remove(row, f"ephemeral: {reason}", forget=False)
             return None
         assert row.top is not None  # noqa: S101
         checkpoint = new_id()
@@ -142,7 +147,7 @@ class Checkpointing:
                 await in_thread(_sync, self._host.layer(row.id, row.top))
                 asleep: dict[str, object] = {"state": State.SUSPENDED, "checkpoint": checkpoint}
                 asleep |= {"reason": reason, "active_at": time.time_ns(), **_NO_PROCESS}
-                # From here on the kept memory is the machine, and its QEMU is not.
+                # Point of no return: from here on the saved memory is the VM, not its QEMU.
                 live.ending = True
                 updated = await finished(self._lifecycle.record_frozen(row, **asleep))
             except BaseException:
@@ -151,7 +156,7 @@ class Checkpointing:
         await finished(self._lifecycle.end_process(row))
         self._host.tidy(row.id)
         self._lifecycle.tell_exit(row.id, reason)
-        self._lifecycle.on_change(row, reason)
+        self._lifecycle.report(EventKind.SUSPENDED, row, why or REQUESTED)
         if updated is not None:
             self.merge_if_long(updated)
         return updated
@@ -160,7 +165,7 @@ class Checkpointing:
         recorded = await self._store.get(row.id)
         self._lifecycle.sweep()
         if recorded is None or recorded.state == State.SUSPENDED:
-            # It is recorded as asleep, and so it is.
+            # The suspend is recorded: finish it.
             await self._lifecycle.end_process(row)
             self._host.tidy(row.id)
             return
@@ -169,34 +174,36 @@ class Checkpointing:
             with contextlib.suppress(HostError):
                 await self._go_on(live)
             live.running = not live.vm.process.ended
-        # If its QEMU has ended, whoever watches it finds a machine that was running and records its end.
+        # If its QEMU has ended, the watcher of the process records its end from this state.
         await self._store.update(row.id, state=State.RUNNING, step=None)
 
-    async def wake(self, row: MachineRow) -> MachineRow:
-        """Bring a suspended machine back as it was; a failure leaves it asleep.
+    async def wake(self, row: MachineRow, why: str) -> MachineRow:
+        """Restore a suspended VM as it was; a failure leaves it suspended.
 
-        When its memory cannot be used any more it is started from its disk, and says so.
+        When its saved memory is unusable it boots from its disk, and its reason says so.
         """
         assert row.checkpoint is not None  # noqa: S101
         template = await self._lifecycle.whole_disk(row)
         try:
             moment, base = await self.read(row.checkpoint, size_of(row))
         except CheckpointUnusable as error:
-            return await self._start_from_disk(row, error)
+            return await self._start_from_disk(row, why, error)
         row = replace(row, top=new_id())
         await self._store.update(row.id, state=State.STARTING, step="disk", top=row.top)
         try:
             check_memory(moment.memory.size)
             await self._lifecycle.make_top(row)
             live = await self.revive(row, template, moment, base, new_keys=False)
-            updated = await self._lifecycle.record_running(row, live)
+            updated = await self._lifecycle.record_running(row, live, EventKind.WOKEN, why)
         except CheckpointUnusable as error:
             await finished(self.sleep_on(row))
-            return await self._start_from_disk(row, error)
+            return await self._start_from_disk(row, why, error)
         except BaseException as error:
             await finished(self.sleep_on(row))
+            cause = str(error) if isinstance(error, SteadError) else "the wake was interrupted"
+            self._lifecycle.report(EventKind.START_FAILED, row, f"still suspended: {cause}")
             if isinstance(error, SteadError) and not isinstance(error, StartFailed | CapacityExceeded):
-                raise StartFailed(f"machine {row.id} did not wake: {error}") from error
+                raise StartFailed(f"VM {row.id} did not wake: {error}") from error
             raise
         finally:
             moment.close()
@@ -204,7 +211,7 @@ class Checkpointing:
         return updated
 
     async def sleep_on(self, row: MachineRow) -> None:
-        """Undo a wake: memory and disk are still what they were when it fell asleep."""
+        """Undo a wake: saved memory and disk are unchanged."""
         await self._lifecycle.end_process(row)
         self._host.tidy(row.id)
         recorded = await self._store.get(row.id)
@@ -212,19 +219,19 @@ class Checkpointing:
             self._host.layer(row.id, recorded.top).unlink(missing_ok=True)
         await self._store.update(row.id, state=State.SUSPENDED, **_NO_PROCESS)
 
-    async def _start_from_disk(self, row: MachineRow, why: CheckpointUnusable) -> MachineRow:
-        note = f"its memory could not be used, so it was started from its disk: {why}"
-        log.warning("a suspended machine's memory cannot be used", machine=row.id, reason=str(why))
+    async def _start_from_disk(self, row: MachineRow, why: str, error: CheckpointUnusable) -> MachineRow:
+        note = f"saved memory was unusable, booted from disk: {error}"
+        log.warning("saved memory unusable, booting from disk", vm=row.id, reason=str(error))
         stopped = await self._store.update(
             row.id, state=State.STOPPED, checkpoint=None, top=None, reason=note
         )
         self._lifecycle.sweep()
-        return await self._lifecycle.start(stopped or row, note)
+        return await self._lifecycle.start(stopped or row, why, note)
 
-    # Reviving
+    # Restore
 
     async def read(self, checkpoint: str, size: Size) -> tuple[Moment, Template | None]:
-        """A kept moment and the template that it is the difference to; CheckpointUnusable says why not."""
+        """Saved memory and the template that it is a delta to; CheckpointUnusable when it cannot be used."""
         folder = self._layers.checkpoint_folder(checkpoint)
         moment = await in_thread(checkpoints.read, folder, await self._host.platform(), size)
         try:
@@ -238,13 +245,13 @@ class Checkpointing:
             return None
         template = self._host.load_template(moment.base)
         if template is None:
-            raise CheckpointUnusable("the template that its memory is based on is gone")
+            raise CheckpointUnusable("the template that its memory is based on is missing")
         return template
 
     async def revive(
         self, row: MachineRow, template: Template, moment: Moment, base: Template | None, *, new_keys: bool
     ) -> Live:
-        """A process with the memory of a moment over a machine's disk; on failure the caller cleans up."""
+        """Start a QEMU with captured memory on a VM's disk; on failure the caller cleans up."""
         verifying = asyncio.ensure_future(in_thread(moment.memory.verify))
         try:
             async with checkpoints.device_state(moment.devices) as descriptor:
@@ -256,7 +263,7 @@ class Checkpointing:
                 loading = checkpoints.load(live.vm, moment, saved, copied=base is not None)
                 await self._lifecycle.while_alive(live, loading)
         finally:
-            # Not one instruction runs on memory that is not what was kept.
+            # The guest resumes only after the checksum of its memory is verified.
             await finished(verifying)
         await live.vm.resume()
         await self._lifecycle.step(row, "identify")
@@ -268,4 +275,4 @@ def _sync(path: Path) -> None:
     try:
         sync_file(path)
     except OSError as error:
-        raise HostError(f"cannot read the disk layer {path.name}: {error.strerror}") from error
+        raise HostError(f"cannot sync the disk layer {path.name}: {error.strerror}") from error

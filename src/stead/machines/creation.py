@@ -1,4 +1,4 @@
-"""New machines: from a template, from a snapshot, from a running machine, or under an old name."""
+"""Creation of VMs: from a template, a snapshot, a running VM (fork), or again under a deleted VM's id."""
 
 import asyncio
 import os
@@ -12,6 +12,7 @@ from stead.host.memory import check_memory
 from stead.host.templates import Template
 from stead.logs import get_logger
 from stead.machines.checkpointing import Checkpointing
+from stead.machines.events import EventKind
 from stead.machines.lifecycle import Lifecycle, new_id, size_of
 from stead.machines.live import Live
 from stead.machines.persistence import PERSISTENT, Persistence, columns
@@ -23,7 +24,8 @@ from stead.store.snapshots import SnapshotRow
 from stead.tasks import finished, or_undo
 
 _CHILD_OVERHEAD = 64 << 20
-"""Memory that a QEMU takes for itself and its guest's first steps."""
+"""Memory of a QEMU process itself and of its guest's first writes."""
+_CANCELLED = "the creation was cancelled"
 
 log = get_logger("stead.machines")
 
@@ -32,7 +34,7 @@ Purpose = Literal["use", "build"]
 
 @dataclass(frozen=True)
 class Options:
-    """What is decided of a machine when it is made."""
+    """Properties of a new VM."""
 
     name: str | None = None
     persistence: Persistence = PERSISTENT
@@ -48,11 +50,13 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.idle_timeout is not None and self.idle_timeout <= 0:
-            raise InvalidRequest(f"an idle timeout is at least a second, not {self.idle_timeout}")
+            raise InvalidRequest(f"idle timeout must be at least 1 s, not {self.idle_timeout}")
         if self.activity_threshold < 0:
-            raise InvalidRequest("an activity threshold is a number of bytes, not negative")
+            raise InvalidRequest(
+                f"activity threshold must be at least 0 bytes, not {self.activity_threshold}"
+            )
         if self.workdir is not None and (not self.workdir.startswith("/") or "\0" in self.workdir):
-            raise InvalidRequest(f"a working directory is an absolute path, not {self.workdir!r}")
+            raise InvalidRequest(f"workdir must be an absolute path, not {self.workdir!r}")
 
     def columns(self) -> dict[str, Any]:
         return columns(self.persistence) | {
@@ -69,13 +73,13 @@ class Options:
 
 
 class Creation:
-    """Makes machines; each is there, running and sure of itself, or nothing of it is."""
+    """Creates VMs, all or nothing: a failure removes everything that it made."""
 
     def __init__(self, lifecycle: Lifecycle, checkpointing: Checkpointing, pool: Pool) -> None:
         self._lifecycle = lifecycle
         self._checkpointing = checkpointing
         self._pool = pool
-        # More restores at once than the host has cores only makes all of them late.
+        # More concurrent restores than cores would make all of them slow.
         self.restores = asyncio.Semaphore(max(2, os.cpu_count() or 2))
 
     async def from_template(self, template: Template, options: Options) -> MachineRow:
@@ -88,15 +92,19 @@ class Creation:
             return await self._finish(row, self._restore(row, template))
 
     async def from_snapshot(self, snapshot: SnapshotRow, size: Size | None, options: Options) -> MachineRow:
-        """With the snapshot's memory when it has one that fits; else it boots from the snapshot's disk."""
+        """Restore the snapshot's memory when sizes match; else boot from its disk."""
         own = size_of(snapshot)
         size = size or own
         if size.disk_gib < own.disk_gib:
-            raise InvalidRequest(f"the disk of this snapshot has {own.disk_gib} GiB and cannot shrink")
+            raise InvalidRequest(
+                f"cannot create a {size.disk_gib} GiB disk from snapshot {snapshot.id}:"
+                f" its disk has {own.disk_gib} GiB, and disks cannot shrink"
+            )
         facts = options.columns() | {"layer": snapshot.layer, "snapshot": snapshot.id}
         with self._pool.giving_way():
             row = await self._allocate(size, snapshot.template, facts)
-            return await self._finish(row, self._from_snapshot(row, snapshot, size == own))
+            work = self._from_snapshot(row, snapshot, size == own)
+            return await self._finish(row, work, f"from snapshot {snapshot.id}")
 
     async def children(
         self, parent: MachineRow, moment: Moment, names: Sequence[str | None], persistence: Persistence
@@ -111,36 +119,41 @@ class Creation:
             "idle_timeout": parent.idle_timeout,
             "activity_threshold": parent.activity_threshold,
         } | columns(persistence)
-        # What the children have in common with the template they share; what differs each has for itself.
+        # Pages of the template are shared copy-on-write; each child needs its own copy of the others.
         check_memory(len(names) * (moment.memory.size + _CHILD_OVERHEAD))
         rows: list[MachineRow] = []
         try:
             for name in names:
                 rows.append(await self._allocate(moment.size, parent.template, facts | {"name": name}))
         except BaseException:
-            await self.remove(rows)
+            await self._remove_children(rows)
             raise
         return rows
 
-    async def bring_up(self, rows: list[MachineRow], moment: Moment) -> list[MachineRow]:
+    async def bring_up(self, rows: list[MachineRow], moment: Moment, parent: str) -> list[MachineRow]:
         """Start the children of a fork: all of them, or none."""
         base = self._checkpointing.base_of(moment)
         with self._pool.giving_way():
-            work = [self._finish(row, self._child(row, moment, base)) for row in rows]
+            why = f"forked from {parent}"
+            work = [self._finish(row, self._child(row, moment, base), why) for row in rows]
             results = await finished(asyncio.gather(*work, return_exceptions=True))
         failures = [result for result in results if isinstance(result, BaseException)]
         if failures:
-            await self.remove([result for result in results if isinstance(result, MachineRow)])
+            await self._remove_children([result for result in results if isinstance(result, MachineRow)])
             raise failures[0]
         return [result for result in results if isinstance(result, MachineRow)]
 
     async def again(
-        self, row: MachineRow, template: Callable[[], Awaitable[Template]], snapshot: SnapshotRow | None
+        self,
+        row: MachineRow,
+        why: str,
+        template: Callable[[], Awaitable[Template]],
+        snapshot: SnapshotRow | None,
     ) -> MachineRow:
-        """Make a deleted machine anew, from where it once came. Call in its turn."""
-        # The reason tells a crash that this one is known: its name is kept.
+        """Recreate a deleted VM under its id from its snapshot or template. Call with its lock held."""
+        # Recovery keeps the row of an interrupted creation that has a reason: callers know its id.
         facts: dict[str, object] = {"state": State.CREATING, "step": "allocate", "top": new_id()}
-        facts["reason"] = "it is made anew"
+        facts["reason"] = "being recreated"
         if snapshot is not None:
             facts |= {"layer": snapshot.layer, "template": snapshot.template}
         else:
@@ -148,19 +161,23 @@ class Creation:
             facts |= {"layer": None, "template": found.id}
         renewed = await self._lifecycle.store.update(row.id, **facts)
         if renewed is None:
-            raise StartFailed(f"machine {row.id} was removed")
+            raise StartFailed(f"VM {row.id} was removed")
+        why = f"recreated for {why}"
         if snapshot is None:
-            return await self._finish_in_turn(renewed, self._restore(renewed, found), forget=False)
+            return await self._finish_in_turn(renewed, self._restore(renewed, found), why, forget=False)
         work = self._from_snapshot(renewed, snapshot, size_of(renewed) == size_of(snapshot))
-        return await self._finish_in_turn(renewed, work, forget=False)
+        return await self._finish_in_turn(renewed, work, why, forget=False)
 
-    async def remove(self, rows: list[MachineRow]) -> None:
+    async def _remove_children(self, rows: list[MachineRow]) -> None:
         for row in rows:
-            await finished(self._lifecycle.remove(row))
+            await finished(self._lifecycle.remove(row, "the fork failed"))
+
+    async def _undo(self, row: MachineRow) -> None:
+        await self._lifecycle.remove(row, _CANCELLED)
 
     async def _allocate(self, size: Size, template: str, facts: dict[str, Any]) -> MachineRow:
         allocation = self._lifecycle.allocate(State.CREATING, size, template, **facts)
-        return await or_undo(allocation, self._lifecycle.remove)
+        return await or_undo(allocation, self._undo)
 
     async def _take(self, template: Template, options: Options) -> tuple[MachineRow, Live] | None:
         async with self._lifecycle.quotas.admitting(options.account, template.size):
@@ -168,16 +185,16 @@ class Creation:
 
     async def _give_up(self, taken: tuple[MachineRow, Live] | None) -> None:
         if taken is not None:
-            await self._lifecycle.remove(taken[0])
+            await self._undo(taken[0])
 
-    # Ways to a running guest
+    # Bringing a guest up
 
     async def _tried_twice(
         self, row: MachineRow, bring_up: Callable[[], Awaitable[tuple[Live, str | None]]]
     ) -> tuple[Live, str | None]:
-        """A new process, when it is its turn; what was room when it was asked for may be taken by then.
+        """Bring a new guest up under the semaphore, after a second check of the host's capacity.
 
-        Emulated kernels panic now and then. A guest that ends before it was anybody's is made once more.
+        Retries once when the guest ends before the create is answered: emulated kernels panic now and then.
         """
         async with self.restores:
             self._lifecycle.host.check_capacity()
@@ -187,7 +204,7 @@ class Creation:
                 live = self._lifecycle.lives.get(row.id)
                 if live is None or not await live.vm.process.ends_now():
                     raise
-                log.warning("a new guest ended at once", machine=row.id, reason=str(error))
+                log.warning("new guest ended at once, retrying", vm=row.id, reason=str(error))
             await self._lifecycle.end_process(row)
             await self._lifecycle.host.discard(row.id)
             return await bring_up()
@@ -226,8 +243,10 @@ class Creation:
                 try:
                     return await self._with_memory(row, template, snapshot.checkpoint), None
                 except CheckpointUnusable as error:
-                    note = f"its snapshot's memory could not be used, so it was started from disk: {error}"
-                    log.warning("a snapshot's memory cannot be used", snapshot=snapshot.id, reason=str(error))
+                    note = f"saved memory of the snapshot was unusable, booted from disk: {error}"
+                    log.warning(
+                        "saved memory of a snapshot unusable", snapshot=snapshot.id, reason=str(error)
+                    )
                     await self._lifecycle.end_process(row)
                     self._lifecycle.host.tidy(row.id)
             return await self._lifecycle.bring_up_from_disk(row, template, new_keys=True), note
@@ -245,25 +264,35 @@ class Creation:
     def _template_of(self, row: MachineRow) -> Template:
         template = self._lifecycle.host.load_template(row.template)
         if template is None:
-            raise StartFailed("the template that its disk stands on is gone")
+            raise StartFailed("the template below its disk is missing")
         return template
 
-    # The end of every creation
+    # Recording the result
 
-    async def _finish(self, row: MachineRow, work: Awaitable[tuple[Live, str | None]]) -> MachineRow:
+    async def _finish(
+        self, row: MachineRow, work: Awaitable[tuple[Live, str | None]], why: str | None = None
+    ) -> MachineRow:
         async with self._lifecycle.turns.of(row.id):
-            return await self._finish_in_turn(row, work, forget=True)
+            return await self._finish_in_turn(row, work, why, forget=True)
 
     async def _finish_in_turn(
-        self, row: MachineRow, work: Awaitable[tuple[Live, str | None]], *, forget: bool
+        self, row: MachineRow, work: Awaitable[tuple[Live, str | None]], why: str | None, *, forget: bool
     ) -> MachineRow:
         try:
             live, note = await work
-            return await self._lifecycle.record_running(row, live, note)
+            return await self._lifecycle.record_running(row, live, EventKind.CREATED, why, note)
         except BaseException as error:
-            await finished(self._lifecycle.remove(row, forget=forget))
-            if isinstance(error, SteadError) and not isinstance(error, StartFailed | CapacityExceeded):
-                raise StartFailed(f"no machine could be created: {error}") from error
-            if isinstance(error, OSError):
-                raise StartFailed(f"no machine could be created: {error.strerror}") from error
-            raise
+            cause = _failure(error)
+            await finished(self._lifecycle.remove(row, cause or _CANCELLED, forget=forget))
+            if cause is None or isinstance(error, StartFailed | CapacityExceeded):
+                raise
+            raise StartFailed(cause) from error
+
+
+def _failure(error: BaseException) -> str | None:
+    """Why a creation failed, in words for its caller and the log; None when it was cancelled or is a bug."""
+    if isinstance(error, SteadError):
+        return f"cannot create a VM: {error}"
+    if isinstance(error, OSError):
+        return f"cannot create a VM: {error.strerror}"
+    return None

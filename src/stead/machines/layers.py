@@ -1,4 +1,4 @@
-"""Frozen disk layers and saved memory: taken in, merged when many, removed when nobody needs them."""
+"""Read-only disk layers and saved memory: adopted, merged when a chain is long, garbage-collected."""
 
 import asyncio
 import contextlib
@@ -19,14 +19,14 @@ from stead.store.machines import LayerRow
 from stead.tasks import finished, in_thread
 
 MAX_CHAIN = 8
-_GONE = "a disk layer that it stands on is gone"
+_MISSING = "a disk layer is missing"
 
 log = get_logger("stead.layers")
 
 
 @dataclass(frozen=True)
 class Collected:
-    """What was removed: layers by id, their files by name, checkpoints by id."""
+    """Result of a garbage collection: layers by id, their files by name, checkpoints by id."""
 
     layers: frozenset[str] = frozenset()
     files: frozenset[str] = frozenset()
@@ -34,10 +34,10 @@ class Collected:
 
 
 class Layers:
-    """The files of frozen layers and checkpoints, in step with the rows that need them.
+    """Files of read-only layers and checkpoints, consistent with the rows that refer to them.
 
-    A layer's row comes before its file, and every row goes before its file: whatever interrupts, what no row
-    knows is garbage, unless it is being built.
+    A layer's row is inserted before its file exists, and every row is deleted before its file: after any
+    crash, a file without a row is garbage, unless it is being built.
     """
 
     def __init__(self, data: Path, store: LayerStore) -> None:
@@ -50,7 +50,7 @@ class Layers:
         self._collecting = asyncio.Lock()
         self._merging = asyncio.Lock()
         self._merged: set[str] = set()
-        """Files that a merge is making: no row knows them yet."""
+        """Files of the merge under way: they have no row yet."""
         self._readers: set[asyncio.Event] = set()
         self._building: set[str] = set()
 
@@ -60,7 +60,7 @@ class Layers:
         return self._checkpoints / checkpoint_id
 
     async def chain(self, layer_id: str | None) -> list[Path]:
-        """The files of a layer and of those that it stands on, newest first."""
+        """The files of a layer and of all layers below it, newest first."""
         return self._files(await self._store.lineage(layer_id)) if layer_id is not None else []
 
     async def size(self, layer_id: str | None, checkpoint_id: str | None) -> int:
@@ -72,7 +72,7 @@ class Layers:
 
     @contextlib.asynccontextmanager
     async def reading(self) -> AsyncIterator[None]:
-        """Within, the files that `chain` names and the checkpoints that are there can be opened."""
+        """Inside the block, no file that `chain` returned and no existing checkpoint is removed."""
         end = asyncio.Event()
         self._readers.add(end)
         try:
@@ -81,17 +81,17 @@ class Layers:
             self._readers.remove(end)
             end.set()
 
-    # Taking in
+    # Adopting
 
     async def adopt(self, layer_id: str, frozen: Path) -> None:
-        """Take the file of a frozen layer from its machine's folder; it may have been taken already."""
+        """Move the file of a frozen layer out of its VM's folder; idempotent."""
         row = await self._store.get(layer_id)
         if row is None:
-            raise HostError(_GONE)
+            raise HostError(_MISSING)
         await in_thread(_take, frozen, self._layers / row.file)
 
     async def finish_adoptions(self) -> None:
-        """After a crash: take in what was recorded as frozen and still lies in its machine's folder."""
+        """After a crash: adopt layers that are recorded as frozen and still lie in their VM's folder."""
         for row in await self._store.list():
             if (self._layers / row.file).exists():
                 continue
@@ -99,31 +99,31 @@ class Layers:
                 try:
                     await self.adopt(row.id, frozen)
                 except HostError as error:
-                    log.warning("cannot take in a disk layer", layer=row.id, error=str(error))
+                    log.warning("cannot adopt a disk layer", layer=row.id, error=str(error))
 
     @contextlib.contextmanager
     def building(self, checkpoint_id: str) -> Iterator[None]:
-        """Within, a checkpoint is not garbage, though no row refers to it yet."""
+        """Inside the block, a checkpoint without a row is not garbage."""
         self._building.add(checkpoint_id)
         try:
             yield
         finally:
             self._building.discard(checkpoint_id)
 
-    # Removing
+    # Garbage collection
 
     async def collect(self) -> Collected:
-        """Remove what nobody needs; waits for those who are reading now, so never call it while `reading`."""
+        """Remove files and rows without references. Waits for readers: never call it inside `reading`."""
         async with self._collecting:
             layers = await self._forget_layers()
-            # Looked at before the rows are: what has a row by then, or was being built, is not garbage.
+            # List files before rows: a file whose row is inserted meanwhile is then not taken for garbage.
             files, checkpoints = list(self._layers.iterdir()), list(self._checkpoints.iterdir())
             building, merged = set(self._building), set(self._merged)
             known_files = merged | {row.file for row in await self._store.list()}
             known_checkpoints = building | await self._store.checkpoints()
         files = [path for path in files if path.name not in known_files]
         checkpoints = [path for path in checkpoints if path.name not in known_checkpoints]
-        # Whoever reads from now on is told of none of these.
+        # Readers that start from here on cannot get any of these files.
         for reader in list(self._readers):
             await reader.wait()
         await in_thread(_remove, (*files, *checkpoints))
@@ -132,16 +132,15 @@ class Layers:
     async def _forget_layers(self) -> frozenset[str]:
         parents = {row.id: row.parent for row in await self._store.list()}
         doomed = parents.keys() - needed(parents, await self._store.referenced())
-        # Someone may have begun to use one of them since: then all are left to the next time.
+        # A new reference since the query makes the removal fail; the next collection tries again.
         return frozenset(doomed) if doomed and await self._store.remove(doomed) else frozenset()
 
     # Merging
 
     async def merge_if_long(self, layer_id: str, bottom: tuple[Path, ...]) -> bool:
-        """Make one file of the newest layers of a chain that is too long and stands on `bottom`.
+        """Merge the newest layers of a chain on `bottom` that is too long; returns whether it did.
 
-        To all who stand on the layer it stays what it was; those whose content is now in its file as well
-        are left to whoever else needs them. Tells whether anything was merged.
+        The layer keeps its id and content. The merged layers below it stay for other references.
         """
         async with self._merging:
             rows = await self._store.lineage(layer_id)
@@ -158,7 +157,7 @@ class Layers:
                 return await finished(self._replace(layer_id, temporary, merged, rows[count - 1].parent))
             except HostError:
                 if await self._store.get(layer_id) is None:
-                    # Nobody needs it any more, and its files went while they were read.
+                    # The layer was garbage-collected during the merge.
                     return False
                 raise
             except OSError as error:
@@ -168,7 +167,7 @@ class Layers:
                 self._merged = set()
 
     async def _replace(self, layer_id: str, temporary: Path, merged: Path, parent: str | None) -> bool:
-        """Give a layer its new file, which an error leaves where it is: by then the row may name it."""
+        """Switch a layer to its merged file. An error leaves the file: the row may refer to it already."""
         await in_thread(_rename, temporary, merged)
         if await self._store.rebase(layer_id, merged.name, parent):
             return True
@@ -178,7 +177,7 @@ class Layers:
     def _files(self, rows: Sequence[LayerRow]) -> list[Path]:
         files = [self._layers / row.file for row in rows]
         if not files or not all(file.exists() for file in files):
-            raise HostError(_GONE)
+            raise HostError(_MISSING)
         return files
 
 
@@ -195,20 +194,20 @@ def _names(paths: Iterable[Path]) -> frozenset[str]:
 
 
 def _take(frozen: Path, target: Path) -> None:
-    """Make a file root's own and move it. It comes from where a QEMU could have put anything."""
+    """Move a file to root's folder. It is hostile: QEMU could write anything into its own folder."""
     try:
-        # A pipe is not waited for, and a link is not followed.
+        # O_NONBLOCK for a FIFO, O_NOFOLLOW for a symbolic link.
         descriptor = os.open(frozen, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError as error:
         if not target.exists():
-            raise HostError(_GONE) from error
+            raise HostError(_MISSING) from error
     except OSError as error:
-        raise HostError(f"cannot take in the disk layer {frozen}: {error.strerror}") from error
+        raise HostError(f"cannot adopt the disk layer {frozen}: {error.strerror}") from error
     else:
         try:
             _move(frozen, descriptor, target)
         except OSError as error:
-            raise HostError(f"cannot take in the disk layer {frozen}: {error.strerror}") from error
+            raise HostError(f"cannot adopt the disk layer {frozen}: {error.strerror}") from error
         finally:
             os.close(descriptor)
     for folder in (target.parent, frozen.parent):
@@ -219,13 +218,13 @@ def _take(frozen: Path, target: Path) -> None:
 def _move(frozen: Path, descriptor: int, target: Path) -> None:
     facts = os.fstat(descriptor)
     if not stat.S_ISREG(facts.st_mode):
-        raise HostError(f"the disk layer {frozen} is not a file")
+        raise HostError(f"cannot adopt the disk layer {frozen}: not a regular file")
     os.fchown(descriptor, 0, 0)
     os.fchmod(descriptor, 0o600)
     frozen.rename(target)
     if not os.path.samestat(facts, target.lstat()):
         target.unlink()
-        raise HostError(f"the disk layer {frozen} was exchanged for another file")
+        raise HostError(f"cannot adopt the disk layer {frozen}: it was replaced by another file")
 
 
 def _rename(source: Path, target: Path) -> None:

@@ -1,4 +1,4 @@
-"""The steps of a machine's life: each is recorded, taken, and undone when it fails."""
+"""Lifecycle steps of VMs: journaled before they happen, undone when they fail."""
 
 import asyncio
 import contextlib
@@ -7,6 +7,7 @@ import itertools
 import secrets
 import string
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from stead.host.template_builder import machine_slots
 from stead.host.templates import Template
 from stead.host.vm import Vm
 from stead.logs import get_logger
+from stead.machines.events import REQUESTED, EventKind, MachineEvent, OnEvent, status
 from stead.machines.layers import Layers
 from stead.machines.live import Live, Turns
 from stead.machines.persistence import Persistence, ends_with, from_columns
@@ -34,13 +36,13 @@ from stead.tasks import finished
 
 CONFIRM_TIMEOUT = 60.0
 BOOT_TIMEOUTS = (120.0, 240.0, 240.0)
-"""How long a guest may take to come up, each time that it is tried."""
+"""Seconds that each attempt of a boot may take."""
 STOP_TIMEOUT = 60.0
 _GROW_TIMEOUT = 300.0
 _LAST_WORDS = 2000
 _ID_ALPHABET = string.ascii_lowercase + string.digits
 _PLACEHOLDER = "prepared"
-OnChange = Callable[[MachineRow, str], None]
+_MAX_UNHEARD = 1000
 T = TypeVar("T")
 
 log = get_logger("stead.machines")
@@ -59,7 +61,7 @@ def size_of(row: MachineRow | SnapshotRow) -> Size:
 
 
 _size = functools.lru_cache(Size)
-"""There are few sizes, and lists with a thousand machines."""
+"""Cached: there are few sizes, and lists with a thousand VMs."""
 
 
 def persistence_of(row: MachineRow) -> Persistence:
@@ -70,7 +72,7 @@ async def _last_words(vm: Vm) -> str:
     try:
         return (await vm.console())[-_LAST_WORDS:]
     except HostError as error:
-        return f"not known: {error}"
+        return f"console not readable: {error}"
 
 
 def process_of(row: MachineRow) -> ProcessId | None:
@@ -80,7 +82,7 @@ def process_of(row: MachineRow) -> ProcessId | None:
 
 
 class Lifecycle:
-    """Brings machines up and down on one host, keeping rows and reality in step."""
+    """Brings VMs up and down on one host and keeps rows and processes consistent."""
 
     def __init__(self, host: Host, store: MachineStore, layers: Layers) -> None:
         self.host = host
@@ -95,12 +97,26 @@ class Lifecycle:
         self._sweeping = False
         self._sweep_again = False
         self.on_unowned_end: Callable[[], None] = lambda: None
-        self.on_change: OnChange = lambda row, what: None
+        # Recovery comes before the listener: its events wait here.
+        self._unheard: deque[MachineEvent] = deque(maxlen=_MAX_UNHEARD)
+        self._on_event: OnEvent = self._unheard.append
+
+    # Events
+
+    def listen(self, on_event: OnEvent) -> None:
+        """Report every event to this, first those of the recovery at start."""
+        self._on_event = on_event
+        while self._unheard:
+            on_event(self._unheard.popleft())
+
+    def report(self, kind: EventKind, row: MachineRow, *reasons: str | None, removed: bool = False) -> None:
+        said = "; ".join(reason for reason in reasons if reason)
+        self._on_event(MachineEvent(kind, row, said or None, removed))
 
     # Rows
 
     async def allocate(self, state: State, size: Size, template: str, **facts: Any) -> MachineRow:
-        """A new row with a slot of its own; LimitExceeded when its account may have no more."""
+        """Insert a row with a free slot (its address); LimitExceeded when the account may have no more."""
         async with self.quotas.admitting(facts.get("account"), size):
             taken = await self.store.slots()
             slots = machine_slots()
@@ -108,7 +124,7 @@ class Lifecycle:
             order = itertools.chain(slots[self._next_slot :], slots[: self._next_slot])
             slot = next((slot for slot in order if slot not in taken), None)
             if slot is None:
-                raise CapacityExceeded("every address of this host is in use")
+                raise CapacityExceeded("no free VM address on this host; delete a VM first")
             self._next_slot = (slot + 1) % len(slots)
             machine_id = new_id()
             return await self.store.insert(
@@ -128,13 +144,13 @@ class Lifecycle:
             )
 
     async def step(self, row: MachineRow, step: str, **changes: object) -> None:
-        """Record what is about to be done."""
+        """Journal a step before its side effects."""
         await self.store.update(row.id, step=step, **changes)
 
     # Up
 
     async def restore(self, row: MachineRow, template: Template) -> Live:
-        """Wake a new machine from its template; on failure the caller removes the row and its remains."""
+        """Restore a new VM from its template; on failure the caller removes the row and its files."""
         await self.make_disk(row)
         await self.step(row, "process")
         async with self.disk(row, template) as layers:
@@ -144,7 +160,7 @@ class Lifecycle:
         return live
 
     async def make_disk(self, row: MachineRow) -> None:
-        """The folder and the top layer of a new machine."""
+        """Make the folder and the top disk layer of a new VM."""
         await self.step(row, "disk")
         self.host.make_folder(place_of(row))
         await self.make_top(row)
@@ -155,16 +171,16 @@ class Lifecycle:
 
     @contextlib.asynccontextmanager
     async def disk(self, row: MachineRow, template: Template) -> AsyncIterator[tuple[Path, ...]]:
-        """All layers of a machine's disk, top first; none of them is removed while a QEMU is opening them."""
+        """All layers of a VM's disk, top first; none is removed inside the block, while QEMU opens them."""
         assert row.top is not None  # noqa: S101
         async with self.layers.reading():
             frozen = await self.layers.chain(row.layer)
             yield self.host.layer(row.id, row.top), *frozen, *template.layers
 
     async def warm(self, row: MachineRow, live: Live) -> None:
-        """Take an unowned machine through what its first user will ask of it, then pause it.
+        """Run what the first user of a pool VM will need, so that its code is translated, then pause it.
 
-        The identity is a placeholder: the real one is conferred when the machine is handed out.
+        The identity is a placeholder: a create confers the real one.
         """
         await self.step(row, "warm")
         identity = Identity(row.id, _PLACEHOLDER, new_machine_id(), addresses.machine_address(row.slot))
@@ -174,16 +190,16 @@ class Lifecycle:
         await live.vm.pause()
 
     async def identify(self, row: MachineRow, live: Live, *, new_keys: bool) -> None:
-        """Make a guest the machine of its row; StartFailed unless it confirms."""
+        """Confer the identity and keys of a row on a guest; StartFailed unless it confirms."""
         address = addresses.machine_address(row.slot)
         identity = Identity(row.id, row.hostname, row.guest_machine_id, address)
         try:
             await confer(live.agent, identity, timeout=CONFIRM_TIMEOUT, new_keys=new_keys)
         except GuestUnreachable as error:
-            raise StartFailed(f"the guest did not confirm its identity: {error}") from error
+            raise StartFailed(f"guest did not confirm its identity: {error}") from error
 
     async def boot(self, row: MachineRow, template: Template) -> Live:
-        """Boot a machine from its own disk. On its way up a guest may restart, as after a repair, or hang."""
+        """Boot a VM from its own disk; retries when the guest resets on its way up (fsck) or hangs once."""
         for attempt, timeout in enumerate(BOOT_TIMEOUTS, 1):
             await self.step(row, "process")
             async with self.disk(row, template) as layers:
@@ -196,16 +212,16 @@ class Lifecycle:
                 if live.vm.process.ended:
                     again = unexpected_end(live.vm.stop_cause, await live.vm.wait()).restart
                 else:
-                    # Emulated kernels hang now and then; one that does so twice has a cause of its own.
+                    # Emulated kernels hang now and then; one that hangs twice is broken.
                     again = attempt == 1
-                    log.warning("guest does not come up", machine=row.id, console=await _last_words(live.vm))
+                    log.warning("guest does not boot", vm=row.id, console=await _last_words(live.vm))
                 if not again or attempt == len(BOOT_TIMEOUTS):
                     raise
                 await self.end_process(row)
         return live
 
     async def hold(self, row: MachineRow, process: ProcessId, next_step: str, **changes: object) -> Live:
-        """Record a QEMU that was just started and take hold of it."""
+        """Record a QEMU that was just started and connect to it."""
         try:
             await self.step(row, next_step, pid=process.pid, pid_started=process.started, **changes)
             return await self.adopt(row, process)
@@ -214,27 +230,29 @@ class Lifecycle:
             raise
 
     async def adopt(self, row: MachineRow, process: ProcessId) -> Live:
-        """Take hold of a running QEMU and watch it."""
+        """Connect to a running QEMU and watch for its end."""
         vm = await self.host.connect(row.id, process)
         live = Live(vm, self.host.agent(row.slot))
         self.lives[row.id] = live
         live.watcher = asyncio.create_task(self._watch(row.id, live))
         return live
 
-    async def record_running(self, row: MachineRow, live: Live, note: str | None = None) -> MachineRow:
-        """The machine is up; with `note`, there is something that its owner should know of."""
+    async def record_running(
+        self, row: MachineRow, live: Live, kind: EventKind, why: str | None, note: str | None = None
+    ) -> MachineRow:
+        """Record that a VM is up and report `kind` with `why`; `note` becomes its reason."""
         facts = {"state": State.RUNNING, "step": None, "reason": note, "checkpoint": None}
         updated = await self.store.update(row.id, **facts, active_at=time.time_ns())
         if updated is None:
-            raise StartFailed(f"machine {row.id} was removed while it started")
+            raise StartFailed(f"VM {row.id} was removed while it started")
         if live.vm.process.ended:
-            raise StartFailed(f"machine {row.id} ended while it started")
+            raise StartFailed(f"VM {row.id} ended while it started")
         live.running = True
-        self.on_change(updated, f"running: {note}" if note else "running")
+        self.report(kind, updated, why, note)
         return updated
 
     async def while_alive(self, live: Live, work: Coroutine[Any, Any, None]) -> None:
-        """Do something with a guest, but not longer than its QEMU lives."""
+        """Run work that needs a guest; StartFailed when its QEMU ends first."""
         task = asyncio.ensure_future(work)
         end = asyncio.ensure_future(live.vm.wait())
         try:
@@ -250,11 +268,11 @@ class Lifecycle:
     # Down
 
     async def end_process(self, row: MachineRow) -> None:
-        """End whatever process a machine has, held or not, and let go of it."""
+        """Kill a VM's QEMU, connected or orphaned, and close its connections."""
         live = self.lives.pop(row.id, None)
         if live is not None:
             live.running, live.ending = False, True
-            live.agent.abort("the machine was ended")
+            live.agent.abort("the VM was ended")
             await live.vm.kill()
             await live.release()
         process = process_of(row)
@@ -265,68 +283,72 @@ class Lifecycle:
             if orphan is not None:
                 await kill(orphan)
 
-    async def remove(self, row: MachineRow, *, forget: bool = True) -> None:
-        """Leave nothing of a machine: process, files, groups, row. Unless told to forget it, a machine that
-        can be made anew keeps its row.
+    async def remove(self, row: MachineRow, why: str | None = None, *, forget: bool = True) -> None:
+        """Delete a VM's process, files, groups and row; `why` is None on request.
+
+        Without `forget`, a VM with `recreate` keeps its row.
         """
+        ended = status(EventKind.DELETED, why)
         await self.store.update(row.id, state=State.DELETING, step="end")
         await self.end_process(row)
         await self.store.update(row.id, step="clean")
         await self.host.discard(row.id)
-        if row.recreate and not forget:
-            gone: dict[str, object] = dict.fromkeys(("step", "pid", "pid_started", "reason"))
+        kept = row.recreate and not forget
+        if kept:
+            gone: dict[str, object] = dict.fromkeys(("step", "pid", "pid_started"))
             gone |= dict.fromkeys(("top", "next_top", "layer", "checkpoint", "memory_base"))
-            await self.store.update(row.id, state=State.DELETED, **gone)
+            await self.store.update(row.id, state=State.DELETED, reason=ended, **gone)
         else:
             await self.store.delete(row.id)
-        self.tell_exit(row.id, "deleted")
-        self.on_change(row, "deleted")
+        self.tell_exit(row.id, ended)
+        self.report(EventKind.DELETED, row, why or REQUESTED, removed=not kept)
         self.sweep()
 
     async def shut_down(self, row: MachineRow, live: Live, timeout: float = STOP_TIMEOUT) -> str | None:
-        """Ask the guest to power off and wait; says so when it had to be ended by force."""
+        """Ask the guest to power off and wait; returns why the caller has to kill it, None when it ended."""
         live.running, live.ending = False, True
         try:
             await live.agent.call("POST", "/v1/shutdown", timeout=5, connect_timeout=5)
         except (GuestUnreachable, GuestError):
-            # Never both: the agent takes a shutdown that is refused, as one is under way, for a broken guest.
+            # Never both: the agent would take the refusal of a second shutdown for a broken guest.
             with contextlib.suppress(HostError):
                 await live.vm.execute("system_powerdown")
         try:
             async with asyncio.timeout(timeout):
                 await live.vm.wait()
         except TimeoutError:
-            return f"it did not shut down within {timeout:g} s and was ended"
+            return f"did not shut down within {timeout:g} s"
         return None
 
     async def record_stopped(
-        self, row: MachineRow, reason: str, *, for_good: bool = True
+        self, row: MachineRow, kind: EventKind, why: str | None = None, *, for_good: bool = True
     ) -> MachineRow | None:
-        """The process has ended: remove what only a running machine has and say why it stopped.
+        """The process has ended: remove what only a running VM has and record why; None is on request.
 
-        A machine that ends with its run is removed, unless it is to be started again at once.
+        An ephemeral VM is deleted, unless it is started again at once (`for_good=False`).
         """
+        reason = status(kind, why)
         await self.end_process(row)
-        self.on_change(row, f"stopped: {reason}" if reason != "stopped" else reason)
+        self.report(kind, row, why or REQUESTED)
         self.host.tidy(row.id)
         await self.settle_disk(row)
         if for_good and ends_with(persistence_of(row), suspended=False):
             self.tell_exit(row.id, reason)
-            await self.remove(row, forget=False)
+            await self.remove(row, f"ephemeral: {reason}", forget=False)
             return None
         down: dict[str, object] = dict.fromkeys(("step", "pid", "pid_started", "memory_base"))
         down |= {"reason": reason, "active_at": time.time_ns()}
         stopped = await self.store.update(row.id, state=State.STOPPED, **down)
         if for_good:
-            # Not before it is recorded: who asks in between would wait for what has been told already.
+            # After the row: a caller that reads the old state before this then still gets the exit.
             self.tell_exit(row.id, reason)
         return stopped
 
     async def settle_disk(self, row: MachineRow) -> None:
-        """A machine whose QEMU is gone: if it was about to go on with another layer, it does so.
+        """Finish an interrupted switch to a new top layer after QEMU ended.
 
-        Whether QEMU had been told or not, an empty layer over the old one is the same disk. One that was
-        only being made for a start, so that it may be there or not or half, is left to the next start.
+        Whether QEMU switched or not, an empty layer over the old one is the same disk. A layer that was
+        only being made for a start may be incomplete: the next start makes it again.
         """
         recorded = await self.store.get(row.id)
         if recorded is None or recorded.top is None:
@@ -342,19 +364,19 @@ class Lifecycle:
             await self.store.update(row.id, next_top=None)
 
     async def record_frozen(self, row: MachineRow, **changes: object) -> MachineRow | None:
-        """A machine's top layer is frozen from now on; others can stand on it."""
+        """Record a VM's top layer as read-only and adopt its file; others can be based on it."""
         assert row.top is not None  # noqa: S101
         layer = LayerRow(row.top, row.layer, row.template, f"{row.top}.qcow2")
         updated = await self.store.freeze(layer, row.id, **changes)
         await self.layers.adopt(layer.id, self.host.layer(row.id, layer.id))
         return updated
 
-    # Ends that nobody asked for
+    # Unexpected ends
 
     async def _watch(self, machine_id: str, live: Live) -> None:
         how = await live.vm.wait()
         live.running = False
-        live.agent.abort(f"the machine ended: {unexpected_end(live.vm.stop_cause, how).reason}")
+        live.agent.abort(f"the VM ended: {unexpected_end(live.vm.stop_cause, how).reason}")
         if not live.ending:
             self.background(self._ended(machine_id, live, how))
 
@@ -368,17 +390,18 @@ class Lifecycle:
                 self.on_unowned_end()
                 return
             if row.state != State.RUNNING:
-                # An operation is under way; it has seen the same end and deals with it.
+                # The operation under way sees the same end and handles it.
                 return
             end = unexpected_end(live.vm.stop_cause, how)
-            log.warning("machine ended", machine=machine_id, reason=end.reason)
-            stopped = await self.record_stopped(row, end.reason, for_good=not end.restart)
+            log.warning("VM ended", vm=machine_id, reason=end.reason)
+            kind = EventKind.CRASHED if end.crashed else EventKind.STOPPED
+            stopped = await self.record_stopped(row, kind, end.reason, for_good=not end.restart)
             if end.restart and stopped is not None:
                 with contextlib.suppress(SteadError):
-                    await self.start(stopped)
+                    await self.start(stopped, end.reason)
 
-    async def start(self, row: MachineRow, note: str | None = None) -> MachineRow:
-        """Boot a stopped machine; a failure leaves it stopped with the reason. Call in the machine's turn."""
+    async def start(self, row: MachineRow, why: str, note: str | None = None) -> MachineRow:
+        """Boot a stopped VM; a failure leaves it stopped with the reason. Call with the VM's lock held."""
         template = await self.whole_disk(row)
         fresh = row.top is None
         row = replace(row, top=row.top or new_id())
@@ -388,40 +411,41 @@ class Lifecycle:
             if fresh:
                 await self.make_top(row)
             live = await self.bring_up_from_disk(row, template, new_keys=False)
-            return await self.record_running(row, live, note)
+            return await self.record_running(row, live, EventKind.STARTED, why, note)
         except BaseException as error:
-            why = str(error) if isinstance(error, SteadError) else "the start was interrupted"
-            reason = f"it could not be started: {why}"
-            await finished(self.record_stopped(row, reason, for_good=False))
-            self.tell_exit(row.id, reason)
+            cause = str(error) if isinstance(error, SteadError) else "the start was interrupted"
+            await finished(self.record_stopped(row, EventKind.START_FAILED, cause, for_good=False))
+            self.tell_exit(row.id, status(EventKind.START_FAILED, cause))
             if isinstance(error, SteadError) and not isinstance(error, StartFailed):
-                raise StartFailed(f"machine {row.id} did not start: {error}") from error
+                raise StartFailed(f"VM {row.id} did not start: {error}") from error
             raise
 
     async def whole_disk(self, row: MachineRow) -> Template:
-        """The template below a machine's disk, when every layer of it is there; else the machine is lost."""
+        """The template below a VM's disk when every layer exists; else the VM becomes lost."""
         template = self.host.load_template(row.template)
-        reason = "the disk layers that it stands on are gone"
+        reason = "disk layers are missing"
         if template is not None and (row.top is None or self.host.layer(row.id, row.top).exists()):
             try:
                 return await self._with_all_layers(row, template)
             except HostError as error:
                 reason = str(error)
-        await self.store.update(row.id, state=State.LOST, step=None, reason=reason)
-        self.tell_exit(row.id, reason)
-        raise StartFailed(f"machine {row.id} is lost: {reason}")
+        lost = status(EventKind.LOST, reason)
+        await self.store.update(row.id, state=State.LOST, step=None, reason=lost)
+        self.report(EventKind.LOST, row, reason)
+        self.tell_exit(row.id, lost)
+        raise StartFailed(f"VM {row.id} is lost: {reason}")
 
     async def _with_all_layers(self, row: MachineRow, template: Template) -> Template:
         try:
             await self.layers.chain(row.layer)
         except HostError:
-            # What was frozen may not have been taken in.
+            # A crash may have come between freezing a layer and adopting its file.
             await self.layers.finish_adoptions()
             await self.layers.chain(row.layer)
         return template
 
     async def bring_up_from_disk(self, row: MachineRow, template: Template, *, new_keys: bool) -> Live:
-        """Boot a machine, make it the one of its row and let it have its whole disk."""
+        """Boot a VM, confer its identity and grow its file system to the size of its disk."""
         live = await self.boot(row, template)
         await self.step(row, "identify")
         await self.identify(row, live, new_keys=new_keys)
@@ -430,16 +454,16 @@ class Lifecycle:
         return live
 
     async def _grow_root(self, live: Live) -> None:
-        """Let the root file system have the whole disk; there is nothing to do when it has it already."""
+        """Grow the root file system to the size of the disk; does nothing when it fills it already."""
         result = await collect(live.agent, ExecRequest("resize2fs /dev/vda", timeout=_GROW_TIMEOUT))
         if not result.ok:
             said = result.stderr.decode(errors="replace").strip()
-            raise StartFailed(f"the file system could not be grown: {said}")
+            raise StartFailed(f"cannot grow the root file system: {said}")
 
-    # Who waits for a machine's end
+    # Waiting for exits
 
     async def exit(self, machine_id: str) -> str:
-        """Wait until a machine ends its run, by whatever cause; says which."""
+        """Wait until a VM's run ends; returns why."""
         waiting: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         waiters = self._exits.setdefault(machine_id, set())
         waiters.add(waiting)
@@ -458,7 +482,7 @@ class Lifecycle:
     # Background work
 
     def sweep(self) -> None:
-        """Have removed, soon, what no machine and no snapshot needs any more."""
+        """Garbage-collect layers and checkpoints in the background; calls during a run lead to one more."""
         self._sweep_again = True
         if not self._sweeping:
             self._sweeping = True
@@ -473,7 +497,7 @@ class Lifecycle:
             self._sweeping = False
 
     def background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something that nobody waits for; `close` ends it, even if it has not begun."""
+        """Run work in the background and log its failure; `close` cancels it."""
 
         def done(task: asyncio.Task[None]) -> None:
             if not task.cancelled() and (error := task.exception()) is not None:
@@ -482,12 +506,12 @@ class Lifecycle:
         self.keep(asyncio.create_task(work)).add_done_callback(done)
 
     def keep(self, task: asyncio.Task[T]) -> asyncio.Task[T]:
-        """Hold on to a task until it ends; `close` ends it."""
+        """Hold a reference to a task until it ends; `close` cancels it."""
 
         def done(task: asyncio.Task[T]) -> None:
             self._tasks.discard(task)
             if not task.cancelled():
-                # Whoever waits has the error; when nobody does any more, it is not one that was forgotten.
+                # Retrieve the exception so asyncio does not log it as never retrieved.
                 task.exception()
 
         self._tasks.add(task)
@@ -495,7 +519,7 @@ class Lifecycle:
         return task
 
     async def close(self) -> None:
-        """Let go of every machine; they go on."""
+        """Cancel background work and disconnect from every VM; VMs keep running."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Machines that have a process now, and whose turn it is to change each of them."""
+"""VMs that have a process, and one lock per VM."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -9,18 +9,18 @@ from stead.host.vm import Vm
 
 @dataclass
 class Live:
-    """The running side of a machine."""
+    """The process of a VM and the connections to it."""
 
     vm: Vm
     agent: Agent
     running: bool = False
-    """Recorded as running: commands may be sent without asking the store."""
+    """Recorded as running: calls to the guest need no query of the store."""
     ending: bool = False
-    """Its end is wanted: whoever wants it also records it."""
+    """An operation ends it and records that end; the watcher does not."""
     watcher: asyncio.Task[None] | None = field(default=None, repr=False)
 
     async def release(self) -> None:
-        """Let go of the process without ending it."""
+        """Disconnect from the process without ending it."""
         self.ending = True
         if self.watcher is not None and self.watcher is not asyncio.current_task():
             self.watcher.cancel()
@@ -30,7 +30,7 @@ class Live:
 
 
 class Turns:
-    """One lock for each machine, kept only while someone holds it or waits for it."""
+    """One asyncio lock per VM, removed when no task holds or awaits it."""
 
     def __init__(self) -> None:
         self._locks: dict[str, tuple[asyncio.Lock, int]] = {}

@@ -1,7 +1,6 @@
-"""A handle on one machine."""
+"""A handle on one VM."""
 
 import contextlib
-import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -23,6 +22,7 @@ from stead.host.execution import (
 )
 from stead.host.guest_files import GuestFiles
 from stead.host.watching import FileEvent, watch
+from stead.machines.events import Use, instance_of
 from stead.machines.lifecycle import STOP_TIMEOUT, persistence_of, size_of
 from stead.machines.persistence import PERSISTENT, Persistence, SnapshotPersistence
 from stead.machines.snapshots import SnapshotInfo
@@ -32,7 +32,7 @@ from stead.store.machines import MachineRow
 
 
 class Unchanged(Enum):
-    """Stands for what is not to be changed, where None has a meaning."""
+    """Sentinel for "do not change" where None has a meaning."""
 
     UNCHANGED = "unchanged"
 
@@ -42,9 +42,9 @@ UNCHANGED = Unchanged.UNCHANGED
 
 @dataclass(frozen=True)
 class MachineInfo:
-    """What is recorded of a machine.
+    """A VM as recorded.
 
-    `reason` says why it is stopped, suspended or lost, or what its owner should know of a running one.
+    `reason` says why it is stopped, suspended or lost, or is a note on how a running VM came up.
     """
 
     id: str
@@ -67,9 +67,9 @@ class MachineInfo:
     workdir: str | None
     build: str | None
     instance: str | None
-    """This run of it: another one after every start; None when it is not up."""
+    """Id of its current run: a new one after every start; None when it has no process."""
     layer: str | None
-    """The frozen disk layer that it stands on."""
+    """The read-only disk layer below its own."""
 
 
 def machine_info(row: MachineRow) -> MachineInfo:
@@ -97,18 +97,11 @@ def machine_info(row: MachineRow) -> MachineInfo:
     )
 
 
-def instance_of(row: MachineRow) -> str | None:
-    """The id of the current run: its QEMU process. None when it has none."""
-    if row.pid is None:
-        return None
-    return hashlib.sha256(f"{row.id} {row.pid} {row.pid_started}".encode()).hexdigest()[:20]
-
-
 class Keeper(Protocol):
-    """Who has the machines: what a handle needs of it."""
+    """What a handle needs of `Machines`."""
 
     async def info(self, machine_id: str) -> MachineInfo: ...
-    async def agent(self, machine_id: str) -> Agent: ...
+    async def agent(self, machine_id: str, use: Use = Use.GUEST) -> Agent: ...
     async def start(
         self,
         machine_id: str,
@@ -145,7 +138,7 @@ class Keeper(Protocol):
 
 
 class Machine:
-    """A handle on one machine; cheap, and valid as long as the machine exists."""
+    """A handle on one VM; cheap, and valid as long as the VM exists."""
 
     def __init__(self, machines: Keeper, machine_id: str) -> None:
         self._machines = machines
@@ -165,9 +158,9 @@ class Machine:
         timeout: float | None = None,
         output_limit: int = DEFAULT_OUTPUT_LIMIT,
     ) -> ExecResult:
-        """Run a command to its end. A string is run by a non-login `sh`; a list is run as it is."""
+        """Run a command to its end. A string runs in a non-login `sh`, a list without a shell."""
         request = ExecRequest(command, cwd, env or {}, stdin, user, timeout)
-        return await collect(await self._machines.agent(self.id), request, output_limit)
+        return await collect(await self._machines.agent(self.id, Use.COMMAND), request, output_limit)
 
     async def stream(
         self,
@@ -179,32 +172,32 @@ class Machine:
         user: str | None = None,
         timeout: float | None = None,
     ) -> AsyncGenerator[Output | Ended, None]:
-        """Run a command and yield its output as it comes, then how it ended."""
+        """Run a command; yields its output as it arrives, then how it ended."""
         request = ExecRequest(command, cwd, env or {}, stdin, user, timeout)
-        agent = await self._machines.agent(self.id)
+        agent = await self._machines.agent(self.id, Use.COMMAND)
         async with contextlib.aclosing(follow(agent, request)) as events:
             async for event in events:
                 yield event
 
     def files(self, user: str | None = None) -> GuestFiles:
-        """The machine's files as a Linux user sees them; root by default."""
-        return GuestFiles(lambda: self._machines.agent(self.id), user)
+        """The VM's files with the permissions of a Linux user; root by default."""
+        return GuestFiles(lambda: self._machines.agent(self.id, Use.FILES), user)
 
     @contextlib.asynccontextmanager
     async def watch(self, user: str | None = None) -> AsyncIterator[AsyncGenerator[FileEvent, None]]:
-        """The changes on its disk that a Linux user may see, from here to the end of the block.
+        """File changes that a Linux user may see, until the end of the block.
 
-        While somebody watches, the machine is not put to sleep for being idle.
+        An open watch counts as activity: the VM is not suspended for being idle.
         """
-        async with watch(await self.agent(), user) as events:
+        async with watch(await self.agent(Use.WATCH), user) as events:
             yield events
 
-    async def agent(self) -> Agent:
-        """The link to its guest; a machine that is down is brought up for it."""
-        return await self._machines.agent(self.id)
+    async def agent(self, use: Use = Use.GUEST) -> Agent:
+        """The connection to its guest; wakes or starts a VM that is down. The log names `use` then."""
+        return await self._machines.agent(self.id, use)
 
     async def out_of_memory(self) -> list[OutOfMemory]:
-        """The last processes that the guest's kernel ended for want of memory."""
+        """The last processes that the guest's OOM killer ended."""
         agent = await self._machines.agent(self.id)
         answer = await agent.call("GET", "/v1/oom")
         return [parse_oom(event) for event in answer["events"]]
@@ -216,7 +209,7 @@ class Machine:
         activity_threshold: int | Unchanged = UNCHANGED,
         ready_timeout: float | None = None,
     ) -> None:
-        """Wake or boot it. With `ready_timeout`, wait that many seconds for its services to be ready."""
+        """Wake or boot it. With `ready_timeout`, wait up to that many seconds for its services."""
         await self._machines.start(
             self.id,
             idle_timeout=idle_timeout,
@@ -225,13 +218,13 @@ class Machine:
         )
 
     async def suspend(self) -> None:
-        """Keep memory and disk and end the process; the next use wakes it."""
+        """Save its memory and end its process; the next use wakes it."""
         await self._machines.suspend(self.id)
 
     async def snapshot(
         self, name: str | None = None, persistence: SnapshotPersistence = PERSISTENT
     ) -> SnapshotInfo:
-        """Keep memory and disk as they are now; the machine goes on."""
+        """Capture its memory and disk while it keeps running."""
         return await self._machines.snapshot(self.id, name=name, persistence=persistence)
 
     async def fork(
@@ -250,11 +243,11 @@ class Machine:
     async def resize(
         self, *, vcpus: int | None = None, memory_mib: int | None = None, disk_gib: int | None = None
     ) -> None:
-        """Change what it has; a running machine is stopped for it and started again."""
+        """Change its size; a running VM is restarted for it."""
         await self._machines.resize(self.id, vcpus=vcpus, memory_mib=memory_mib, disk_gib=disk_gib)
 
     async def wait_for_exit(self) -> str:
-        """Wait until it is no longer running; says why."""
+        """Wait until it is no longer running; returns why."""
         return await self._machines.wait_for_exit(self.id)
 
     async def stop(self, timeout: float = STOP_TIMEOUT) -> None:
@@ -264,5 +257,5 @@ class Machine:
         await self._machines.kill(self.id)
 
     async def delete(self, *, forget: bool = False) -> None:
-        """Remove it. One that may be made anew keeps its name, unless it is to be forgotten."""
+        """Delete it. One with `recreate` keeps its id, unless `forget` is set."""
         await self._machines.delete(self.id, forget=forget)

@@ -1,4 +1,4 @@
-"""The public face of the engine: create machines, find them, use them."""
+"""Public interface of the engine: create, find, use and delete VMs."""
 
 import asyncio
 import contextlib
@@ -24,9 +24,10 @@ from stead.host.template_builder import ensure_template
 from stead.host.templates import Template
 from stead.machines.checkpointing import Checkpointing
 from stead.machines.creation import Creation, Options, Purpose
+from stead.machines.events import EventKind, OnEvent, Use
 from stead.machines.idle import IdleWatch
 from stead.machines.layers import Layers
-from stead.machines.lifecycle import STOP_TIMEOUT, Lifecycle, OnChange, persistence_of, size_of
+from stead.machines.lifecycle import STOP_TIMEOUT, Lifecycle, persistence_of, size_of
 from stead.machines.machine import UNCHANGED, Machine, MachineInfo, Unchanged, machine_info
 from stead.machines.persistence import PERSISTENT, Persistence, SnapshotPersistence
 from stead.machines.pool import Pool
@@ -52,7 +53,7 @@ T = TypeVar("T")
 
 
 class Machines:
-    """All machines of one installation. One process at a time has it open; machines outlive that process."""
+    """All VMs of one installation. One process at a time has it open; VMs outlive that process."""
 
     def __init__(
         self,
@@ -77,9 +78,9 @@ class Machines:
     @classmethod
     @contextlib.asynccontextmanager
     async def open(cls, settings: Settings) -> AsyncIterator[Self]:
-        """Open an installation: recover from whatever happened before, then hand out machines.
+        """Open an installation under its lock and recover from a crash of the process before.
 
-        On leaving, machines go on; the pool goes, and with the last machine the network goes too.
+        On leaving, VMs keep running; the pool is removed, and without any VM the network is too.
         """
         require_root()
         if not settings.data.exists():
@@ -120,27 +121,27 @@ class Machines:
         await asyncio.gather(*self._building.values(), return_exceptions=True)
         await self.pool.close()
 
-    def watch(self, on_change: OnChange) -> None:
-        """From now on tell this of what happens to machines."""
-        self._lifecycle.on_change = on_change
+    def watch(self, on_event: OnEvent) -> None:
+        """Report every VM's lifecycle events to this, those of the recovery at start included."""
+        self._lifecycle.listen(on_event)
 
     def limit(self, limits_of: LimitsOf) -> None:
-        """From now on accounts may have no more than this says."""
+        """Enforce these limits of accounts from now on."""
         self._lifecycle.quotas.limits_of = limits_of
 
     @property
     def database(self) -> Database:
-        """Where everything about this installation is recorded."""
+        """The database of this installation."""
         return self._database
 
     async def platform(self) -> Platform:
-        """What machines run on here: accelerator, QEMU, machine type."""
+        """What VMs run on here: accelerator, QEMU version, machine type."""
         return await self._lifecycle.host.platform()
 
     # Templates
 
     async def template(self, size: Size | None = None, report: Report = lambda _: None) -> Template:
-        """The template of a size, made once however many ask; from then on creates are quick."""
+        """The template of a size, built single-flight when missing; creates from it are fast."""
         size = size or self.settings.default_size
         host = self._lifecycle.host
         task = self._building.get(size)
@@ -159,7 +160,7 @@ class Machines:
             self.pool.keep(template)
         return template
 
-    # Making machines
+    # Create, fork, snapshot
 
     async def create(
         self,
@@ -179,10 +180,10 @@ class Machines:
         request: str | None = None,
         report: Report = lambda _: None,
     ) -> Machine:
-        """A new running machine that has confirmed its identity; a failure leaves nothing.
+        """Create a VM and wait until its guest confirmed its identity; a failure leaves nothing.
 
-        From a snapshot it has the snapshot's memory and disk; of another size than the snapshot's it boots
-        from the disk. With `ready_timeout`, its services are waited for as well.
+        From a snapshot it gets the snapshot's memory and disk; with another size it boots from the disk.
+        With `ready_timeout`, wait for its services as well.
         """
         check_name(name)
         own_timeout = self.settings.idle_timeout if isinstance(idle_timeout, Unchanged) else idle_timeout
@@ -210,7 +211,7 @@ class Machines:
             try:
                 await self.wait_until_ready(row.id, ready_timeout)
             except BaseException:
-                await finished(self.delete(row.id, forget=True))
+                await finished(self._carry_through(self._delete(row.id, "not ready in time", forget=True)))
                 raise
         return machine
 
@@ -235,7 +236,7 @@ class Machines:
     async def _fork(
         self, machine_id: str, names: Sequence[str | None], persistence: Persistence | None
     ) -> list[Machine]:
-        await self._check_up(machine_id, Operation.FORK)
+        await self._check_up(machine_id, Operation.FORK, Use.FORK)
         async with self._lifecycle.turns.of(machine_id):
             row, live = await self._running(machine_id, Operation.FORK)
             row, moment = await self._checkpointing.take(row, live)
@@ -246,7 +247,7 @@ class Machines:
                 moment.close()
                 raise
         try:
-            rows = await self._creation.bring_up(children, moment)
+            rows = await self._creation.bring_up(children, moment, machine_id)
         finally:
             moment.close()
         self._checkpointing.merge_if_long(row)
@@ -262,9 +263,9 @@ class Machines:
         template_hash: str | None = None,
         failure: str | None = None,
     ) -> SnapshotInfo:
-        """Keep a machine's memory and disk as they are now; it goes on. Of a stopped one, the disk.
+        """Capture a VM's memory and disk while it keeps running; of a stopped VM, the disk.
 
-        With `failure`, it is the remains of a build that went wrong, kept to be looked at.
+        With `failure`, it is the state of a failed build, kept for inspection.
         """
         check_name(name)
         await self._room.make(keeping=machine_id)
@@ -289,32 +290,32 @@ class Machines:
                 raise
         return await self.snapshots.get(snapshot.id)
 
-    # Finding machines
+    # Find
 
     async def get(self, machine_id: str) -> Machine:
         await self.info(machine_id)
         return Machine(self, machine_id)
 
     async def list(self, account: str | None = None, *, deleted: bool = False) -> list[MachineInfo]:
-        """All machines, or those of an account; not those in which something is being built.
+        """All VMs, or those of an account, without the ones that builds run in.
 
-        With `deleted`, also names under which a machine can be made anew.
+        With `deleted`, also deleted VMs with `recreate`.
         """
         hidden = _HIDDEN if deleted else _UNLISTED
         rows = await self._lifecycle.store.list(excluding=hidden, account=account, purpose="use")
         return [machine_info(row) for row in rows]
 
     async def count(self) -> dict[str, int]:
-        """How many machines there are in each state, those that belong to nobody yet too."""
+        """Number of VMs in each state, pool VMs included."""
         return await self._lifecycle.store.count()
 
     async def made_for(self, request: str) -> MachineInfo | None:
-        """The machine that was created for a request, if it is there."""
+        """The VM that was created for a request, if it exists."""
         row = await self._lifecycle.store.made_for(request)
         return None if row is None or row.state in _UNLISTED else machine_info(row)
 
     async def hand_over(self, machine_id: str) -> None:
-        """What was being built is its account's to see and use from now on."""
+        """Turn the VM of a build into one that its account sees and uses."""
         await self._row(machine_id)
         await self._lifecycle.store.update(machine_id, purpose="use")
 
@@ -336,17 +337,17 @@ class Machines:
             raise MachineNotFound(machine_id)
         return row
 
-    # Using machines
+    # Use
 
-    async def agent(self, machine_id: str) -> Agent:
-        """The agent of a machine; a machine that sleeps or is stopped is brought up first."""
+    async def agent(self, machine_id: str, use: Use = Use.GUEST) -> Agent:
+        """The agent of a VM; a suspended VM is woken and a stopped one started first."""
         live = self._lifecycle.lives.get(machine_id)
         if live is not None and live.running:
             return live.agent
-        await self._check_up(machine_id, Operation.USE)
+        await self._check_up(machine_id, Operation.USE, use)
         live = self._lifecycle.lives.get(machine_id)
         if live is None or not live.running:
-            raise GuestUnreachable(f"machine {machine_id} has just ended")
+            raise GuestUnreachable(f"VM {machine_id} has just ended")
         return live.agent
 
     def observer(self, machine_id: str) -> Agent | None:
@@ -354,21 +355,21 @@ class Machines:
         live = self._lifecycle.lives.get(machine_id)
         return live.agent.uncounted() if live is not None and live.running else None
 
-    async def _check_up(self, machine_id: str, operation: Operation) -> None:
-        """Wait for what is under way, and bring the machine up if the operation needs it."""
+    async def _check_up(self, machine_id: str, operation: Operation, use: Use) -> None:
+        """Wait for the operation under way, then wake or start the VM if this operation needs it."""
         async with self._lifecycle.turns.of(machine_id):
             row = await self._row(machine_id)
             verdict = decide(operation, State(row.state))
         if verdict is Verdict.WAKE:
-            await self._bring_up(machine_id)
+            await self._bring_up(machine_id, use)
         elif verdict is not Verdict.GO:
             raise WrongState(machine_id, operation, row.state, row.reason or "")
 
-    async def _bring_up(self, machine_id: str) -> None:
-        """Bring a machine up, once, however many ask for it at the same time."""
+    async def _bring_up(self, machine_id: str, use: Use) -> None:
+        """Wake or start a VM, single-flight: concurrent callers share one attempt and its log line."""
         task = self._waking.get(machine_id)
         if task is None:
-            task = self._lifecycle.keep(asyncio.create_task(self._start(machine_id)))
+            task = self._lifecycle.keep(asyncio.create_task(self._start(machine_id, use)))
             self._waking[machine_id] = task
             task.add_done_callback(lambda _: self._waking.pop(machine_id, None))
         await asyncio.shield(task)
@@ -381,14 +382,14 @@ class Machines:
         return row, live
 
     async def wait_until_ready(self, machine_id: str, timeout: float = READY_TIMEOUT) -> None:
-        """Wait until the guest's services have started: those that notify have said that they are ready."""
+        """Wait until systemd has started all services, and `Type=notify` services reported ready."""
         request = ExecRequest("systemctl is-system-running --wait", timeout=timeout)
         result = await collect(await self.agent(machine_id), request)
         if result.timed_out:
-            raise ReadyTimeout(f"machine {machine_id} was not ready within {timeout:g} s")
+            raise ReadyTimeout(f"VM {machine_id} was not ready within {timeout:g} s")
 
     async def wait_for_exit(self, machine_id: str) -> str:
-        """Wait until a machine is no longer running; says why."""
+        """Wait until a VM is no longer running; returns why."""
         exiting = asyncio.ensure_future(self._lifecycle.exit(machine_id))
         try:
             await asyncio.sleep(0)
@@ -400,7 +401,7 @@ class Machines:
             exiting.cancel()
             await asyncio.gather(exiting, return_exceptions=True)
 
-    # Up and down
+    # Start, stop, resize, delete
 
     async def start(
         self,
@@ -410,7 +411,7 @@ class Machines:
         activity_threshold: int | Unchanged = UNCHANGED,
         ready_timeout: float | None = None,
     ) -> None:
-        """Wake a suspended machine or boot a stopped one."""
+        """Wake a suspended VM or boot a stopped one."""
         row = await self._row(machine_id)
         changes: dict[str, object] = {}
         if not isinstance(idle_timeout, Unchanged):
@@ -420,79 +421,82 @@ class Machines:
         Options(**{"idle_timeout": row.idle_timeout} | changes)  # type: ignore[arg-type]  # checks them
         if changes:
             await self._lifecycle.store.update(machine_id, **changes)
-        await self._bring_up(machine_id)
+        await self._bring_up(machine_id, Use.START)
         if ready_timeout is not None:
             await self.wait_until_ready(machine_id, ready_timeout)
 
-    async def _start(self, machine_id: str) -> None:
+    async def _start(self, machine_id: str, use: Use) -> None:
         await self._room.make(keeping=machine_id)
         async with self._lifecycle.turns.of(machine_id):
             row = await self._check(machine_id, Operation.START)
             if row is None:
                 return
             async with self._lifecycle.quotas.starting(row, size_of(row)):
-                await self._start_in_turn(row)
+                await self._start_in_turn(row, use)
 
-    async def _start_in_turn(self, row: MachineRow) -> None:
+    async def _start_in_turn(self, row: MachineRow, use: Use) -> None:
         async with self._creation.restores:
             if row.state == State.SUSPENDED:
-                await self._checkpointing.wake(row)
+                await self._checkpointing.wake(row, use)
                 return
             if row.state == State.STOPPED:
-                await self._lifecycle.start(row)
+                await self._lifecycle.start(row, use)
                 return
         snapshot = None if row.snapshot is None else await self.snapshots.ready(row.snapshot)
-        await self._creation.again(row, lambda: self.template(size_of(row)), snapshot)
+        await self._creation.again(row, use, lambda: self.template(size_of(row)), snapshot)
         if snapshot is not None:
             await self.snapshots.touch(snapshot.id)
 
     async def suspend(self, machine_id: str) -> None:
-        """Keep a machine's memory and disk and end its process; the next use wakes it."""
+        """Save a VM's memory and end its process; the next use wakes it."""
         await self._carry_through(self._suspend(machine_id))
 
     async def _suspend(self, machine_id: str) -> None:
         async with self._lifecycle.turns.of(machine_id):
             if await self._check(machine_id, Operation.SUSPEND) is not None:
                 row, live = await self._running(machine_id, Operation.SUSPEND)
-                await self._checkpointing.suspend(row, live, "suspended")
+                await self._checkpointing.suspend(row, live, None)
 
     async def _doze_off(self, machine_id: str) -> None:
-        """Suspend a machine that is idle, unless someone begins to use it at this very moment."""
+        """Suspend an idle VM, unless a call to its guest starts meanwhile."""
         async with self._lifecycle.turns.of(machine_id):
             row = await self._lifecycle.store.get(machine_id)
             live = self._lifecycle.lives.get(machine_id)
             if row is None or row.state != State.RUNNING or live is None or not live.running:
                 return
-            # From now on whoever wants it waits for its turn; calls that had begun are counted by then.
+            # New calls wait for the VM's lock from here on; those that started are in `in_flight` by then.
             live.running = False
             await asyncio.sleep(0.01)
             if live.agent.in_flight:
                 live.running = not live.vm.process.ended
                 return
-            await self._checkpointing.suspend(row, live, "suspended: it was idle")
+            await self._checkpointing.suspend(row, live, f"idle for {row.idle_timeout} s")
 
     async def stop(self, machine_id: str, timeout: float = STOP_TIMEOUT) -> None:
-        """Shut a machine down cleanly; after `timeout` seconds it is ended by force, and says so."""
+        """Shut a VM down; after `timeout` seconds it is killed, and its reason says so."""
         await self._carry_through(self._stop(machine_id, timeout))
 
     async def _stop(self, machine_id: str, timeout: float) -> None:
         if decide(Operation.STOP, State((await self._row(machine_id)).state)) is Verdict.WAKE:
-            await self._bring_up(machine_id)
+            await self._bring_up(machine_id, Use.STOP)
         async with self._lifecycle.turns.of(machine_id):
             row = await self._check(machine_id, Operation.STOP)
             if row is not None:
-                await self._shut_down(row, timeout, for_good=True)
+                await self._shut_down(row, timeout)
 
-    async def _shut_down(self, row: MachineRow, timeout: float, *, for_good: bool) -> MachineRow | None:
+    async def _shut_down(
+        self, row: MachineRow, timeout: float, why: str | None = None, *, for_good: bool = True
+    ) -> MachineRow | None:
         lifecycle = self._lifecycle
         live = lifecycle.lives.get(row.id)
         await lifecycle.store.update(row.id, state=State.STOPPING, step="shutdown")
         forced = None if live is None else await lifecycle.shut_down(row, live, timeout)
         await lifecycle.step(row, "clean")
-        return await lifecycle.record_stopped(row, forced or "stopped", for_good=for_good)
+        kind = EventKind.STOPPED if forced is None else EventKind.KILLED
+        return await lifecycle.record_stopped(row, kind, forced or why, for_good=for_good)
 
     async def kill(self, machine_id: str) -> None:
-        """End a machine at once, as if its plug were pulled; its disk is kept."""
+        """End a VM at once, like a power cut; its disk stays."""
         await self._carry_through(self._kill(machine_id))
 
     async def _kill(self, machine_id: str) -> None:
@@ -502,11 +506,11 @@ class Machines:
             row = await self._check(machine_id, Operation.KILL)
             if row is not None:
                 await lifecycle.store.update(machine_id, state=State.STOPPING, step="clean", checkpoint=None)
-                await lifecycle.record_stopped(row, "killed")
+                await lifecycle.record_stopped(row, EventKind.KILLED)
                 lifecycle.sweep()
 
     async def _hurry(self, machine_id: str) -> None:
-        """A machine that is shutting down need not be waited for: it is to end anyway."""
+        """Kill a VM that is shutting down instead of waiting for it."""
         row = await self._row(machine_id)
         live = self._lifecycle.lives.get(machine_id)
         if row.state == State.STOPPING and live is not None:
@@ -520,7 +524,7 @@ class Machines:
         memory_mib: int | None = None,
         disk_gib: int | None = None,
     ) -> None:
-        """Change what a machine has; one that runs is stopped for it and started again."""
+        """Change a VM's size; a running VM is restarted for it."""
         await self._carry_through(self._resize(machine_id, vcpus, memory_mib, disk_gib))
 
     async def _resize(
@@ -531,49 +535,50 @@ class Machines:
         if size == size_of(row):
             return
         if decide(Operation.RESIZE, State(row.state)) is Verdict.WAKE:
-            await self._bring_up(machine_id)
+            await self._bring_up(machine_id, Use.RESIZE)
         lifecycle = self._lifecycle
         async with lifecycle.turns.of(machine_id):
             checked = await self._check(machine_id, Operation.RESIZE)
             assert checked is not None  # noqa: S101  # there is always something to do
             size = _resized(checked, vcpus, memory_mib, disk_gib)
-            await lifecycle.quotas.check_resize(checked, size)
-            was_running = checked.state == State.RUNNING
-            if was_running:
-                checked = await self._shut_down(checked, STOP_TIMEOUT, for_good=False) or checked
-            await self._set_size(checked, size)
-            if was_running:
-                await lifecycle.start(await self._row(machine_id))
+            async with lifecycle.quotas.resizing(checked, size):
+                was_running = checked.state == State.RUNNING
+                if was_running:
+                    down = await self._shut_down(checked, STOP_TIMEOUT, Use.RESIZE, for_good=False)
+                    checked = down or checked
+                await self._set_size(checked, size)
+                if was_running:
+                    await lifecycle.start(await self._row(machine_id), f"{Use.RESIZE} to {size}")
 
     async def _set_size(self, row: MachineRow, size: Size) -> None:
         host = self._lifecycle.host
         if row.top is not None and size.disk_gib > row.disk_gib:
-            # Should this be where it ends, the disk is larger than the row says, and nothing minds.
+            # A crash after this leaves a disk larger than its row says, which is harmless.
             await disks.grow_layer(host.layer(row.id, row.top), size.disk_gib)
         await self._lifecycle.store.update(
             row.id, vcpus=size.vcpus, memory_mib=size.memory_mib, disk_gib=size.disk_gib
         )
 
     async def delete(self, machine_id: str, *, forget: bool = False) -> None:
-        """Remove a machine and everything it had.
+        """Delete a VM with its disk and memory.
 
-        One that may be made anew keeps its name, until it is deleted a second time or forgotten at once.
+        One with `recreate` keeps its row, until it is deleted a second time or with `forget`.
         """
-        await self._carry_through(self._delete(machine_id, forget))
+        await self._carry_through(self._delete(machine_id, None, forget))
 
-    async def _delete(self, machine_id: str, forget: bool) -> None:
+    async def _delete(self, machine_id: str, why: str | None, forget: bool) -> None:
         await self._hurry(machine_id)
         async with self._lifecycle.turns.of(machine_id):
             row = await self._check(machine_id, Operation.DELETE)
             if row is not None:
-                await self._lifecycle.remove(row, forget=forget or row.state == State.DELETED)
+                await self._lifecycle.remove(row, why, forget=forget or row.state == State.DELETED)
 
     async def _carry_through(self, work: Coroutine[Any, Any, T]) -> T:
-        """What has begun on a machine is brought to its end even if its caller does not wait for it."""
+        """Finish an operation on a VM even when its caller is cancelled."""
         return await asyncio.shield(self._lifecycle.keep(asyncio.create_task(work)))
 
     async def _check(self, machine_id: str, operation: Operation) -> MachineRow | None:
-        """The row, when the operation may begin; None when there is nothing to do. Call in its turn."""
+        """The row when the operation may start, None when there is nothing to do. Call with the VM's lock."""
         row = await self._row(machine_id)
         verdict = decide(operation, State(row.state))
         if verdict is Verdict.DONE:
@@ -598,5 +603,5 @@ def _resized(row: MachineRow, vcpus: int | None, memory_mib: int | None, disk_gi
     wanted = {"vcpus": vcpus, "memory_mib": memory_mib, "disk_gib": disk_gib}
     size = replace(size_of(row), **{name: value for name, value in wanted.items() if value is not None})
     if size.disk_gib < row.disk_gib:
-        raise InvalidRequest(f"a disk of {row.disk_gib} GiB cannot shrink to {size.disk_gib}")
+        raise InvalidRequest(f"cannot shrink the disk from {row.disk_gib} to {size.disk_gib} GiB")
     return size

@@ -1,4 +1,4 @@
-"""How long machines and snapshots are kept, and which go first when the disk is full."""
+"""Retention of VMs and snapshots, and the order of eviction when the disk is full."""
 
 import functools
 from collections.abc import Awaitable, Callable, Iterable
@@ -15,7 +15,7 @@ DeleteEvent = Literal["OnStop", "OnSuspend"]
 
 @dataclass(frozen=True)
 class Persistent:
-    """Kept until it is deleted."""
+    """Kept until a caller deletes it."""
 
     type: Literal["persistent"] = "persistent"
 
@@ -25,26 +25,29 @@ PERSISTENT = Persistent()
 
 @dataclass(frozen=True)
 class Sticky:
-    """Kept as long as there is room; of two, the one with the lower priority goes first."""
+    """Evicted when the disk is full and it is not running; the lowest priority first."""
 
     priority: int = DEFAULT_PRIORITY
     type: Literal["sticky"] = "sticky"
 
     def __post_init__(self) -> None:
         if not 0 <= self.priority <= MAX_PRIORITY:
-            raise InvalidRequest(f"a priority is from 0 to {MAX_PRIORITY}, not {self.priority}")
+            raise InvalidRequest(f"priority must be from 0 to {MAX_PRIORITY}, not {self.priority}")
 
 
 @dataclass(frozen=True)
 class Ephemeral:
-    """Deleted when its run ends: when it stops, or already when it is suspended."""
+    """Deleted when it is suspended or stops (`OnSuspend`, the default), or only when it stops (`OnStop`).
+
+    A VM that falls asleep for being idle is suspended: with `OnSuspend` that deletes it.
+    """
 
     delete_event: DeleteEvent = "OnSuspend"
     type: Literal["ephemeral"] = "ephemeral"
 
     def __post_init__(self) -> None:
         if self.delete_event not in ("OnStop", "OnSuspend"):
-            raise InvalidRequest(f"a delete event is OnStop or OnSuspend, not {self.delete_event!r}")
+            raise InvalidRequest(f"delete event must be OnStop or OnSuspend, not {self.delete_event!r}")
 
 
 Persistence = Persistent | Sticky | Ephemeral
@@ -71,7 +74,7 @@ def from_columns(persistence: str, priority: int | None, delete_event: str | Non
 
 
 def ends_with(persistence: Persistence, *, suspended: bool) -> bool:
-    """Whether a machine is deleted when it is suspended, or when it stops."""
+    """Whether a VM is deleted when it is suspended (`suspended=True`), or when it stops."""
     match persistence:
         case Ephemeral(delete_event="OnStop"):
             return not suspended
@@ -83,7 +86,7 @@ def ends_with(persistence: Persistence, *, suspended: bool) -> bool:
 
 @dataclass(frozen=True)
 class Evictable:
-    """A sticky thing that nobody is using now."""
+    """A sticky snapshot, or a sticky VM that does not run."""
 
     id: str
     priority: int

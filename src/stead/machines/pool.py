@@ -1,4 +1,4 @@
-"""Machines made ahead of time: restored, warmed and paused, so that a create only has to name one."""
+"""Pool of restored, warmed and paused VMs: a create only confers an identity on one."""
 
 import asyncio
 import contextlib
@@ -16,13 +16,13 @@ from stead.tasks import finished, or_undo
 
 _PAUSE_AFTER_FAILURE = 5.0
 _QUIET = 0.5
-"""A new machine's first command comes right away: it is not made to share the CPU with its replacement."""
+"""Seconds before the pool refills: the first command of a new VM does not compete for the CPU."""
 
 log = get_logger("stead.pool")
 
 
 class Pool:
-    """Keeps `target` prepared machines of one template; gives way to creates that are under way."""
+    """Keeps `target` prepared VMs of one template; does not refill while a create is under way."""
 
     def __init__(self, lifecycle: Lifecycle, target: int) -> None:
         self._lifecycle = lifecycle
@@ -36,7 +36,7 @@ class Pool:
         lifecycle.on_unowned_end = self._wanted.set
 
     def keep(self, template: Template) -> None:
-        """Start (or go on) keeping machines of this template ready."""
+        """Keep VMs of this template ready from now on."""
         if self._target == 0 or self._template == template:
             return
         self._template = template
@@ -47,7 +47,7 @@ class Pool:
 
     @contextlib.contextmanager
     def giving_way(self) -> Iterator[None]:
-        """While a caller waits for a machine, the pool makes none."""
+        """Do not refill inside this block, in which a caller waits for a VM."""
         self._busy += 1
         try:
             yield
@@ -57,7 +57,7 @@ class Pool:
                 asyncio.get_running_loop().call_later(_QUIET, self._wanted.set)
 
     async def take(self, template: Template, **facts: object) -> tuple[MachineRow, Live] | None:
-        """A prepared machine, now belonging to the caller and being created; None when there is none."""
+        """Take a prepared VM out of the pool, now in state creating; None when the pool is empty."""
         store = self._lifecycle.store
         while True:
             row = await store.take(
@@ -81,7 +81,7 @@ class Pool:
         return [row for row in rows if row.state == State.PREPARED]
 
     async def filled(self, timeout: float) -> bool:
-        """Wait until the pool is full; tells whether it is, for a host may have no room."""
+        """Wait until the pool is full; False when it is not in time, as on a full host."""
         if self._target == 0:
             return True
         with contextlib.suppress(TimeoutError):
@@ -96,8 +96,8 @@ class Pool:
             try:
                 await self._fill()
             except Exception as error:
-                # Whatever it was, the next create would be glad of a machine.
-                log.warning("cannot prepare a machine", error=repr(error))
+                # Any failure is retried: an empty pool only makes creates slower.
+                log.warning("cannot prepare a VM for the pool", error=repr(error))
                 await asyncio.sleep(_PAUSE_AFTER_FAILURE)
                 self._wanted.set()
 
@@ -132,7 +132,7 @@ class Pool:
             raise
 
     async def close(self) -> None:
-        """Stop making machines and remove the ones that nobody took."""
+        """Stop refilling and delete the VMs in the pool."""
         if self._worker is not None:
             self._worker.cancel()
             await asyncio.gather(self._worker, return_exceptions=True)

@@ -1,8 +1,9 @@
-"""What an account may still have, judged in one place at a time."""
+"""Account limits: every check is made under one lock, and what is admitted counts at once."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
 
 from stead.errors import LimitExceeded
 from stead.limits import UNLIMITED, Limits
@@ -19,19 +20,29 @@ async def _unlimited(_: str) -> Limits:
     return UNLIMITED
 
 
+@dataclass(frozen=True)
+class Reservation:
+    """What a VM that is being started or resized counts as, whatever its row says meanwhile."""
+
+    account: str
+    disk_gib: int
+    memory_mib: int
+    up: bool
+
+
 class Quotas:
-    """Admits machines one after another, so that two that come together do not both take the last place."""
+    """Checks limits one request at a time, so that two concurrent ones cannot both take the last place."""
 
     def __init__(self, store: MachineStore) -> None:
         self._store = store
-        self._turn = asyncio.Lock()
-        self._arriving: dict[str, str] = {}
+        self._lock = asyncio.Lock()
+        self._reserved: dict[str, Reservation] = {}
         self.limits_of: LimitsOf = _unlimited
 
     @contextlib.asynccontextmanager
     async def admitting(self, account: str | None, size: Size) -> AsyncIterator[None]:
-        """A new machine may be recorded in this block; LimitExceeded when it would be one too many."""
-        async with self._turn:
+        """Insert the row of a new VM in this block; LimitExceeded when the account may not have it."""
+        async with self._lock:
             if account is not None:
                 limits = await self.limits_of(account)
                 check_size(size, limits)
@@ -43,45 +54,77 @@ class Quotas:
 
     @contextlib.asynccontextmanager
     async def starting(self, row: MachineRow, size: Size) -> AsyncIterator[None]:
-        """A machine that was down comes up in this block; it counts from the beginning."""
+        """Bring a VM up in this block; it counts as up from the beginning."""
         if row.account is None:
             yield
             return
-        async with self._turn:
+        async with self._lock:
             limits = await self.limits_of(row.account)
             _check_up(await self._usage(row.account, without=row.id), size, limits)
-            self._arriving[row.id] = row.account
-        try:
+            reserved = self._reserve(row, size, up=True)
+        with reserved:
             yield
-        finally:
-            self._arriving.pop(row.id, None)
 
-    async def check_resize(self, row: MachineRow, size: Size) -> None:
-        """LimitExceeded when a machine may not become as large as this."""
+    @contextlib.asynccontextmanager
+    async def resizing(self, row: MachineRow, size: Size) -> AsyncIterator[None]:
+        """Change a VM's size in this block; it counts with the larger of both sizes from the beginning."""
         if row.account is None:
+            yield
             return
-        limits = await self.limits_of(row.account)
-        check_size(size, limits)
-        usage = await self._usage(row.account, without=row.id)
-        _check("total_disk_gib", limits.total_disk_gib, usage.disk_gib, size.disk_gib)
-        if row.state not in _NOT_UP:
-            _check_up(usage, size, limits)
+        up = row.state not in _NOT_UP
+        async with self._lock:
+            limits = await self.limits_of(row.account)
+            check_size(size, limits)
+            usage = await self._usage(row.account, without=row.id)
+            _check("total_disk_gib", limits.total_disk_gib, usage.disk_gib, size.disk_gib)
+            if up:
+                _check_up(usage, size, limits)
+            reserved = self._reserve(row, size, up=up)
+        with reserved:
+            yield
 
     @contextlib.asynccontextmanager
     async def keeping(
         self, account: str | None, count: Callable[[str], Awaitable[int]]
     ) -> AsyncIterator[None]:
-        """A new snapshot may be recorded in this block."""
-        async with self._turn:
+        """Insert the row of a new snapshot in this block."""
+        async with self._lock:
             if account is not None:
                 limits = await self.limits_of(account)
                 if limits.snapshots is not None:
                     _check("snapshots", limits.snapshots, await count(account), 1)
             yield
 
+    def _reserve(self, row: MachineRow, size: Size, *, up: bool) -> contextlib.AbstractContextManager[None]:
+        assert row.account is not None  # noqa: S101  # only accounts have limits
+        self._reserved[row.id] = Reservation(
+            row.account, max(row.disk_gib, size.disk_gib), max(row.memory_mib, size.memory_mib), up
+        )
+        return self._release(row.id)
+
+    @contextlib.contextmanager
+    def _release(self, machine_id: str) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            del self._reserved[machine_id]
+
     async def _usage(self, account: str, without: str | None = None) -> Usage:
-        arriving = [machine for machine, owner in self._arriving.items() if owner == account]
-        return await self._store.usage(account, not_up=_NOT_UP, arriving=arriving, without=without)
+        """What an account has, apart from one VM; reservations count in place of their VMs' rows."""
+        reserved = {
+            machine: each
+            for machine, each in self._reserved.items()
+            if each.account == account and machine != without
+        }
+        excluded = [*reserved] if without is None else [*reserved, without]
+        usage = await self._store.usage(account, not_up=_NOT_UP, excluding=excluded)
+        up = [each for each in reserved.values() if each.up]
+        return Usage(
+            machines=usage.machines + len(reserved),
+            up=usage.up + len(up),
+            disk_gib=usage.disk_gib + sum(each.disk_gib for each in reserved.values()),
+            memory_mib=usage.memory_mib + sum(each.memory_mib for each in up),
+        )
 
 
 def check_size(size: Size, limits: Limits) -> None:

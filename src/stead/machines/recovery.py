@@ -1,4 +1,4 @@
-"""After a crash: make rows and reality agree again."""
+"""Recovery at start: makes rows, processes and files consistent after a crash."""
 
 from dataclasses import replace
 
@@ -6,6 +6,7 @@ from stead.errors import SteadError
 from stead.host.processes import ProcessId, kill
 from stead.logs import get_logger
 from stead.machines.checkpointing import Checkpointing
+from stead.machines.events import EventKind
 from stead.machines.lifecycle import Lifecycle, process_of
 from stead.machines.live import Live
 from stead.machines.states import Recovery, State, recover
@@ -15,23 +16,23 @@ log = get_logger("stead.recovery")
 
 
 async def reconcile(lifecycle: Lifecycle, checkpointing: Checkpointing) -> None:
-    """Adopt what runs, finish or undo what was half done, reap what nobody owns."""
+    """Reconnect to running VMs, finish or undo interrupted operations, remove orphans."""
     await lifecycle.layers.finish_adoptions()
     rows = await lifecycle.store.list()
     processes = lifecycle.host.inventory().processes
     for row in rows:
         if row.purpose == "build":
-            # What was being built is begun anew by whoever asks for it again.
-            await lifecycle.remove(row)
+            # The build runs again when it is requested again.
+            await lifecycle.remove(row, "the build was interrupted")
             continue
         process = process_of(row)
         alive = process is not None and process.alive() and processes.get(process.pid) == row.id
         if not alive:
-            # By now the pid may be somebody else's: what is ended is only what carries the machine's name.
+            # The pid may be reused by another program: only processes that carry the VM's id are killed.
             row, process = replace(row, pid=None, pid_started=None), None
         action = recover(State(row.state), alive=alive, asleep=row.checkpoint is not None)
         if action is not Recovery.KEEP:
-            log.info("recovering", machine=row.id, state=row.state, step=row.step, action=action.value)
+            log.info("recovering VM", vm=row.id, state=row.state, step=row.step, action=action.value)
         await _apply(lifecycle, checkpointing, row, action, process)
     await _reap(lifecycle)
 
@@ -47,17 +48,20 @@ async def _apply(
         case Recovery.ADOPT:
             await _adopt(lifecycle, checkpointing, row, process)
         case Recovery.STOPPED:
-            await lifecycle.record_stopped(row, "its QEMU ended while Stead was not running")
+            why = "QEMU ended while Stead was not running"
+            await lifecycle.record_stopped(row, EventKind.CRASHED, why)
         case Recovery.FINISH_STOP:
             lifecycle.background(_finish_stop(lifecycle, row, process))
         case Recovery.END_AND_STOP:
-            await lifecycle.record_stopped(row, "its start was interrupted", for_good=False)
+            why = "the start was interrupted"
+            await lifecycle.record_stopped(row, EventKind.START_FAILED, why, for_good=False)
         case Recovery.END_AND_SLEEP:
             await checkpointing.sleep_on(row)
         case Recovery.REMOVE:
-            # Of a machine that was being created for the first time nobody was told.
+            # A VM that was being created for the first time is not known to any caller.
             unknown = row.state == State.CREATING and row.reason is None
-            await lifecycle.remove(row, forget=unknown)
+            cause = "the creation was interrupted" if row.state == State.CREATING else None
+            await lifecycle.remove(row, cause, forget=unknown)
         case Recovery.KEEP:
             pass
 
@@ -75,14 +79,14 @@ async def _adopt(
         if row.state == State.PREPARED:
             await lifecycle.remove(row)
         else:
-            await lifecycle.record_stopped(row, f"its QEMU could not be adopted: {error}")
+            await lifecycle.record_stopped(row, EventKind.CRASHED, f"cannot reconnect to QEMU: {error}")
         return
     await lifecycle.store.update(row.id, state=State.RUNNING, step=None)
     live.running = True
 
 
 async def _go_on(checkpointing: Checkpointing, row: MachineRow, live: Live) -> None:
-    """A machine that was being frozen is let go on, on the disk that its QEMU really writes."""
+    """Resume a VM whose capture was interrupted, on the layer that its QEMU really writes."""
     match (await live.vm.execute("query-status"))["status"]:
         case "io-error":
             live.vm.retry_disk()
@@ -94,22 +98,22 @@ async def _go_on(checkpointing: Checkpointing, row: MachineRow, live: Live) -> N
 
 
 async def _finish_stop(lifecycle: Lifecycle, row: MachineRow, process: ProcessId | None) -> None:
-    """The guest was asked to shut down: give it its time, as if nothing had happened in between."""
+    """Finish an interrupted stop: wait for the guest's shutdown, then record it."""
     async with lifecycle.turns.of(row.id):
-        reason = "stopped"
+        forced = None
         try:
-            # The shutdown of a machine that was being killed is not waited for.
+            # A VM that was being killed is past the shutdown step: do not wait.
             if row.step == "shutdown" and process is not None and process.alive():
                 live = await lifecycle.adopt(row, process)
                 forced = await lifecycle.shut_down(row, live)
-                reason = forced or reason
         except (SteadError, ProcessLookupError) as error:
-            log.warning("could not finish a stop in good order", machine=row.id, error=str(error))
-        await lifecycle.record_stopped(row, reason)
+            log.warning("interrupted stop finished with a kill", vm=row.id, error=str(error))
+        kind = EventKind.STOPPED if forced is None else EventKind.KILLED
+        await lifecycle.record_stopped(row, kind, forced)
 
 
 async def _reap(lifecycle: Lifecycle) -> None:
-    """End and remove what carries this installation's name but has no row, or no business to run."""
+    """Kill QEMUs and remove files of this installation that no row accounts for."""
     rows = {row.id: row for row in await lifecycle.store.list()}
     inventory = lifecycle.host.inventory()
     for pid, machine in inventory.processes.items():
@@ -117,10 +121,10 @@ async def _reap(lifecycle: Lifecycle) -> None:
         if row is None or row.pid != pid:
             orphan = ProcessId.of(pid)
             if orphan is not None:
-                log.warning("reaping a process", machine=machine, pid=pid)
+                log.warning("killing an orphaned QEMU", vm=machine, pid=pid)
                 await kill(orphan)
     for machine in inventory.machines - rows.keys():
-        log.warning("reaping files", machine=machine)
+        log.warning("removing files of an unknown VM", vm=machine)
         await lifecycle.host.discard(machine)
     for machine, row in rows.items():
         if row.pid is None:

@@ -1,4 +1,4 @@
-"""Room on the host: what is refused for want of it, and what goes before that."""
+"""Capacity of the host: admission check, and eviction of sticky VMs and snapshots."""
 
 import contextlib
 
@@ -15,16 +15,16 @@ log = get_logger("stead.room")
 
 
 class Room:
-    """Refuses what the host cannot bear; sticky things that nobody uses make way first."""
+    """Refuses requests that exceed the host's capacity, after evicting what may be evicted."""
 
     def __init__(self, lifecycle: Lifecycle, snapshots: Snapshots) -> None:
         self._lifecycle = lifecycle
         self._snapshots = snapshots
 
     async def make(self, keeping: str | None = None) -> None:
-        """CapacityExceeded when there is no room for one more, even without what may be evicted.
+        """Free disk space for one more VM; CapacityExceeded when eviction is not enough.
 
-        What the room is made for is kept. Never call this in a machine's turn: others may be waited for.
+        `keeping` is never evicted. Deadlock: never call this with a VM's lock, it takes those of others.
         """
         host = self._lifecycle.host
         try:
@@ -36,7 +36,7 @@ class Room:
         for candidate in eviction_order(await self._evictable()):
             if candidate.id == keeping:
                 continue
-            log.warning("evicted for want of disk space", id=candidate.id, priority=candidate.priority)
+            log.warning("evicted to free disk space", id=candidate.id, priority=candidate.priority)
             with contextlib.suppress(SnapshotNotFound, WrongSnapshotState):
                 await candidate.delete(candidate.id)
             await self._lifecycle.layers.collect()
@@ -59,9 +59,10 @@ class Room:
     async def _delete_machine(self, machine_id: str) -> None:
         async with self._lifecycle.turns.of(machine_id):
             row = await self._lifecycle.store.get(machine_id)
-            # It may have been woken while its turn was waited for.
+            # It may have been woken while this waited for its lock.
             if row is not None and _can_go(row):
-                await finished(self._lifecycle.remove(row, forget=False))
+                why = f"evicted to free disk space (sticky, priority {_priority(row.priority)})"
+                await finished(self._lifecycle.remove(row, why, forget=False))
 
 
 def _can_go(row: MachineRow) -> bool:

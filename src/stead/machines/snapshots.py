@@ -1,4 +1,4 @@
-"""Snapshots: kept checkpoints with a name, from which any number of machines can be made."""
+"""Snapshots: saved memory and disk from which any number of VMs can be created."""
 
 import contextlib
 import time
@@ -21,14 +21,14 @@ from stead.tasks import finished, in_thread
 
 MAX_NAME = 200
 REMEMBERED = 30 * 24 * 3600 * 10**9
-"""For how long a snapshot that was deleted is remembered, in nanoseconds."""
+"""Retention of the rows of deleted snapshots, in nanoseconds."""
 
 
 class SnapshotState(StrEnum):
     BUILDING = "building"
     READY = "ready"
     FAILED = "failed"
-    """What was there when a build failed; machines can be made from it to look at it."""
+    """The state of a failed build; VMs can be created from it for inspection."""
 
 
 USABLE = (SnapshotState.READY, SnapshotState.FAILED)
@@ -36,7 +36,7 @@ USABLE = (SnapshotState.READY, SnapshotState.FAILED)
 
 @dataclass(frozen=True)
 class SnapshotInfo:
-    """What is recorded of a snapshot. Without memory, machines that are made from it boot from its disk."""
+    """A snapshot as recorded. Without memory, VMs created from it boot from its disk."""
 
     id: str
     name: str | None
@@ -88,7 +88,7 @@ def check_name(name: str | None) -> None:
 
 @dataclass(frozen=True)
 class About:
-    """What is decided of a snapshot when it is taken."""
+    """Properties of a new snapshot."""
 
     name: str | None = None
     persistence: SnapshotPersistence = PERSISTENT
@@ -99,7 +99,7 @@ class About:
 
 @dataclass(frozen=True)
 class Taken:
-    """A running machine's moment, with the machine as it was right after it."""
+    """A running VM's captured memory, and its row right after the capture."""
 
     machine: MachineRow
     moment: Moment
@@ -114,19 +114,19 @@ class Snapshots:
         self._checkpointing = checkpointing
 
     async def list(self, account: str | None = None, *, deleted: bool = False) -> list[SnapshotInfo]:
-        """All snapshots, or those of an account; with `deleted`, also what is remembered of old ones."""
+        """All snapshots, or those of an account; with `deleted`, also the rows of deleted ones."""
         rows = await self._store.list(account)
         return [snapshot_info(row) for row in rows if deleted or row.deleted_at is None]
 
     async def get(self, snapshot_id: str, *, deleted: bool = False) -> SnapshotInfo:
-        """A snapshot; with `deleted`, also one of which nothing but its row is left."""
+        """A snapshot; with `deleted`, also a deleted one."""
         row = await self._store.get(snapshot_id) if deleted else await self.row(snapshot_id)
         if row is None:
             raise SnapshotNotFound(snapshot_id)
         return snapshot_info(row)
 
     async def find(self, account: str, template_hash: str) -> SnapshotInfo | None:
-        """The newest ready snapshot of an account that was built from this."""
+        """The newest ready snapshot of an account with this template hash (the build cache)."""
         row = await self._store.newest(account, template_hash, SnapshotState.READY)
         return None if row is None else snapshot_info(row)
 
@@ -139,7 +139,7 @@ class Snapshots:
         return snapshot_info(row)
 
     async def set_persistence(self, snapshot_id: str, persistence: SnapshotPersistence) -> SnapshotInfo:
-        """From now on it is kept as long as this says."""
+        """Change a snapshot's retention."""
         await self.row(snapshot_id)
         kept = columns(persistence)
         kept.pop("delete_event")
@@ -149,7 +149,7 @@ class Snapshots:
         return snapshot_info(row)
 
     async def delete(self, snapshot_id: str) -> None:
-        """Forget a snapshot; machines that were made from it keep what they stand on."""
+        """Delete a snapshot; layers that VMs still need stay."""
         await self.ready(snapshot_id)
         gone: dict[str, object] = dict.fromkeys(("layer", "checkpoint", "size_bytes"))
         await self._store.update(snapshot_id, deleted_at=time.time_ns(), **gone)
@@ -168,7 +168,7 @@ class Snapshots:
         return row
 
     async def touch(self, snapshot_id: str) -> None:
-        """It was used just now."""
+        """Record a use, for the order of eviction."""
         await self._store.update(snapshot_id, used_at=time.time_ns())
 
     async def sticky(self) -> Sequence[SnapshotRow]:
@@ -176,7 +176,7 @@ class Snapshots:
         kept = [row for row in rows if row.deleted_at is None and row.state in USABLE]
         return [row for row in kept if row.persistence == Sticky().type]
 
-    # Taking: `begin` and `take` are called in the machine's turn, `keep` after it
+    # Capture: `begin` and `take` with the VM's lock, `keep` after it is released
 
     async def begin(self, machine: MachineRow, about: About) -> SnapshotRow:
         kept: dict[str, Any] = columns(about.persistence)
@@ -200,7 +200,7 @@ class Snapshots:
             return await self._store.insert(row)
 
     async def take(self, snapshot: SnapshotRow, machine: MachineRow) -> Taken | None:
-        """Freeze what a snapshot is to hold. Memory that is still to be written is for `keep`."""
+        """Capture what the snapshot will hold; `keep` then writes the memory of a running VM to disk."""
         match State(machine.state):
             case State.RUNNING:
                 return await self._take_running(snapshot, machine)
@@ -232,7 +232,7 @@ class Snapshots:
             await self._complete(snapshot, layer=machine.layer, checkpoint=checkpoint)
 
     async def keep(self, snapshot: SnapshotRow, taken: Taken) -> None:
-        """Make a snapshot of a running machine durable; the machine need not wait for it."""
+        """Write the captured memory of a running VM to disk; the VM is not blocked meanwhile."""
         checkpoint = new_id()
         try:
             with self._lifecycle.layers.building(checkpoint):

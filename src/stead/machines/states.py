@@ -1,4 +1,4 @@
-"""What a machine can be and what may happen to it. Nothing here does anything: it only decides."""
+"""State machine of a VM: states, operations and recovery decisions, without IO."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,24 +7,24 @@ from enum import StrEnum
 
 class State(StrEnum):
     PREPARING = "preparing"
-    """Being restored ahead of time; belongs to nobody."""
+    """In the pool: being restored ahead of time."""
     PREPARED = "prepared"
-    """Restored, warmed and paused; belongs to nobody and waits to be handed out."""
+    """In the pool: restored, warmed and paused."""
     CREATING = "creating"
     RUNNING = "running"
     SUSPENDING = "suspending"
     SUSPENDED = "suspended"
-    """Memory and disk kept, no process; it wakes when it is used."""
+    """Memory and disk saved, no process; the next use wakes it."""
     STOPPING = "stopping"
     STOPPED = "stopped"
-    """Disk kept, memory gone; `reason` says why."""
+    """Disk only; `reason` says why."""
     STARTING = "starting"
     """Being booted, or woken when it has a checkpoint."""
     DELETING = "deleting"
     DELETED = "deleted"
-    """Nothing is left but its name, under which it can be made anew."""
+    """Only the row is left, because of `recreate`; the next use creates it again."""
     LOST = "lost"
-    """Its disk cannot be put together any more; it can only be deleted."""
+    """Layers of its disk are missing; it can only be deleted."""
 
 
 UNOWNED = frozenset({State.PREPARING, State.PREPARED})
@@ -38,9 +38,9 @@ PASSING = frozenset(
         State.DELETING,
     }
 )
-"""States that end by themselves: whoever needs the machine waits for them."""
+"""Transient states: other operations wait for their end."""
 DOWN = frozenset({State.STOPPED, State.SUSPENDED, State.DELETED})
-"""States without a process, out of which a machine can be brought up."""
+"""States without a process from which a VM can be started."""
 
 
 class Operation(StrEnum):
@@ -58,11 +58,11 @@ class Operation(StrEnum):
 class Verdict(StrEnum):
     GO = "go"
     WAKE = "wake"
-    """It is brought up first."""
+    """Wake or start it first."""
     WAIT = "wait"
     REFUSE = "refuse"
     DONE = "done"
-    """What is asked for is already so."""
+    """Already in the requested state."""
 
 
 STEPS: Mapping[State, tuple[str, ...]] = {
@@ -74,7 +74,7 @@ STEPS: Mapping[State, tuple[str, ...]] = {
     State.STOPPING: ("shutdown", "clean"),
     State.DELETING: ("end", "clean"),
 }
-"""The journal of each state in which something is under way: a step is recorded before its side effects."""
+"""Journal steps of each state: a step is recorded before its side effects."""
 
 _GO: Mapping[Operation, frozenset[State]] = {
     Operation.USE: frozenset({State.RUNNING}),
@@ -90,7 +90,7 @@ _GO: Mapping[Operation, frozenset[State]] = {
 _WAKE: Mapping[Operation, frozenset[State]] = {
     Operation.USE: DOWN,
     Operation.FORK: DOWN,
-    # What is only in memory is to reach the disk: a machine that sleeps is woken to be shut down.
+    # A suspended VM is woken to be shut down, so that its page cache reaches the disk.
     Operation.STOP: frozenset({State.SUSPENDED}),
     Operation.RESIZE: frozenset({State.SUSPENDED}),
 }
@@ -103,9 +103,9 @@ _DONE: Mapping[Operation, frozenset[State]] = {
 
 
 def decide(operation: Operation, state: State) -> Verdict:
-    """Whether an operation may begin on a machine in this state."""
+    """Whether an operation may start in this state."""
     if state in UNOWNED or state is State.DELETING:
-        # Nobody can name these: to a caller they do not exist.
+        # To callers these VMs do not exist.
         return Verdict.REFUSE
     for verdict, table in ((Verdict.GO, _GO), (Verdict.WAKE, _WAKE), (Verdict.DONE, _DONE)):
         if state in table.get(operation, ()):
@@ -114,24 +114,24 @@ def decide(operation: Operation, state: State) -> Verdict:
 
 
 class Recovery(StrEnum):
-    """What to do with a row that a dead process left behind."""
+    """What recovery does with a row."""
 
     ADOPT = "adopt"
-    """Its process runs: take hold of it, and let it go on if it was paused."""
+    """Its process runs: reconnect, and resume it if it was paused."""
     STOPPED = "stopped"
-    """It had been running and its process is gone: say so."""
+    """It was running and its process has ended: record that."""
     FINISH_STOP = "finish stop"
     END_AND_STOP = "end and stop"
-    """A start that nobody heard of: end it; the disk is as before."""
+    """Undo a start that did not finish; the disk is as before."""
     END_AND_SLEEP = "end and sleep"
-    """A wake that nobody heard of: end it; memory and disk are as before."""
+    """Undo a wake that did not finish; saved memory and disk are as before."""
     REMOVE = "remove"
-    """Nobody was ever told of it, or its removal had begun."""
+    """Its creation did not finish, or its deletion had started."""
     KEEP = "keep"
 
 
 def recover(state: State, *, alive: bool, asleep: bool) -> Recovery:
-    """How to make a row true again, given whether its process is alive and whether it has a checkpoint."""
+    """What to do with a row, given whether its process is alive and whether it has saved memory."""
     match state:
         case State.RUNNING | State.SUSPENDING:
             return Recovery.ADOPT if alive else Recovery.STOPPED
@@ -144,28 +144,29 @@ def recover(state: State, *, alive: bool, asleep: bool) -> Recovery:
         case State.STOPPING:
             return Recovery.FINISH_STOP
         case State.STOPPED | State.SUSPENDED | State.DELETED | State.LOST:
-            # A process that outlived its row's end is an orphan; the reaper ends it.
+            # A process of such a row is an orphan, which recovery kills.
             return Recovery.KEEP
 
 
 @dataclass(frozen=True)
 class End:
-    """What the end of a QEMU that nobody asked for means for its machine."""
+    """Why a QEMU ended that no operation ended, and what follows for its VM."""
 
     reason: str
     restart: bool = False
+    crashed: bool = False
 
 
 def unexpected_end(cause: str | None, how: str) -> End:
-    """Read QEMU's last words: a guest may have shut down, rebooted, panicked, or QEMU itself died."""
+    """Map QEMU's stop cause and exit status to a guest shutdown, a reboot, a panic or a crash of QEMU."""
     match cause:
         case "guest-shutdown":
-            return End("the guest shut itself down")
+            return End("guest shut down")
         case "guest-reset":
-            return End("the guest rebooted", restart=True)
+            return End("guest rebooted", restart=True)
         case "guest-panic":
-            return End("the guest's kernel panicked")
+            return End("guest kernel panicked", crashed=True)
         case None:
-            return End(f"QEMU {how}")
+            return End(f"QEMU {how}", crashed=True)
         case _:
-            return End(f"QEMU {how} ({cause})")
+            return End(f"QEMU {how} ({cause})", crashed=True)

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from stead.errors import GuestError, InvalidRequest
 from stead.host.execution import DEFAULT_OUTPUT_LIMIT, ExecRequest, ExecResult, collect
+from stead.machines.events import Use
 from stead.machines.machine import Machine
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
@@ -55,21 +56,21 @@ async def run(
     timeout: float | None = None,
     output_limit: int = DEFAULT_OUTPUT_LIMIT,
 ) -> ExecResult:
-    """Run a command to its end, like `Machine.exec`. The guest records what it and its children print.
+    """Run a command to its end, like `Machine.exec`; the guest records its output and its children's.
 
-    A terminal of that name is made if there is none; of more than 64 the oldest is forgotten.
+    Creates the terminal if it does not exist; of more than 64 the oldest is dropped.
     """
     if not _NAME.fullmatch(name):
         raise InvalidRequest(
-            f"{name!r} is not a name for a terminal: it has up to 64 letters, digits and . _ -"
+            f"invalid terminal name {name!r}: must be 1 to 64 letters, digits, '.', '_' or '-'"
         )
     request = ExecRequest(command, cwd, env or {}, stdin, user, timeout, terminal=name)
-    return await collect(await machine.agent(), request, output_limit)
+    return await collect(await machine.agent(Use.TERMINAL), request, output_limit)
 
 
 async def find(machine: Machine, user: str | None = None) -> list[TerminalInfo]:
-    """The terminals that a user may see, the oldest first."""
-    agent = await machine.agent()
+    """The terminals that a Linux user may see, oldest first."""
+    agent = await machine.agent(Use.TERMINAL)
     answer = await agent.call("GET", "/v1/terminals", user=user)
     return [
         TerminalInfo(
@@ -83,12 +84,12 @@ async def find(machine: Machine, user: str | None = None) -> list[TerminalInfo]:
 
 
 async def output(machine: Machine, name: str, user: str | None = None) -> bytes:
-    """What was printed, both streams as they came: about the last MiB of it."""
+    """The recorded output, both streams interleaved: about the last MiB."""
     return b"".join(piece.data for piece in await _pieces(machine, name, user))
 
 
 async def logs(machine: Machine, name: str, user: str | None = None) -> list[LogLine]:
-    """What was printed, in lines."""
+    """The recorded output in lines."""
     lines: list[LogLine] = []
     begun, began = bytearray(), 0.0
     for piece in await _pieces(machine, name, user):
@@ -115,8 +116,8 @@ def _line(data: bytes | bytearray, at: float) -> LogLine:
 
 async def _pieces(machine: Machine, name: str, user: str | None) -> list[_Piece]:
     if not _NAME.fullmatch(name):
-        raise GuestError("not_found", f"no terminal {name!r}")
-    agent = await machine.agent()
+        raise GuestError("not_found", f"terminal {name!r} not found")
+    agent = await machine.agent(Use.TERMINAL)
     async with agent.stream("GET", f"/v1/terminals/{quote(name, safe='')}", user=user) as response:
         content = await response.aread()
     pieces = []

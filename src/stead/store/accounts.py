@@ -21,7 +21,7 @@ class AccountRow:
 
 @dataclass(frozen=True)
 class KeyRow:
-    """One API key as it is recorded: its hash, and of the key itself only how it begins."""
+    """One API key as recorded: its hash, and a prefix of the key as a hint."""
 
     id: str
     account: str
@@ -87,6 +87,6 @@ class KeyStore(Rows[KeyRow]):
         )
 
     async def revoke(self, key_id: str) -> KeyRow | None:
-        """The key, revoked; when it was revoked before, that time stays."""
+        """Revoke a key; one that was revoked before keeps that time."""
         revoked_at = sa.func.coalesce(api_keys.c.revoked_at, time.time_ns())
         return await self.update(key_id, revoked_at=revoked_at)

@@ -1,4 +1,4 @@
-"""The database: opened, brought to the present shape, closed."""
+"""The SQLite database: migrations, one writer thread, readers in WAL mode."""
 
 import asyncio
 import contextlib
@@ -26,10 +26,10 @@ T = TypeVar("T")
 
 
 class Database:
-    """One file. What is written in it is durable when `write` returns.
+    """One SQLite file. A write is durable when `write` returns.
 
-    SQLite has one writer at a time, so there is one thread for it: writes wait for their turn, never for a
-    lock, and go on to their end whether or not somebody still waits for them.
+    SQLite has one writer at a time, so one thread does all writes: they queue instead of waiting for a lock,
+    and finish even when their caller is cancelled.
     """
 
     def __init__(self, path: Path) -> None:
@@ -37,12 +37,12 @@ class Database:
         self._engine = sa.create_engine(url)
         sa.event.listen(self._engine, "connect", _configure)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="database")
-        # On the loop's thread nobody may have to wait for a connection.
+        # No pool limit: a wait for a connection would block the event loop.
         self._reader = sa.create_engine(url, isolation_level="AUTOCOMMIT", max_overflow=-1)
         sa.event.listen(self._reader, "connect", _forbid_writing)
 
     async def write(self, work: Callable[[sa.Connection], T]) -> T:
-        """Do something in a transaction: all of it, or nothing when it ends with an error."""
+        """Run work in a transaction; an exception rolls it back."""
 
         def transaction() -> T:
             with self._engine.begin() as connection:
@@ -51,13 +51,13 @@ class Database:
         return await finished(asyncio.get_running_loop().run_in_executor(self._writer, transaction))
 
     async def execute(self, *statements: sa.Executable) -> int:
-        """Do these in a transaction; says how many rows the last of them concerned."""
+        """Run statements in a transaction; returns the row count of the last."""
         return await self.write(
             lambda connection: [connection.execute(each) for each in statements][-1].rowcount
         )
 
     async def read(self, work: Callable[[sa.Connection], T]) -> T:
-        """To read much, or what has to be searched for."""
+        """Run a query that may be slow in a thread."""
 
         def reading() -> T:
             with self.look_up() as connection:
@@ -66,9 +66,9 @@ class Database:
         return await in_thread(reading)
 
     def look_up(self) -> AbstractContextManager[sa.Connection]:
-        """To read a row by what it is indexed by, on the caller's thread.
+        """A connection for indexed queries on the caller's thread.
 
-        Readers never wait for a writer, and another thread takes longer to ask than the row to find.
+        WAL readers never wait for the writer, and a thread hand-off takes longer than such a query.
         """
         return self._reader.connect()
 
@@ -79,7 +79,7 @@ class Database:
 
 
 async def open_database(path: Path) -> Database:
-    """A database, migrated to the present shape."""
+    """Open a database and migrate it to the newest schema."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     path.touch(mode=0o600)
     await in_thread(_migrate, path)
@@ -89,7 +89,7 @@ async def open_database(path: Path) -> Database:
 
 def _configure(connection: Any, _: object) -> None:
     cursor = connection.cursor()
-    # A commit is on disk before anyone is told of it.
+    # A commit is on disk before its caller continues.
     for pragma in ("synchronous=FULL", "busy_timeout=10000", "foreign_keys=ON"):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
@@ -113,14 +113,16 @@ def _migrate(path: Path) -> None:
             if MigrationContext.configure(connection).get_current_revision() == script.get_current_head():
                 return
         with engine.begin() as connection:
-            # Whoever comes at the same time waits here, and then finds it done.
+            # A concurrent migration waits here, then finds the newest revision.
             connection.exec_driver_sql("BEGIN IMMEDIATE")
             current = MigrationContext.configure(connection).get_current_revision()
             if current == script.get_current_head():
                 return
             known = {revision.revision for revision in script.walk_revisions()}
             if current is not None and current not in known:
-                raise HostError(f"{path} was written by a newer Stead (revision {current})")
+                raise HostError(
+                    f"database {path} was written by a newer Stead (revision {current}): upgrade Stead"
+                )
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
     except sa.exc.DatabaseError as error:
@@ -130,14 +132,14 @@ def _migrate(path: Path) -> None:
 
 
 def _write_ahead(path: Path) -> None:
-    """Let readers go on while somebody writes; the file itself remembers it, for all connections."""
+    """Switch the file to WAL mode, in which readers do not block; the mode is stored in the file."""
     deadline = time.monotonic() + _TIMEOUT
     with contextlib.closing(sqlite3.connect(path)) as connection:
         while True:
             try:
                 connection.execute("PRAGMA journal_mode=WAL")
             except sqlite3.OperationalError as error:
-                # Unlike all else it does not wait when somebody is in its way.
+                # This pragma ignores the busy timeout: retry while another connection is open.
                 if time.monotonic() > deadline:
                     raise HostError(f"cannot open the database {path}: {error}") from error
                 time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Frozen disk layers as rows, and who stands on them."""
+"""Rows of read-only disk layers, and references to them."""
 
 from collections.abc import Collection
 
@@ -14,7 +14,7 @@ class LayerStore(Rows[LayerRow]):
     row = LayerRow
 
     async def lineage(self, layer_id: str) -> list[LayerRow]:
-        """A layer and all that it stands on, newest first; nothing when there is no such layer."""
+        """A layer and all layers below it, newest first; empty when it does not exist."""
         start = sa.select(layers, sa.literal(0).label("depth")).where(layers.c.id == layer_id)
         chain = start.cte("chain", recursive=True)
         chain = chain.union_all(sa.select(layers, chain.c.depth + 1).where(layers.c.id == chain.c.parent))
@@ -25,11 +25,11 @@ class LayerStore(Rows[LayerRow]):
         return await self._select(sa.select(layers).order_by(layers.c.created_at))
 
     async def referenced(self) -> set[str]:
-        """The layers that a machine or a snapshot stands on directly."""
+        """The layers that a VM or a snapshot refers to."""
         return await self._used("layer")
 
     async def checkpoints(self) -> set[str]:
-        """The checkpoints that a machine or a snapshot needs."""
+        """The checkpoints that a VM or a snapshot refers to."""
         return await self._used("checkpoint")
 
     async def _used(self, column: str) -> set[str]:
@@ -37,13 +37,13 @@ class LayerStore(Rows[LayerRow]):
         return await self.database.read(lambda connection: set(connection.execute(found).scalars()) - {None})
 
     async def rebase(self, layer_id: str, file: str, parent: str | None) -> bool:
-        """From now on a layer is this file over this parent; tells whether there is such a layer."""
+        """Give a layer another file and parent; returns whether it exists."""
         return await self.update(layer_id, file=file, parent=parent) is not None
 
     async def remove(self, ids: Collection[str]) -> bool:
-        """Remove rows, all or none; tells whether, for one of them may have come into use."""
+        """Delete rows, all or none; False when one of them is referenced."""
         try:
-            # Those that stand on others go in the same transaction as these.
+            # Parents and children are deleted in one statement: check foreign keys at the commit.
             deferred = sa.text("PRAGMA defer_foreign_keys = ON")
             await self.database.execute(deferred, layers.delete().where(layers.c.id.in_(ids)))
         except sa.exc.IntegrityError:

@@ -1,4 +1,4 @@
-"""Machines as rows."""
+"""Rows of VMs."""
 
 import dataclasses
 import time
@@ -14,7 +14,7 @@ from stead.store.tables import layers, machines
 
 @dataclass(frozen=True)
 class MachineRow:
-    """One machine as it is recorded. `step` is set while an operation is under way."""
+    """One VM as recorded. `step` is set while an operation is under way."""
 
     id: str
     name: str | None
@@ -33,15 +33,15 @@ class MachineRow:
     created_at: int = 0
     updated_at: int = 0
     top: str | None = None
-    """The disk layer that is the machine's own to write; None while all of its disk is frozen."""
+    """The disk layer that the VM writes; None while all of its disk is read-only."""
     next_top: str | None = None
-    """The layer that is about to take the place of `top`; set before QEMU is told."""
+    """The layer that will replace `top`; recorded before QEMU switches."""
     layer: str | None = None
-    """The frozen layer below `top`; None when that is the template's disk."""
+    """The read-only layer below `top`; None when that is the template's disk."""
     checkpoint: str | None = None
-    """The memory that a suspended machine wakes with."""
+    """The saved memory of a suspended VM."""
     memory_base: str | None = None
-    """The template whose memory the running process has a private copy of; None when it was booted."""
+    """The template whose memory the process maps copy-on-write; None when it was booted."""
     snapshot: str | None = None
     """The snapshot that it was created from."""
     idle_timeout: int | None = None
@@ -55,20 +55,20 @@ class MachineRow:
     traffic_at: int | None = None
     """When its data NIC last had traffic, in nanoseconds; None when it has had none."""
     account: str | None = None
-    """Whose it is; None for machines that nobody has taken yet, and for those of a program of one's own."""
+    """The owner; None for pool VMs and for programs that use the engine without accounts."""
     purpose: str = "use"
-    """`build` for a machine in which a snapshot is made: its account does not see it."""
+    """`build` for a VM that a build runs in: its account does not see it."""
     workdir: str | None = None
-    """Where commands run that do not say where."""
+    """Default working directory of commands."""
     build: str | None = None
-    """The build that made what it was created from."""
+    """The build of the snapshot that it was created from."""
     request: str | None = None
     """The request that it was created for."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What an account has: all its machines and disks, and the memory of those that are up."""
+    """What an account uses: all its VMs and disks, and the memory of the VMs that are up."""
 
     machines: int
     up: int
@@ -78,7 +78,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class LayerRow:
-    """A frozen disk layer. Its content never changes; `file` and `parent` do when layers below are merged."""
+    """A read-only disk layer. Its content never changes; `file` and `parent` do in a merge."""
 
     id: str
     parent: str | None
@@ -97,7 +97,7 @@ class MachineStore(Rows[MachineRow]):
         try:
             return await super().insert(dataclasses.replace(row, active_at=row.active_at or now))
         except sa.exc.IntegrityError as error:
-            raise HostError("the disk layer that it was to stand on has been removed") from error
+            raise HostError("the disk layer below the new VM was removed") from error
 
     async def update(self, row_id: str, **changes: object) -> MachineRow | None:
         return await super().update(row_id, **changes, updated_at=time.time_ns())
@@ -109,7 +109,7 @@ class MachineStore(Rows[MachineRow]):
             await self.database.execute(changed)
 
     async def freeze(self, layer: LayerRow, machine_id: str, **changes: object) -> MachineRow | None:
-        """Record a machine's top layer as frozen, together with what the machine stands on from now on."""
+        """Record a VM's top layer as read-only and the VM's new layers, in one transaction."""
         now = time.time_ns()
         frozen = layers.insert().values(**dataclasses.asdict(dataclasses.replace(layer, created_at=now)))
         values = changes | {"layer": layer.id, "next_top": None, "updated_at": now}
@@ -122,7 +122,7 @@ class MachineStore(Rows[MachineRow]):
         return await self.database.write(freeze)
 
     async def take(self, from_state: str, template: str, **changes: object) -> MachineRow | None:
-        """Change the oldest row of this state and template, so that no one else gets it."""
+        """Atomically claim and change the oldest row of a state and template."""
         oldest = (
             sa.select(machines.c.id)
             .where(machines.c.state == from_state, machines.c.template == template)
@@ -147,19 +147,17 @@ class MachineStore(Rows[MachineRow]):
             statement = statement.where(machines.c.purpose == purpose)
         return await self._select(statement.order_by(machines.c.created_at))
 
-    async def usage(
-        self, account: str, *, not_up: Sequence[str], arriving: Sequence[str], without: str | None
-    ) -> Usage:
-        """What an account has, apart from one machine; those that are arriving count as up."""
-        up = sa.or_(machines.c.state.not_in(not_up), machines.c.id.in_(arriving))
+    async def usage(self, account: str, *, not_up: Sequence[str], excluding: Sequence[str] = ()) -> Usage:
+        """What an account has, apart from some VMs; those in a `not_up` state take no memory."""
+        up = machines.c.state.not_in(not_up)
         statement = sa.select(
             sa.func.count(),
             sa.func.coalesce(sa.func.sum(sa.case((up, 1), else_=0)), 0),
             sa.func.coalesce(sa.func.sum(machines.c.disk_gib), 0),
             sa.func.coalesce(sa.func.sum(sa.case((up, machines.c.memory_mib), else_=0)), 0),
         ).where(machines.c.account == account, machines.c.state != "deleted")
-        if without is not None:
-            statement = statement.where(machines.c.id != without)
+        if excluding:
+            statement = statement.where(machines.c.id.not_in(excluding))
         return await self.database.read(lambda connection: Usage(*connection.execute(statement).one()))
 
     async def count(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Repositories, and who besides their account may use them, as rows."""
+"""Rows of repositories and of permissions on them."""
 
 import time
 from collections.abc import Collection
@@ -12,7 +12,7 @@ from stead.store.tables import git_permissions, repos
 
 @dataclass(frozen=True)
 class RepoRow:
-    """One repository as it is recorded. Bytes and refs are as they were last measured, None before that."""
+    """One repository as recorded. Bytes and refs are those of the last measurement, None before it."""
 
     id: str
     account: str
@@ -21,10 +21,10 @@ class RepoRow:
     created_at: int = 0
     size: int | None = None
     lfs_size: int | None = None
-    """Of large files, which `size` is without."""
+    """Bytes of LFS objects, which `size` does not include."""
     refs: int | None = None
     prune_at: int | None = None
-    """When what nobody refers to is looked for."""
+    """When unreachable objects are pruned next."""
 
     @property
     def whole_size(self) -> int | None:
@@ -64,17 +64,17 @@ class RepoStore(Rows[RepoRow]):
             return list(connection.execute(statement).scalars())
 
     async def ids(self, after: str, limit: int) -> list[str]:
-        """Some of all, in the order of their ids."""
+        """One page of all repositories, by id."""
         statement = sa.select(repos.c.id).where(repos.c.id > after).order_by(repos.c.id).limit(limit)
         with self.database.look_up() as connection:
             return list(connection.execute(statement).scalars())
 
     async def due(self, now: int) -> list[RepoRow]:
-        """Those that are to be pruned by now, the longest overdue first."""
+        """Repositories whose pruning is due, the longest overdue first."""
         return await self._select(sa.select(repos).where(repos.c.prune_at <= now).order_by(repos.c.prune_at))
 
     async def prune_by(self, repo_id: str, at: int) -> None:
-        """Have a repository pruned at this time, unless it is to be pruned earlier."""
+        """Schedule pruning, unless it is scheduled earlier."""
         later = repos.c.prune_at.is_(None) | (repos.c.prune_at > at)
         await self.database.execute(repos.update().where(repos.c.id == repo_id, later).values(prune_at=at))
 
@@ -87,7 +87,7 @@ class RepoStore(Rows[RepoRow]):
         search: str | None = None,
         only: Collection[str] | None = None,
     ) -> tuple[list[RepoRow], int]:
-        """Some of an account's, newest first, and how many there are."""
+        """One page of an account's repositories, newest first, and the total count."""
         statement = sa.select(repos).where(repos.c.account == account)
         if search:
             part = repos.c.name.icontains(search, autoescape=True)
@@ -102,7 +102,7 @@ class GitPermissionStore(Rows[GitPermissionRow]):
     row = GitPermissionRow
 
     async def add(self, row: GitPermissionRow) -> GitPermissionRow | None:
-        """Record a permission; None when there is one already, or when its identity or repository is gone."""
+        """Insert a permission; None when it exists, or when its identity or repository does not."""
         try:
             return await self.insert(replace(row, granted_at=time.time_ns()))
         except sa.exc.IntegrityError:
@@ -112,7 +112,7 @@ class GitPermissionStore(Rows[GitPermissionRow]):
         return self._look_up(sa.select(git_permissions).where(*_of(identity, repo)))
 
     async def page(self, identity: str, limit: int, offset: int) -> tuple[list[GitPermissionRow], int]:
-        """Some of an identity's, oldest first, and how many there are."""
+        """One page of an identity's permissions, oldest first, and the total count."""
         statement = sa.select(git_permissions).where(git_permissions.c.identity == identity)
         order = git_permissions.c.granted_at, git_permissions.c.id
         return await self._page(statement.order_by(*order), limit, offset)
@@ -127,7 +127,7 @@ class GitPermissionStore(Rows[GitPermissionRow]):
         return await self._changed(statement)
 
     async def remove(self, identity: str, repo: str) -> bool:
-        """Tells whether the identity had the permission."""
+        """Delete a permission; returns whether it existed."""
         return await self.database.execute(git_permissions.delete().where(*_of(identity, repo))) > 0
 
 

@@ -1,4 +1,4 @@
-"""Calls that go on after their client was told to ask again, as rows."""
+"""Rows of background requests: calls whose client polls for the answer."""
 
 import time
 from dataclasses import dataclass, replace

@@ -18,7 +18,7 @@ class Rows(Generic[R]):
 
     def __init__(self, database: Database) -> None:
         self.database = database
-        # Made once: to write a statement takes as long as to run it.
+        # Cached: building a statement takes as long as running it.
         self._by_id = sa.select(self.table).where(self.table.c.id == sa.bindparam("wanted"))
 
     async def insert(self, row: R) -> R:
@@ -37,7 +37,7 @@ class Rows(Generic[R]):
         return self._look_up(self._by_id, wanted=row_id)
 
     async def _changed(self, statement: sa.Update) -> R | None:
-        """The row as it is after a change; None when it concerned none."""
+        """The row after a change; None when it matched none."""
         statement = statement.returning(self.table)
         return await self.database.write(lambda connection: self._one(connection.execute(statement)))
 
@@ -50,7 +50,7 @@ class Rows(Generic[R]):
             return made(self.row, connection.execute(statement))
 
     async def _page(self, statement: sa.Select[Any], limit: int, offset: int) -> tuple[list[R], int]:
-        """Some of many, and how many there are."""
+        """One page, and the total count."""
         count = sa.select(sa.func.count()).select_from(statement.order_by(None).subquery())
         with self.database.look_up() as connection:
             total = connection.execute(count).scalar_one()
@@ -64,7 +64,7 @@ class Rows(Generic[R]):
 
 
 def made(kind: type[R], result: sa.CursorResult[Any]) -> list[R]:
-    """Rows of a result, past their constructor, which takes ten times as long: a list has a thousand."""
+    """Rows of a result. Bypasses `__init__`, which is ten times slower: a list has a thousand rows."""
     names = tuple(result.keys())
     rows = []
     for values in result:

@@ -1,4 +1,4 @@
-"""Snapshots as rows."""
+"""Rows of snapshots."""
 
 import dataclasses
 import time
@@ -12,7 +12,7 @@ from stead.store.tables import snapshots
 
 @dataclass(frozen=True)
 class SnapshotRow:
-    """One snapshot as it is recorded. Without `checkpoint` it holds the disk only."""
+    """One snapshot as recorded. Without `checkpoint` it holds the disk only."""
 
     id: str
     name: str | None
@@ -30,10 +30,10 @@ class SnapshotRow:
     used_at: int = 0
     account: str | None = None
     failure: str | None = None
-    """Why the build that it was to be the result of failed; it holds what there was by then."""
+    """Why its build failed; it holds the state at that time."""
     build: str | None = None
     template_hash: str | None = None
-    """What it was built from; the newest of a hash is the one that is used again."""
+    """Cache key of its build; the newest snapshot of a hash is reused."""
     deleted_at: int | None = None
     size_bytes: int | None = None
     """Disk space of its memory and disk layers when it was captured; None before that and once deleted."""
@@ -54,7 +54,7 @@ class SnapshotStore(Rows[SnapshotRow]):
         )
 
     async def newest(self, account: str, template_hash: str, state: str) -> SnapshotRow | None:
-        """The newest snapshot of an account that was built from this and is still there."""
+        """The newest snapshot of an account with this hash that is not deleted."""
         same = (
             snapshots.c.account == account,
             snapshots.c.template_hash == template_hash,

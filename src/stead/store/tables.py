@@ -1,4 +1,4 @@
-"""The tables. Migrations in `migrations/` bring a database to this shape."""
+"""The schema. Migrations in `migrations/` upgrade a database to it."""
 
 from sqlalchemy import (
     BigInteger,
