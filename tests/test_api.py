@@ -877,9 +877,13 @@ async def test_following_logs_does_not_keep_a_vm_awake(settings: Settings, machi
                 return (await machine.info()).state is State.SUSPENDED
 
             await until(asleep, 60)
+
+            async def recorded() -> bool:
+                lines = (await http.get(logs)).json()["logs"]
+                return any("suspended" in line["message"] for line in lines)
+
             # Nor does reading wake it.
-            lines = (await http.get(logs)).json()["logs"]
-            assert any("suspended" in line["message"] for line in lines)
+            await until(recorded, 30)
             assert (await machine.info()).state is State.SUSPENDED
         await machine.delete()
 
