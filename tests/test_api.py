@@ -942,7 +942,7 @@ async def test_logbook_pages(server: Server) -> None:
 # Pages of the server's own
 
 
-async def test_health_metrics_openapi_and_docs_pages(server: Server) -> None:
+async def test_health_metrics_openapi_and_docs_pages(server: Server, vm: Machine) -> None:
     """They need no API key."""
     async with httpx2.AsyncClient(base_url=server.url) as http:
         assert (await http.get("/healthz")).json()["status"] == "ok"
