@@ -532,7 +532,7 @@ async def test_set_up_options_are_cached_as_a_snapshot(shell: Shell, vm: str) ->
 async def test_logs_are_shown_and_followed(shell: Shell, vm: str) -> None:
     await shell.run("vm", "exec", vm, "logger --tag cli-test before")
     lines = (await shell.ask("vm", "logs", vm, "--limit", "1000"))["logs"]
-    assert any(f"VM {vm} running" in line["message"] for line in lines)
+    assert any(f"VM {vm} created" in line["message"] for line in lines)
     assert len((await shell.ask("vm", "logs", vm, "--limit", "1"))["logs"]) == 1
     process = await shell.start("vm", "logs", vm, "--follow", "--json", "--limit", "1")
     assert process.stdout is not None
