@@ -185,7 +185,7 @@ class Model:
                 self.release(self.layers.pop(layer).parent)
 
     def freeze(self, machine: str, layer: str, text: str) -> None:
-        # The machine no longer stands on the parent, the new layer does.
+        # The new layer refers to the parent now, not the VM.
         self.layers[layer] = Layer(self.machines[machine], text, users=1)
         self.machines[machine] = layer
 
@@ -278,7 +278,7 @@ class Histories(RuleBasedStateMachine):
         self.run(self.stage.layers.finish_adoptions())
         self.collect()
 
-    # Machines and snapshots
+    # VMs and snapshots
 
     @rule(data=st.data())
     def create(self, data: st.DataObject) -> None:

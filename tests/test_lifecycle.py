@@ -260,7 +260,7 @@ async def test_a_killed_qemu_fails_running_commands_and_is_recorded_as_a_crash(
 ) -> None:
     """As by the host's OOM killer: a running command fails at once, not at its timeout.
 
-    The next use starts the machine again, with all that had reached its disk.
+    The next use boots the VM with everything that had reached its disk.
     """
     await sh(machine, "echo kept > /root/note && sync")
     running = asyncio.create_task(machine.exec("sleep 60", timeout=60))
@@ -476,7 +476,7 @@ async def test_create_takes_a_pool_vm_and_the_pool_refills(settings: Settings) -
         async with Machines.open(other) as machines:
             await machines.pool.filled(60)
             (prepared,) = await machines.pool.prepared()
-            assert await machines.list() == [], "nobody's machine is nobody's to see"
+            assert await machines.list() == [], "pool VMs are not listed"
             for ask in (machines.get, machines.stop, machines.delete):
                 with pytest.raises(MachineNotFound):
                     await ask(prepared.id)
@@ -499,7 +499,7 @@ async def test_create_takes_a_pool_vm_and_the_pool_refills(settings: Settings) -
 
             await until(replaced, 60)
             await delete_all(machines)
-        assert leftovers(other) == [], "what nobody took went with the pool"
+        assert leftovers(other) == [], "unused pool VMs are removed"
 
 
 async def test_a_pool_vm_that_does_not_confirm_its_identity_is_removed(

@@ -115,7 +115,7 @@ async def data_of(machine: Machine) -> bytes:
 
 async def it_is_all_there(machine: Machine) -> None:
     """Files on disk, files in memory and a running process."""
-    # Only what the shell can do by itself: there are hundreds of machines to ask, and programs start slowly.
+    # Shell builtins only: there are hundreds of VMs, and programs start slowly under emulation.
     show = 'while read -r line; do echo "$line"; done'
     found = await machine.exec(
         f"{show} < /root/data; {show} < /run/data; read -r pid < /run/pid && kill -0 $pid"
@@ -146,7 +146,7 @@ OUTCOMES: dict[str, tuple[State | None, State | None, State | None]] = {
 
 
 def expected_of(operation: str, report: Report) -> dict[str, State | None]:
-    """What each machine is after recovery.
+    """The state of each VM after recovery.
 
     A child of a fork that was recorded as running stays, and is in the list, though the fork did not return:
     its owner may delete it or use it. One that was not is gone, as everything that nobody was told of.
@@ -179,7 +179,7 @@ async def test_recovery_from_a_crash_at_every_step(
     with other_settings(settings) as other:
         report = await crash(other, operation)
         expected = expected_of(operation, report)
-        assert len(expected) > report.points >= 1, "a machine was held at every point"
+        assert len(expected) > report.points >= 1, "a VM was held at every step"
         async with Machines.open(other) as machines:
 
             async def recovered() -> bool:
@@ -223,7 +223,7 @@ async def _one_can_be_started(machines: Machines, report: Report) -> None:
     """The VM whose start was interrupted first can be started."""
     found = [await machines.info(case.machine) for case in report.cases if case.machine]
     assert {info.reason for info in found} == {None, "killed", "failed to start: the start was interrupted"}
-    # The ones that go on booting would only make this one slow.
+    # Kill the ones that are still booting: they would slow this one down.
     for info in found:
         if info.state is State.RUNNING:
             await machines.kill(info.id)
@@ -554,5 +554,5 @@ async def test_files_of_an_interrupted_template_build_are_removed(
             with pytest.raises(TemplateError, match="not in this test"):
                 await others.create()
             assert seen == [False]
-            assert foreign.exists(), "somebody may be at work on that one"
+            assert foreign.exists(), "another process may use it"
             assert host.inventory().machines == frozenset()

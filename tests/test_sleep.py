@@ -187,7 +187,7 @@ async def test_a_process_continues_after_suspend_and_wake(sleeper: Machine) -> N
     await asyncio.sleep(1)
     await sleeper.suspend()
     (cut,) = await asyncio.gather(running, return_exceptions=True)
-    assert isinstance(cut, Exception), "whoever listened is told"
+    assert isinstance(cut, Exception), "a connected client gets the error"
 
     async def outcome() -> bool:
         return await sh(sleeper, "cat /root/outcome 2>/dev/null || true") == "done"
@@ -209,7 +209,7 @@ async def test_a_vm_with_damaged_memory_boots_from_its_disk(machines: Machines, 
     assert told is not None and told.startswith(
         "saved memory was unusable, booted from disk: checksum mismatch"
     )
-    # From here on it is a machine that was booted: it sleeps and forks like any other.
+    # It was booted: it can be suspended and forked like any other VM.
     await sh(sleeper, "setsid sleep 100000 >/dev/null 2>&1 & echo $! > /run/pid; echo memory > /run/marker")
     await sleeper.suspend()
     await it_is_all_there(sleeper)
@@ -286,7 +286,7 @@ async def test_an_idle_vm_is_suspended_and_keeps_every_write(settings: Settings,
         result = await machine.exec(
             "sleep 4; echo last words > /root/file; echo mine > /run/file", timeout=60
         )
-        assert result.ok, "a command that runs holds its machine awake"
+        assert result.ok, "a running command counts as activity"
         assert await state(machine) is State.RUNNING
 
         async def asleep() -> bool:
@@ -534,7 +534,7 @@ async def test_sticky_vms_are_evicted_when_the_disk_is_full(
     folder = machines._lifecycle.host.files(sticky.id).folder
     monkeypatch.setattr(machines._lifecycle.host, "has_disk_room", lambda: not folder.exists())
     with pytest.raises(CapacityExceeded):
-        # What the room is for is not evicted for it.
+        # A VM is not evicted for its own start.
         await asyncio.wait_for(sticky.start(), 30)
     fresh = await machines.create()
     evicted = f"VM {sticky.id} deleted: evicted to free disk space (sticky, priority 1)"

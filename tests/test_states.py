@@ -157,18 +157,18 @@ def test_recovery_keeps_what_the_row_promises(state: State, crash: tuple[bool, b
         assert action is not Recovery.KEEP, "nothing stays half done"
     if action is Recovery.ADOPT:
         assert alive, "only what lives is adopted"
-        # A machine that was being suspended still has its memory: it goes on.
+        # A VM that was being suspended still runs: it is resumed.
         assert state not in PASSING - {State.SUSPENDING}, "nothing stays half done"
     if action is Recovery.END_AND_SLEEP:
-        assert asleep, "it sleeps on only when its memory was kept"
+        assert asleep, "it stays suspended only with saved memory"
     if state in ACKNOWLEDGED:
-        assert action is not Recovery.REMOVE, "an acknowledged machine is never removed"
+        assert action is not Recovery.REMOVE, "a VM that a caller knows is never removed"
     if state is State.STARTING and asleep:
-        assert action is Recovery.END_AND_SLEEP, "memory that was kept is not thrown away"
+        assert action is Recovery.END_AND_SLEEP, "saved memory is not dropped"
 
 
 def test_exactly_the_transient_states_and_running_have_journal_steps() -> None:
-    assert set(STEPS) == PASSING | {State.RUNNING}, "a running machine may be frozen"
+    assert set(STEPS) == PASSING | {State.RUNNING}, "a running VM may be captured"
     assert all(STEPS.values())
 
 

@@ -1,7 +1,7 @@
-"""Named terminals: what commands printed is kept inside the machine, under a name.
+"""Named terminals: the guest records the output of commands under a name.
 
-They go with the machine: through sleep, forks, snapshots and stops. A terminal belongs to the Linux user who
-first ran something in it; root sees all.
+The recordings are part of the VM: they survive suspend, stop, fork and snapshot. A terminal belongs to the
+Linux user that first ran a command in it; root sees all.
 """
 
 import base64
@@ -22,7 +22,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True)
 class TerminalInfo:
-    """A terminal; it is running while anything that was started in it may still print."""
+    """A terminal; it is running while a process started in it has its output open."""
 
     name: str
     user: str
@@ -32,7 +32,7 @@ class TerminalInfo:
 
 @dataclass(frozen=True)
 class LogLine:
-    """A line, without its end, and when it began to be printed."""
+    """A line without its newline, and the time of its first byte."""
 
     text: str
     at: float

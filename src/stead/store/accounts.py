@@ -1,4 +1,4 @@
-"""Accounts and their API keys as rows."""
+"""Rows of accounts and of their API keys."""
 
 import time
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from stead.store.tables import accounts, api_keys
 
 @dataclass(frozen=True)
 class AccountRow:
-    """One account as it is recorded. `limits` is a JSON object of those that differ from the defaults."""
+    """One account as recorded. `limits` is a JSON object of the limits that differ from the defaults."""
 
     id: str
     name: str
@@ -43,7 +43,7 @@ class AccountStore(Rows[AccountRow]):
     row = AccountRow
 
     async def add(self, row: AccountRow) -> AccountRow | None:
-        """Record an account; None when its name is taken."""
+        """Insert an account; None when its name exists."""
         try:
             return await self.insert(replace(row, created_at=time.time_ns()))
         except sa.exc.IntegrityError:
@@ -56,7 +56,7 @@ class AccountStore(Rows[AccountRow]):
         return await self._select(sa.select(accounts).order_by(accounts.c.created_at, accounts.c.id))
 
     async def change_limits(self, account_id: str, before: str, after: str) -> AccountRow | None:
-        """Replace the limits if they are still those that were read; None when they are not."""
+        """Compare-and-swap the limits; None when they changed since they were read."""
         statement = (
             accounts.update()
             .where(accounts.c.id == account_id, accounts.c.limits == before)
@@ -70,7 +70,7 @@ class KeyStore(Rows[KeyRow]):
     row = KeyRow
 
     async def add(self, row: KeyRow) -> KeyRow | None:
-        """Record a key; None when there is no such account."""
+        """Insert a key; None when the account does not exist."""
         try:
             return await self.insert(replace(row, created_at=time.time_ns()))
         except sa.exc.IntegrityError:

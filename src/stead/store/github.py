@@ -1,4 +1,4 @@
-"""GitHub Apps of accounts, and repositories that are kept in step with others, as rows."""
+"""Rows of accounts' GitHub Apps and of links between repositories and GitHub."""
 
 import json
 import time
@@ -14,7 +14,7 @@ from stead.store.tables import github_apps, github_links
 
 @dataclass(frozen=True)
 class AppRow:
-    """`id` is the account's: it has one App at most."""
+    """`id` is that of the account: one App each."""
 
     id: str
     app: str
@@ -27,7 +27,7 @@ class AppRow:
 
 @dataclass(frozen=True)
 class LinkRow:
-    """`id` is the repository's: it is kept in step with one other at most. `left_over` is JSON."""
+    """`id` is that of the repository: one link each. `left_over` is JSON."""
 
     id: str
     account: str
@@ -45,7 +45,7 @@ class AppStore(Rows[AppRow]):
     row = AppRow
 
     async def put(self, row: AppRow) -> AppRow:
-        """Record the App of an account, instead of the one that it had."""
+        """Insert or replace the App of an account."""
         row = replace(row, created_at=time.time_ns())
         await self.database.execute(
             github_apps.delete().where(github_apps.c.id == row.id),
@@ -54,7 +54,7 @@ class AppStore(Rows[AppRow]):
         return row
 
     async def known_as(self, app: str) -> list[AppRow]:
-        """All accounts' that have this id at GitHub."""
+        """The Apps of all accounts with this GitHub App id."""
         return await self._select(sa.select(github_apps).where(github_apps.c.app == app))
 
 
@@ -63,7 +63,7 @@ class LinkStore(Rows[LinkRow]):
     row = LinkRow
 
     async def add(self, row: LinkRow) -> LinkRow | None:
-        """Record a link; None when one of its sides has one already, or when the repository is gone."""
+        """Insert a link; None when either side is linked already, or the repository does not exist."""
         try:
             return await self.insert(replace(row, created_at=time.time_ns()))
         except sa.exc.IntegrityError:
@@ -75,14 +75,14 @@ class LinkStore(Rows[LinkRow]):
         )
 
     async def to(self, accounts: Collection[str], github_id: str) -> list[LinkRow]:
-        """Those of these accounts that are with this repository at GitHub."""
+        """The links of these accounts to a repository at GitHub."""
         mine = github_links.c.account.in_(accounts), github_links.c.github_id == github_id
         return await self._select(sa.select(github_links).where(*mine))
 
     async def record(
         self, repo: str, state: str, *, error: str | None = None, left_over: Sequence[Any] | None = None
     ) -> None:
-        """How it went: what is left over, or why nothing came of it."""
+        """Record the result of a sync: the refs that were left out, or the error."""
         changes: dict[str, object] = {"state": state, "error": error}
         if left_over is not None:
             changes |= {"left_over": json.dumps(left_over), "synced_at": time.time_ns()}

@@ -1,4 +1,4 @@
-"""Triggers, branches as they were last seen, and deliveries, as rows."""
+"""Rows of triggers, of last observed branches, and of webhook deliveries."""
 
 import dataclasses
 from collections.abc import Awaitable, Collection, Mapping, Sequence
@@ -26,7 +26,7 @@ class TriggerRow:
 
 @dataclass(frozen=True)
 class DestinationRow:
-    """Where the deliveries of a trigger go, and whose they are."""
+    """The endpoint of a trigger and the account of its repository."""
 
     endpoint: str
     account: str
@@ -34,7 +34,7 @@ class DestinationRow:
 
 @dataclass(frozen=True)
 class DeliveryRow:
-    """Times are in nanoseconds. Among those of a trigger, a higher `number` is a later one."""
+    """Times are in nanoseconds. Deliveries of a trigger are ordered by `number`."""
 
     id: str
     trigger: str
@@ -56,13 +56,13 @@ _UNFINISHED = deliveries.c.finished_at.is_(None)
 
 
 class TriggerStore(Rows[TriggerRow]):
-    """While a repository has triggers, its branches are recorded as they were last seen."""
+    """Triggers, and the last observed branches of repositories that have any."""
 
     table = triggers
     row = TriggerRow
 
     async def of(self, repo: str) -> list[TriggerRow]:
-        """A repository's, oldest first."""
+        """The triggers of a repository, oldest first."""
         statement = sa.select(triggers).where(triggers.c.repo == repo)
         return await self._select(statement.order_by(triggers.c.created_at, triggers.c.id))
 
@@ -82,9 +82,9 @@ class TriggerStore(Rows[TriggerRow]):
             return next(iter(made(DestinationRow, found)), None)
 
     async def add(self, row: TriggerRow, branches: Mapping[str, str] | None) -> bool:
-        """Record a trigger, the first of its repository with where the branches are now.
+        """Insert a trigger; the first of a repository with its current branches.
 
-        Tells whether the repository is still there.
+        Returns whether the repository exists.
         """
 
         def add(connection: sa.Connection) -> None:
@@ -96,7 +96,7 @@ class TriggerStore(Rows[TriggerRow]):
         return await _unless_gone(self.database.write(add))
 
     async def remove(self, repo: str, trigger: str) -> bool:
-        """Tells whether the repository had it. With its last trigger what was seen of it is forgotten."""
+        """Delete a trigger, and with the last one the observed branches; returns whether it existed."""
         mine = sa.and_(triggers.c.repo == repo, triggers.c.id == trigger)
         none_left = ~sa.exists().where(triggers.c.repo == repo)
 
@@ -108,7 +108,7 @@ class TriggerStore(Rows[TriggerRow]):
         return await self.database.write(remove)
 
     async def seen(self, repo: str) -> dict[str, str]:
-        """The branches as they were last seen."""
+        """The last observed branches of a repository."""
         statement = sa.select(observed_refs.c.name, observed_refs.c.sha).where(observed_refs.c.repo == repo)
         return await self.database.read(
             lambda connection: {row.name: row.sha for row in connection.execute(statement)}
@@ -117,9 +117,9 @@ class TriggerStore(Rows[TriggerRow]):
     async def record(
         self, repo: str, changes: Mapping[str, str | None], rows: Sequence[DeliveryRow], *, kept: int
     ) -> bool:
-        """What happened, together with what is to be delivered for it; branches without a commit are gone.
+        """Record changed branches and the deliveries for them in one transaction; None is a deleted branch.
 
-        Of each trigger so many deliveries that are over are kept. Tells whether the repository is there.
+        Each trigger keeps the last `kept` finished deliveries. Returns whether the repository exists.
         """
 
         def record(connection: sa.Connection) -> None:
@@ -137,12 +137,12 @@ class DeliveryStore(Rows[DeliveryRow]):
     row = DeliveryRow
 
     async def add(self, row: DeliveryRow, *, kept: int) -> bool:
-        """Record one more; tells whether its trigger is still there."""
+        """Insert a delivery; returns whether its trigger exists."""
         new = deliveries.insert().values(**_values(row))
         return await _unless_gone(self.database.execute(new, _beyond(row.trigger, kept)))
 
     async def next(self, trigger: str) -> DeliveryRow | None:
-        """The oldest of a trigger that is not over: no other is sent before it."""
+        """The oldest unfinished delivery of a trigger: deliveries are sent in order."""
         return self._look_up(_NEXT, wanted=trigger)
 
     async def of(self, trigger: str, delivery: str) -> DeliveryRow | None:
@@ -150,17 +150,17 @@ class DeliveryStore(Rows[DeliveryRow]):
         return found if found is not None and found.trigger == trigger else None
 
     async def page(self, trigger: str, limit: int, offset: int) -> tuple[list[DeliveryRow], int]:
-        """Some of a trigger's, newest first, and how many there are."""
+        """One page of a trigger's deliveries, newest first, and the total count."""
         statement = sa.select(deliveries).where(deliveries.c.trigger == trigger)
         return await self._page(statement.order_by(deliveries.c.number.desc()), limit, offset)
 
     async def unfinished(self) -> list[str]:
-        """All triggers for which something is to be delivered."""
+        """All triggers with unfinished deliveries."""
         statement = sa.select(deliveries.c.trigger).where(_UNFINISHED).distinct()
         return await self.database.read(lambda connection: list(connection.execute(statement).scalars()))
 
     async def waiting(self, of: Collection[str]) -> dict[str, int]:
-        """How much is to be delivered for each of these triggers."""
+        """The number of unfinished deliveries of each of these triggers."""
         statement = sa.select(deliveries.c.trigger, sa.func.count().label("number"))
         statement = statement.where(_UNFINISHED, deliveries.c.trigger.in_(of)).group_by(deliveries.c.trigger)
         return await self.database.read(
@@ -168,7 +168,7 @@ class DeliveryStore(Rows[DeliveryRow]):
         )
 
     async def prune(self, before: int) -> None:
-        """Forget what was over before then."""
+        """Delete deliveries that finished before a time."""
         await self.database.execute(deliveries.delete().where(deliveries.c.finished_at < before))
 
 
@@ -182,7 +182,7 @@ _NEXT = (
 
 
 async def _unless_gone(work: Awaitable[object]) -> bool:
-    """Tells whether what it belongs to is still there."""
+    """False when the parent row does not exist (foreign key)."""
     try:
         await work
     except sa.exc.IntegrityError:
@@ -201,7 +201,7 @@ def _see(connection: sa.Connection, repo: str, changes: Mapping[str, str | None]
 
 
 def _beyond(trigger: str, kept: int) -> sa.Delete:
-    """What is over and older than so many of a trigger that are over, too."""
+    """Delete all but the last `kept` finished deliveries of a trigger."""
     over = sa.and_(deliveries.c.trigger == trigger, ~_UNFINISHED)
     oldest = sa.select(deliveries.c.number).where(over).order_by(deliveries.c.number.desc())
     limit = oldest.offset(kept).limit(1).scalar_subquery()
