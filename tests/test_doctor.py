@@ -21,7 +21,7 @@ def by_name(findings: list[Finding]) -> dict[str, Finding]:
     return {finding.name: finding for finding in findings}
 
 
-async def test_it_is_truthful_about_this_host(image: BaseImage, settings: Settings, tmp_path: Path) -> None:
+async def test_doctor_reports_this_host(image: BaseImage, settings: Settings, tmp_path: Path) -> None:
     """KVM by a probe of our own, the rest by what this test host is known to need for every other test."""
     findings = await examine(settings)
     found = by_name(findings)
@@ -37,7 +37,7 @@ async def test_it_is_truthful_about_this_host(image: BaseImage, settings: Settin
     assert found["qemu-img"].what == shutil.which("qemu-img")
 
 
-async def test_a_missing_tool_is_missing_with_its_package(
+async def test_a_missing_tool_names_its_package(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only `ip` and `nft` can be found on PATH."""
@@ -100,7 +100,7 @@ def test_json_has_a_fixed_shape() -> None:
     }
 
 
-def test_people_see_cost_and_remedy() -> None:
+def test_output_shows_effect_and_fix() -> None:
     output = io.StringIO()
     render([Finding("two", "missing", "gone [x]", "all of it", "install it")], Console(file=output, width=80))
     text = output.getvalue()
@@ -108,7 +108,7 @@ def test_people_see_cost_and_remedy() -> None:
         assert words in text
 
 
-def test_a_firewall_that_drops_forwarded_packets_is_seen() -> None:
+def test_forward_chains_with_policy_drop_are_reported() -> None:
     """Docker's chain counts; Stead's own and those of other hooks do not."""
     chain = {"family": "ip", "table": "filter", "name": "FORWARD", "hook": "forward", "policy": "drop"}
     own = {**chain, "table": "stead-abc123"}
@@ -118,7 +118,7 @@ def test_a_firewall_that_drops_forwarded_packets_is_seen() -> None:
     assert examination.drop_chains(ruleset) == ["ip filter FORWARD"]
 
 
-def test_control_groups_that_cannot_be_used_do_not_count(tmp_path: Path) -> None:
+def test_cgroup_controllers_that_are_read_only_do_not_count(tmp_path: Path) -> None:
     assert examination.cgroups(tmp_path).what == "none"
     (tmp_path / "cgroup.controllers").write_text("cpu memory pids\n")
     assert examination.cgroups(tmp_path).status == "ok"

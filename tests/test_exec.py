@@ -48,13 +48,13 @@ async def alice(shared: Machine) -> str:
 # How it starts
 
 
-async def test_a_string_is_for_the_shell_and_a_list_is_run_as_it_is(shared: Machine) -> None:
+async def test_a_string_runs_in_a_shell_and_a_list_without_one(shared: Machine) -> None:
     assert await say(shared, "echo $((6 * 7)) | tr 4 5") == "52\n"
     assert await say(shared, ["echo", "$((6 * 7))", "| tr", "*", ""]) == "$((6 * 7)) | tr * \n"
     assert await say(shared, ["cat", "/proc/self/comm"]) == "cat\n", "no shell in between"
 
 
-async def test_the_folder_it_runs_in(shared: Machine, alice: str) -> None:
+async def test_working_directory(shared: Machine, alice: str) -> None:
     assert await say(shared, ["pwd"]) == "/\n"
     assert await say(shared, "pwd", cwd="/usr/share") == "/usr/share\n"
     for cwd, user, code in (
@@ -99,7 +99,7 @@ async def test_the_environment_follows_the_account(shared: Machine, alice: str) 
     await shared.files().write("/etc/environment", before.stdout)
 
 
-async def test_what_the_caller_gives_wins(shared: Machine) -> None:
+async def test_explicit_environment_overrides_the_account(shared: Machine) -> None:
     given = {"EMPTY": "", "LINES": "one\ntwo = 2\n", "GREETING": "grüß dich", "HOME": "/home", "LANG": "C"}
     assert await environment(shared, env=given) == await environment(shared) | given
     assert (await environment(shared, env={"PATH": "/bin"}))["PATH"] == "/bin"
@@ -107,7 +107,7 @@ async def test_what_the_caller_gives_wins(shared: Machine) -> None:
     assert lookup.exit_code == 127, "a program is looked up on the PATH it is given"
 
 
-async def test_etc_environment_means_the_same_in_commands_and_logins(shared: Machine) -> None:
+async def test_etc_environment_is_the_same_in_commands_and_logins(shared: Machine) -> None:
     before = await shared.exec("cat /etc/environment")
     lines = (
         "# comment",
@@ -169,7 +169,7 @@ async def test_host_certificates_reach_commands_services_and_logins(shared: Mach
     assert found == {"/etc/ssl/certs/ca-certificates.crt\n"}
 
 
-async def test_a_program_that_cannot_be_run_is_126_or_127_from_a_shell_and_from_a_list(
+async def test_exit_codes_126_and_127_of_a_shell_and_of_a_list(
     shared: Machine,
 ) -> None:
     await shared.files().write("/root/orphan", b"#!/no/interpreter\n", mode=0o755)
@@ -189,7 +189,7 @@ async def test_a_program_that_cannot_be_run_is_126_or_127_from_a_shell_and_from_
     assert (await shared.exec(["no-such-program"])).stderr == b"stead: no-such-program: command not found\n"
 
 
-async def test_a_program_that_cannot_be_run_does_not_wait_for_its_input(shared: Machine) -> None:
+async def test_a_program_that_cannot_start_does_not_wait_for_stdin(shared: Machine) -> None:
     async def unfinished() -> AsyncIterator[bytes]:
         yield b"begin\n"
         await asyncio.Event().wait()
@@ -199,7 +199,7 @@ async def test_a_program_that_cannot_be_run_does_not_wait_for_its_input(shared: 
         assert (await shared.exec(["no-such-program"], stdin=bytes(1 << 20))).exit_code == 127
 
 
-async def test_what_can_never_work_does_not_reach_the_guest(machines: Machines) -> None:
+async def test_invalid_requests_do_not_reach_the_guest(machines: Machines) -> None:
     nowhere = Machine(machines, "no-such-machine")
     for command in ("", [], [""], "echo a\0b", ["echo", "a\0b"]):
         with pytest.raises(InvalidRequest):
@@ -216,7 +216,7 @@ async def test_what_can_never_work_does_not_reach_the_guest(machines: Machines) 
             await nowhere.exec("true", **options)
 
 
-async def test_names_that_are_not_utf_8_reach_the_command(shared: Machine) -> None:
+async def test_arguments_need_not_be_utf_8(shared: Machine) -> None:
     """File names are bytes: one that a listing gave can be used in a command, a folder or a variable."""
     odd = os.fsdecode(b"/tmp/\xff caf\xe9 \xf0\x9f\x8e\x88")
     await shared.files().write(f"{odd}/file", b"found")
@@ -229,7 +229,7 @@ async def test_names_that_are_not_utf_8_reach_the_command(shared: Machine) -> No
         await shared.files().remove(odd, recursive=True)
 
 
-async def test_linux_users_act_with_their_own_groups(shared: Machine, alice: str) -> None:
+async def test_commands_of_linux_users_have_their_groups(shared: Machine, alice: str) -> None:
     uid = (await say(shared, ["id", "-u", alice])).strip()
     for user in (alice, uid):
         who = await say(shared, "id -un; id -Gn; cat /proc/self/status", user=user)
@@ -249,11 +249,11 @@ async def test_linux_users_act_with_their_own_groups(shared: Machine, alice: str
 # What it is given to read
 
 
-async def test_small_input_comes_with_the_command(shared: Machine) -> None:
+async def test_small_stdin_is_sent_inline(shared: Machine) -> None:
     assert (await shared.exec("cat", stdin=EVERY_BYTE)).stdout == EVERY_BYTE
 
 
-async def test_closed_or_absent_input_ends_at_once(shared: Machine) -> None:
+async def test_closed_or_absent_stdin_does_not_hang(shared: Machine) -> None:
     async def nothing() -> AsyncIterator[bytes]:
         for chunk in list[bytes]():
             yield chunk
@@ -264,7 +264,7 @@ async def test_closed_or_absent_input_ends_at_once(shared: Machine) -> None:
         assert result.stdout == b"end\n"
 
 
-async def test_big_input_flows_while_output_flows_back(shared: Machine) -> None:
+async def test_large_stdin_is_streamed_while_output_is_read(shared: Machine) -> None:
     data = os.urandom(5 << 20)
     async with asyncio.timeout(60):
         result = await shared.exec("tee /dev/stderr", stdin=data)
@@ -274,7 +274,7 @@ async def test_big_input_flows_while_output_flows_back(shared: Machine) -> None:
     assert not result.stdout_truncated
 
 
-async def test_a_conversation(shared: Machine) -> None:
+async def test_interactive_stdin_and_stdout(shared: Machine) -> None:
     """Each line is sent only when the one before has come back: nothing waits for the end of anything."""
     heard: asyncio.Queue[bytes] = asyncio.Queue()
     said = [b"one\n", b"two\n", b"three\n"]
@@ -296,7 +296,7 @@ async def test_a_conversation(shared: Machine) -> None:
     assert (ended.exit_code, ended.signal, ended.timed_out) == (0, None, False)
 
 
-async def test_input_that_is_never_read_holds_nobody_up(shared: Machine) -> None:
+async def test_stdin_that_is_never_read_does_not_hang(shared: Machine) -> None:
     async def endless() -> AsyncIterator[bytes]:
         while True:
             yield b"yes\n" * 1000
@@ -307,7 +307,7 @@ async def test_input_that_is_never_read_holds_nobody_up(shared: Machine) -> None
         assert (await shared.exec("head -n 1", stdin=endless())).stdout == b"yes\n"
 
 
-async def test_input_that_breaks_off_is_not_the_end_of_input(shared: Machine) -> None:
+async def test_a_failing_stdin_source_kills_the_command(shared: Machine) -> None:
     """Half a script must not be taken for a whole one: the command is ended and the caller sees why."""
 
     async def broken() -> AsyncIterator[bytes]:
@@ -324,13 +324,13 @@ async def test_input_that_breaks_off_is_not_the_end_of_input(shared: Machine) ->
 # What it prints
 
 
-async def test_stdout_and_stderr_are_apart_and_any_bytes_survive(shared: Machine) -> None:
+async def test_stdout_and_stderr_are_separate_and_binary_safe(shared: Machine) -> None:
     result = await shared.exec("echo out; echo err >&2; cat", stdin=EVERY_BYTE)
     assert result.stdout == b"out\n" + EVERY_BYTE
     assert result.stderr == b"err\n"
 
 
-async def test_output_is_cut_at_its_limit_and_says_so(shared: Machine) -> None:
+async def test_output_is_truncated_at_its_limit(shared: Machine) -> None:
     command = "head -c 3000000 /dev/zero; echo all of it >&2; exit 4"
     result = await shared.exec(command, output_limit=1_000_000)
     assert (len(result.stdout), result.stdout_truncated) == (1_000_000, True)
@@ -340,7 +340,7 @@ async def test_output_is_cut_at_its_limit_and_says_so(shared: Machine) -> None:
     assert (exact.stdout, exact.stdout_truncated) == (b"12345\n", False)
 
 
-async def test_a_very_long_line_and_very_many_lines(shared: Machine) -> None:
+async def test_long_lines_and_many_lines(shared: Machine) -> None:
     line = await shared.exec("head -c 8000000 /dev/zero | tr '\\0' x", timeout=60)
     assert line.stdout == b"x" * 8_000_000
     lines = await shared.exec("seq 100000", timeout=60)
@@ -361,7 +361,7 @@ async def test_exit_codes_and_signals(shared: Machine) -> None:
         assert not result.timed_out
 
 
-async def test_a_timeout_ends_the_whole_group_and_keeps_what_was_printed(shared: Machine) -> None:
+async def test_a_timeout_kills_the_process_group_and_returns_the_output(shared: Machine) -> None:
     result = await shared.exec(
         "echo begun; echo so far >&2; sleep 1001 & sh -c 'sleep 1001 & wait' & wait", timeout=1
     )
@@ -371,7 +371,7 @@ async def test_a_timeout_ends_the_whole_group_and_keeps_what_was_printed(shared:
     assert await running(shared, "sleep 1001") == []
 
 
-async def test_a_timeout_asks_first_and_kills_then(shared: Machine) -> None:
+async def test_a_timeout_sends_sigterm_then_sigkill(shared: Machine) -> None:
     stubborn = await shared.exec("trap '' TERM; echo begun; sleep 1002 & while :; do wait; done", timeout=1)
     assert (stubborn.timed_out, stubborn.signal, stubborn.stdout) == (True, "SIGKILL", b"begun\n")
     assert stubborn.out_of_memory is None
@@ -381,7 +381,7 @@ async def test_a_timeout_asks_first_and_kills_then(shared: Machine) -> None:
     await gone(shared, "sleep 1003")
 
 
-async def test_a_background_child_neither_holds_the_call_nor_loses_its_output_pipe(shared: Machine) -> None:
+async def test_a_background_child_does_not_block_the_call_or_lose_its_pipe(shared: Machine) -> None:
     """The child prints far more than a pipe holds after the call is over, and must live to tell."""
     child = "(read line < /tmp/go; seq 100000; seq 100000 >&2; echo survived > /tmp/told) & echo started"
     await say(shared, "mkfifo /tmp/go /tmp/told")
@@ -392,7 +392,7 @@ async def test_a_background_child_neither_holds_the_call_nor_loses_its_output_pi
     await say(shared, "rm /tmp/go /tmp/told")
 
 
-async def test_many_at_once(shared: Machine) -> None:
+async def test_64_concurrent_commands(shared: Machine) -> None:
     """All of them run at the same time: each waits for a file that only the last one makes."""
     command = 'echo $N > /tmp/at-once.$N; while [ ! -e /tmp/at-once.63 ]; do sleep 1; done; printf %s "$N"'
     async with asyncio.timeout(90):
@@ -401,7 +401,7 @@ async def test_many_at_once(shared: Machine) -> None:
     assert await say(shared, "ls /tmp/at-once.* | wc -l; rm /tmp/at-once.*") == "64\n"
 
 
-async def test_whoever_stops_waiting_ends_the_command(shared: Machine) -> None:
+async def test_cancelling_kills_the_command(shared: Machine) -> None:
     """At whatever moment a caller is cancelled or leaves its stream, nothing goes on in the guest."""
     waiting = asyncio.create_task(shared.exec("sleep 1004 & sleep 1004"))
 
@@ -428,7 +428,7 @@ async def test_whoever_stops_waiting_ends_the_command(shared: Machine) -> None:
     await gone(shared, "sleep 1005")
 
 
-async def test_cancelling_does_not_end_the_input_first(shared: Machine) -> None:
+async def test_cancelling_does_not_close_stdin_first(shared: Machine) -> None:
     """A command that acts on the end of its input must not see one because its caller went away."""
 
     async def unfinished() -> AsyncIterator[bytes]:
@@ -447,7 +447,7 @@ async def test_cancelling_does_not_end_the_input_first(shared: Machine) -> None:
 # What is there to run
 
 
-async def test_the_tools_of_the_trade_are_there(shared: Machine) -> None:
+async def test_installed_tools(shared: Machine) -> None:
     for tool in ("python3", "git", "rg", "curl", "tar", "sudo"):
         assert any(character.isdigit() for character in await say(shared, [tool, "--version"]))
     assert "rclone v" in await say(shared, ["rclone", "version"])

@@ -44,7 +44,7 @@ def leftovers(cache: Path) -> list[Path]:
     return list((cache / "images").glob(".building-*"))
 
 
-def test_node_is_found_even_without_a_path(image: BaseImage) -> None:
+def test_node_is_found_without_path(image: BaseImage) -> None:
     """`env node` with an empty environment searches only /bin and /usr/bin; `npm -g` uses /usr/local."""
     for command in ("node", "npm", "npx", "corepack"):
         assert link(image, f"/usr/bin/{command}") == f"../local/bin/{command}"
@@ -153,7 +153,7 @@ async def test_old_package_lists_are_refreshed_before_they_are_used(shared: Mach
     assert asked not in await say(shared, command)
 
 
-def test_the_image_has_no_identity(image: BaseImage) -> None:
+def test_the_image_has_no_machine_id_keys_or_seed(image: BaseImage) -> None:
     """Each machine gets its own; an empty machine-id is not a first boot, a missing one would be."""
     assert re.search(r"User: +0 +Group: +0 .*Size: 0$", debugfs(image, "stat /etc/machine-id"), re.MULTILINE)
     assert not {name for name in names(image, "/etc/ssh") if name.startswith("ssh_host")}
@@ -170,14 +170,14 @@ def test_settings_of_the_guest(image: BaseImage) -> None:
     assert debugfs(image, "cat /etc/fstab").startswith("/dev/vda / ext4 ")
 
 
-def test_the_agent_is_inside_and_starts_by_itself(image: BaseImage, tmp_path: Path) -> None:
+def test_the_agent_is_installed_and_enabled(image: BaseImage, tmp_path: Path) -> None:
     debugfs(image, f"dump /usr/lib/stead/agent {tmp_path / 'agent'}")
     assert (tmp_path / "agent").read_bytes() == agent_path().read_bytes()
     assert "Mode:  0755" in debugfs(image, "stat /usr/lib/stead/agent")
     assert "stead-agent.service" in names(image, "/etc/systemd/system/sysinit.target.wants")
 
 
-def test_an_idle_guest_has_nothing_to_do(image: BaseImage) -> None:
+def test_timers_consoles_and_network_managers_are_off(image: BaseImage) -> None:
     """No timer, console login, network manager or second ssh server; ssh starts with a connection."""
     for unit in ("apt-daily.timer", "systemd-tmpfiles-clean.timer", "systemd-networkd.service", "tmp.mount"):
         assert link(image, f"/etc/systemd/system/{unit}") == "/dev/null"
@@ -189,7 +189,7 @@ def test_an_idle_guest_has_nothing_to_do(image: BaseImage) -> None:
     )
 
 
-def test_host_certificates_are_carried(image: BaseImage, settings: Settings) -> None:
+def test_host_certificates_are_copied(image: BaseImage, settings: Settings) -> None:
     carried = [name for name, _ in image_module._certificates(settings)]
     if not carried:
         pytest.skip("this host has no certificates of its own")
@@ -197,7 +197,7 @@ def test_host_certificates_are_carried(image: BaseImage, settings: Settings) -> 
     assert "cafile=/etc/ssl/certs/ca-certificates.crt" in debugfs(image, "cat /usr/local/etc/npmrc")
 
 
-def test_the_file_system_is_clean_and_small(image: BaseImage) -> None:
+def test_the_file_system_is_clean_and_below_its_size_limit(image: BaseImage) -> None:
     subprocess.run(["e2fsck", "-fn", image.disk], check=True, capture_output=True)
     assert image.disk.stat().st_size == 20 << 30
     assert image.disk.stat().st_blocks * 512 < 1_500_000_000
@@ -205,7 +205,7 @@ def test_the_file_system_is_clean_and_small(image: BaseImage) -> None:
     assert sorted(path.name for path in image.folder.iterdir()) == ["disk.raw", "initrd", "kernel"]
 
 
-async def test_a_built_image_is_used_again(image: BaseImage, settings: Settings) -> None:
+async def test_a_built_image_is_reused(image: BaseImage, settings: Settings) -> None:
     inode = image.disk.stat().st_ino
     async with asyncio.timeout(2):
         again = await ensure_image(settings)
@@ -214,7 +214,7 @@ async def test_a_built_image_is_used_again(image: BaseImage, settings: Settings)
     assert find_image(settings, image.key) == image
 
 
-def test_the_key_follows_everything_that_goes_in(
+def test_the_key_depends_on_every_input(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent = tmp_path / "agent"
@@ -262,7 +262,7 @@ async def test_the_second_of_two_builders_waits_and_builds_nothing(
         assert (await second).folder == images / key
 
 
-async def test_an_unreachable_mirror_is_one_sentence(settings: Settings, tmp_path: Path) -> None:
+async def test_an_unreachable_mirror_is_a_one_line_error(settings: Settings, tmp_path: Path) -> None:
     mine = replace(settings, cache=tmp_path, mirror=CLOSED_MIRROR)
     async with asyncio.timeout(30):
         with pytest.raises(
@@ -273,7 +273,7 @@ async def test_an_unreachable_mirror_is_one_sentence(settings: Settings, tmp_pat
     assert not leftovers(tmp_path)
 
 
-async def test_a_full_disk_is_found_before_the_build(settings: Settings, tmp_path: Path) -> None:
+async def test_free_disk_space_is_checked_before_the_build(settings: Settings, tmp_path: Path) -> None:
     await run("mount", "-t", "tmpfs", "-o", "size=64m", "stead-test", tmp_path)
     try:
         with pytest.raises(ImageError, match=r"needs 4 GiB free in .*, which has 0\.1 GiB"):
@@ -340,7 +340,7 @@ def using(folder: Path) -> list[str]:
     return found
 
 
-def test_errors_name_the_cause_and_not_its_consequences() -> None:
+def test_errors_name_the_first_cause() -> None:
     reader = OutputReader()
     reader.feed("E: Unable to locate package no-such-thing")
     reader.feed("E: setup failed: E: apt-get --yes install no-such-thing failed")
@@ -356,7 +356,7 @@ def test_errors_name_the_cause_and_not_its_consequences() -> None:
     )
 
 
-def test_progress_never_goes_back() -> None:
+def test_progress_never_decreases() -> None:
     reader = OutputReader()
     steps: list[Progress] = []
     for line in (

@@ -18,19 +18,19 @@ def start(*argv: str) -> ProcessId:
     return identity
 
 
-async def test_an_end_is_noticed_with_how_it_came() -> None:
+async def test_wait_returns_the_signal() -> None:
     watched = WatchedProcess(start("sleep", "60"))
     watched.kill()
     assert await asyncio.wait_for(watched.wait(), 5) == "ended by SIGKILL"
     assert ProcessId.of(watched.identity.pid) is None, "the child was collected"
 
 
-async def test_an_exit_status_is_told() -> None:
+async def test_wait_returns_the_exit_status() -> None:
     watched = WatchedProcess(start("sh", "-c", "sleep 0.05; exit 7"))
     assert await asyncio.wait_for(watched.wait(), 5) == "exited with status 7"
 
 
-async def test_a_process_of_somebody_else_is_watched_too() -> None:
+async def test_a_process_that_is_no_child_can_be_watched() -> None:
     """A QEMU that outlived its Stead is not our child: its end is still noticed."""
     script = "import os, subprocess; print(subprocess.Popen(['sleep', '60'], stdout=-3, stderr=-3).pid)"
     command = [sys.executable, "-c", script]
@@ -43,7 +43,7 @@ async def test_a_process_of_somebody_else_is_watched_too() -> None:
     assert await asyncio.wait_for(watched.wait(), 5) == "ended"
 
 
-async def test_a_pid_that_was_used_again_is_somebody_else() -> None:
+async def test_a_reused_pid_is_another_process() -> None:
     identity = start("sleep", "60")
     stranger = ProcessId(identity.pid, identity.started - 1)
     assert not stranger.alive()
@@ -55,12 +55,12 @@ async def test_a_pid_that_was_used_again_is_somebody_else() -> None:
     assert not identity.alive()
 
 
-async def test_letting_go_does_not_end_it() -> None:
+async def test_release_does_not_end_the_process() -> None:
     identity = start("sleep", "60")
     WatchedProcess(identity).forget()
     assert identity.alive()
     await kill(identity)
 
 
-def test_a_name_with_parentheses_does_not_confuse() -> None:
+def test_process_names_with_parentheses() -> None:
     assert ProcessId.of(os.getpid()) is not None

@@ -41,7 +41,7 @@ async def test_output_is_recorded_and_returned(shared: Machine) -> None:
     assert before < info.created_at <= times[0] + 1
 
 
-async def test_what_goes_on_in_the_background_is_recorded(shared: Machine) -> None:
+async def test_output_of_background_processes_is_recorded(shared: Machine) -> None:
     result = await terminals.run(shared, "server", "(sleep 1; echo ready) & echo begun")
     assert result.stdout == b"begun\n"
 
@@ -57,7 +57,7 @@ async def test_what_goes_on_in_the_background_is_recorded(shared: Machine) -> No
     assert await texts(shared, "server") == ["begun", "ready"]
 
 
-async def test_users_see_only_their_own(shared: Machine, alice: str) -> None:
+async def test_users_see_only_their_own_terminals(shared: Machine, alice: str) -> None:
     await terminals.run(shared, "hers", "id -un", user=alice)
     await terminals.run(shared, "roots", "id -un")
     assert [each.name for each in await terminals.find(shared, alice)] == ["hers"]
@@ -71,7 +71,7 @@ async def test_users_see_only_their_own(shared: Machine, alice: str) -> None:
     assert error.value.code == "permission_denied"
 
 
-async def test_names_that_cannot_be(shared: Machine) -> None:
+async def test_invalid_terminal_names(shared: Machine) -> None:
     for name in ("", ".", "../etc", "a b", "a" * 65, "ä"):
         with pytest.raises(InvalidRequest):
             await terminals.run(shared, name, "true")
@@ -79,14 +79,14 @@ async def test_names_that_cannot_be(shared: Machine) -> None:
             await terminals.output(shared, name)
 
 
-async def test_a_long_output_keeps_its_end(shared: Machine) -> None:
+async def test_the_end_of_a_long_output_is_kept(shared: Machine) -> None:
     result = await terminals.run(shared, "long", "seq 1 400000", timeout=60)
     kept = await terminals.output(shared, "long")
     assert len(kept) < len(result.stdout)
     assert result.stdout.endswith(kept[-500_000:])
 
 
-async def test_a_terminal_goes_with_its_machine(machine: Machine) -> None:
+async def test_terminals_survive_suspend_and_fork(machine: Machine) -> None:
     """Through a fork, through sleep in the middle of a command, through a restart of the agent."""
     await terminals.run(machine, "main", "echo before; (sleep 2; echo after) &")
     (child,) = await machine.fork()

@@ -58,7 +58,7 @@ async def watches(machine: Machine) -> int:
     return count.stdout.count(b"fanotify")
 
 
-async def test_changes_in_new_folders_are_told_in_order(shared: Machine, folder: str) -> None:
+async def test_changes_in_new_folders_arrive_in_order(shared: Machine, folder: str) -> None:
     """A file is made, written, renamed and removed in folders that did not exist when the watch began."""
     async with shared.watch() as events:
         await shared.exec(f"mkdir -p {folder}/a/b && : >{folder}/a/b/file")
@@ -74,7 +74,7 @@ async def test_changes_in_new_folders_are_told_in_order(shared: Machine, folder:
         assert sorted(deleted) == ["delete c", "delete c/b", "delete c/name"]
 
 
-async def test_files_written_through_the_api_are_told_once(shared: Machine, folder: str) -> None:
+async def test_files_written_through_the_api_are_reported_once(shared: Machine, folder: str) -> None:
     """What the agent does on the way, and its own files, are nobody's business."""
     async with shared.watch() as events:
         await shared.files().write(f"{folder}/written", b"content")
@@ -99,7 +99,9 @@ async def test_names_may_be_any_bytes(shared: Machine, folder: str) -> None:
         await told(events, folder, f"moved_to {name}")
 
 
-async def test_a_user_is_told_of_folders_that_it_may_list(shared: Machine, folder: str, alice: str) -> None:
+async def test_a_user_sees_changes_only_in_folders_it_may_list(
+    shared: Machine, folder: str, alice: str
+) -> None:
     await shared.exec(f"mkdir {folder}/open {folder}/closed && chmod 700 {folder}/closed")
     async with shared.watch(alice) as events:
         await shared.exec(f": >/root/secret; : >{folder}/closed/file; : >{folder}/open/file; rm /root/secret")
@@ -110,7 +112,7 @@ async def test_a_user_is_told_of_folders_that_it_may_list(shared: Machine, folde
             pass
 
 
-async def test_two_watch_at_once_and_nothing_is_left(shared: Machine, folder: str, alice: str) -> None:
+async def test_two_concurrent_watches_leave_nothing_behind(shared: Machine, folder: str, alice: str) -> None:
     before = await watches(shared)
     async with shared.watch() as first:
         async with shared.watch(alice) as second:
@@ -127,7 +129,7 @@ async def test_two_watch_at_once_and_nothing_is_left(shared: Machine, folder: st
     await until(none, 20)
 
 
-async def test_a_slow_reader_hears_that_changes_were_lost(shared: Machine, folder: str) -> None:
+async def test_a_slow_reader_gets_an_overflow_event(shared: Machine, folder: str) -> None:
     """Nothing grows for somebody who does not read: what does not fit is lost, and that is said."""
     flood = """import os, sys
 for number in range(3000):
@@ -144,7 +146,7 @@ for number in range(3000):
     assert len(seen) < 3000
 
 
-async def test_a_machine_that_sleeps_ends_the_watch(machine: Machine) -> None:
+async def test_suspending_ends_the_watch(machine: Machine) -> None:
     """Nobody watches any more after a machine woke, and in its forks nobody ever did."""
     async with machine.watch() as events:
         (child,) = await machine.fork()
@@ -158,7 +160,7 @@ async def test_a_machine_that_sleeps_ends_the_watch(machine: Machine) -> None:
     assert await watches(machine) == 0
 
 
-async def test_a_watch_that_is_cancelled_ends(shared: Machine) -> None:
+async def test_cancelling_ends_the_watch(shared: Machine) -> None:
     before = await watches(shared)
     began = asyncio.Event()
 
@@ -197,7 +199,7 @@ async def posted(server: Server, machine: Machine, **headers: str) -> AsyncItera
         yield response
 
 
-async def test_the_api_tells_in_the_words_of_node(server: Server, served: Machine) -> None:
+async def test_the_api_uses_the_event_names_of_node(server: Server, served: Machine) -> None:
     """Lines come as things happen; when the client leaves, nobody watches any more."""
     async with posted(server, served) as answer:
         assert answer.status_code == 200
@@ -221,7 +223,7 @@ async def test_the_api_tells_in_the_words_of_node(server: Server, served: Machin
     await until(none, 20)
 
 
-async def test_a_quiet_answer_is_kept_alive(
+async def test_an_idle_watch_sends_keep_alives(
     server: Server, served: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watching, "_QUIET", 0.2)
@@ -229,7 +231,7 @@ async def test_a_quiet_answer_is_kept_alive(
         assert await anext(answer.aiter_raw()) == b"\n"
 
 
-def test_the_api_says_that_changes_were_lost() -> None:
+def test_the_api_reports_an_overflow() -> None:
     lost = watching._line(FileEvent("overflow", "/"))
     assert json.loads(lost) == {"eventType": "change", "filename": "/", "overflow": True}
 
@@ -240,7 +242,7 @@ async def test_the_api_refuses_before_it_answers(server: Server, served: Machine
         assert json.loads(await answer.aread())["code"] == "USER_NOT_FOUND"
 
 
-async def test_the_answer_ends_when_the_machine_sleeps(server: Server, served: Machine) -> None:
+async def test_the_response_ends_when_the_vm_is_suspended(server: Server, served: Machine) -> None:
     async with posted(server, served) as answer:
         await served.suspend()
         assert (await answer.aread()).strip() == b""
