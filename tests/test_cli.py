@@ -218,7 +218,7 @@ async def test_a_vm_is_listed_and_shown(shell: Shell, vm: str, settings: Setting
     assert (await shell.ask("vm", "get", vm))["workdir"] == "/srv"
     described = await shell.run("vm", "get", vm)
     assert re.search(r"^state +running$", described, re.M)
-    assert re.search(r"^last traffic +\d{4}-", described, re.M)
+    assert re.search(r"^last traffic +(never|\d{4}-\d\d-\d\d .*ago\))$", described, re.M)
     assert await shell.run("vm", "list", "--state", "stopped", "--quiet") == ""
     assert (await shell.run("vm", "list", "--search", "workb", "--quiet")).split() == [vm]
 
@@ -311,6 +311,17 @@ async def test_the_exit_code_is_the_commands(
 ) -> None:
     result = await shell.try_("vm", "exec", vm, *options, line)
     assert result.returncode == code
+
+
+@pytest.mark.parametrize(
+    ("program", "code"), [("no-such-program", 127), ("/etc/passwd", 126), ("/usr/bin/ls", 0)]
+)
+async def test_a_program_with_options_runs_without_separator(
+    shell: Shell, vm: str, program: str, code: int
+) -> None:
+    result = await shell.try_("vm", "exec", vm, program, "-l", "/srv")
+    assert result.returncode == code
+    assert (result.stderr == "") == (code == 0)
 
 
 async def test_exec_json_has_output_and_status(shell: Shell, vm: str) -> None:

@@ -335,6 +335,15 @@ def test_vm_list_shows_address_and_size() -> None:
     assert listed["vms"][0]["size"] == "2x4Gx20G"
 
 
+def test_vm_get_shows_the_last_traffic_of_the_server() -> None:
+    row = {"id": VM, "state": "running"}
+    seen = {**row, "lastNetworkActivity": "2026-01-31T12:00:00Z"}
+    with scripted(Reply(content=row), Reply(content=seen)) as script:
+        assert re.search(r"^last traffic +never$", run(script, "vm", "get", VM).stdout.decode(), re.M)
+        shown = run(script, "vm", "get", VM).stdout.decode()
+    assert re.search(r"^last traffic +2026-\d\d-\d\d .*d ago\)$", shown, re.M)
+
+
 def test_snapshot_list_shows_the_size_on_disk() -> None:
     row = {"snapshotId": f"sc-{VM}", "state": "ready", "sizeBytes": 3 << 20}
     with scripted(Reply(content={"snapshots": [row]}), Reply(content=row)) as script:

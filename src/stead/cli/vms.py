@@ -77,7 +77,7 @@ def _facts(info: "VmInfo") -> list[tuple[str, object]]:
         ("size", info.size),
         ("address", info.address),
         ("created", _moment(info.created_at)),
-        ("last traffic", _moment(info.last_network_activity)),
+        ("last traffic", _moment(info.last_network_activity) or "never"),
         ("suspends", idle),
         ("deleted", _deletion(info.persistence)),
         ("workdir", info.workdir),
