@@ -71,7 +71,7 @@ async def beside(data: Path) -> AsyncIterator[tuple[Accounts, Callers]]:
     await database.dispose()
 
 
-async def test_a_new_installation_is_made_for_its_first_key(tmp_path: Path) -> None:
+async def test_the_first_key_creates_the_installation(tmp_path: Path) -> None:
     """Commands come at the same time, before there is anything; the umask of the shell does not matter."""
     data = tmp_path / "var" / "stead"
     with ThreadPoolExecutor() as threads:

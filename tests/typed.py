@@ -1,4 +1,4 @@
-"""The `stead` command, typed as a user types it."""
+"""Run the `stead` command in tests."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ Result = subprocess.CompletedProcess[str]
 
 
 def environment_of(settings: Settings, **more: str) -> dict[str, str]:
-    """What a command needs to know of an installation."""
+    """The environment of a command on an installation."""
     return _own_environment() | {
         "STEAD_DATA": str(settings.data),
         "STEAD_CACHE": str(settings.cache_folder),
@@ -34,7 +34,7 @@ def _own_environment() -> dict[str, str]:
 
 
 def stead(*arguments: str, settings: Settings, **environment: str) -> Result:
-    """A command on an installation."""
+    """Run a command on an installation."""
     return subprocess.run(
         [PROGRAM, *arguments],
         capture_output=True,
@@ -48,7 +48,7 @@ def stead(*arguments: str, settings: Settings, **environment: str) -> Result:
 
 @dataclass(frozen=True)
 class Shell:
-    """Somebody who types commands for a server."""
+    """Runs commands as a user of a server."""
 
     url: str
     key: str
@@ -60,7 +60,7 @@ class Shell:
     async def try_(
         self, *arguments: str | Path, stdin: bytes = b"", environment: Mapping[str, str] | None = None
     ) -> Result:
-        """Run a command, whatever comes of it. Output that is not text is the test's own affair."""
+        """Run a command that may fail. Output that is not UTF-8 is decoded with surrogate escapes."""
         result = await asyncio.to_thread(
             subprocess.run,
             [PROGRAM, *arguments],
@@ -75,24 +75,24 @@ class Shell:
         return Result(result.args, result.returncode, out, errors)
 
     async def run(self, *arguments: str | Path, stdin: bytes = b"") -> str:
-        """Run a command that succeeds; what it printed."""
+        """Run a command that succeeds; returns its output."""
         result = await self.try_(*arguments, stdin=stdin)
         assert result.returncode == 0, result.stderr
         return result.stdout
 
     async def ask(self, *arguments: str | Path, stdin: bytes = b"") -> Any:
-        """Run a command that succeeds and prints one JSON document, and nothing else."""
+        """Run a command that succeeds; returns the JSON document that it prints."""
         return json.loads(await self.run(*arguments, "--json", stdin=stdin))
 
     async def refused(self, *arguments: str | Path, code: int = 1) -> str:
-        """Run a command that fails; what it says. Nothing is on standard output."""
+        """Run a command that fails without output; returns its standard error."""
         result = await self.try_(*arguments)
         assert result.returncode == code, result
         assert result.stdout == ""
         return result.stderr
 
     async def start(self, *arguments: str | Path) -> asyncio.subprocess.Process:
-        """Begin a command that goes on."""
+        """Start a command and do not wait for it."""
         pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
         options: dict[str, Any] = {"stdin": nothing, "stdout": pipe, "stderr": pipe}
         return await asyncio.create_subprocess_exec(PROGRAM, *arguments, **options, env=self.environment)
