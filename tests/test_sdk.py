@@ -183,6 +183,9 @@ async def test_not_retryable_after_refusals(client: Client) -> None:
     error, _ = await attempt(client, make, Reply(403, {"code": "FORBIDDEN", "message": "m"}))
     assert not error.retryable
     assert not errors.MissingCredentials("m").retryable
+    started = {"code": "VM_IS_SUSPENDING", "message": "m", "retryable": False}
+    error, _ = await attempt(client, read, Reply(409, started))
+    assert isinstance(error, errors.VmBusy) and not error.retryable
 
 
 async def test_create_is_retried_until_the_server_listens(client: Client) -> None:

@@ -100,7 +100,8 @@ class AsyncVm:
         """Run a command, wait until it ends, and return its output and exit code.
 
         Args:
-            command: text, which `sh` runs, or a list of a program and its arguments.
+            command: text, which `sh` runs, or a list of a program and its arguments. The exit code is 127 if
+                the program does not exist and 126 if it cannot be executed.
             cwd: the working directory.
             env: environment variables to add.
             stdin: standard input.
