@@ -1,4 +1,4 @@
-"""The client library against the real server and real machines."""
+"""The client library against a real server and real VMs."""
 
 import asyncio
 import os
@@ -24,13 +24,13 @@ async def stead(server: Server) -> AsyncIterator[AsyncStead]:
 
 @pytest_asyncio.fixture(scope="module")
 async def vm(stead: AsyncStead) -> AsyncIterator[AsyncVm]:
-    """One machine for the tests that leave it as they found it."""
+    """One VM for the tests that do not change its state."""
     async with await stead.vms.create(name="sdk", users=["alice"], idle_timeout_seconds=None) as vm:
         yield vm
 
 
-async def test_a_machine_from_first_to_last(server: Server) -> None:
-    """The synchronous client, as in a script."""
+async def test_synchronous_client_creates_uses_and_deletes_a_vm(server: Server) -> None:
+    """As in a script, in a thread."""
 
     def script() -> str:
         with Stead(server.key, base_url=server.url) as stead:
@@ -53,25 +53,26 @@ async def test_a_machine_from_first_to_last(server: Server) -> None:
     assert len(await asyncio.to_thread(script)) == 20
 
 
-async def test_the_synchronous_examples_run(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STEAD_API_URL", server.url)
-    monkeypatch.setenv("STEAD_API_KEY", server.key)
-    page = (Path(__file__).parent.parent / "docs" / "python-sdk.md").read_text()
-    examples = re.findall(r"^```py\n(.*?)^```", page, re.S | re.M)
-    assert examples
-    for example in examples:
-        await asyncio.to_thread(exec, example, {"__name__": "example"})
-
-
-async def test_what_is_known_of_a_machine(vm: AsyncVm) -> None:
+async def test_info_find_and_rename(stead: AsyncStead, vm: AsyncVm) -> None:
     info = await vm.info()
     assert (info.id, info.name, info.state) == (vm.id, "sdk", "running")
     assert info.created_at is not None and info.idle_timeout_seconds is None
     assert info.sizing is not None and info.sizing.vcpu_count and info.sizing.mem_size_mib
     assert info.persistence is not None and info.persistence.type == "persistent"
+    assert info.address and info.size == str(info.size) and re.fullmatch(r"\d+x\d+[MG]x\d+G", info.size)
+    (row,) = [each for each in await stead.vms.list() if each.id == vm.id]
+    assert (row.address, row.size) == (info.address, info.size)
+    assert (await stead.vms.find(vm.id[:8])).id == vm.id
+    assert (await vm.rename("sdk-renamed")).name == "sdk-renamed"
+    try:
+        assert (await stead.vms.find("sdk-renamed")).id == vm.id
+        with pytest.raises(errors.VmNotFound):
+            await stead.vms.find("sdk")
+    finally:
+        assert (await vm.rename("sdk")).name == vm.name == "sdk"
 
 
-async def test_a_command_and_its_surroundings(vm: AsyncVm) -> None:
+async def test_exec_takes_cwd_env_stdin_and_user(vm: AsyncVm) -> None:
     result = await vm.exec(
         ["sh", "-c", 'pwd; echo "$A"; cat; id -un'], cwd="/tmp", env={"A": "b c"}, stdin="in\n"
     )
@@ -83,13 +84,13 @@ async def test_a_command_and_its_surroundings(vm: AsyncVm) -> None:
     assert killed.signal == "SIGKILL" and not killed.ok
     with pytest.raises(errors.CommandFailed, match="exited with 4: why"):
         await vm.exec("echo why >&2; exit 4", check=True)
-    with pytest.raises(errors.FileNotFound):
-        await vm.exec(["/no/such/program"])
+    missing, refused = await vm.exec(["/no/such/program"]), await vm.exec(["/etc/passwd"])
+    assert (missing.status_code, refused.status_code) == (127, 126)
     with pytest.raises(errors.LinuxUserNotFound):
         await vm.exec("true", user="nobody-like-this")
 
 
-async def test_a_command_whose_time_is_up(vm: AsyncVm) -> None:
+async def test_exec_timeout(vm: AsyncVm) -> None:
     with pytest.raises(errors.ExecTimedOut) as caught:
         await vm.exec("echo begun; echo oops >&2; sleep 60", timeout=1)
     assert (caught.value.stdout, caught.value.stderr, caught.value.timeout) == ("begun\n", "oops\n", 1.0)
@@ -97,7 +98,7 @@ async def test_a_command_whose_time_is_up(vm: AsyncVm) -> None:
     assert isinstance(events[-1], Exited) and events[-1].timed_out and not events[-1].ok
 
 
-async def test_leaving_a_stream_ends_its_command(vm: AsyncVm) -> None:
+async def test_closing_a_stream_kills_its_command(vm: AsyncVm) -> None:
     async with vm.exec_stream("echo $$; sleep 300") as stream:
         event = await anext(stream)
         assert isinstance(event, Output)
@@ -106,14 +107,14 @@ async def test_leaving_a_stream_ends_its_command(vm: AsyncVm) -> None:
     assert (await vm.exec(gone)).ok
 
 
-async def test_much_output_streams_through(vm: AsyncVm) -> None:
+async def test_large_output_is_streamed(vm: AsyncVm) -> None:
     size = 0
     async for event in vm.exec_stream("head -c 5000000 /dev/zero"):
         size += len(event.data) if isinstance(event, Output) else 0
     assert size == 5_000_000
 
 
-async def test_files(vm: AsyncVm) -> None:
+async def test_files_are_written_read_moved_and_removed(vm: AsyncVm) -> None:
     files = vm.fs
     path = "/srv/sdk/a b/ü$`'\".bin"
     content = os.urandom(3_000_000)
@@ -142,6 +143,14 @@ async def test_files(vm: AsyncVm) -> None:
         await files.mkdir("/srv/none/of/these")
     await files.mkdir("/srv/sdk/x/y", parents=True)
     await files.mkdir("/srv/sdk/x/y", parents=True)
+    await files.move("/srv/sdk/pieces", "/srv/sdk/x/moved")
+    assert not await files.exists("/srv/sdk/pieces")
+    assert (await files.read_text("/srv/sdk/x/moved")).startswith("0\n")
+    await files.write_text("/srv/sdk/other", "new")
+    with pytest.raises(errors.SteadApiError):
+        await files.move("/srv/sdk/other", "/srv/sdk/x/moved")
+    await files.move("/srv/sdk/other", "/srv/sdk/x/moved", overwrite=True)
+    assert await files.read_text("/srv/sdk/x/moved") == "new"
     assert await files.exists("/srv/sdk/x/y") and not await files.exists("/srv/none")
     with pytest.raises(errors.InvalidFileRequest):
         await files.remove("/srv/sdk")
@@ -157,7 +166,7 @@ async def test_files_of_a_linux_user(vm: AsyncVm) -> None:
         await alice.fs.read("/etc/shadow")
 
 
-async def test_folders_travel_both_ways(vm: AsyncVm, tmp_path: Path) -> None:
+async def test_folders_are_uploaded_and_downloaded(vm: AsyncVm, tmp_path: Path) -> None:
     source = tmp_path / "source"
     (source / "sub").mkdir(parents=True)
     (source / "sub" / "data").write_bytes(os.urandom(2_000_000))
@@ -177,7 +186,7 @@ async def test_folders_travel_both_ways(vm: AsyncVm, tmp_path: Path) -> None:
     await vm.fs.remove("/srv/folder", recursive=True)
 
 
-async def test_changes_are_seen(vm: AsyncVm) -> None:
+async def test_watch_reports_changes(vm: AsyncVm) -> None:
     async with asyncio.timeout(60), vm.fs.watch() as changes:
 
         async def seen() -> str:
@@ -193,7 +202,7 @@ async def test_changes_are_seen(vm: AsyncVm) -> None:
         assert watching.result() in ("change", "rename")
 
 
-async def test_services(vm: AsyncVm) -> None:
+async def test_service_lifecycle(vm: AsyncVm) -> None:
     service = Service(name="sdk-test", bash="echo ready; exec sleep infinity", user="alice")
     assert (await vm.systemd.create(service)).removesuffix(".service") == "sdk-test"
 
@@ -218,7 +227,7 @@ async def test_services(vm: AsyncVm) -> None:
         await vm.systemd.status("sdk-test")
 
 
-async def test_output_that_is_kept_under_a_name(vm: AsyncVm) -> None:
+async def test_exec_output_is_in_its_terminal(vm: AsyncVm) -> None:
     await vm.exec("echo one; printf '\\033[31mtwo\\033[0m\\n'", terminal="sdk-build")
     assert "sdk-build" in [terminal.name for terminal in await vm.terminals.list()]
     assert [line.line for line in await vm.terminals.logs("sdk-build")][:1] == ["one"]
@@ -230,13 +239,15 @@ async def test_forks_and_snapshots(stead: AsyncStead) -> None:
         await vm.exec("echo before > /root/mark; nohup sleep 1000 >/dev/null 2>&1 &")
         snapshot = await vm.snapshot(name="sdk-kept")
         await vm.exec("echo after > /root/mark")
-        (fork,) = await vm.fork(count=1)
-        async with fork, await stead.vms.create(snapshot_id=snapshot.id) as revived:
+        (fork,) = await vm.fork(name="sdk-fork")
+        async with fork, await stead.vms.create(snapshot_id="sdk-kept") as revived:
+            assert fork.name == (await fork.info()).name == "sdk-fork"
             assert await fork.fs.read_text("/root/mark") == "after\n"
             assert await revived.fs.read_text("/root/mark") == "before\n"
             assert (await revived.exec("pgrep -x sleep")).ok
-    kept = await stead.vms.snapshots.get(snapshot.id)
-    assert (kept.name, kept.state, kept.source_vm_id) == ("sdk-kept", "ready", vm.id)
+    kept = await stead.vms.snapshots.find("sdk-kept")
+    assert (kept.id, kept.state, kept.source_vm_id) == (snapshot.id, "ready", vm.id)
+    assert kept.size_bytes and kept.size
     await stead.vms.snapshots.update(snapshot.id, name="renamed")
     assert [each.name for each in await stead.vms.snapshots.list() if each.id == snapshot.id] == ["renamed"]
     await stead.vms.snapshots.delete(snapshot.id)
@@ -244,7 +255,7 @@ async def test_forks_and_snapshots(stead: AsyncStead) -> None:
         await stead.vms.snapshots.delete(snapshot.id)
 
 
-async def test_a_machine_sleeps_and_wakes(stead: AsyncStead) -> None:
+async def test_suspend_wake_kill_and_wait_for_exit(stead: AsyncStead) -> None:
     async with await stead.vms.create() as vm:
         await vm.exec("echo here > /run/mark")
         waiting = asyncio.create_task(vm.wait_for_exit(timeout=120))
@@ -258,15 +269,15 @@ async def test_a_machine_sleeps_and_wakes(stead: AsyncStead) -> None:
             await vm.stop()
 
 
-async def test_who_may_do_what(stead: AsyncStead, vm: AsyncVm, server: Server) -> None:
-    identity = await stead.identities.create()
+async def test_identity_permissions(stead: AsyncStead, vm: AsyncVm, server: Server) -> None:
+    identity = await stead.identities.create(name="sdk-ci")
     token = await identity.tokens.create()
     assert await identity.tokens.list() == [token.id]
     async with AsyncStead(access_token=token.token, base_url=server.url) as theirs:
         assert (await theirs.whoami()).identity_id == identity.id
         with pytest.raises(errors.VmNotFound):
             await theirs.vms.ref(vm.id).exec("true")
-        granted = await identity.permissions.vms.grant(vm.id, allowed_users=["alice"])
+        granted = await identity.permissions.vms.grant("sdk", allowed_users=["alice"])
         assert granted.allowed_users == ("alice",)
         with pytest.raises(errors.PermissionAlreadyExists):
             await identity.permissions.vms.grant(vm.id)
@@ -279,37 +290,51 @@ async def test_who_may_do_what(stead: AsyncStead, vm: AsyncVm, server: Server) -
             await theirs.vms.create()
         assert (await identity.permissions.vms.update(vm.id)).allowed_users is None
         assert [each.vm_id for each in await identity.permissions.vms.list()] == [vm.id]
+        repo = await stead.git.repos.create(name="sdk-repo")
+        await identity.permissions.git.grant("sdk-repo", "write")
+        (row,) = [each for each in await stead.identities.list() if each.id == identity.id]
+        assert (row.name, row.vm_grants, row.repo_grants) == ("sdk-ci", 1, 1) and row.created_at
+        assert (await theirs.git.repos.find("sdk-repo")).id == repo.id
+        await repo.delete()
         await identity.permissions.vms.revoke(vm.id)
         with pytest.raises(errors.PermissionNotFound):
             await identity.permissions.vms.get(vm.id)
         await identity.tokens.revoke(token.id)
         with pytest.raises(errors.Unauthorized):
             await theirs.whoami()
-    assert identity.id in [each.id for each in await stead.identities.list()]
-    await stead.identities.delete(identity.id)
+    assert (await stead.identities.find("sdk-ci")).id == identity.id
+    await stead.identities.delete("sdk-ci")
 
 
-async def test_a_spec_is_built_and_followed(stead: AsyncStead) -> None:
+async def test_spec_is_built_with_progress_phases_and_logs(stead: AsyncStead) -> None:
     spec = VmSpec().file("/etc/greeting", "hello\n").run("cp /etc/greeting /srv/made").snapshot()
     spec = spec.user("dev").service("app", bash="exec sleep infinity", user="dev")
-    told: list[LogEntry] = []
-    async with await stead.vms.create(spec=spec, progress=told.append) as vm:
+    lines: list[LogEntry] = []
+    async with await stead.vms.create(spec=spec, progress=lines.append) as vm:
         assert await vm.fs.read_text("/srv/made") == "hello\n"
         assert (await vm.systemd.status("app")).active
         build = await stead.vms.builds.wait((await vm.build()).id, timeout=60)
-        assert build.state == "succeeded" and await stead.vms.builds.phases(build.id)
+        assert build.state == "succeeded"
+        phases = await stead.vms.builds.phases(build.id)
+        assert phases and all(each.finished_at and each.state == "succeeded" for each in phases)
+        assert build.id in [each.id for each in await stead.vms.builds.list(state="succeeded")]
+        assert len(await stead.vms.builds.logs(build.id))
 
 
-async def test_a_build_that_fails_says_why(stead: AsyncStead) -> None:
+async def test_failed_build_has_a_reason(stead: AsyncStead) -> None:
     with pytest.raises(errors.SetupFailed) as caught:
         await stead.vms.snapshots.ensure(VmSpec().run("echo it is broken >&2; exit 7"))
     error = caught.value
     assert isinstance(error, errors.BuildFailed) or error.failed_reason
 
 
-async def test_refusals(stead: AsyncStead, server: Server) -> None:
+async def test_refused_requests_raise_the_matching_error(stead: AsyncStead, server: Server) -> None:
     with pytest.raises(errors.InvalidSize):
-        await stead.vms.create(vcpu_count=3)
+        await stead.vms.create(cpu=3)
+    with pytest.raises(errors.InvalidRequest, match="aptDeps"):
+        await stead.vms.create(spec={"snapshot": {"aptdeps": ["git"]}})
+    with pytest.raises(errors.InvalidRequest, match="aptDeps"):
+        await stead.vms.snapshots.ensure({"aptdeps": ["git"]})
     with pytest.raises(errors.SnapshotNotFound):
         await stead.vms.create(snapshot_id="sc-aaaaaaaaaaaaaaaaaaaa")
     with pytest.raises(errors.InvalidLinuxUser):
@@ -326,7 +351,7 @@ async def test_refusals(stead: AsyncStead, server: Server) -> None:
     assert answer.status_code == 404
 
 
-async def test_what_happened_can_be_read(stead: AsyncStead, vm: AsyncVm) -> None:
+async def test_vm_logs_are_paged(stead: AsyncStead, vm: AsyncVm) -> None:
     assert (await stead.whoami()).identity_id is None
     page = await vm.logs(page_size=5)
     assert all(entry.time is not None for entry in page) and len(page) <= 5
