@@ -574,7 +574,13 @@ async def test_suspend_wake_kill_and_await(http: httpx2.AsyncClient, server: Ser
     assert (await waiting).json()["exitStatus"] == "suspended"
     assert (await http.get(path)).json()["state"] == "suspended"
     assert (await http.post(f"{path}/exec-await", json={"command": "echo up"})).json()["stdout"] == "up\n"
-    killed = (await http.post(f"{path}/kill")).json()
+    command = {"command": "echo begun; exec sleep 600"}
+    async with http.stream("POST", f"{path}/exec-stream", json=command) as stream:
+        lines = stream.aiter_lines()
+        assert json.loads(await anext(lines))["type"] == "stdout"
+        killed = (await http.post(f"{path}/kill")).json()
+        (last,) = [json.loads(line) async for line in lines]
+    assert (last["type"], last["code"]) == ("error", "VM_NOT_RUNNING")
     assert killed["id"] in path
     assert (await http.get(path)).json()["state"] == "stopped"
     for verb in ("stop", "suspend"):

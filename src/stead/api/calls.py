@@ -55,7 +55,7 @@ class Call:
         self.connection: Connection | None = scope.get("extensions", {}).get(EXTENSION)
         agent = next((value for name, value in scope["headers"] if name == b"user-agent"), b"")
         self.hears_processing = agent.lower().startswith(_UNDERSTAND_PROCESSING)
-        self.told_processing = self.started
+        self.last_processing = self.started
 
     @property
     def lost(self) -> bool:
@@ -203,8 +203,8 @@ class Calls:
                     call.end(client_left())
                 elif not call.status and call.hears_processing and call.connection is not None:
                     waiting = now - call.started > _PROCESSING_AFTER
-                    if waiting and now - call.told_processing > _PROCESSING_EVERY:
-                        call.told_processing = now
+                    if waiting and now - call.last_processing > _PROCESSING_EVERY:
+                        call.last_processing = now
                         call.connection.processing()
 
     async def stop(self, grace: float) -> None:
