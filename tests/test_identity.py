@@ -327,7 +327,7 @@ async def test_key_is_revoked_by_a_unique_id_prefix(
     for none in ("", "abc", "b", "%", "____", "ABCD0", "0000", "abcd2"):
         with pytest.raises(KeyNotFound):
             await here.accounts.revoke_key(none)
-    with pytest.raises(InvalidRequest, match="2 keys"):
+    with pytest.raises(InvalidRequest, match="2 key ids start with abcd"):
         await here.accounts.revoke_key("abcd")
     assert (await here.accounts.revoke_key("abcd1")).id == keys[1].id
     assert (await here.accounts.revoke_key("abcd")).id == keys[0].id, "the other one counts no more"
