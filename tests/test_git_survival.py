@@ -638,7 +638,7 @@ async def test_full_disk_is_reported_and_leaves_nothing(
     try:
         refused = await attempt(hosting)
         assert not refused.done
-        assert "disk is full" in refused.words or "No space left on device" in refused.words
+        assert "disk of the host is full" in refused.words or "No space left on device" in refused.words
         assert hosting.files() == before
         await hosting.read()
     finally:

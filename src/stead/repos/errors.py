@@ -38,7 +38,7 @@ class DiskFull(RepoError):
     code = "disk_full"
 
     def __init__(self) -> None:
-        super().__init__("the host's disk is full")
+        super().__init__("disk of the host is full")
 
 
 class RepoBusy(RepoError):
