@@ -16,7 +16,7 @@ from stead.api.wire.layers import LayerFields, LayerModel, Spec
 from stead.api.wire.unknown import unknown_keys
 from stead.builds.dockerfile import commands_of
 from stead.builds.errors import CommandFailed, InvalidSpec, last_line
-from stead.builds.layer_services import UnitState, command_of
+from stead.builds.layer_services import UnitState, command_of, late_units
 from stead.builds.plan import Base, plan_machine, plan_snapshot
 from stead.builds.records import BuildInfo, PhaseInfo
 from stead.builds.repositories import source_of
@@ -580,6 +580,18 @@ def test_a_failed_run_step_is_described_by_its_command_and_last_output() -> None
     assert str(failed).startswith("image: 'make' exited with 2: yyy") and len(str(failed)) < 800
     killed = replace(state, result="signal")
     assert killed.describe("make", "") == "'make' (freestyle-run-command-1.service) failed: signal"
+
+
+def test_late_units_are_named_even_if_systemd_has_not_started_them() -> None:
+    def state(unit: str, active: str, job: str = "0") -> UnitState:
+        return UnitState(unit, "loaded", active, "", "", "", job)
+
+    assert late_units([state("a", "active"), state("b", "activating"), state("c", "inactive", "7")]) == [
+        "b",
+        "c",
+    ]
+    assert late_units([state("a", "active"), state("b", "inactive")]) == ["b"]
+    assert late_units([state("a", "active")]) == ["systemd is busy"]
 
 
 NASTY = st.text(alphabet=st.sampled_from("a/ =%\"'\\\n\r\t;$[]#~.-:@0é\x00\u2028"), max_size=12)

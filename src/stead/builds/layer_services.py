@@ -82,6 +82,12 @@ class UnitState:
         return f"{text}: {output}" if output else text
 
 
+def late_units(states: Sequence[UnitState]) -> list[str]:
+    """Units that are not ready after a timeout; on a slow host systemd may not have started any of them."""
+    late = [state.unit for state in states if state.late]
+    return late or [state.unit for state in states if state.active != "active"] or ["systemd is busy"]
+
+
 def command_of(service: ServicePatch, files: Mapping[str, bytes]) -> str:
     """What a service runs, in one line: the command of a `run` step, or the first line of `exec`.
 
@@ -172,8 +178,7 @@ class LayerServices:
         states = await self._states(units)
         await self._judge(states)
         if result.timed_out:
-            late = ", ".join(state.unit for state in states if state.late)
-            text = f"not ready within {waiting.timeout:g} s: {late or 'systemd is busy'}"
+            text = f"not ready within {waiting.timeout:g} s: {', '.join(late_units(states))}"
             if waiting.must:
                 raise SetupFailed("services", text)
             await part.note(f"{text}; continuing without it", level="warn")
