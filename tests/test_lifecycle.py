@@ -429,7 +429,7 @@ async def test_create_is_refused_on_a_full_disk(settings: Settings) -> None:
         async with another_installation(settings, data=disk / "data") as machines:
             clean = leftovers(machines.settings)
             filler = fill_up(disk, 800 << 20)
-            with pytest.raises(CapacityExceeded, match=r"^less than 1 GiB of disk is free under \S+$"):
+            with pytest.raises(CapacityExceeded, match=r"^less than 1 GiB of disk space is free under \S+$"):
                 await machines.create()
             assert await rows(machines) == {}
             assert leftovers(machines.settings) == clean
