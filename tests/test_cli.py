@@ -110,7 +110,7 @@ async def test_demo_uses_a_running_server(shell: Shell, settings: Settings) -> N
     ("arguments", "environment", "words"),
     [
         (("prepare", "--size", "3x1Gx20G"), {}, "power of two"),
-        (("prepare", "--size", "big"), {}, "a size looks like"),
+        (("prepare", "--size", "big"), {}, "invalid size 'big': must be VCPUSxMEMORYxDISK"),
         (("demo",), {"STEAD_POOL": "many"}, "invalid STEAD_POOL='many': must be an integer of at least 0"),
         (("prepare",), {"STEAD_DATA": "/proc/nowhere"}, "No such file or directory: /proc/nowhere"),
     ],
@@ -229,7 +229,9 @@ async def test_vms_are_found_by_id_prefix_and_name(shell: Shell, vm: str) -> Non
     assert await shell.refused("vm", "get", "absent") == "error: no VM 'absent' (VM_NOT_FOUND)\n"
     assert "at least 4 characters" in await shell.refused("vm", "get", vm[:3])
     missing = "0" * 20
-    assert re.search(rf"{missing} \(VM_NOT_FOUND, trace \w+\)", await shell.refused("vm", "get", missing))
+    assert re.search(
+        rf"VM {missing} not found \(VM_NOT_FOUND, trace \w+\)", await shell.refused("vm", "get", missing)
+    )
 
 
 async def test_an_ambiguous_reference_is_refused(shell: Shell, vm: str) -> None:

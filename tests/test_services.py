@@ -190,5 +190,5 @@ async def test_services_over_http(server: Server) -> None:
         missing = await http.get("/services/none/status")
         assert (missing.status_code, missing.json()["code"]) == (404, "SERVICE_NOT_FOUND")
         removed = (await http.delete("/services/waits")).json()
-        assert removed == {"success": True, "message": "waits was removed"}
+        assert removed == {"success": True, "message": "service waits removed"}
     await machine.delete()

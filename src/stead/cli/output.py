@@ -30,6 +30,8 @@ Json = Annotated[
     typer.Option("--json", callback=use_json, is_eager=True, help="Print the result, or the error, as JSON."),
 ]
 
+_NARROWEST_NAME = 8
+_COLUMN_GAP = 2
 _STATE_COLOURS = {
     "running": "green",
     "ready": "green",
@@ -118,13 +120,17 @@ def _print_rich_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) ->
     from rich.table import Table
     from rich.text import Text
 
+    # Ids are never wrapped or cut, so that they can be copied: only names wrap. Where that is not enough, the
+    # lines are longer than the terminal is wide.
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in headings:
-        # Ids are never wrapped or cut, so that they can be copied; names may wrap.
+    least = 0
+    for heading, *cells in zip(headings, *rows, strict=True):
+        width = _NARROWEST_NAME if heading == "name" else max(map(len, (heading, *cells)))
+        least += width + _COLUMN_GAP
         table.add_column(heading, no_wrap=heading != "name", overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell, _STATE_COLOURS.get(cell, "")) for cell in row))
-    Console().print(table)
+    Console(width=max(Console().width, least)).print(table)
 
 
 def print_facts(facts: Sequence[tuple[str, object]]) -> None:
