@@ -55,7 +55,7 @@ def proportional_memory(settings: Settings, machines: Iterable[Machine]) -> Figu
     """MiB of the machines' QEMUs; what several have in common is shared out among them."""
     ids = {machine.id for machine in machines}
     sizes = []
-    for pid, name in running_machines(settings.instance).items():
+    for pid, name in running_machines(settings).items():
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if name in ids and line.startswith("Pss:"):
                 sizes.append(int(line.split()[1]) / 1024)

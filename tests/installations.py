@@ -25,7 +25,7 @@ from stead.settings import Settings
 def leftovers(settings: Settings) -> list[str]:
     """Everything on this host that carries an installation's name, and what it keeps of machines."""
     instance = settings.instance
-    found = [f"process {pid} of {name}" for pid, name in running_machines(instance).items()]
+    found = [f"process {pid} of {name}" for pid, name in running_machines(settings).items()]
     found += [f"namespace {path}" for path in Path("/run/netns").glob(f"stead-{instance}*")]
     found += [f"interface {path.name}" for path in Path("/sys/class/net").glob(f"st{instance}*")]
     # Unlike a glob, a walk does not mind groups of others that go while it looks.
@@ -57,7 +57,7 @@ def _sweep(settings: Settings) -> None:
     """A test that failed must not leave its machines to the next."""
 
     async def sweep() -> None:
-        for pid in running_machines(settings.instance):
+        for pid in running_machines(settings):
             if (process := ProcessId.of(pid)) is not None:
                 await kill(process)
         groups = ControlGroups(settings)

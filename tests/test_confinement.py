@@ -23,7 +23,7 @@ from stead.settings import Settings
 
 def qemu_of(settings: Settings, machine: Machine) -> Path:
     """The folder in /proc of a machine's QEMU."""
-    pids = [pid for pid, name in running_machines(settings.instance).items() if name == machine.id]
+    pids = [pid for pid, name in running_machines(settings).items() if name == machine.id]
     assert len(pids) == 1
     return Path("/proc") / str(pids[0])
 

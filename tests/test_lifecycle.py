@@ -55,7 +55,7 @@ async def stopped(machine: Machine, limit: float) -> MachineInfo:
 
 
 def qemu_pid(settings: Settings, machine: Machine) -> int:
-    pids = [pid for pid, name in running_machines(settings.instance).items() if name == machine.id]
+    pids = [pid for pid, name in running_machines(settings).items() if name == machine.id]
     assert len(pids) == 1
     return pids[0]
 
@@ -152,7 +152,7 @@ async def test_stop_start_and_guest_reboot_keep_disk_and_identity(
     await machine.stop()
     info = await machine.info()
     assert (info.state, info.reason) == (State.STOPPED, "stopped")
-    assert machine.id not in running_machines(settings.instance).values()
+    assert machine.id not in running_machines(settings).values()
     with pytest.raises(WrongState, match=f"^cannot suspend VM {machine.id}: it is stopped$"):
         await machine.suspend()
     await machine.stop()
@@ -221,7 +221,7 @@ async def test_kill_ends_running_commands_and_records_the_reason(
         await running
     info = await machine.info()
     assert (info.state, info.reason) == (State.STOPPED, "killed")
-    assert machine.id not in running_machines(settings.instance).values()
+    assert machine.id not in running_machines(settings).values()
 
 
 async def _sleeps(machine: Machine) -> bool:
@@ -305,7 +305,7 @@ async def test_a_hanging_boot_is_retried_once(
     with pytest.raises(StartFailed, match="did not answer"):
         await machine.start()
     assert hanging == 1
-    assert machine.id not in running_machines(settings.instance).values()
+    assert machine.id not in running_machines(settings).values()
     hanging = 0
     monkeypatch.setattr(lifecycle_module, "BOOT_TIMEOUTS", (120.0,))
     assert await sh(machine, "cat /root/note") == "kept"
@@ -409,7 +409,7 @@ async def test_a_cancelled_create_leaves_nothing(settings: Settings, source: str
                     await machines._lifecycle.remove(row)
             known = await rows(machines)
             assert known.keys() <= before.keys()
-            assert set(running_machines(machines.settings.instance).values()) == known.keys()
+            assert set(running_machines(machines.settings).values()) == known.keys()
         assert left == []
         await create()
 

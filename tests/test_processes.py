@@ -1,13 +1,20 @@
 """Processes outlive their parents and are never mistaken for later ones with the same pid."""
 
 import asyncio
+import contextlib
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from stead.host.processes import ProcessId, WatchedProcess, kill
+from stead.host.vm import running_machines
+from stead.settings import Settings
 
 
 def start(*argv: str) -> ProcessId:
@@ -64,3 +71,44 @@ async def test_release_does_not_end_the_process() -> None:
 
 def test_process_names_with_parentheses() -> None:
     assert ProcessId.of(os.getpid()) is not None
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("name", "uid", "program"),
+    [
+        ("../../../etc", "own", "qemu-system-x86_64"),
+        ("a" * 19 + "/", "own", "qemu-system-x86_64"),
+        ("a" * 20, "stranger", "qemu-system-x86_64"),
+        ("a" * 20, "own", "sleep"),
+    ],
+)
+def test_arguments_alone_do_not_make_a_process_a_vm(
+    tmp_path: Path, name: str, uid: str, program: str
+) -> None:
+    """Any user can start a program with any arguments; what it names would be removed by root."""
+    settings = Settings(data=tmp_path / "data")
+    tmp_path.chmod(0o755)
+    mine = settings.uid(7)
+    with _pretending(settings, "b" * 20, mine, "qemu-system-x86_64") as real:
+        assert running_machines(settings) == {real: "b" * 20}
+        with _pretending(settings, name, mine if uid == "own" else 12345, program):
+            assert running_machines(settings) == {real: "b" * 20}
+
+
+@contextlib.contextmanager
+def _pretending(settings: Settings, name: str, uid: int, program: str) -> Iterator[int]:
+    """A process that has the arguments of a VM's QEMU."""
+    with tempfile.TemporaryDirectory(prefix="stead-test-", dir="/var/tmp") as folder:
+        Path(folder).chmod(0o755)
+        copy = Path(folder, program)
+        shutil.copy("/bin/bash", copy)
+        argument = f"guest=stead-{settings.instance}-{name},debug-threads=on"
+        child = subprocess.Popen([copy, "-c", "read", argument], user=uid, stdin=subprocess.PIPE)
+        try:
+            yield child.pid
+        finally:
+            child.kill()
+            child.wait()
+            assert child.stdin is not None
+            child.stdin.close()

@@ -292,7 +292,7 @@ async def test_a_running_vm_survives_a_crash_of_stead(settings: Settings, image:
     """After a kill and restart of Stead: same boot, same processes, and its end is noticed."""
     with other_settings(settings) as other:
         report = await crash(other, "run")
-        (pid,) = running_machines(other.instance)
+        (pid,) = running_machines(other)
         async with Machines.open(other) as machines:
             machine = await machines.get(str(report.cases[0].machine))
             assert (await machine.info()).state is State.RUNNING
@@ -410,7 +410,7 @@ async def test_recovery_removes_orphaned_processes_files_and_groups(
             forgotten, kept = await machines.create(), await machines.create()
         async with rows_of(other) as store:
             await store.delete(forgotten.id)
-        assert forgotten.id in running_machines(other.instance).values()
+        assert forgotten.id in running_machines(other).values()
         (other.data / "machines/template-of-an-old-build").mkdir()
         (other.runtime / other.instance / "runtime-of-nobody").mkdir()
         hierarchy = cgroups.detect()

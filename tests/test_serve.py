@@ -62,7 +62,7 @@ async def test_vms_keep_running_while_the_server_is_stopped(settings: Settings, 
             await asyncio.sleep(1)
             assert await end(process) == 0
             assert (await call).json()["stdout"] == "finished\n"
-        assert list(running_machines(other.instance).values()) == [vm]
+        assert list(running_machines(other).values()) == [vm]
         async with serving(other) as (process, again), client_of(again["url"], said["key"]) as http:
             command = {"command": "a=$(cat /run/beat); sleep 1; [ $(cat /run/beat) -gt $a ] && echo alive"}
             answer = await http.post(f"/v1/vms/{vm}/exec-await", json=command)

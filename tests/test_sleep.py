@@ -92,7 +92,7 @@ async def test_suspend_ends_the_process_and_the_next_use_wakes_the_vm(
 ) -> None:
     await sleeper.suspend()
     assert await state(sleeper) is State.SUSPENDED
-    assert sleeper.id not in running_machines(settings.instance).values()
+    assert sleeper.id not in running_machines(settings).values()
     await sleeper.suspend()
     assert await state(sleeper) is State.SUSPENDED, "it sleeps already"
     await it_is_all_there(sleeper)
@@ -226,7 +226,7 @@ async def test_a_failed_wake_leaves_the_vm_suspended(
     results = await asyncio.gather(*(sleeper.exec("true") for _ in range(3)), return_exceptions=True)
     assert all(isinstance(result, StartFailed) for result in results), results
     assert await state(sleeper) is State.SUSPENDED
-    assert sleeper.id not in running_machines(settings.instance).values()
+    assert sleeper.id not in running_machines(settings).values()
     monkeypatch.undo()
     await it_is_all_there(sleeper)
 

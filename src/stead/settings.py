@@ -17,6 +17,8 @@ T = TypeVar("T")
 
 _SIZE = re.compile(r"(?P<vcpus>\d+)x(?P<memory>\d+)(?P<unit>[MG])x(?P<disk>\d+)G")
 
+_SLOTS = 65536
+
 
 @dataclass(frozen=True, order=True)
 class Size:
@@ -130,7 +132,11 @@ class Settings:
 
     def uid(self, slot: int) -> int:
         """The Linux user that the QEMU of a slot runs as: no two VMs share one."""
-        return self.uid_base + self._number * 65536 + slot
+        return self.uid_base + self._number * _SLOTS + slot
+
+    def owns_uid(self, uid: int) -> bool:
+        """Whether a QEMU of this installation may run as this Linux user."""
+        return self.uid(0) <= uid < self.uid(_SLOTS)
 
     @property
     def git_uid(self) -> int:

@@ -12,7 +12,7 @@ from stead.cli.output import Json, note, print_json, print_table
 from stead.cli.terminal import run, settings
 from stead.errors import InvalidRequest
 from stead.identity.accounts import Account, Accounts, KeyInfo
-from stead.store.database import open_database
+from stead.store.installation import open_installation
 
 keys = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys.")
 accounts = typer.Typer(no_args_is_help=True, help="Accounts and their limits.")
@@ -29,7 +29,7 @@ async def open_accounts() -> AsyncIterator[Accounts]:
         data.mkdir(parents=True, mode=0o711)
         # Independent of the umask: VMs run as other users, and their files are below this directory.
         data.chmod(0o711)
-    database = await open_database(data / "stead.db")
+    database = await open_installation(data)
     try:
         yield Accounts(database, chosen.limits)
     finally:

@@ -1,4 +1,9 @@
-"""The host's end of the guest agent's protocol (docs/internals/agent-protocol.md): transport and errors."""
+"""Client of the guest agent's protocol (docs/internals/agent-protocol.md): transport, limits and errors.
+
+Guest root can replace the agent, so every answer is hostile: bounded in bytes, time and pieces before it is
+parsed. Reading yields to the event loop after a few pieces, however fast they arrive, and `watchdog.py` ends
+an exchange that still holds the loop for too long.
+"""
 
 import asyncio
 import contextlib
@@ -7,13 +12,14 @@ import json
 import os
 import select
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
 import httpcore2
 
 from stead.errors import GuestError, GuestUnreachable, InvalidRequest
+from stead.host import watchdog
 
 Dial = Callable[[], Awaitable[tuple[socket.socket, tuple[Any, ...]]]]
 Body = bytes | AsyncIterator[bytes]
@@ -21,19 +27,142 @@ Body = bytes | AsyncIterator[bytes]
 CONNECT_TIMEOUT = 20.0
 _CONNECT_ATTEMPT = 1.0
 _RETRY_PAUSE = 0.05
+_HEADER_TIMEOUT = 300.0
+"""Seconds until the status line and the headers of an answer, when the call has no time-out of its own."""
+_HEADER_READ = 16 << 10
+_BODY_READ = 256 << 10
+_PIECES_PER_TURN = 64
+"""A body may be cut into one-byte chunks: after this many, other tasks of the event loop get their turn."""
+_FREE_PIECES = 10_000
+_SMALL_PIECE = 64
+_SLOWED = 0.005
+MAX_ANSWER = 1 << 20
+"""Bytes of a JSON answer, unless the call expects more. Parsing this much takes some 10 ms."""
+MAX_LINE = 64 << 10
+_MAX_LIST = 64 << 20
+_MAX_OBJECTS = 1_000_000
+_BETWEEN = b"},{"
+_MAX_ERROR = 16 << 10
+
+
+@contextlib.contextmanager
+def parsing(what: str) -> Iterator[None]:
+    """Anything that goes wrong while a guest's answer is parsed is a GuestError."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError, RecursionError):
+        raise GuestError("malformed_answer", f"the guest agent sent a malformed answer to {what}") from None
+
+
+class Turns:
+    """Lets other tasks run while a guest's data is processed piece by piece.
+
+    Each piece costs the same however short it is. A guest that sends very many short ones is slowed down, so
+    that it takes a part of the CPU and not all of it.
+    """
+
+    def __init__(self) -> None:
+        self._pieces = 0
+        self._bytes = 0
+
+    async def took(self, size: int) -> None:
+        self._pieces += 1
+        self._bytes += size
+        if self._pieces % _PIECES_PER_TURN == 0:
+            crumbs = self._pieces > _FREE_PIECES and self._bytes < _SMALL_PIECE * self._pieces
+            await asyncio.sleep(_SLOWED if crumbs else 0)
+
+
+class Answer:
+    """The answer to one request. Its body is read by the caller, once."""
+
+    def __init__(self, response: httpcore2.Response, what: str) -> None:
+        self._response = response
+        self._what = what
+
+    @property
+    def content_type(self) -> bytes:
+        return next((value for name, value in self._response.headers if name.lower() == b"content-type"), b"")
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """The body in pieces, as they arrive."""
+        turns = Turns()
+        async for piece in self._response.aiter_stream():
+            yield piece
+            await turns.took(len(piece))
+
+    async def read(self, limit: int = MAX_ANSWER) -> bytes:
+        """The whole body; GuestError when it is longer than `limit`."""
+        body = bytearray()
+        async for piece in self.chunks():
+            body += piece
+            if len(body) > limit:
+                raise GuestError(
+                    "answer_too_large", f"the guest agent answered {self._what} with more than {limit} bytes"
+                )
+        return bytes(body)
+
+    async def objects(self, name: str) -> AsyncGenerator[dict[str, Any], None]:
+        """The flat objects in the one list `name` of a JSON answer, parsed one by one."""
+        start = b'{"%s":[' % name.encode()
+        body = await self.read(_MAX_LIST)
+        if not (body.startswith(start) and body.endswith(b"]}")) or body.count(_BETWEEN) >= _MAX_OBJECTS:
+            raise GuestError("malformed_answer", f"the guest agent sent a malformed answer to {self._what}")
+        inner = body[len(start) : -2]
+        texts = inner[1:-1].split(_BETWEEN) if inner else []
+        turns = Turns()
+        for text in texts:
+            if len(text) > MAX_LINE:
+                raise GuestError(
+                    "malformed_answer", f"the guest agent sent a malformed answer to {self._what}"
+                )
+            yield parse_object(b"{%s}" % text, self._what)
+            await turns.took(len(text))
+
+    async def lines(self, limit: int = MAX_LINE) -> AsyncGenerator[bytes, None]:
+        """The lines of the body, without their ends; GuestError when one is longer than `limit`."""
+        rest = bytearray()
+        turns = Turns()
+        async for piece in self.chunks():
+            rest += piece
+            if b"\n" not in piece and len(rest) <= limit:
+                continue
+            *lines, last = rest.split(b"\n")
+            rest = bytearray(last)
+            for line in lines:
+                if len(line) > limit:
+                    break
+                yield bytes(line)
+                await turns.took(len(line))
+            else:
+                if len(rest) <= limit:
+                    continue
+            raise GuestError(
+                "answer_too_large",
+                f"the guest agent answered {self._what} with a line of more than {limit} bytes",
+            )
+        if rest:
+            yield bytes(rest)
 
 
 class _Stream(httpcore2.AsyncNetworkStream):
-    def __init__(self, link: socket.socket, open_links: set[socket.socket]) -> None:
+    def __init__(self, link: socket.socket, open_links: set[socket.socket], guest: str) -> None:
         self._link = link
+        self._guest = guest
         self._open_links = open_links
         open_links.add(link)
         self._loop = asyncio.get_running_loop()
+        self.read_size = _HEADER_READ
+        """Small before a body: a flood of informational responses is parsed without a turn for others."""
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        watchdog.reading(self._guest, self._link)
         try:
             async with asyncio.timeout(timeout):
-                return await self._loop.sock_recv(self._link, max(max_bytes, 262144))
+                data = await self._loop.sock_recv(self._link, self.read_size)
+                # sock_recv returns at once while there is data: a fast guest would never let the loop go.
+                await asyncio.sleep(0)
+                return data
         except TimeoutError as error:
             raise httpcore2.ReadTimeout from error
         except OSError as error:
@@ -64,8 +193,9 @@ class _Stream(httpcore2.AsyncNetworkStream):
 
 
 class _Backend(httpcore2.AsyncNetworkBackend):
-    def __init__(self, dial: Dial) -> None:
+    def __init__(self, dial: Dial, guest: str) -> None:
         self._dial = dial
+        self._guest = guest
         self.open_links: set[socket.socket] = set()
         self.ended: str | None = None
 
@@ -82,7 +212,7 @@ class _Backend(httpcore2.AsyncNetworkBackend):
             async with asyncio.timeout(timeout):
                 while self.ended is None:
                     with contextlib.suppress(OSError, TimeoutError):
-                        return _Stream(await self._attempt(), self.open_links)
+                        return _Stream(await self._attempt(), self.open_links, self._guest)
                     await asyncio.sleep(_RETRY_PAUSE)
         except TimeoutError as error:
             raise httpcore2.ConnectTimeout from error
@@ -107,8 +237,8 @@ def path_query(path: str | bytes | os.PathLike[str]) -> str:
 class Agent:
     """HTTP to one guest over its management link."""
 
-    def __init__(self, dial: Dial) -> None:
-        self._backend = _Backend(dial)
+    def __init__(self, dial: Dial, guest: str) -> None:
+        self._backend = _Backend(dial, guest)
         self.in_flight = 0
         """Calls in progress, including running commands."""
         self.last_used = 0.0
@@ -147,8 +277,9 @@ class Agent:
         body: Body | None = None,
         connect_timeout: float = CONNECT_TIMEOUT,
         read_timeout: float | None = None,
-    ) -> AsyncIterator[httpcore2.Response]:
+    ) -> AsyncIterator[Answer]:
         """One request, whose response body the caller reads. Raises error responses."""
+        what = f"{method} {target.split('?')[0]}"
         sent: dict[str, str | bytes] = {"Host": "agent", **(headers or {})}
         if user is not None:
             if not user.isprintable() or not user:
@@ -161,23 +292,33 @@ class Agent:
         elif body is None and method != "GET":
             sent["Content-Length"] = "0"
         timeouts = {"connect": connect_timeout, "read": read_timeout, "write": None}
+        # The answer to a streamed body comes after it, however long that takes.
+        patience = _HEADER_TIMEOUT if body is None or isinstance(body, bytes) else None
         self.in_flight += 1
         try:
-            async with self._pool.stream(
-                method,
-                f"http://agent{target}",
-                headers=list(sent.items()),
-                content=body,
-                extensions={"timeout": timeouts},
-            ) as response:
+            async with contextlib.AsyncExitStack() as exchange:
+                opening = self._pool.stream(
+                    method,
+                    f"http://agent{target}",
+                    headers=list(sent.items()),
+                    content=body,
+                    extensions={"timeout": timeouts},
+                )
+                try:
+                    async with asyncio.timeout(patience):
+                        response = await exchange.enter_async_context(opening)
+                except TimeoutError as error:
+                    raise GuestUnreachable(
+                        f"the guest agent did not answer {what} within {patience:g} s"
+                    ) from error
+                answer = Answer(response, what)
                 if response.status >= 400:
-                    raise _error(response.status, await response.aread())
-                yield response
+                    raise _error(response.status, await answer.read(_MAX_ERROR))
+                with _reading_in_bulk(response):
+                    yield answer
         except (httpcore2.NetworkError, httpcore2.TimeoutException, httpcore2.ProtocolError) as error:
-            what = self._backend.ended or str(error) or type(error).__name__
-            raise GuestUnreachable(
-                f"the guest agent did not answer {method} {target.split('?')[0]}: {what}"
-            ) from error
+            reason = self._backend.ended or str(error) or type(error).__name__
+            raise GuestUnreachable(f"the guest agent did not answer {what}: {reason}") from error
         finally:
             self.in_flight -= 1
             self.last_used = asyncio.get_running_loop().time()
@@ -192,24 +333,46 @@ class Agent:
         body: Body | None = None,
         timeout: float | None = 30.0,
         connect_timeout: float = CONNECT_TIMEOUT,
-    ) -> Any:
-        """One request with a JSON response."""
+    ) -> dict[str, Any]:
+        """One request with a JSON object as response."""
+        what = f"{method} {target.split('?')[0]}"
         try:
             async with (
                 asyncio.timeout(timeout),
                 self.stream(
                     method, target, headers=headers, user=user, body=body, connect_timeout=connect_timeout
-                ) as response,
+                ) as answer,
             ):
-                return json.loads(await response.aread() or b"{}")
+                return parse_object(await answer.read() or b"{}", what)
         except TimeoutError as error:
-            where = f"{method} {target.split('?')[0]}"
-            raise GuestUnreachable(f"the guest agent did not answer {where} within {timeout:g} s") from error
+            raise GuestUnreachable(f"the guest agent did not answer {what} within {timeout:g} s") from error
+
+
+@contextlib.contextmanager
+def _reading_in_bulk(response: httpcore2.Response) -> Iterator[None]:
+    stream = response.extensions.get("network_stream")
+    if not isinstance(stream, _Stream):
+        yield
+        return
+    stream.read_size = _BODY_READ
+    try:
+        yield
+    finally:
+        stream.read_size = _HEADER_READ
+
+
+def parse_object(text: bytes, what: str) -> dict[str, Any]:
+    """A JSON object that a guest sent; GuestError for anything else."""
+    with parsing(what):
+        found = json.loads(text)
+        if not isinstance(found, dict):
+            raise TypeError
+        return found
 
 
 def _error(status: int, body: bytes) -> GuestError:
     try:
-        answer = json.loads(body)
+        answer = parse_object(body, "a request")
         return GuestError(str(answer["code"]), str(answer["message"]))
-    except (ValueError, KeyError, TypeError):
+    except (GuestError, KeyError):
         return GuestError("internal", f"the guest agent answered with status {status}")

@@ -8,14 +8,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-import httpcore2
-
-from stead.errors import GuestUnreachable, InvalidRequest, SteadError
-from stead.host.agent import Agent
+from stead.errors import GuestError, GuestUnreachable, InvalidRequest, SteadError
+from stead.host.agent import Agent, Answer, Turns, parse_object, parsing
 
 DEFAULT_OUTPUT_LIMIT = 16 << 20
 _INLINE_STDIN = 64 << 10
 _HEADER = 8
+_MAX_FRAME = 1 << 20
+_FINISH_TIMEOUT = 1.0
 _END_TIMEOUT = 5.0
 _GRACE = 15.0
 """Grace period after the command's own timeout, which the agent enforces."""
@@ -153,23 +153,29 @@ def _latin1(text: str) -> str:
 class _Frames:
     """Splits the agent's stream into frames; holds at most one of them."""
 
-    def __init__(self, response: httpcore2.Response) -> None:
-        self._chunks = response.aiter_stream()
+    def __init__(self, answer: Answer) -> None:
+        self._chunks = answer.chunks()
         self._buffer = bytearray()
+        self._turns = Turns()
 
     async def next(self) -> tuple[int, bytes]:
         await self._fill(_HEADER)
         length = int.from_bytes(self._buffer[4:_HEADER], "big")
+        if length > _MAX_FRAME:
+            raise GuestError("malformed_answer", f"the guest agent sent a frame of {length} bytes")
         await self._fill(_HEADER + length)
         kind = self._buffer[0]
         payload = bytes(self._buffer[_HEADER : _HEADER + length])
         del self._buffer[: _HEADER + length]
+        await self._turns.took(length)
         return kind, payload
 
     async def finish(self) -> None:
         """Read to the end of the answer, so that its connection can serve the next command."""
-        async for _ in self._chunks:
-            pass
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FINISH_TIMEOUT):
+                async for _ in self._chunks:
+                    pass
 
     async def _fill(self, size: int) -> None:
         while len(self._buffer) < size:
@@ -274,7 +280,8 @@ async def _open(
     )
     frames = _Frames(response)
     _, payload = await frames.next()
-    return str(json.loads(payload)["id"]), frames
+    with parsing("POST /v1/exec"):
+        return str(parse_object(payload, "POST /v1/exec")["id"]), frames
 
 
 async def _end(agent: Agent, command: str) -> None:
@@ -286,15 +293,16 @@ async def _end(agent: Agent, command: str) -> None:
 
 
 def _ended(payload: bytes) -> Ended:
-    result = json.loads(payload)
-    oom = result.get("oom")
-    return Ended(
-        exit_code=result.get("exit_code"),
-        signal=result.get("signal"),
-        timed_out=bool(result.get("timed_out")),
-        duration=result.get("duration_us", 0) / 1e6,
-        out_of_memory=oom and parse_oom(oom),
-    )
+    with parsing("POST /v1/exec"):
+        result = parse_object(payload, "POST /v1/exec")
+        code, signal, oom = result.get("exit_code"), result.get("signal"), result.get("oom")
+        return Ended(
+            exit_code=None if code is None else int(code),
+            signal=None if signal is None else str(signal),
+            timed_out=bool(result.get("timed_out")),
+            duration=float(result.get("duration_us", 0)) / 1e6,
+            out_of_memory=oom and parse_oom(oom),
+        )
 
 
 def parse_oom(event: Mapping[str, object]) -> OutOfMemory:

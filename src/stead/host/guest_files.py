@@ -1,13 +1,14 @@
 """Files inside a guest. Everything is streamed; nothing is held whole unless asked for."""
 
+import asyncio
 import base64
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from stead.errors import GuestError, InvalidRequest
-from stead.host.agent import Agent, Body, path_query
+from stead.errors import GuestError, GuestUnreachable, InvalidRequest
+from stead.host.agent import Agent, Body, parsing, path_query
 
 _TIMEOUT = 900.0
 """Enough to remove or list a very large tree in an emulated guest; a guest that ends fails a call at once."""
@@ -61,8 +62,8 @@ class GuestFiles:
         try:
             async with agent.stream(
                 "GET", f"/v1/file?path={path_query(path)}", headers=headers, user=self._user
-            ) as response:
-                async for chunk in response.aiter_stream():
+            ) as answer:
+                async for chunk in answer.chunks():
                     yield chunk
         except GuestError as error:
             if error.code != "out_of_range":
@@ -95,14 +96,20 @@ class GuestFiles:
             content = _exactly(size, content)
         agent = await self._agent()
         answer = await agent.call("PUT", target, headers=headers, user=self._user, body=content, timeout=None)
-        return int(answer["size"])
+        with parsing("PUT /v1/file"):
+            return int(answer["size"])
 
     async def stat(self, path: GuestPath, *, follow: bool = True) -> FileInfo:
         return _info(await self._call("GET", f"/v1/stat?path={path_query(path)}&follow={int(follow)}"))
 
     async def list(self, path: GuestPath) -> list[FileInfo]:
-        answer = await self._call("GET", f"/v1/directory?path={path_query(path)}")
-        return [_info(entry) for entry in answer["entries"]]
+        agent = await self._agent()
+        target = f"/v1/directory?path={path_query(path)}"
+        try:
+            async with asyncio.timeout(_TIMEOUT), agent.stream("GET", target, user=self._user) as answer:
+                return [_info(entry) async for entry in answer.objects("entries")]
+        except TimeoutError as error:
+            raise GuestUnreachable(f"the guest agent did not list {path!r} within {_TIMEOUT:g} s") from error
 
     async def make_folder(self, path: GuestPath, *, parents: bool = False, mode: int = 0o755) -> None:
         query = f"path={path_query(path)}&parents={int(parents)}&mode={mode:04o}"
@@ -118,8 +125,8 @@ class GuestFiles:
     async def download_tar(self, path: GuestPath) -> AsyncGenerator[bytes, None]:
         """A folder's contents as a tar stream."""
         agent = await self._agent()
-        async with agent.stream("GET", f"/v1/archive?path={path_query(path)}", user=self._user) as response:
-            async for chunk in response.aiter_stream():
+        async with agent.stream("GET", f"/v1/archive?path={path_query(path)}", user=self._user) as answer:
+            async for chunk in answer.chunks():
                 yield chunk
 
     async def upload_tar(self, path: GuestPath, archive: Body) -> int:
@@ -128,7 +135,8 @@ class GuestFiles:
         answer = await agent.call(
             "PUT", f"/v1/archive?path={path_query(path)}", user=self._user, body=archive, timeout=None
         )
-        return int(answer["files"])
+        with parsing("PUT /v1/archive"):
+            return int(answer["files"])
 
     async def _call(self, method: str, target: str) -> Any:
         agent = await self._agent()
@@ -151,16 +159,20 @@ async def _exactly(size: int, content: AsyncIterator[bytes]) -> AsyncIterator[by
 
 
 def _info(entry: dict[str, Any]) -> FileInfo:
-    target = entry.get("target_b64")
-    return FileInfo(
-        name=os.fsdecode(base64.b64decode(entry["name_b64"])),
-        kind=entry["type"],
-        size=int(entry["size"]),
-        mode=int(str(entry["mode"]), 8),
-        uid=int(entry["uid"]),
-        gid=int(entry["gid"]),
-        user=str(entry.get("user", "")),
-        group=str(entry.get("group", "")),
-        mtime_ns=int(entry["mtime_ns"]),
-        target=None if target is None else os.fsdecode(base64.b64decode(target)),
-    )
+    with parsing("a request about files"):
+        target = entry.get("target_b64")
+        kind = entry["type"]
+        if kind not in get_args(Kind):
+            raise ValueError
+        return FileInfo(
+            name=os.fsdecode(base64.b64decode(entry["name_b64"])),
+            kind=kind,
+            size=int(entry["size"]),
+            mode=int(str(entry["mode"]), 8),
+            uid=int(entry["uid"]),
+            gid=int(entry["gid"]),
+            user=str(entry.get("user", "")),
+            group=str(entry.get("group", "")),
+            mtime_ns=int(entry["mtime_ns"]),
+            target=None if target is None else os.fsdecode(base64.b64decode(target)),
+        )

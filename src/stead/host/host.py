@@ -239,8 +239,8 @@ class Host:
     async def connect(self, machine: str, process: ProcessId) -> Vm:
         return await Vm.connect(process, self.files(machine))
 
-    def agent(self, slot: int) -> Agent:
-        return Agent(lambda: self.network.agent_socket(slot))
+    def agent(self, place: Place) -> Agent:
+        return Agent(lambda: self.network.agent_socket(place.slot), place.machine)
 
     def tidy(self, machine: str) -> None:
         """Remove the runtime files of a VM whose process has ended."""
@@ -261,7 +261,7 @@ class Host:
             with contextlib.suppress(FileNotFoundError):
                 folders.update(path.name for path in root.iterdir())
         return Inventory(
-            running_machines(self.settings.instance), frozenset(folders), frozenset(self.groups.machines())
+            running_machines(self.settings), frozenset(folders), frozenset(self.groups.machines())
         )
 
     async def _sealed_memory(self, template: Template) -> int:

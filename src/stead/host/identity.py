@@ -7,13 +7,14 @@ import secrets
 import time
 from dataclasses import dataclass
 from ipaddress import IPv4Address
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from stead.errors import GuestError, StartFailed
 from stead.host.addresses import DATA_MAC, GATEWAY
-from stead.host.agent import Agent
+from stead.host.agent import Agent, parsing
 
 _ENTROPY = 64
 CLOCK_TOLERANCE = 0.5
@@ -82,9 +83,16 @@ async def confer(agent: Agent, identity: Identity, *, timeout: float, new_keys: 
     body = json.dumps(request | {"time_ns": sent}).encode()
     try:
         answer = await agent.call("POST", "/v1/identity", body=body, timeout=timeout)
+        received = time.time_ns()
+        with parsing("POST /v1/identity"):
+            return _confirmed(answer, identity, nonce, keys, sent, received)
     except GuestError as error:
         raise StartFailed(f"the guest rejected its identity: {error}") from error
-    received = time.time_ns()
+
+
+def _confirmed(
+    answer: dict[str, Any], identity: Identity, nonce: str, keys: dict[str, str], sent: int, received: int
+) -> Confirmed:
     expected = {
         "nonce": nonce,
         "machine": identity.machine,

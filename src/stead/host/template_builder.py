@@ -24,6 +24,8 @@ from stead.tasks import in_thread
 BOOT_TIMEOUT = 180.0
 _WARM_UP_TIMEOUT = 300.0
 _LOCK_TIMEOUT = 3600.0
+TEMPLATE_PREFIX = "template-"
+"""Names the VM that a template is made of: it is no VM of an account."""
 _SLOTS = 16
 """The last slots are reserved for templates that are being built."""
 _next_slot = 0
@@ -64,7 +66,7 @@ async def _build(
     _next_slot = (_next_slot + 1) % _SLOTS
     key = template_key(image, size, platform)
     template_id = f"{key}-{secrets.token_hex(4)}"
-    place = Place(f"template-{template_id}", addresses.MAX_SLOTS - 1 - _next_slot)
+    place = Place(f"{TEMPLATE_PREFIX}{template_id}", addresses.MAX_SLOTS - 1 - _next_slot)
     building = host.templates_folder / f".building-{template_id}"
     building.mkdir(mode=0o711)
     template = Template(template_id, building, size, image)
@@ -116,7 +118,7 @@ async def _freeze(host: Host, place: Place, template: Template, progress: Callab
 async def _warm_up(
     host: Host, place: Place, vm: Vm, template: Template, progress: Callable[[Progress], None]
 ) -> None:
-    agent = host.agent(place.slot)
+    agent = host.agent(place)
     ended = asyncio.create_task(_abort_with(vm, agent.abort))
     commands = list(templates.WARM_UP)
     if template.size.disk_gib > DISK_GIB:

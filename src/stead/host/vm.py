@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from stead.host.network import Taps
 from stead.host.processes import ProcessId, WatchedProcess, command_lines
 from stead.host.qemu import Command, Saved, node_name
 from stead.logs import get_logger
+from stead.settings import Settings
 
 QMP_TIMEOUT = 20.0
 _GREETINGS = 3
@@ -331,12 +333,30 @@ def process_name(instance: str, machine: str) -> str:
     return f"stead-{instance}-{machine}"
 
 
-def running_machines(instance: str) -> dict[int, str]:
-    """Every QEMU process of an installation by pid, found by its process name."""
-    prefix = f"guest=stead-{instance}-".encode()
+_NAME = re.compile(rb"(?:[a-z0-9]{20}|template-[0-9a-f]{20}-[0-9a-f]{8})")
+_PROGRAMS = ("qemu-system-", "prlimit")
+
+
+def running_machines(settings: Settings) -> dict[int, str]:
+    """Every QEMU process of an installation by pid, found by its process name.
+
+    Any user can start a process with any arguments, and the name leads to folders that root removes. So only
+    names of the exact form count, and only programs that root or a user of this installation runs.
+    """
+    prefix = f"guest={process_name(settings.instance, '')}".encode()
     found = {}
     for pid, arguments in command_lines():
         for argument in arguments:
-            if argument.startswith(prefix):
-                found[pid] = argument[len(prefix) :].split(b",")[0].decode()
+            name = argument.partition(b",")[0].removeprefix(prefix)
+            if argument.startswith(prefix) and _NAME.fullmatch(name) and _is_qemu(settings, pid):
+                found[pid] = name.decode()
     return found
+
+
+def _is_qemu(settings: Settings, pid: int) -> bool:
+    folder = Path(f"/proc/{pid}")
+    try:
+        program, uid = (folder / "exe").readlink().name, folder.stat().st_uid
+    except OSError:
+        return False
+    return program.startswith(_PROGRAMS) and (uid == 0 or settings.owns_uid(uid))

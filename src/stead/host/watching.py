@@ -2,16 +2,15 @@
 
 import base64
 import contextlib
-import json
 import os
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import httpcore2
 
 from stead.errors import GuestUnreachable
-from stead.host.agent import Agent
+from stead.host.agent import Agent, Answer, parse_object, parsing
 
 Kind = Literal["create", "change", "delete", "moved_from", "moved_to", "overflow"]
 
@@ -41,19 +40,19 @@ async def watch(agent: Agent, user: str | None = None) -> AsyncIterator[AsyncGen
         yield events
 
 
-async def _events(response: httpcore2.Response) -> AsyncGenerator[FileEvent, None]:
-    rest = b""
+async def _events(answer: Answer) -> AsyncGenerator[FileEvent, None]:
     try:
-        async for chunk in response.aiter_stream():
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                yield _event(line)
+        async for line in answer.lines():
+            yield _event(line)
     except (httpcore2.NetworkError, httpcore2.ProtocolError) as error:
         raise GuestUnreachable("the file watch in the guest failed") from error
     raise GuestUnreachable("the guest agent ended the file watch")
 
 
 def _event(line: bytes) -> FileEvent:
-    told = json.loads(line)
-    path = base64.b64decode(told.get("path_b64", "Lw=="))
-    return FileEvent(told["event"], os.fsdecode(path))
+    with parsing("GET /v1/watch"):
+        event = parse_object(line, "GET /v1/watch")
+        kind = event["event"]
+        if kind not in get_args(Kind):
+            raise ValueError
+        return FileEvent(kind, os.fsdecode(base64.b64decode(event.get("path_b64", "Lw=="))))

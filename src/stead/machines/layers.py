@@ -14,12 +14,14 @@ from stead.host.files import remove_folder, sync_folder
 from stead.host.merging import allocated, merge
 from stead.logs import get_logger
 from stead.machines.chains import how_many_to_merge, needed
+from stead.machines.quarantine import Quarantine
 from stead.store.layers import LayerStore
 from stead.store.machines import LayerRow
 from stead.tasks import finished, in_thread
 
 MAX_CHAIN = 8
 _MISSING = "a disk layer is missing"
+_TEMPORARY = ".merging-"
 
 log = get_logger("stead.layers")
 
@@ -112,9 +114,14 @@ class Layers:
 
     # Garbage collection
 
-    async def collect(self) -> Collected:
-        """Remove files and rows without references. Waits for readers: never call it inside `reading`."""
+    async def collect(self, quarantine: Quarantine | None = None) -> Collected:
+        """Remove files and rows without references. Waits for readers: never call it inside `reading`.
+
+        With a quarantine, as at start-up, only files whose rows are removed here are garbage for sure. Files
+        without rows are set aside: the database may be older than they are.
+        """
         async with self._collecting:
+            rows = {row.id: row.file for row in await self._store.list()}
             layers = await self._forget_layers()
             # List files before rows: a file whose row is inserted meanwhile is then not taken for garbage.
             files, checkpoints = list(self._layers.iterdir()), list(self._checkpoints.iterdir())
@@ -126,6 +133,10 @@ class Layers:
         # Readers that start from here on cannot get any of these files.
         for reader in list(self._readers):
             await reader.wait()
+        if quarantine is not None:
+            forgotten = {rows[layer] for layer in layers}
+            unknown = [path for path in files if path.name not in forgotten and not _is_temporary(path)]
+            await in_thread(quarantine.keep, (*unknown, *checkpoints))
         await in_thread(_remove, (*files, *checkpoints))
         return Collected(layers, _names(files), _names(checkpoints))
 
@@ -149,7 +160,7 @@ class Layers:
             if count == 0:
                 return False
             merged = self._layers / f"{secrets.token_hex(10)}.qcow2"
-            temporary = merged.with_name(f".merging-{merged.name}")
+            temporary = merged.with_name(f"{_TEMPORARY}{merged.name}")
             self._merged = {temporary.name, merged.name}
             try:
                 temporary.touch(mode=0o600)
@@ -187,6 +198,10 @@ def _disk_space(files: Sequence[Path], folder: Path | None) -> int:
         return sum(allocated(path) for path in (*files, *saved))
     except OSError as error:
         raise HostError(f"cannot measure {error.filename}: {error.strerror}") from error
+
+
+def _is_temporary(path: Path) -> bool:
+    return path.name.startswith(_TEMPORARY)
 
 
 def _names(paths: Iterable[Path]) -> frozenset[str]:

@@ -232,7 +232,7 @@ class Lifecycle:
     async def adopt(self, row: MachineRow, process: ProcessId) -> Live:
         """Connect to a running QEMU and watch for its end."""
         vm = await self.host.connect(row.id, process)
-        live = Live(vm, self.host.agent(row.slot))
+        live = Live(vm, self.host.agent(place_of(row)))
         self.lives[row.id] = live
         live.watcher = asyncio.create_task(self._watch(row.id, live))
         return live

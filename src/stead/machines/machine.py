@@ -8,7 +8,7 @@ from ipaddress import IPv4Address
 from typing import Protocol
 
 from stead.host import addresses
-from stead.host.agent import Agent
+from stead.host.agent import Agent, parsing
 from stead.host.execution import (
     DEFAULT_OUTPUT_LIMIT,
     Ended,
@@ -200,7 +200,8 @@ class Machine:
         """The last processes that the guest's OOM killer ended."""
         agent = await self._machines.agent(self.id)
         answer = await agent.call("GET", "/v1/oom")
-        return [parse_oom(event) for event in answer["events"]]
+        with parsing("GET /v1/oom"):
+            return [parse_oom(event) for event in answer["events"]]
 
     async def start(
         self,

@@ -31,17 +31,19 @@ from stead.machines.lifecycle import STOP_TIMEOUT, Lifecycle, persistence_of, si
 from stead.machines.machine import UNCHANGED, Machine, MachineInfo, Unchanged, machine_info
 from stead.machines.persistence import PERSISTENT, Persistence, SnapshotPersistence
 from stead.machines.pool import Pool
+from stead.machines.quarantine import Quarantine
 from stead.machines.quotas import LimitsOf
 from stead.machines.recovery import reconcile
 from stead.machines.room import Room
 from stead.machines.snapshots import About, SnapshotInfo, Snapshots, check_name
 from stead.machines.states import DOWN, UNOWNED, Operation, State, Verdict, decide
 from stead.settings import Settings, Size
-from stead.store.database import Database, open_database
+from stead.store.database import Database
+from stead.store.installation import open_installation
 from stead.store.layers import LayerStore
 from stead.store.machines import MachineRow, MachineStore
 from stead.store.snapshots import SnapshotStore
-from stead.tasks import finished
+from stead.tasks import finished, in_thread
 
 _HIDDEN = (*UNOWNED, State.DELETING)
 _UNLISTED = (*_HIDDEN, State.DELETED)
@@ -88,16 +90,18 @@ class Machines:
             settings.data.chmod(0o711)
         async with locked(settings.data / "stead.lock", _LOCK_TIMEOUT):
             (settings.runtime / settings.instance).mkdir(parents=True, exist_ok=True, mode=0o711)
-            database = await open_database(settings.data / "stead.db")
+            database = await open_installation(settings.data)
             host = await Host.open(settings)
+            quarantine = Quarantine(settings.data)
             layers = Layers(settings.data, LayerStore(database))
             lifecycle = Lifecycle(host, MachineStore(database), layers)
             checkpointing = Checkpointing(lifecycle)
             snapshots = Snapshots(SnapshotStore(database), lifecycle, checkpointing)
             try:
-                await reconcile(lifecycle, checkpointing)
+                await reconcile(lifecycle, checkpointing, quarantine)
                 await snapshots.recover()
-                await layers.collect()
+                await layers.collect(quarantine)
+                await in_thread(quarantine.prune)
                 machines = cls(settings, database, lifecycle, checkpointing, snapshots)
                 if (template := await host.find_template(settings.default_size)) is not None:
                     machines.pool.keep(template)

@@ -4,19 +4,22 @@ from dataclasses import replace
 
 from stead.errors import SteadError
 from stead.host.processes import ProcessId, kill
+from stead.host.template_builder import TEMPLATE_PREFIX
 from stead.logs import get_logger
 from stead.machines.checkpointing import Checkpointing
 from stead.machines.events import EventKind
 from stead.machines.lifecycle import Lifecycle, process_of
 from stead.machines.live import Live
+from stead.machines.quarantine import Quarantine
 from stead.machines.states import Recovery, State, recover
 from stead.store.machines import MachineRow
+from stead.tasks import in_thread
 
 log = get_logger("stead.recovery")
 
 
-async def reconcile(lifecycle: Lifecycle, checkpointing: Checkpointing) -> None:
-    """Reconnect to running VMs, finish or undo interrupted operations, remove orphans."""
+async def reconcile(lifecycle: Lifecycle, checkpointing: Checkpointing, quarantine: Quarantine) -> None:
+    """Reconnect to running VMs, finish or undo interrupted operations, set orphaned files aside."""
     await lifecycle.layers.finish_adoptions()
     rows = await lifecycle.store.list()
     processes = lifecycle.host.inventory().processes
@@ -34,7 +37,7 @@ async def reconcile(lifecycle: Lifecycle, checkpointing: Checkpointing) -> None:
         if action is not Recovery.KEEP:
             log.info("recovering VM", vm=row.id, state=row.state, step=row.step, action=action.value)
         await _apply(lifecycle, checkpointing, row, action, process)
-    await _reap(lifecycle)
+    await _reap(lifecycle, quarantine)
 
 
 async def _apply(
@@ -112,8 +115,8 @@ async def _finish_stop(lifecycle: Lifecycle, row: MachineRow, process: ProcessId
         await lifecycle.record_stopped(row, kind, forced)
 
 
-async def _reap(lifecycle: Lifecycle) -> None:
-    """Kill QEMUs and remove files of this installation that no row accounts for."""
+async def _reap(lifecycle: Lifecycle, quarantine: Quarantine) -> None:
+    """Kill QEMUs of this installation that no row accounts for, and move such files to the quarantine."""
     rows = {row.id: row for row in await lifecycle.store.list()}
     inventory = lifecycle.host.inventory()
     for pid, machine in inventory.processes.items():
@@ -124,7 +127,9 @@ async def _reap(lifecycle: Lifecycle) -> None:
                 log.warning("killing an orphaned QEMU", vm=machine, pid=pid)
                 await kill(orphan)
     for machine in inventory.machines - rows.keys():
-        log.warning("removing files of an unknown VM", vm=machine)
+        folder = lifecycle.host.files(machine).folder
+        if folder.exists() and not machine.startswith(TEMPLATE_PREFIX):
+            await in_thread(quarantine.keep, [folder])
         await lifecycle.host.discard(machine)
     for machine, row in rows.items():
         if row.pid is None:

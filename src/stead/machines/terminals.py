@@ -5,19 +5,24 @@ Linux user that first ran a command in it; root sees all.
 """
 
 import base64
-import json
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import quote
 
 from stead.errors import GuestError, InvalidRequest
+from stead.host.agent import parse_object, parsing
 from stead.host.execution import DEFAULT_OUTPUT_LIMIT, ExecRequest, ExecResult, collect
 from stead.machines.events import Use
 from stead.machines.machine import Machine
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+_MAX_LINE = 256 << 10
+_MAX_OUTPUT = 16 << 20
+"""The agent keeps about 1 MiB for each terminal; base64 and short pieces make it longer."""
+_LATEST = 253_402_300_799_999
+"""The last millisecond of the year 9999, which is as far as dates go."""
 
 
 @dataclass(frozen=True)
@@ -72,15 +77,16 @@ async def find(machine: Machine, user: str | None = None) -> list[TerminalInfo]:
     """The terminals that a Linux user may see, oldest first."""
     agent = await machine.agent(Use.TERMINAL)
     answer = await agent.call("GET", "/v1/terminals", user=user)
-    return [
-        TerminalInfo(
-            name=entry["name"],
-            user=entry["user"],
-            status="running" if entry["running"] else "exited",
-            created_at=entry["created_ms"] / 1000,
-        )
-        for entry in answer["terminals"]
-    ]
+    with parsing("GET /v1/terminals"):
+        return [
+            TerminalInfo(
+                name=str(entry["name"]),
+                user=str(entry["user"]),
+                status="running" if entry["running"] else "exited",
+                created_at=_moment(entry["created_ms"]),
+            )
+            for entry in answer["terminals"]
+        ]
 
 
 async def output(machine: Machine, name: str, user: str | None = None) -> bytes:
@@ -118,10 +124,22 @@ async def _pieces(machine: Machine, name: str, user: str | None) -> list[_Piece]
     if not _NAME.fullmatch(name):
         raise GuestError("not_found", f"terminal {name!r} not found")
     agent = await machine.agent(Use.TERMINAL)
-    async with agent.stream("GET", f"/v1/terminals/{quote(name, safe='')}", user=user) as response:
-        content = await response.aread()
-    pieces = []
-    for line in content.splitlines():
-        piece = json.loads(line)
-        pieces.append(_Piece(piece["at_ms"] / 1000, base64.b64decode(piece["data_b64"])))
+    what = f"/v1/terminals/{quote(name, safe='')}"
+    pieces: list[_Piece] = []
+    size = 0
+    async with agent.stream("GET", what, user=user) as answer:
+        async for line in answer.lines(_MAX_LINE):
+            size += len(line)
+            if size > _MAX_OUTPUT:
+                raise GuestError("answer_too_large", f"terminal {name!r} has more than {_MAX_OUTPUT} bytes")
+            with parsing(what):
+                piece = parse_object(line, what)
+                pieces.append(_Piece(_moment(piece["at_ms"]), base64.b64decode(piece["data_b64"])))
     return pieces
+
+
+def _moment(millis: Any) -> float:
+    """Milliseconds since the epoch as seconds; ValueError for what is no date."""
+    if not 0 <= int(millis) <= _LATEST:
+        raise ValueError
+    return int(millis) / 1000

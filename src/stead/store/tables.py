@@ -17,6 +17,8 @@ from sqlalchemy import (
 
 metadata = MetaData()
 
+installation = Table("installation", metadata, Column("id", String(32), primary_key=True))
+
 machines = Table(
     "machines",
     metadata,

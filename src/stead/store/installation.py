@@ -1,0 +1,69 @@
+"""Installation id: ties the database to its data folder.
+
+At start-up, files that no row refers to are set aside. With an empty or foreign database these would be all
+of them, so such a database is refused.
+"""
+
+import contextlib
+import secrets
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from stead.errors import HostError
+from stead.host.files import write_atomically
+from stead.store.database import Database, open_database
+from stead.store.tables import installation
+
+DATABASE = "stead.db"
+MARK = "installation"
+_DATA = ("machines", "layers", "checkpoints", "repos")
+_NOT_DATA = {"new", "gone", "gitconfig"}
+
+
+async def open_installation(data: Path) -> Database:
+    """Open the database of a data folder; HostError when the two do not belong together."""
+    path = data / DATABASE
+    mark = _read_mark(data)
+    is_new = not path.exists() or path.stat().st_size == 0
+    if is_new and (mark is not None or _holds_data(data)):
+        raise HostError(
+            f"{data} has VMs or repositories, but its database {path} is missing: restore the database from"
+            " the same backup, or move the folder away to start with an empty installation"
+        )
+    database = await open_database(path)
+    try:
+        recorded = await _recorded(database)
+        if mark is not None and recorded != mark:
+            whose = f"of another installation ({recorded})" if recorded else "older than the folder"
+            raise HostError(
+                f"the database {path} does not belong to {data} ({mark}), it is {whose}: restore the database"
+                f" and the folder from one backup. To use them together all the same, remove {data / MARK}"
+            )
+        if recorded is None:
+            recorded = secrets.token_hex(16)
+            await database.execute(installation.insert().values(id=recorded))
+        if mark is None:
+            write_atomically(data / MARK, f"{recorded}\n".encode())
+    except BaseException:
+        await database.dispose()
+        raise
+    return database
+
+
+async def _recorded(database: Database) -> str | None:
+    return await database.read(lambda connection: connection.scalar(sa.select(installation.c.id)))
+
+
+def _read_mark(data: Path) -> str | None:
+    with contextlib.suppress(FileNotFoundError):
+        return (data / MARK).read_text(errors="replace")[:64].strip()
+    return None
+
+
+def _holds_data(data: Path) -> bool:
+    for name in _DATA:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if any(path.name not in _NOT_DATA for path in (data / name).iterdir()):
+                return True
+    return False

@@ -1,0 +1,273 @@
+"""A guest agent that guest root has replaced: whatever it answers, the call ends and the event loop turns."""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import socket
+import socketserver
+import struct
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from ipaddress import IPv4Address
+from typing import Any
+
+import pytest
+
+from stead.errors import GuestError, GuestUnreachable, StartFailed, SteadError
+from stead.host.agent import Agent
+from stead.host.execution import ExecRequest, collect, follow
+from stead.host.guest_files import GuestFiles
+from stead.host.identity import Identity, confer
+from stead.host.watchdog import Watchdog, reading
+from stead.host.watching import watch
+
+pytestmark = pytest.mark.timeout(60)
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+def whole(body: bytes) -> list[bytes]:
+    return [HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body]
+
+
+def chunks(pieces: Iterator[bytes] | list[bytes]) -> Iterator[bytes]:
+    yield CHUNKED
+    for piece in pieces:
+        yield b"%x\r\n%s\r\n" % (len(piece), piece)
+
+
+def frame(kind: int, payload: bytes = b"") -> bytes:
+    return struct.pack(">B3xI", kind, len(payload)) + payload
+
+
+STARTED = frame(0, b'{"id": "one", "pid": 1}')
+
+
+class _HostileServer(socketserver.ThreadingTCPServer):
+    """Answers every request with the same bytes, from a thread: as fast as they are taken."""
+
+    block_on_close = True
+
+    def __init__(self, answer: Callable[[], Iterator[bytes] | list[bytes]]) -> None:
+        self.answer = answer
+        super().__init__(("127.0.0.1", 0), _HostileConnection)
+
+
+class _HostileConnection(socketserver.StreamRequestHandler):
+    server: _HostileServer
+
+    def handle(self) -> None:
+        with contextlib.suppress(OSError):
+            while self._read_request():
+                for batch in _batches(iter(self.server.answer())):
+                    self.request.sendall(batch)
+
+    def _read_request(self) -> bool:
+        length = 0
+        while (line := self.rfile.readline()) not in (b"\r\n", b""):
+            if line.lower().startswith(b"content-length:"):
+                length = int(line.partition(b":")[2])
+        self.rfile.read(length)
+        return bool(line)
+
+
+@contextlib.asynccontextmanager
+async def hostile(answer: Callable[[], Iterator[bytes] | list[bytes]]) -> AsyncIterator[Agent]:
+    server = _HostileServer(answer)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+
+    async def dial() -> tuple[socket.socket, tuple[Any, ...]]:
+        link = socket.socket()
+        link.setblocking(False)
+        return link, server.server_address
+
+    agent = Agent(dial, "testvm")
+    try:
+        yield agent
+    finally:
+        agent.abort("the test is over")
+        await agent.close()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _batches(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    while batch := b"".join(itertools.islice(pieces, 5000)):
+        yield batch
+
+
+@contextlib.asynccontextmanager
+async def turning() -> AsyncIterator[list[float]]:
+    """The lengths of the turns of the event loop during the block."""
+    turns: list[float] = []
+
+    async def watch_turns() -> None:
+        last = time.perf_counter()
+        while True:
+            await asyncio.sleep(0)
+            now = time.perf_counter()
+            turns.append(now - last)
+            last = now
+
+    task = asyncio.create_task(watch_turns())
+    try:
+        yield turns
+    finally:
+        task.cancel()
+
+
+def endless(piece: bytes) -> Callable[[], Iterator[bytes]]:
+    return lambda: itertools.repeat(piece)
+
+
+FLOODS = {
+    "one-byte chunks": lambda: chunks(itertools.repeat(b"x")),
+    "informational responses": endless(b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "headers": lambda: itertools.chain([b"HTTP/1.1 200 OK\r\n"], itertools.repeat(b"a: b\r\n")),
+    "empty lines": endless(b"\r\n"),
+    "a large body": lambda: chunks(itertools.repeat(bytes(65536))),
+}
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+async def test_a_flood_ends_the_call_and_leaves_the_loop_to_others(flood: str) -> None:
+    async with hostile(FLOODS[flood]) as agent, turning() as turns:
+        with pytest.raises((GuestError, GuestUnreachable)):
+            await agent.call("GET", "/v1/health", timeout=2)
+    assert max(turns) < 1.5  # the loop's turns are the feature; on a quiet host they take below 0.1 s
+
+
+@pytest.mark.parametrize("payload", [b"", b"x"])
+async def test_endless_frames_of_a_command_leave_the_loop_to_others(payload: bytes) -> None:
+    body = itertools.chain([STARTED], itertools.repeat(frame(1, payload) * 1000))
+    async with hostile(lambda: chunks(body)) as agent, turning() as turns:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(2):
+                await collect(agent, ExecRequest("true"))
+    assert max(turns) < 1.5
+
+
+async def test_a_command_ends_although_its_answer_does_not() -> None:
+    ended = frame(3, b'{"exit_code": 0, "duration_us": 5}')
+    body = lambda: chunks(itertools.chain([STARTED, ended], itertools.repeat(bytes(1000))))  # noqa: E731
+    async with hostile(body) as agent:
+        result = await collect(agent, ExecRequest("true"))
+    assert result.ok
+
+
+MALFORMED = {
+    "empty list": b"[]",
+    "text": b"not JSON",
+    "null": b"null",
+    "deep": b"[" * 100_000,
+    "wrong types": json.dumps(
+        {
+            "entries": 5,
+            "events": [7],
+            "terminals": [{"name": []}],
+            "size": [],
+            "files": {},
+            "ssh_host_keys": 5,
+            "time_ns": "x",
+            "type": [],
+        }
+    ).encode(),
+    "long number": b'{"size": ' + b"1" * 5000 + b"}",
+    "half a character": b'{"size": "\xff"}',
+    "huge time": b'{"terminals": [{"name": "a", "user": "b", "running": true, "created_ms": 1e300}]}',
+}
+
+
+async def _ask_everything(agent: Agent) -> list[object]:
+    async def connected() -> Agent:
+        return agent
+
+    files = GuestFiles(connected)
+    identity = Identity("vm", "host", "0" * 32, IPv4Address("100.64.0.4"))
+
+    async def first_event() -> None:
+        async with watch(agent) as events:
+            await anext(events)
+
+    async def command() -> None:
+        await collect(agent, ExecRequest("true"))
+
+    return await asyncio.gather(
+        files.stat("/a"),
+        files.list("/a"),
+        files.write("/a", b"x"),
+        files.upload_tar("/a", b""),
+        confer(agent, identity, timeout=5),
+        first_event(),
+        command(),
+        return_exceptions=True,
+    )
+
+
+@pytest.mark.parametrize("malformed", MALFORMED)
+async def test_a_malformed_answer_is_an_error_of_the_guest(malformed: str) -> None:
+    async with hostile(lambda: whole(MALFORMED[malformed])) as agent:
+        outcomes = await _ask_everything(agent)
+    for outcome in outcomes:
+        assert isinstance(outcome, GuestError | GuestUnreachable | StartFailed), repr(outcome)
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        frame(0, b"[]"),
+        frame(0, b"{}"),
+        STARTED + frame(3, b"7"),
+        STARTED + frame(3, b'{"exit_code": {}}'),
+        STARTED + frame(3, b'{"exit_code": 0, "duration_us": "long"}'),
+        STARTED + frame(3, b'{"exit_code": 1e400}'),
+        STARTED + struct.pack(">B3xI", 1, 0xFFFFFFFF),
+    ],
+)
+async def test_malformed_frames_are_an_error_of_the_guest(frames: bytes) -> None:
+    async with hostile(lambda: chunks([frames, frames])) as agent:
+        with pytest.raises((GuestError, GuestUnreachable)):
+            async for _ in follow(agent, ExecRequest("true")):
+                pass
+
+
+async def test_a_listing_is_parsed_entry_by_entry() -> None:
+    entry = {"name_b64": "YQ==", "type": "file", "size": 1, "mode": "0644", "uid": 0, "gid": 0, "mtime_ns": 5}
+    body = json.dumps({"entries": [entry] * 5000}, separators=(",", ":")).encode()
+    async with hostile(lambda: whole(body)) as agent, turning() as turns:
+
+        async def connected() -> Agent:
+            return agent
+
+        found = await GuestFiles(connected).list("/")
+    assert len(found) == 5000 and found[0].name == "a"
+    assert len(turns) > 50
+
+
+async def test_a_long_line_of_a_watch_is_refused() -> None:
+    async with hostile(lambda: chunks(itertools.repeat(b"x" * 1000))) as agent, watch(agent) as events:
+        with pytest.raises(SteadError):
+            await anext(events)
+
+
+async def test_the_watchdog_closes_the_connection_that_holds_the_loop() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        watchdog = Watchdog(stuck_after=0.2)
+        watchdog.start()
+        try:
+            reading("testvm", ours)
+            await asyncio.sleep(0.5)
+            theirs.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                theirs.recv(1)  # a loop that turns is left alone
+            reading("testvm", ours)
+            time.sleep(1)  # noqa: ASYNC251  a parser that holds the loop
+            assert theirs.recv(1) == b""
+        finally:
+            await watchdog.close()
