@@ -562,6 +562,21 @@ def test_missing_files_are_refused(folder: Path, facts: dict[str, object], name:
         Delta.load(folder, facts, SIZE)
 
 
+def test_memory_that_cannot_be_mapped_now_is_usable_later(
+    folder: Path, facts: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with monkeypatch.context() as patch:
+        patch.setattr(memory_delta._Saved, "map", refuse)
+        with pytest.raises(HostError, match="cannot map the memory file: Cannot allocate memory"):
+            Delta.load(folder, facts, SIZE)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    Delta.load(folder, facts, SIZE).close()
+
+
 def test_pages_of_a_larger_machine_are_refused(folder: Path, facts: dict[str, object]) -> None:
     with pytest.raises(CheckpointUnusable, match="a run ends beyond"):
         Delta.load(folder, facts, SIZE - PAGESIZE)

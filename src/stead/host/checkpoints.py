@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stead.errors import CheckpointUnusable, HostError
-from stead.host.files import sync_folder, write_atomically
+from stead.host.files import ABSENT, sync_folder, write_atomically
 from stead.host.memory import check_memory
 from stead.host.memory_delta import Delta, save_pages
 from stead.host.page_scan import find_ram, minus, written_pages
@@ -211,6 +211,7 @@ def copy(source: Path, target: Path) -> None:
 def read(folder: Path, platform: Platform, size: Size) -> Moment:
     """Read saved state and check that it fits this host; CheckpointUnusable has the reason if not.
 
+    HostError when the host cannot read it now, as with too many open files: the next call may succeed.
     Its memory is not yet verified: that takes a while, and is done beside other work.
     """
     try:
@@ -228,8 +229,11 @@ def read(folder: Path, platform: Platform, size: Size) -> Moment:
             raise CheckpointUnusable("checksum mismatch in the device state")
         memory = Delta.load(folder, facts["memory"], size.memory_mib << 20)
         return Moment(size, facts["base"], platform, devices, memory)
-    except OSError as error:
+    except ABSENT as error:
         raise CheckpointUnusable(f"cannot read it: {error.strerror}") from error
+    except OSError as error:
+        # It may pass, so it is no reason to give the memory up.
+        raise HostError(f"cannot read the saved memory: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointUnusable(f"invalid {_FACTS}") from error
 

@@ -57,6 +57,21 @@ def remove_folder(path: Path) -> None:
             raise HostError(f"cannot remove {path}: {error.strerror}") from error
 
 
+ABSENT = (FileNotFoundError, NotADirectoryError)
+"""The errors that prove that a file does not exist. All others (EMFILE, ENOMEM, EIO) may pass."""
+
+
+def exists(path: Path) -> bool:
+    """Whether a file exists; HostError when the host cannot tell. `Path.exists` may take that for a no."""
+    try:
+        path.stat()
+    except ABSENT:
+        return False
+    except OSError as error:
+        raise HostError(f"cannot read {path}: {error.strerror}") from error
+    return True
+
+
 def nearest_existing(path: Path) -> Path:
     """The folder itself, or its nearest parent that exists."""
     return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.is_dir())

@@ -16,7 +16,7 @@ from stead.host import disks, network, templates
 from stead.host.accelerator import choose_accelerator, machine_type, qemu_version
 from stead.host.agent import Agent
 from stead.host.cgroups import ControlGroups
-from stead.host.files import nearest_existing, remove_folder
+from stead.host.files import exists, nearest_existing, remove_folder
 from stead.host.image import BaseImage, Progress, ensure_image, find_image, image_key
 from stead.host.memory import check_memory, sealed_copy
 from stead.host.network import Network
@@ -100,7 +100,7 @@ class Host:
     async def image(self, progress: Callable[[Progress], None] = lambda _: None) -> BaseImage:
         """The base image, built when it is missing."""
         async with self._ready:
-            if self._image is None or not self._image.disk.exists():
+            if self._image is None or not exists(self._image.disk):
                 self._image = await ensure_image(self.settings, progress)
             return self._image
 

@@ -15,7 +15,7 @@ from stead.errors import HostError, ImageError
 from stead.guest_agent import agent_path
 from stead.host.bootstrap import Progress, bootstrap
 from stead.host.commands import run
-from stead.host.files import locked, sync_file, sync_folder
+from stead.host.files import exists, locked, sync_file, sync_folder
 from stead.settings import Settings
 from stead.tasks import in_thread
 
@@ -81,7 +81,7 @@ def image_key(settings: Settings, agent: Path) -> str:
 def find_image(settings: Settings, key: str) -> BaseImage | None:
     """The image of a key, if it exists and is complete."""
     image = BaseImage(key, settings.cache_folder / "images" / key)
-    return image if all(path.exists() for path in (image.disk, image.kernel, image.initrd)) else None
+    return image if all(exists(path) for path in (image.disk, image.kernel, image.initrd)) else None
 
 
 async def ensure_image(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from stead.errors import CheckpointUnusable, HostError
-from stead.host.files import write_atomically
+from stead.host.files import ABSENT, write_atomically
 from stead.host.page_scan import Region, Runs
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -60,9 +60,12 @@ class Delta:
         saved, runs = _Saved.open(folder, facts, size)
         try:
             return cls([_Chunk(saved.map(), runs)] if runs.pages else [], saved)
-        except (OSError, ValueError) as error:
+        except ValueError as error:
             saved.close()
             raise CheckpointUnusable(f"cannot map the memory file: {error}") from error
+        except OSError as error:
+            saved.close()
+            raise HostError(f"cannot map the memory file: {error.strerror}") from error
 
     @property
     def pages(self) -> int:
@@ -91,7 +94,10 @@ class Delta:
         return _write(folder, self._chunks)
 
     def verify(self) -> None:
-        """Compare the checksum; CheckpointUnusable when the loaded memory is not the saved one."""
+        """Compare the checksum; CheckpointUnusable when the loaded memory is not the saved one.
+
+        HostError when it cannot be read now.
+        """
         if self._saved is not None:
             self._saved.verify()
 
@@ -199,8 +205,10 @@ class _Saved:
         try:
             runs = _load_runs(folder / "pages", facts, size)
             descriptor = os.open(folder / "memory", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
+        except ABSENT as error:
             raise CheckpointUnusable(f"cannot open the memory file: {error.strerror}") from error
+        except OSError as error:
+            raise HostError(f"cannot open the memory file: {error.strerror}") from error
         saved = cls(descriptor, os.fstat(descriptor).st_size, facts.get("memory_sha256"))
         for expected in (facts.get("bytes"), runs.pages * PAGESIZE):
             if saved._length != expected:
@@ -222,7 +230,7 @@ class _Saved:
                 checksum.update(block[:count])
                 offset += count
         except OSError as error:
-            raise CheckpointUnusable(f"cannot read the memory file: {error.strerror}") from error
+            raise HostError(f"cannot read the memory file: {error.strerror}") from error
         if checksum.hexdigest() != self._checksum:
             raise CheckpointUnusable(_changed("memory"))
 

@@ -5,12 +5,16 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+from stead.errors import HostError
+from stead.host.files import ABSENT, exists
 from stead.host.image import BaseImage
 from stead.host.qemu import Platform
 from stead.settings import Size
 
 _FORMAT = 1
+_FACTS = "template.json"
 WARM_UP = (
     "systemctl is-system-running --wait || true",
     "ls / && cat /etc/hostname && id && env",
@@ -62,33 +66,64 @@ def image_build(image: BaseImage) -> int:
 
 
 def find(folder: Path, image: BaseImage, size: Size, platform: Platform) -> Template | None:
-    """The newest complete template of a size, if there is one."""
+    """The newest complete template of a size, if there is one; HostError when the host cannot tell."""
     key = template_key(image, size, platform)
-    found = sorted(folder.glob(f"{key}-*/template.json"), key=lambda path: path.stat().st_mtime_ns)
-    for path in reversed(found):
-        template = Template(path.parent.name, path.parent, size, image)
+    try:
+        found = [
+            (path, _facts_changed_at(path)) for path in folder.iterdir() if path.name.startswith(f"{key}-")
+        ]
+    except ABSENT:
+        return None
+    except OSError as error:
+        raise HostError(f"cannot list the templates in {folder}: {error.strerror}") from error
+    for path, _ in sorted(found, key=lambda each: each[1], reverse=True):
+        template = Template(path.name, path, size, image)
         if _valid(template):
             return template
     return None
 
 
-def _valid(template: Template) -> bool:
+def _facts_changed_at(folder: Path) -> int:
     try:
-        facts = json.loads((template.folder / "template.json").read_bytes())
-        files = (template.memory, template.devices, template.disk)
-        return facts["image_build"] == image_build(template.image) and all(path.exists() for path in files)
-    except (OSError, ValueError, KeyError):
+        return (folder / _FACTS).stat().st_mtime_ns
+    except ABSENT:
+        return 0
+
+
+def _valid(template: Template) -> bool:
+    facts = _read_facts(template.folder)
+    files = (template.memory, template.devices, template.disk)
+    if facts is None or "image_build" not in facts or not all(exists(path) for path in files):
         return False
+    try:
+        return bool(facts["image_build"] == image_build(template.image))
+    except ABSENT:
+        return False
+    except OSError as error:
+        raise HostError(f"cannot read the image {template.image.disk}: {error.strerror}") from error
+
+
+def _read_facts(folder: Path) -> dict[str, Any] | None:
+    """What was recorded of a template; None when it is missing or damaged. Other errors may pass."""
+    try:
+        facts = json.loads((folder / _FACTS).read_bytes())
+    except (*ABSENT, ValueError):
+        return None
+    except OSError as error:
+        raise HostError(f"cannot read template {folder.name}: {error.strerror}") from error
+    return facts if isinstance(facts, dict) else None
 
 
 def load(folder: Path, template_id: str, images: Callable[[str], BaseImage | None]) -> Template | None:
-    """The template of a stopped VM; None when it or its image was removed or rebuilt."""
+    """The template of a stopped VM; None when it or its image was removed or rebuilt.
+
+    HostError when the host cannot tell, as with too many open files: the next call may succeed.
+    """
+    facts = _read_facts(folder / template_id)
     try:
-        facts = json.loads((folder / template_id / "template.json").read_bytes())
-        image = images(facts["image"])
-        if image is None:
+        if facts is None or (image := images(facts["image"])) is None:
             return None
         template = Template(template_id, folder / template_id, Size.parse(facts["size"]), image)
-    except (OSError, ValueError, KeyError):
+    except (ValueError, KeyError):
         return None
     return template if _valid(template) else None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stead.errors import HostError
-from stead.host.files import remove_folder, sync_folder
+from stead.host.files import ABSENT, exists, remove_folder, sync_folder
 from stead.host.merging import allocated, merge
 from stead.logs import get_logger
 from stead.machines.chains import how_many_to_merge, needed
@@ -20,10 +20,17 @@ from stead.store.machines import LayerRow
 from stead.tasks import finished, in_thread
 
 MAX_CHAIN = 8
-_MISSING = "a disk layer is missing"
 _TEMPORARY = ".merging-"
 
 log = get_logger("stead.layers")
+
+
+class LayerMissing(HostError):
+    """The file of a layer is proven not to exist."""
+
+    def __init__(self, layer: str) -> None:
+        super().__init__("a disk layer is missing")
+        self.layer = layer
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,12 @@ class Layers:
 
     async def chain(self, layer_id: str | None) -> list[Path]:
         """The files of a layer and of all layers below it, newest first."""
-        return self._files(await self._store.lineage(layer_id)) if layer_id is not None else []
+        if layer_id is None:
+            return []
+        rows = await self._store.lineage(layer_id)
+        if not rows:
+            raise LayerMissing(layer_id)
+        return self._files(rows)
 
     async def size(self, layer_id: str | None, checkpoint_id: str | None) -> int:
         """Disk space in bytes of saved memory and of a layer with all layers below it."""
@@ -89,19 +101,46 @@ class Layers:
         """Move the file of a frozen layer out of its VM's folder; idempotent."""
         row = await self._store.get(layer_id)
         if row is None:
-            raise HostError(_MISSING)
-        await in_thread(_take, frozen, self._layers / row.file)
+            raise LayerMissing(layer_id)
+        if not await in_thread(_take, frozen, self._layers / row.file):
+            raise LayerMissing(layer_id)
 
-    async def finish_adoptions(self) -> None:
-        """After a crash: adopt layers that are recorded as frozen and still lie in their VM's folder."""
+    async def finish_adoptions(self) -> dict[str, HostError]:
+        """After a crash: adopt layers that are recorded as frozen and still lie in their VM's folder.
+
+        Returns the layers for which that failed.
+        """
+        failed: dict[str, HostError] = {}
         for row in await self._store.list():
-            if (self._layers / row.file).exists():
-                continue
-            for frozen in self._machines.glob(f"*/{row.id}.qcow2"):
-                try:
-                    await self.adopt(row.id, frozen)
-                except HostError as error:
-                    log.warning("cannot adopt a disk layer", layer=row.id, error=str(error))
+            try:
+                await self._finish_adoption(row)
+            except HostError as error:
+                log.warning("cannot adopt a disk layer", layer=row.id, error=str(error))
+                failed[row.id] = error
+        return failed
+
+    async def _finish_adoption(self, row: LayerRow) -> None:
+        failure: HostError | None = None
+        for frozen in await in_thread(self._not_adopted, row):
+            try:
+                await self.adopt(row.id, frozen)
+                return
+            except HostError as error:
+                failure = error
+        if failure is not None:
+            raise failure
+
+    def _not_adopted(self, row: LayerRow) -> list[Path]:
+        """Files in the folders of VMs that a layer may be, when it is not at its place."""
+        if exists(self._layers / row.file):
+            return []
+        try:
+            folders = list(self._machines.iterdir())
+        except ABSENT:
+            return []
+        except OSError as error:
+            raise HostError(f"cannot list {self._machines}: {error.strerror}") from error
+        return [path for folder in folders if exists(path := folder / f"{row.id}.qcow2")]
 
     @contextlib.contextmanager
     def building(self, checkpoint_id: str) -> Iterator[None]:
@@ -187,8 +226,9 @@ class Layers:
 
     def _files(self, rows: Sequence[LayerRow]) -> list[Path]:
         files = [self._layers / row.file for row in rows]
-        if not files or not all(file.exists() for file in files):
-            raise HostError(_MISSING)
+        for row, file in zip(rows, files, strict=True):
+            if not exists(file):
+                raise LayerMissing(row.id)
         return files
 
 
@@ -208,14 +248,17 @@ def _names(paths: Iterable[Path]) -> frozenset[str]:
     return frozenset(path.name for path in paths)
 
 
-def _take(frozen: Path, target: Path) -> None:
-    """Move a file to root's folder. It is hostile: QEMU could write anything into its own folder."""
+def _take(frozen: Path, target: Path) -> bool:
+    """Move a file to root's folder. It is hostile: QEMU could write anything into its own folder.
+
+    False when it is neither there nor here.
+    """
     try:
         # O_NONBLOCK for a FIFO, O_NOFOLLOW for a symbolic link.
         descriptor = os.open(frozen, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError as error:
-        if not target.exists():
-            raise HostError(_MISSING) from error
+    except ABSENT:
+        if not exists(target):
+            return False
     except OSError as error:
         raise HostError(f"cannot adopt the disk layer {frozen}: {error.strerror}") from error
     else:
@@ -225,9 +268,13 @@ def _take(frozen: Path, target: Path) -> None:
             raise HostError(f"cannot adopt the disk layer {frozen}: {error.strerror}") from error
         finally:
             os.close(descriptor)
-    for folder in (target.parent, frozen.parent):
-        if folder.is_dir():
-            sync_folder(folder)
+    try:
+        for folder in (target.parent, frozen.parent):
+            if folder.is_dir():
+                sync_folder(folder)
+    except OSError as error:
+        raise HostError(f"cannot sync the disk layer {target}: {error.strerror}") from error
+    return True
 
 
 def _move(frozen: Path, descriptor: int, target: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from stead.errors import CapacityExceeded, GuestError, GuestUnreachable, HostError, StartFailed, SteadError
 from stead.host import addresses
 from stead.host.execution import ExecRequest, collect
+from stead.host.files import exists
 from stead.host.host import Host, Place
 from stead.host.identity import Identity, confer, new_machine_id
 from stead.host.processes import ProcessId, kill
@@ -24,7 +25,7 @@ from stead.host.templates import Template
 from stead.host.vm import Vm
 from stead.logs import get_logger
 from stead.machines.events import REQUESTED, EventKind, MachineEvent, OnEvent, status
-from stead.machines.layers import Layers
+from stead.machines.layers import LayerMissing, Layers
 from stead.machines.live import Live, Turns
 from stead.machines.persistence import Persistence, ends_with, from_columns
 from stead.machines.quotas import Quotas
@@ -358,7 +359,7 @@ class Lifecycle:
             await self.store.update(row.id, top=None)
         elif recorded.next_top is None:
             return
-        elif self.host.layer(row.id, recorded.next_top).exists():
+        elif exists(self.host.layer(row.id, recorded.next_top)):
             await self.record_frozen(recorded, top=recorded.next_top)
         else:
             await self.store.update(row.id, next_top=None)
@@ -421,13 +422,16 @@ class Lifecycle:
             raise
 
     async def whole_disk(self, row: MachineRow) -> Template:
-        """The template below a VM's disk when every layer exists; else the VM becomes lost."""
+        """The template below a VM's disk when every layer exists; else the VM becomes lost.
+
+        An error that does not prove that a layer is missing, such as EMFILE or EIO, only fails the call.
+        """
         template = self.host.load_template(row.template)
         reason = "disk layers are missing"
-        if template is not None and (row.top is None or self.host.layer(row.id, row.top).exists()):
+        if template is not None and (row.top is None or exists(self.host.layer(row.id, row.top))):
             try:
                 return await self._with_all_layers(row, template)
-            except HostError as error:
+            except LayerMissing as error:
                 reason = str(error)
         lost = status(EventKind.LOST, reason)
         await self.store.update(row.id, state=State.LOST, step=None, reason=lost)
@@ -438,10 +442,15 @@ class Lifecycle:
     async def _with_all_layers(self, row: MachineRow, template: Template) -> Template:
         try:
             await self.layers.chain(row.layer)
-        except HostError:
+        except LayerMissing:
             # A crash may have come between freezing a layer and adopting its file.
-            await self.layers.finish_adoptions()
-            await self.layers.chain(row.layer)
+            failed = await self.layers.finish_adoptions()
+            try:
+                await self.layers.chain(row.layer)
+            except LayerMissing as error:
+                if error.layer in failed:
+                    raise failed[error.layer] from error
+                raise
         return template
 
     async def bring_up_from_disk(self, row: MachineRow, template: Template, *, new_keys: bool) -> Live:

@@ -1,0 +1,270 @@
+"""Errors that pass (EMFILE, ENOMEM, EIO) fail one call; they cost no VM its disk and no VM its memory."""
+
+import contextlib
+import errno
+import json
+import os
+import resource
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import pytest_asyncio
+
+from stead.errors import CheckpointUnusable, HostError, StartFailed
+from stead.host import checkpoints, templates
+from stead.host.checkpoints import Moment
+from stead.host.host import Host
+from stead.host.image import BaseImage
+from stead.host.memory_delta import Delta
+from stead.host.network import Network
+from stead.host.qemu import Platform
+from stead.host.templates import Template
+from stead.machines import State
+from stead.machines.checkpointing import Checkpointing
+from stead.machines.layers import LayerMissing, Layers
+from stead.machines.lifecycle import Lifecycle
+from stead.settings import Settings, Size
+from stead.store.database import open_database
+from stead.store.layers import LayerStore
+from stead.store.machines import LayerRow, MachineRow, MachineStore
+
+pytestmark = pytest.mark.root  # frozen layers are given to root
+
+SIZE = Size(1, 512, 20)
+PLATFORM = Platform("tcg", (7, 2, 0), "pc-q35-7.2")
+ERRORS = (errno.EMFILE, errno.ENOMEM, errno.EIO)
+passing = pytest.mark.parametrize("number", ERRORS, ids=lambda number: errno.errorcode[number])
+
+
+@contextlib.contextmanager
+def failing(path: Path, number: int) -> Iterator[None]:
+    """Every attempt to open or stat a file, or one in a folder, fails with this error."""
+
+    def check(subject: object) -> None:
+        if isinstance(subject, str | os.PathLike) and Path(subject).is_relative_to(path):
+            raise OSError(number, os.strerror(number), str(subject))
+
+    def checked(call: Any) -> Any:
+        def run(subject: object, *arguments: Any, **options: Any) -> Any:
+            check(subject)
+            return call(subject, *arguments, **options)
+
+        return run
+
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in ((Path, "open"), (Path, "stat"), (Path, "iterdir"), (os, "open")):
+            patch.setattr(owner, name, checked(getattr(owner, name)))
+        yield
+
+
+@contextlib.contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """This process cannot open any file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.open("/dev/null", os.O_RDONLY)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+class Stage:
+    """An installation with one template, whose VMs are only rows and files."""
+
+    def __init__(self, data: Path, lifecycle: Lifecycle, image: BaseImage) -> None:
+        self.data = data
+        self.lifecycle = lifecycle
+        self.image = image
+        self.checkpointing = Checkpointing(lifecycle)
+        self.template = f"{templates.template_key(image, SIZE, PLATFORM)}-1"
+
+    @property
+    def template_folder(self) -> Path:
+        return self.lifecycle.host.templates_folder / self.template
+
+    def make_template(self) -> None:
+        self.template_folder.mkdir(parents=True)
+        for name in ("memory", "devices", "disk.qcow2"):
+            (self.template_folder / name).touch()
+        build = templates.image_build(self.image)
+        facts = {"image": self.image.key, "image_build": build, "size": SIZE.key}
+        (self.template_folder / "template.json").write_text(json.dumps(facts))
+
+    async def machine(self, state: State, **facts: Any) -> MachineRow:
+        columns = ("one", None, state, None, SIZE.vcpus, SIZE.memory_mib, SIZE.disk_gib, 0, self.template)
+        (self.data / "machines/one").mkdir(parents=True)
+        return await self.lifecycle.store.insert(MachineRow(*columns, "one", "one", **facts))
+
+    async def row(self) -> MachineRow:
+        row = await self.lifecycle.store.get("one")
+        assert row is not None
+        return row
+
+    def save_memory(self, checkpoint: str = "saved", platform: Platform = PLATFORM) -> Path:
+        folder = self.lifecycle.layers.checkpoint_folder(checkpoint)
+        moment = Moment(SIZE, self.template, platform, b"devices", Delta.prepare(0))
+        checkpoints.save(moment, folder)
+        moment.close()
+        return folder
+
+
+@pytest_asyncio.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+    settings = Settings(data=tmp_path, cache=tmp_path / "cache", default_size=SIZE, pool=0)
+    image = BaseImage("image", settings.cache_folder / "images/image")
+    image.folder.mkdir(parents=True)
+    for path in (image.disk, image.kernel, image.initrd):
+        path.touch()
+    database = await open_database(tmp_path / "stead.db")
+    host = Host(settings, cast(Network, None))
+    host._image, host._platform = image, PLATFORM
+    lifecycle = Lifecycle(host, MachineStore(database), Layers(tmp_path, LayerStore(database)))
+    stage = Stage(tmp_path, lifecycle, image)
+    stage.make_template()
+    yield stage
+    await lifecycle.close()
+    host._spawner.close()
+    await database.dispose()
+
+
+# Templates
+
+
+@passing
+@pytest.mark.parametrize("part", ["", "template.json", "memory", "disk.qcow2"])
+async def test_a_template_that_cannot_be_read_is_not_taken_for_a_missing_one(
+    stage: Stage, number: int, part: str
+) -> None:
+    host = stage.lifecycle.host
+
+    def load() -> Template | None:
+        return host.load_template(stage.template)
+
+    def find() -> Template | None:
+        return templates.find(host.templates_folder, stage.image, SIZE, PLATFORM)
+
+    for call in (load, find):
+        fails = pytest.raises(HostError, match=os.strerror(number))
+        with failing(stage.template_folder / part, number), fails:
+            call()
+        assert (found := call()) is not None
+        assert found.id == stage.template
+    (stage.template_folder / part if part else stage.image.disk).unlink()
+    assert (load(), find()) == (None, None)
+
+
+async def test_an_unreadable_image_is_not_taken_for_a_missing_one(stage: Stage) -> None:
+    for path in (stage.image.disk, stage.image.kernel):
+        with failing(path, errno.EIO), pytest.raises(HostError, match="Input/output error"):
+            stage.lifecycle.host.load_template(stage.template)
+    with failing(stage.image.disk, errno.EIO), pytest.raises(HostError, match="Input/output error"):
+        await stage.lifecycle.host.image()
+    assert stage.lifecycle.host.load_template(stage.template) is not None
+
+
+# Disks
+
+
+async def unchanged(stage: Stage, row: MachineRow) -> bool:
+    return await stage.row() == row
+
+
+async def test_without_descriptors_a_vm_is_not_lost(stage: Stage) -> None:
+    row = await stage.machine(State.STOPPED)
+    with no_descriptor_left(), pytest.raises(HostError, match="Too many open files"):
+        await stage.lifecycle.whole_disk(row)
+    assert await unchanged(stage, row)
+    assert (await stage.lifecycle.whole_disk(row)).id == stage.template
+
+
+@passing
+@pytest.mark.parametrize("part", ["top", "layer"])
+async def test_an_unreadable_layer_does_not_make_a_vm_lost(stage: Stage, number: int, part: str) -> None:
+    row = await stage.machine(State.STOPPED, top="top")
+    top = stage.lifecycle.host.layer("one", "top")
+    top.touch()
+    if part == "layer":
+        row = await stage.lifecycle.record_frozen(row, top=None) or row
+    path = top if part == "top" else stage.data / "layers/top.qcow2"
+    with failing(path, number), pytest.raises(HostError, match=os.strerror(number)) as raised:
+        await stage.lifecycle.whole_disk(row)
+    assert not isinstance(raised.value, LayerMissing)
+    assert await unchanged(stage, row)
+    assert (await stage.lifecycle.whole_disk(row)).id == stage.template
+    path.unlink()
+    with pytest.raises(StartFailed, match="is lost"):
+        await stage.lifecycle.whole_disk(row)
+    assert (await stage.row()).state == State.LOST
+
+
+@passing
+async def test_a_frozen_layer_that_cannot_be_adopted_now_does_not_make_a_vm_lost(
+    stage: Stage, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash came between the record of the frozen layer and the move of its file."""
+    row = await stage.machine(State.STOPPED, top="top")
+    frozen = stage.lifecycle.host.layer("one", "top")
+    frozen.touch()
+    await stage.lifecycle.store.freeze(LayerRow("top", None, stage.template, "top.qcow2"), "one", top=None)
+    row = await stage.row()
+    with monkeypatch.context() as patch:
+        opened = os.open
+
+        def refused(path: Any, *arguments: Any, **options: Any) -> int:
+            if path == frozen:
+                raise OSError(number, os.strerror(number))
+            return opened(path, *arguments, **options)
+
+        patch.setattr(os, "open", refused)
+        with pytest.raises(HostError, match="cannot adopt the disk layer"):
+            await stage.lifecycle.whole_disk(row)
+    assert await unchanged(stage, row)
+    assert (await stage.lifecycle.whole_disk(row)).id == stage.template
+    assert (stage.data / "layers/top.qcow2").exists()
+
+
+# Saved memory
+
+
+@passing
+@pytest.mark.parametrize("part", ["checkpoint.json", "devices", "pages", "memory"])
+async def test_memory_that_cannot_be_read_now_is_kept(stage: Stage, number: int, part: str) -> None:
+    folder = stage.save_memory()
+    row = await stage.machine(State.SUSPENDED, checkpoint="saved")
+    with failing(folder / part, number), pytest.raises(HostError, match=os.strerror(number)):
+        await stage.checkpointing.wake(row, "requested")
+    assert await unchanged(stage, row)
+    moment, _ = await stage.checkpointing.read("saved", SIZE)
+    moment.memory.verify()
+    moment.close()
+    (folder / part).unlink()
+    with pytest.raises(CheckpointUnusable, match="No such file"):
+        await stage.checkpointing.read("saved", SIZE)
+
+
+async def test_memory_whose_template_cannot_be_read_now_is_kept(stage: Stage) -> None:
+    stage.save_memory()
+    with failing(stage.template_folder, errno.EMFILE), pytest.raises(HostError, match="Too many open files"):
+        await stage.checkpointing.read("saved", SIZE)
+    (await stage.checkpointing.read("saved", SIZE))[0].close()
+
+
+def test_memory_that_cannot_be_verified_now_is_usable_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = Delta.prepare(0).write_to(tmp_path)
+    loaded = Delta.load(tmp_path, facts, SIZE.memory_mib << 20)
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", refuse)
+        with pytest.raises(HostError, match="cannot read the memory file: Input/output error"):
+            loaded.verify()
+    loaded.verify()
+    loaded.close()
