@@ -19,6 +19,7 @@ from stead.host.bootstrap import OutputReader, explain, read_packages
 from stead.host.commands import run
 from stead.host.files import try_lock
 from stead.host.image import BaseImage, Progress, ensure_image, find_image, image_key
+from stead.host.templates import image_build
 from stead.machines import Machine
 from stead.settings import Settings
 
@@ -202,7 +203,8 @@ def test_the_file_system_is_clean_and_below_its_size_limit(image: BaseImage) -> 
     assert image.disk.stat().st_size == 20 << 30
     assert image.disk.stat().st_blocks * 512 < 1_500_000_000
     assert image.initrd.stat().st_size < 4_000_000
-    assert sorted(path.name for path in image.folder.iterdir()) == ["disk.raw", "initrd", "kernel"]
+    # An image that an older version built has no build id.
+    assert {path.name for path in image.folder.iterdir()} - {"build"} == {"disk.raw", "initrd", "kernel"}
 
 
 async def test_a_built_image_is_reused(image: BaseImage, settings: Settings) -> None:
@@ -212,6 +214,35 @@ async def test_a_built_image_is_reused(image: BaseImage, settings: Settings) -> 
     assert again == image
     assert again.disk.stat().st_ino == inode
     assert find_image(settings, image.key) == image
+
+
+async def test_an_image_is_identified_by_a_build_id_not_by_its_times(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`tar` and `cp` keep the file, but times only to the second or not at all."""
+
+    async def build(_: Settings, __: Path, folder: Path, ___: object) -> None:
+        for name in ("disk.raw", "kernel", "initrd"):
+            (folder / name).touch()
+
+    monkeypatch.setattr(image_module, "_build", build)
+    mine = replace(settings, cache=tmp_path)
+    image = await ensure_image(mine)
+    built = image_build(image)
+    restored = BaseImage(image.key, tmp_path / "restored")
+    shutil.copytree(image.folder, restored.folder)
+    os.utime(restored.disk, (1_700_000_000, 1_700_000_000))
+    assert image_build(restored) == built
+    shutil.rmtree(image.folder)
+    assert image_build(await ensure_image(mine)) != built
+
+
+def test_an_image_without_a_build_id_is_identified_by_its_time(tmp_path: Path) -> None:
+    """It was built by an older version, whose templates recorded that time."""
+    image = BaseImage("key", tmp_path)
+    image.disk.touch()
+    os.utime(image.disk, ns=(1, 1_700_000_000_123_456_789))
+    assert image_build(image) == 1_700_000_000_123_456_789
 
 
 def test_the_key_depends_on_every_input(

@@ -523,6 +523,8 @@ async def test_a_vm_is_lost_when_its_image_was_rebuilt(settings: Settings, image
             machine, second = await _stopped_machine(machines), await _stopped_machine(machines)
             template.image.disk.unlink()
             template.image.disk.touch()
+            template.image.build.unlink(missing_ok=True)
+            template.image.build.write_text("another")
             await _is_lost(machine)
             template.image.disk.unlink()
             await _is_lost(second)

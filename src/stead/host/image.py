@@ -15,7 +15,7 @@ from stead.errors import HostError, ImageError
 from stead.guest_agent import agent_path
 from stead.host.bootstrap import Progress, bootstrap
 from stead.host.commands import run
-from stead.host.files import exists, locked, sync_file, sync_folder
+from stead.host.files import exists, locked, sync_file, sync_folder, write_atomically
 from stead.settings import Settings
 from stead.tasks import in_thread
 
@@ -57,6 +57,11 @@ class BaseImage:
     @property
     def initrd(self) -> Path:
         return self.folder / "initrd"
+
+    @property
+    def build(self) -> Path:
+        """Holds the random id of this build; images built by older versions have none."""
+        return self.folder / "build"
 
 
 def image_key(settings: Settings, agent: Path) -> str:
@@ -108,6 +113,8 @@ async def ensure_image(
         building.mkdir()
         try:
             await _build(settings, agent, building, progress)
+            build_id = f"{secrets.token_hex(16)}\n".encode()
+            await in_thread(write_atomically, BaseImage(key, building).build, build_id, 0o444)
             # Remove an incomplete image.
             await _remove(images / key)
             building.rename(images / key)

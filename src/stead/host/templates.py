@@ -60,9 +60,17 @@ def template_key(image: BaseImage, size: Size, platform: Platform) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
 
 
-def image_build(image: BaseImage) -> int:
-    """Identifies one build of an image: a disk layer is valid only with the same backing file."""
-    return image.disk.stat().st_mtime_ns
+def image_build(image: BaseImage) -> str | int:
+    """Identifies one build of an image: a disk layer is valid only with the same backing file.
+
+    An id of its own, which a copy or a restored backup keeps. An older image without one is identified by
+    the time of its last change.
+    """
+    changed = image.disk.stat().st_mtime_ns
+    try:
+        return image.build.read_text().strip()
+    except FileNotFoundError:
+        return changed
 
 
 def find(folder: Path, image: BaseImage, size: Size, platform: Platform) -> Template | None:
