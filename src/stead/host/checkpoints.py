@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stead.errors import CheckpointUnusable, HostError
-from stead.host.files import ABSENT, sync_folder, write_atomically
+from stead.host.files import ABSENT, open_regular, sync_folder, write_atomically
 from stead.host.memory import check_memory
 from stead.host.memory_delta import Delta, save_pages
 from stead.host.page_scan import find_ram, minus, written_pages
@@ -138,7 +138,7 @@ def _flush(folder: Path) -> None:
     """Flush the disk layers before the pause, so that QEMU's own flush is short."""
     for path in folder.glob("*.qcow2"):
         with contextlib.suppress(OSError):
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            descriptor = open_regular(path)
             try:
                 os.fdatasync(descriptor)
             finally:

@@ -2,13 +2,13 @@
 
 import json
 import os
-import stat
 import struct
 import tempfile
 from pathlib import Path
 
 from stead.errors import HostError
 from stead.host.commands import run
+from stead.host.files import open_regular
 from stead.tasks import in_thread
 
 _HEADER = struct.Struct(">4sI64xQ")
@@ -54,7 +54,7 @@ def _write(path: Path, content: bytes, uid: int) -> None:
 
 async def grow_layer(path: Path, size_gib: int) -> None:
     """Grow a layer that no QEMU has open; does nothing if it is large enough."""
-    check_layer(path)
+    await in_thread(check_layer, path)
     # Whatever its header says, nothing below it is opened.
     file = {"driver": "file", "filename": str(path)}
     node = {"driver": "qcow2", "file": file, "backing": None}
@@ -64,14 +64,12 @@ async def grow_layer(path: Path, size_gib: int) -> None:
 def check_layer(path: Path) -> None:
     """Make sure that a layer which some QEMU could write is an ordinary file and names no other.
 
-    It is opened by root: a guest that broke out might have put a link in its place, or the name of one of
-    the host's files in its header.
+    It is opened by root: a guest that broke out might have put a link or a FIFO in its place, or the name of
+    one of the host's files in its header.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as layer:
-            regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
-            header = layer.read(_HEADER.size) if regular else b""
+        with os.fdopen(open_regular(path), "rb") as layer:
+            header = layer.read(_HEADER.size)
     except OSError as error:
         raise HostError(f"cannot read disk layer {path.name}: {error.strerror}") from error
     if len(header) < _HEADER.size:

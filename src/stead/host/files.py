@@ -2,14 +2,20 @@
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import os
+import resource
 import secrets
 import shutil
+import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 from stead.errors import HostError
+
+_MAX_DESCRIPTORS = 1 << 20
+"""Limit of the limit: some programs that Stead runs close every descriptor that they might have."""
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
@@ -30,11 +36,23 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
 
 def sync_file(path: Path) -> None:
     """Make what a file holds durable; a link is not followed."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    descriptor = open_regular(path)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def open_regular(path: Path) -> int:
+    """Open a file that an untrusted process may have replaced: no link is followed, and no FIFO blocks."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def sync_folder(path: Path) -> None:
@@ -70,6 +88,14 @@ def exists(path: Path) -> bool:
     except OSError as error:
         raise HostError(f"cannot read {path}: {error.strerror}") from error
     return True
+
+
+def raise_descriptor_limit() -> None:
+    """Raise the soft limit of open files to the hard one: every VM and every call needs several."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def nearest_existing(path: Path) -> Path:

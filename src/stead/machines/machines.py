@@ -16,7 +16,7 @@ from stead.errors import (
 from stead.host import disks
 from stead.host.agent import Agent
 from stead.host.execution import ExecRequest, collect
-from stead.host.files import locked
+from stead.host.files import locked, raise_descriptor_limit
 from stead.host.host import Host, require_root
 from stead.host.image import Progress
 from stead.host.qemu import Platform
@@ -85,6 +85,7 @@ class Machines:
         On leaving, VMs keep running; the pool is removed, and without any VM the network is too.
         """
         require_root()
+        raise_descriptor_limit()
         if not settings.data.exists():
             settings.data.mkdir(parents=True)
             settings.data.chmod(0o711)
