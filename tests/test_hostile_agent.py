@@ -11,17 +11,19 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from ipaddress import IPv4Address
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
-from stead.errors import GuestError, GuestUnreachable, StartFailed, SteadError
+from stead.api import server
+from stead.errors import GuestError, GuestUnreachable, HostError, StartFailed, SteadError
 from stead.host.agent import Agent
 from stead.host.execution import ExecRequest, collect, follow
 from stead.host.guest_files import GuestFiles
 from stead.host.identity import Identity, confer
-from stead.host.watchdog import Watchdog, reading
+from stead.host.watchdog import Watchdog, parsing
 from stead.host.watching import watch
+from stead.settings import Settings
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -226,6 +228,11 @@ async def test_a_malformed_answer_is_an_error_of_the_guest(malformed: str) -> No
         STARTED + frame(3, b'{"exit_code": {}}'),
         STARTED + frame(3, b'{"exit_code": 0, "duration_us": "long"}'),
         STARTED + frame(3, b'{"exit_code": 1e400}'),
+        STARTED + frame(3, b'{"exit_code": 0, "duration_us": 1e400}'),
+        STARTED + frame(3, b'{"exit_code": 0, "duration_us": NaN}'),
+        STARTED + frame(3, b'{"exit_code": 0, "oom": []}'),
+        STARTED + frame(3, b'{"signal": "\\ud800"}'),
+        frame(0, b'{"id": "../a b"}'),
         STARTED + struct.pack(">B3xI", 1, 0xFFFFFFFF),
     ],
 )
@@ -234,6 +241,61 @@ async def test_malformed_frames_are_an_error_of_the_guest(frames: bytes) -> None
         with pytest.raises((GuestError, GuestUnreachable)):
             async for _ in follow(agent, ExecRequest("true")):
                 pass
+
+
+SILENT: list[bytes] = []
+TRICKLE = [b"HTTP/1.1 404 Not Found\r\nContent-Length: 100\r\n\r\n{"]
+
+
+async def _pieces(*pieces: bytes) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        yield piece
+
+
+@pytest.mark.parametrize("body", [None, b"x", _pieces(b"x", b"y")])
+@pytest.mark.parametrize("answer", [SILENT, TRICKLE])
+async def test_an_agent_that_never_answers_is_given_up(
+    answer: list[bytes], body: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time starts after the body, so that a long upload is not cut."""
+    monkeypatch.setattr("stead.host.agent._ERROR_TIMEOUT", 0.1)
+    async with hostile(lambda: itertools.chain(answer, _never())) as agent:
+        with pytest.raises(GuestUnreachable):
+            async with agent.stream("PUT", "/v1/file", body=body, connect_timeout=0.1, header_timeout=0.1):
+                pass
+
+
+async def test_a_call_may_have_a_longer_time_out_than_the_headers() -> None:
+    """To remove a large tree takes longer than any answer without a time-out of its own may take."""
+    slow = lambda: itertools.chain(_pause(0.5), whole(b"{}"))  # noqa: E731
+    async with hostile(slow) as agent:
+        assert await agent.call("DELETE", "/v1/file", timeout=50, header_timeout=0.1) == {}
+
+
+async def test_input_that_a_command_does_not_read_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent answers the input's call when the command has read it."""
+    asked: list[Any] = []
+    call = Agent.call
+
+    async def recorded(self: Agent, method: str, target: str, **options: Any) -> dict[str, Any]:
+        asked.append(options)
+        return await call(self, method, target, **options)
+
+    monkeypatch.setattr(Agent, "call", recorded)
+    ended = frame(3, b'{"exit_code": 0, "duration_us": 5}')
+    async with hostile(lambda: chunks([STARTED, ended])) as agent:
+        await collect(agent, ExecRequest("true", stdin=bytes(100_000)))
+    assert asked[0]["timeout"] is None and asked[0]["header_timeout"] is None
+
+
+def _pause(seconds: float) -> Iterator[bytes]:
+    time.sleep(seconds)
+    yield from ()
+
+
+def _never() -> Iterator[bytes]:
+    time.sleep(0.4)
+    yield b""
 
 
 async def test_a_listing_is_parsed_entry_by_entry() -> None:
@@ -261,13 +323,28 @@ async def test_the_watchdog_closes_the_connection_that_holds_the_loop() -> None:
         watchdog = Watchdog(stuck_after=0.2)
         watchdog.start()
         try:
-            reading("testvm", ours)
+            parsing("testvm", ours)
             await asyncio.sleep(0.5)
             theirs.setblocking(False)
             with pytest.raises(BlockingIOError):
                 theirs.recv(1)  # a loop that turns is left alone
-            reading("testvm", ours)
+            parsing("testvm", ours)
+            await asyncio.sleep(0)
             time.sleep(1)  # noqa: ASYNC251  a parser that holds the loop
             assert theirs.recv(1) == b""
         finally:
             await watchdog.close()
+
+
+async def test_the_server_watches_its_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    def watching() -> bool:
+        return any(thread.name == "stead-watchdog" for thread in threading.enumerate())
+
+    def opened(_: Settings) -> NoReturn:
+        assert watching()
+        raise HostError("seen")
+
+    monkeypatch.setattr(server, "open_services", opened)
+    with socket.socket() as listening, pytest.raises(HostError, match="seen"):
+        await server.serve(Settings(), listening)
+    assert not watching()

@@ -15,6 +15,7 @@ from stead.api.calls import Calls
 from stead.api.protocol import Protocol
 from stead.api.services import Services, open_services
 from stead.errors import HostError
+from stead.host.watchdog import watching_the_loop
 from stead.settings import Settings
 
 STOP_GRACE = 10.0
@@ -68,7 +69,7 @@ async def serve(
     settings: Settings, listening: socket.socket, ready: Callable[[Services], object] = lambda _: None
 ) -> None:
     """Serve until SIGINT or SIGTERM. VMs keep running."""
-    async with open_services(settings) as services:
+    async with watching_the_loop(), open_services(settings) as services:
         server = _make(services)
         loop = asyncio.get_running_loop()
 

@@ -13,12 +13,12 @@ import os
 import select
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import quote
 
 import httpcore2
 
-from stead.errors import GuestError, GuestUnreachable, InvalidRequest
+from stead.errors import GuestError, GuestUnreachable, InvalidRequest, SteadError
 from stead.host import watchdog
 
 Dial = Callable[[], Awaitable[tuple[socket.socket, tuple[Any, ...]]]]
@@ -27,8 +27,9 @@ Body = bytes | AsyncIterator[bytes]
 CONNECT_TIMEOUT = 20.0
 _CONNECT_ATTEMPT = 1.0
 _RETRY_PAUSE = 0.05
-_HEADER_TIMEOUT = 300.0
-"""Seconds until the status line and the headers of an answer, when the call has no time-out of its own."""
+HEADER_TIMEOUT = 300.0
+"""Seconds from the end of a request to the headers of its answer, in a call without a time-out."""
+_ERROR_TIMEOUT = 30.0
 _HEADER_READ = 16 << 10
 _BODY_READ = 256 << 10
 _PIECES_PER_TURN = 64
@@ -43,6 +44,16 @@ _MAX_LIST = 64 << 20
 _MAX_OBJECTS = 1_000_000
 _BETWEEN = b"},{"
 _MAX_ERROR = 16 << 10
+_LARGEST = (1 << 63) - 1
+_SLOWEST = 64 << 10
+"""Bytes of a request that a guest takes in a second, at the least."""
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse)
 
 
 @contextlib.contextmanager
@@ -156,13 +167,13 @@ class _Stream(httpcore2.AsyncNetworkStream):
         """Small before a body: a flood of informational responses is parsed without a turn for others."""
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        watchdog.reading(self._guest, self._link)
         try:
             async with asyncio.timeout(timeout):
                 data = await self._loop.sock_recv(self._link, self.read_size)
                 # sock_recv returns at once while there is data: a fast guest would never let the loop go.
                 await asyncio.sleep(0)
-                return data
+            watchdog.parsing(self._guest, self._link)
+            return data
         except TimeoutError as error:
             raise httpcore2.ReadTimeout from error
         except OSError as error:
@@ -277,8 +288,12 @@ class Agent:
         body: Body | None = None,
         connect_timeout: float = CONNECT_TIMEOUT,
         read_timeout: float | None = None,
+        header_timeout: float | None = HEADER_TIMEOUT,
     ) -> AsyncIterator[Answer]:
-        """One request, whose response body the caller reads. Raises error responses."""
+        """One request, whose response body the caller reads. Raises error responses.
+
+        `header_timeout` begins when the request is sent, however long its body takes.
+        """
         what = f"{method} {target.split('?')[0]}"
         sent: dict[str, str | bytes] = {"Host": "agent", **(headers or {})}
         if user is not None:
@@ -292,28 +307,27 @@ class Agent:
         elif body is None and method != "GET":
             sent["Content-Length"] = "0"
         timeouts = {"connect": connect_timeout, "read": read_timeout, "write": None}
-        # The answer to a streamed body comes after it, however long that takes.
-        patience = _HEADER_TIMEOUT if body is None or isinstance(body, bytes) else None
         self.in_flight += 1
         try:
             async with contextlib.AsyncExitStack() as exchange:
-                opening = self._pool.stream(
-                    method,
-                    f"http://agent{target}",
-                    headers=list(sent.items()),
-                    content=body,
-                    extensions={"timeout": timeouts},
-                )
+                sending = _sending(body, connect_timeout, header_timeout)
                 try:
-                    async with asyncio.timeout(patience):
+                    async with sending as content:
+                        opening = self._pool.stream(
+                            method,
+                            f"http://agent{target}",
+                            headers=list(sent.items()),
+                            content=content,
+                            extensions={"timeout": timeouts},
+                        )
                         response = await exchange.enter_async_context(opening)
-                except TimeoutError as error:
+                except _NoAnswer as error:
                     raise GuestUnreachable(
-                        f"the guest agent did not answer {what} within {patience:g} s"
+                        f"the guest agent did not answer {what} within {header_timeout:g} s"
                     ) from error
                 answer = Answer(response, what)
                 if response.status >= 400:
-                    raise _error(response.status, await answer.read(_MAX_ERROR))
+                    raise await _error(response.status, answer)
                 with _reading_in_bulk(response):
                     yield answer
         except (httpcore2.NetworkError, httpcore2.TimeoutException, httpcore2.ProtocolError) as error:
@@ -333,19 +347,63 @@ class Agent:
         body: Body | None = None,
         timeout: float | None = 30.0,
         connect_timeout: float = CONNECT_TIMEOUT,
+        header_timeout: float | None = HEADER_TIMEOUT,
     ) -> dict[str, Any]:
-        """One request with a JSON object as response."""
+        """One request with a JSON object as response; `header_timeout` counts only without `timeout`."""
         what = f"{method} {target.split('?')[0]}"
         try:
             async with (
                 asyncio.timeout(timeout),
                 self.stream(
-                    method, target, headers=headers, user=user, body=body, connect_timeout=connect_timeout
+                    method,
+                    target,
+                    headers=headers,
+                    user=user,
+                    body=body,
+                    connect_timeout=connect_timeout,
+                    header_timeout=header_timeout if timeout is None else None,
                 ) as answer,
             ):
                 return parse_object(await answer.read() or b"{}", what)
         except TimeoutError as error:
             raise GuestUnreachable(f"the guest agent did not answer {what} within {timeout:g} s") from error
+
+
+class _NoAnswer(Exception):
+    """The headers of an answer did not come in time."""
+
+
+@contextlib.asynccontextmanager
+async def _sending(
+    body: Body | None, connect_timeout: float, header_timeout: float | None
+) -> AsyncIterator[Body | None]:
+    """Send a request and wait for the headers of its answer in this block; yields the body to send."""
+    try:
+        async with asyncio.timeout(None) as deadline:
+            if header_timeout is None:
+                yield body
+            elif body is None or isinstance(body, bytes):
+                allowed = connect_timeout + header_timeout + len(body or b"") / _SLOWEST
+                deadline.reschedule(asyncio.get_running_loop().time() + allowed)
+                yield body
+            else:
+                yield _then_expect(body, deadline, header_timeout)
+    except TimeoutError as error:
+        if deadline.expired():
+            raise _NoAnswer from error
+        raise
+
+
+async def _then_expect(
+    body: AsyncIterator[bytes], deadline: asyncio.Timeout, header_timeout: float
+) -> AsyncGenerator[bytes, None]:
+    try:
+        async for piece in body:
+            yield piece
+        deadline.reschedule(asyncio.get_running_loop().time() + header_timeout)
+    finally:
+        if isinstance(body, AsyncGenerator):
+            await body.aclose()
 
 
 @contextlib.contextmanager
@@ -361,18 +419,32 @@ def _reading_in_bulk(response: httpcore2.Response) -> Iterator[None]:
         stream.read_size = _HEADER_READ
 
 
+def small(value: Any) -> int:
+    """An integer of a guest's answer; ValueError when 64 bits cannot hold it."""
+    number = int(value)
+    if not -_LARGEST <= number <= _LARGEST:
+        raise ValueError
+    return number
+
+
 def parse_object(text: bytes, what: str) -> dict[str, Any]:
     """A JSON object that a guest sent; GuestError for anything else."""
     with parsing(what):
-        found = json.loads(text)
+        found = _DECODER.decode(text.decode())
         if not isinstance(found, dict):
             raise TypeError
+        if b"\\u" in text:
+            # UnicodeEncodeError for a lone surrogate, which no answer or database could hold.
+            json.dumps(found, ensure_ascii=False).encode()
         return found
 
 
-def _error(status: int, body: bytes) -> GuestError:
+async def _error(status: int, answer: Answer) -> SteadError:
     try:
-        answer = parse_object(body, "a request")
-        return GuestError(str(answer["code"]), str(answer["message"]))
+        async with asyncio.timeout(_ERROR_TIMEOUT):
+            told = parse_object(await answer.read(_MAX_ERROR), "a request")
+        return GuestError(str(told["code"]), str(told["message"]))
+    except TimeoutError:
+        return GuestUnreachable(f"the guest agent did not end its error within {_ERROR_TIMEOUT:g} s")
     except (GuestError, KeyError):
         return GuestError("internal", f"the guest agent answered with status {status}")

@@ -4,17 +4,19 @@ import asyncio
 import base64
 import contextlib
 import json
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from stead.errors import GuestError, GuestUnreachable, InvalidRequest, SteadError
-from stead.host.agent import Agent, Answer, Turns, parse_object, parsing
+from stead.host.agent import Agent, Answer, Turns, parse_object, parsing, small
 
 DEFAULT_OUTPUT_LIMIT = 16 << 20
 _INLINE_STDIN = 64 << 10
 _HEADER = 8
 _MAX_FRAME = 1 << 20
+_COMMAND = re.compile(r"[0-9A-Za-z_-]{1,64}")
 _FINISH_TIMEOUT = 1.0
 _END_TIMEOUT = 5.0
 _GRACE = 15.0
@@ -200,7 +202,13 @@ class _Input:
         body = source if source is None or isinstance(source, bytes) else self._chunks(source)
         with contextlib.suppress(SteadError):
             await self._agent.call(
-                "POST", f"/v1/exec/{self._command}/stdin", body=body, timeout=None, user=request.user
+                "POST",
+                f"/v1/exec/{self._command}/stdin",
+                body=body,
+                timeout=None,
+                # Answered when the command has read its input. The end of the command ends this call.
+                header_timeout=None,
+                user=request.user,
             )
 
     async def _chunks(self, source: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -281,7 +289,10 @@ async def _open(
     frames = _Frames(response)
     _, payload = await frames.next()
     with parsing("POST /v1/exec"):
-        return str(parse_object(payload, "POST /v1/exec")["id"]), frames
+        command = str(parse_object(payload, "POST /v1/exec")["id"])
+        if not _COMMAND.fullmatch(command):
+            raise ValueError
+        return command, frames
 
 
 async def _end(agent: Agent, command: str) -> None:
@@ -297,19 +308,19 @@ def _ended(payload: bytes) -> Ended:
         result = parse_object(payload, "POST /v1/exec")
         code, signal, oom = result.get("exit_code"), result.get("signal"), result.get("oom")
         return Ended(
-            exit_code=None if code is None else int(code),
+            exit_code=None if code is None else small(code),
             signal=None if signal is None else str(signal),
             timed_out=bool(result.get("timed_out")),
-            duration=float(result.get("duration_us", 0)) / 1e6,
-            out_of_memory=oom and parse_oom(oom),
+            duration=small(result.get("duration_us", 0)) / 1e6,
+            out_of_memory=None if oom is None else parse_oom(oom),
         )
 
 
 def parse_oom(event: Mapping[str, object]) -> OutOfMemory:
     return OutOfMemory(
         process=str(event.get("process", "")),
-        pid=int(str(event.get("pid", 0))),
-        rss_kib=int(str(event.get("rss_kib", 0))),
+        pid=small(event.get("pid", 0)),
+        rss_kib=small(event.get("rss_kib", 0)),
         scope=str(event.get("scope", "")),
         message=str(event.get("message", "")),
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from stead.errors import GuestError, GuestUnreachable, InvalidRequest
-from stead.host.agent import Agent, Body, parsing, path_query
+from stead.host.agent import Agent, Body, parsing, path_query, small
 
 _TIMEOUT = 900.0
 """Enough to remove or list a very large tree in an emulated guest; a guest that ends fails a call at once."""
@@ -97,7 +97,7 @@ class GuestFiles:
         agent = await self._agent()
         answer = await agent.call("PUT", target, headers=headers, user=self._user, body=content, timeout=None)
         with parsing("PUT /v1/file"):
-            return int(answer["size"])
+            return small(answer["size"])
 
     async def stat(self, path: GuestPath, *, follow: bool = True) -> FileInfo:
         return _info(await self._call("GET", f"/v1/stat?path={path_query(path)}&follow={int(follow)}"))
@@ -106,7 +106,10 @@ class GuestFiles:
         agent = await self._agent()
         target = f"/v1/directory?path={path_query(path)}"
         try:
-            async with asyncio.timeout(_TIMEOUT), agent.stream("GET", target, user=self._user) as answer:
+            async with (
+                asyncio.timeout(_TIMEOUT),
+                agent.stream("GET", target, user=self._user, header_timeout=None) as answer,
+            ):
                 return [_info(entry) async for entry in answer.objects("entries")]
         except TimeoutError as error:
             raise GuestUnreachable(f"the guest agent did not list {path!r} within {_TIMEOUT:g} s") from error
@@ -136,7 +139,7 @@ class GuestFiles:
             "PUT", f"/v1/archive?path={path_query(path)}", user=self._user, body=archive, timeout=None
         )
         with parsing("PUT /v1/archive"):
-            return int(answer["files"])
+            return small(answer["files"])
 
     async def _call(self, method: str, target: str) -> Any:
         agent = await self._agent()
@@ -167,12 +170,12 @@ def _info(entry: dict[str, Any]) -> FileInfo:
         return FileInfo(
             name=os.fsdecode(base64.b64decode(entry["name_b64"])),
             kind=kind,
-            size=int(entry["size"]),
+            size=small(entry["size"]),
             mode=int(str(entry["mode"]), 8),
-            uid=int(entry["uid"]),
-            gid=int(entry["gid"]),
+            uid=small(entry["uid"]),
+            gid=small(entry["gid"]),
             user=str(entry.get("user", "")),
             group=str(entry.get("group", "")),
-            mtime_ns=int(entry["mtime_ns"]),
+            mtime_ns=small(entry["mtime_ns"]),
             target=None if target is None else os.fsdecode(base64.b64decode(target)),
         )

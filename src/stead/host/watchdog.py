@@ -9,6 +9,7 @@ import contextlib
 import socket
 import threading
 import time
+from collections.abc import AsyncIterator
 
 from stead.logs import get_logger
 
@@ -21,8 +22,8 @@ log = get_logger("stead.watchdog")
 _current: tuple[str, socket.socket] | None = None
 
 
-def reading(guest: str, link: socket.socket) -> None:
-    """Note whose data the event loop parses next."""
+def parsing(guest: str, link: socket.socket) -> None:
+    """Note whose data the event loop parses from now on."""
     global _current
     _current = guest, link
 
@@ -43,6 +44,7 @@ class Watchdog:
 
     async def close(self) -> None:
         self._stop.set()
+        self._thread.join()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -51,7 +53,7 @@ class Watchdog:
         global _current
         while True:
             self._turned = time.monotonic()
-            # What was read before this turn did not hold the loop.
+            # What was parsed before this turn did not hold the loop.
             _current = None
             await asyncio.sleep(min(_TICK, self._stuck_after / 4))
 
@@ -62,10 +64,22 @@ class Watchdog:
                 self._end_exchange(stuck)
 
     def _end_exchange(self, stuck: float) -> None:
-        if _current is None:
+        current = _current
+        if current is None:
             log.error("event loop is stuck", seconds=round(stuck, 1))
             return
-        guest, link = _current
+        guest, link = current
         log.error("event loop is stuck: closing the connection to a guest", vm=guest, seconds=round(stuck, 1))
         with contextlib.suppress(OSError):
             link.shutdown(socket.SHUT_RDWR)
+
+
+@contextlib.asynccontextmanager
+async def watching_the_loop() -> AsyncIterator[None]:
+    """Watch the running event loop during this block."""
+    watchdog = Watchdog()
+    watchdog.start()
+    try:
+        yield
+    finally:
+        await watchdog.close()
