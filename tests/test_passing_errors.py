@@ -6,6 +6,7 @@ import json
 import os
 import resource
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -268,3 +269,39 @@ def test_memory_that_cannot_be_verified_now_is_usable_later(
             loaded.verify()
     loaded.verify()
     loaded.close()
+
+
+@pytest.mark.parametrize(
+    "platform", [replace(PLATFORM, version=(8, 0, 0)), replace(PLATFORM, host_cpu="other")]
+)
+async def test_memory_of_another_platform_is_set_aside(
+    stage: Stage, platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The VM boots from its disk; its memory is not garbage: it fits the QEMU or CPU from before."""
+    content = {path.name: path.read_bytes() for path in stage.save_memory(platform=platform).iterdir()}
+    started: list[MachineRow] = []
+
+    async def start(row: MachineRow, why: str, note: str | None) -> MachineRow:
+        started.append(row)
+        return row
+
+    monkeypatch.setattr(stage.lifecycle, "start", start)
+    row = await stage.machine(State.SUSPENDED, checkpoint="saved")
+    await stage.checkpointing.wake(row, "requested")
+    await stage.lifecycle.layers.collect()
+    (kept,) = (stage.data / "quarantine").glob("*/checkpoints/saved")
+    assert {path.name: path.read_bytes() for path in kept.iterdir()} == content
+    assert [(each.state, each.checkpoint) for each in started] == [(State.STOPPED, None)]
+    assert not stage.lifecycle.layers.checkpoint_folder("saved").exists()
+
+
+async def test_a_vm_whose_memory_is_missing_boots_from_its_disk(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def start(row: MachineRow, why: str, note: str | None) -> MachineRow:
+        return row
+
+    monkeypatch.setattr(stage.lifecycle, "start", start)
+    row = await stage.machine(State.SUSPENDED, checkpoint="missing")
+    assert (await stage.checkpointing.wake(row, "requested")).state == State.STOPPED
+    assert not (stage.data / "quarantine").exists()

@@ -18,7 +18,7 @@ from stead.errors import (
 )
 from stead.host import checkpoints
 from stead.host.checkpoints import DiskSwitch, Moment, Pause
-from stead.host.files import sync_file
+from stead.host.files import exists, sync_file
 from stead.host.memory import check_memory
 from stead.host.qemu import Saved
 from stead.host.templates import Template
@@ -27,6 +27,7 @@ from stead.machines.events import REQUESTED, EventKind, status
 from stead.machines.lifecycle import Lifecycle, new_id, persistence_of, place_of, size_of
 from stead.machines.live import Live
 from stead.machines.persistence import ends_with
+from stead.machines.quarantine import Quarantine
 from stead.machines.states import State
 from stead.settings import Size
 from stead.store.machines import MachineRow
@@ -46,6 +47,7 @@ class Checkpointing:
         self._host = lifecycle.host
         self._layers = lifecycle.layers
         self._store = lifecycle.store
+        self._quarantine = Quarantine(lifecycle.host.settings.data)
         self.last_pause: Pause | None = None
         """The pause of the last capture, for benchmarks."""
 
@@ -222,11 +224,22 @@ class Checkpointing:
     async def _start_from_disk(self, row: MachineRow, why: str, error: CheckpointUnusable) -> MachineRow:
         note = f"saved memory was unusable, booted from disk: {error}"
         log.warning("saved memory unusable, booting from disk", vm=row.id, reason=str(error))
+        await self._set_aside(row)
         stopped = await self._store.update(
             row.id, state=State.STOPPED, checkpoint=None, top=None, reason=note
         )
         self._lifecycle.sweep()
         return await self._lifecycle.start(stopped or row, why, note)
+
+    async def _set_aside(self, row: MachineRow) -> None:
+        """Move saved memory to the quarantine: with the QEMU or CPU that it fits, it could still be used."""
+        assert row.checkpoint is not None  # noqa: S101
+        folder = self._layers.checkpoint_folder(row.checkpoint)
+        if exists(folder):
+            await in_thread(self._quarantine.keep, [folder])
+            await in_thread(self._quarantine.prune)
+            # The disk of the same instant is this layer, which the VM's disk is based on from now on.
+            log.warning("saved memory set aside", vm=row.id, checkpoint=row.checkpoint, layer=row.layer)
 
     # Restore
 

@@ -1,7 +1,8 @@
-"""Quarantine: files that no row refers to are set aside at start-up and removed days later, never at once.
+"""Quarantine: files that no row refers to are set aside and removed days later, never at once.
 
-A crash leaves such files, and so does a database that is older than the data folder. In the second case they
-are VMs of users, and moving them back restores them.
+At start-up these are files without a row. A crash leaves such files, and so does a database that is older
+than the data folder; in the second case they are VMs of users, and moving them back restores them. Later it
+is saved memory that a VM could not be woken with.
 """
 
 import re
@@ -29,7 +30,7 @@ class Quarantine:
         self.folder = data / "quarantine"
 
     def keep(self, paths: Iterable[Path]) -> None:
-        """Move files or folders of the installation here. Called at start-up, before anything uses them."""
+        """Move files or folders of the installation here. Nothing may use them."""
         for path in paths:
             target = self.folder / f"{datetime.now(UTC):%Y-%m-%d}" / path.relative_to(self._data)
             number = 1
@@ -43,9 +44,7 @@ class Quarantine:
                 sync_folder(target.parent)
             except OSError as error:
                 raise HostError(f"cannot move {path} to {target}: {error.strerror}") from error
-            log.warning(
-                "moved a file without a database row to the quarantine", path=str(path), to=str(target)
-            )
+            log.warning("moved a file to the quarantine", path=str(path), to=str(target))
 
     def prune(self) -> None:
         """Remove what has been here for longer than the retention."""
