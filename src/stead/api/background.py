@@ -10,12 +10,15 @@ from starlette.responses import JSONResponse
 
 from stead.api.errors import ApiError, from_anything, from_product
 from stead.errors import SteadError
+from stead.logs import get_logger
 from stead.machines.lifecycle import new_id
 from stead.store.requests import RequestRow, RequestStore
 
 AFTER_HEADER = "x-freestyle-background-after-secs"
 ID_HEADER = "x-freestyle-background-request-id"
 _KEPT = 7 * 24 * 3600 * 10**9
+
+log = get_logger("stead.requests")
 
 Answer = dict[str, Any]
 Work = Coroutine[Any, Any, Answer]
@@ -83,7 +86,11 @@ class BackgroundRequests:
         """After a crash: answer with what had been created by then; fail the rest with a retryable error."""
         await self._store.prune(time.time_ns() - _KEPT)
         for row in await self._store.pending():
-            found = await find(row.id)
+            try:
+                found = await find(row.id)
+            except Exception as error:
+                log.error("cannot find what a request created", request=row.id, error=repr(error))
+                found = None
             status, answer = (200, found) if found is not None else _failed(_restarted())
             await self._store.finish(row.id, status, json.dumps(answer))
 

@@ -65,10 +65,13 @@ def sync_folder(path: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder and all that is in it; it may be gone already."""
+    """Remove a folder and all that is in it; it may be gone already, or another file in its place."""
     with contextlib.suppress(FileNotFoundError):
         try:
-            shutil.rmtree(path)
+            if stat.S_ISDIR(path.lstat().st_mode):
+                shutil.rmtree(path)
+            else:
+                path.unlink()
         except OSError as error:
             if isinstance(error, FileNotFoundError):
                 raise

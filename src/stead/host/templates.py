@@ -27,6 +27,10 @@ WARM_UP = (
 """Run once so that every clone starts with these programs in its page cache, shared by all of them."""
 
 
+class TemplateUnreadable(HostError):
+    """A template may exist, but the host cannot read it now."""
+
+
 @dataclass(frozen=True)
 class Template:
     """The saved state that VMs are restored from. It is shared and never changes."""
@@ -83,11 +87,14 @@ def find(folder: Path, image: BaseImage, size: Size, platform: Platform) -> Temp
     except ABSENT:
         return None
     except OSError as error:
-        raise HostError(f"cannot list the templates in {folder}: {error.strerror}") from error
+        raise TemplateUnreadable(f"cannot list the templates in {folder}: {error.strerror}") from error
     for path, _ in sorted(found, key=lambda each: each[1], reverse=True):
         template = Template(path.name, path, size, image)
-        if _valid(template):
-            return template
+        try:
+            if _valid(template):
+                return template
+        except HostError as error:
+            raise TemplateUnreadable(str(error)) from error
     return None
 
 

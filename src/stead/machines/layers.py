@@ -62,6 +62,8 @@ class Layers:
         """Files of the merge under way: they have no row yet."""
         self._readers: set[asyncio.Event] = set()
         self._building: set[str] = set()
+        self._stuck: set[Path] = set()
+        """Files without rows that could not be set aside at start-up; they stay until the next."""
 
     # Reading
 
@@ -163,7 +165,7 @@ class Layers:
             rows = {row.id: row.file for row in await self._store.list()}
             layers = await self._forget_layers()
             # List files before rows: a file whose row is inserted meanwhile is then not taken for garbage.
-            files, checkpoints = list(self._layers.iterdir()), list(self._checkpoints.iterdir())
+            files, checkpoints = self._list(self._layers), self._list(self._checkpoints)
             building, merged = set(self._building), set(self._merged)
             known_files = merged | {row.file for row in await self._store.list()}
             known_checkpoints = building | await self._store.checkpoints()
@@ -172,12 +174,22 @@ class Layers:
         # Readers that start from here on cannot get any of these files.
         for reader in list(self._readers):
             await reader.wait()
+        collected = Collected(layers, _names(files), _names(checkpoints))
         if quarantine is not None:
             forgotten = {rows[layer] for layer in layers}
             unknown = [path for path in files if path.name not in forgotten and not _is_temporary(path)]
-            await in_thread(quarantine.keep, (*unknown, *checkpoints))
+            for path in (*unknown, *checkpoints):
+                try:
+                    await in_thread(quarantine.keep, [path])
+                except HostError as error:
+                    log.error("cannot set a file without a row aside", path=str(path), error=str(error))
+                    self._stuck.add(path)
+            files, checkpoints = [path for path in files if path not in unknown], []
         await in_thread(_remove, (*files, *checkpoints))
-        return Collected(layers, _names(files), _names(checkpoints))
+        return collected
+
+    def _list(self, folder: Path) -> list[Path]:
+        return [path for path in folder.iterdir() if path not in self._stuck]
 
     async def _forget_layers(self) -> frozenset[str]:
         parents = {row.id: row.parent for row in await self._store.list()}
@@ -296,10 +308,8 @@ def _rename(source: Path, target: Path) -> None:
 
 def _remove(paths: Iterable[Path]) -> None:
     for path in paths:
-        if path.is_dir():
-            remove_folder(path)
-            continue
         try:
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            raise HostError(f"cannot remove {path}: {error.strerror}") from error
+            remove_folder(path)
+        except HostError as error:
+            # The next collection tries again; the others are removed nevertheless.
+            log.error("cannot remove garbage", path=str(path), error=str(error))

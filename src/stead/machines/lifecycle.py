@@ -97,6 +97,7 @@ class Lifecycle:
         self._exits: dict[str, set[asyncio.Future[str]]] = {}
         self._sweeping = False
         self._sweep_again = False
+        self._sweeps_allowed = False
         self.on_unowned_end: Callable[[], None] = lambda: None
         # Recovery comes before the listener: its events wait here.
         self._unheard: deque[MachineEvent] = deque(maxlen=_MAX_UNHEARD)
@@ -493,9 +494,15 @@ class Lifecycle:
     def sweep(self) -> None:
         """Garbage-collect layers and checkpoints in the background; calls during a run lead to one more."""
         self._sweep_again = True
-        if not self._sweeping:
+        if self._sweeps_allowed and not self._sweeping:
             self._sweeping = True
             self.background(self._sweep())
+
+    def allow_sweeps(self) -> None:
+        """Called when recovery has set files without rows aside: before that, a sweep would remove them."""
+        self._sweeps_allowed = True
+        if self._sweep_again:
+            self.sweep()
 
     async def _sweep(self) -> None:
         try:

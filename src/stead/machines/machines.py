@@ -21,7 +21,8 @@ from stead.host.host import Host, require_root
 from stead.host.image import Progress
 from stead.host.qemu import Platform
 from stead.host.template_builder import ensure_template
-from stead.host.templates import Template
+from stead.host.templates import Template, TemplateUnreadable
+from stead.logs import get_logger
 from stead.machines.checkpointing import Checkpointing
 from stead.machines.creation import Creation, Options, Purpose
 from stead.machines.events import EventKind, OnEvent, Use
@@ -52,6 +53,8 @@ MAX_FORKS = 100
 READY_TIMEOUT = 120.0
 Report = Callable[[Progress], None]
 T = TypeVar("T")
+
+log = get_logger("stead.machines")
 
 
 class Machines:
@@ -102,10 +105,14 @@ class Machines:
                 await reconcile(lifecycle, checkpointing, quarantine)
                 await snapshots.recover()
                 await layers.collect(quarantine)
+                lifecycle.allow_sweeps()
                 await in_thread(quarantine.prune)
                 machines = cls(settings, database, lifecycle, checkpointing, snapshots)
-                if (template := await host.find_template(settings.default_size)) is not None:
-                    machines.pool.keep(template)
+                try:
+                    if (template := await host.find_template(settings.default_size)) is not None:
+                        machines.pool.keep(template)
+                except TemplateUnreadable as error:
+                    log.error("the pool of prepared VMs is not filled", error=str(error))
                 machines._idle.start()
                 try:
                     yield machines

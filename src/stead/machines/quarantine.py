@@ -5,6 +5,7 @@ than the data folder; in the second case they are VMs of users, and moving them 
 is saved memory that a VM could not be woken with.
 """
 
+import os
 import re
 import shutil
 import time
@@ -34,7 +35,7 @@ class Quarantine:
         for path in paths:
             target = self.folder / f"{datetime.now(UTC):%Y-%m-%d}" / path.relative_to(self._data)
             number = 1
-            while target.exists():
+            while os.path.lexists(target):
                 target = target.with_name(f"{path.name}.{number}")
                 number += 1
             try:
@@ -54,7 +55,10 @@ class Quarantine:
             # By the date in the name: moving a file does not change its own times.
             if _DAY.fullmatch(day.name) and time.time() - _start(day.name) > RETENTION:
                 log.info("removing expired files from the quarantine", folder=str(day))
-                remove_folder(day)
+                try:
+                    remove_folder(day)
+                except HostError as error:
+                    log.error("cannot remove expired files", folder=str(day), error=str(error))
         if not any(self.folder.iterdir()):
             shutil.rmtree(self.folder, ignore_errors=True)
 

@@ -1,5 +1,8 @@
 """Recovery at start: makes rows, processes and files consistent after a crash."""
 
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from stead.errors import SteadError
@@ -7,7 +10,7 @@ from stead.host.processes import ProcessId, kill
 from stead.host.template_builder import TEMPLATE_PREFIX
 from stead.logs import get_logger
 from stead.machines.checkpointing import Checkpointing
-from stead.machines.events import EventKind
+from stead.machines.events import EventKind, status
 from stead.machines.lifecycle import Lifecycle, process_of
 from stead.machines.live import Live
 from stead.machines.quarantine import Quarantine
@@ -19,25 +22,47 @@ log = get_logger("stead.recovery")
 
 
 async def reconcile(lifecycle: Lifecycle, checkpointing: Checkpointing, quarantine: Quarantine) -> None:
-    """Reconnect to running VMs, finish or undo interrupted operations, set orphaned files aside."""
+    """Reconnect to running VMs, finish or undo interrupted operations, set orphaned files aside.
+
+    What cannot be recovered is logged and left as it is, so that one VM does not keep all others down.
+    """
     await lifecycle.layers.finish_adoptions()
-    rows = await lifecycle.store.list()
     processes = lifecycle.host.inventory().processes
-    for row in rows:
-        if row.purpose == "build":
-            # The build runs again when it is requested again.
-            await lifecycle.remove(row, "the build was interrupted")
-            continue
-        process = process_of(row)
-        alive = process is not None and process.alive() and processes.get(process.pid) == row.id
-        if not alive:
-            # The pid may be reused by another program: only processes that carry the VM's id are killed.
-            row, process = replace(row, pid=None, pid_started=None), None
-        action = recover(State(row.state), alive=alive, asleep=row.checkpoint is not None)
-        if action is not Recovery.KEEP:
-            log.info("recovering VM", vm=row.id, state=row.state, step=row.step, action=action.value)
-        await _apply(lifecycle, checkpointing, row, action, process)
+    for row in await lifecycle.store.list():
+        try:
+            await _recover(lifecycle, checkpointing, row, processes)
+        except Exception as error:
+            log.error("cannot recover a VM", vm=row.id, state=row.state, step=row.step, error=repr(error))
+            # Its process, if there is one, goes on without a connection until the next start.
+            live = lifecycle.lives.pop(row.id, None)
+            if live is not None:
+                with contextlib.suppress(Exception):
+                    await live.release()
     await _reap(lifecycle, quarantine)
+
+
+async def _recover(
+    lifecycle: Lifecycle, checkpointing: Checkpointing, row: MachineRow, processes: Mapping[int, str]
+) -> None:
+    if row.state not in list(State):
+        # Nothing of it is touched but its state, which every list of VMs needs.
+        log.error("unknown state of a VM", vm=row.id, state=row.state)
+        reason = status(EventKind.LOST, f"unknown state {row.state!r} in the database")
+        await lifecycle.store.update(row.id, state=State.LOST, reason=reason)
+        return
+    if row.purpose == "build":
+        # The build runs again when it is requested again.
+        await lifecycle.remove(row, "the build was interrupted")
+        return
+    process = process_of(row)
+    alive = process is not None and process.alive() and processes.get(process.pid) == row.id
+    if not alive:
+        # The pid may be reused by another program: only processes that carry the VM's id are killed.
+        row, process = replace(row, pid=None, pid_started=None), None
+    action = recover(State(row.state), alive=alive, asleep=row.checkpoint is not None)
+    if action is not Recovery.KEEP:
+        log.info("recovering VM", vm=row.id, state=row.state, step=row.step, action=action.value)
+    await _apply(lifecycle, checkpointing, row, action, process)
 
 
 async def _apply(
@@ -125,12 +150,24 @@ async def _reap(lifecycle: Lifecycle, quarantine: Quarantine) -> None:
             orphan = ProcessId.of(pid)
             if orphan is not None:
                 log.warning("killing an orphaned QEMU", vm=machine, pid=pid)
-                await kill(orphan)
+                with _logged("cannot kill an orphaned QEMU", machine):
+                    await kill(orphan)
     for machine in inventory.machines - rows.keys():
         folder = lifecycle.host.files(machine).folder
-        if folder.exists() and not machine.startswith(TEMPLATE_PREFIX):
-            await in_thread(quarantine.keep, [folder])
-        await lifecycle.host.discard(machine)
+        with _logged("cannot set files without a row aside", machine):
+            if os.path.lexists(folder) and not machine.startswith(TEMPLATE_PREFIX):
+                await in_thread(quarantine.keep, [folder])
+            await lifecycle.host.discard(machine)
     for machine, row in rows.items():
         if row.pid is None:
-            lifecycle.host.tidy(machine)
+            with _logged("cannot remove the runtime files of a VM", machine):
+                lifecycle.host.tidy(machine)
+
+
+@contextlib.contextmanager
+def _logged(failure: str, machine: str) -> Iterator[None]:
+    """Log a failure: it must not keep the server from starting."""
+    try:
+        yield
+    except (SteadError, OSError) as error:
+        log.error(failure, vm=machine, error=str(error))

@@ -10,6 +10,7 @@ from typing import Any
 from stead.errors import HostError, InvalidRequest, SnapshotNotFound, WrongSnapshotState
 from stead.host import checkpoints
 from stead.host.checkpoints import Moment
+from stead.logs import get_logger
 from stead.machines.checkpointing import Checkpointing
 from stead.machines.lifecycle import Lifecycle, new_id, size_of
 from stead.machines.persistence import PERSISTENT, SnapshotPersistence, Sticky, columns, from_columns
@@ -22,6 +23,8 @@ from stead.tasks import finished, in_thread
 MAX_NAME = 200
 REMEMBERED = 30 * 24 * 3600 * 10**9
 """Retention of the rows of deleted snapshots, in nanoseconds."""
+
+log = get_logger("stead.snapshots")
 
 
 class SnapshotState(StrEnum):
@@ -262,12 +265,18 @@ class Snapshots:
         Snapshots captured before sizes were recorded get theirs.
         """
         for row in await self._store.list():
-            if row.state == SnapshotState.BUILDING or _long_gone(row):
-                await self._store.delete(row.id)
-            elif row.size_bytes is None and row.deleted_at is None:
-                with contextlib.suppress(HostError):
-                    size = await self._lifecycle.layers.size(row.layer, row.checkpoint)
-                    await self._store.update(row.id, size_bytes=size)
+            try:
+                await self._recover(row)
+            except Exception as error:
+                log.error("cannot recover a snapshot", snapshot=row.id, state=row.state, error=repr(error))
+
+    async def _recover(self, row: SnapshotRow) -> None:
+        if row.state == SnapshotState.BUILDING or _long_gone(row):
+            await self._store.delete(row.id)
+        elif row.size_bytes is None and row.deleted_at is None:
+            with contextlib.suppress(HostError):
+                size = await self._lifecycle.layers.size(row.layer, row.checkpoint)
+                await self._store.update(row.id, size_bytes=size)
 
 
 def _long_gone(row: SnapshotRow) -> bool:

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Self
 
 from stead.errors import HostError
-from stead.host.files import sync_folder, write_atomically
+from stead.host.files import exists, sync_folder, write_atomically
 from stead.host.processes import ProcessId, end_of
 from stead.identity.identities import Page
+from stead.logs import get_logger
 from stead.repos.errors import RepoLimitExceeded, RepoNotFound
 from stead.repos.git import SETTINGS, Git
 from stead.repos.names import check_branch
@@ -33,6 +34,7 @@ from stead.tasks import in_thread
 Fill = Callable[[Repository, Writing], Awaitable[None]]
 """Fills a new repository before it is visible, within the quota."""
 DEFAULT_BRANCH = "main"
+log = get_logger("stead.repos")
 MAX_NAME = 256
 FILLED_AT_ONCE = 8
 FILLED_FOR_ONE = 2
@@ -110,13 +112,19 @@ class Repos:
 
     async def _recover(self) -> None:
         for made in list((self._folder / "new").iterdir()):
-            if await self._store.get(made.name) is not None and not self._path(made.name).exists():
-                self._put(made, self._path(made.name))
-            else:
-                await in_thread(shutil.rmtree, made, ignore_errors=True)
+            try:
+                await self._finish_creation(made)
+            except (HostError, OSError) as error:
+                log.error("cannot recover a new repository", path=str(made), error=str(error))
         for gone in list((self._folder / "gone").iterdir()):
             await self._store.delete(gone.name)
             await in_thread(shutil.rmtree, gone, ignore_errors=True)
+
+    async def _finish_creation(self, made: Path) -> None:
+        if await self._store.get(made.name) is not None and not exists(self._path(made.name)):
+            self._put(made, self._path(made.name))
+        else:
+            await in_thread(shutil.rmtree, made, ignore_errors=True)
 
     async def _tidy_up(self, started: float, orphans: Sequence[ProcessId]) -> None:
         """Remove incomplete writes in repositories after a crash, and measure their sizes."""
