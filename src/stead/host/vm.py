@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from qemu.qmp import ConnectError, EventListener, Message, QMPClient, QMPError
+from qemu.qmp import ConnectError, Message, QMPClient, QMPError
 from qemu.qmp.qmp_client import NegotiationError
 
 from stead.errors import HostError, StartFailed
@@ -25,6 +25,15 @@ from stead.settings import Settings
 
 QMP_TIMEOUT = 20.0
 _GREETINGS = 3
+_MAX_MESSAGE = 2 << 20
+"""The longest answer is a console of 64 KiB, in JSON."""
+_EVENTS_PER_TURN = 32
+_FREE_EVENTS = 1000
+"""A guest can cause events at will: beyond these, all its events together are slowed down."""
+_SLOWED = 0.005
+_MAX_LOG = 1 << 20
+_KEPT_LOG = 64 << 10
+_LAST_WORDS = 4096
 _DISK_RETRY = 1.0
 _DISK_ROOM = 16 << 20
 # Guest memory must never land in a core file. Set before QEMU starts: later it is another user's process.
@@ -78,9 +87,11 @@ class Spawner:
     ) -> ProcessId:
         files.runtime.mkdir(parents=True, exist_ok=True, mode=0o700)
         files.qmp.unlink(missing_ok=True)
+        files.log.unlink(missing_ok=True)
         with (
             socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
-            files.log.open("wb") as log,
+            # Append mode, so that it can be cut while QEMU writes.
+            files.log.open("ab") as log,
         ):
             listener.bind(str(files.qmp))
             listener.listen(1)
@@ -109,15 +120,13 @@ class Spawner:
 class Vm:
     """A QEMU process with its monitor connected."""
 
-    def __init__(self, process: WatchedProcess, files: VmFiles, monitor: QMPClient) -> None:
+    def __init__(self, process: WatchedProcess, files: VmFiles, monitor: "_Monitor") -> None:
         self.process = process
         self.files = files
         self._monitor = monitor
         self.stop_cause: str | None = None
         """Why the guest ended, as QEMU reports it: guest-shutdown, guest-reset, guest-panic, ..."""
-        self._listener = EventListener(names=("SHUTDOWN", "GUEST_PANICKED", "BLOCK_IO_ERROR"))
-        self._monitor.register_listener(self._listener)
-        self._events = asyncio.create_task(self._follow_events())
+        self._monitor.on_event = self._note
         self._disk_errors: asyncio.Task[None] | None = None
 
     @classmethod
@@ -149,18 +158,13 @@ class Vm:
         except TimeoutError as error:
             raise HostError(f"QEMU did not answer {command} within {QMP_TIMEOUT:g} s") from error
 
-    async def _follow_events(self) -> None:
-        with contextlib.suppress(QMPError, asyncio.CancelledError):
-            async for event in self._listener:
-                self._note(event)
-
     def _note(self, event: Message) -> None:
         if event["event"] == "BLOCK_IO_ERROR":
             self.retry_disk()
         elif event["event"] == "GUEST_PANICKED":
             self.stop_cause = "guest-panic"
-        elif self.stop_cause is None:
-            data = event["data"]
+        elif event["event"] == "SHUTDOWN" and self.stop_cause is None:
+            data = event.get("data")
             self.stop_cause = str(data.get("reason", "unknown")) if isinstance(data, dict) else "unknown"
 
     def retry_disk(self) -> None:
@@ -256,7 +260,7 @@ class Vm:
         # The monitor's last event may still be on its way through the loop.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.2):
-                await asyncio.shield(self._events)
+                await self._monitor.ended.wait()
         return how
 
     async def kill(self) -> None:
@@ -265,18 +269,47 @@ class Vm:
 
     async def release(self) -> None:
         """Disconnect without ending the process."""
-        tasks = [task for task in (self._events, self._disk_errors) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._disk_errors is not None:
+            self._disk_errors.cancel()
+            await asyncio.gather(self._disk_errors, return_exceptions=True)
         with contextlib.suppress(QMPError, OSError, EOFError):
             await self._monitor.disconnect()
         self.process.forget()
 
 
-async def _monitor(process: WatchedProcess, files: VmFiles) -> QMPClient:
+class _Monitor(QMPClient):
+    """A QMP client without event queues, which have no bound: events go to `on_event` as they are read.
+
+    Reading buffered messages does not yield to the event loop by itself, so a flood of events has to.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, _MAX_MESSAGE)
+        self.on_event: Callable[[Message], None] = lambda _: None
+        self.ended = asyncio.Event()
+        """Everything that QEMU sent has been read."""
+        self._seen = 0
+
+    async def _event_dispatch(self, msg: Message) -> None:
+        self.on_event(msg)
+        self._seen += 1
+        if self._seen == _FREE_EVENTS:
+            log.warning("slowing down a flood of QEMU events", monitor=self.name, kind=str(msg["event"]))
+        if self._seen % _EVENTS_PER_TURN == 0:
+            await asyncio.sleep(0 if self._seen < _FREE_EVENTS else _SLOWED)
+
+    async def _bh_recv_message(self) -> None:
+        self.ended.clear()
+        try:
+            await super()._bh_recv_message()
+        except BaseException:
+            self.ended.set()
+            raise
+
+
+async def _monitor(process: WatchedProcess, files: VmFiles) -> _Monitor:
     """Connect to the monitor, unless the process ends first."""
-    monitor = QMPClient(f"stead-{process.identity.pid}")
+    monitor = _Monitor(f"stead-{process.identity.pid}")
     connecting = asyncio.ensure_future(_greet(monitor, files.qmp))
     ending = asyncio.ensure_future(process.wait())
     try:
@@ -323,10 +356,23 @@ async def launch(
 def last_words(files: VmFiles) -> str:
     """The end of QEMU's log, for error messages."""
     try:
-        lines = files.log.read_text(errors="replace").strip().splitlines()
+        with files.log.open("rb") as log:
+            log.seek(max(0, os.fstat(log.fileno()).st_size - _LAST_WORDS))
+            lines = log.read(_LAST_WORDS).decode(errors="replace").strip().splitlines()
     except OSError:
         return "no message in its log"
     return " | ".join(lines[-2:]) or "no message in its log"
+
+
+def bound_log(files: VmFiles) -> None:
+    """Cut the log of a QEMU that prints without end, which a guest can make it do; its beginning is kept."""
+    try:
+        # Blocks, not bytes: a QEMU that does not append leaves a hole where the log was cut.
+        if files.log.stat().st_blocks * 512 > _MAX_LOG:
+            os.truncate(files.log, _KEPT_LOG)
+            log.warning("cut the log of a QEMU", path=str(files.log))
+    except OSError as error:
+        log.warning("cannot cut the log of a QEMU", path=str(files.log), error=str(error.strerror))
 
 
 def process_name(instance: str, machine: str) -> str:

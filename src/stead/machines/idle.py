@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from stead.errors import SteadError
 from stead.host.network import Network
+from stead.host.vm import bound_log
 from stead.logs import get_logger
 from stead.machines.lifecycle import Lifecycle
 
@@ -86,6 +87,7 @@ class IdleWatch:
             live = self._lifecycle.lives.get(row.id)
             if live is None or not live.running:
                 continue
+            bound_log(live.vm.files)
             activity = self._activities.get(row.id) or Activity(count, now)
             agent = live.agent
             resting = activity.observe(
