@@ -22,6 +22,7 @@ from stead.host.agent import Agent
 from stead.host.vm import Vm
 from stead.machines import Machine, Machines
 from stead.machines.lifecycle import Lifecycle
+from stead.machines.restore_slots import RestoreSlots
 from stead.settings import Settings, Size
 from stead.store.layers import LayerStore
 from stead.store.machines import MachineRow, MachineStore
@@ -160,7 +161,7 @@ class Driver:
         self.machines = machines
         self.lifecycle: Lifecycle = machines._lifecycle
         # Operations that are held keep what they hold: none of it may be in the way of the others.
-        self.machines._creation.restores = asyncio.Semaphore(1000)
+        self.machines._creation.slots = RestoreSlots(1000)
         self.lifecycle.quotas._lock = contextlib.nullcontext()  # type: ignore[assignment]
         self.lifecycle.layers._collecting = contextlib.nullcontext()  # type: ignore[assignment]
         # What is removed in the background would be now in one operation, now in another.

@@ -17,6 +17,7 @@ from stead.machines.lifecycle import Lifecycle, new_id, size_of
 from stead.machines.live import Live
 from stead.machines.persistence import PERSISTENT, Persistence, columns
 from stead.machines.pool import Pool
+from stead.machines.restore_slots import RestoreSlots
 from stead.machines.states import State
 from stead.settings import Size
 from stead.store.machines import MachineRow
@@ -80,7 +81,7 @@ class Creation:
         self._checkpointing = checkpointing
         self._pool = pool
         # More concurrent restores than cores would make all of them slow.
-        self.restores = asyncio.Semaphore(max(2, os.cpu_count() or 2))
+        self.slots = RestoreSlots(max(2, os.cpu_count() or 2))
 
     async def from_template(self, template: Template, options: Options) -> MachineRow:
         with self._pool.giving_way():
@@ -192,11 +193,11 @@ class Creation:
     async def _tried_twice(
         self, row: MachineRow, bring_up: Callable[[], Awaitable[tuple[Live, str | None]]]
     ) -> tuple[Live, str | None]:
-        """Bring a new guest up under the semaphore, after a second check of the host's capacity.
+        """Bring a new guest up in a restore slot, after a second check of the host's capacity.
 
         Retries once when the guest ends before the create is answered: emulated kernels panic now and then.
         """
-        async with self.restores:
+        async with self.slots.held(row.account):
             self._lifecycle.host.check_capacity()
             try:
                 return await bring_up()
@@ -210,7 +211,7 @@ class Creation:
             return await bring_up()
 
     async def _resume(self, row: MachineRow, live: Live) -> tuple[Live, str | None]:
-        async with self.restores:
+        async with self.slots.held(row.account):
             await live.vm.resume()
             await self._lifecycle.identify(row, live, new_keys=True)
         return live, None

@@ -447,7 +447,7 @@ class Machines:
                 await self._start_in_turn(row, use)
 
     async def _start_in_turn(self, row: MachineRow, use: Use) -> None:
-        async with self._creation.restores:
+        async with self._creation.slots.held(row.account):
             if row.state == State.SUSPENDED:
                 await self._checkpointing.wake(row, use)
                 return

@@ -18,6 +18,9 @@ _PAUSE_AFTER_FAILURE = 5.0
 _QUIET = 0.5
 """Seconds before the pool refills: the first command of a new VM does not compete for the CPU."""
 
+_LONGEST_WAIT = 10.0
+"""Seconds that one create keeps the pool from refilling."""
+
 log = get_logger("stead.pool")
 
 
@@ -47,14 +50,29 @@ class Pool:
 
     @contextlib.contextmanager
     def giving_way(self) -> Iterator[None]:
-        """Do not refill inside this block, in which a caller waits for a VM."""
+        """Do not refill inside this block, in which a caller waits for a VM: not for long.
+
+        A guest that never answers must not keep the pool empty for everybody.
+        """
+        loop = asyncio.get_running_loop()
+        over = False
+
+        def end() -> None:
+            nonlocal over
+            if over:
+                return
+            over = True
+            self._busy -= 1
+            if self._busy == 0:
+                loop.call_later(_QUIET, self._wanted.set)
+
         self._busy += 1
+        timer = loop.call_later(_LONGEST_WAIT, end)
         try:
             yield
         finally:
-            self._busy -= 1
-            if self._busy == 0:
-                asyncio.get_running_loop().call_later(_QUIET, self._wanted.set)
+            timer.cancel()
+            end()
 
     async def take(self, template: Template, **facts: object) -> tuple[MachineRow, Live] | None:
         """Take a prepared VM out of the pool, now in state creating; None when the pool is empty."""
