@@ -3,15 +3,18 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from stead.errors import LimitExceeded
 from stead.limits import Limits
+from stead.machines.machines import Machines
 from stead.machines.quotas import Quotas
 from stead.machines.states import State
-from stead.settings import Size
+from stead.settings import Settings, Size
 from stead.store.database import open_database
 from stead.store.machines import MachineRow, MachineStore
 
@@ -192,3 +195,27 @@ async def test_snapshots_are_limited(store: MachineStore) -> None:
             pytest.fail("it was kept")
     async with quotas.keeping(BOB, count):
         pass
+
+
+async def test_a_limit_is_checked_before_a_template_is_built(
+    store: MachineStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[Size] = []
+
+    async def ensure_template(_: object, size: Size, __: object) -> Any:
+        built.append(size)
+        return SimpleNamespace(size=size)
+
+    async def find_template(_: Size) -> None:
+        return None
+
+    monkeypatch.setattr("stead.machines.machines.ensure_template", ensure_template)
+    host = SimpleNamespace(find_template=find_template, network=None)
+    parts: Any = SimpleNamespace(host=host, quotas=quotas_of(store, vcpus=1))
+    machines = Machines(Settings(), parts, parts, parts, parts)
+    with pytest.raises(LimitExceeded):
+        await machines.template(SIZE, account=ALICE)
+    assert not built
+    await machines.template(SIZE, account=BOB)
+    await machines.template(SIZE)
+    assert built == [SIZE, SIZE]

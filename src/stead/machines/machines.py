@@ -152,8 +152,13 @@ class Machines:
 
     # Templates
 
-    async def template(self, size: Size | None = None, report: Report = lambda _: None) -> Template:
-        """The template of a size, built single-flight when missing; creates from it are fast."""
+    async def template(
+        self, size: Size | None = None, report: Report = lambda _: None, *, account: str | None = None
+    ) -> Template:
+        """The template of a size, built single-flight when missing; creates from it are fast.
+
+        LimitExceeded before it is built when the account may not have a VM of this size now.
+        """
         size = size or self.settings.default_size
         host = self._lifecycle.host
         task = self._building.get(size)
@@ -161,6 +166,9 @@ class Machines:
             if (found := await host.find_template(size)) is not None:
                 return self._keep(found)
             task = self._building.get(size)
+        if task is None:
+            async with self._lifecycle.quotas.admitting(account, size):
+                task = self._building.get(size)
         if task is None:
             task = asyncio.create_task(ensure_template(host, size, report))
             self._building[size] = task
@@ -213,7 +221,9 @@ class Machines:
         )
         await self._room.make(keeping=snapshot)
         if snapshot is None:
-            row = await self._creation.from_template(await self.template(size, report), options)
+            row = await self._creation.from_template(
+                await self.template(size, report, account=account), options
+            )
         else:
             source = await self.snapshots.ready(snapshot)
             await self.snapshots.touch(snapshot)
