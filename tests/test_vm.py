@@ -112,12 +112,13 @@ async def test_a_log_is_cut_while_qemu_appends_to_it(files: VmFiles) -> None:
         process = await spawner.spawn(
             lambda _: ["bash", "-c", script.replace("&9", f"&{ours}")], files, (ours,)
         )
+        watched = WatchedProcess(process)
         await until(printed, 30)
         assert len(last_words(files)) <= 4096
         bound_log(files)
         assert files.log.stat().st_size == 65536
         os.write(theirs, b"go on\n")
-        await WatchedProcess(process).wait()
+        await watched.wait()
     finally:
         os.close(ours)
         os.close(theirs)
