@@ -50,7 +50,7 @@ def other_settings(settings: Settings, **changes: Any) -> Iterator[Settings]:
         except BaseException:
             _sweep(other)
             raise
-        assert leftovers(other) == []
+        assert leftovers(other) == [], leftovers(other)
 
 
 def _sweep(settings: Settings) -> None:
