@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from installations import other_settings
+from installations import delete_all, other_settings
 
 from stead.errors import HostError
 from stead.host.image import BaseImage
@@ -109,4 +109,4 @@ async def test_an_older_database_costs_no_vm(settings: Settings, image: BaseImag
         async with Machines.open(other) as machines:
             found = Machine(machines, machine.id)
             assert (await found.exec("cat /dev/shm/file")).stdout == b"precious\n"
-            await found.delete()
+            await delete_all(machines)
