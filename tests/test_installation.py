@@ -1,10 +1,12 @@
 """A data folder and its database belong together; what no row explains is set aside, not deleted."""
 
+import asyncio
 import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from installations import delete_all, other_settings
 
 from stead.errors import HostError
@@ -14,6 +16,7 @@ from stead.machines.quarantine import Quarantine
 from stead.settings import Settings
 from stead.store.database import open_database
 from stead.store.installation import open_installation
+from stead.store.tables import installation
 
 
 async def opened(data: Path) -> str:
@@ -25,6 +28,16 @@ async def test_an_installation_keeps_its_id(tmp_path: Path) -> None:
     first = await opened(tmp_path)
     assert len(first.strip()) == 32
     assert await opened(tmp_path) == first
+
+
+async def test_processes_that_open_a_new_installation_together_agree_on_its_id(tmp_path: Path) -> None:
+    databases = await asyncio.gather(*(open_installation(tmp_path) for _ in range(8)))
+    with databases[0].look_up() as connection:
+        (recorded,) = connection.execute(sa.select(installation.c.id)).scalars()
+    assert (tmp_path / "installation").read_text().strip() == recorded
+    for database in databases:
+        await database.dispose()
+    await opened(tmp_path)
 
 
 @pytest.mark.parametrize("marked", [True, False])

@@ -41,14 +41,23 @@ async def open_installation(data: Path) -> Database:
                 f" and the folder from one backup. To use them together all the same, remove {data / MARK}"
             )
         if recorded is None:
-            recorded = secrets.token_hex(16)
-            await database.execute(installation.insert().values(id=recorded))
+            recorded = await _give_id(database)
         if mark is None:
             write_atomically(data / MARK, f"{recorded}\n".encode())
     except BaseException:
         await database.dispose()
         raise
     return database
+
+
+async def _give_id(database: Database) -> str:
+    """A new id, or the one that another process gave at the same time: one statement inserts and compares."""
+    given = sa.select(sa.literal(secrets.token_hex(16))).where(~sa.exists(sa.select(installation.c.id)))
+    await database.execute(installation.insert().from_select(["id"], given))
+    found = await _recorded(database)
+    if found is None:
+        raise HostError("the database lost the id of the installation")
+    return found
 
 
 async def _recorded(database: Database) -> str | None:
