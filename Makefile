@@ -2,8 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 GUEST := $(wildcard guest/*.go) guest/go.mod
-# Tests that need neither root nor a VM.
-FAST := -m 'not slow and not vm and not root' --numprocesses 2 --dist worksteal
+# Tests that need neither root nor a VM, without the longest ones.
+FAST := -m 'not slow and not heavy and not vm and not root' --numprocesses 2 --dist worksteal
 
 .PHONY: demo test test-fast coverage trials check style types guest fix setup hooks bench clean
 

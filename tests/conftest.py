@@ -40,9 +40,22 @@ class Server:
 SMALL = Size(vcpus=2, memory_mib=512, disk_gib=20)
 
 
+HEAVY = {
+    "test_bombs.py",
+    "test_bundles.py",
+    "test_git_survival.py",
+    "test_github_large_files.py",
+    "test_github_sync.py",
+    "test_hostile_agent.py",
+    "test_refs_model.py",
+}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests by what their fixtures need, so that `make test-fast` can leave them out."""
     for item in items:
+        if item.path.name in HEAVY or item.nodeid.endswith("::TestHistories::runTest"):
+            item.add_marker("heavy")
         fixtures = set(getattr(item, "fixturenames", ()))
         if fixtures & {"image", "machines"}:
             item.add_marker("vm")
