@@ -1,4 +1,4 @@
-"""Restore slots and the pool: nobody waits for the guests of another account."""
+"""Restore slots and the pool: no account waits for the guests of another."""
 
 import asyncio
 from types import SimpleNamespace

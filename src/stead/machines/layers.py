@@ -4,13 +4,12 @@ import asyncio
 import contextlib
 import os
 import secrets
-import stat
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from stead.errors import HostError
-from stead.host.files import ABSENT, exists, remove_folder, sync_folder
+from stead.host.files import ABSENT, exists, open_regular, remove_folder, sync_folder
 from stead.host.merging import allocated, merge
 from stead.logs import get_logger
 from stead.machines.chains import how_many_to_merge, needed
@@ -266,8 +265,7 @@ def _take(frozen: Path, target: Path) -> bool:
     False when it is neither there nor here.
     """
     try:
-        # O_NONBLOCK for a FIFO, O_NOFOLLOW for a symbolic link.
-        descriptor = os.open(frozen, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = open_regular(frozen)
     except ABSENT:
         if not exists(target):
             return False
@@ -291,8 +289,6 @@ def _take(frozen: Path, target: Path) -> bool:
 
 def _move(frozen: Path, descriptor: int, target: Path) -> None:
     facts = os.fstat(descriptor)
-    if not stat.S_ISREG(facts.st_mode):
-        raise HostError(f"cannot adopt the disk layer {frozen}: not a regular file")
     os.fchown(descriptor, 0, 0)
     os.fchmod(descriptor, 0o600)
     frozen.rename(target)

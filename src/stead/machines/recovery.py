@@ -33,7 +33,7 @@ async def reconcile(lifecycle: Lifecycle, checkpointing: Checkpointing, quaranti
             await _recover(lifecycle, checkpointing, row, processes)
         except Exception as error:
             log.error("cannot recover a VM", vm=row.id, state=row.state, step=row.step, error=repr(error))
-            # Its process, if there is one, goes on without a connection until the next start.
+            # Its process, if there is one, keeps running without a connection until the next start.
             live = lifecycle.lives.pop(row.id, None)
             if live is not None:
                 with contextlib.suppress(Exception):

@@ -12,7 +12,7 @@ _LONGEST = 10.0
 class RestoreSlots:
     """A semaphore whose places go to the waiting account that holds the fewest, and back after a deadline.
 
-    The work of a slot whose time is over goes on: the slot only limits how many compete for the CPU.
+    The work of a slot whose time is over continues: the slot only limits how many compete for the CPU.
     """
 
     def __init__(self, count: int, longest: float = _LONGEST) -> None:
