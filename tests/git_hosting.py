@@ -25,7 +25,7 @@ from stead.identity.identities import Identities
 from stead.limits import UNLIMITED, Limits
 from stead.repos.access import Access, Level
 from stead.repos.repos import RepoInfo, Repos
-from stead.repos.serving import Serving
+from stead.repos.transfer.serving import Serving
 from stead.store.database import open_database
 
 _TIMEOUT = 60.0

@@ -16,12 +16,12 @@ from stead.api.app import create_app, surrounded
 from stead.api.protocol import Protocol
 from stead.api.server import _Server
 from stead.github.links import Links
-from stead.repos.egress import Egress, Network
-from stead.repos.search import Search
-from stead.repos.serving import Serving
-from stead.repos.signing import Signing
-from stead.repos.sources import Sources
-from stead.repos.triggers import Triggers
+from stead.repos.search.search import Search
+from stead.repos.ssrf import Egress, Network
+from stead.repos.transfer.imports import Sources
+from stead.repos.transfer.serving import Serving
+from stead.repos.webhooks.signing import Signing
+from stead.repos.webhooks.triggers import Triggers
 from stead.settings import Settings
 
 

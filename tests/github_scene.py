@@ -14,8 +14,8 @@ from github import Github, playing_github
 
 from stead.github.links import Link, Links
 from stead.repos.committing import Change, commit
-from stead.repos.egress import Egress
 from stead.repos.repository import Repository
+from stead.repos.ssrf import Egress
 
 LIMIT = 30.0
 NAME = "octo/web"

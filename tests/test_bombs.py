@@ -15,8 +15,8 @@ from git_packs import Pack
 from git_site import Site, served
 
 from stead.repos.repository import NOWHERE, Repository
-from stead.repos.search import Search
-from stead.repos.serving import packet
+from stead.repos.search.search import Search
+from stead.repos.transfer.serving import packet
 
 MIB = 1 << 20
 FLAT = 150 * MIB

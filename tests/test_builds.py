@@ -34,8 +34,8 @@ from stead.limits import UNLIMITED, Limits
 from stead.machines import Machine, Machines, Persistent, SnapshotState, State, Sticky
 from stead.machines.snapshots import SnapshotInfo
 from stead.repos.access import Access
-from stead.repos.bundles import Bundles
 from stead.repos.repos import Repos
+from stead.repos.transfer.bundles import Bundles
 from stead.store.builds import BuildRow, BuildStore
 
 AWKWARD = 'a "quoted" \\ back, 100% and $HOME\nsecond line\ttab é'

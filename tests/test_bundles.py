@@ -22,9 +22,9 @@ from stead.builds.errors import CommandFailed, InvalidSpec
 from stead.builds.spec import Layer, layer_hash
 from stead.builds.spec import Repository as Named
 from stead.host.execution import Ended, Output
-from stead.repos.bundles import Bundle, Bundles
 from stead.repos.errors import RepoDamaged, RepoNotFound
 from stead.repos.repository import Repository
+from stead.repos.transfer.bundles import Bundle, Bundles
 
 ROOT = "https://git.example.org:8443/code"
 NOBODYS = "8f3c1a52-65d8-4dd0-9c0e-0f5e1a6d3a11"

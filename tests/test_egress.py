@@ -16,7 +16,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from git_server import GitServer, Page, redirect, serving
 
-from stead.repos.egress import (
+from stead.repos.errors import TooLarge
+from stead.repos.ssrf import (
     MAX_REDIRECTS,
     Egress,
     EgressFailed,
@@ -26,7 +27,6 @@ from stead.repos.egress import (
     git_options,
     is_own,
 )
-from stead.repos.errors import TooLarge
 
 LOOPBACK = IPv4Network("127.0.0.0/8")
 PUBLIC = "93.184.215.14"
@@ -353,7 +353,7 @@ def test_own_addresses_are_recognised() -> None:
 
 
 async def test_public_address_of_this_host_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stead.repos.egress.is_own", lambda address: str(address) == PUBLIC)
+    monkeypatch.setattr("stead.repos.ssrf.is_own", lambda address: str(address) == PUBLIC)
     egress = Egress(resolve=resolver([PUBLIC]))
     with pytest.raises(EgressRefused, match="this host"):
         await egress.check("https://git.example/")

@@ -31,8 +31,8 @@ from serve_process import Process, client_of, end, start
 from waiting import until
 
 from stead.machines import Machines
-from stead.repos import serving
 from stead.repos.committing import Change, commit
+from stead.repos.transfer import serving
 from stead.settings import Settings
 
 LARGE = 3 << 20

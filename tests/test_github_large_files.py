@@ -9,8 +9,8 @@ import pytest_asyncio
 from github_scene import NAME, Scene, playing
 
 from stead.github.links import State
-from stead.repos.lfs import LfsObject, LfsObjects
-from stead.repos.lfs_pointers import large_files, pointed
+from stead.repos.lfs.pointers import large_files, pointed
+from stead.repos.lfs.store import LfsObject, LfsObjects
 
 
 @pytest_asyncio.fixture

@@ -28,11 +28,11 @@ from stead.github.app import App, check_name
 from stead.github.apps import Apps
 from stead.github.errors import GithubFailed, GithubNotConnected, GithubRefused, LinkConflict, NotLinked
 from stead.github.links import Links, State
-from stead.repos.egress import Egress
 from stead.repos.git import Git
-from stead.repos.lfs import LfsObjects
-from stead.repos.lfs_exchange import LfsExchange
-from stead.repos.remotes import Remotes
+from stead.repos.lfs.client import LfsExchange
+from stead.repos.lfs.store import LfsObjects
+from stead.repos.ssrf import Egress
+from stead.repos.transfer.remotes import Remotes
 
 
 @pytest_asyncio.fixture

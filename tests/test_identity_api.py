@@ -21,7 +21,7 @@ from stead.identity.identities import Identities
 from stead.limits import UNLIMITED, Limits
 from stead.repos.access import Access
 from stead.repos.repos import Repos
-from stead.repos.serving import Serving
+from stead.repos.transfer.serving import Serving
 from stead.settings import Settings
 from stead.store.database import open_database
 

@@ -12,7 +12,7 @@ from git_stage import staged
 from waiting import until
 
 from stead.host.processes import command_lines
-from stead.repos.launching import READY, Launchers
+from stead.repos.prefork import READY, Launchers
 
 LIMIT = 20.0
 KNOWN = {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"}

@@ -16,7 +16,13 @@ from git_hosting import GitClient, Hosting, basic, hosting
 from waiting import until
 
 from stead.repos.errors import RepoNotFound, TooLarge
-from stead.repos.lfs import InvalidLfsObject, LfsObject, LfsObjectMismatch, LfsObjectNotFound, LfsObjects
+from stead.repos.lfs.store import (
+    InvalidLfsObject,
+    LfsObject,
+    LfsObjectMismatch,
+    LfsObjectNotFound,
+    LfsObjects,
+)
 from stead.repos.repos import RepoInfo
 
 LARGEST = 4 << 20

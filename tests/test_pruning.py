@@ -17,9 +17,9 @@ from git_site import served
 from git_stage import Stage, staged
 from waiting import until
 
-from stead.repos import upkeep
 from stead.repos.committing import Change, commit
-from stead.repos.pruning import EVERY, GRACE
+from stead.repos.maintenance import housekeeping
+from stead.repos.maintenance.pruning import EVERY, GRACE
 from stead.repos.repository import Repository
 from stead.store.repos import RepoRow, RepoStore
 
@@ -84,7 +84,7 @@ async def test_repack_keeps_cruft_packs(stage: Stage, monkeypatch: pytest.Monkey
     await stage.repos.pruning.prune(repository)
     waiting = list(repository.path.glob("objects/pack/*.mtimes"))
     assert waiting
-    monkeypatch.setattr(upkeep, "MAX_PACKS", 0)
+    monkeypatch.setattr(housekeeping, "MAX_PACKS", 0)
     for number in range(3):
         await commit(repository, [Change("a", b"more %d" % number)], "a")
         stage.repos.upkeep.look(repository)

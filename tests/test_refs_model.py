@@ -23,7 +23,7 @@ from git_site import Site, served
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
-from stead.repos import upkeep
+from stead.repos.maintenance import housekeeping
 
 HEADS, TAGS = "refs/heads/", "refs/tags/"
 BRANCHES = ("main", "topic", "topic/deep")
@@ -454,7 +454,7 @@ async def client() -> AsyncIterator[Objects]:
 @pytest.fixture(scope="module", autouse=True)
 def _packs_are_joined_at_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(upkeep, "MAX_PACKS", 0)
+        patch.setattr(housekeeping, "MAX_PACKS", 0)
         yield
 
 

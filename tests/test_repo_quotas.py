@@ -19,9 +19,10 @@ from git_hosting import GitClient
 from git_server import Page, serving
 from git_site import Site, served
 
-from stead.repos import quotas, upkeep
-from stead.repos import serving as native
+from stead.repos import quotas
+from stead.repos.maintenance import housekeeping
 from stead.repos.repos import Repos
+from stead.repos.transfer import serving as native
 from stead.repos.turns import Turns
 from stead.store.repos import RepoStore
 
@@ -347,7 +348,7 @@ async def test_many_refs_are_packed(user: User, monkeypatch: pytest.MonkeyPatch)
     repo = await user.create()
     work = await user.work_tree(repo)
     await user.git("push", "-q", "origin", *(f"main:tmp_{number}" for number in range(20)), cwd=work)
-    monkeypatch.setattr(upkeep, "MAX_LOOSE_REFS", 10)
+    monkeypatch.setattr(housekeeping, "MAX_LOOSE_REFS", 10)
     user.repos.quotas.look(repo)
     await user.repos.quotas.settled()
     await user.repos.upkeep.settled()

@@ -22,11 +22,10 @@ from stead.repos.committing import Change, commit
 from stead.repos.errors import InvalidRevision, ReferenceNotFound, RepoBusy
 from stead.repos.fast_import import Author
 from stead.repos.repository import Repository
-from stead.repos.search import ContentFound, Search
-from stead.repos.search_cache import Cache
-from stead.repos.search_content import files_with_lines
-from stead.repos.search_lines import MAX_LINE, MAX_MATCHES
-from stead.repos.search_query import (
+from stead.repos.search.cache import Cache
+from stead.repos.search.content import files_with_lines
+from stead.repos.search.lines import MAX_LINE, MAX_MATCHES
+from stead.repos.search.query import (
     EmptyQuery,
     InvalidPathPattern,
     InvalidQuery,
@@ -34,6 +33,7 @@ from stead.repos.search_query import (
     Query,
     pathspecs,
 )
+from stead.repos.search.search import ContentFound, Search
 
 NOBODY = 1_899_999_998
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from stead.errors import HostError, InvalidRequest
 from stead.identity.callers import Caller
 from stead.limits import Limits
-from stead.repos import committing, contents, history, upkeep
+from stead.repos import committing, contents, history
 from stead.repos.access import RepoPermissionExists, RepoPermissionNotFound
 from stead.repos.committing import Change, commit
 from stead.repos.errors import (
@@ -47,10 +47,11 @@ from stead.repos.errors import (
     TreeNotFound,
 )
 from stead.repos.fast_import import Author
+from stead.repos.maintenance import housekeeping
+from stead.repos.maintenance.housekeeping import MAX_PACKS
 from stead.repos.names import check_path, is_ref
 from stead.repos.repos import Repos
 from stead.repos.repository import Repository
-from stead.repos.upkeep import MAX_PACKS
 
 NOBODY = 1_899_999_999
 
@@ -721,10 +722,10 @@ async def test_leftovers_of_killed_processes_are_removed(
         if not place.is_dir():
             place.touch()
         os.utime(place, (started - age, started - age))
-    upkeep.remove_leftovers(stage.folder / "repos", started)
+    housekeeping.remove_leftovers(stage.folder / "repos", started)
     left = [name for name in HALF_DONE if (repository.path / name).exists()]
     assert left == ([] if age > 0 else list(HALF_DONE))
-    upkeep.remove_leftovers(stage.folder / "repos", started + 60)
+    housekeeping.remove_leftovers(stage.folder / "repos", started + 60)
     await commit(repository, [write("a", "2")], "two")
     git(repository, "pack-refs", "--all")
     git(repository, "update-ref", "-d", "refs/heads/tmp_mine")

@@ -18,7 +18,7 @@ from waiting import until
 from stead.api.smart_http import is_streamed
 from stead.host.processes import command_lines
 from stead.repos.repos import RepoInfo
-from stead.repos.serving import Commands, InvalidStream, TooManyCommands, packet
+from stead.repos.transfer.serving import Commands, InvalidStream, TooManyCommands, packet
 
 NOWHERE = "0" * 40
 

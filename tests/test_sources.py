@@ -25,8 +25,6 @@ from git_server import GitServer, Page, redirect, serving
 from git_stage import Stage, staged
 
 from stead.errors import InvalidRequest
-from stead.repos.archives import FILE, LINK, ArchiveInvalid, Bounds, Kind, Member, members, reading
-from stead.repos.egress import Egress, EgressFailed, EgressRefused
 from stead.repos.errors import (
     InvalidChange,
     InvalidPath,
@@ -36,11 +34,13 @@ from stead.repos.errors import (
     TooLarge,
 )
 from stead.repos.fast_import import Author
-from stead.repos.importing import Snapshot
-from stead.repos.remotes import SourceInvalid, SourceNotFound, SourceUnauthorized
 from stead.repos.repos import Fill
 from stead.repos.repository import Repository
-from stead.repos.sources import Sources, SubdirNotFound
+from stead.repos.ssrf import Egress, EgressFailed, EgressRefused
+from stead.repos.transfer.archive_import import Snapshot
+from stead.repos.transfer.archives import FILE, LINK, ArchiveInvalid, Bounds, Kind, Member, members, reading
+from stead.repos.transfer.imports import Sources, SubdirNotFound
+from stead.repos.transfer.remotes import SourceInvalid, SourceNotFound, SourceUnauthorized
 
 LOCAL = Egress([IPv4Network("127.0.0.0/8")])
 NOBODY = 1_899_999_999
@@ -921,8 +921,8 @@ async def test_archive_entry_limit(stage: Stage, server: GitServer) -> None:
 
 def test_archive_name_and_link_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small compressed archives that would take hours to process."""
-    monkeypatch.setattr("stead.repos.importing._MAX_NAMES", 1 << 20)
-    monkeypatch.setattr("stead.repos.importing._MAX_STEPS", 1_000_000)
+    monkeypatch.setattr("stead.repos.transfer.archive_import._MAX_NAMES", 1 << 20)
+    monkeypatch.setattr("stead.repos.transfer.archive_import._MAX_STEPS", 1_000_000)
     long = "/".join(["a" * 250] * 16)
     with pytest.raises(TooLarge):
         deque(Snapshot().blobs(Member(f"{number}/{long}", FILE) for number in range(200_000)), maxlen=0)

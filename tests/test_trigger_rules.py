@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stead.repos.attempts import DELAYS, JITTER, MAX_AGE, MAX_ATTEMPTS, Progress, State
-from stead.repos.patterns import InvalidPattern, Pattern
+from stead.repos.globs import InvalidPattern, Pattern
+from stead.repos.webhooks.retries import DELAYS, JITTER, MAX_AGE, MAX_ATTEMPTS, Progress, State
 
 SECOND = 10**9
 

@@ -33,17 +33,17 @@ from waiting import until
 from stead.errors import HostError
 from stead.identity.accounts import Accounts
 from stead.limits import UNLIMITED, Limits
-from stead.repos import triggers as triggers_module
-from stead.repos.attempts import DELAYS, JITTER, MAX_ATTEMPTS, State
 from stead.repos.committing import Change, commit
-from stead.repos.deliveries import Clock
-from stead.repos.egress import Egress, EgressRefused
 from stead.repos.errors import RepoNotFound
-from stead.repos.patterns import InvalidPattern
-from stead.repos.pushes import MAX_CHANGED_FILES, Update, changed_files
+from stead.repos.globs import InvalidPattern
 from stead.repos.repos import Repos
-from stead.repos.signing import Algorithms, Signing
-from stead.repos.triggers import (
+from stead.repos.ssrf import Egress, EgressRefused
+from stead.repos.webhooks import triggers as triggers_module
+from stead.repos.webhooks.deliveries import Clock
+from stead.repos.webhooks.pushes import MAX_CHANGED_FILES, Update, changed_files
+from stead.repos.webhooks.retries import DELAYS, JITTER, MAX_ATTEMPTS, State
+from stead.repos.webhooks.signing import Algorithms, Signing
+from stead.repos.webhooks.triggers import (
     MAX_BRANCHES,
     MAX_GLOBS,
     MAX_TRIGGERS,
@@ -818,10 +818,10 @@ async def test_delivery_survives_kill_9(world: World, endpoint: Endpoint, tmp_pa
         from ipaddress import IPv4Network
         from pathlib import Path
         from stead.limits import UNLIMITED
-        from stead.repos.egress import Egress
+        from stead.repos.ssrf import Egress
         from stead.repos.repos import Repos
-        from stead.repos.signing import Signing
-        from stead.repos.triggers import Triggers
+        from stead.repos.webhooks.signing import Signing
+        from stead.repos.webhooks.triggers import Triggers
         from stead.store.database import open_database
 
         async def unlimited(account):

@@ -28,14 +28,19 @@ from stead.identity import errors as identity
 from stead.logs import get_logger
 from stead.repos import errors as repos
 from stead.repos.access import RepoPermissionExists, RepoPermissionNotFound
-from stead.repos.egress import EgressFailed, EgressRefused
 from stead.repos.git import GitFailed
-from stead.repos.patterns import InvalidPattern
+from stead.repos.globs import InvalidPattern
 from stead.repos.quotas import QuotaExceeded
-from stead.repos.remotes import SourceInvalid, SourceNotFound, SourceUnauthorized
-from stead.repos.search_query import EmptyQuery, InvalidPathPattern, InvalidQuery
-from stead.repos.sources import SubdirNotFound
-from stead.repos.triggers import DeliveryNotFound, InvalidTrigger, TriggerLimitExceeded, TriggerNotFound
+from stead.repos.search.query import EmptyQuery, InvalidPathPattern, InvalidQuery
+from stead.repos.ssrf import EgressFailed, EgressRefused
+from stead.repos.transfer.imports import SubdirNotFound
+from stead.repos.transfer.remotes import SourceInvalid, SourceNotFound, SourceUnauthorized
+from stead.repos.webhooks.triggers import (
+    DeliveryNotFound,
+    InvalidTrigger,
+    TriggerLimitExceeded,
+    TriggerNotFound,
+)
 
 log = get_logger("stead.api")
 

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope
 from stead.api.streaming import Answer, Refused, pieces, whole
 from stead.repos.access import Level
 from stead.repos.errors import DiskFull, RepoError
-from stead.repos.lfs import MAX_BATCH, InvalidLfsObject, LfsObject, LfsObjects
+from stead.repos.lfs.store import MAX_BATCH, InvalidLfsObject, LfsObject, LfsObjects
 from stead.repos.quotas import QuotaExceeded
 
 _TYPE = "application/vnd.git-lfs+json"

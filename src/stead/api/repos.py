@@ -48,7 +48,7 @@ from stead.repos.fast_import import Author
 from stead.repos.history import MAX_COMMITS, Order
 from stead.repos.repos import Fill, RepoInfo
 from stead.repos.repository import Repository
-from stead.repos.sources import Sources
+from stead.repos.transfer.imports import Sources
 
 router = APIRouter(prefix="/git/v1/repo", tags=["repositories"])
 

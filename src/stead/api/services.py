@@ -22,14 +22,14 @@ from stead.logbook import Logbook
 from stead.machines import Machines, State
 from stead.machines.events import MachineEvent
 from stead.repos.access import Access
-from stead.repos.bundles import Bundles
-from stead.repos.egress import Egress
 from stead.repos.repos import Repos
-from stead.repos.search import Search
-from stead.repos.serving import Pushed, Serving
-from stead.repos.signing import Signing
-from stead.repos.sources import Sources
-from stead.repos.triggers import Triggers
+from stead.repos.search.search import Search
+from stead.repos.ssrf import Egress
+from stead.repos.transfer.bundles import Bundles
+from stead.repos.transfer.imports import Sources
+from stead.repos.transfer.serving import Pushed, Serving
+from stead.repos.webhooks.signing import Signing
+from stead.repos.webhooks.triggers import Triggers
 from stead.settings import Settings
 from stead.store.builds import BuildStore
 from stead.store.logs import LogStore

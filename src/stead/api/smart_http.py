@@ -19,11 +19,17 @@ from stead.identity.callers import Caller, Callers
 from stead.logs import get_logger
 from stead.repos.access import Access, Level
 from stead.repos.errors import DiskFull, RepoBusy, RepoNotFound, TooLarge
-from stead.repos.lfs import MAX_OBJECT, InvalidLfsObject, LfsObjectMismatch, LfsObjectNotFound, LfsObjects
+from stead.repos.lfs.store import (
+    MAX_OBJECT,
+    InvalidLfsObject,
+    LfsObjectMismatch,
+    LfsObjectNotFound,
+    LfsObjects,
+)
 from stead.repos.quotas import QuotaExceeded
 from stead.repos.repos import Repos
 from stead.repos.repository import Repository
-from stead.repos.serving import InvalidStream, Read, Service, Serving, TooSlow, is_protocol
+from stead.repos.transfer.serving import InvalidStream, Read, Service, Serving, TooSlow, is_protocol
 
 _REPO = r"(?P<repo>[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-4[0-9a-fA-F]{3}-[89abAB][0-9a-fA-F]{3}-[0-9a-fA-F]{12})"
 _WHAT = r"(?P<what>info/refs|HEAD|git-upload-pack|git-receive-pack|info/lfs/[^\n]+)"

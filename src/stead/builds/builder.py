@@ -19,7 +19,7 @@ from stead.machines.machine import Machine
 from stead.machines.machines import READY_TIMEOUT, Machines
 from stead.machines.persistence import PERSISTENT, Persistence, SnapshotPersistence, Sticky
 from stead.machines.snapshots import SnapshotInfo, SnapshotState, check_name
-from stead.repos.bundles import Bundles
+from stead.repos.transfer.bundles import Bundles
 from stead.settings import Size
 from stead.store.builds import BuildStore
 from stead.tasks import finished, or_undo

@@ -16,8 +16,8 @@ from stead.builds.spec import GitUser, Layer, Repository
 from stead.builds.validation import SCHEMES, clone_url
 from stead.machines.lifecycle import new_id
 from stead.machines.machine import Machine
-from stead.repos.bundles import Bundle, Bundles, is_id
 from stead.repos.errors import AmbiguousRevision, InvalidRevision, ReferenceNotFound, RepoNotFound
+from stead.repos.transfer.bundles import Bundle, Bundles, is_id
 
 _PROGRESS = 5.0
 """Seconds between two progress lines of a copy."""

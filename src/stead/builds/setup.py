@@ -11,7 +11,7 @@ from stead.builds.records import Part
 from stead.builds.spec import File, Group, Layer, User
 from stead.errors import SteadError
 from stead.machines.machine import Machine
-from stead.repos.bundles import Bundles
+from stead.repos.transfer.bundles import Bundles
 
 _RUN_FILE = "/run/stead-build-command"
 _INSTALL = """

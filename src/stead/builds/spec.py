@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 from stead.builds.errors import InvalidSpec
 from stead.machines.machine import UNCHANGED, Unchanged
 from stead.machines.persistence import SnapshotPersistence
-from stead.repos.bundles import Bundle
+from stead.repos.transfer.bundles import Bundle
 
 _FORMAT = 1
 """Increase this when the same spec is set up in another way, to invalidate cached layers."""

@@ -18,7 +18,7 @@ from stead.builds.spec import (
     User,
     chain,
 )
-from stead.repos.bundles import is_id
+from stead.repos.transfer.bundles import is_id
 from stead.settings import Size
 
 MAX_DEPTH = 32

@@ -13,7 +13,7 @@ from stead.errors import InvalidRequest
 from stead.github.app import GITHUB, GITHUB_API, WEBHOOKS, App, Github
 from stead.github.apps import Apps
 from stead.identity.accounts import Account, Accounts
-from stead.repos.egress import Egress
+from stead.repos.ssrf import Egress
 
 app = typer.Typer(no_args_is_help=True, help="Manage the GitHub App used for GitHub sync.")
 

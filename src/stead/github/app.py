@@ -18,7 +18,7 @@ from joserfc.jwk import RSAKey
 
 from stead.errors import InvalidRequest
 from stead.github.errors import GithubFailed, GithubRefused
-from stead.repos.egress import Answer, Egress, EgressFailed
+from stead.repos.ssrf import Answer, Egress, EgressFailed
 
 GITHUB = "https://github.com"
 GITHUB_API = "https://api.github.com"

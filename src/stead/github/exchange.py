@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from stead.github.plan import Decision, Ref, Refs, Relation, Step, made_anew, plan, refs_of
 from stead.repos.errors import TooLarge
 from stead.repos.git import TIMEOUT
-from stead.repos.lfs_exchange import LfsExchange
+from stead.repos.lfs.client import LfsExchange
 from stead.repos.quotas import Writing
-from stead.repos.remotes import BRANCHES, TAGS, Remote, Remotes
 from stead.repos.repository import MAX_REFS, RefChange, Repository
+from stead.repos.transfer.remotes import BRANCHES, TAGS, Remote, Remotes
 
 ASIDE = "refs/stead/github/"
 _THERE, _BASE = f"{ASIDE}there/", f"{ASIDE}base/"

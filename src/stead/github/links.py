@@ -18,14 +18,14 @@ from stead.github.apps import Apps
 from stead.github.errors import GithubFailed, GithubRefused, LinkConflict, NotLinked
 from stead.github.exchange import Left, Outcome
 from stead.logs import get_logger
-from stead.repos.egress import Egress, EgressFailed
 from stead.repos.errors import RepoNotFound
-from stead.repos.lfs import LfsObjects
-from stead.repos.lfs_exchange import LfsExchange
-from stead.repos.remotes import SourceNotFound, SourceUnauthorized
+from stead.repos.lfs.client import LfsExchange
+from stead.repos.lfs.store import LfsObjects
 from stead.repos.repos import Repos
-from stead.repos.serving import Pushed
-from stead.repos.sources import remotes_within
+from stead.repos.ssrf import Egress, EgressFailed
+from stead.repos.transfer.imports import remotes_within
+from stead.repos.transfer.remotes import SourceNotFound, SourceUnauthorized
+from stead.repos.transfer.serving import Pushed
 from stead.store.database import Database
 from stead.store.github import LinkRow, LinkStore
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from stead.repos.names import is_ref
-from stead.repos.remotes import BRANCHES, TAGS
+from stead.repos.transfer.remotes import BRANCHES, TAGS
 
 Refs = Mapping[str, str]
 """Commits of refs by full name."""

@@ -16,7 +16,7 @@ from stead.errors import HostError
 from stead.host.processes import ProcessId, command_lines, environments, kill
 from stead.logs import get_logger
 from stead.repos.errors import DiskFull, RepoDamaged, TooLarge
-from stead.repos.launching import Launchers
+from stead.repos.prefork import Launchers
 
 TIMEOUT = 60.0
 MAX_OUTPUT = 256 << 20

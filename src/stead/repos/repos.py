@@ -19,14 +19,14 @@ from stead.identity.identities import Page
 from stead.logs import get_logger
 from stead.repos.errors import RepoLimitExceeded, RepoNotFound
 from stead.repos.git import SETTINGS, Git
+from stead.repos.maintenance.housekeeping import ORPHANS_GRACE, Upkeep, remove_leftovers
+from stead.repos.maintenance.pruning import Pruning
 from stead.repos.names import check_branch
 from stead.repos.objects import Readers
-from stead.repos.pruning import Pruning
 from stead.repos.quotas import LeftBehind, LimitsOf, Quotas, Writing
 from stead.repos.repository import Repository
 from stead.repos.sizes import Size, measured
 from stead.repos.turns import Turns
-from stead.repos.upkeep import ORPHANS_GRACE, Upkeep, remove_leftovers
 from stead.store.database import Database
 from stead.store.repos import RepoRow, RepoStore
 from stead.tasks import in_thread

@@ -7,9 +7,9 @@ from pydantic import Field
 from stead.api.wire import LARGEST, Wire
 from stead.api.wire.repos import Date
 from stead.repos.model import Commit
-from stead.repos.search import MAX_RESULTS, CommitsFound, ContentFound, DiffsFound, FilesFound
-from stead.repos.search_content import Match
-from stead.repos.search_diffs import ChangedLine
+from stead.repos.search.content import Match
+from stead.repos.search.diffs import ChangedLine
+from stead.repos.search.search import MAX_RESULTS, CommitsFound, ContentFound, DiffsFound, FilesFound
 
 
 class SearchMessages(Wire):

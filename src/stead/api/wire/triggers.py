@@ -3,7 +3,7 @@
 from typing import Literal, Self
 
 from stead.api.wire import Time, Wire
-from stead.repos.triggers import Delivery, Trigger
+from stead.repos.webhooks.triggers import Delivery, Trigger
 
 
 class TriggerRule(Wire):

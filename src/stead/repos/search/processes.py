@@ -7,7 +7,7 @@ from pathlib import Path
 
 from stead.repos.git import Finished, GitFailed, out_of_memory
 from stead.repos.repository import Repository
-from stead.repos.search_query import Query
+from stead.repos.search.query import Query
 
 MAX_PRINTED = 64 << 20
 MAX_SEARCHED = 64 << 20

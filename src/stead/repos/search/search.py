@@ -17,12 +17,12 @@ from stead.repos.errors import ReferenceNotFound, RepoBusy
 from stead.repos.model import Commit
 from stead.repos.names import EMPTY_TREE
 from stead.repos.repository import Repository
-from stead.repos.search_cache import CACHE_BYTES, Cache
-from stead.repos.search_content import Counted, MatchedFile, count, files_with_lines
-from stead.repos.search_diffs import CommitDiff, Diffs
-from stead.repos.search_git import SHA_LINE, Gathered, first_part, run
-from stead.repos.search_names import NamedFile, listed, named, tree
-from stead.repos.search_query import NeedsStack, Query, pathspecs
+from stead.repos.search.cache import CACHE_BYTES, Cache
+from stead.repos.search.content import Counted, MatchedFile, count, files_with_lines
+from stead.repos.search.diffs import CommitDiff, Diffs
+from stead.repos.search.file_names import NamedFile, listed, named, tree
+from stead.repos.search.processes import SHA_LINE, Gathered, first_part, run
+from stead.repos.search.query import NeedsStack, Query, pathspecs
 from stead.tasks import in_thread
 
 SECONDS = 30.0

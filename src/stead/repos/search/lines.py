@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from stead.repos.repository import Repository
-from stead.repos.search_git import MAX_SEARCHED, LargeFile, Lines, run
-from stead.repos.search_query import Query
+from stead.repos.search.processes import MAX_SEARCHED, LargeFile, Lines, run
+from stead.repos.search.query import Query
 
 MAX_LINE = 2000
 """Maximum bytes of a line in a result."""

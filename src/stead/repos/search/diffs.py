@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from stead.repos.git import GitProcess
 from stead.repos.model import Commit
 from stead.repos.repository import Repository
-from stead.repos.search_git import Gathered, Lines, first_part, run
-from stead.repos.search_lines import MAX_MATCHES, MAX_TEXT, Hit, match_ends, matching_lines
-from stead.repos.search_query import Query
+from stead.repos.search.lines import MAX_MATCHES, MAX_TEXT, Hit, match_ends, matching_lines
+from stead.repos.search.processes import Gathered, Lines, first_part, run
+from stead.repos.search.query import Query
 from stead.tasks import in_thread
 
 COUNTING = 5.0

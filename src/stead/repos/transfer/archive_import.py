@@ -5,12 +5,12 @@ import contextlib
 import itertools
 from collections.abc import Generator, Iterable, Iterator
 
-from stead.repos.archives import LINK, ArchiveInvalid, Member, printable
 from stead.repos.errors import InvalidPath, TooLarge
 from stead.repos.fast_import import Author, quoted, signed
 from stead.repos.git import Finished, GitFailed, check_room
 from stead.repos.names import check_path
 from stead.repos.repository import Repository
+from stead.repos.transfer.archives import LINK, ArchiveInvalid, Member, printable
 from stead.tasks import in_thread
 
 _MAX_NAMES = 24 << 20

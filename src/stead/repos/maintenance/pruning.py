@@ -15,9 +15,9 @@ from pathlib import Path
 from stead.errors import SteadError
 from stead.logs import get_logger
 from stead.repos.errors import DiskFull
+from stead.repos.maintenance.housekeeping import TIMEOUT, has_room
 from stead.repos.quotas import LeftBehind, Quotas
 from stead.repos.repository import Repository
-from stead.repos.upkeep import TIMEOUT, has_room
 from stead.store.repos import RepoRow, RepoStore
 from stead.tasks import in_thread
 

@@ -9,15 +9,17 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 
 from stead.errors import InvalidRequest
-from stead.repos.archives import ArchiveInvalid, Bounds, Kind, members, reading
 from stead.repos.committing import Change, commit
-from stead.repos.egress import Egress, EgressFailed, shown
 from stead.repos.errors import InvalidChange, ReferenceNotFound, RepoError, TooLarge
 from stead.repos.fast_import import Author
-from stead.repos.importing import Snapshot, one_commit, write
 from stead.repos.names import SHA, check_branch, check_directory
 from stead.repos.quotas import Writing
-from stead.repos.remotes import (
+from stead.repos.repos import Fill
+from stead.repos.repository import MAX_REFS, Repository
+from stead.repos.ssrf import Egress, EgressFailed, shown
+from stead.repos.transfer.archive_import import Snapshot, one_commit, write
+from stead.repos.transfer.archives import ArchiveInvalid, Bounds, Kind, members, reading
+from stead.repos.transfer.remotes import (
     BRANCHES,
     TAGS,
     NotOffered,
@@ -29,8 +31,6 @@ from stead.repos.remotes import (
     choose,
     last_words,
 )
-from stead.repos.repos import Fill
-from stead.repos.repository import MAX_REFS, Repository
 from stead.tasks import in_thread
 
 MAX_BYTES = 4 << 30

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stead.repos.egress import Answer, Egress, EgressFailed, Target, git_environment, git_options, shown
 from stead.repos.errors import InvalidRevision, ReferenceNotFound, RepoError, TooLarge
 from stead.repos.git import Finished, check_room
 from stead.repos.names import SHORT_SHA, is_ref
 from stead.repos.repository import Repository
+from stead.repos.ssrf import Answer, Egress, EgressFailed, Target, git_environment, git_options, shown
 from stead.tasks import in_thread
 
 BRANCHES, TAGS = "refs/heads/", "refs/tags/"

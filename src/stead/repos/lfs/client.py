@@ -7,12 +7,12 @@ from typing import Literal
 from pydantic import BaseModel, Field, ValidationError
 
 from stead.logs import get_logger
-from stead.repos.egress import Answer, Egress, EgressFailed, EgressRefused, Target
-from stead.repos.lfs import LfsObject, LfsObjects
-from stead.repos.lfs_pointers import large_files
+from stead.repos.lfs.pointers import large_files
+from stead.repos.lfs.store import LfsObject, LfsObjects
 from stead.repos.quotas import Writing
-from stead.repos.remotes import Remote, SourceUnauthorized, printable
 from stead.repos.repository import Repository
+from stead.repos.ssrf import Answer, Egress, EgressFailed, EgressRefused, Target
+from stead.repos.transfer.remotes import Remote, SourceUnauthorized, printable
 
 _TYPE = "application/vnd.git-lfs+json"
 _AT_ONCE = 100

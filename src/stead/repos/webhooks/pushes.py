@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from stead.repos.errors import RepoDamaged, TooLarge
+from stead.repos.globs import Pattern
 from stead.repos.names import EMPTY_TREE
-from stead.repos.patterns import Pattern
 from stead.repos.repository import Repository
 
 MAX_CHANGED_FILES = 3000

@@ -12,15 +12,15 @@ from weakref import WeakValueDictionary
 
 from stead.identity.identities import Page
 from stead.logs import get_logger
-from stead.repos.attempts import State
-from stead.repos.deliveries import GRACE, MAX_KEPT, TIMEOUT, Clock, Deliveries, new_delivery
-from stead.repos.egress import Egress, EgressFailed
 from stead.repos.errors import RepoError, RepoNotFound
-from stead.repos.patterns import MAX_ALTERNATIVES
-from stead.repos.pushes import Rule, Update, branches_of, changed_files
+from stead.repos.globs import MAX_ALTERNATIVES
 from stead.repos.repos import Repos
 from stead.repos.repository import Repository
-from stead.repos.signing import Signing
+from stead.repos.ssrf import Egress, EgressFailed
+from stead.repos.webhooks.deliveries import GRACE, MAX_KEPT, TIMEOUT, Clock, Deliveries, new_delivery
+from stead.repos.webhooks.pushes import Rule, Update, branches_of, changed_files
+from stead.repos.webhooks.retries import State
+from stead.repos.webhooks.signing import Signing
 from stead.store.database import Database
 from stead.store.triggers import DeliveryRow, DeliveryStore, TriggerRow, TriggerStore
 from stead.tasks import in_thread

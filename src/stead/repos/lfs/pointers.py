@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from stead.repos.lfs import LfsObject
+from stead.repos.lfs.store import LfsObject
 from stead.repos.repository import Repository
 
 _LARGEST = 1024

@@ -9,8 +9,8 @@ from pathlib import Path, PurePosixPath
 
 from stead.repos.names import EMPTY_TREE
 from stead.repos.repository import Repository
-from stead.repos.search_git import Gathered, run
-from stead.repos.search_query import Query
+from stead.repos.search.processes import Gathered, run
+from stead.repos.search.query import Query
 from stead.tasks import in_thread
 
 _SUBMODULE = "160000"

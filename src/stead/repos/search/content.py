@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass
 
 from stead.repos.repository import Repository
-from stead.repos.search_git import MAX_SEARCHED, Gathered, LargeFile, run
-from stead.repos.search_lines import Blob, match_ends, matching_lines, shown
-from stead.repos.search_names import NamedFile
-from stead.repos.search_query import Query
+from stead.repos.search.file_names import NamedFile
+from stead.repos.search.lines import Blob, match_ends, matching_lines, shown
+from stead.repos.search.processes import MAX_SEARCHED, Gathered, LargeFile, run
+from stead.repos.search.query import Query
 
 _MAX_LARGE = 500
 _NAMING = 10.0

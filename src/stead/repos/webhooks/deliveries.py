@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 
 from stead.logs import get_logger
-from stead.repos.attempts import Progress, State
-from stead.repos.egress import Answer, Egress
 from stead.repos.errors import RepoError
-from stead.repos.signing import Signing
+from stead.repos.ssrf import Answer, Egress
+from stead.repos.webhooks.retries import Progress, State
+from stead.repos.webhooks.signing import Signing
 from stead.store.database import Database
 from stead.store.triggers import DeliveryRow, DeliveryStore, DestinationRow, TriggerStore
 from stead.tasks import finished

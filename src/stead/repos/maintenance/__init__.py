@@ -1,0 +1,1 @@
+"""Maintenance: housekeeping of packs and refs, and pruning of unreachable objects."""

@@ -1,0 +1,1 @@
+"""Search: file contents, file names, commit messages and diffs, with `git grep` and `git log`."""

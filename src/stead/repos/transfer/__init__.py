@@ -1,0 +1,1 @@
+"""Transfer of repositories: serving git clients, remotes, imports, archives and bundles."""

@@ -1,0 +1,1 @@
+"""Webhooks: push triggers, the delivery queue, retries and signatures."""
