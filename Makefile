@@ -29,6 +29,7 @@ check: .venv/.ready
 style: .venv/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports --no-logo
 
 types: .venv/.ready
 	$(BIN)/mypy

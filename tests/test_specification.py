@@ -1,12 +1,16 @@
-"""SPECIFICATION.md names only tests and benchmarks that exist."""
+"""What the documents say of tests, benchmarks and packages is true."""
 
+import graphlib
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["SPECIFICATION.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md"]
+SHARED = {"settings", "limits", "logs", "tasks", "errors"}
+"""Modules that every package of the server may import."""
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -25,3 +29,21 @@ def test_the_number_of_crash_operations_is_right() -> None:
 
     promise = f"{len(EVERY_TIME)} operations in every run, all {len(OUTCOMES)} as a trial"
     assert promise in (ROOT / "SPECIFICATION.md").read_text()
+
+
+def test_the_table_of_packages_is_the_import_contract() -> None:
+    """ARCHITECTURE.md lists what each package may import, import-linter who may import each package."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    rows = re.findall(r"^\| `([\w.]+)` \| .* \| (.*)\|$", (ROOT / "ARCHITECTURE.md").read_text(), re.M)
+    table = {package: set(re.findall(r"`([\w.]+)`", imports)) for package, imports in rows}
+    allowed: dict[str, set[str]] = {package: set() for package in table}
+    for contract in contracts:
+        for importer in contract["allowed_importers"]:
+            modules = {module.removeprefix("stead.") for module in contract["protected_modules"]}
+            allowed.setdefault(importer.removeprefix("stead."), set()).update(modules)
+    for package, imports in table.items():
+        assert allowed[package] == imports | (SHARED if package not in {"sdk", "cli"} else set()), package
+    graphlib.TopologicalSorter(table).prepare()  # raises CycleError
+    entries = [path for path in (ROOT / "src/stead").iterdir() if not path.name.startswith("__")]
+    present = {path.stem for path in entries if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert present == {*table, *SHARED} - {"cli.installation"}

@@ -53,16 +53,20 @@ ENTRIES = {
         "stead.cli.identities:app", "Identities: access for others to some VMs and repositories.", VMS
     ),
     "whoami": Entry("stead.cli.identities:alone", "Show the account of the API key.", VMS, alone=True),
-    "serve": _local("stead.cli.server:app", "Run the API server until Ctrl-C.", alone=True),
-    "keys": _local("stead.cli.keys:keys", "Create, list and revoke API keys."),
-    "accounts": _local("stead.cli.keys:accounts", "Accounts and their limits."),
-    "github": _local("stead.cli.github:app", "The GitHub App that syncs repositories."),
-    "doctor": _local("stead.cli.host:app", "Check this host and say how to fix what is missing.", alone=True),
+    "serve": _local("stead.cli.installation.serve:app", "Run the API server until Ctrl-C.", alone=True),
+    "keys": _local("stead.cli.installation.keys:keys", "Create, list and revoke API keys."),
+    "accounts": _local("stead.cli.installation.keys:accounts", "Accounts and their limits."),
+    "github": _local("stead.cli.installation.github:app", "The GitHub App that syncs repositories."),
+    "doctor": _local(
+        "stead.cli.installation.host:app", "Check this host and say how to fix what is missing.", alone=True
+    ),
     "prepare": _local(
-        "stead.cli.host:app", "Build the image and the template before the first create.", alone=True
+        "stead.cli.installation.host:app",
+        "Build the image and the template before the first create.",
+        alone=True,
     ),
     "demo": Entry(
-        "stead.cli.demo:app",
+        "stead.cli.installation.demo:app",
         "Create, fork, suspend and snapshot a VM, and print the times.",
         INSTALLATION,
         alone=True,

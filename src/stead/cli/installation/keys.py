@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from stead.cli.installation.terminal import run, settings
 from stead.cli.output import Json, note, print_json, print_table
-from stead.cli.terminal import run, settings
 from stead.errors import InvalidRequest
 from stead.identity.accounts import Account, Accounts, KeyInfo
 from stead.store.installation import open_installation

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stead.cli.installation.terminal import console, errors, run, settings
 from stead.cli.log_lines import Level, write_logs
 from stead.cli.output import Json
-from stead.cli.terminal import console, errors, run, settings
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from stead.cli.keys import AccountName, open_accounts
+from stead.cli.installation.keys import AccountName, open_accounts
+from stead.cli.installation.terminal import run, settings
 from stead.cli.output import Json, note, print_facts, print_json
-from stead.cli.terminal import run, settings
 from stead.errors import InvalidRequest
 from stead.github.app import GITHUB, GITHUB_API, WEBHOOKS, App, Github
 from stead.github.apps import Apps

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from stead.cli.connection import Target
-from stead.cli.host import Display
-from stead.cli.keys import open_accounts
+from stead.cli.installation.host import Display
+from stead.cli.installation.keys import open_accounts
+from stead.cli.installation.terminal import run
 from stead.cli.output import fail
 from stead.cli.signals import undisturbed
-from stead.cli.terminal import run
 
 ACCOUNT = "demo"
 _STOP_TIMEOUT = 60.0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from stead.cli.connection import failures, target
-from stead.cli.demo_server import Server, server
+from stead.cli.installation.demo_server import Server, server
 from stead.cli.output import Json, fail, print_json
 from stead.cli.signals import signals_as_exits, undisturbed
 

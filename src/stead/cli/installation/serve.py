@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stead.cli.installation.terminal import run, settings
 from stead.cli.log_lines import Level, write_logs
 from stead.cli.output import Json
-from stead.cli.terminal import run, settings
 
 if TYPE_CHECKING:
     from stead.api.services import Services
