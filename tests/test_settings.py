@@ -23,6 +23,7 @@ def test_settings_are_read_from_the_environment() -> None:
             "STEAD_DEFAULT_SIZE": "2x1Gx40G",
             "STEAD_POOL": "5",
             "STEAD_ACCELERATOR": "tcg",
+            "STEAD_DEADLINE_SCALE": "2.5",
             "STEAD_HOST_CERTIFICATES": "no",
             "STEAD_ALLOW_PRIVATE": "10.1.0.0/16, 192.168.7.0/24",
         }
@@ -31,6 +32,7 @@ def test_settings_are_read_from_the_environment() -> None:
     assert settings.default_size == Size(2, 1024, 40)
     assert settings.pool == 5
     assert settings.accelerator == "tcg"
+    assert settings.deadline_scale == 2.5
     assert not settings.carry_host_certificates
     assert settings.allowed_private_networks == (IPv4Network("10.1.0.0/16"), IPv4Network("192.168.7.0/24"))
     assert settings.cache_folder == Path("/srv/stead/cache")
@@ -40,6 +42,9 @@ def test_settings_are_read_from_the_environment() -> None:
     ("name", "value", "allowed"),
     [
         ("STEAD_ACCELERATOR", "xen", "must be auto, kvm or tcg"),
+        ("STEAD_DEADLINE_SCALE", "0.5", "must be a number from 1 to 1000"),
+        ("STEAD_DEADLINE_SCALE", "nan", "must be a number from 1 to 1000"),
+        ("STEAD_DEADLINE_SCALE", "slow", "must be a number from 1 to 1000"),
         ("STEAD_POOL", "many", "must be an integer of at least 0"),
         ("STEAD_POOL", "-1", "must be an integer of at least 0"),
         ("STEAD_MAX_CALLS", "0", "must be an integer of at least 1"),

@@ -9,6 +9,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Literal, Self, TypeVar, cast, get_args
 
+from stead.deadlines import VARIABLE, parse_scale
 from stead.errors import InvalidRequest
 from stead.limits import UNLIMITED, Limits
 
@@ -89,6 +90,8 @@ class Settings:
     idle_check: float = 5.0
     """Seconds between two checks for idle VMs."""
     accelerator: Accelerator = "auto"
+    deadline_scale: float = 1.0
+    """Scale of all deadlines, for slow hosts. Only the variable sets it: see deadlines.py."""
     carry_host_certificates: bool = True
     mirror: str | None = None
     """Debian mirror for building the image; by default the one that mmdebstrap chooses."""
@@ -177,6 +180,7 @@ class Settings:
             pool=read("STEAD_POOL", _integer(0), defaults.pool),
             idle_timeout=read("STEAD_IDLE_TIMEOUT", _seconds, defaults.idle_timeout),
             accelerator=read("STEAD_ACCELERATOR", _accelerator, defaults.accelerator),
+            deadline_scale=read(VARIABLE, parse_scale, defaults.deadline_scale),
             carry_host_certificates=read("STEAD_HOST_CERTIFICATES", _flag, defaults.carry_host_certificates),
             mirror=environment.get("STEAD_MIRROR"),
             allowed_private_networks=read("STEAD_ALLOW_PRIVATE", _networks(IPv4Network), ()),

@@ -13,6 +13,7 @@ from stead.builds.layer_services import Waiting
 from stead.builds.plan import Base, Plan, plan_machine, plan_snapshot
 from stead.builds.records import BuildInfo, BuildState, Logbook, Part, Phase, PhaseInfo, Record, Records
 from stead.builds.spec import Layer, layer_hash
+from stead.deadlines import scaled
 from stead.errors import MachineNotFound, SnapshotNotFound, SteadError, WrongSnapshotState
 from stead.logs import get_logger
 from stead.machines.machine import Machine
@@ -24,7 +25,7 @@ from stead.settings import Size
 from stead.store.builds import BuildStore
 from stead.tasks import finished, or_undo
 
-BUDGET = 30 * 60.0
+BUDGET = scaled(30 * 60.0)
 """Seconds that the set-up of one layer may take."""
 LINGER = 15.0
 """Seconds that a build continues after its last client has disconnected."""

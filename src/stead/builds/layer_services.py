@@ -20,12 +20,13 @@ from stead.builds.units import (
     service_unit,
 )
 from stead.builds.validation import unit_name
+from stead.deadlines import scaled
 from stead.errors import SteadError
 from stead.host.execution import Ended, ExecResult
 from stead.machines.machine import Machine
 
-_ASK_TIMEOUT = 120.0
-_DRAIN_TIMEOUT = 15.0
+_ASK_TIMEOUT = scaled(120.0)
+_DRAIN_TIMEOUT = scaled(15.0)
 _LOG_LINES = 100
 _LOG_CHARACTERS = 16_000
 _MOST_LOGS = 8

@@ -10,6 +10,7 @@ from stead.builds.errors import InvalidSpec
 from stead.builds.spec import Service
 from stead.builds.units import FOLDER, service_unit
 from stead.builds.validation import check_service, check_service_name, unit_name
+from stead.deadlines import scaled
 from stead.errors import GuestError, InvalidRequest, SteadError
 from stead.host.execution import ExecResult
 from stead.machines.journal import Entry, parse
@@ -19,8 +20,8 @@ Verb = Literal["start", "stop", "restart"]
 
 DEFAULT_LINES = 1000
 MAX_LINES = 10_000
-_TIMEOUT = 120.0
-_JOB_TIMEOUT = 120.0
+_TIMEOUT = scaled(120.0)
+_JOB_TIMEOUT = scaled(120.0)
 """Seconds to wait for a start or a stop; systemd continues with it after that."""
 _LOG_LIMIT = 64 << 20
 _EXISTS = 17

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from stead.deadlines import scaled
 from stead.errors import HostError
 from stead.host.commands import CommandFailed, run
 from stead.host.files import write_atomically
@@ -22,7 +23,7 @@ MINIMUM_QEMU = (7, 2, 0)
 
 _COST = "VMs run in emulation (TCG), about 15 to 30 times slower"
 _DEVICE = Path("/dev/kvm")
-_DEADLINE = 10.0
+_DEADLINE = scaled(10.0)
 # With no disk and no such init, a kernel that really runs ends here, after all of its own start.
 _MARKER = "Kernel panic - not syncing: VFS: Unable to mount root fs"
 _versions: dict[str, tuple[int, int, int]] = {}

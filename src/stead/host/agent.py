@@ -18,18 +18,20 @@ from urllib.parse import quote
 
 import httpcore2
 
+from stead.deadlines import scaled
 from stead.errors import GuestError, GuestUnreachable, InvalidRequest, SteadError
 from stead.host import watchdog
 
 Dial = Callable[[], Awaitable[tuple[socket.socket, tuple[Any, ...]]]]
 Body = bytes | AsyncIterator[bytes]
 
-CONNECT_TIMEOUT = 20.0
-_CONNECT_ATTEMPT = 1.0
+CONNECT_TIMEOUT = scaled(20.0)
+_CALL_TIMEOUT = scaled(30.0)
+_CONNECT_ATTEMPT = scaled(1.0)
 _RETRY_PAUSE = 0.05
-HEADER_TIMEOUT = 300.0
+HEADER_TIMEOUT = scaled(300.0)
 """Seconds from the end of a request to the headers of its answer, in a call without a time-out."""
-_ERROR_TIMEOUT = 30.0
+_ERROR_TIMEOUT = scaled(30.0)
 _HEADER_READ = 16 << 10
 _BODY_READ = 256 << 10
 _PIECES_PER_TURN = 64
@@ -345,7 +347,7 @@ class Agent:
         headers: Mapping[str, str] | None = None,
         user: str | None = None,
         body: Body | None = None,
-        timeout: float | None = 30.0,
+        timeout: float | None = _CALL_TIMEOUT,
         connect_timeout: float = CONNECT_TIMEOUT,
         header_timeout: float | None = HEADER_TIMEOUT,
     ) -> dict[str, Any]:

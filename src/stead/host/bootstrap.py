@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from stead.deadlines import scaled
 from stead.errors import HostError, ImageError
 from stead.host.commands import CommandFailed, run
 
-_TIMEOUT = 1800.0
+_TIMEOUT = scaled(1800.0)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stead.deadlines import scaled
 from stead.errors import HostError
+
+_TIMEOUT = scaled(60.0)
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class CommandFailed(HostError):
 async def run(
     *argv: str | os.PathLike[str],
     stdin: bytes = b"",
-    timeout: float = 60,
+    timeout: float = _TIMEOUT,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     on_line: Callable[[str], None] | None = None,

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from stead.deadlines import scaled
 from stead.errors import GuestError, GuestUnreachable, InvalidRequest, SteadError
 from stead.host.agent import Agent, Answer, Turns, parse_object, parsing, small
 
@@ -17,9 +18,9 @@ _INLINE_STDIN = 64 << 10
 _HEADER = 8
 _MAX_FRAME = 1 << 20
 _COMMAND = re.compile(r"[0-9A-Za-z_-]{1,64}")
-_FINISH_TIMEOUT = 1.0
-_END_TIMEOUT = 5.0
-_GRACE = 15.0
+_FINISH_TIMEOUT = scaled(1.0)
+_END_TIMEOUT = scaled(5.0)
+_GRACE = scaled(15.0)
 """Grace period after the command's own timeout, which the agent enforces."""
 
 

@@ -7,10 +7,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from stead.deadlines import scaled
 from stead.errors import GuestError, GuestUnreachable, InvalidRequest
 from stead.host.agent import Agent, Body, parsing, path_query, small
 
-_TIMEOUT = 900.0
+_TIMEOUT = scaled(900.0)
 """Enough to remove or list a very large tree in an emulated guest; a guest that ends fails a call at once."""
 
 GuestPath = str | bytes | os.PathLike[str]

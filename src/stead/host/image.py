@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from stead.deadlines import scaled
 from stead.errors import HostError, ImageError
 from stead.guest_agent import agent_path
 from stead.host.bootstrap import Progress, bootstrap
@@ -35,7 +36,7 @@ _NODE_COMMANDS = {
 }
 _SPACE_NEEDED = 4 << 30
 _MAX_ALLOCATED = 1_500_000_000
-_LOCK_TIMEOUT = 3600.0
+_LOCK_TIMEOUT = scaled(3600.0)
 _TOOLS = ("mmdebstrap", "mke2fs", "e2fsck", "unshare", "setpriv")
 
 
@@ -157,10 +158,10 @@ async def _build(
     await run(
         *("mke2fs", "-q", "-t", "ext4", "-L", "stead", "-m", "1", "-J", "size=64"),
         *("-E", "lazy_itable_init=0,lazy_journal_init=0", "-d", root, written, f"{DISK_GIB}G"),
-        timeout=600,
+        timeout=scaled(600),
     )
     # mke2fs allocates its empty tables; a sparse copy drops the zeros.
-    await run("cp", "--sparse=always", written, image.disk, timeout=600)
+    await run("cp", "--sparse=always", written, image.disk, timeout=scaled(600))
     written.unlink()
     progress(Progress("verify", "checking the file system", 0.97))
     await _verify(image)
@@ -255,7 +256,7 @@ def _write(target: Path, content: str) -> None:
 
 async def _verify(image: BaseImage) -> None:
     try:
-        await run("e2fsck", "-fn", image.disk, timeout=300)
+        await run("e2fsck", "-fn", image.disk, timeout=scaled(300))
     except HostError as error:
         raise ImageError(f"the new file system has errors: {error}") from error
     allocated = image.disk.stat().st_blocks * 512

@@ -5,13 +5,14 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
+from stead.deadlines import scaled
 from stead.errors import HostError
 from stead.host.commands import run
 from stead.host.disks import check_layer
 from stead.host.files import sync_file
 from stead.tasks import in_thread
 
-_TIMEOUT = 6 * 3600.0
+_TIMEOUT = scaled(6 * 3600.0)
 # Machines come first, for the processor and for the disk.
 _GENTLY = ("nice", "-n", "19", "ionice", "-t", "-c", "3")
 _HEADER = struct.Struct(">24xQ40xQ8xQ")

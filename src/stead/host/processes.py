@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-_LAST_MOMENT = 0.5
+from stead.deadlines import scaled
+
+_LAST_MOMENT = scaled(0.5)
 
 
 @dataclass(frozen=True)

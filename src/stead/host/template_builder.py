@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+from stead.deadlines import scaled
 from stead.errors import SteadError, TemplateError
 from stead.host import addresses, disks, templates
 from stead.host.execution import ExecRequest, collect
@@ -21,9 +22,9 @@ from stead.host.vm import Vm
 from stead.settings import Size
 from stead.tasks import in_thread
 
-BOOT_TIMEOUT = 180.0
-_WARM_UP_TIMEOUT = 300.0
-_LOCK_TIMEOUT = 3600.0
+BOOT_TIMEOUT = scaled(180.0)
+_WARM_UP_TIMEOUT = scaled(300.0)
+_LOCK_TIMEOUT = scaled(3600.0)
 TEMPLATE_PREFIX = "template-"
 """Names the VM that a template is made of: it is no VM of an account."""
 _SLOTS = 16

@@ -15,6 +15,7 @@ from typing import Any, Self
 from qemu.qmp import ConnectError, Message, QMPClient, QMPError
 from qemu.qmp.qmp_client import NegotiationError
 
+from stead.deadlines import scaled
 from stead.errors import HostError, StartFailed
 from stead.host.namespaces import NamespaceThread
 from stead.host.network import Taps
@@ -23,7 +24,7 @@ from stead.host.qemu import Command, Saved, node_name
 from stead.logs import get_logger
 from stead.settings import Settings
 
-QMP_TIMEOUT = 20.0
+QMP_TIMEOUT = scaled(20.0)
 _GREETINGS = 3
 _MAX_MESSAGE = 2 << 20
 """The longest answer is a console of 64 KiB, in JSON."""
@@ -259,7 +260,7 @@ class Vm:
         how = await self.process.wait()
         # The monitor's last event may still be on its way through the loop.
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(0.2):
+            async with asyncio.timeout(scaled(0.2)):
                 await self._monitor.ended.wait()
         return how
 

@@ -11,9 +11,10 @@ import threading
 import time
 from collections.abc import AsyncIterator
 
+from stead.deadlines import scaled
 from stead.logs import get_logger
 
-STUCK_AFTER = 10.0
+STUCK_AFTER = scaled(10.0)
 """Seconds without a turn of the event loop."""
 _TICK = 1.0
 

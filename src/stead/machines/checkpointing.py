@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from stead.deadlines import scaled
 from stead.errors import (
     CapacityExceeded,
     CheckpointUnusable,
@@ -33,7 +34,7 @@ from stead.settings import Size
 from stead.store.machines import MachineRow
 from stead.tasks import finished, in_thread
 
-_SYNC_TIMEOUT = 30.0
+_SYNC_TIMEOUT = scaled(30.0)
 _NO_PROCESS: Mapping[str, None] = dict.fromkeys(("top", "step", "pid", "pid_started", "memory_base"))
 
 log = get_logger("stead.checkpoints")

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stead.deadlines import scaled
 from stead.errors import GuestUnreachable, InvalidRequest
 from stead.host.agent import Agent
 from stead.host.execution import ExecRequest, collect
 from stead.tasks import in_thread
 
-_TIMEOUT = 60.0
+_TIMEOUT = scaled(60.0)
 _LEVELS = ("emerg", "alert", "crit", "error", "warning", "notice", "info", "debug")
 _FIELDS = "MESSAGE,_SYSTEMD_UNIT,UNIT,PRIORITY,SYSLOG_IDENTIFIER"
 _LITERAL = frozenset(string.ascii_letters + string.digits)

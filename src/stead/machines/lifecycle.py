@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from stead.deadlines import scaled
 from stead.errors import CapacityExceeded, GuestError, GuestUnreachable, HostError, StartFailed, SteadError
 from stead.host import addresses
 from stead.host.execution import ExecRequest, collect
@@ -35,11 +36,12 @@ from stead.store.machines import LayerRow, MachineRow, MachineStore
 from stead.store.snapshots import SnapshotRow
 from stead.tasks import finished
 
-CONFIRM_TIMEOUT = 60.0
-BOOT_TIMEOUTS = (120.0, 240.0, 240.0)
+CONFIRM_TIMEOUT = scaled(60.0)
+BOOT_TIMEOUTS = (scaled(120.0), scaled(240.0), scaled(240.0))
 """Seconds that each attempt of a boot may take."""
-STOP_TIMEOUT = 60.0
-_GROW_TIMEOUT = 300.0
+_SHUTDOWN_TIMEOUT = scaled(5.0)
+STOP_TIMEOUT = scaled(60.0)
+_GROW_TIMEOUT = scaled(300.0)
 _LAST_WORDS = 2000
 _ID_ALPHABET = string.ascii_lowercase + string.digits
 _PLACEHOLDER = "prepared"
@@ -310,7 +312,7 @@ class Lifecycle:
         """Ask the guest to power off and wait; returns why the caller has to kill it, None when it ended."""
         live.running, live.ending = False, True
         try:
-            await live.agent.call("POST", "/v1/shutdown", timeout=5, connect_timeout=5)
+            await live.agent.call("POST", "/v1/shutdown", timeout=_SHUTDOWN_TIMEOUT)
         except (GuestUnreachable, GuestError):
             # Never both: the agent would take the refusal of a second shutdown for a broken guest.
             with contextlib.suppress(HostError):

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, Self, TypeVar
 
+from stead.deadlines import scaled
 from stead.errors import (
     GuestUnreachable,
     InvalidRequest,
@@ -48,9 +49,9 @@ from stead.tasks import finished, in_thread
 
 _HIDDEN = (*UNOWNED, State.DELETING)
 _UNLISTED = (*_HIDDEN, State.DELETED)
-_LOCK_TIMEOUT = 5.0
+_LOCK_TIMEOUT = scaled(5.0)
 MAX_FORKS = 100
-READY_TIMEOUT = 120.0
+READY_TIMEOUT = scaled(120.0)
 Report = Callable[[Progress], None]
 T = TypeVar("T")
 

@@ -5,6 +5,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 
+from stead.deadlines import scaled
 from stead.host.templates import Template
 from stead.logs import get_logger
 from stead.machines.lifecycle import Lifecycle
@@ -18,7 +19,7 @@ _PAUSE_AFTER_FAILURE = 5.0
 _QUIET = 0.5
 """Seconds before the pool refills: the first command of a new VM does not compete for the CPU."""
 
-_LONGEST_WAIT = 10.0
+_LONGEST_WAIT = scaled(10.0)
 """Seconds that one create keeps the pool from refilling."""
 
 log = get_logger("stead.pool")

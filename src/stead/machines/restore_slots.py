@@ -5,7 +5,9 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
 
-_LONGEST = 10.0
+from stead.deadlines import scaled
+
+_LONGEST = scaled(10.0)
 """Seconds. A restore takes about one; a guest whose agent does not answer would hold its slot for minutes."""
 
 

@@ -1,0 +1,49 @@
+"""One variable scales the deadlines of guests, QEMU and host commands."""
+
+import importlib
+import json
+import os
+import pkgutil
+import re
+import subprocess
+import sys
+
+from stead import builds, host, machines
+
+DEADLINE = re.compile(r"_?[A-Z_]*(TIMEOUT|TIMEOUTS|DEADLINE|GRACE|LONGEST|LONGEST_WAIT|STUCK_AFTER|BUDGET)")
+
+
+def deadlines() -> dict[str, list[float]]:
+    """All constants of the packages that are deadlines by their names."""
+    names = [
+        module.name
+        for package in (host, machines, builds)
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}.")
+    ]
+    found = [(name, *item) for name in names for item in vars(importlib.import_module(name)).items()]
+    return {
+        f"{module}.{name}": list(value) if isinstance(value, tuple) else [value]
+        for module, name, value in found
+        if DEADLINE.fullmatch(name)
+    }
+
+
+def _with_scale(scale: str) -> dict[str, list[float]]:
+    command = [sys.executable, __file__]
+    output = subprocess.check_output(command, env={**os.environ, "STEAD_DEADLINE_SCALE": scale})
+    return dict(json.loads(output))
+
+
+def test_every_deadline_is_scaled_by_the_setting() -> None:
+    usual, longer, invalid = map(_with_scale, ("1", "2.5", "slow"))
+    assert {
+        "stead.host.accelerator._DEADLINE": [10.0],
+        "stead.host.vm.QMP_TIMEOUT": [20.0],
+        "stead.machines.lifecycle.STOP_TIMEOUT": [60.0],
+    }.items() <= usual.items()
+    assert longer == {name: [2.5 * value for value in values] for name, values in usual.items()}
+    assert invalid == usual  # a server refuses to start with it: Settings.from_environment
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(deadlines()))
