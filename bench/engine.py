@@ -26,11 +26,11 @@ from measuring import (
     timed,
 )
 
-from stead.host.execution import ExecResult
-from stead.host.processes import kill
+from stead.guest.execution import ExecResult
 from stead.host.qemu import Platform
 from stead.host.vm import Spawner, VmFiles
 from stead.machines import Machine, Machines
+from stead.processes import kill
 from stead.settings import Size
 
 

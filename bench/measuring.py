@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stead.host.execution import ExecResult
+from stead.guest.execution import ExecResult
 from stead.host.vm import running_machines
 from stead.machines import Machine, Machines, SnapshotState
 from stead.settings import Settings, Size

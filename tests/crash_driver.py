@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stead.host.agent import Agent
+from stead.guest.agent import Agent
 from stead.host.vm import Vm
 from stead.machines import Machine, Machines
 from stead.machines.lifecycle import Lifecycle

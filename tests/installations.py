@@ -16,9 +16,9 @@ from typing import Any
 
 from stead.host import network
 from stead.host.cgroups import ControlGroups
-from stead.host.processes import ProcessId, kill
 from stead.host.vm import running_machines
 from stead.machines import Machines, State
+from stead.processes import ProcessId, kill
 from stead.settings import Settings
 
 

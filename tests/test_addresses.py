@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stead.host import addresses
+from stead import addresses
 
 
 @given(st.integers(0, addresses.MAX_SLOTS - 1), st.integers(0, addresses.MAX_SLOTS - 1))

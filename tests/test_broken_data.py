@@ -13,12 +13,12 @@ from installations import delete_all, other_settings
 
 from stead.api.background import BackgroundRequests
 from stead.host.host import Host, Inventory
-from stead.host.processes import ProcessId
 from stead.host.templates import TemplateUnreadable
 from stead.identity.accounts import Accounts
 from stead.limits import Limits
 from stead.machines import Machines, State
 from stead.machines.lifecycle import Lifecycle
+from stead.processes import ProcessId
 from stead.repos.repos import Repos
 from stead.settings import Settings
 from stead.store.database import open_database

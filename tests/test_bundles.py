@@ -21,7 +21,7 @@ from stead.builds import repositories
 from stead.builds.errors import CommandFailed, InvalidSpec
 from stead.builds.spec import Layer, layer_hash
 from stead.builds.spec import Repository as Named
-from stead.host.execution import Ended, Output
+from stead.guest.execution import Ended, Output
 from stead.repos.errors import RepoDamaged, RepoNotFound
 from stead.repos.repository import Repository
 from stead.repos.transfer.bundles import Bundle, Bundles

@@ -178,7 +178,7 @@ async def test_fork_fails_when_a_child_does_not_confirm_its_identity(
     machines: Machines, source: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = {info.id for info in await machines.list()}
-    monkeypatch.setattr("stead.host.identity._clock_error", lambda *_: 10.0)
+    monkeypatch.setattr("stead.guest.identity._clock_error", lambda *_: 10.0)
     with pytest.raises(StartFailed, match="did not confirm its clock"):
         await source.fork(2)
     monkeypatch.undo()

@@ -11,7 +11,7 @@ import pytest_asyncio
 from waiting import until
 
 from stead.errors import GuestError, InvalidRequest
-from stead.host.execution import Ended, Output
+from stead.guest.execution import Ended, Output
 from stead.machines import Machine, Machines
 
 STANDARD_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

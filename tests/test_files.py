@@ -16,8 +16,8 @@ import pytest_asyncio
 from waiting import until
 
 from stead.errors import GuestError, InvalidRequest, SteadError
-from stead.host.execution import Output
-from stead.host.guest_files import GuestFiles
+from stead.guest.execution import Output
+from stead.guest.files import GuestFiles
 from stead.machines import Machine
 
 MIB = 1 << 20

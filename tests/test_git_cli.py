@@ -22,7 +22,7 @@ from waiting import until
 
 from stead import AsyncStead
 from stead.cli.main import app
-from stead.host.processes import command_lines
+from stead.processes import command_lines
 from stead.sdk import ConflictingParent, RepoFile, RepoFolder, RepoNotFound
 
 UUID4 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")

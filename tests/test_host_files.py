@@ -10,8 +10,8 @@ import pytest
 from installations import other_settings
 
 from stead.errors import HostError
+from stead.files import raise_descriptor_limit, sync_file
 from stead.host import checkpoints, disks
-from stead.host.files import raise_descriptor_limit, sync_file
 from stead.host.host import _host_cpu
 from stead.machines import Machines
 from stead.settings import Settings

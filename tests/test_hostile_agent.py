@@ -17,12 +17,12 @@ import pytest
 
 from stead.api import server
 from stead.errors import GuestError, GuestUnreachable, HostError, StartFailed, SteadError
-from stead.host.agent import Agent
-from stead.host.execution import ExecRequest, collect, follow
-from stead.host.guest_files import GuestFiles
-from stead.host.identity import Identity, confer
-from stead.host.watchdog import Watchdog, parsing
-from stead.host.watching import watch
+from stead.guest.agent import Agent
+from stead.guest.execution import ExecRequest, collect, follow
+from stead.guest.files import GuestFiles
+from stead.guest.identity import Identity, confer
+from stead.guest.watchdog import Watchdog, parsing
+from stead.guest.watching import watch
 from stead.settings import Settings
 
 pytestmark = pytest.mark.timeout(60)
@@ -258,7 +258,7 @@ async def test_an_agent_that_never_answers_is_given_up(
     answer: list[bytes], body: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time starts after the body, so that a long upload is not cut."""
-    monkeypatch.setattr("stead.host.agent._ERROR_TIMEOUT", 0.1)
+    monkeypatch.setattr("stead.guest.agent._ERROR_TIMEOUT", 0.1)
     async with hostile(lambda: itertools.chain(answer, _never())) as agent:
         with pytest.raises(GuestUnreachable):
             async with agent.stream("PUT", "/v1/file", body=body, connect_timeout=0.1, header_timeout=0.1):

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from stead.errors import ImageError
+from stead.files import try_lock
 from stead.guest_agent import agent_path
 from stead.host import image as image_module
 from stead.host.bootstrap import OutputReader, explain, read_packages
 from stead.host.commands import run
-from stead.host.files import try_lock
 from stead.host.image import BaseImage, Progress, ensure_image, find_image, image_key
 from stead.host.templates import image_build
 from stead.machines import Machine

@@ -11,8 +11,8 @@ from installations import delete_all, other_settings
 
 from stead.errors import HostError
 from stead.host.image import BaseImage
+from stead.host.quarantine import Quarantine
 from stead.machines import Machine, Machines
-from stead.machines.quarantine import Quarantine
 from stead.settings import Settings
 from stead.store.database import open_database
 from stead.store.installation import open_installation

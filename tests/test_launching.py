@@ -11,7 +11,7 @@ import pytest_asyncio
 from git_stage import staged
 from waiting import until
 
-from stead.host.processes import command_lines
+from stead.processes import command_lines
 from stead.repos.prefork import READY, Launchers
 
 LIMIT = 20.0

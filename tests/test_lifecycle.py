@@ -24,13 +24,13 @@ from stead.errors import (
     SteadError,
     WrongState,
 )
-from stead.host.processes import ProcessId
 from stead.host.templates import Template
 from stead.host.vm import running_machines
 from stead.machines import Machine, MachineInfo, Machines, State
 from stead.machines import lifecycle as lifecycle_module
 from stead.machines.events import MachineEvent
 from stead.machines.live import Live
+from stead.processes import ProcessId
 from stead.settings import Settings
 from stead.store.machines import MachineRow
 
@@ -370,7 +370,7 @@ async def test_create_fails_when_the_guest_does_not_confirm_its_identity(
 ) -> None:
     """With a tolerance of nearly zero, the clock of the guest never matches."""
     before, recorded = leftovers(settings), await rows(machines)
-    monkeypatch.setattr("stead.host.identity.CLOCK_TOLERANCE", -1.0)
+    monkeypatch.setattr("stead.guest.identity.CLOCK_TOLERANCE", -1.0)
     with pytest.raises(StartFailed, match="the guest did not confirm its clock"):
         await machines.create()
     assert leftovers(settings) == before
@@ -508,7 +508,7 @@ async def test_a_pool_vm_that_does_not_confirm_its_identity_is_removed(
     async with another_installation(settings, pool=1) as machines:
         await machines.pool.filled(60)
         (prepared,) = await machines.pool.prepared()
-        monkeypatch.setattr("stead.host.identity.CLOCK_TOLERANCE", -1.0)
+        monkeypatch.setattr("stead.guest.identity.CLOCK_TOLERANCE", -1.0)
         with pytest.raises(SteadError, match="the guest did not confirm its clock"):
             await machines.create()
         assert prepared.id not in await rows(machines)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stead.api.log_pages import MAX_TOKEN, PageToken, Source, merge
-from stead.machines.journal import JournalQuery, is_cursor, parse
+from stead.guest.systemd_journal import JournalQuery, is_cursor, parse
 
 
 @dataclass(frozen=True)

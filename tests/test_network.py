@@ -17,7 +17,7 @@ import pytest_asyncio
 from installations import another_installation, leftovers, other_settings
 from waiting import until
 
-from stead.host import addresses
+from stead import addresses
 from stead.host.commands import run
 from stead.host.namespaces import NamespaceThread
 from stead.host.network import namespace_path

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from stead.host.processes import ProcessId, WatchedProcess, kill
 from stead.host.vm import running_machines
+from stead.processes import ProcessId, WatchedProcess, kill
 from stead.settings import Settings
 
 

@@ -25,11 +25,11 @@ from stead.errors import HostError, StartFailed, TemplateError
 from stead.host import cgroups, network, template_builder, templates
 from stead.host.commands import run
 from stead.host.image import BaseImage
-from stead.host.processes import ProcessId
 from stead.host.vm import running_machines
 from stead.machines import Machine, Machines, SnapshotState, State
 from stead.machines.events import MachineEvent
 from stead.machines.states import PASSING, STEPS
+from stead.processes import ProcessId
 from stead.settings import Settings
 from stead.store.database import open_database
 from stead.store.layers import LayerStore

@@ -222,7 +222,7 @@ async def test_a_failed_wake_leaves_the_vm_suspended(
     machines: Machines, settings: Settings, sleeper: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await sleeper.suspend()
-    monkeypatch.setattr("stead.host.identity._clock_error", lambda *_: 10.0)
+    monkeypatch.setattr("stead.guest.identity._clock_error", lambda *_: 10.0)
     results = await asyncio.gather(*(sleeper.exec("true") for _ in range(3)), return_exceptions=True)
     assert all(isinstance(result, StartFailed) for result in results), results
     assert await state(sleeper) is State.SUSPENDED

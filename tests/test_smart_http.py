@@ -16,7 +16,7 @@ from git_hosting import GitClient, Hosting, basic, hosting
 from waiting import until
 
 from stead.api.smart_http import is_streamed
-from stead.host.processes import command_lines
+from stead.processes import command_lines
 from stead.repos.repos import RepoInfo
 from stead.repos.transfer.serving import Commands, InvalidStream, TooManyCommands, packet
 

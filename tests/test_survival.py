@@ -7,7 +7,7 @@ import pytest
 from waiting import until
 
 from stead.errors import GuestError, GuestUnreachable
-from stead.host.execution import ExecResult
+from stead.guest.execution import ExecResult
 from stead.machines import Machine
 
 HOG = "hoard = []\nwhile True: hoard.append(b'x' * (8 << 20))"

@@ -12,8 +12,8 @@ import pytest
 from waiting import until
 
 from stead.errors import StartFailed
-from stead.host.processes import ProcessId, WatchedProcess
 from stead.host.vm import Spawner, Vm, VmFiles, bound_log, last_words
+from stead.processes import ProcessId, WatchedProcess
 
 GREETING = {"QMP": {"version": {"qemu": {"major": 7, "minor": 2, "micro": 0}}, "capabilities": []}}
 EVENT = {"event": "RESUME", "timestamp": {"seconds": 0, "microseconds": 0}}

@@ -14,7 +14,7 @@ from waiting import until
 
 from stead.api import watching
 from stead.errors import GuestError, GuestUnreachable
-from stead.host.watching import FileEvent
+from stead.guest.watching import FileEvent
 from stead.machines import Machine
 
 Events = AsyncGenerator[FileEvent, None]

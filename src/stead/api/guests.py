@@ -31,8 +31,8 @@ from stead.api.wire.guests import (
     decoded,
 )
 from stead.errors import GuestError, SteadError
-from stead.host.execution import Ended, ExecResult, Output
-from stead.host.guest_files import FileInfo, GuestFiles
+from stead.guest.execution import Ended, ExecResult, Output
+from stead.guest.files import FileInfo, GuestFiles
 from stead.machines import terminals
 
 router = APIRouter(prefix="/v1/vms/{vm_id}", tags=["guests"])

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from stead.machines.journal import is_cursor
+from stead.guest.systemd_journal import is_cursor
 
 MAX_TOKEN = 1000
 _MAX_TIME = 2**63 - 1

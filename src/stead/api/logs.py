@@ -15,8 +15,8 @@ from stead.api.log_pages import PageToken, Source, merge
 from stead.api.services import Services, ServicesDep
 from stead.api.wire import Micros, Wire
 from stead.errors import GuestUnreachable, MachineNotFound
+from stead.guest.systemd_journal import Entry, JournalPage, JournalQuery, read_journal
 from stead.identity.callers import Caller
-from stead.machines.journal import Entry, JournalPage, JournalQuery, read_journal
 from stead.machines.machine import MachineInfo
 from stead.store.logs import LogQuery, LogRow
 

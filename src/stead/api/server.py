@@ -15,7 +15,7 @@ from stead.api.calls import Calls
 from stead.api.protocol import Protocol
 from stead.api.services import Services, open_services
 from stead.errors import HostError
-from stead.host.watchdog import watching_the_loop
+from stead.guest.watchdog import watching_the_loop
 from stead.settings import Settings
 
 STOP_GRACE = 10.0

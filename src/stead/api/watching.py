@@ -13,7 +13,7 @@ from starlette.responses import StreamingResponse
 from stead.api.callers import CurrentCall, Guest
 from stead.api.guests import error_event
 from stead.errors import SteadError
-from stead.host.watching import FileEvent
+from stead.guest.watching import FileEvent
 
 router = APIRouter(prefix="/v1/vms/{vm_id}", tags=["guests"])
 

@@ -22,7 +22,7 @@ from stead.builds.units import (
 from stead.builds.validation import unit_name
 from stead.deadlines import scaled
 from stead.errors import SteadError
-from stead.host.execution import Ended, ExecResult
+from stead.guest.execution import Ended, ExecResult
 from stead.machines.machine import Machine
 
 _ASK_TIMEOUT = scaled(120.0)

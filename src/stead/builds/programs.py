@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 
 from stead.builds.errors import CommandFailed
 from stead.builds.records import Part
-from stead.host.execution import Ended
+from stead.guest.execution import Ended
 from stead.machines.machine import Machine
 
 MAX_LINES = 2000

@@ -12,8 +12,8 @@ from stead.builds.units import FOLDER, service_unit
 from stead.builds.validation import check_service, check_service_name, unit_name
 from stead.deadlines import scaled
 from stead.errors import GuestError, InvalidRequest, SteadError
-from stead.host.execution import ExecResult
-from stead.machines.journal import Entry, parse
+from stead.guest.execution import ExecResult
+from stead.guest.systemd_journal import Entry, parse
 from stead.machines.machine import Machine
 
 Verb = Literal["start", "stop", "restart"]

@@ -13,8 +13,8 @@ from typing import Literal
 
 from stead.deadlines import scaled
 from stead.errors import HostError
+from stead.files import write_atomically
 from stead.host.commands import CommandFailed, run
-from stead.host.files import write_atomically
 from stead.settings import Settings
 from stead.tasks import in_thread
 

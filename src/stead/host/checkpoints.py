@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stead.errors import CheckpointUnusable, HostError
-from stead.host.files import ABSENT, open_regular, sync_folder, write_atomically
+from stead.files import ABSENT, open_regular, sync_folder, write_atomically
 from stead.host.memory import check_memory
 from stead.host.memory_delta import Delta, save_pages
 from stead.host.page_scan import find_ram, minus, written_pages

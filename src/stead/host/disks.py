@@ -7,8 +7,8 @@ import tempfile
 from pathlib import Path
 
 from stead.errors import HostError
+from stead.files import open_regular
 from stead.host.commands import run
-from stead.host.files import open_regular
 from stead.tasks import in_thread
 
 _HEADER = struct.Struct(">4sI64xQ")

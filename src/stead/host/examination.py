@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from stead.addresses import resolvers
 from stead.errors import HostError
+from stead.files import nearest_existing
 from stead.host.accelerator import MINIMUM_QEMU, choose_accelerator, qemu_version
-from stead.host.addresses import resolvers
 from stead.host.cgroups import detect
 from stead.host.commands import run
-from stead.host.files import nearest_existing
 from stead.host.image import BaseImage
 from stead.settings import Settings
 

@@ -6,7 +6,7 @@ No rule names a VM: what it may send follows from the route to its tap, which is
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network
 
-from stead.host.addresses import GATEWAY, MAX_SLOTS
+from stead.addresses import GATEWAY, MAX_SLOTS
 
 TRAFFIC_SET = "traffic"
 """Counts the IPv4 bytes of each data tap; interface counters would include ARP and IPv6, which are noise."""

@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import Self
 
 from stead.errors import DiskSpaceExceeded, HostError
+from stead.files import exists, nearest_existing, remove_folder
+from stead.guest.agent import Agent
 from stead.guest_agent import agent_path
 from stead.host import disks, network, templates
 from stead.host.accelerator import choose_accelerator, machine_type, qemu_version
-from stead.host.agent import Agent
 from stead.host.cgroups import ControlGroups
-from stead.host.files import exists, nearest_existing, remove_folder
 from stead.host.image import BaseImage, Progress, ensure_image, find_image, image_key
 from stead.host.memory import check_memory, sealed_copy
 from stead.host.network import Network
-from stead.host.processes import ProcessId
 from stead.host.qemu import Boot, Command, Memory, Platform, Saved
 from stead.host.templates import Template
 from stead.host.vm import Spawner, Vm, VmFiles, launch, process_name, running_machines
 from stead.logs import get_logger
+from stead.processes import ProcessId
 from stead.settings import Settings, Size
 from stead.tasks import in_thread
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from stead.deadlines import scaled
 from stead.errors import HostError, ImageError
+from stead.files import exists, locked, sync_file, sync_folder, write_atomically
 from stead.guest_agent import agent_path
 from stead.host.bootstrap import Progress, bootstrap
 from stead.host.commands import run
-from stead.host.files import exists, locked, sync_file, sync_folder, write_atomically
 from stead.settings import Settings
 from stead.tasks import in_thread
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from stead.errors import CheckpointUnusable, HostError
-from stead.host.files import ABSENT, write_atomically
+from stead.files import ABSENT, write_atomically
 from stead.host.page_scan import Region, Runs
 
 _libc = ctypes.CDLL(None, use_errno=True)

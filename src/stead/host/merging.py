@@ -7,9 +7,9 @@ from pathlib import Path
 
 from stead.deadlines import scaled
 from stead.errors import HostError
+from stead.files import sync_file
 from stead.host.commands import run
 from stead.host.disks import check_layer
-from stead.host.files import sync_file
 from stead.tasks import in_thread
 
 _TIMEOUT = scaled(6 * 3600.0)

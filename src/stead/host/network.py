@@ -17,8 +17,9 @@ from typing import Any, Self
 
 from pyroute2 import IPRoute
 
+from stead import addresses
 from stead.errors import HostError
-from stead.host import addresses, firewall
+from stead.host import firewall
 from stead.host.commands import run
 from stead.host.namespaces import NamespaceThread
 from stead.settings import Settings

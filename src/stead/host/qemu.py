@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from stead.host import addresses
+from stead import addresses
 from stead.settings import Size
 
 # Without no_timer_check a kernel that is emulated on a busy host may take its timer for broken and give up.

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+from stead import addresses
 from stead.deadlines import scaled
 from stead.errors import SteadError, TemplateError
-from stead.host import addresses, disks, templates
-from stead.host.execution import ExecRequest, collect
-from stead.host.files import locked, sync_file, sync_folder, write_atomically
+from stead.files import locked, sync_file, sync_folder, write_atomically
+from stead.guest.execution import ExecRequest, collect
+from stead.host import disks, templates
 from stead.host.host import Host, Place
 from stead.host.image import DISK_GIB, BaseImage, Progress
 from stead.host.qemu import Platform

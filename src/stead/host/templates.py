@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stead.errors import HostError
-from stead.host.files import ABSENT, exists
+from stead.files import ABSENT, exists
 from stead.host.image import BaseImage
 from stead.host.qemu import Platform
 from stead.settings import Size

@@ -19,9 +19,9 @@ from stead.deadlines import scaled
 from stead.errors import HostError, StartFailed
 from stead.host.namespaces import NamespaceThread
 from stead.host.network import Taps
-from stead.host.processes import ProcessId, WatchedProcess, command_lines
 from stead.host.qemu import Command, Saved, node_name
 from stead.logs import get_logger
+from stead.processes import ProcessId, WatchedProcess, command_lines
 from stead.settings import Settings
 
 QMP_TIMEOUT = scaled(20.0)

@@ -17,18 +17,18 @@ from stead.errors import (
     StartFailed,
     SteadError,
 )
+from stead.files import exists, sync_file
 from stead.host import checkpoints
 from stead.host.checkpoints import DiskSwitch, Moment, Pause
-from stead.host.files import exists, sync_file
 from stead.host.memory import check_memory
 from stead.host.qemu import Saved
+from stead.host.quarantine import Quarantine
 from stead.host.templates import Template
 from stead.logs import get_logger
 from stead.machines.events import REQUESTED, EventKind, status
 from stead.machines.lifecycle import Lifecycle, new_id, persistence_of, place_of, size_of
 from stead.machines.live import Live
 from stead.machines.persistence import ends_with
-from stead.machines.quarantine import Quarantine
 from stead.machines.states import State
 from stead.settings import Size
 from stead.store.machines import MachineRow

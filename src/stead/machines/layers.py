@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stead.errors import HostError
-from stead.host.files import ABSENT, exists, open_regular, remove_folder, sync_folder
+from stead.files import ABSENT, exists, open_regular, remove_folder, sync_folder
 from stead.host.merging import allocated, merge
+from stead.host.quarantine import Quarantine
 from stead.logs import get_logger
 from stead.machines.chains import how_many_to_merge, needed
-from stead.machines.quarantine import Quarantine
 from stead.store.layers import LayerStore
 from stead.store.machines import LayerRow
 from stead.tasks import finished, in_thread

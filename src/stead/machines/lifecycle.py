@@ -13,14 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from stead import addresses
 from stead.deadlines import scaled
 from stead.errors import CapacityExceeded, GuestError, GuestUnreachable, HostError, StartFailed, SteadError
-from stead.host import addresses
-from stead.host.execution import ExecRequest, collect
-from stead.host.files import exists
+from stead.files import exists
+from stead.guest.execution import ExecRequest, collect
+from stead.guest.identity import Identity, confer, new_machine_id
 from stead.host.host import Host, Place
-from stead.host.identity import Identity, confer, new_machine_id
-from stead.host.processes import ProcessId, kill
 from stead.host.template_builder import machine_slots
 from stead.host.templates import Template
 from stead.host.vm import Vm
@@ -31,6 +30,7 @@ from stead.machines.live import Live, Turns
 from stead.machines.persistence import Persistence, ends_with, from_columns
 from stead.machines.quotas import Quotas
 from stead.machines.states import State, unexpected_end
+from stead.processes import ProcessId, kill
 from stead.settings import Size
 from stead.store.machines import LayerRow, MachineRow, MachineStore
 from stead.store.snapshots import SnapshotRow

@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
-from stead.host.agent import Agent
+from stead.guest.agent import Agent
 from stead.host.vm import Vm
 
 

@@ -7,9 +7,9 @@ from enum import Enum
 from ipaddress import IPv4Address
 from typing import Protocol
 
-from stead.host import addresses
-from stead.host.agent import Agent, parsing
-from stead.host.execution import (
+from stead import addresses
+from stead.guest.agent import Agent, parsing
+from stead.guest.execution import (
     DEFAULT_OUTPUT_LIMIT,
     Ended,
     ExecRequest,
@@ -20,8 +20,8 @@ from stead.host.execution import (
     follow,
     parse_oom,
 )
-from stead.host.guest_files import GuestFiles
-from stead.host.watching import FileEvent, watch
+from stead.guest.files import GuestFiles
+from stead.guest.watching import FileEvent, watch
 from stead.machines.events import Use, instance_of
 from stead.machines.lifecycle import STOP_TIMEOUT, persistence_of, size_of
 from stead.machines.persistence import PERSISTENT, Persistence, SnapshotPersistence

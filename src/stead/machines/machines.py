@@ -14,13 +14,14 @@ from stead.errors import (
     ReadyTimeout,
     WrongState,
 )
+from stead.files import locked, raise_descriptor_limit
+from stead.guest.agent import Agent
+from stead.guest.execution import ExecRequest, collect
 from stead.host import disks
-from stead.host.agent import Agent
-from stead.host.execution import ExecRequest, collect
-from stead.host.files import locked, raise_descriptor_limit
 from stead.host.host import Host, require_root
 from stead.host.image import Progress
 from stead.host.qemu import Platform
+from stead.host.quarantine import Quarantine
 from stead.host.template_builder import ensure_template
 from stead.host.templates import Template, TemplateUnreadable
 from stead.logs import get_logger
@@ -33,7 +34,6 @@ from stead.machines.lifecycle import STOP_TIMEOUT, Lifecycle, persistence_of, si
 from stead.machines.machine import UNCHANGED, Machine, MachineInfo, Unchanged, machine_info
 from stead.machines.persistence import PERSISTENT, Persistence, SnapshotPersistence
 from stead.machines.pool import Pool
-from stead.machines.quarantine import Quarantine
 from stead.machines.quotas import LimitsOf
 from stead.machines.recovery import reconcile
 from stead.machines.room import Room

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from stead.errors import SteadError
-from stead.host.processes import ProcessId, kill
+from stead.host.quarantine import Quarantine
 from stead.host.template_builder import TEMPLATE_PREFIX
 from stead.logs import get_logger
 from stead.machines.checkpointing import Checkpointing
 from stead.machines.events import EventKind, status
 from stead.machines.lifecycle import Lifecycle, process_of
 from stead.machines.live import Live
-from stead.machines.quarantine import Quarantine
 from stead.machines.states import Recovery, State, recover
+from stead.processes import ProcessId, kill
 from stead.store.machines import MachineRow
 from stead.tasks import in_thread
 

@@ -12,8 +12,8 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 from stead.errors import GuestError, InvalidRequest
-from stead.host.agent import parse_object, parsing
-from stead.host.execution import DEFAULT_OUTPUT_LIMIT, ExecRequest, ExecResult, collect
+from stead.guest.agent import parse_object, parsing
+from stead.guest.execution import DEFAULT_OUTPUT_LIMIT, ExecRequest, ExecResult, collect
 from stead.machines.events import Use
 from stead.machines.machine import Machine
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from stead import tasks
 from stead.errors import HostError
-from stead.host.processes import ProcessId, command_lines, environments, kill
 from stead.logs import get_logger
+from stead.processes import ProcessId, command_lines, environments, kill
 from stead.repos.errors import DiskFull, RepoDamaged, TooLarge
 from stead.repos.prefork import Launchers
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Self
 
 from stead.errors import HostError
-from stead.host.files import exists, sync_folder, write_atomically
-from stead.host.processes import ProcessId, end_of
+from stead.files import exists, sync_folder, write_atomically
 from stead.identity.identities import Page
 from stead.logs import get_logger
+from stead.processes import ProcessId, end_of
 from stead.repos.errors import RepoLimitExceeded, RepoNotFound
 from stead.repos.git import SETTINGS, Git
 from stead.repos.maintenance.housekeeping import ORPHANS_GRACE, Upkeep, remove_leftovers

@@ -11,7 +11,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from stead.errors import HostError
-from stead.host.files import write_atomically
+from stead.files import write_atomically
 from stead.store.database import Database, open_database
 from stead.store.tables import installation
 

@@ -9,7 +9,7 @@ from stead.api.wire.numbers import Count
 from stead.api.wire.unknown import Tracked
 from stead.builds.services import Outcome, ServiceStatus
 from stead.builds.spec import Restart, Service
-from stead.machines.journal import Entry
+from stead.guest.systemd_journal import Entry
 
 
 class RestartPolicy(Tracked):

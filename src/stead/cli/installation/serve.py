@@ -105,7 +105,7 @@ def _end_by_signal() -> Iterator[None]:
 def _explained(settings: "Settings") -> Iterator[None]:
     """A lock timeout means that another server uses the data directory: say so."""
     from stead.errors import HostError
-    from stead.host.files import LockTimeout
+    from stead.files import LockTimeout
 
     try:
         yield

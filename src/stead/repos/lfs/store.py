@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from stead.host.files import sync_folder
+from stead.files import sync_folder
 from stead.repos.errors import DiskFull, RepoError, RepoNotFound, TooLarge
 from stead.repos.quotas import Quotas, Writing
 from stead.repos.repository import Repository

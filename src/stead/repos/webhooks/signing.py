@@ -9,7 +9,7 @@ from joserfc.jwk import OKPKey
 from joserfc.jws import JWSRegistry
 
 from stead.errors import HostError
-from stead.host.files import write_atomically
+from stead.files import write_atomically
 
 ALGORITHM = "EdDSA"
 VALID = 300

@@ -12,9 +12,9 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
+from stead.addresses import DATA_MAC, GATEWAY
 from stead.errors import GuestError, StartFailed
-from stead.host.addresses import DATA_MAC, GATEWAY
-from stead.host.agent import Agent, parsing
+from stead.guest.agent import Agent, parsing
 
 _ENTROPY = 64
 CLOCK_TOLERANCE = 0.5

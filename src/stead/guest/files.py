@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from stead.deadlines import scaled
 from stead.errors import GuestError, GuestUnreachable, InvalidRequest
-from stead.host.agent import Agent, Body, parsing, path_query, small
+from stead.guest.agent import Agent, Body, parsing, path_query, small
 
 _TIMEOUT = scaled(900.0)
 """Enough to remove or list a very large tree in an emulated guest; a guest that ends fails a call at once."""

@@ -9,8 +9,8 @@ from typing import Any
 
 from stead.deadlines import scaled
 from stead.errors import GuestUnreachable, InvalidRequest
-from stead.host.agent import Agent
-from stead.host.execution import ExecRequest, collect
+from stead.guest.agent import Agent
+from stead.guest.execution import ExecRequest, collect
 from stead.tasks import in_thread
 
 _TIMEOUT = scaled(60.0)

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import httpcore2
 
 from stead.errors import GuestUnreachable
-from stead.host.agent import Agent, Answer, parse_object, parsing
+from stead.guest.agent import Agent, Answer, parse_object, parsing
 
 Kind = Literal["create", "change", "delete", "moved_from", "moved_to", "overflow"]
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from stead.deadlines import scaled
 from stead.errors import GuestError, GuestUnreachable, InvalidRequest, SteadError
-from stead.host.agent import Agent, Answer, Turns, parse_object, parsing, small
+from stead.guest.agent import Agent, Answer, Turns, parse_object, parsing, small
 
 DEFAULT_OUTPUT_LIMIT = 16 << 20
 _INLINE_STDIN = 64 << 10

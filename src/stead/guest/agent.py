@@ -20,7 +20,7 @@ import httpcore2
 
 from stead.deadlines import scaled
 from stead.errors import GuestError, GuestUnreachable, InvalidRequest, SteadError
-from stead.host import watchdog
+from stead.guest import watchdog
 
 Dial = Callable[[], Awaitable[tuple[socket.socket, tuple[Any, ...]]]]
 Body = bytes | AsyncIterator[bytes]

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from stead.errors import HostError
-from stead.host.files import remove_folder, sync_folder
+from stead.files import remove_folder, sync_folder
 from stead.logs import get_logger
 
 RETENTION = 7 * 24 * 3600.0
