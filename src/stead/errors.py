@@ -13,6 +13,15 @@ class HostError(SteadError):
     code = "host"
 
 
+class ServerStopping(SteadError):
+    """The work was cancelled because the server stops, not because its caller left."""
+
+    code = "server_stopping"
+
+    def __init__(self) -> None:
+        super().__init__("the Stead server is stopping; try again")
+
+
 class ImageError(SteadError):
     """The base image cannot be built or used."""
 

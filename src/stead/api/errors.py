@@ -231,7 +231,7 @@ def from_product(error: product.SteadError, invalid: str = "BAD_REQUEST") -> Api
             return ApiError("SERVICE_UNAVAILABLE", text, headers={"Retry-After": "5"})
         case product.DiskSpaceExceeded():
             return ApiError("NO_LOCAL_STORAGE_CAPACITY", text)
-        case product.CapacityExceeded():
+        case product.CapacityExceeded() | product.ServerStopping():
             return ApiError("SERVICE_UNAVAILABLE", text)
         case product.ReadyTimeout():
             return ApiError("VM_START_TIMEOUT", text)

@@ -1,0 +1,508 @@
+"""The concurrency tools: every cancellation path, without IO."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stead.errors import HostError, ServerStopping
+from stead.tasks import (
+    KeyedLimit,
+    KeyedLock,
+    SingleFlight,
+    TaskSet,
+    cancel_and_wait,
+    finished,
+    in_background,
+    or_undo,
+)
+
+
+async def turns(count: int = 10) -> None:
+    """Let all tasks run that can."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+class Work:
+    """Work that lasts until the test ends it; its clean-up after a cancellation takes a moment."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self.end = asyncio.Event()
+        self.error: Exception | None = None
+        self.undone = 0
+
+    async def __call__(self) -> int:
+        self.runs += 1
+        run = self.runs
+        try:
+            await self.end.wait()
+        except asyncio.CancelledError:
+            await turns(3)
+            self.undone += 1
+            raise
+        if self.error is not None:
+            raise self.error
+        return run
+
+
+def failures(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    records = [each for each in caplog.records if each.name == "stead.tasks"]
+    return [(each.levelname, each.__dict__["fields"]["task"]) for each in records]
+
+
+class TestCancellation:
+    async def test_finished_work_outlasts_every_cancellation_of_its_caller(self) -> None:
+        work = Work()
+        caller = asyncio.create_task(finished(work()))
+        for _ in range(3):
+            await turns()
+            caller.cancel()
+        await turns()
+        assert not caller.done()
+        work.end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        assert (work.runs, work.undone) == (1, 0)
+
+    @pytest.mark.parametrize("cancellations", [1, 3])
+    async def test_what_a_cancelled_caller_created_is_undone(self, cancellations: int) -> None:
+        work, undone = Work(), []
+
+        async def undo(result: int) -> None:
+            await turns(3)
+            undone.append(result)
+
+        caller = asyncio.create_task(or_undo(work(), undo))
+        for _ in range(cancellations):
+            await turns()
+            caller.cancel()
+        await turns()
+        work.end.set()
+        await turns(2)
+        caller.cancel()  # during the undo
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        assert undone == [1]
+
+    async def test_work_that_failed_is_not_undone(self) -> None:
+        work = Work()
+        work.error = HostError("no space")
+        caller = asyncio.create_task(or_undo(work(), lambda _: pytest.fail("nothing was created")))
+        await turns()
+        caller.cancel()
+        await turns()
+        work.end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+
+    async def test_cancel_and_wait_waits_for_the_clean_up_even_when_cancelled(self) -> None:
+        work = Work()
+        task = asyncio.create_task(work())
+        await turns()
+        canceller = asyncio.create_task(cancel_and_wait(task))
+        await turns(2)
+        canceller.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await canceller
+        assert work.undone == 1
+
+    async def test_a_task_that_cancels_itself_among_others_is_left_out(self) -> None:
+        work = Work()
+        other = asyncio.create_task(work())
+        await turns()
+
+        async def end_all() -> str:
+            current = asyncio.current_task()
+            assert current is not None
+            await cancel_and_wait(current, other)
+            return "went on"
+
+        assert await asyncio.create_task(end_all()) == "went on"
+        assert other.cancelled()
+
+    async def test_work_beside_a_block_ends_with_it(self) -> None:
+        work = Work()
+        with pytest.raises(ZeroDivisionError):
+            async with in_background(work()) as task:
+                await turns()
+                assert not task.done()
+                raise ZeroDivisionError
+        assert task.cancelled() and work.undone == 1
+
+
+class TestTaskSet:
+    async def test_an_unexpected_error_is_logged_with_the_name(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        work = Work()
+        work.error = ZeroDivisionError()
+        work.end.set()
+        expected = Work()
+        expected.error = HostError("no space")
+        expected.end.set()
+        with caplog.at_level(logging.WARNING):
+            async with TaskSet() as tasks:
+                tasks.start(work(), "first")
+                tasks.start(expected(), "second")
+                await tasks.join()
+        assert failures(caplog) == [("ERROR", "first"), ("WARNING", "second")]
+
+    async def test_close_cancels_and_waits_also_for_what_a_clean_up_starts(self) -> None:
+        tasks, late = TaskSet(), Work()
+
+        async def starts_more() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                tasks.start(late())
+                await turns()
+
+        tasks.start(starts_more())
+        await turns()
+        await tasks.close()
+        assert late.undone == 1
+
+    async def test_a_task_may_close_its_own_set(self) -> None:
+        tasks, work = TaskSet(), Work()
+        other = tasks.start(work())
+        await turns()
+        await tasks.start(tasks.close())
+        assert other.cancelled()
+
+    async def test_work_continues_when_its_caller_is_cancelled(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        tasks, work = TaskSet(), Work()
+        work.error = ZeroDivisionError()
+        caller = asyncio.create_task(tasks.run(work(), "left"))
+        await turns()
+        await cancel_and_wait(caller)
+        assert caller.cancelled() and not work.undone
+        work.end.set()
+        await tasks.join()
+        assert failures(caplog) == [("ERROR", "left")]
+
+    async def test_the_caller_gets_the_error_instead_of_the_log(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        tasks, work = TaskSet(), Work()
+        work.error = ZeroDivisionError()
+        work.end.set()
+        with pytest.raises(ZeroDivisionError):
+            await tasks.run(work())
+        assert failures(caplog) == []
+
+    async def test_an_error_that_meets_the_cancellation_of_its_caller_is_logged(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        tasks, work = TaskSet(), Work()
+        work.error = ZeroDivisionError()
+        caller = asyncio.create_task(tasks.run(work(), "met"))
+        await turns()
+        work.end.set()
+        await asyncio.sleep(0)
+        caller.cancel()
+        await asyncio.gather(caller, return_exceptions=True)
+        assert caller.cancelled()
+        assert failures(caplog) == [("ERROR", "met")]
+
+    async def test_a_caller_whose_work_is_closed_is_told_that_the_server_stops(self) -> None:
+        tasks, work = TaskSet(), Work()
+        caller = asyncio.create_task(tasks.run(work()))
+        await turns()
+        await tasks.close()
+        with pytest.raises(ServerStopping):
+            await caller
+
+
+class TestKeyedLock:
+    @given(st.lists(st.sampled_from("ab"), max_size=12))
+    def test_a_lock_is_exclusive_per_key_and_removed_after_use(self, users: list[str]) -> None:
+        async def story() -> None:
+            locks, holding, most = KeyedLock(), Counter[str](), 0
+
+            async def use(key: str) -> None:
+                nonlocal most
+                async with locks.hold(key):
+                    holding[key] += 1
+                    assert holding[key] == 1
+                    most = max(most, holding.total())
+                    await asyncio.sleep(0)
+                    holding[key] -= 1
+
+            await asyncio.gather(*(use(key) for key in users))
+            assert most == len(set(users))
+            assert locks._locks == {}
+
+        asyncio.run(story())
+
+    async def test_a_cancelled_waiter_passes_the_lock_on(self) -> None:
+        locks, order = KeyedLock(), []
+
+        async def use(name: str) -> None:
+            async with locks.hold("key"):
+                order.append(name)
+
+        async with locks.hold("key"):
+            first, second, third = (asyncio.create_task(use(name)) for name in ("1", "2", "3"))
+            await turns()
+            await cancel_and_wait(first)
+        second.cancel()  # the lock is its own by now
+        await asyncio.gather(second, third, return_exceptions=True)
+        assert order == ["3"]
+        assert locks._locks == {}
+
+
+class TestSingleFlight:
+    async def test_callers_share_one_call_and_its_result(self) -> None:
+        flights, work = SingleFlight[int](), Work()
+        callers = [asyncio.create_task(flights.run("key", work)) for _ in range(3)]
+        other = asyncio.create_task(flights.run("other", work))
+        await turns()
+        work.end.set()
+        assert await asyncio.gather(*callers, other) == [1, 1, 1, 2]
+        assert await flights.run("key", work) == 3
+        assert flights._calls == {}
+
+    async def test_callers_share_the_error(self, caplog: pytest.LogCaptureFixture) -> None:
+        flights, work = SingleFlight[int](), Work()
+        work.error = HostError("no space")
+        callers = [asyncio.create_task(flights.run("key", work)) for _ in range(2)]
+        await turns()
+        work.end.set()
+        assert await asyncio.gather(*callers, return_exceptions=True) == [work.error, work.error]
+        assert failures(caplog) == []
+
+    async def test_a_joining_caller_learns_which_call_it_waits_for(self) -> None:
+        flights, work, names = SingleFlight[int](), Work(), []
+
+        async def joined(name: str) -> None:
+            names.append(name)
+
+        callers = [
+            asyncio.create_task(flights.run("key", work, name=name, joined=joined))
+            for name in ("1", "2", "3")
+        ]
+        await turns()
+        work.end.set()
+        await asyncio.gather(*callers)
+        assert names == ["1", "1"]
+
+    @pytest.mark.parametrize("first", [True, False], ids=["starter", "joiner"])
+    async def test_a_cancelled_caller_does_not_end_the_call_of_the_others(self, first: bool) -> None:
+        flights, work = SingleFlight[int](linger=0), Work()
+        callers = [asyncio.create_task(flights.run("key", work)) for _ in range(2)]
+        await turns()
+        leaving, staying = callers if first else reversed(callers)
+        await cancel_and_wait(leaving)
+        work.end.set()
+        assert await staying == 1
+        assert work.undone == 0
+
+    async def test_the_last_caller_cancels_the_call_and_waits_for_its_clean_up(self) -> None:
+        flights, work = SingleFlight[int](linger=0), Work()
+        callers = [asyncio.create_task(flights.run("key", work)) for _ in range(2)]
+        await turns()
+        for caller in callers:
+            caller.cancel()
+        await turns(3)
+        again = asyncio.create_task(flights.run("key", work))  # while the first is undone
+        await asyncio.gather(*callers, return_exceptions=True)
+        assert work.undone == 1
+        work.end.set()
+        assert await again == 2
+
+    async def test_a_caller_that_returns_within_the_linger_finds_the_call(self) -> None:
+        flights, work = SingleFlight[int](linger=60), Work()
+        caller = asyncio.create_task(flights.run("key", work))
+        await turns()
+        await cancel_and_wait(caller)
+        (call,) = flights._calls.values()
+        assert call.linger is not None and not call.linger.cancelled()
+        again = asyncio.create_task(flights.run("key", work))
+        await turns()
+        assert call.linger.cancelled()
+        work.end.set()
+        assert await again == 1
+
+    async def test_a_call_without_callers_ends_after_the_linger(self) -> None:
+        flights, work = SingleFlight[int](linger=0.001), Work()
+        caller = asyncio.create_task(flights.run("key", work))
+        await turns()
+        await cancel_and_wait(caller)
+        async with asyncio.timeout(30):
+            await flights.join()
+        assert (work.undone, flights._calls) == (1, {})
+
+    async def test_a_call_runs_to_its_end_without_callers(self, caplog: pytest.LogCaptureFixture) -> None:
+        flights, work = SingleFlight[int](), Work()
+        work.error = ZeroDivisionError()
+        caller = asyncio.create_task(flights.run("key", work, name="left"))
+        await turns()
+        await cancel_and_wait(caller)
+        assert flights.start("key", work).get_name() == "left"
+        work.end.set()
+        await flights.join()
+        assert (work.runs, work.undone) == (1, 0)
+        assert failures(caplog) == [("ERROR", "left")]
+
+    async def test_a_forgotten_call_is_not_joined(self) -> None:
+        flights, work = SingleFlight[int](), Work()
+        first = asyncio.create_task(flights.run("key", work))
+        await turns()
+        flights.forget("key")
+        second = asyncio.create_task(flights.run("key", work))
+        await turns()
+        assert work.runs == 2
+        work.end.set()
+        assert [await first, await second] == [1, 2]
+
+    async def test_close_undoes_all_calls_and_refuses_new_ones(self) -> None:
+        flights, work = SingleFlight[int](linger=60), Work()
+        waiting, leaving = (asyncio.create_task(flights.run(key, work)) for key in "ab")
+        await turns()
+        flights.forget("a")
+        await cancel_and_wait(leaving)
+        await flights.close()
+        assert work.undone == 2
+        with pytest.raises(ServerStopping):
+            await waiting
+        with pytest.raises(ServerStopping):
+            await flights.run("key", work)
+        assert work.runs == 2
+
+
+class Holder:
+    """A task in a place of a limit, until the test ends it."""
+
+    def __init__(self, limit: KeyedLimit, key: str, **options: Any) -> None:
+        self.key = key
+        self.holds = False
+        self._end = asyncio.Event()
+        self.task = asyncio.create_task(self._run(limit, options))
+
+    async def _run(self, limit: KeyedLimit, options: dict[str, Any]) -> None:
+        async with limit.hold(self.key, **options):
+            self.holds = True
+            try:
+                await self._end.wait()
+            finally:
+                self.holds = False
+
+    async def end(self) -> None:
+        self._end.set()
+        await self.task
+
+
+@pytest.fixture
+async def hold() -> AsyncIterator[Callable[..., Holder]]:
+    holders: list[Holder] = []
+
+    def make(limit: KeyedLimit, key: str, **options: Any) -> Holder:
+        holders.append(Holder(limit, key, **options))
+        return holders[-1]
+
+    yield make
+    await cancel_and_wait(*(each.task for each in holders))
+
+
+Hold = Callable[..., Holder]
+
+
+class TestKeyedLimit:
+    @given(
+        st.integers(1, 3) | st.none(),
+        st.integers(1, 2) | st.none(),
+        st.lists(st.tuples(st.sampled_from(["come", "end", "cancel"]), st.integers(0, 9)), max_size=30),
+    )
+    def test_bounds_hold_and_no_place_stays_empty(
+        self, total: int | None, per_key: int | None, steps: list[tuple[str, int]]
+    ) -> None:
+        async def story() -> None:
+            limit = KeyedLimit(total, per_key)
+            holders: list[Holder] = []
+            for step, number in steps:
+                if step == "come":
+                    holders.append(Holder(limit, "abc"[number % 3]))
+                elif holders:
+                    leaving = holders.pop(number % len(holders))
+                    if step == "end" and leaving.holds:
+                        await leaving.end()
+                    leaving.task.cancel()
+                if number % 2:
+                    await turns()
+            await turns()
+            held = Counter(each.key for each in holders if each.holds)
+            assert total is None or held.total() <= total
+            assert per_key is None or max(held.values(), default=0) <= per_key
+            for waiting in (each for each in holders if not each.holds):
+                assert held.total() == total or held[waiting.key] == per_key
+            await cancel_and_wait(*(each.task for each in holders))
+            assert (limit._used, limit._held, limit._waiting) == (0, Counter(), [])
+
+        asyncio.run(story())
+
+    async def test_a_free_place_goes_to_the_key_that_holds_the_fewest(self, hold: Hold) -> None:
+        limit = KeyedLimit(2)
+        first, second, third = (hold(limit, "greedy") for _ in range(3))
+        await turns()
+        other = hold(limit, "other")
+        await turns()
+        assert [second.holds, other.holds] == [True, False]
+        await first.end()
+        await turns()
+        assert [other.holds, third.holds] == [True, False]
+        await second.end()
+        await turns()
+        assert third.holds
+
+    async def test_a_wait_ends_with_the_error_of_the_caller(self, hold: Hold) -> None:
+        limit = KeyedLimit(1, max_wait=0.001, busy=lambda: HostError("busy"))
+        holder = hold(limit, "a")
+        await turns()
+        with pytest.raises(HostError, match="busy"):
+            async with limit.hold("b"):
+                pytest.fail("there was no place")
+        late = hold(limit, "b", max_wait=60)
+        await turns()
+        await holder.end()
+        await turns()
+        assert late.holds
+
+    async def test_an_error_of_the_block_is_not_taken_for_a_full_limit(self) -> None:
+        limit = KeyedLimit(1, max_wait=60, busy=lambda: HostError("busy"))
+        with pytest.raises(TimeoutError):
+            async with limit.hold():
+                raise TimeoutError
+        assert limit._used == 0
+
+    async def test_a_place_is_released_once_after_its_time(self, hold: Hold) -> None:
+        limit = KeyedLimit(2)
+        stuck = [hold(limit, "hostile", release_after=0.001) for _ in range(2)]
+        await turns()
+        async with asyncio.timeout(30), limit.hold("other"):
+            assert all(each.holds for each in stuck)
+        for each in stuck:
+            await each.end()
+        later = [hold(limit, "later") for _ in range(3)]
+        await turns()
+        assert [each.holds for each in later] == [True, True, False]
+
+    async def test_a_waiter_that_is_cancelled_as_its_place_comes_passes_it_on(self, hold: Hold) -> None:
+        limit = KeyedLimit(1)
+        holding, leaving, granted, last = (hold(limit, key) for key in "abcd")
+        await turns()
+        leaving.task.cancel()
+        holding._end.set()
+        while not holding.task.done():  # noqa: ASYNC110  # the place is given on in the same turn
+            await asyncio.sleep(0)
+        granted.task.cancel()
+        await turns()
+        assert last.holds and not granted.holds
