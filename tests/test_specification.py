@@ -9,7 +9,17 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["SPECIFICATION.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md"]
-SHARED = {"settings", "limits", "logs", "tasks", "errors"}
+SHARED = {
+    "settings",
+    "limits",
+    "logs",
+    "tasks",
+    "errors",
+    "addresses",
+    "files",
+    "processes",
+    "deadlines",
+}
 """Modules that every package of the server may import."""
 
 
