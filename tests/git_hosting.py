@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from git_stage import Recorder
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
@@ -25,7 +26,9 @@ from stead.identity.identities import Identities
 from stead.limits import UNLIMITED, Limits
 from stead.repos.access import Access, Level
 from stead.repos.repos import RepoInfo, Repos
+from stead.repos.search.search import Search
 from stead.repos.transfer.serving import Serving
+from stead.repos.writer import RepoWriter
 from stead.store.database import open_database
 
 _TIMEOUT = 60.0
@@ -183,11 +186,7 @@ async def hosting(folder: Path, **limits: Any) -> AsyncIterator[Hosting]:
     async def owns(_: str, __: str) -> bool:
         return False
 
-    pushes: list[str] = []
-
-    async def pushed(repo: str) -> None:
-        pushes.append(repo)
-
+    pushes = Recorder()
     database = await open_database(folder / "stead.db")
     callers = Callers(database)
     accounts = Accounts(database)
@@ -197,7 +196,9 @@ async def hosting(folder: Path, **limits: Any) -> AsyncIterator[Hosting]:
     try:
         async with Repos.open(database, folder / "repos", limits_of) as repos:
             access = Access(database, repos)
-            serving = Serving(repos, pushed, **limits)
+            writer = RepoWriter(repos, Search())
+            writer.subscribe(pushes)
+            serving = Serving(repos, writer, **limits)
             calls = Calls(SmartHttp(_nothing_else, callers, repos, access, serving, max_lfs), 1000)
             async with _served(calls) as url:
                 identities = Identities(database, owns)

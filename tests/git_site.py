@@ -42,13 +42,10 @@ async def served(folder: Path, dialled: Sequence[Network] = ()) -> AsyncIterator
         triggers = await stack.enter_async_context(
             Triggers.open(stage.database, stage.repos, signing, Egress())
         )
-        links = Links(stage.database, stage.repos, Egress(dialled), triggers.observe)
+        links = Links(stage.database, stage.repos, stage.writer, Egress(dialled))
         await stack.enter_async_context(links.running())
-
-        async def changed(repo_id: str) -> None:
-            await triggers.observe(repo_id)
-            await links.observe(repo_id)
-
+        stage.writer.subscribe(triggers)
+        stage.writer.subscribe(links)
         services: Any = SimpleNamespace(
             settings=Settings(),
             accounts=stage.accounts,
@@ -61,9 +58,9 @@ async def served(folder: Path, dialled: Sequence[Network] = ()) -> AsyncIterator
             signing=signing,
             triggers=triggers,
             links=links,
-            changed=changed,
+            writer=stage.writer,
+            serving=Serving(stage.repos, stage.writer),
         )
-        services.serving = Serving(stage.repos, changed)
         app, calls = surrounded(create_app(services), services)
         config = uvicorn.Config(
             app,

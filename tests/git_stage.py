@@ -13,7 +13,16 @@ from stead.limits import Limits
 from stead.repos.access import Access
 from stead.repos.repos import Repos
 from stead.repos.repository import Repository
+from stead.repos.search.search import Search
+from stead.repos.writer import RepoWriter
 from stead.store.database import Database, open_database
+
+
+class Recorder(list[str]):
+    """The repositories whose refs changed."""
+
+    async def refs_changed(self, repo_id: str) -> None:
+        self.append(repo_id)
 
 
 @dataclass
@@ -23,6 +32,7 @@ class Stage:
     folder: Path
     database: Database
     repos: Repos
+    writer: RepoWriter
     access: Access
     accounts: Accounts
     callers: Callers
@@ -55,6 +65,7 @@ async def staged(folder: Path, uid: int | None = None) -> AsyncIterator[Stage]:
                 folder=folder,
                 database=database,
                 repos=repos,
+                writer=RepoWriter(repos, Search()),
                 access=Access(database, repos),
                 accounts=accounts,
                 callers=callers,

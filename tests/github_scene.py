@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from git_hosting import GitClient
-from git_stage import Stage, staged
+from git_stage import Recorder, Stage, staged
 from github import Github, playing_github
 
 from stead.github.links import Link, Links
@@ -75,15 +75,13 @@ class Scene:
 async def playing(folder: Path, **options: Any) -> AsyncIterator[Scene]:
     for name in ("stead", "github", "person"):
         (folder / name).mkdir()
-    followed: list[str] = []
-
-    async def note(repo: str) -> None:
-        followed.append(repo)
-
+    followed = Recorder()
     with playing_github(folder / "github") as github:
         async with staged(folder / "stead") as stage:
             quick: dict[str, Any] = {"look_every": 3600.0, "retry": [3600.0]} | options
-            links = Links(stage.database, stage.repos, Egress(LOOPBACK), note, **quick)
+            links = Links(stage.database, stage.repos, stage.writer, Egress(LOOPBACK), **quick)
+            stage.writer.subscribe(followed)
+            stage.writer.subscribe(links)
             github.create(NAME)
             await links.apps.connect(stage.ours, github.app)
             async with links.running():

@@ -241,7 +241,7 @@ async def test_concurrent_pushes_on_both_sides_lose_nothing(scene: Scene) -> Non
     async def ours() -> None:
         for number in range(10):
             await scene.commit(f"here{number}", branch="ours")
-            await scene.links.observe(scene.repository.id)
+            await scene.links.refs_changed(scene.repository.id)
 
     async def looks() -> None:
         for _ in range(6):
@@ -281,10 +281,6 @@ async def test_late_github_push_is_not_overwritten(scene: Scene) -> None:
     assert {each.ref for each in link.left} == {"refs/heads/main", "refs/heads/topic"}
 
 
-async def nothing() -> None:
-    pass
-
-
 class Killed(BaseException):
     """The server was killed."""
 
@@ -302,12 +298,10 @@ async def test_interrupted_sync_is_completed_by_the_next(
     remotes = Remotes(egress, most_bytes=1 << 30, timeout=LIMIT)
 
     async def bring_into_step() -> exchange.Outcome:
-        async with scene.stage.repos.quotas.writing(scene.repository.id) as writing:
+        async with scene.stage.writer.writing(scene.repository.id, origin=scene.links) as write:
             objects = LfsObjects(scene.repository, scene.stage.repos.quotas)
-            large_files = LfsExchange(egress, scene.repository, objects, writing, LIMIT)
-            return await exchange.bring_into_step(
-                scene.repository, remotes, url, writing, large_files, nothing
-            )
+            large_files = LfsExchange(egress, scene.repository, objects, write.quota, LIMIT)
+            return await exchange.bring_into_step(scene.repository, remotes, url, write, large_files)
 
     for moment in range(100):
         await scene.repository.create_branch(f"gone-there-{moment}")
@@ -347,7 +341,7 @@ async def test_interrupted_sync_is_completed_by_the_next(
 async def test_local_change_starts_a_sync(scene: Scene) -> None:
     await scene.enable()
     await scene.commit("README")
-    await scene.links.observe(scene.repository.id)
+    await scene.links.refs_changed(scene.repository.id)
     await until(scene.same, LIMIT)
 
 
@@ -363,7 +357,7 @@ async def test_links_sync_at_start(scene: Scene) -> None:
     await scene.enable()
     folder = await scene.person.work_tree("work")
     await scene.person("push", "-q", scene.github.url(NAME), "main", cwd=folder)
-    again = Links(scene.stage.database, scene.stage.repos, Egress(LOOPBACK), scene.links._followed)
+    again = Links(scene.stage.database, scene.stage.repos, scene.stage.writer, Egress(LOOPBACK))
     async with again.running():
         await until(scene.same, LIMIT)
 
@@ -569,7 +563,7 @@ async def test_disabled_sync_leaves_both_sides_alone(scene: Scene) -> None:
     before = scene.there
     await scene.links.disable(scene.repository.id)
     await scene.commit("more")
-    await scene.links.observe(scene.repository.id)
+    await scene.links.refs_changed(scene.repository.id)
     with pytest.raises(NotLinked):
         await scene.sync()
     with pytest.raises(NotLinked):

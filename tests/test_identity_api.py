@@ -21,7 +21,9 @@ from stead.identity.identities import Identities
 from stead.limits import UNLIMITED, Limits
 from stead.repos.access import Access
 from stead.repos.repos import Repos
+from stead.repos.search.search import Search
 from stead.repos.transfer.serving import Serving
+from stead.repos.writer import RepoWriter
 from stead.settings import Settings
 from stead.store.database import open_database
 
@@ -107,9 +109,6 @@ async def stage(app: FastAPI, tmp_path: Path) -> AsyncIterator[Stage]:
     async def unlimited(_: str) -> Limits:
         return UNLIMITED
 
-    async def nothing_to_tell(_: str) -> None:
-        pass
-
     services: Any = SimpleNamespace(
         settings=Settings(), accounts=accounts, callers=callers, identities=Identities(database, owns)
     )
@@ -117,7 +116,7 @@ async def stage(app: FastAPI, tmp_path: Path) -> AsyncIterator[Stage]:
     async with contextlib.AsyncExitStack() as stack:
         repos = await stack.enter_async_context(Repos.open(database, tmp_path / "repos", unlimited))
         services.repos, services.access = repos, Access(database, repos)
-        services.serving = Serving(repos, nothing_to_tell)
+        services.serving = Serving(repos, RepoWriter(repos, Search()))
         served, calls = surrounded(app, services)
         transport = httpx2.ASGITransport(served, raise_app_exceptions=False)
         http = httpx2.AsyncClient(transport=transport, base_url="http://stead.test")

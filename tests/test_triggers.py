@@ -240,7 +240,7 @@ class World:
 
     async def push(self, repo: str, path: str = "file", text: str | None = None, branch: str = "main") -> str:
         sha = await self.write(repo, path, text, branch)
-        await self.triggers.observe(repo)
+        await self.triggers.refs_changed(repo)
         return sha
 
     async def git(self, repo: str, *arguments: str) -> None:
@@ -465,7 +465,7 @@ async def test_push_with_too_many_files_matches_all_globs(world: World, endpoint
         await triggers.create(repo, endpoint.url + "/", globs=["*.js"])
         changes = [Change(f"file-{number}", b"") for number in range(MAX_CHANGED_FILES + 1)]
         await commit(world.repos.repository(repo), changes, "many")
-        await triggers.observe(repo)
+        await triggers.refs_changed(repo)
         await endpoint.count(1)
 
 
@@ -475,11 +475,11 @@ async def test_deleted_branch_sends_nothing_and_recreated_one_does(world: World,
         await triggers.create(repo, endpoint.url + "/")
         sha = await world.push(repo)
         await world.git(repo, "branch", "side", sha)
-        await triggers.observe(repo)
+        await triggers.refs_changed(repo)
         await world.git(repo, "branch", "-D", "side")
-        await triggers.observe(repo)
+        await triggers.refs_changed(repo)
         await world.git(repo, "branch", "side", sha)
-        await triggers.observe(repo)
+        await triggers.refs_changed(repo)
         told = await endpoint.count(3)
     assert [(each.json["branch"], each.json["previousCommit"]) for each in told] == [
         ("main", None),
@@ -493,7 +493,7 @@ async def test_new_trigger_ignores_earlier_pushes(world: World, endpoint: Endpoi
     await world.write(repo)
     async with world.opened() as triggers:
         await triggers.create(repo, endpoint.url + "/first")
-        await triggers.observe(repo)
+        await triggers.refs_changed(repo)
         unobserved = await world.write(repo)
         await triggers.create(repo, endpoint.url + "/second")
         last = await world.push(repo)
@@ -510,7 +510,7 @@ async def test_tags_and_other_refs_send_nothing(world: World, endpoint: Endpoint
         sha = await world.push(repo)
         await world.git(repo, "tag", "v1", sha)
         await world.git(repo, "update-ref", "refs/other/x", sha)
-        await triggers.observe(repo)
+        await triggers.refs_changed(repo)
         assert len(await world.settled(repo, trigger.id)) == 1
 
 
@@ -549,7 +549,7 @@ async def test_failed_detection_does_not_fail_the_push_and_is_retried(
         sha = await world.write(repo)
         await world.repos.readers.forget(place)
         place.rename(place.with_suffix(".away"))
-        await triggers.observe(repo)
+        await triggers.refs_changed(repo)
         place.with_suffix(".away").rename(place)
         assert endpoint.seen == []
         (told,) = await world.later(endpoint.told)
@@ -600,7 +600,7 @@ async def test_repository_without_triggers_is_not_read(world: World, monkeypatch
     repo = await world.repo()
     async with world.opened() as triggers:
         monkeypatch.setattr(world.repos.git, "start", None)
-        await triggers.observe(repo)
+        await triggers.refs_changed(repo)
 
 
 # Order and retries
@@ -874,10 +874,10 @@ async def test_deliveries_converge_to_the_state_of_every_branch(
                 else:
                     await world.write(repo, branch=name)
                 if chance.random() < 0.7:
-                    await triggers.observe(repo)
+                    await triggers.refs_changed(repo)
                 world.clock.pass_by(chance.choice([0, 0, 7, 20]))
     async with world.opened() as triggers:
-        await triggers.observe(repo)
+        await triggers.refs_changed(repo)
 
         async def done() -> bool:
             world.clock.pass_by(120)
@@ -963,7 +963,7 @@ async def test_dropped_deliveries_are_recorded(
         beside = await triggers.create(repo, endpoint.url + "/beside", branches=["b-0"])
         for number in range(5):
             await world.write(repo, branch=f"b-{number}")
-        await triggers.observe(repo)
+        await triggers.refs_changed(repo)
         log = await world.log(repo, trigger.id)
         assert [json.loads(each.body)["branch"] for each in log] == ["b-0", "b-1", "b-2", "b-3"]
         assert [each.state for each in log[1:]] == [State.PENDING, State.PENDING, State.FAILED]
@@ -996,7 +996,7 @@ async def test_deleting_repository_or_trigger_removes_deliveries(world: World, e
         await world.push(repo)
         await endpoint.count(1, "/c")
         await world.repos.delete(repo)
-        await triggers.observe(repo)
+        await triggers.refs_changed(repo)
         world.clock.pass_by(24 * 3600)
         assert await triggers.list(repo) == []
         assert [each.id for each in await triggers.list(kept)] == [staying.id]

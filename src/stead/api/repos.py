@@ -40,7 +40,7 @@ from stead.api.wire.repos import (
     TreeEntry,
     moment,
 )
-from stead.repos import committing, contents, history
+from stead.repos import contents, history
 from stead.repos.access import Level
 from stead.repos.committing import Change
 from stead.repos.errors import InvalidContent, RepoNotFound
@@ -183,8 +183,7 @@ async def get_repo(repo: ReadableRepo) -> RepoRow:
 @router.delete("/{repo_id}")
 async def delete_repo(repo: OwnedRepo, services: ServicesDep) -> Nothing:
     """Delete a repository permanently, with its history."""
-    await services.repos.delete(repo.info.id)
-    services.search.forget(repo.info.id)
+    await services.writer.delete(repo.info.id)
     return Nothing()
 
 
@@ -225,10 +224,8 @@ async def create_branch(
     """Create a branch at a commit, by default at the head of the default branch."""
     if branch == _UNNAMED:
         raise ApiError("BRANCH_NAME_EMPTY", "branch name is missing: append it to the path")
-    async with services.repos.quotas.writing(repo.info.id) as writing:
-        await writing.make_refs(1)
-        made = await repo.repository.create_branch(branch, None if wanted is None else wanted.sha)
-    await services.changed(repo.info.id)
+    sha = None if wanted is None else wanted.sha
+    made = await services.writer.create_branch(repo.repository, branch, sha)
     return Ref(name=f"refs/heads/{made.name}", sha=made.sha)
 
 
@@ -377,17 +374,14 @@ async def create_commit(repo: WritableRepo, services: ServicesDep, wanted: NewCo
     CONFLICTING_PARENT. A concurrent push is never overwritten.
     """
     author = None if wanted.author is None else Author(wanted.author.name, wanted.author.email)
-    async with services.repos.quotas.writing(repo.info.id) as writing:
-        commit = await committing.commit(
-            repo.repository,
-            [_change(file) for file in wanted.files],
-            wanted.message,
-            branch=wanted.branch,
-            author=author,
-            expected=wanted.expected_sha,
-            writing=writing,
-        )
-    await services.changed(repo.info.id)
+    commit = await services.writer.commit(
+        repo.repository,
+        [_change(file) for file in wanted.files],
+        wanted.message,
+        branch=wanted.branch,
+        author=author,
+        expected=wanted.expected_sha,
+    )
     return CommitCreated(commit=CommitModel.of(commit))
 
 

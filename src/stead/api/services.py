@@ -27,9 +27,10 @@ from stead.repos.search.search import Search
 from stead.repos.ssrf import Egress
 from stead.repos.transfer.bundles import Bundles
 from stead.repos.transfer.imports import Sources
-from stead.repos.transfer.serving import Pushed, Serving
+from stead.repos.transfer.serving import Serving
 from stead.repos.webhooks.signing import Signing
 from stead.repos.webhooks.triggers import Triggers
+from stead.repos.writer import RepoWriter
 from stead.settings import Settings
 from stead.store.builds import BuildStore
 from stead.store.logs import LogStore
@@ -49,14 +50,13 @@ class Services:
     creations: asyncio.Semaphore
     repos: Repos
     access: Access
+    writer: RepoWriter
     serving: Serving
     sources: Sources
     search: Search
     signing: Signing
     triggers: Triggers
     links: Links
-    changed: Pushed
-    """Called when refs of a repository may have changed."""
 
 
 @contextlib.asynccontextmanager
@@ -107,17 +107,11 @@ async def assemble(machines: Machines) -> AsyncIterator[Services]:
         egress = Egress(settings.dialled_private_networks)
         signing = Signing.open(settings.data, settings.clone_root)
         triggers = await stack.enter_async_context(Triggers.open(database, repos, signing, egress))
-
-        async def followed(repo_id: str) -> None:
-            await triggers.observe(repo_id)
-            repos.quotas.look(repo_id)
-
-        links = await stack.enter_async_context(Links(database, repos, egress, followed).running())
-
-        async def changed(repo_id: str) -> None:
-            await followed(repo_id)
-            await links.observe(repo_id)
-
+        search = Search()
+        writer = RepoWriter(repos, search)
+        links = await stack.enter_async_context(Links(database, repos, writer, egress).running())
+        writer.subscribe(triggers)
+        writer.subscribe(links)
         background = BackgroundRequests(RequestStore(database))
         machines.limit(limits_of)
         machines.watch(_Events(logbook, identities))
@@ -138,13 +132,13 @@ async def assemble(machines: Machines) -> AsyncIterator[Services]:
             creations=asyncio.Semaphore(settings.max_creations),
             repos=repos,
             access=access,
-            serving=Serving(repos, changed),
+            writer=writer,
+            serving=Serving(repos, writer),
             sources=Sources(egress),
-            search=Search(),
+            search=search,
             signing=signing,
             triggers=triggers,
             links=links,
-            changed=changed,
         )
 
 

@@ -5,7 +5,7 @@ last equal. The base is updated in one transaction with the refs that follow the
 updated later, and a crash in between only means that both sides are found equal.
 """
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from stead.github.plan import Decision, Ref, Refs, Relation, Step, made_anew, plan, refs_of
@@ -15,6 +15,7 @@ from stead.repos.lfs.client import LfsExchange
 from stead.repos.quotas import Writing
 from stead.repos.repository import MAX_REFS, RefChange, Repository
 from stead.repos.transfer.remotes import BRANCHES, TAGS, Remote, Remotes
+from stead.repos.writer import Write
 
 ASIDE = "refs/stead/github/"
 _THERE, _BASE = f"{ASIDE}there/", f"{ASIDE}base/"
@@ -57,14 +58,12 @@ async def bring_into_step(
     repository: Repository,
     remotes: Remotes,
     url: str,
-    writing: Writing,
+    write: Write,
     large_files: LfsExchange,
-    followed: Callable[[], Awaitable[None]],
 ) -> Outcome:
     """Sync both sides until there is nothing left to do.
 
-    `url` has the credentials in it; `followed` is called after a change here. The default branch of an empty
-    repository becomes the remote's.
+    `url` has the credentials in it. The default branch of an empty repository becomes the remote's.
     """
     for _ in range(_ROUNDS):
         remote = await remotes.open(repository, url, None)
@@ -73,9 +72,9 @@ async def bring_into_step(
         # LFS objects first, in both directions: a visible commit must have its objects.
         taken = [each.ref.there for each in decisions if each.step is Step.PULL and each.ref.there]
         await large_files.take(remote, taken, seen.here.values())
-        undisturbed = await _follow(repository, decisions, writing)
+        undisturbed = await _follow(repository, decisions, write.quota)
         if any(each.step in _CHANGES_HERE for each in decisions):
-            await followed()
+            await write.refs_changed()
         if not seen.here and remote.head is not None and f"{BRANCHES}{remote.head}" in seen.there:
             await repository.set_default_branch(remote.head)
         given = [each.ref.here for each in decisions if each.step is Step.PUSH and each.ref.here]

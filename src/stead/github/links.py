@@ -25,7 +25,7 @@ from stead.repos.repos import Repos
 from stead.repos.ssrf import Egress, EgressFailed
 from stead.repos.transfer.imports import remotes_within
 from stead.repos.transfer.remotes import SourceNotFound, SourceUnauthorized
-from stead.repos.transfer.serving import Pushed
+from stead.repos.writer import RepoWriter
 from stead.store.database import Database
 from stead.store.github import LinkRow, LinkStore
 
@@ -83,18 +83,17 @@ class Links:
         self,
         database: Database,
         repos: Repos,
+        writer: RepoWriter,
         egress: Egress,
-        followed: Pushed,
         *,
         look_every: float = LOOK_EVERY,
         retry: Sequence[float] = RETRY,
     ) -> None:
-        """`followed` is called for repositories that a sync changed."""
         self.apps = Apps(database)
         self._store = LinkStore(database)
         self._repos = repos
+        self._writer = writer
         self._egress = egress
-        self._followed = followed
         self._github = Github(egress)
         self._look_every = look_every
         self._retry = retry
@@ -163,9 +162,9 @@ class Links:
 
     # Events
 
-    async def observe(self, repo: str) -> None:
+    async def refs_changed(self, repo_id: str) -> None:
         """A local repository changed: wake its link."""
-        if (keeper := self._keepers.get(repo)) is not None:
+        if (keeper := self._keepers.get(repo_id)) is not None:
             keeper.wake.set()
 
     async def hear(self, known: Mapping[str, App], signature: str, body: bytes) -> bool:
@@ -249,13 +248,11 @@ class Links:
         repository = self._repos.repository(row.id)
         url = _address(app, row.name, await self._github.token(app, row.name))
         try:
-            async with self._repos.quotas.writing(row.id) as writing:
-                remotes = remotes_within(self._egress, writing, MAX_BYTES, TIMEOUT)
+            async with self._writer.writing(row.id, origin=self) as write:
+                remotes = remotes_within(self._egress, write.quota, MAX_BYTES, TIMEOUT)
                 objects = LfsObjects(repository, self._repos.quotas)
-                large_files = LfsExchange(self._egress, repository, objects, writing, TIMEOUT)
-                return await exchange.bring_into_step(
-                    repository, remotes, url, writing, large_files, lambda: self._followed(row.id)
-                )
+                large_files = LfsExchange(self._egress, repository, objects, write.quota, TIMEOUT)
+                return await exchange.bring_into_step(repository, remotes, url, write, large_files)
         except SourceNotFound:
             raise GithubRefused(f"the GitHub App can no longer see {row.name}") from None
         except EgressFailed as error:

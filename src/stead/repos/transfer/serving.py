@@ -15,10 +15,11 @@ from pathlib import Path
 from stead.logs import get_logger
 from stead.repos.errors import DiskFull, RepoError, RepoNotFound, TooLarge
 from stead.repos.git import Finished, GitFailed, GitProcess, is_full
-from stead.repos.quotas import LeftBehind, QuotaExceeded, Writing
+from stead.repos.quotas import LeftBehind, QuotaExceeded
 from stead.repos.repos import Repos
 from stead.repos.repository import NOWHERE, Repository
 from stead.repos.turns import Turns
+from stead.repos.writer import RepoWriter, Write
 from stead.tasks import finished, in_thread
 
 MAX_COMMANDS = 10_000
@@ -50,8 +51,6 @@ log = get_logger("stead.repos")
 Read = Callable[[], Awaitable[bytes]]
 """Returns the next piece of a response; empty at its end."""
 Body = AsyncGenerator[bytes, None]
-Pushed = Callable[[str], Awaitable[None]]
-"""Callback with the id of a repository after a push to it."""
 
 
 class Service(StrEnum):
@@ -166,9 +165,10 @@ class Commands:
 class Push:
     """A push, checked against limits while it is received."""
 
-    def __init__(self, commands: Commands, writing: Writing, place: Path) -> None:
+    def __init__(self, commands: Commands, write: Write, place: Path) -> None:
         self.commands = commands
-        self._writing = writing
+        self.refs_changed = write.refs_changed
+        self._quota = write.quota
         self._place = place
 
     async def see(self, piece: bytes) -> None:
@@ -176,9 +176,9 @@ class Push:
         begun = self.commands.complete
         of_pack = self.commands.see(piece)
         if self.commands.complete and not begun:
-            await self._writing.make_refs(self.commands.created)
-            self._writing.left_behind += self.commands.left_behind
-        await self._writing.take(of_pack)
+            await self._quota.make_refs(self.commands.created)
+            self._quota.left_behind += self.commands.left_behind
+        await self._quota.take(of_pack)
         if of_pack and is_full(self._place):
             raise DiskFull
 
@@ -197,12 +197,10 @@ class Talk:
         push: Push | None,
         most: int,
         body: Body | None,
-        pushed: Callable[[], Awaitable[None]],
     ) -> None:
         self._process = process
         self._push = push
         self._most = most
-        self._pushed = pushed
         self._told = False
         self._last = b""
         self._refused = False
@@ -259,14 +257,10 @@ class Talk:
         return b""
 
     async def _tell(self) -> None:
-        """Call the push hook once, as soon as refs may have changed."""
-        if self._told or self._push is None or not self._push.asks:
-            return
-        self._told = True
-        try:
-            await finished(self._pushed())
-        except Exception as error:
-            log.error("push hook failed", error=repr(error), exc_info=error)
+        """Notify the observers once, as soon as refs may have changed."""
+        if not self._told and self._push is not None and self._push.asks:
+            self._told = True
+            await self._push.refs_changed()
 
     async def end(self) -> None:
         """Stop git. A push that was received completely runs to its end."""
@@ -309,7 +303,7 @@ class Serving:
     def __init__(
         self,
         repos: Repos,
-        pushed: Pushed,
+        writer: RepoWriter,
         *,
         max_push: int = MAX_PUSH,
         max_commands: int = MAX_COMMANDS,
@@ -319,8 +313,7 @@ class Serving:
         longest: float = LONGEST,
     ) -> None:
         self._git = repos.git
-        self._quotas = repos.quotas
-        self._pushed = pushed
+        self._writer = writer
         self._max_push = max_push
         self._max_commands = max_commands
         busy = "too many git clients at the same time"
@@ -378,9 +371,9 @@ class Serving:
             _check_there(repository)
             if service is Service.RECEIVE_PACK and body is not None:
                 await stack.enter_async_context(self._pushing_to(repository))
-                writing = await stack.enter_async_context(self._quotas.writing(repository.id))
-                most, room = self._max_push + _COMMANDS_ROOM, writing.room
-                push = Push(Commands(self._max_commands), writing, repository.path)
+                write = await stack.enter_async_context(self._writer.writing(repository.id))
+                most, room = self._max_push + _COMMANDS_ROOM, write.quota.room
+                push = Push(Commands(self._max_commands), write, repository.path)
             settings = self._settings(service, room)
             # Git completes a small thin pack with copies of existing objects.
             largest = None if room is None else room + _COMPLETION
@@ -388,7 +381,7 @@ class Serving:
                 repository.path, *settings, *arguments, str(repository.path), env=env, file=largest
             )
             _widen(process)
-            talk = Talk(process, push, most, body, lambda: self._pushed(repository.id))
+            talk = Talk(process, push, most, body)
             limit = asyncio.timeout(self._longest)
             try:
                 async with limit:

@@ -237,16 +237,16 @@ class Triggers:
 
     # Change detection
 
-    async def observe(self, repo: str) -> None:
+    async def refs_changed(self, repo_id: str) -> None:
         """Detect changed branches and record deliveries, before this returns.
 
         Cheap for repositories without triggers. Never fails: detection that fails is retried later.
         """
-        if not await self._store.any_of(repo):
+        if not await self._store.any_of(repo_id):
             return
-        task = self._queued.get(repo)
+        task = self._queued.get(repo_id)
         if task is None:
-            task = self._queued[repo] = asyncio.create_task(self._look_in_turn(repo))
+            task = self._queued[repo_id] = asyncio.create_task(self._look_in_turn(repo_id))
             self._looking.add(task)
             task.add_done_callback(self._looking.discard)
         await asyncio.shield(task)
@@ -340,7 +340,7 @@ class Triggers:
         while True:
             missed, self._missed = sorted(self._missed), set()
             for start in range(0, len(missed), _AT_ONCE):
-                await asyncio.gather(*(self.observe(repo) for repo in missed[start : start + _AT_ONCE]))
+                await asyncio.gather(*(self.refs_changed(repo) for repo in missed[start : start + _AT_ONCE]))
             if rounds % _PRUNE_EVERY == 0:
                 await self._prune()
             rounds += 1
