@@ -7,6 +7,7 @@ import sqlalchemy as sa
 
 from stead.logs import get_logger
 from stead.store.logs import LogQuery, LogRow, LogStore
+from stead.tasks import TaskSet
 
 KEPT = 7 * 24 * 3600
 """Retention of log lines in seconds."""
@@ -30,15 +31,13 @@ class Logbook:
         self._waiting: list[LogRow] = []
         self._last = 0
         self._wanted = asyncio.Event()
-        self._writer: asyncio.Task[None] | None = None
+        self._tasks = TaskSet()
 
     def start(self) -> None:
-        self._writer = asyncio.create_task(self._work())
+        self._tasks.start(self._work(), "logbook writer")
 
     async def close(self) -> None:
-        if self._writer is not None:
-            self._writer.cancel()
-            await asyncio.gather(self._writer, return_exceptions=True)
+        await self._tasks.close()
         await self._flush()
 
     async def write(

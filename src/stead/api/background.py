@@ -13,6 +13,7 @@ from stead.errors import SteadError
 from stead.logs import get_logger
 from stead.machines.lifecycle import new_id
 from stead.store.requests import RequestRow, RequestStore
+from stead.tasks import TaskSet, cancel_and_wait
 
 AFTER_HEADER = "x-freestyle-background-after-secs"
 ID_HEADER = "x-freestyle-background-request-id"
@@ -37,34 +38,30 @@ class BackgroundRequests:
 
     def __init__(self, store: RequestStore) -> None:
         self._store = store
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._tasks = TaskSet()
 
     async def run(
         self, account: str, request_id: str, after: float, work: Work, invalid: str
     ) -> JSONResponse:
         """Return the answer if it comes within `after` seconds; otherwise 202 with the request id."""
-        task = asyncio.ensure_future(work)
+        task = asyncio.create_task(work)
         try:
             done, _ = await asyncio.wait({task}, timeout=after)
         except BaseException:
             # The client does not have the id yet, so it cannot ask for the result.
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await cancel_and_wait(task)
             raise
         if done:
             return JSONResponse(task.result())
         await self._store.insert(RequestRow(request_id, account))
-        follower = asyncio.create_task(self._follow(request_id, task, invalid))
-        self._tasks[request_id] = follower
-        follower.add_done_callback(lambda _: self._tasks.pop(request_id, None))
+        self._tasks.start(self._store_result(request_id, task, invalid), f"background request {request_id}")
         return _pending(request_id)
 
-    async def _follow(self, request_id: str, task: asyncio.Task[Answer], invalid: str) -> None:
+    async def _store_result(self, request_id: str, task: asyncio.Task[Answer], invalid: str) -> None:
         try:
             status, answer = 200, await task
         except asyncio.CancelledError:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await cancel_and_wait(task)
             status, answer = _failed(_restarted())
         except ApiError as error:
             status, answer = _failed(error)
@@ -96,10 +93,7 @@ class BackgroundRequests:
 
     async def close(self) -> None:
         """Cancel running requests and store that they failed."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
 
 
 def _pending(request_id: str) -> JSONResponse:

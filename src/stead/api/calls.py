@@ -17,7 +17,7 @@ from stead.api.protocol import EXTENSION, Connection
 from stead.api.smart_http import is_streamed
 from stead.errors import SteadError
 from stead.logs import get_logger
-from stead.tasks import finished
+from stead.tasks import TaskSet, finished
 
 TRACE_HEADER = "x-freestyle-trace-id"
 MAX_BODY = 64 << 20
@@ -74,6 +74,7 @@ class Calls:
         self._app = app
         self._most = most
         self._calls: set[Call] = set()
+        self._tasks = TaskSet()
         self._clock: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
         self._idle.set()
@@ -85,7 +86,7 @@ class Calls:
         call = Call(scope)
         scope.setdefault("state", {})["call"] = call
         if self._clock is None:
-            self._clock = asyncio.create_task(self._tick())
+            self._clock = self._tasks.start(self._tick(), "timer of slow calls")
         answer = self._answer(call, send)
         if len(self._calls) >= self._most:
             await _send(busy(len(self._calls)), scope, answer)
@@ -219,10 +220,8 @@ class Calls:
             call.end(stopping(call))
 
     async def close(self) -> None:
-        if self._clock is not None:
-            self._clock.cancel()
-            await asyncio.gather(self._clock, return_exceptions=True)
-            self._clock = None
+        await self._tasks.close()
+        self._clock = None
 
 
 def stopping(call: Call) -> ApiError:

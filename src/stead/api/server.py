@@ -36,9 +36,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept no new calls; let current ones finish within the grace period, then cancel them."""
-        ending = asyncio.create_task(self._calls.stop(STOP_GRACE))
-        await super().shutdown(sockets)
-        await ending
+        await asyncio.gather(super().shutdown(sockets), self._calls.stop(STOP_GRACE))
         await self._calls.close()
 
 

@@ -35,6 +35,7 @@ from stead.settings import Settings
 from stead.store.builds import BuildStore
 from stead.store.logs import LogStore
 from stead.store.requests import RequestStore
+from stead.tasks import TaskSet
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,9 @@ async def assemble(machines: Machines) -> AsyncIterator[Services]:
         writer.subscribe(links)
         background = BackgroundRequests(RequestStore(database))
         machines.limit(limits_of)
-        machines.watch(_Events(logbook, identities))
+        events = _Events(logbook, identities)
+        stack.push_async_callback(events.close)
+        machines.watch(events)
         await identities.recover()
         await builder.recover()
         await background.recover(made_for)
@@ -148,14 +151,16 @@ class _Events:
     def __init__(self, logbook: Logbook, identities: Identities) -> None:
         self._logbook = logbook
         self._identities = identities
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._writes = TaskSet()
 
     def __call__(self, event: MachineEvent) -> None:
         if event.row.account is None:
             return
-        task = asyncio.create_task(self._note(event, event.row.account))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._writes.start(self._note(event, event.row.account), f"log event of VM {event.row.id}")
+
+    async def close(self) -> None:
+        """Wait for pending writes."""
+        await self._writes.join()
 
     async def _note(self, event: MachineEvent, account: str) -> None:
         row = event.row

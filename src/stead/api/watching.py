@@ -14,6 +14,7 @@ from stead.api.callers import CurrentCall, Guest
 from stead.api.guests import error_event
 from stead.errors import SteadError
 from stead.guest.watching import FileEvent
+from stead.tasks import in_background
 
 router = APIRouter(prefix="/v1/vms/{vm_id}", tags=["guests"])
 
@@ -30,12 +31,8 @@ async def changes(guest: Guest) -> AsyncIterator[Lines]:
     """Watches for as long as the response lasts. A watch that cannot start is an error answer."""
     async with guest.machine.watch(guest.user) as events:
         queue: _Queue = asyncio.Queue(_WAITING)
-        following = asyncio.create_task(_follow(events, queue))
-        try:
+        async with in_background(_follow(events, queue)):
             yield _lines(queue)
-        finally:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
 
 
 @router.post("/watch-files", response_class=StreamingResponse)

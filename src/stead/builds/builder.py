@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 
 from stead.builds import repositories, setup
 from stead.builds.errors import BuildBudgetExceeded, BuildError, InvalidSpec, SnapshotDeleted
-from stead.builds.flights import Flights
 from stead.builds.layer_services import Waiting
 from stead.builds.plan import Base, Plan, plan_machine, plan_snapshot
 from stead.builds.records import BuildInfo, BuildState, Logbook, Part, Phase, PhaseInfo, Record, Records
@@ -23,7 +22,7 @@ from stead.machines.snapshots import SnapshotInfo, SnapshotState, check_name
 from stead.repos.transfer.bundles import Bundles
 from stead.settings import Size
 from stead.store.builds import BuildStore
-from stead.tasks import finished, or_undo
+from stead.tasks import SingleFlight, TaskSet, finished, or_undo
 
 BUDGET = scaled(30 * 60.0)
 """Seconds that the set-up of one layer may take."""
@@ -110,9 +109,9 @@ class Builder:
         self._records = Records(store, logbook)
         self._bundles = bundles
         self._budget = budget
-        self._flights: Flights[SnapshotInfo] = Flights(linger)
+        self._layers: SingleFlight[SnapshotInfo] = SingleFlight(linger)
         self._unshared = itertools.count()
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing = TaskSet()
 
     async def recover(self) -> None:
         """After a restart: fail builds that had not finished; recovery has deleted their VMs already."""
@@ -120,9 +119,8 @@ class Builder:
 
     async def close(self) -> None:
         """Cancel running builds and undo what they started."""
-        await self._flights.close()
-        if self._closing:
-            await asyncio.wait(set(self._closing))
+        await self._layers.close()
+        await self._closing.join()
 
     async def build(self, account: str, build_id: str) -> BuildInfo:
         return await self._records.get(account, build_id)
@@ -207,17 +205,19 @@ class Builder:
             key = (record.account, last.hash, next(self._unshared) if last.rebuild else None)
 
             async def work() -> SnapshotInfo:
+                if (task := asyncio.current_task()) is not None:
+                    record.layer_tasks.append(task)
                 # Another request may have finished it since the lookup above.
                 if (found := await self._cached(record.account, last)) is not None:
                     await self._reuse(part, found)
                     return found
                 return await self._build(await self._built(parent, below, record), last, part)
 
-            async def joined(owner: Record) -> None:
+            async def joined(build_id: str) -> None:
                 await record.skip(last.number, "waiting", wait=True)
-                await record.note(f"waiting for build {owner.id}, which builds the same layer")
+                await record.note(f"waiting for build {build_id}, which builds the same layer")
 
-            found = await self._flights.join(key, record, work, joined)
+            found = await self._layers.run(key, work, name=record.id, joined=joined)
         return _Parent(last.hash, found.size, await self._claim(found, last.layer.persistence))
 
     async def _cached(self, account: str, step: _Step) -> SnapshotInfo | None:
@@ -365,14 +365,14 @@ class Builder:
             raise
 
     async def _disconnected(self, record: Record, *, snapshot: bool) -> None:
-        running = [task for task in record.flights if not task.done()]
+        running = [task for task in record.layer_tasks if not task.done()]
         if not running:
             await record.fail("cancelled: the client disconnected")
             return
 
         async def close() -> None:
             await asyncio.wait(running)
-            outermost = record.flights[0]
+            outermost = record.layer_tasks[0]
             if outermost.cancelled():
                 await record.fail("cancelled: the client disconnected")
             elif (error := outermost.exception()) is not None:
@@ -382,9 +382,7 @@ class Builder:
             else:
                 await record.fail("cancelled: the client disconnected before the VM was created")
 
-        task = asyncio.create_task(close())
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        self._closing.start(close(), f"finish the record of build {record.id}")
 
     @contextlib.asynccontextmanager
     async def _attempt(self, part: Part) -> "AsyncIterator[_Attempt]":

@@ -24,6 +24,7 @@ from stead.deadlines import scaled
 from stead.errors import SteadError
 from stead.guest.execution import Ended, ExecResult
 from stead.machines.machine import Machine
+from stead.tasks import in_background
 
 _ASK_TIMEOUT = scaled(120.0)
 _DRAIN_TIMEOUT = scaled(15.0)
@@ -254,15 +255,11 @@ class LayerServices:
         """Copy what these units print during the block into the build's log, to the last line."""
         mark = f"stead-{secrets.token_hex(8)}"
         since = (await self._run("date", "+%s.%6N")).stdout.decode().strip()
-        follower = asyncio.create_task(self._follow(part, units, since, mark))
-        try:
+        async with in_background(self._follow(part, units, since, mark)) as follower:
             yield
             # When the mark has been read, so has every line before it.
             await self._run("systemd-cat", "--identifier", mark, "echo", "end")
             await asyncio.wait({follower}, timeout=_DRAIN_TIMEOUT)
-        finally:
-            follower.cancel()
-            await asyncio.gather(follower, return_exceptions=True)
 
     async def _follow(self, part: Part, units: Sequence[str], since: str, mark: str) -> None:
         matches = [word for unit in units for word in (f"_SYSTEMD_UNIT={unit}", "+", f"UNIT={unit}", "+")]

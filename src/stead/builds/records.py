@@ -123,7 +123,7 @@ class Record:
         self._labelled = labelled
         self._started: list[Phase] = []
         self._unwritten: list[PhaseRow] = []
-        self.flights: list[asyncio.Task[Any]] = []
+        self.layer_tasks: list[asyncio.Task[Any]] = []
         """Single-flight builds of layers that this request started; outermost first."""
 
     @property

@@ -1,20 +1,18 @@
 """Authentication: the account, or the identity, of an API key or access token."""
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from stead.identity.credentials import Kind, digest, kind_of
-from stead.logs import get_logger
 from stead.store.accounts import KeyStore
 from stead.store.database import Database
 from stead.store.identities import TokenStore
+from stead.tasks import TaskSet
 
 _USE_INTERVAL = 60 * 10**9
 _MAX_REMEMBERED = 1000
-
-log = get_logger("stead.identity")
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class Callers:
         self._keys = KeyStore(database)
         self._tokens = TokenStore(database)
         self._noted: dict[str, int] = {}
-        self._writing: set[asyncio.Task[None]] = set()
+        self._writes = TaskSet()
 
     async def authenticate(self, secret: str) -> Caller | None:
         """The caller of a secret; None if it is unknown or revoked."""
@@ -47,9 +45,11 @@ class Callers:
 
     async def close(self) -> None:
         """Wait for pending writes."""
-        await asyncio.gather(*self._writing)
+        await self._writes.join()
 
-    def _note_use(self, row: str, used_at: int | None, update: Callable[..., Awaitable[object]]) -> None:
+    def _note_use(
+        self, row: str, used_at: int | None, update: Callable[..., Coroutine[Any, Any, object]]
+    ) -> None:
         """Record the time of use in the background, at most once a minute."""
         now = time.time_ns()
         last = max(used_at or 0, self._noted.get(row, 0))
@@ -58,12 +58,4 @@ class Callers:
         if len(self._noted) >= _MAX_REMEMBERED:
             self._noted = {each: at for each, at in self._noted.items() if 0 <= now - at < _USE_INTERVAL}
         self._noted[row] = now
-        task = asyncio.create_task(self._record(row, now, update))
-        self._writing.add(task)
-        task.add_done_callback(self._writing.discard)
-
-    async def _record(self, row: str, now: int, update: Callable[..., Awaitable[object]]) -> None:
-        try:
-            await update(row, used_at=now)
-        except Exception as error:
-            log.warning("recording use of key or token failed", id=row, error=str(error))
+        self._writes.start(update(row, used_at=now), f"record use of {row}")
