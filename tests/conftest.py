@@ -8,37 +8,25 @@ import signal
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from ipaddress import IPv4Network
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
-from installations import delete_all, leftovers
 
 from stead.host.image import BaseImage, ensure_image
 from stead.machines import Machine, Machines
 from stead.machines.events import MachineEvent
 from stead.settings import Settings, Size
+from support.installations import Server, delete_all, leftovers
 
 if threading.current_thread() is threading.main_thread():
     # A shell may have had SIGINT ignored for what it runs in the background, and programs inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@dataclass(frozen=True)
-class Server:
-    """A served API, with the API key of an account of the tests' own."""
-
-    url: str
-    key: str
-    account: str
-    services: Any
-
-
 SMALL = Size(vcpus=2, memory_mib=512, disk_gib=20)
-
 
 HEAVY = {
     "test_bombs.py",

@@ -1,0 +1,427 @@
+"""The command line against a scripted server: arguments, standard input, errors. No VMs are started."""
+
+import base64
+import json
+import os
+import pty
+import re
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from stead.cli.main import app
+from support.scripted_server import Pieces, Reply, Script, Seen, scripted
+from support.typed import PROGRAM, Shell
+
+VM = "x" * 20
+
+
+def output(status: int = 0, text: str = "") -> Pieces:
+    """The answer to a command that prints a text and ends."""
+    events: list[dict[str, Any]] = [{"type": "exit", "statusCode": status}]
+    if text:
+        events.insert(0, {"type": "stdout", "data": base64.b64encode(text.encode()).decode()})
+    return Pieces([json.dumps(event).encode() + b"\n" for event in events])
+
+
+def start(script: Script, *arguments: str, **options: Any) -> "subprocess.Popen[bytes]":
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    environment = Shell(script.url, "key").environment
+    return subprocess.Popen([PROGRAM, *arguments], env=environment, **(pipes | options))
+
+
+def run(script: Script, *arguments: str, **options: Any) -> "subprocess.CompletedProcess[bytes]":
+    """Run a command: in a new process if it gets a standard input, else in this one, which is faster."""
+    if not options:
+        result = CliRunner().invoke(app, arguments, env={"STEAD_API_URL": script.url, "STEAD_API_KEY": "key"})
+        return subprocess.CompletedProcess(
+            arguments, result.exit_code, result.stdout_bytes, result.stderr_bytes
+        )
+    with start(script, *arguments, **options) as process:
+        out, errors = process.communicate(timeout=60)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, errors)
+
+
+def stdin_of(seen: Seen) -> bytes | None:
+    data = seen.json.get("stdin")
+    return None if data is None else base64.b64decode(data)
+
+
+# The words of a command
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command", "user"),
+    [
+        ((VM, "ls", "-l", "/srv"), ["ls", "-l", "/srv"], None),
+        ((VM, "--", "ls", "-l"), ["ls", "-l"], None),
+        (("--user", "nobody", VM, "ls", "--user", "me"), ["ls", "--user", "me"], "nobody"),
+        ((VM, "--user=nobody", "git", "--version"), ["git", "--version"], "nobody"),
+        ((VM, "-unobody", "--no-stdin", "env", "-u", "HOME"), ["env", "-u", "HOME"], "nobody"),
+        ((VM, "ls", "--json"), ["ls", "--json"], None),
+        ((VM, "grep", "--", "-x"), ["grep", "--", "-x"], None),
+        ((VM, "echo $HOME"), "echo $HOME", None),
+    ],
+)
+def test_options_after_the_first_word_belong_to_the_command(
+    arguments: tuple[str, ...], command: str | list[str], user: str | None
+) -> None:
+    with scripted(output(3, "printed")) as script:
+        result = run(script, "vm", "exec", *arguments)
+    assert (result.stdout, result.returncode) == (b"printed", 3), result.stderr
+    (call,) = script.seen
+    assert call.json["command"] == command
+    assert call.headers.get("x-freestyle-vm-linux-user-id") == user
+
+
+@pytest.mark.parametrize("status", [126, 127])
+def test_a_program_that_cannot_be_executed_has_the_exit_code_of_a_shell(status: int) -> None:
+    with scripted(output(status)) as script:
+        assert run(script, "vm", "exec", VM, "missing", "-x").returncode == status
+
+
+@pytest.mark.parametrize("command", [("bash",), ("/bin/sh", "-l"), ("python3",)])
+def test_an_interactive_program_on_a_terminal_is_refused_with_a_hint(command: tuple[str, ...]) -> None:
+    leader, terminal = pty.openpty()
+    try:
+        with scripted() as script:
+            result = run(script, "vm", "exec", VM, *command, stdin=terminal)
+    finally:
+        os.close(terminal)
+        os.close(leader)
+    assert result.returncode == 1
+    assert b"has no terminal yet" in result.stderr
+    assert b"< script" in result.stderr
+    assert script.seen == []
+
+
+def test_a_terminal_that_is_asked_for_is_refused_with_a_hint() -> None:
+    """As in `docker exec -it`."""
+    with scripted() as script:
+        result = run(script, "vm", "exec", "-it", VM, "bash", "--json")
+        refused = run(script, "vm", "exec", "--json", "-it", VM, "bash")
+    assert result.returncode == 1 and b"has no terminal yet" in result.stderr
+    assert refusal(refused)["code"] == "NO_TERMINAL"
+    assert script.seen == []
+
+
+def test_a_command_on_a_terminal_runs_without_input() -> None:
+    leader, terminal = pty.openpty()
+    try:
+        with scripted(output()) as script:
+            assert run(script, "vm", "exec", VM, "bash", "-c", "ls", stdin=terminal).returncode == 0
+    finally:
+        os.close(terminal)
+        os.close(leader)
+    assert stdin_of(script.seen[0]) is None
+
+
+# Standard input
+
+
+def test_a_pipe_that_is_never_written_does_not_hang() -> None:
+    with scripted(output(text="ran")) as script, start(script, "vm", "exec", VM, "cat", stdin=-1) as process:
+        assert process.stdout is not None and process.stderr is not None and process.stdin is not None
+        assert process.stdout.read() == b"ran"
+        assert b"--stdin" in process.stderr.read()
+        assert process.wait(60) == 0
+        process.stdin.close()
+    assert stdin_of(script.seen[0]) is None
+
+
+def test_a_socket_that_is_never_written_does_not_hang_and_prints_nothing() -> None:
+    """Node's child_process gives commands such a standard input."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, scripted(output()) as script:
+        result = run(script, "vm", "exec", VM, "cat", stdin=theirs.fileno())
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert stdin_of(script.seen[0]) is None
+
+
+def test_data_that_comes_too_late_is_reported() -> None:
+    ours, theirs = socket.socketpair()
+    slow = Pieces([b"\n"] * 500 + output().pieces)
+    with (
+        ours,
+        theirs,
+        scripted(slow) as script,
+        start(script, "vm", "exec", VM, "cat", stdin=theirs.fileno()) as process,
+    ):
+        while not script.seen:
+            pass
+        ours.sendall(b"late")
+        _, errors = process.communicate(timeout=60)
+    assert b"use --stdin" in errors
+
+
+@pytest.mark.parametrize("pause", [False, True])
+def test_a_pipe_with_data_is_passed_on_whole(pause: bool) -> None:
+    """A producer that pauses after its first bytes loses nothing."""
+    data = os.urandom(300_000)
+    with scripted(output()) as script, start(script, "vm", "exec", VM, "cat", stdin=-1) as process:
+        assert process.stdin is not None
+        process.stdin.write(data)
+        process.stdin.flush()
+        if pause:
+            assert process.stderr is not None
+            assert b"waiting for the end of standard input" in process.stderr.readline()
+            process.stdin.write(b"more")
+        process.stdin.close()
+        assert process.wait(60) == 0
+    assert stdin_of(script.seen[0]) == data + (b"more" if pause else b"")
+
+
+def test_stdin_option_waits_for_a_producer_however_slow() -> None:
+    with scripted(output()) as script, start(script, "vm", "exec", "-i", VM, "cat", stdin=-1) as process:
+        assert process.stdin is not None and process.stderr is not None
+        assert b"waiting for the end of standard input" in process.stderr.readline()
+        process.stdin.write(b"late")
+        process.stdin.close()
+        assert process.wait(60) == 0
+    assert stdin_of(script.seen[0]) == b"late"
+
+
+def test_a_file_is_passed_on_and_no_stdin_reads_nothing() -> None:
+    with tempfile.TemporaryFile() as file, scripted(output(), output()) as script:
+        file.write(b"content")
+        file.seek(0)
+        assert run(script, "vm", "exec", VM, "--no-stdin", "cat", stdin=file).returncode == 0
+        assert run(script, "vm", "exec", VM, "cat", stdin=file).returncode == 0
+    assert [stdin_of(each) for each in script.seen] == [None, b"content"]
+
+
+def test_a_closed_or_empty_standard_input_is_no_input() -> None:
+    with scripted(output(), output()) as script:
+        result = run(script, "vm", "exec", VM, "cat", stdin=None, preexec_fn=lambda: os.close(0))
+        assert (result.returncode, result.stderr) == (0, b"")
+        assert run(script, "vm", "exec", VM, "cat", stdin=subprocess.DEVNULL).returncode == 0
+    assert [stdin_of(each) for each in script.seen] == [None, None]
+
+
+# Global options
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--url", "{url}", "--key", "k", "whoami"),
+        ("whoami", "--url", "{url}", "--key", "k"),
+        ("identity", "--url={url}", "list", "--key", "k"),
+        ("--url", "http://127.0.0.1:9", "--key", "other", "vm", "list", "--key", "k", "--url", "{url}"),
+    ],
+)
+def test_global_options_work_before_and_after_the_command(arguments: tuple[str, ...]) -> None:
+    answer = {"accountId": "a", "identities": [], "vms": [], "totalCount": 0}
+    with scripted(Reply(content=answer)) as script:
+        wrong = Script("http://127.0.0.1:9", [])
+        given = [each.format(url=script.url) for each in arguments]
+        result = run(wrong, *given)
+    assert result.returncode == 0, result.stderr
+    assert script.seen[0].headers["authorization"] == "Bearer k"
+
+
+# Errors
+
+
+def refusal(result: "subprocess.CompletedProcess[bytes]") -> Any:
+    """The error of a command that was called with --json: one line on standard error."""
+    assert result.stdout == b""
+    (line,) = result.stderr.splitlines()
+    return json.loads(line)["error"]
+
+
+def test_errors_after_json_are_one_line_of_json() -> None:
+    body = {"code": "VM_NOT_FOUND", "message": f"no VM {VM}"}
+    with scripted(Reply(404, body, {"x-trace-id": "abc"}), Reply(404, body)) as script:
+        result = run(script, "vm", "get", VM, "--json")
+        text = run(script, "vm", "get", VM)
+    assert result.returncode == 1
+    assert refusal(result)["code"] == "VM_NOT_FOUND"
+    assert refusal(result)["message"] == f"no VM {VM}"
+    assert "traceId" in refusal(result)
+    assert text.stderr.startswith(f"error: no VM {VM} (VM_NOT_FOUND".encode())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "code"),
+    [
+        (("vm", "list", "--json"), 1, "SERVER_UNREACHABLE"),
+        (("vm", "list", "--bad", "--json"), 2, "USAGE"),
+        (("vm", "create", "--size", "big", "--json"), 2, "USAGE"),
+        (("vm", "create", "--spec", "/nowhere/spec.json", "--json"), 1, "SPEC_UNREADABLE"),
+    ],
+)
+def test_local_errors_have_a_code_too(arguments: tuple[str, ...], exit_code: int, code: str) -> None:
+    result = run(Script("http://127.0.0.1:9", []), *arguments)
+    assert result.returncode == exit_code
+    assert refusal(result)["code"] == code
+
+
+# Set-up layers of `vm create`
+
+
+def created(script: Script) -> Any:
+    """The body of the create, which is the last request."""
+    call = script.seen[-1]
+    assert (call.method, call.target) == ("POST", "/v1/vms")
+    return call.json
+
+
+def test_set_up_options_are_a_layer_that_the_server_caches() -> None:
+    options = (
+        "--apt",
+        "jq",
+        "--run",
+        "make -C /srv",
+        "--run",
+        "true",
+        "--repo",
+        "https://example.com/a#v1:/srv",
+    )
+    with scripted(Reply(content={"id": VM})) as script:
+        result = run(script, "vm", "create", "--name", "web", "--size", "2x1Gx20G", *options)
+    assert result.stdout.decode().strip() == VM, result.stderr
+    body = created(script)
+    assert set(body["spec"]) == {"name", "snapshot"}
+    layer = body["spec"]["snapshot"]
+    assert layer["aptDeps"] == ["jq"]
+    assert layer["git"]["repos"] == [{"repo": "https://example.com/a", "path": "/srv", "rev": "v1"}]
+    assert len(layer["systemd"]["services"]) == 2
+    assert "make -C /srv" in str(layer["additionalFiles"])
+    assert (layer["vcpuCount"], layer["memSizeGb"], layer["rootfsSizeGb"]) == (2, 1, 20)
+    assert "aptDeps" not in body and "git" not in body
+
+
+def test_set_up_options_go_on_top_of_a_spec(tmp_path: Path) -> None:
+    file = tmp_path / "spec.json"
+    file.write_text(
+        json.dumps({"workdir": "/srv", "waitForReadySignal": True, "snapshot": {"aptDeps": ["make"]}})
+    )
+    with scripted(Reply(content={"id": VM})) as script:
+        run(script, "vm", "create", "--spec", str(file), "--apt", "jq", "--no-cache")
+    assert created(script)["spec"] == {
+        "name": None,
+        "waitForReadySignal": True,
+        "snapshot": {
+            "aptDeps": ["jq"],
+            "skipCache": True,
+            "snapshot": {"workdir": "/srv", "snapshot": {"aptDeps": ["make"]}},
+        },
+    }
+
+
+# VMs, builds and identities in lists
+
+
+def test_vm_list_shows_address_and_size() -> None:
+    row = {
+        "id": VM,
+        "name": "web",
+        "state": "running",
+        "address": "10.1.0.2",
+        "sizing": {"vcpuCount": 2, "memSizeMib": 4096, "rootfsSizeMb": 20480},
+    }
+    answer = Reply(content={"vms": [row], "totalCount": 1})
+    with scripted(answer, answer) as script:
+        table = run(script, "vm", "list").stdout.decode().splitlines()
+        listed = json.loads(run(script, "vm", "list", "--json").stdout)
+    assert table[0].split() == ["id", "name", "state", "size", "address", "created"]
+    assert table[1].split() == [VM, "web", "running", "2x4Gx20G", "10.1.0.2"]
+    assert listed["vms"][0]["size"] == "2x4Gx20G"
+
+
+def test_vm_get_shows_the_last_traffic_of_the_server() -> None:
+    row = {"id": VM, "state": "running"}
+    seen = {**row, "lastNetworkActivity": "2026-01-31T12:00:00Z"}
+    with scripted(Reply(content=row), Reply(content=seen)) as script:
+        assert re.search(r"^last traffic +never$", run(script, "vm", "get", VM).stdout.decode(), re.M)
+        shown = run(script, "vm", "get", VM).stdout.decode()
+    assert re.search(r"^last traffic +2026-\d\d-\d\d .*d ago\)$", shown, re.M)
+
+
+def test_snapshot_list_shows_the_size_on_disk() -> None:
+    row = {"snapshotId": f"sc-{VM}", "state": "ready", "sizeBytes": 3 << 20}
+    with scripted(Reply(content={"snapshots": [row]}), Reply(content=row)) as script:
+        assert "3M" in run(script, "snapshot", "list").stdout.decode().splitlines()[1].split()
+        assert re.search(r"^on disk +3M$", run(script, "snapshot", "get", f"sc-{VM}").stdout.decode(), re.M)
+
+
+def test_identities_are_listed_with_names_dates_and_grants() -> None:
+    row = {"id": "i1", "name": "ci", "createdAt": "2026-01-31T12:00:00Z", "vmGrants": 2, "repoGrants": 3}
+    with scripted(Reply(content={"identities": [row], "total": 1})) as script:
+        heading, line = run(script, "identity", "list").stdout.decode().splitlines()
+    assert heading.split() == ["id", "name", "VMs", "repos", "created"]
+    assert line.split()[:4] == ["i1", "ci", "2", "3"] and line.endswith("d ago")
+
+
+BUILD = f"bld-{VM}"
+RUNNING = {"buildId": BUILD, "state": "running", "startedAt": "2026-01-31T12:00:00Z"}
+FAILED = {
+    **RUNNING,
+    "state": "failed",
+    "finishedAt": "2026-01-31T12:00:05Z",
+    "failureReason": "run: `false` exited with 1\nlast output",
+}
+
+
+def test_builds_are_listed_with_their_state_and_duration() -> None:
+    with scripted(Reply(content={"builds": [FAILED], "totalCount": 3})) as script:
+        result = run(script, "build", "list", "--state", "failed", "--limit", "1")
+    heading, line = result.stdout.decode().splitlines()
+    assert heading.split() == ["id", "state", "started", "took", "phase", "or", "failure"]
+    assert line.split()[:2] == [BUILD, "failed"] and "5.0 s" in line
+    assert line.endswith("run: `false` exited with 1")
+    assert b"2 more: --offset 1" in result.stderr
+    assert script.seen[0].target == "/v1/vms/builds?state=failed&limit=1&offset=0"
+
+
+def test_a_build_is_shown_with_the_times_of_its_phases() -> None:
+    phase = {
+        "phaseId": "p1",
+        "name": "apt",
+        "state": "failed",
+        "startedAt": "2026-01-31T12:00:01Z",
+        "finishedAt": "2026-01-31T12:00:04Z",
+    }
+    builds = Reply(content={"builds": [FAILED], "totalCount": 1})
+    with scripted(builds, Reply(content=FAILED), Reply(content={"phases": [phase]})) as script:
+        shown = run(script, "build", "get", "xxxx").stdout.decode()
+    assert re.search(r"^took +5\.0 s$", shown, re.M)
+    assert re.search(r"^failure +run: `false` exited with 1\n +last output$", shown, re.M)
+    assert re.search(r"^apt +failed +\d\d:\d\d:\d\d +3\.0 s$", shown, re.M)
+
+
+def test_following_a_build_ends_with_it_and_reports_its_failure() -> None:
+    def page(*messages: str) -> Reply:
+        logs = [
+            {"message": each, "timestamp": f"2026-01-31T12:00:0{index}Z"}
+            for index, each in enumerate(messages)
+        ]
+        return Reply(content={"logs": logs})
+
+    steps = [RUNNING, RUNNING, page("one"), FAILED, FAILED, page("one", "two")]
+    replies = [each if isinstance(each, Reply) else Reply(content=each) for each in steps]
+    with scripted(*replies) as script:
+        result = run(script, "build", "logs", BUILD, "--follow")
+    lines = [line.rpartition(" ")[2] for line in result.stdout.decode().splitlines()]
+    assert (lines, result.returncode) == (["one", "two"], 1), result.stderr
+
+
+def test_repositories_are_granted_and_revoked() -> None:
+    identity, repo = "11111111-0000-4000-8000-000000000000", "22222222-0000-4000-8000-000000000000"
+    exists = Reply(409, {"code": "PERMISSION_ALREADY_EXISTS", "message": "permission exists"})
+    with scripted(Reply(), exists, Reply(), Reply()) as script:
+        assert run(script, "identity", "grant-repo", identity, repo).returncode == 0
+        result = run(script, "identity", "grant-repo", identity, repo, "--permission", "write", "--json")
+        assert json.loads(result.stdout) == {"identity_id": identity, "repo_id": repo, "permission": "write"}
+        assert run(script, "identity", "revoke-repo", identity, repo).returncode == 0
+    path = f"/identity/v1/identities/{identity}/permissions/git/{repo}"
+    assert [(each.method, each.target) for each in script.seen] == [
+        (method, path) for method in ("POST", "POST", "PUT", "DELETE")
+    ]
+    assert [each.json["permission"] for each in script.seen[:3]] == ["read", "write", "write"]

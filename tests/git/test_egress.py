@@ -1,0 +1,468 @@
+"""SSRF guard: which user-supplied addresses are connected to."""
+
+import asyncio
+import datetime
+import re
+import socket
+import ssl
+import subprocess
+from collections.abc import Iterator, Sequence
+from ipaddress import IPv4Network, IPv6Network, ip_address
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from stead.repos.errors import TooLarge
+from stead.repos.ssrf import (
+    MAX_REDIRECTS,
+    Egress,
+    EgressFailed,
+    EgressRefused,
+    Resolve,
+    git_environment,
+    git_options,
+    is_own,
+)
+from support.git_server import GitServer, Page, redirect, serving
+
+LOOPBACK = IPv4Network("127.0.0.0/8")
+PUBLIC = "93.184.215.14"
+
+
+def resolver(*answers: Sequence[str]) -> Resolve:
+    """A resolver that returns these answers in turn, and then repeats the last one."""
+    left = list(answers)
+
+    async def resolve(host: str, port: int) -> Sequence[str]:
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    return resolve
+
+
+def local(*answers: Sequence[str]) -> Egress:
+    """Allows loopback; every name resolves to it unless other answers are given."""
+    return Egress([LOOPBACK], resolve=resolver(*(answers or (["127.0.0.1"],))))
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[GitServer]:
+    with serving(tmp_path) as server:
+        server.pages["/file"] = Page(b"content")
+        yield server
+
+
+async def get(egress: Egress, url: str, **options: object) -> tuple[int, bytes]:
+    limits = {"most_bytes": 1 << 20, "timeout": 10.0, **options}
+    async with egress.stream_get(url, **limits) as answer:  # type: ignore[arg-type]
+        return answer.status, await answer.read()
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "0.0.0.0",
+        "0.1.2.3",
+        "10.0.0.1",
+        "100.64.0.1",
+        "100.127.255.255",
+        "127.0.0.1",
+        "127.255.255.254",
+        "169.254.169.254",
+        "172.16.0.1",
+        "172.31.255.255",
+        "192.0.0.8",
+        "192.0.2.1",
+        "192.88.99.1",
+        "192.168.1.1",
+        "198.18.0.1",
+        "198.51.100.7",
+        "203.0.113.9",
+        "224.0.0.1",
+        "240.0.0.1",
+        "255.255.255.255",
+        "::",
+        "::1",
+        "::127.0.0.1",
+        "::ffff:127.0.0.1",
+        "::ffff:10.0.0.1",
+        "::ffff:169.254.169.254",
+        "64:ff9b::7f00:1",
+        "64:ff9b::a9fe:a9fe",
+        "64:ff9b:1::1",
+        "100::1",
+        "2001::1",
+        "2001:2::1",
+        "2001:10::1",
+        "2001:db8::1",
+        "2002:7f00:1::1",
+        "2002:a00:1::1",
+        "3fff::1",
+        "5f00::1",
+        "fc00::1",
+        "fd12:3456::1",
+        "fe80::1",
+        "fe80::1%eth0",
+        "fec0::1",
+        "ff02::1",
+    ],
+)
+async def test_non_public_addresses_are_refused(address: str) -> None:
+    """As a name's only address, as one of several, and in the URL itself where possible."""
+    for found in ([address], [PUBLIC, address], [address, PUBLIC]):
+        with pytest.raises(EgressRefused, match=re.escape(str(ip_address(address.partition("%")[0])))):
+            await Egress(resolve=resolver(found)).check("https://git.example/repo")
+    literal = f"[{address}]" if ":" in address else address
+    with pytest.raises(EgressRefused):
+        await Egress().check(f"http://{literal}/")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [PUBLIC, "100.63.255.255", "100.128.0.1", "172.32.0.1", "2606:4700::1111", "64:ff9b::5db8:d70e"],
+)
+async def test_public_addresses_are_accepted(address: str) -> None:
+    target = await Egress(resolve=resolver([address])).check("https://Git.Example/a/repo?x=1#part")
+    assert target.addresses == (address,)
+    assert target.url == "https://git.example/a/repo?x=1"
+    assert (target.host, target.port) == ("git.example", 443)
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "2130706433", "0x7f000001", "0x7f.1", "017700000001", "127.1", "127.0.0.1.", "0"]
+)
+async def test_other_spellings_of_loopback_are_refused(host: str) -> None:
+    """Resolved by the host's own resolver."""
+    with pytest.raises(EgressRefused):
+        await Egress().check(f"http://{host}/")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "git.example/repo",
+        "//git.example/repo",
+        "http:///repo",
+        "http://:80/",
+        "ftp://git.example/",
+        "file:///etc/passwd",
+        "ssh://git@git.example/repo",
+        "ext::sh -c true",
+        "-oProxyCommand=x",
+        "http://git.example:0/",
+        "http://git.example:65536/",
+        "http://git.example:x/",
+        "http://git example/",
+        "http://git%2eexample/",
+        "http://git\\example/",
+        "http://git..example/",
+        "http://-git.example/",
+        "http://git.example\r\nX: y/",
+        "http://[fe80::1%25eth0]/",
+        "http://[::1/",
+        f"http://{'a' * 64}.example/",
+        f"http://git.example/{'a' * 5000}",
+        "http://\udc80.example/",
+    ],
+)
+async def test_invalid_urls_are_refused(url: str) -> None:
+    with pytest.raises(EgressRefused):
+        await Egress(resolve=resolver([PUBLIC])).check(url)
+
+
+async def test_internationalized_names_are_resolved_as_punycode() -> None:
+    asked = []
+
+    async def resolve(host: str, port: int) -> Sequence[str]:
+        asked.append((host, port))
+        return [PUBLIC]
+
+    target = await Egress(resolve=resolve).check("https://BÜCHER.example:8443/ä")
+    assert asked == [("xn--bcher-kva.example", 8443)]
+    assert target.url == "https://xn--bcher-kva.example:8443/%C3%A4"
+
+
+async def test_url_credentials_need_permission_and_are_never_shown() -> None:
+    egress = Egress(resolve=resolver([PUBLIC]))
+    url = "https://agent:s3cret@git.example/repo?token=t0ken"
+    with pytest.raises(EgressRefused) as refused:
+        await egress.check(url)
+    assert "s3cret" not in str(refused.value) + str(refused.value.facts)
+    target = await egress.check(url, credentials=True)
+    assert target.authorization == "Basic YWdlbnQ6czNjcmV0"
+    for shown in (repr(target), target.url, target.shown, str(git_options(target))):
+        assert "s3cret" not in shown and "YWdlbnQ" not in shown
+    assert "t0ken" not in target.shown
+    broken = "https://agent:s3/cret@git.example/"
+    with pytest.raises(EgressRefused) as refused:
+        await egress.check(broken)
+    assert "cret" not in str(refused.value) + str(refused.value.facts)
+
+
+async def test_allowed_private_networks_are_accepted(server: GitServer) -> None:
+    assert await get(local(), f"{server.url}/file") == (200, b"content")
+    with pytest.raises(EgressRefused):
+        await get(Egress(), f"{server.url}/file")
+    with pytest.raises(EgressRefused):
+        await get(Egress([IPv4Network("127.0.0.2/32")]), f"{server.url}/file")
+    mapped = f"http://[::ffff:127.0.0.1]:{server.port}/file"
+    assert await get(local(), mapped) == (200, b"content")
+    await Egress([IPv6Network("fd00::/8")]).check("http://[fd00::1]/")
+    assert len(server.requests) == 2
+
+
+async def test_connection_is_pinned_and_host_header_has_the_name(server: GitServer) -> None:
+    """The name exists only in the test's resolver."""
+    status, _ = await get(local(), f"http://git.stead.invalid:{server.port}/file")
+    assert status == 200
+    assert server.requests[-1].headers["host"] == f"git.stead.invalid:{server.port}"
+
+
+async def test_dns_rebinding_has_no_effect(server: GitServer) -> None:
+    """A second lookup would return another server; there is only one lookup."""
+    egress = Egress([IPv4Network("127.0.0.1/32")], resolve=resolver(["127.0.0.1"], ["127.0.0.66"]))
+    target = await egress.check(f"http://git.stead.invalid:{server.port}/file")
+    async with egress.request("GET", target, most_bytes=100, timeout=10) as answer:
+        assert await answer.read() == b"content"
+    with pytest.raises(EgressRefused, match=r"127\.0\.0\.66"):
+        await egress.check(f"http://git.stead.invalid:{server.port}/file")
+
+
+async def test_next_address_is_tried_when_one_fails(server: GitServer) -> None:
+    egress = local(["127.0.0.77", "127.0.0.1"])
+    assert await get(egress, f"http://git.stead.invalid:{server.port}/file") == (200, b"content")
+
+
+async def test_every_redirect_is_checked(server: GitServer) -> None:
+    egress = local(["127.0.0.1"], ["127.0.0.1"], ["169.254.169.254"])
+    server.pages["/moved"] = redirect("/file")
+    assert await get(egress, f"{server.url}/moved") == (200, b"content")
+    server.pages["/away"] = redirect(f"http://other.stead.invalid:{server.port}/file")
+    assert await get(egress, f"{server.url}/away") == (200, b"content")
+    for bad in (
+        "http://169.254.169.254/latest/meta-data/",
+        "http://[::1]/",
+        "http://0x7f000001/",
+        "file:///etc/passwd",
+        "http://user:password@127.0.0.1/",
+    ):
+        server.pages["/bad"] = redirect(bad)
+        with pytest.raises(EgressRefused):
+            await get(egress, f"{server.url}/bad")
+    with pytest.raises(EgressRefused, match=r"169\.254"):
+        await get(local(["127.0.0.1"], ["169.254.169.254"]), f"http://a.invalid:{server.port}/away")
+
+
+async def test_redirect_limit(server: GitServer) -> None:
+    for hop in range(MAX_REDIRECTS + 1):
+        server.pages[f"/{hop}"] = redirect(f"/{hop + 1}")
+    server.pages[f"/{MAX_REDIRECTS + 1}"] = Page(b"far")
+    assert await get(local(), f"{server.url}/1") == (200, b"far")
+    with pytest.raises(EgressFailed, match=r"too many redirects \(max 5\)"):
+        await get(local(), f"{server.url}/0")
+
+
+async def test_credentials_are_not_sent_to_another_origin(server: GitServer, tmp_path: Path) -> None:
+    with serving(tmp_path) as other:
+        other.pages["/file"] = Page(b"elsewhere")
+        server.pages["/near"] = redirect("/file")
+        server.pages["/far"] = redirect(f"{other.url}/file")
+        given = {"Authorization": "Bearer secret", "Cookie": "a=b", "X-Kept": "yes"}
+        with_secret = server.url.replace("http://", "http://agent:s3cret@")
+        await get(local(), f"{with_secret}/near", credentials=True)
+        await get(local(), f"{with_secret}/far", credentials=True)
+        await get(local(), f"{server.url}/far", headers=given)
+    here = [request.headers.get("authorization") for request in server.requests]
+    assert here == ["Basic YWdlbnQ6czNjcmV0"] * 3 + ["Bearer secret"]
+    for request in other.requests:
+        assert "authorization" not in request.headers and "cookie" not in request.headers
+    assert other.requests[1].headers["x-kept"] == "yes"
+
+
+async def test_response_over_content_length_limit_is_refused(server: GitServer) -> None:
+    server.pages["/large"] = Page(b"x" * 5000)
+    with pytest.raises(TooLarge):
+        await get(local(), f"{server.url}/large", most_bytes=4999)
+    assert len((await get(local(), f"{server.url}/large", most_bytes=5000))[1]) == 5000
+
+
+async def test_chunked_response_over_limit_is_refused(tmp_path: Path) -> None:
+    """A chunked response has no Content-Length."""
+    with serving(tmp_path) as server:
+        server.init("repo.git")
+        with pytest.raises(TooLarge):
+            await get(local(), f"{server.url}/repo.git/info/refs?service=git-upload-pack", most_bytes=20)
+
+
+async def test_slow_and_silent_servers_time_out(server: GitServer) -> None:
+    server.pages["/slow"] = Page(b"x" * 100_000, pause=0.05)
+    server.pages["/cut"] = Page(b"x" * 100_000, complete=False)
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    with pytest.raises(EgressFailed, match="timed out after"):
+        await get(local(), f"{server.url}/slow", timeout=0.3)
+    assert loop.time() - begun < 5
+    with pytest.raises(EgressFailed):
+        await get(local(), f"{server.url}/cut")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        with pytest.raises(EgressFailed):
+            await get(local(), f"http://127.0.0.1:{silent.getsockname()[1]}/", timeout=0.3)
+        port = silent.getsockname()[1]
+    with pytest.raises(EgressFailed):
+        await get(local(), f"http://127.0.0.1:{port}/")
+
+
+async def test_unresolvable_names_are_reported() -> None:
+    async def nobody(host: str, port: int) -> Sequence[str]:
+        raise socket.gaierror(socket.EAI_NONAME, "unknown")
+
+    for egress in (Egress(resolve=nobody), Egress(resolve=resolver([]))):
+        with pytest.raises(EgressFailed, match=r"git\.example"):
+            await egress.check("https://git.example/repo")
+
+
+async def test_request_content_is_sent(server: GitServer) -> None:
+    egress = local()
+    target = await egress.check(f"{server.url}/file")
+    async with egress.request(
+        "POST", target, most_bytes=100, timeout=10, headers={"X-A": "b"}, content=b"{}"
+    ) as answer:
+        assert answer.status == 200
+    request = server.requests[-1]
+    assert (request.method, request.headers["content-length"], request.headers["x-a"]) == ("POST", "2", "b")
+
+
+async def test_proxy_environment_is_ignored(server: GitServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY", "https_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    assert await get(local(), f"{server.url}/file") == (200, b"content")
+
+
+def test_own_addresses_are_recognised() -> None:
+    assert is_own(ip_address("127.0.0.1"))
+    assert not is_own(ip_address("192.0.2.1"))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            pytest.skip("this host has no other address")
+        assert is_own(ip_address(probe.getsockname()[0]))
+
+
+async def test_public_address_of_this_host_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stead.repos.ssrf.is_own", lambda address: str(address) == PUBLIC)
+    egress = Egress(resolve=resolver([PUBLIC]))
+    with pytest.raises(EgressRefused, match="this host"):
+        await egress.check("https://git.example/")
+    await Egress([IPv4Network(f"{PUBLIC}/32")], resolve=resolver([PUBLIC])).check("https://git.example/")
+
+
+def certificate(name: str, folder: Path) -> tuple[ssl.SSLContext, Path]:
+    """A TLS context of a server with this name, and its certificate."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    known, secret = folder / f"{name}.pem", folder / f"{name}.key"
+    known.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    secret.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(known, secret)
+    return context, known
+
+
+def ls_remote(url: str, *options: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    own = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "GIT_TERMINAL_PROMPT": "0", **(env or {})}
+    return subprocess.run(
+        ["git", *options, "ls-remote", url], env=own, capture_output=True, text=True, timeout=30
+    )
+
+
+async def test_certificate_is_verified_for_the_host_name(tmp_path: Path) -> None:
+    """By the HTTP client and by git, although both connect to an address."""
+    context, known = certificate("git.stead.invalid", tmp_path)
+    tls = ssl.create_default_context(cafile=str(known))
+    egress = Egress([LOOPBACK], resolve=resolver(["127.0.0.1"]), tls=tls)
+    with serving(tmp_path, tls=context) as server:
+        server.init("repo.git")
+        server.pages["/file"] = Page(b"content")
+        server.pages["/down"] = redirect(f"http://git.stead.invalid:{server.port}/file")
+        good, bad = (f"https://{name}.stead.invalid:{server.port}" for name in ("git", "other"))
+        assert await get(egress, f"{good}/file") == (200, b"content")
+        with pytest.raises(EgressFailed, match="certificate"):
+            await get(egress, f"{bad}/file")
+        with pytest.raises(EgressRefused, match="https to http"):
+            await get(egress, f"{good}/down")
+        trust = "-c", f"http.sslCAInfo={known}"
+        target = await egress.check(f"{good}/repo.git")
+        assert ls_remote(target.url, *trust, *git_options(target)).returncode == 0
+        target = await egress.check(f"{bad}/repo.git")
+        assert "certificate" in ls_remote(target.url, *trust, *git_options(target)).stderr
+
+
+async def test_git_is_pinned_to_the_checked_address(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        server.init("repo.git")
+        url = f"http://git.stead.invalid:{server.port}/repo.git"
+        assert ls_remote(url).returncode != 0
+        target = await local().check(url)
+        found = ls_remote(target.url, *git_options(target))
+        assert found.returncode == 0, found.stderr
+        assert server.requests[-1].headers["host"] == f"git.stead.invalid:{server.port}"
+        literal = await local().check(f"{server.url}/repo.git")
+        assert ls_remote(literal.url, *git_options(literal)).returncode == 0
+
+
+async def test_git_is_pinned_to_ipv4_and_ipv6_addresses(tmp_path: Path) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this host has no IPv6")
+    egress = Egress([LOOPBACK, IPv6Network("::1/128")], resolve=resolver(["::1", "127.0.0.1"]))
+    with serving(tmp_path) as server:
+        server.init("repo.git")
+        target = await egress.check(f"http://git.stead.invalid:{server.port}/repo.git")
+        assert f":{server.port}:[::1],127.0.0.1" in git_options(target)[-1]
+        found = ls_remote(target.url, *git_options(target))
+        assert found.returncode == 0, found.stderr
+
+
+async def test_git_does_not_follow_redirects(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        server.init("repo.git")
+        server.pages["/moved.git/info/refs"] = redirect(
+            f"{server.url}/repo.git/info/refs?service=git-upload-pack"
+        )
+        target = await local().check(f"{server.url}/moved.git")
+        assert ls_remote(target.url).returncode == 0
+        assert ls_remote(target.url, *git_options(target)).returncode != 0
+
+
+async def test_git_credentials_are_not_in_its_command_line(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        server.init("repo.git")
+        server.credentials = "agent:s3cret"
+        target = await local().check(
+            server.url.replace("http://", "http://agent:s3cret@") + "/repo.git", credentials=True
+        )
+        assert ls_remote(target.url, *git_options(target)).returncode != 0
+        found = ls_remote(target.url, *git_options(target), env=git_environment(target))
+        assert found.returncode == 0, found.stderr

@@ -1,0 +1,665 @@
+"""GitHub sync with a stand-in for GitHub: real git, tokens and webhooks."""
+
+import asyncio
+import hashlib
+import hmac
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import pytest_asyncio
+from joserfc.jwk import RSAKey
+from typer.testing import CliRunner
+
+from stead import AsyncStead
+from stead.api.github_sync import MAX_WEBHOOK
+from stead.cli.main import app
+from stead.errors import InvalidRequest
+from stead.github import exchange
+from stead.github.app import App, check_name
+from stead.github.apps import Apps
+from stead.github.errors import GithubFailed, GithubNotConnected, GithubRefused, LinkConflict, NotLinked
+from stead.github.links import Links, State
+from stead.repos.git import Git
+from stead.repos.lfs.client import LfsExchange
+from stead.repos.lfs.store import LfsObjects
+from stead.repos.ssrf import Egress
+from stead.repos.transfer.remotes import Remotes
+from support.git_hosting import GitClient
+from support.git_site import Site, served
+from support.github import APP_ID, Github, playing_github
+from support.github_scene import LIMIT, LOOPBACK, NAME, Scene, playing
+from support.waiting import until
+
+
+@pytest_asyncio.fixture
+async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
+    async with playing(tmp_path) as played:
+        yield played
+
+
+# Both directions
+
+
+async def test_sync_in_both_directions(scene: Scene) -> None:
+    first = await scene.commit("README")
+    link = await scene.enable()
+    assert (link.name, link.state, link.error, link.left) == (NAME, State.IN_STEP, None, [])
+    assert scene.there == {"refs/heads/main": first}
+    folder = await scene.clone()
+    second = await scene.person.commit(folder, {"web.ts": "let there = 1;\n"})
+    await scene.person("tag", "-a", "v1", "-m", "one", cwd=folder)
+    await scene.push(folder, "main", "v1", "main:refs/heads/deep/topic")
+    link = await scene.sync()
+    assert link.state is State.IN_STEP and link.synced_at is not None
+    assert (await scene.here())["refs/heads/main"] == second
+    assert set(await scene.here()) == {"refs/heads/main", "refs/heads/deep/topic", "refs/tags/v1"}
+    assert await scene.same()
+    assert scene.followed == [scene.repository.id]
+    assert (await scene.repository.tag("v1")).message == "one\n"
+
+
+async def test_empty_repository_is_filled_from_github(scene: Scene) -> None:
+    scene.github.git(NAME, "symbolic-ref", "HEAD", "refs/heads/trunk")
+    folder = await scene.person.work_tree("work")
+    await scene.person("push", "-q", scene.github.url(NAME), "main:trunk", "main:topic", cwd=folder)
+    await scene.enable()
+    assert await scene.same()
+    assert scene.repository.default_branch == "trunk"
+
+
+async def test_two_empty_repositories_are_synced(scene: Scene) -> None:
+    assert (await scene.enable()).state is State.IN_STEP
+
+
+async def test_deletions_sync_in_both_directions(scene: Scene) -> None:
+    sha = await scene.commit("README")
+    for branch in ("one", "two"):
+        await scene.repository.create_branch(branch)
+    await scene.repository.git.run(scene.repository.path, "update-ref", "refs/tags/old", sha)
+    await scene.repository.git.run(scene.repository.path, "update-ref", "refs/tags/older", sha)
+    await scene.enable()
+    assert len(scene.there) == 5
+    folder = await scene.clone()
+    await scene.push(folder, ":one", ":refs/tags/old")
+    await scene.delete("refs/heads/two")
+    await scene.delete("refs/tags/older")
+    assert (await scene.sync()).state is State.IN_STEP
+    assert await scene.here() == scene.there == {"refs/heads/main": sha}
+    # A new ref with the same name is new.
+    await scene.repository.create_branch("two/inner")
+    await scene.push(folder, "main:one")
+    await scene.sync()
+    assert (
+        set(scene.there)
+        == set(await scene.here())
+        == {
+            "refs/heads/main",
+            "refs/heads/one",
+            "refs/heads/two/inner",
+        }
+    )
+
+
+async def test_deleted_ref_frees_its_name_for_nested_refs(scene: Scene) -> None:
+    await scene.commit("README")
+    await scene.repository.create_branch("topic")
+    await scene.repository.create_branch("other")
+    await scene.enable()
+    folder = await scene.clone()
+    await scene.push(folder, ":topic")
+    await scene.push(folder, "main:topic/inner")
+    await scene.delete("refs/heads/other")
+    await scene.repository.create_branch("other/inner")
+    assert (await scene.sync()).state is State.IN_STEP
+    assert await scene.same()
+    assert set(scene.there) == {f"refs/heads/{name}" for name in ("main", "topic/inner", "other/inner")}
+
+
+# Conflicts
+
+
+async def test_conflicting_changes_are_reported_and_left(scene: Scene) -> None:
+    await scene.commit("README")
+    await scene.enable()
+    folder = await scene.clone()
+    theirs = await scene.person.commit(folder, {"there": "there\n"})
+    await scene.push(folder, "main", "main:topic")
+    ours = await scene.commit("here")
+    link = await scene.sync()
+    assert link.state is State.DIVERGED
+    (left,) = link.left
+    assert (left.ref, left.here, left.there) == ("refs/heads/main", ours, theirs)
+    assert "both sides" in left.reason
+    assert (await scene.here())["refs/heads/main"] == ours
+    assert scene.there["refs/heads/main"] == theirs
+    # Other refs still sync.
+    assert (await scene.here())["refs/heads/topic"] == theirs
+    # A user merges the two.
+    await scene.person("fetch", "-q", str(scene.repository.path), "main", cwd=folder)
+    await scene.person("merge", "-q", "-m", "both", "FETCH_HEAD", cwd=folder)
+    await scene.push(folder, "main")
+    assert (await scene.sync()).state is State.IN_STEP
+    assert await scene.same()
+
+
+async def test_rewritten_github_branch_is_not_pulled(scene: Scene) -> None:
+    first = await scene.commit("README")
+    await scene.commit("more")
+    await scene.enable()
+    folder = await scene.clone()
+    before = await scene.here()
+    await scene.person("commit", "-q", "--amend", "-m", "another past", cwd=folder)
+    await scene.push(folder, "main", force=True)
+    link = await scene.sync()
+    assert [each.reason for each in link.left] == ["rewritten on GitHub"]
+    assert await scene.here() == before
+    await scene.push(folder, f"{first}:main", force=True)
+    link = await scene.sync()
+    assert [each.reason for each in link.left] == ["moved back on GitHub"]
+    assert await scene.here() == before
+
+
+async def test_rewritten_local_branch_is_not_force_pushed(scene: Scene) -> None:
+    first = await scene.commit("README")
+    await scene.commit("more")
+    await scene.enable()
+    before = scene.there
+    await scene.repository.git.run(scene.repository.path, "update-ref", "refs/heads/main", first)
+    await scene.commit("another past")
+    link = await scene.sync()
+    assert [each.reason for each in link.left] == ["rewritten here"]
+    assert scene.there == before
+
+
+async def test_moved_tag_is_left(scene: Scene) -> None:
+    first = await scene.commit("README")
+    await scene.repository.git.run(scene.repository.path, "update-ref", "refs/tags/v1", first)
+    await scene.enable()
+    folder = await scene.clone()
+    await scene.person.commit(folder, {"there": "there\n"})
+    await scene.person("tag", "-f", "v1", cwd=folder)
+    await scene.push(folder, "main", "v1", force=True)
+    link = await scene.sync()
+    assert [(each.ref, each.reason) for each in link.left] == [("refs/tags/v1", "tag moved on GitHub")]
+    assert (await scene.here())["refs/tags/v1"] == first
+
+
+async def test_rejected_push_to_github_is_reported(scene: Scene) -> None:
+    await scene.commit("README")
+    await scene.enable()
+    scene.github.protect(NAME, "refs/heads/main")
+    sha = await scene.commit("more")
+    await scene.repository.create_branch("topic")
+    link = await scene.sync()
+    assert link.state is State.DIVERGED
+    assert [each.ref for each in link.left] == ["refs/heads/main"]
+    assert "GitHub rejected it" in link.left[0].reason and "hook declined" in link.left[0].reason
+    assert scene.there["refs/heads/topic"] == sha
+
+
+@pytest.mark.parametrize("emptied", ["here", "there"])
+async def test_emptied_side_deletes_nothing(scene: Scene, emptied: str) -> None:
+    """The two are joined as in the first sync."""
+    await scene.commit("README")
+    await scene.repository.create_branch("topic")
+    await scene.enable()
+    before = await scene.here()
+    for branch in ("main", "topic"):
+        if emptied == "here":
+            await scene.delete(f"refs/heads/{branch}")
+        else:
+            scene.github.git(NAME, "update-ref", "-d", f"refs/heads/{branch}")
+    assert (await scene.sync()).state is State.IN_STEP
+    assert await scene.here() == scene.there == before
+
+
+async def test_renamed_github_branch_is_renamed_here(scene: Scene) -> None:
+    sha = await scene.commit("README", branch="old")
+    await scene.enable()
+    scene.github.git(NAME, "branch", "-m", "old", "new")
+    assert (await scene.sync()).state is State.IN_STEP
+    assert await scene.here() == scene.there == {"refs/heads/new": sha}
+
+
+# Races
+
+
+async def test_concurrent_pushes_on_both_sides_lose_nothing(scene: Scene) -> None:
+    await scene.commit("README")
+    await scene.enable()
+    folder = await scene.clone()
+
+    async def theirs() -> None:
+        for number in range(5):
+            await scene.person.commit(folder, {f"there{number}": "there\n"})
+            await scene.push(folder, "HEAD:refs/heads/theirs")
+
+    async def ours() -> None:
+        for number in range(10):
+            await scene.commit(f"here{number}", branch="ours")
+            await scene.links.refs_changed(scene.repository.id)
+
+    async def looks() -> None:
+        for _ in range(6):
+            await scene.sync()
+
+    await asyncio.gather(theirs(), ours(), looks())
+    assert (await scene.sync()).state is State.IN_STEP
+    assert await scene.same()
+    assert set(scene.there) == {f"refs/heads/{name}" for name in ("main", "ours", "theirs")}
+
+
+async def test_late_github_push_is_not_overwritten(scene: Scene) -> None:
+    """A push between fetch and push: git refuses, and the sync retries."""
+    await scene.commit("README")
+    await scene.repository.create_branch("topic")
+    await scene.enable()
+    folder = await scene.clone()
+    theirs = await scene.person.commit(folder, {"there": "there\n"})
+    pushed = False
+    judge = scene.github.server.judge
+    assert judge is not None
+
+    def push_first(question: Any) -> Any:
+        nonlocal pushed
+        if question.path.endswith("/git-receive-pack") and not pushed:
+            pushed = True
+            scene.github.git(NAME, "fetch", "-q", str(folder), "main:main", "main:topic")
+        return judge(question)
+
+    scene.github.server.judge = push_first
+    ours = await scene.commit("here")
+    await scene.delete("refs/heads/topic")
+    link = await scene.sync()
+    assert pushed
+    assert scene.there == {"refs/heads/main": theirs, "refs/heads/topic": theirs}
+    assert (await scene.here())["refs/heads/main"] == ours
+    assert {each.ref for each in link.left} == {"refs/heads/main", "refs/heads/topic"}
+
+
+class Killed(BaseException):
+    """The server was killed."""
+
+
+async def test_interrupted_sync_is_completed_by_the_next(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before every git command of a sync, with all kinds of changes on both sides."""
+    await scene.commit("README")
+    await scene.enable()
+    folder = await scene.clone()
+    finish = Git.finish
+    url = scene.github.url(NAME)
+    egress = Egress(LOOPBACK)
+    remotes = Remotes(egress, most_bytes=1 << 30, timeout=LIMIT)
+
+    async def bring_into_step() -> exchange.Outcome:
+        async with scene.stage.writer.writing(scene.repository.id, origin=scene.links) as write:
+            objects = LfsObjects(scene.repository, scene.stage.repos.quotas)
+            large_files = LfsExchange(egress, scene.repository, objects, write.quota, LIMIT)
+            return await exchange.bring_into_step(scene.repository, remotes, url, write, large_files)
+
+    for moment in range(100):
+        await scene.repository.create_branch(f"gone-there-{moment}")
+        await scene.repository.create_branch(f"gone-here-{moment}")
+        await bring_into_step()
+        await scene.commit(f"here-{moment}", branch="ours")
+        await scene.person.commit(folder, {f"there-{moment}": "there\n"})
+        await scene.push(folder, "HEAD:theirs", f":gone-there-{moment}")
+        await scene.delete(f"refs/heads/gone-here-{moment}")
+        left = moment
+
+        async def finish_or_die(git: Git, *arguments: Any, **options: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == -1:
+                raise Killed
+            return await finish(git, *arguments, **options)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Git, "finish", finish_or_die)
+            try:
+                await bring_into_step()
+                survived = True
+            except Killed:
+                survived = False
+        outcome = await bring_into_step()
+        assert outcome.left == [] and await scene.same()
+        assert set(scene.there) == {f"refs/heads/{name}" for name in ("main", "ours", "theirs")}
+        if survived:
+            break
+    assert 5 < moment < 99
+
+
+# Events
+
+
+async def test_local_change_starts_a_sync(scene: Scene) -> None:
+    await scene.enable()
+    await scene.commit("README")
+    await scene.links.refs_changed(scene.repository.id)
+    await until(scene.same, LIMIT)
+
+
+async def test_periodic_sync_without_webhooks(tmp_path: Path) -> None:
+    async with playing(tmp_path, look_every=0.2) as scene:
+        await scene.enable()
+        folder = await scene.person.work_tree("work")
+        await scene.person("push", "-q", scene.github.url(NAME), "main", cwd=folder)
+        await until(scene.same, LIMIT)
+
+
+async def test_links_sync_at_start(scene: Scene) -> None:
+    await scene.enable()
+    folder = await scene.person.work_tree("work")
+    await scene.person("push", "-q", scene.github.url(NAME), "main", cwd=folder)
+    again = Links(scene.stage.database, scene.stage.repos, scene.stage.writer, Egress(LOOPBACK))
+    async with again.running():
+        await until(scene.same, LIMIT)
+
+
+@pytest_asyncio.fixture
+async def site(tmp_path: Path) -> AsyncIterator[tuple[Site, Github, GitClient]]:
+    """A server, and GitHub, which sends it webhooks."""
+    for name in ("stead", "github", "person"):
+        (tmp_path / name).mkdir()
+    with playing_github(tmp_path / "github") as github:
+        async with served(tmp_path / "stead", LOOPBACK) as site:
+            github.webhook_url = f"{site.url}/github/webhooks"
+            await Apps(site.stage.database).connect(site.stage.ours, github.app)
+            yield site, github, GitClient(tmp_path / "person")
+
+
+async def test_webhook_and_push_start_a_sync(
+    site: tuple[Site, Github, GitClient],
+) -> None:
+    """End to end: plain git on both sides, and the API."""
+    served, github, person = site
+    github.create(NAME)
+    async with AsyncStead(served.key, base_url=served.url) as stead:
+        repo = await stead.git.repos.create()
+        assert await repo.github_sync.get() is None
+        await repo.github_sync.enable(NAME)
+        work = await person.work_tree("work")
+        await person("push", "-q", github.url(NAME), "main", cwd=work)
+        here = f"{served.url.replace('://', f'://x-access-token:{served.key}@')}/{repo.id}"
+
+        async def arrived() -> bool:
+            theirs = await person("ls-remote", "--heads", here)
+            return theirs == await person("ls-remote", "--heads", github.url(NAME))
+
+        await until(arrived, LIMIT)
+        assert set(github.sent) == {(NAME, 200)}
+        pushed = await person.commit(work, {"more": "more\n"})
+        await person("push", "-q", here, "main", "main:topic", cwd=work)
+
+        async def followed() -> bool:
+            return github.refs(NAME) == {"refs/heads/main": pushed, "refs/heads/topic": pushed}
+
+        await until(followed, LIMIT)
+        link = await repo.github_sync.run()
+        assert (link.github_repo_name, link.state, link.divergences) == (NAME, "in_step", ())
+        # Visible to git and the API.
+        assert "stead" not in await person("ls-remote", here)
+        await repo.github_sync.disable()
+        assert await repo.github_sync.get() is None
+
+
+async def test_unsigned_webhook_is_refused(
+    site: tuple[Site, Github, GitClient],
+) -> None:
+    _, github, _ = site
+    github.create(NAME)
+    url = str(github.webhook_url)
+    body, headers = github.webhook(NAME, "push")
+    async with httpx2.AsyncClient() as client:
+        answer = await client.post(url, content=body, headers=headers)
+        assert (answer.status_code, answer.json()) == (200, {})
+        for changed in (
+            {"X-Hub-Signature-256": github.webhook(NAME, "push", "another secret")[1]["X-Hub-Signature-256"]},
+            {"X-Hub-Signature-256": ""},
+            {"X-GitHub-Hook-Installation-Target-ID": "1"},
+        ):
+            answer = await client.post(url, content=body, headers=headers | changed)
+            assert (answer.status_code, answer.json()["code"]) == (401, "UNAUTHORIZED_ERROR")
+        answer = await client.post(url, content=body + b" ", headers=headers)
+        assert answer.status_code == 401
+        answer = await client.post(url, content=b"x" * (MAX_WEBHOOK + 1), headers=headers)
+        assert answer.status_code == 413
+        # Signed, but without a repository.
+        for odd in (b"{}", b"[]", b'{"repository": {"id": "x"}}', b"not JSON"):
+            signed = hmac.new(github.webhook_secret.encode(), odd, hashlib.sha256).hexdigest()
+            told = headers | {"X-Hub-Signature-256": f"sha256={signed}"}
+            assert (await client.post(url, content=odd, headers=told)).status_code == 200
+
+
+# Command line
+
+
+async def test_connect_app_and_sync_with_the_cli(
+    site: tuple[Site, Github, GitClient], tmp_path: Path
+) -> None:
+    served, github, _ = site
+    github.create(NAME)
+    key = tmp_path / "key.pem"
+    key.write_text(github.app.private_key)
+    told = {
+        "STEAD_DATA": str(tmp_path / "stead"),
+        "STEAD_DIAL_PRIVATE": "127.0.0.0/8",
+        "STEAD_GIT_URL": "https://git.example.com",
+        "STEAD_API_URL": served.url,
+        "STEAD_API_KEY": served.key,
+    }
+
+    async def typed(*arguments: str, status: int = 0) -> str:
+        ran = await asyncio.to_thread(CliRunner().invoke, app, arguments, env=told)
+        assert ran.exit_code == status, ran.output
+        return ran.output if status else ran.stdout
+
+    options = "--app-id", APP_ID, "--private-key", str(key), "--url", github.server.url
+    made = json.loads(await typed("github", "connect", *options, "--account", "ours", "--json"))
+    assert made["webhook_url"] == "https://git.example.com/github/webhooks"
+    assert made["slug"] == "stead-tests" and len(made["webhook_secret"]) > 30
+    shown = await typed("github", "show", "--account", "ours")
+    assert APP_ID in shown and made["webhook_secret"] not in shown and "PRIVATE KEY" not in shown
+    wrong = tmp_path / "wrong.pem"
+    wrong.write_text(RSAKey.generate_key(2048).as_pem(private=True).decode())
+    said = await typed("github", "connect", *options[:3], str(wrong), *options[4:], status=1)
+    assert "rejected the App" in said
+
+    async with AsyncStead(served.key, base_url=served.url) as stead:
+        repo = await stead.git.repos.create()
+        await repo.commits.create("first", {"README.md": "# Hello\n"})
+    assert "GitHub sync is off" in await typed("git", "sync", repo.id)
+    linked = json.loads(await typed("git", "sync", repo.id, "--with", NAME, "--now", "--json"))
+    assert linked["github_sync"]["state"] == "in_step"
+    assert list(github.refs(NAME)) == ["refs/heads/main"]
+    assert NAME in await typed("git", "sync", repo.id)
+    github.protect(NAME, "refs/heads/main")
+    async with AsyncStead(served.key, base_url=served.url) as stead:
+        await stead.git.repos.ref(repo.id).commits.create("second", {"README.md": "# Hello!\n"})
+    assert "GitHub rejected it" in await typed("git", "sync", repo.id, "--now", status=1)
+    assert "--off" in await typed("git", "sync", repo.id, "--off", "--now", status=2)
+    assert "GitHub sync is off" in await typed("git", "sync", repo.id, "--off")
+    await typed("github", "disconnect", "--account", "ours")
+    assert "stead github connect" in await typed("github", "show", "--account", "ours", status=1)
+    assert "stead github connect" in await typed("git", "sync", repo.id, "--with", NAME, status=1)
+
+
+# Links
+
+
+async def test_account_without_app_cannot_sync(scene: Scene) -> None:
+    info = await scene.stage.repos.create(scene.stage.theirs)
+    with pytest.raises(GithubNotConnected, match="stead github connect"):
+        await scene.links.enable(scene.stage.theirs, info.id, NAME)
+
+
+async def test_app_needs_installation_and_write_permission(scene: Scene) -> None:
+    hosted = scene.github.repos[NAME]
+    hosted.installed = False
+    with pytest.raises(GithubRefused, match="install"):
+        await scene.links.enable(scene.stage.ours, scene.repository.id, NAME)
+    hosted.installed = True
+    hosted.contents = "read"
+    with pytest.raises(GithubRefused, match="may not write"):
+        await scene.links.enable(scene.stage.ours, scene.repository.id, NAME)
+    with pytest.raises(GithubRefused, match="octo/nothing"):
+        await scene.links.enable(scene.stage.ours, scene.repository.id, "octo/nothing")
+    with pytest.raises(NotLinked):
+        await scene.links.get(scene.repository.id)
+
+
+async def test_app_with_wrong_key_is_refused(scene: Scene) -> None:
+    known = scene.github.app
+    key = RSAKey.generate_key(2048).as_pem(private=True).decode()
+    other = App(known.id, key, "secret", known.url, known.api_url)
+    await scene.links.apps.connect(scene.stage.ours, other)
+    with pytest.raises(GithubRefused, match="rejected the App"):
+        await scene.links.enable(scene.stage.ours, scene.repository.id, NAME)
+
+
+async def test_unreachable_github_is_reported_and_retried(tmp_path: Path) -> None:
+    async with playing(tmp_path, retry=[0.1]) as scene:
+        await scene.enable()
+        scene.github.down = True
+        with pytest.raises(GithubFailed, match="503"):
+            await scene.links.enable(scene.stage.ours, scene.repository.id, "octo/other")
+        await scene.commit("README")
+        link = await scene.sync()
+        assert link.state is State.FAILED and "503" in str(link.error)
+        scene.github.down = False
+        await until(scene.same, LIMIT)
+
+        async def well() -> bool:
+            return (await scene.links.get(scene.repository.id)).state is State.IN_STEP
+
+        await until(well, LIMIT)
+        assert (await scene.links.get(scene.repository.id)).error is None
+
+
+async def test_repository_has_at_most_one_link(scene: Scene) -> None:
+    scene.github.create("octo/other")
+    await scene.enable()
+    assert (await scene.links.enable(scene.stage.ours, scene.repository.id, f"{NAME}.git")).name == NAME
+    with pytest.raises(LinkConflict, match=NAME):
+        await scene.links.enable(scene.stage.ours, scene.repository.id, "octo/other")
+    second = await scene.stage.repository()
+    with pytest.raises(LinkConflict, match="another repository"):
+        await scene.links.enable(scene.stage.ours, second.id, NAME)
+    # Another account with its own App may have its own copy.
+    await scene.links.apps.connect(scene.stage.theirs, scene.github.app)
+    info = await scene.stage.repos.create(scene.stage.theirs)
+    await scene.links.enable(scene.stage.theirs, info.id, NAME)
+
+
+async def test_disabled_sync_leaves_both_sides_alone(scene: Scene) -> None:
+    await scene.commit("README")
+    await scene.enable()
+    before = scene.there
+    await scene.links.disable(scene.repository.id)
+    await scene.commit("more")
+    await scene.links.refs_changed(scene.repository.id)
+    with pytest.raises(NotLinked):
+        await scene.sync()
+    with pytest.raises(NotLinked):
+        await scene.links.disable(scene.repository.id)
+    kept = await scene.repository.git.run(scene.repository.path, "for-each-ref", "refs/stead/")
+    assert kept == b"" and scene.there == before
+    # Enabled again, the two are still related.
+    assert (await scene.enable()).state is State.IN_STEP
+    assert await scene.same()
+
+
+async def test_deleted_repository_has_no_link(scene: Scene) -> None:
+    await scene.commit("README")
+    await scene.enable()
+    before = scene.there
+    await scene.stage.repos.delete(scene.repository.id)
+    with pytest.raises(NotLinked):
+        await scene.sync()
+    assert scene.there == before
+    second = await scene.stage.repository()
+    await scene.links.enable(scene.stage.ours, second.id, NAME)
+
+
+async def test_renamed_github_repository_is_found(scene: Scene) -> None:
+    await scene.enable()
+    scene.github.rename(NAME, "octo/site")
+    link = await scene.sync()
+    assert link.state is State.FAILED
+    body, headers = scene.github.webhook("octo/site", "repository")
+    apps = await scene.links.apps.known_as(scene.github.app.id)
+    assert not await scene.links.hear(apps, headers["X-Hub-Signature-256"], body + b" ")
+    assert await scene.links.hear(apps, headers["X-Hub-Signature-256"], body)
+    await scene.commit("README")
+    link = await scene.sync()
+    assert (link.name, link.state) == ("octo/site", State.IN_STEP)
+    assert scene.github.refs("octo/site") == await scene.here()
+
+
+# Tokens
+
+
+async def test_token_is_cached_until_near_expiry(scene: Scene) -> None:
+    scene.github.lifetime = 300
+    await scene.enable()
+    nearly_over = scene.github.given
+    scene.github.lifetime = 3600
+    for _ in range(3):
+        await scene.sync()
+    assert scene.github.given == nearly_over + 1
+
+
+async def test_revoked_token_is_replaced(scene: Scene) -> None:
+    await scene.enable()
+    scene.github.tokens.clear()
+    sha = await scene.commit("README")
+    assert (await scene.sync()).state is State.IN_STEP
+    assert scene.there == {"refs/heads/main": sha}
+    scene.github.repos[NAME].installed = False
+    scene.github.tokens.clear()
+    link = await scene.sync()
+    assert link.state is State.FAILED and "install" in str(link.error)
+
+
+async def test_no_token_is_left_in_the_repository(scene: Scene) -> None:
+    await scene.commit("README")
+    await scene.enable()
+    (token,) = scene.github.tokens
+    for path in scene.repository.path.rglob("*"):
+        assert not path.is_file() or token.encode() not in path.read_bytes()
+    assert token not in repr(await scene.links.get(scene.repository.id))
+    assert scene.github.app.private_key not in repr(scene.github.app)
+
+
+# Names
+
+
+@pytest.mark.parametrize("name", ["octo/web", "a/b", "Octo-Cat/web.site_1", "octo/web.git", "octo/.github"])
+def test_valid_github_names(name: str) -> None:
+    assert check_name(name) == name.removesuffix(".git")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "octo", "octo/", "/web", "octo/web/more", "octo/..", "-o/web", "o o/web", "octo/we b", "octo/web?x"],
+)
+def test_invalid_github_names(name: str) -> None:
+    with pytest.raises(InvalidRequest, match="owner/name"):
+        check_name(name)
+
+
+@pytest.mark.parametrize(("app_id", "key"), [("", None), ("Iv1.47", None), ("4711", "no key"), ("4711", "")])
+def test_app_id_and_key_are_validated(scene_key: str, app_id: str, key: str | None) -> None:
+    with pytest.raises(InvalidRequest):
+        App(app_id, scene_key if key is None else key, "secret")
+
+
+@pytest.fixture(scope="module")
+def scene_key() -> str:
+    return RSAKey.generate_key(2048).as_pem(private=True).decode()

@@ -1,0 +1,149 @@
+"""Pre-forked launchers: they run exactly the requested command."""
+
+import asyncio
+import os
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from stead.processes import command_lines
+from stead.repos.prefork import READY, Launchers
+from support.git_stage import staged
+from support.waiting import until
+
+LIMIT = 20.0
+KNOWN = {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"}
+NOBODY = 65534
+
+
+@pytest_asyncio.fixture
+async def launchers() -> AsyncIterator[Launchers]:
+    """Launchers of the current user: `env` stands for the command that switches users."""
+    made = Launchers(["env"], KNOWN, 1 << 20)
+    async with asyncio.timeout(LIMIT):
+        await filled(made)
+        yield made
+        await made.close()
+    assert not made._ready
+
+
+async def filled(launchers: Launchers) -> None:
+    launchers._refill()
+
+    async def full() -> bool:
+        return len(launchers._ready) == READY
+
+    await until(full, LIMIT)
+
+
+async def ran(
+    launchers: Launchers,
+    command: Sequence[str],
+    environment: Mapping[str, str] = KNOWN,
+    stdin: bytes = b"",
+    quiet: bool = False,
+) -> tuple[int, bytes, bytes]:
+    process = launchers.take(command, environment, quiet=quiet)
+    assert process is not None
+    return await ended(process, stdin)
+
+
+async def ended(process: Process, stdin: bytes = b"") -> tuple[int, bytes, bytes]:
+    out, err = await process.communicate(stdin)
+    assert process.returncode is not None
+    process._transport.close()  # type: ignore[attr-defined]
+    return process.returncode, out, err
+
+
+async def test_arguments_are_passed_unchanged(launchers: Launchers) -> None:
+    odd = [
+        "it's",
+        'a "b"',
+        "$HOME",
+        "`id`",
+        "$(id)",
+        "\\n",
+        "",
+        "*",
+        "; id",
+        "-x",
+        "#",
+        "a=b",
+        "~",
+        "\t",
+        "!",
+    ]
+    status, out, err = await ran(launchers, ["printf", "%s|", *odd])
+    assert (status, err) == (0, b"")
+    assert out.decode().split("|")[:-1] == odd
+
+
+async def test_environment_is_passed_unchanged(launchers: Launchers) -> None:
+    wanted = KNOWN | {"GIT_PROTOCOL": "version=2", "SECRET": "it's $HOME; x", "EMPTY": ""}
+    _, out, _ = await ran(launchers, ["env", "-0"], wanted)
+    found = dict(line.split("=", 1) for line in out.decode().split("\0")[:-1])
+    assert found.pop("PWD", "/") == "/"
+    assert {name: value for name, value in found.items() if name not in ("_", "OLDPWD")} == wanted
+
+
+async def test_input_is_passed_unchanged(launchers: Launchers) -> None:
+    sent = os.urandom(1 << 20) + b"\n\0last"
+    status, out, _ = await ran(launchers, ["cat"], stdin=sent)
+    assert status == 0 and out == sent
+
+
+async def test_exit_code_and_errors_are_passed_on(launchers: Launchers) -> None:
+    assert await ran(launchers, ["sh", "-c", "echo no >&2; exit 7"]) == (7, b"", b"no\n")
+    assert await ran(launchers, ["sh", "-c", "echo no >&2; exit 7"], quiet=True) == (7, b"", b"")
+    status, _, err = await ran(launchers, ["there-is-no-such-command"])
+    assert status == 127 and b"not found" in err
+
+
+@pytest.mark.parametrize("argument", ["two\nlines", "é", "\udcff", "x" * 5000])
+async def test_unsafe_command_lines_are_declined(launchers: Launchers, argument: str) -> None:
+    assert launchers.take(["printf", argument], KNOWN) is None
+    assert launchers.take(["true"], KNOWN | {"X": argument}) is None
+    assert len(launchers._ready) == READY
+
+
+async def test_pool_is_refilled_and_dead_launchers_are_skipped(launchers: Launchers) -> None:
+    for process in list(launchers._ready)[:-1]:
+        process.kill()
+        await process.wait()
+    assert await ran(launchers, ["echo", "alive"]) == (0, b"alive\n", b"")
+    assert launchers.take(["true"], KNOWN) is None
+    await filled(launchers)
+    for _ in range(READY):
+        assert await ran(launchers, ["echo", "alive"]) == (0, b"alive\n", b"")
+
+
+async def test_launcher_exits_when_its_stdin_closes(launchers: Launchers) -> None:
+    process = launchers._ready.popleft()
+    assert await ended(process) == (1, b"", b"")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can let git be another user")
+async def test_launched_git_has_the_same_user_and_limits(open_folder: Path) -> None:
+    """The same user, capabilities and limits."""
+    async with staged(open_folder, NOBODY) as stage:
+        repository = await stage.repository()
+        git = stage.repos.git
+        told = []
+        facts = "-c", "alias.facts=!cat /proc/self/status /proc/self/limits; pwd", "facts"
+        names = ("Uid", "Gid", "Groups", "NoNewPrivs", "CapEff", "CapPrm", "CapBnd", "CapInh", "Max", "/")
+        for _ in range(2):
+            process = await git.start(repository.path, *facts, memory=64 << 20, file=3 << 20)
+            try:
+                lines = (await process.read(1 << 20)).decode().splitlines()
+            finally:
+                await process.end()
+            told.append([line for line in lines if line.startswith(names)])
+            await filled(git._launchers[False])
+        assert told[0] == told[1] and f"Uid:\t{NOBODY}\t{NOBODY}\t{NOBODY}\t{NOBODY}" in told[0]
+        limits = {line[:14].strip(): line.split()[3] for line in told[0] if line.startswith("Max")}
+        assert (limits["Max data size"], limits["Max file size"]) == (str(64 << 20), str(3 << 20))
+    left = [pid for pid, arguments in command_lines() if b"read -r order" in b" ".join(arguments)]
+    assert not any(Path(f"/proc/{pid}").stat().st_uid == NOBODY for pid in left)

@@ -1,0 +1,122 @@
+"""The write path of repositories: quota, then the write, then the observers of refs. Without HTTP."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from stead.repos.committing import Change
+from stead.repos.errors import ConflictingParent
+from stead.repos.quotas import QuotaExceeded
+from stead.repos.repository import Repository
+from stead.repos.search.search import Search
+from stead.repos.writer import RepoWriter
+from support.git_stage import Recorder, Stage, staged
+
+FILE = [Change("file", b"needle\n")]
+
+
+@pytest_asyncio.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+    async with staged(tmp_path) as stage:
+        yield stage
+
+
+@pytest.fixture
+def recorder(stage: Stage) -> Recorder:
+    recorder = Recorder()
+    stage.writer.subscribe(recorder)
+    return recorder
+
+
+class Failing:
+    async def refs_changed(self, repo_id: str) -> None:
+        raise RuntimeError(repo_id)
+
+
+async def test_observers_see_the_changed_refs_before_the_call_returns(stage: Stage) -> None:
+    repository = await stage.repository()
+    seen: list[set[str]] = []
+
+    class Reader:
+        async def refs_changed(self, repo_id: str) -> None:
+            assert repo_id == repository.id
+            seen.append({branch.name for branch in await repository.branches()})
+
+    stage.writer.subscribe(Reader())
+    made = await stage.writer.commit(repository, FILE, "first")
+    assert seen == [{"main"}]
+    branch = await stage.writer.create_branch(repository, "topic")
+    assert (branch.sha, seen[1:]) == (made.sha, [{"main", "topic"}])
+
+
+async def test_write_is_measured(stage: Stage) -> None:
+    repository = await stage.repository()
+    await stage.writer.commit(repository, FILE, "first")
+    await stage.repos.quotas.settled()
+    assert (await stage.repos.get(repository.id)).size
+
+
+async def test_refused_writes_change_and_notify_nothing(stage: Stage, recorder: Recorder) -> None:
+    repository = await stage.repository()
+    await stage.accounts.set_limits(stage.ours, {"repo_mib": 1})
+    with pytest.raises(QuotaExceeded):
+        await stage.writer.commit(repository, [Change("large", b"x" * (1 << 20))], "over the quota")
+    with pytest.raises(ConflictingParent):
+        await stage.writer.commit(repository, FILE, "conflict", expected="1" * 40)
+    assert (await repository.branches(), recorder) == ([], [])
+    await stage.writer.commit(repository, FILE, "within the quota")
+    assert recorder == [repository.id]
+
+
+async def test_failing_observer_fails_neither_the_write_nor_the_others(stage: Stage) -> None:
+    repository = await stage.repository()
+    recorder = Recorder()
+    for observer in (Failing(), recorder):
+        stage.writer.subscribe(observer)
+    made = await stage.writer.commit(repository, FILE, "first")
+    assert (await repository.branch("main")).sha == made.sha
+    assert recorder == [repository.id]
+
+
+async def test_observer_is_not_notified_of_its_own_write(stage: Stage, recorder: Recorder) -> None:
+    repository = await stage.repository()
+    other = Recorder()
+    stage.writer.subscribe(other)
+    async with stage.writer.writing(repository.id, origin=other) as write:
+        await write.refs_changed()
+    assert (recorder, other) == ([repository.id], [])
+
+
+async def test_cancelled_commit_that_moved_the_ref_is_notified(
+    stage: Stage, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = await stage.repository()
+    moved, move = asyncio.Event(), Repository.move
+
+    async def move_and_stall(self: Repository, branch: str, sha: str, expected: str | None) -> bool:
+        await move(self, branch, sha, expected)
+        moved.set()
+        await asyncio.Event().wait()
+        return True
+
+    monkeypatch.setattr(Repository, "move", move_and_stall)
+    commit = asyncio.create_task(stage.writer.commit(repository, FILE, "first"))
+    await moved.wait()
+    commit.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await commit
+    assert (len(await repository.branches()), recorder) == (1, [repository.id])
+
+
+async def test_deleted_repository_leaves_the_search_cache(stage: Stage) -> None:
+    search = Search()
+    writer = RepoWriter(stage.repos, search)
+    repository = await stage.repository()
+    await writer.commit(repository, FILE, "first")
+    assert (await search.content(repository, "needle")).total_files == 1
+    assert search.cache.size
+    await writer.delete(repository.id)
+    assert search.cache.size == 0

@@ -1,0 +1,77 @@
+"""Idle timeouts are as long as asked for, and the last traffic is the last traffic."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest_asyncio
+
+from stead.machines import Machine, Machines, State
+from stead.settings import Settings
+from support.installations import another_installation
+from support.waiting import until
+
+TIMEOUT = 10
+CHECK = 0.5
+
+
+@pytest_asyncio.fixture(scope="module")
+async def installation(settings: Settings, machines: Machines) -> AsyncIterator[Machines]:
+    async with another_installation(settings, idle_timeout=None, idle_check=CHECK) as other:
+        yield other
+
+
+async def sh(machine: Machine, command: str) -> str:
+    result = await machine.exec(command, timeout=60)
+    assert result.ok, (command, result)
+    return result.stdout.decode().strip()
+
+
+async def test_an_idle_vm_is_suspended_close_to_its_timeout(installation: Machines) -> None:
+    """Wall time, because it is the feature. One guest turns IPv6 on again, so that it solicits routers."""
+    plain = await installation.create(idle_timeout=None)
+    noisy = await installation.create(idle_timeout=None)
+    await sh(noisy, "for nic in /proc/sys/net/ipv6/conf/e*; do echo 0 > $nic/disable_ipv6; done")
+
+    async def time_to_sleep(machine: Machine) -> float:
+        await machine.start(idle_timeout=TIMEOUT)
+        await sh(machine, "true")
+        started = time.monotonic()
+        async with asyncio.timeout(10 * TIMEOUT):
+            await machine.wait_for_exit()
+        return time.monotonic() - started
+
+    for took in await asyncio.gather(time_to_sleep(plain), time_to_sleep(noisy)):
+        assert TIMEOUT <= took < 1.6 * TIMEOUT + CHECK
+    for machine in (plain, noisy):
+        assert (await machine.info()).state is State.SUSPENDED
+        await machine.delete()
+
+
+async def test_last_traffic_is_the_last_network_traffic(installation: Machines) -> None:
+    machine = await installation.create()
+    await sh(machine, "echo commands are no network traffic")
+    await installation._idle.look()
+    assert (await machine.info()).last_traffic is None
+
+    async def traffic_after(moment: float) -> float | None:
+        last = (await machine.info()).last_traffic
+        return last if last is not None and last >= moment else None
+
+    before = time.time()
+    await sh(machine, "ping -c 1 -W 5 169.254.0.1")
+    first = await until(lambda: traffic_after(before), 20)
+    assert first is not None and before <= first <= time.time()
+    await sh(machine, "sleep 1")
+    await machine.suspend()
+    assert (await machine.info()).last_traffic == first, "suspending is no traffic"
+    await sh(machine, "true")
+    await installation._idle.look()
+    assert (await machine.info()).last_traffic == first, "waking is no traffic"
+
+    again = time.time()
+    await sh(machine, "ping -c 1 -W 5 169.254.0.1")
+    await machine.kill()
+    second = await until(lambda: traffic_after(again), 20)
+    assert second is not None and second > first, "traffic just before a stop is recorded after it"
+    await machine.delete()

@@ -1,0 +1,532 @@
+"""Lifecycle of VMs: create, stop, start, kill, crash, delete, and the pool."""
+
+import asyncio
+import contextlib
+import functools
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from stead.errors import (
+    CapacityExceeded,
+    GuestError,
+    GuestUnreachable,
+    HostError,
+    InvalidRequest,
+    MachineNotFound,
+    StartFailed,
+    SteadError,
+    WrongState,
+)
+from stead.host.templates import Template
+from stead.host.vm import running_machines
+from stead.machines import Machine, MachineInfo, Machines, State
+from stead.machines import lifecycle as lifecycle_module
+from stead.machines.events import MachineEvent
+from stead.machines.live import Live
+from stead.processes import ProcessId
+from stead.settings import Settings
+from stead.store.machines import MachineRow
+from support.crash_driver import Hold, held_points, run_held
+from support.installations import (
+    another_installation,
+    delete_all,
+    fill_up,
+    leftovers,
+    other_settings,
+    small_disk,
+)
+from support.waiting import until
+
+
+async def sh(machine: Machine, command: str) -> str:
+    """What a command that must succeed prints."""
+    result = await machine.exec(command, timeout=60)
+    assert result.ok, (command, result)
+    return result.stdout.decode().strip()
+
+
+async def stopped(machine: Machine, limit: float) -> MachineInfo:
+    """Wait until a VM has stopped by itself."""
+
+    async def look() -> MachineInfo | None:
+        info = await machine.info()
+        return info if info.state is State.STOPPED else None
+
+    found = await until(look, limit)
+    assert found is not None
+    return found
+
+
+def qemu_pid(settings: Settings, machine: Machine) -> int:
+    pids = [pid for pid, name in running_machines(settings).items() if name == machine.id]
+    assert len(pids) == 1
+    return pids[0]
+
+
+async def rows(machines: Machines) -> dict[str, str]:
+    """All rows with their state, pool VMs included."""
+    return {row.id: row.state for row in await machines._lifecycle.store.list()}
+
+
+# Create and find
+
+
+async def test_create_get_list_and_delete(machines: Machines) -> None:
+    began = time.time()
+    machine = await machines.create(name="n" * 200)
+    info = await machine.info()
+    assert (info.id, info.name, info.state, info.reason) == (machine.id, "n" * 200, State.RUNNING, None)
+    assert info.size == machines.settings.default_size
+    assert began <= info.created_at <= time.time()
+    assert await sh(machine, "hostname") == info.hostname
+    assert info in await machines.list()
+    assert (await machines.get(machine.id)).id == machine.id
+    await machine.delete()
+    assert info.id not in {each.id for each in await machines.list()}
+    with pytest.raises(MachineNotFound):
+        await machines.get(machine.id)
+
+
+@pytest.mark.parametrize("name", ["", "   ", "n" * 201, "two\nlines", "\ud800"])
+async def test_create_refuses_an_invalid_name(machines: Machines, name: str) -> None:
+    before = await rows(machines)
+    with pytest.raises(InvalidRequest, match="1 to 200 printable characters"):
+        await machines.create(name=name)
+    assert await rows(machines) == before
+
+
+async def test_every_operation_on_an_unknown_id_is_not_found(machines: Machines) -> None:
+    nobody = Machine(machines, "x" * 20)
+    asked: list[Callable[[], Awaitable[object]]] = [
+        nobody.info,
+        nobody.start,
+        nobody.stop,
+        nobody.kill,
+        nobody.suspend,
+        nobody.snapshot,
+        nobody.fork,
+        lambda: nobody.resize(disk_gib=30),
+        nobody.wait_for_exit,
+        nobody.delete,
+        lambda: nobody.exec("true"),
+        lambda: nobody.files().read("/etc/hostname"),
+        lambda: machines.get(nobody.id),
+    ]
+    for ask in asked:
+        with pytest.raises(MachineNotFound, match=f"VM {nobody.id} not found"):
+            await ask()
+
+
+async def test_two_vms_share_no_identity_keys_or_random_numbers(shared: Machine, machine: Machine) -> None:
+    """Both were restored from the same memory; everything that must be unique differs."""
+    show = """
+cat /etc/machine-id; hostname; cat /etc/ssh/ssh_host_ed25519_key.pub; cat /etc/ssh/ssh_host_ecdsa_key.pub
+cat /proc/sys/kernel/random/uuid; head -c 32 /dev/urandom | base64; ip -4 -o addr show dev eth0
+"""
+    one, other = [(await sh(each, show)).splitlines() for each in (shared, machine)]
+    assert len(one) == len(other) == 7
+    assert [(mine, theirs) for mine, theirs in zip(one, other, strict=True) if mine == theirs] == []
+
+
+async def test_create_sets_the_clock_of_the_guest(machines: Machines) -> None:
+    """The template was saved long ago; the guest has the current time."""
+    template = await machines.template()
+    assert time.time() - template.devices.stat().st_mtime > 1, "a clock that was not set would show"
+    machine = await machines.create()
+    before = time.time()
+    shown = float(await sh(machine, "date +%s.%N"))
+    assert before - 0.5 <= shown <= time.time() + 0.5
+    await machine.delete()
+
+
+# Stop and start
+
+
+async def test_stop_start_and_guest_reboot_keep_disk_and_identity(
+    settings: Settings, machine: Machine, events: list[MachineEvent]
+) -> None:
+    """A stop and start, or a reboot by the guest, is a new boot of the same disk and identity."""
+    names = (
+        "hostname; cat /etc/machine-id /etc/ssh/ssh_host_*_key.pub; ip -4 -o addr show dev eth0 | cut -c1-40"
+    )
+    boot = "cat /proc/sys/kernel/random/boot_id"
+    before, first = await sh(machine, names), await sh(machine, boot)
+    await sh(machine, "echo unsynced > /root/note")
+    await machine.stop()
+    info = await machine.info()
+    assert (info.state, info.reason) == (State.STOPPED, "stopped")
+    assert machine.id not in running_machines(settings).values()
+    with pytest.raises(WrongState, match=f"^cannot suspend VM {machine.id}: it is stopped$"):
+        await machine.suspend()
+    await machine.stop()
+    await machine.kill()
+    assert await machine.info() == info, "what is stopped stays so, with its reason"
+    await machine.start()
+    info = await machine.info()
+    assert (info.state, info.reason) == (State.RUNNING, None)
+    await machine.start()
+    second = await sh(machine, boot)
+    assert second != first
+    assert await sh(machine, names) == before
+    assert await sh(machine, "cat /root/note") == "unsynced"
+    clock = time.time()
+    assert clock - 0.5 <= float(await sh(machine, "date +%s.%N")) <= time.time() + 0.5
+
+    with contextlib.suppress(GuestUnreachable):
+        await machine.exec("systemctl reboot")
+
+    async def rebooted() -> bool:
+        with contextlib.suppress(GuestUnreachable, GuestError):
+            seen = await machine.exec(boot)
+            return seen.ok and seen.stdout.decode().strip() not in (first, second)
+        return False
+
+    await until(rebooted, 120)
+    assert [event.message for event in events if event.row.id == machine.id] == [
+        f"VM {machine.id} stopped: requested",
+        f"VM {machine.id} started: start request",
+        f"VM {machine.id} stopped: guest rebooted",
+        f"VM {machine.id} started: guest rebooted",
+    ]
+    assert (await machine.info()).state is State.RUNNING
+    assert await sh(machine, names) == before
+    assert await sh(machine, "cat /root/note") == "unsynced"
+
+
+async def test_concurrent_uses_of_a_stopped_vm_boot_it_once(settings: Settings, machine: Machine) -> None:
+    """Commands, file reads and a start at the same time: one boot, and every call is answered."""
+    boot = "cat /proc/sys/kernel/random/boot_id"
+    await machine.files().write("/root/note", b"kept")
+    before = await sh(machine, boot)
+    await machine.stop()
+    boots, notes, started = await asyncio.gather(
+        asyncio.gather(*(sh(machine, boot) for _ in range(12))),
+        asyncio.gather(*(machine.files().read("/root/note") for _ in range(4))),
+        machine.start(),
+    )
+    assert started is None
+    assert len(set(boots)) == 1
+    assert before not in boots
+    assert notes == [b"kept"] * 4
+    assert qemu_pid(settings, machine)
+    info = await machine.info()
+    assert (info.state, info.reason) == (State.RUNNING, None)
+    assert await sh(machine, boot) == boots[0], "and it stays up"
+
+
+async def test_kill_ends_running_commands_and_records_the_reason(
+    settings: Settings, machine: Machine
+) -> None:
+    running = asyncio.create_task(machine.exec("sleep 60"))
+    await until(lambda: _sleeps(machine), 10)
+    await machine.kill()
+    with pytest.raises(GuestUnreachable):
+        await running
+    info = await machine.info()
+    assert (info.state, info.reason) == (State.STOPPED, "killed")
+    assert machine.id not in running_machines(settings).values()
+
+
+async def _sleeps(machine: Machine) -> bool:
+    return (await machine.exec("pgrep -x sleep")).ok
+
+
+async def test_delete_leaves_no_process_file_or_group(machines: Machines, settings: Settings) -> None:
+    before = leftovers(settings)
+    machine = await machines.create()
+    assert leftovers(settings) != before
+    await machine.delete()
+    assert leftovers(settings) == before
+
+
+# Unexpected ends
+
+
+async def test_a_guest_power_off_is_recorded_as_stopped(machine: Machine) -> None:
+    with contextlib.suppress(GuestUnreachable):
+        await machine.exec("systemctl poweroff")
+    assert (await stopped(machine, 60)).reason == "stopped: guest shut down"
+
+
+async def test_a_guest_kernel_panic_is_recorded_as_a_crash(
+    machine: Machine, events: list[MachineEvent]
+) -> None:
+    with pytest.raises(GuestUnreachable):
+        await machine.exec("echo 1 > /proc/sys/kernel/sysrq; echo c > /proc/sysrq-trigger", timeout=30)
+    assert (await stopped(machine, 10)).reason == "crashed: guest kernel panicked"
+    event = next(event for event in events if event.row.id == machine.id)
+    assert (event.message, event.failed) == (f"VM {machine.id} crashed: guest kernel panicked", True)
+
+
+async def test_a_killed_qemu_fails_running_commands_and_is_recorded_as_a_crash(
+    settings: Settings, machine: Machine
+) -> None:
+    """As by the host's OOM killer: a running command fails at once, not at its timeout.
+
+    The next use boots the VM with everything that had reached its disk.
+    """
+    await sh(machine, "echo kept > /root/note && sync")
+    running = asyncio.create_task(machine.exec("sleep 60", timeout=60))
+    await until(lambda: _sleeps(machine), 10)
+    os.kill(qemu_pid(settings, machine), signal.SIGKILL)
+    info = await stopped(machine, 1)
+    assert info.reason == "crashed: QEMU ended by SIGKILL"
+    with pytest.raises(GuestUnreachable, match="SIGKILL"):
+        await asyncio.wait_for(running, 1)
+    assert await sh(machine, "cat /root/note") == "kept"
+    info = await machine.info()
+    assert (info.state, info.reason) == (State.RUNNING, None)
+
+
+async def test_a_hanging_boot_is_retried_once(
+    machines: Machines, settings: Settings, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log has the guest's console output; after a second hang the start fails and no process is left."""
+    adopt, hanging = machines._lifecycle.adopt, 1
+    said: list[tuple[tuple[str, ...], dict[str, str]]] = []
+
+    async def adopt_and_hang(row: MachineRow, process: ProcessId) -> Live:
+        nonlocal hanging
+        live = await adopt(row, process)
+        if hanging:
+            hanging -= 1
+            await live.vm.pause()
+        return live
+
+    monkeypatch.setattr(machines._lifecycle, "adopt", adopt_and_hang)
+    monkeypatch.setattr(lifecycle_module, "BOOT_TIMEOUTS", (3.0, 120.0))
+    monkeypatch.setattr(lifecycle_module.log, "warning", lambda *words, **facts: said.append((words, facts)))
+    await sh(machine, "echo kept > /root/note && sync")
+    await machine.kill()
+    assert await sh(machine, "cat /root/note") == "kept"
+    assert [(words, facts["vm"]) for words, facts in said] == [(("guest does not boot",), machine.id)]
+    assert isinstance(said[0][1]["console"], str)
+
+    monkeypatch.setattr(lifecycle_module, "BOOT_TIMEOUTS", (3.0, 3.0, 120.0))
+    hanging = 3
+    await machine.kill()
+    with pytest.raises(StartFailed, match="did not answer"):
+        await machine.start()
+    assert hanging == 1
+    assert machine.id not in running_machines(settings).values()
+    hanging = 0
+    monkeypatch.setattr(lifecycle_module, "BOOT_TIMEOUTS", (120.0,))
+    assert await sh(machine, "cat /root/note") == "kept"
+
+
+async def test_emulated_guests_have_no_cmpxchg16b_on_old_qemu(machines: Machines, shared: Machine) -> None:
+    found = await sh(shared, "grep -c -w cx16 /proc/cpuinfo || true")
+    platform = await machines.platform()
+    assert (int(found) == 0) is (platform.accelerator == "tcg" and platform.version < (8, 0, 0))
+
+
+async def test_create_retries_once_when_the_new_guest_ends_at_once(
+    machines: Machines, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a kernel panic. After a second end the create fails and leaves nothing."""
+    before = leftovers(settings)
+    restore, ending = machines._lifecycle.restore, 1
+
+    async def restore_and_end(row: MachineRow, template: Template) -> Live:
+        nonlocal ending
+        live = await restore(row, template)
+        if ending:
+            ending -= 1
+            live.vm.process.kill()
+        return live
+
+    monkeypatch.setattr(machines._lifecycle, "restore", restore_and_end)
+    machine = await machines.create()
+    assert ending == 0
+    assert await sh(machine, "hostname") == machine.id
+    await machine.delete()
+
+    ending = 2
+    with pytest.raises(StartFailed, match="did not confirm its identity"):
+        await machines.create()
+    assert ending == 0
+    assert leftovers(settings) == before
+
+
+async def test_concurrent_operations_succeed_or_fail_with_a_stead_error(
+    machines: Machines, settings: Settings
+) -> None:
+    """Stop, use and two deletes at the same time: each succeeds or fails with a Stead error."""
+    before = leftovers(settings)
+    machine = await machines.create()
+    work = (machine.stop(), machine.exec("sleep 60"), machine.delete(), machine.delete())
+    async with asyncio.timeout(60):
+        stop, used, *deletes = await asyncio.gather(*work, return_exceptions=True)
+    assert isinstance(used, GuestUnreachable | WrongState | MachineNotFound), used
+    assert isinstance(stop, MachineNotFound | None), stop
+    assert sorted(map(type, deletes), key=str) == sorted((type(None), MachineNotFound), key=str), deletes
+    with pytest.raises(MachineNotFound):
+        await machine.info()
+    assert leftovers(settings) == before
+
+
+# Failing creates
+
+
+async def test_create_fails_when_the_guest_does_not_confirm_its_identity(
+    machines: Machines, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a tolerance of nearly zero, the clock of the guest never matches."""
+    before, recorded = leftovers(settings), await rows(machines)
+    monkeypatch.setattr("stead.guest.identity.CLOCK_TOLERANCE", -1.0)
+    with pytest.raises(StartFailed, match="the guest did not confirm its clock"):
+        await machines.create()
+    assert leftovers(settings) == before
+    assert await rows(machines) == recorded
+
+
+@pytest.mark.parametrize("source", ["template", "pool", "snapshot"])
+async def test_a_cancelled_create_leaves_nothing(settings: Settings, source: str) -> None:
+    """Cancelled at each of its database writes and QEMU commands, before and after it takes effect."""
+    async with another_installation(settings) as machines:
+        create: Callable[[], Awaitable[Machine]] = machines.create
+        if source == "snapshot":
+            original = await machines.create()
+            snapshot = (await original.snapshot()).id
+            await original.delete()
+            create = functools.partial(machines.create, snapshot=snapshot)
+
+        async def ready() -> dict[str, str]:
+            if source == "pool" and not await machines.pool.prepared():
+                await machines.pool._prepare(await machines.template())
+            return await rows(machines)
+
+        await ready()
+        with held_points():
+            whole = Hold()
+            await asyncio.create_task(run_held(whole, create))
+        await machines.delete(str(whole.machine))
+        left = []
+        for hold in (Hold(number, before) for number in range(1, whole.seen + 1) for before in (True, False)):
+            before = await ready()
+            with held_points():
+                await _give_up(create, hold)
+            for row in await machines._lifecycle.store.list():
+                if before.get(row.id) != row.state:
+                    left.append((hold.number, hold.before, row.state, row.step))
+                    await machines._lifecycle.remove(row)
+            known = await rows(machines)
+            assert known.keys() <= before.keys()
+            assert set(running_machines(machines.settings).values()) == known.keys()
+        assert left == []
+        await create()
+
+
+async def _give_up(create: Callable[[], Awaitable[Machine]], hold: Hold) -> None:
+    creating = asyncio.create_task(run_held(hold, create))
+    async with asyncio.timeout(30):
+        await hold.reached.wait()
+    creating.cancel()
+    hold.released.set()
+    with pytest.raises(asyncio.CancelledError):
+        await creating
+
+
+async def test_create_is_refused_on_a_full_disk(settings: Settings) -> None:
+    with small_disk(1200) as disk:
+        async with another_installation(settings, data=disk / "data") as machines:
+            clean = leftovers(machines.settings)
+            filler = fill_up(disk, 800 << 20)
+            with pytest.raises(CapacityExceeded, match=r"^less than 1 GiB of disk space is free under \S+$"):
+                await machines.create()
+            assert await rows(machines) == {}
+            assert leftovers(machines.settings) == clean
+            filler.unlink()
+            assert await sh(await machines.create(), "echo room") == "room"
+
+
+async def test_a_guest_pauses_while_the_host_disk_is_full_and_loses_no_write(settings: Settings) -> None:
+    with small_disk(1200) as disk:
+        async with another_installation(settings, data=disk / "data") as machines:
+            machine = await machines.create()
+            vm = machines._lifecycle.lives[machine.id].vm
+            filler = fill_up(disk, 24 << 20)
+            write = "head -c 48M /dev/zero | tr '\\0' x >/var/tmp/big && sync && echo written"
+            writing = asyncio.create_task(machine.exec(write, timeout=120))
+
+            async def stopped() -> bool:
+                return bool((await vm.execute("query-status"))["status"] == "io-error")
+
+            await until(stopped, 60)
+            assert not writing.done()
+            filler.unlink()
+            assert (await writing).stdout == b"written\n"
+            check = "echo 3 >/proc/sys/vm/drop_caches; tr -d x </var/tmp/big | wc -c; stat -c %s /var/tmp/big"
+            assert await sh(machine, check) == f"0\n{48 << 20}"
+            assert "I/O error" not in await sh(machine, "dmesg")
+
+
+async def test_a_second_process_on_the_same_data_folder_is_refused(
+    machines: Machines, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stead.machines.machines._LOCK_TIMEOUT", 0.3)
+    with pytest.raises(HostError, match=r"another process has held \S+/stead.lock"):
+        async with Machines.open(settings):
+            pass
+    assert await rows(machines) is not None, "the first one does not notice"
+
+
+# Pool
+
+
+async def test_create_takes_a_pool_vm_and_the_pool_refills(settings: Settings) -> None:
+    with other_settings(settings, pool=1) as other:
+        async with Machines.open(other) as machines:
+            await machines.pool.filled(60)
+            (prepared,) = await machines.pool.prepared()
+            assert await machines.list() == [], "pool VMs are not listed"
+            for ask in (machines.get, machines.stop, machines.delete):
+                with pytest.raises(MachineNotFound):
+                    await ask(prepared.id)
+            with pytest.raises(MachineNotFound):
+                await Machine(machines, prepared.id).exec("true")
+            machine = await machines.create(name="mine")
+            assert machine.id == prepared.id
+            info = await machine.info()
+            assert (info.name, info.state) == ("mine", State.RUNNING)
+            assert await sh(machine, "hostname") == info.hostname
+            before = time.time()
+            assert before - 0.5 <= float(await sh(machine, "date +%s.%N")) <= time.time() + 0.5
+            (successor,) = await until(machines.pool.prepared, 60)
+            assert successor.id != prepared.id
+
+            os.kill(qemu_pid(other, Machine(machines, successor.id)), signal.SIGKILL)
+
+            async def replaced() -> bool:
+                return [row.id for row in await machines.pool.prepared()] not in ([], [successor.id])
+
+            await until(replaced, 60)
+            await delete_all(machines)
+        assert leftovers(other) == [], "unused pool VMs are removed"
+
+
+async def test_a_pool_vm_that_does_not_confirm_its_identity_is_removed(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with another_installation(settings, pool=1) as machines:
+        await machines.pool.filled(60)
+        (prepared,) = await machines.pool.prepared()
+        monkeypatch.setattr("stead.guest.identity.CLOCK_TOLERANCE", -1.0)
+        with pytest.raises(SteadError, match="the guest did not confirm its clock"):
+            await machines.create()
+        assert prepared.id not in await rows(machines)
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.005, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5])
+async def test_close_during_a_pool_refill_leaves_nothing(
+    settings: Settings, machines: Machines, delay: float
+) -> None:
+    async with another_installation(settings, pool=1) as other:
+        await asyncio.sleep(delay)
+        await other.pool.close()
+        assert list((other.settings.data / "machines").glob("*")) == []
+        assert await other._lifecycle.store.list() == []

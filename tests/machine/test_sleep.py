@@ -1,0 +1,554 @@
+"""Suspend and wake, idle timeouts, ephemeral VMs, resize, recreate and eviction."""
+
+import asyncio
+import datetime
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from stead.errors import (
+    CapacityExceeded,
+    InvalidRequest,
+    MachineNotFound,
+    ReadyTimeout,
+    SnapshotNotFound,
+    StartFailed,
+    WrongState,
+)
+from stead.host.vm import running_machines
+from stead.machines import Ephemeral, Machine, Machines, Persistent, State, Sticky
+from stead.machines.checkpointing import Checkpointing
+from stead.machines.events import EventKind, MachineEvent
+from stead.machines.idle import Activity
+from stead.machines.persistence import Evictable, eviction_order
+from stead.settings import Settings
+from stead.store.machines import MachineRow
+from support.installations import another_installation
+from support.waiting import until
+
+LAST_SERVICE = b"""
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/bin/true
+ExecStop=/bin/sh -c "echo shut down > /root/shutdown"
+"""
+SLOW_SERVICE = b"""
+[Service]
+Type=notify
+NotifyAccess=all
+ExecStart=/bin/sh -c "sleep 3; systemd-notify --ready; exec sleep 1000"
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+async def sh(machine: Machine, command: str, timeout: float = 60) -> str:
+    """What a command that must succeed prints."""
+    result = await machine.exec(command, timeout=timeout)
+    assert result.ok, (command, result)
+    return result.stdout.decode().strip()
+
+
+async def reported(events: list[MachineEvent], message: str) -> MachineEvent:
+    """Wait for an event: it comes a little after the state that it reports."""
+
+    async def found() -> bool:
+        return any(event.message == message for event in events)
+
+    await until(found, 30)
+    return next(event for event in events if event.message == message)
+
+
+async def state(machine: Machine) -> State:
+    return (await machine.info()).state
+
+
+@pytest_asyncio.fixture(scope="module")
+async def sleeper(machines: Machines) -> AsyncIterator[Machine]:
+    machine = await machines.create(name="sleeper")
+    await sh(machine, "setsid sleep 100000 >/dev/null 2>&1 & echo $! > /run/pid; echo memory > /run/marker")
+    yield machine
+    await machine.delete()
+
+
+async def it_is_all_there(machine: Machine) -> None:
+    assert await sh(machine, "cat /run/marker; tr '\\0' ' ' < /proc/$(cat /run/pid)/cmdline") == (
+        "memory\nsleep 100000"
+    )
+
+
+# Suspend and wake
+
+
+async def test_suspend_ends_the_process_and_the_next_use_wakes_the_vm(
+    settings: Settings, sleeper: Machine
+) -> None:
+    await sleeper.suspend()
+    assert await state(sleeper) is State.SUSPENDED
+    assert sleeper.id not in running_machines(settings).values()
+    await sleeper.suspend()
+    assert await state(sleeper) is State.SUSPENDED, "it sleeps already"
+    await it_is_all_there(sleeper)
+    assert await state(sleeper) is State.RUNNING
+    assert (await sleeper.info()).reason is None
+
+
+async def test_every_kind_of_use_wakes_a_suspended_vm(sleeper: Machine) -> None:
+    await sleeper.suspend()
+    await sleeper.files().write("/root/written-asleep", b"x")
+    assert await state(sleeper) is State.RUNNING
+    await sleeper.suspend()
+    assert [event async for event in sleeper.stream("true")]
+    await sleeper.suspend()
+    await sleeper.start()
+    assert await state(sleeper) is State.RUNNING
+    await it_is_all_there(sleeper)
+
+
+async def test_concurrent_uses_wake_a_vm_once(sleeper: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    wakes = 0
+    wake = Checkpointing.wake
+
+    async def counted(*arguments: object) -> object:
+        nonlocal wakes
+        wakes += 1
+        return await wake(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Checkpointing, "wake", counted)
+    await sleeper.suspend()
+    answers = await asyncio.gather(*(sh(sleeper, f"echo {number}") for number in range(50)))
+    assert answers == [str(number) for number in range(50)]
+    assert wakes == 1
+
+
+async def test_repeated_suspends_lose_no_file(machines: Machines, sleeper: Machine) -> None:
+    """Writes right before a suspend survive on disk and in memory without a sync."""
+    for number in range(20):
+        await sleeper.files().write(f"/root/round-{number}", str(number).encode())
+        await sh(sleeper, f"echo {number} > /run/round-{number}")
+        await sleeper.suspend()
+        assert await sh(sleeper, f"cat /root/round-{number} /run/round-{number}") == f"{number}{number}"
+    names = "{0..19}"
+    found = await sh(sleeper, f"bash -c 'cat /root/round-{names}' && bash -c 'cat /run/round-{names}'")
+    assert found == "".join(map(str, range(20))) + "\n".join(map(str, range(20)))
+    await it_is_all_there(sleeper)
+    row = await machines._row(sleeper.id)
+
+    async def merged() -> bool:
+        return len(await machines._lifecycle.layers.chain(row.layer)) <= 9
+
+    await until(merged, 30)
+    assert "EXT4-fs error" not in await sh(sleeper, "dmesg")
+
+
+def certificate() -> tuple[bytes, bytes]:
+    """Certificates of an authority and of a server, both valid from the current second."""
+    now = datetime.datetime.now(datetime.UTC)
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "made while it slept")])
+    signed = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now)
+        .not_valid_after(now + datetime.timedelta(hours=1))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return signed.public_bytes(serialization.Encoding.PEM), private
+
+
+async def test_wake_sets_the_clock_of_the_guest(sleeper: Machine) -> None:
+    await sleeper.suspend()
+    await asyncio.sleep(4)
+    issued, _ = certificate()
+    before = time.time()
+    guest = float(await sh(sleeper, "date +%s.%N"))
+    after = time.time()
+    assert before - 0.5 <= guest <= after + 0.5
+    await sleeper.files().write("/root/issued.pem", issued)
+    assert "OK" in await sh(sleeper, "openssl verify -CAfile /root/issued.pem /root/issued.pem")
+
+
+async def test_a_process_continues_after_suspend_and_wake(sleeper: Machine) -> None:
+    running = asyncio.create_task(sleeper.exec("sleep 2; echo done > /root/outcome", timeout=60))
+    await asyncio.sleep(1)
+    await sleeper.suspend()
+    (cut,) = await asyncio.gather(running, return_exceptions=True)
+    assert isinstance(cut, Exception), "a connected client gets the error"
+
+    async def outcome() -> bool:
+        return await sh(sleeper, "cat /root/outcome 2>/dev/null || true") == "done"
+
+    await until(outcome, 30)
+
+
+async def test_a_vm_with_damaged_memory_boots_from_its_disk(machines: Machines, sleeper: Machine) -> None:
+    await sh(sleeper, "echo kept > /root/kept")
+    await sleeper.suspend()
+    row = await machines._row(sleeper.id)
+    assert row.checkpoint is not None
+    memory = machines._lifecycle.layers.checkpoint_folder(row.checkpoint) / "memory"
+    content = bytearray(memory.read_bytes())
+    content[len(content) // 2] ^= 1
+    memory.write_bytes(content)
+    assert await sh(sleeper, "cat /root/kept; cat /run/marker 2>/dev/null || echo gone") == "kept\ngone"
+    told = (await sleeper.info()).reason
+    assert told is not None and told.startswith(
+        "saved memory was unusable, booted from disk: checksum mismatch"
+    )
+    # It was booted: it can be suspended and forked like any other VM.
+    await sh(sleeper, "setsid sleep 100000 >/dev/null 2>&1 & echo $! > /run/pid; echo memory > /run/marker")
+    await sleeper.suspend()
+    await it_is_all_there(sleeper)
+    (child,) = await sleeper.fork()
+    await it_is_all_there(child)
+    await child.delete()
+
+
+async def test_a_failed_wake_leaves_the_vm_suspended(
+    machines: Machines, settings: Settings, sleeper: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await sleeper.suspend()
+    monkeypatch.setattr("stead.guest.identity._clock_error", lambda *_: 10.0)
+    results = await asyncio.gather(*(sleeper.exec("true") for _ in range(3)), return_exceptions=True)
+    assert all(isinstance(result, StartFailed) for result in results), results
+    assert await state(sleeper) is State.SUSPENDED
+    assert sleeper.id not in running_machines(settings).values()
+    monkeypatch.undo()
+    await it_is_all_there(sleeper)
+
+
+async def test_snapshot_and_fork_of_a_suspended_vm(machines: Machines, sleeper: Machine) -> None:
+    await sleeper.suspend()
+    info = await sleeper.snapshot()
+    assert info.has_memory
+    assert await state(sleeper) is State.SUSPENDED, "it need not wake for it"
+    copy = await machines.create(snapshot=info.id)
+    await it_is_all_there(copy)
+    await machines.snapshots.delete(info.id)
+    (child,) = await sleeper.fork()
+    assert await state(sleeper) is State.RUNNING
+    for each in (child, sleeper):
+        await it_is_all_there(each)
+    for each in (child, copy):
+        await each.delete()
+
+
+async def test_kill_of_a_suspended_vm_drops_its_memory(machines: Machines) -> None:
+    machine = await machines.create()
+    await sh(machine, "echo kept > /root/kept; echo memory > /run/marker")
+    await machine.suspend()
+    await machine.kill()
+    assert await state(machine) is State.STOPPED
+    assert await sh(machine, "cat /root/kept; cat /run/marker 2>/dev/null || echo gone") == "kept\ngone"
+    await machine.delete()
+
+
+# Idle timeouts
+
+
+def test_traffic_calls_and_commands_count_as_activity() -> None:
+    activity = Activity(traffic=100, active_at=0.0)
+
+    def look(now: float, traffic: int, threshold: int = 0) -> float:
+        return activity.observe(now, traffic, threshold, busy=False, last_call=0.0)
+
+    assert look(10, 100, 0) == 10
+    assert look(20, 101, 0) == 0, "without a threshold every byte counts"
+    assert look(30, 201, 101) == 10, "a hundred bytes are below the threshold"
+    assert look(40, 302, 101) == 0
+    assert activity.observe(50, 302, 0, busy=True, last_call=0.0) == 0, "a command holds it awake"
+    assert activity.observe(60, 302, 0, busy=False, last_call=55.0) == 5
+    assert look(70, 10, 0) == 0, "a new tap counts from nothing: it was started"
+
+
+async def test_an_idle_vm_is_suspended_and_keeps_every_write(settings: Settings, machines: Machines) -> None:
+    events: list[MachineEvent] = []
+    async with another_installation(settings, idle_timeout=None, idle_check=0.2) as other:
+        other.watch(events.append)
+        machine = await other.create(idle_timeout=2)
+        never = await other.create(idle_timeout=None)
+        assert (await machine.info()).idle_timeout == 2
+        instance = (await machine.info()).instance
+        result = await machine.exec(
+            "sleep 4; echo last words > /root/file; echo mine > /run/file", timeout=60
+        )
+        assert result.ok, "a running command counts as activity"
+        assert await state(machine) is State.RUNNING
+
+        async def asleep() -> bool:
+            return await state(machine) is State.SUSPENDED
+
+        await until(asleep, 30)
+        assert (await machine.info()).reason == "suspended: idle for 2 s"
+        event = await reported(events, f"VM {machine.id} suspended: idle for 2 s")
+        assert (event.instance, event.failed) == (instance, False)
+        assert await sh(machine, "cat /root/file /run/file") == "last words\nmine"
+        assert events[-1].message == f"VM {machine.id} woken: command"
+        # Traffic holds it awake; below the threshold it does not.
+        await machine.exec(
+            "setsid sh -c 'while sleep 0.3; do ping -c 1 -W 1 169.254.0.1; done' >/dev/null 2>&1 &"
+        )
+        await asyncio.sleep(4)
+        assert await state(machine) is State.RUNNING
+        await machine.start(activity_threshold=100_000)
+        await until(asleep, 30)
+        assert await state(never) is State.RUNNING
+        await never.start(idle_timeout=1)
+        await until(lambda: _is(never, State.SUSPENDED), 30)
+        with pytest.raises(InvalidRequest, match="idle timeout must be at least 1 s, not 0"):
+            await never.start(idle_timeout=0)
+
+
+async def _is(machine: Machine, wanted: State) -> bool:
+    return await state(machine) is wanted
+
+
+async def test_a_use_during_an_idle_suspend_is_answered(settings: Settings, machines: Machines) -> None:
+    async with another_installation(settings, idle_timeout=None) as other:
+        machine = await other.create()
+        for delay in (0.0, 0.005, 0.02, 0.1, 0.2):
+            dozing = asyncio.create_task(other._doze_off(machine.id))
+            await asyncio.sleep(delay)
+            assert await sh(machine, "echo here") == "here"
+            await dozing
+
+
+# Exits and ephemeral VMs
+
+
+async def test_ephemeral_vms_are_deleted_on_suspend_or_only_on_stop(
+    machines: Machines, events: list[MachineEvent]
+) -> None:
+    machine = await machines.create(persistence=Ephemeral())
+    (stays, goes) = await machine.fork(2, persistence=Ephemeral("OnStop"))
+    assert (await stays.info()).persistence == Ephemeral("OnStop")
+    waiting = asyncio.create_task(machine.wait_for_exit())
+    await machine.suspend()
+    assert await waiting == "deleted: ephemeral: suspended"
+    assert events[-1].message == f"VM {machine.id} deleted: ephemeral: suspended"
+    with pytest.raises(MachineNotFound):
+        await machine.info()
+    await stays.suspend()
+    assert await state(stays) is State.SUSPENDED
+    await stays.kill()
+    assert [event.message for event in events if event.row.id == stays.id] == [
+        f"VM {stays.id} created: forked from {machine.id}",
+        f"VM {stays.id} suspended: requested",
+        f"VM {stays.id} killed: requested",
+        f"VM {stays.id} deleted: ephemeral: killed",
+    ]
+    with pytest.raises(MachineNotFound):
+        await stays.info()
+    await goes.exec("systemctl poweroff", timeout=30)
+
+    async def gone() -> bool:
+        return goes.id not in [info.id for info in await machines.list()]
+
+    await until(gone, 60)
+    await reported(events, f"VM {goes.id} deleted: ephemeral: stopped: guest shut down")
+
+
+async def test_wait_for_exit_sees_an_exit_during_the_call(
+    machines: Machines, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = machines._lifecycle.store
+    update = store.update
+    asked: list[asyncio.Task[str]] = []
+
+    async def update_after_a_question(row_id: str, **changes: object) -> MachineRow | None:
+        if changes.get("state") == State.STOPPED:
+            asked.append(asyncio.create_task(machine.wait_for_exit()))
+            await asyncio.sleep(0.05)
+        return await update(row_id, **changes)
+
+    monkeypatch.setattr(store, "update", update_after_a_question)
+    await machine.kill()
+    async with asyncio.timeout(10):
+        assert await asyncio.gather(*asked) == ["killed"]
+
+
+async def test_wait_for_exit_returns_the_reason(machines: Machines, machine: Machine) -> None:
+    waiting = asyncio.create_task(machine.wait_for_exit())
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    await machine.kill()
+    assert await waiting == "killed"
+    assert await machine.wait_for_exit() == "killed"
+    await machine.delete()
+    with pytest.raises(MachineNotFound):
+        await machine.wait_for_exit()
+
+
+async def test_a_deleted_vm_with_recreate_is_recreated_under_its_id(
+    machines: Machines, sleeper: Machine, events: list[MachineEvent]
+) -> None:
+    info = await sleeper.snapshot()
+    machine = await machines.create(snapshot=info.id, name="again", recreate=True)
+    identity = await sh(machine, "cat /etc/machine-id; echo changed > /run/marker")
+    await machine.delete()
+    info_when_deleted = await machine.info()
+    assert (info_when_deleted.state, info_when_deleted.reason) == (State.DELETED, "deleted")
+    assert machine.id not in [each.id for each in await machines.list()]
+    await it_is_all_there(machine)
+    assert await sh(machine, "cat /etc/machine-id") == identity
+    assert (await machine.info()).name == "again"
+    await machine.delete()
+    await machines.snapshots.delete(info.id)
+    with pytest.raises(SnapshotNotFound):
+        await machine.exec("true")
+    await machine.delete()
+    assert [event.row_removed for event in events if event.kind is EventKind.DELETED] == [False, False, True]
+    with pytest.raises(MachineNotFound):
+        await machine.info()
+    assert [event.message for event in events if event.row.id == machine.id] == [
+        f"VM {machine.id} created: from snapshot {info.id}",
+        f"VM {machine.id} deleted: requested",
+        f"VM {machine.id} created: recreated for command",
+        f"VM {machine.id} deleted: requested",
+        f"VM {machine.id} deleted: requested",
+    ]
+
+
+async def test_stop_of_a_suspended_vm_shuts_its_services_down(machines: Machines) -> None:
+    """A stop wakes a suspended VM and shuts it down; a kill does not."""
+    machine = await machines.create(ready_timeout=60)
+    await machine.start(ready_timeout=60)
+    await machine.files().write("/etc/systemd/system/last.service", LAST_SERVICE)
+    await machine.files().write("/etc/systemd/system/slow.service", SLOW_SERVICE)
+    await sh(machine, "systemctl enable slow && systemctl start last")
+    await machine.suspend()
+    await machine.stop()
+    info = await machine.info()
+    assert (info.state, info.reason) == (State.STOPPED, "stopped")
+    with pytest.raises(ReadyTimeout, match=r"was not ready within 0\.1 s"):
+        await machine.start(ready_timeout=0.1)
+    assert await state(machine) is State.RUNNING
+    await machine.start(ready_timeout=120)
+    assert await sh(machine, "systemctl is-active slow; cat /root/shutdown") == "active\nshut down"
+    await machine.delete()
+
+
+# Size
+
+
+async def test_resize_changes_cpu_memory_disk_and_file_system(
+    machines: Machines, events: list[MachineEvent]
+) -> None:
+    machine = await machines.create()
+    await sh(machine, "echo kept > /root/kept")
+    before = int(await sh(machine, "df -B1 --output=size / | tail -1"))
+    await machine.resize(vcpus=1, memory_mib=1024, disk_gib=22)
+    assert await state(machine) is State.RUNNING
+    assert [event.message for event in events][-2:] == [
+        f"VM {machine.id} stopped: resize",
+        f"VM {machine.id} started: resize to 1x1Gx22G",
+    ]
+    info = await machine.info()
+    assert (info.size.vcpus, info.size.memory_mib, info.size.disk_gib) == (1, 1024, 22)
+    assert await sh(machine, "nproc; cat /root/kept") == "1\nkept"
+    assert int(await sh(machine, "awk '/MemTotal/ {print $2}' /proc/meminfo")) > 900_000
+    after = int(await sh(machine, "df -B1 --output=size / | tail -1"))
+    assert after - before > 1.8 * (1 << 30)
+    # Of its new size it sleeps and forks as before, and grows again from a stop.
+    await sh(machine, "echo memory > /run/marker")
+    await machine.suspend()
+    assert await sh(machine, "cat /run/marker") == "memory"
+    (child,) = await machine.fork()
+    assert await sh(child, "cat /run/marker; nproc") == "memory\n1"
+    assert int(await sh(child, "df -B1 --output=size / | tail -1")) == after
+    await child.delete()
+    await machine.stop()
+    await machine.resize(disk_gib=23)
+    assert await state(machine) is State.STOPPED, "what was stopped stays stopped"
+    assert int(await sh(machine, "df -B1 --output=size / | tail -1")) > after
+    await machine.delete()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"vcpus": 3}, "vcpus must be a power of two"),
+        ({"memory_mib": 1000}, "memory must be a power of two"),
+        ({"disk_gib": 19}, "disk must be from 20"),
+        ({"vcpus": 128}, "up to 64"),
+    ],
+)
+async def test_resize_refuses_an_invalid_size(sleeper: Machine, change: dict[str, int], words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        await sleeper.resize(**change)
+    assert await state(sleeper) is State.RUNNING
+
+
+async def test_resize_refuses_a_smaller_disk(machines: Machines) -> None:
+    machine = await machines.create()
+    await machine.kill()
+    await machine.resize(disk_gib=25)
+    with pytest.raises(InvalidRequest, match="cannot shrink the disk from 25 to 24 GiB"):
+        await machine.resize(disk_gib=24)
+    await machine.delete()
+
+
+# Eviction
+
+
+def test_eviction_is_ordered_by_priority_then_last_use() -> None:
+    async def delete(_: str) -> None: ...
+
+    order = eviction_order(
+        [
+            Evictable("new", 5, 2, delete),
+            Evictable("dear", 9, 0, delete),
+            Evictable("old", 5, 1, delete),
+            Evictable("cheap", 0, 3, delete),
+        ]
+    )
+    assert [each.id for each in order] == ["cheap", "old", "new", "dear"]
+    with pytest.raises(InvalidRequest):
+        Sticky(11)
+    with pytest.raises(InvalidRequest):
+        Ephemeral("OnBoredom")  # type: ignore[arg-type]
+
+
+async def test_sticky_vms_are_evicted_when_the_disk_is_full(
+    machines: Machines, events: list[MachineEvent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = await machines.create(persistence=Persistent())
+    await kept.kill()
+    sticky = await machines.create(persistence=Sticky(1))
+    running = await machines.create(persistence=Sticky(0))
+    await sticky.kill()
+    folder = machines._lifecycle.host.files(sticky.id).folder
+    monkeypatch.setattr(machines._lifecycle.host, "has_disk_room", lambda: not folder.exists())
+    with pytest.raises(CapacityExceeded):
+        # A VM is not evicted for its own start.
+        await asyncio.wait_for(sticky.start(), 30)
+    fresh = await machines.create()
+    evicted = f"VM {sticky.id} deleted: evicted to free disk space (sticky, priority 1)"
+    assert evicted in [event.message for event in events]
+    ids = {info.id for info in await machines.list()}
+    assert sticky.id not in ids
+    assert {kept.id, running.id, fresh.id} <= ids, "what runs and what is persistent stays"
+    for each in (kept, running, fresh):
+        await each.delete()
+
+
+async def test_suspend_of_a_stopped_vm_is_refused(machines: Machines) -> None:
+    machine = await machines.create()
+    await machine.kill()
+    with pytest.raises(WrongState, match=r"cannot suspend VM .*: it is stopped \(killed\)"):
+        await machine.suspend()
+    await machine.delete()

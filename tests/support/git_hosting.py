@@ -1,0 +1,252 @@
+"""A git server on its own port for tests, and a git client."""
+
+import asyncio
+import base64
+import contextlib
+import os
+import socket
+from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
+
+from stead.api.calls import Calls
+from stead.api.protocol import Protocol
+from stead.api.server import _Server
+from stead.api.smart_http import SmartHttp
+from stead.identity.accounts import Accounts
+from stead.identity.callers import Callers
+from stead.identity.identities import Identities
+from stead.limits import UNLIMITED, Limits
+from stead.repos.access import Access, Level
+from stead.repos.repos import RepoInfo, Repos
+from stead.repos.search.search import Search
+from stead.repos.transfer.serving import Serving
+from stead.repos.writer import RepoWriter
+from stead.store.database import open_database
+from support.git_stage import Recorder
+
+_TIMEOUT = 60.0
+
+
+@dataclass(frozen=True)
+class Ran:
+    status: int
+    stdout: bytes
+    err: str
+
+    @property
+    def out(self) -> str:
+        return self.stdout.decode(errors="replace")
+
+
+class GitClient:
+    """The real git, with an isolated configuration."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        # The client's own disk is not tested: skip fsync.
+        (home / ".gitconfig").write_text(
+            "[core]\n\tfsync = none\n\tcompression = 0\n\tbigFileThreshold = 1m\n[gc]\n\tauto = 0\n"
+        )
+
+    def environment(self) -> dict[str, str]:
+        who = {
+            f"GIT_{role}_{what}": "tests@stead.invalid"
+            for role in ("AUTHOR", "COMMITTER")
+            for what in ("NAME", "EMAIL")
+        }
+        own = {
+            "HOME": str(self.home),
+            "GIT_TERMINAL_PROMPT": "0",
+            "GIT_CONFIG_NOSYSTEM": "1",
+            "LC_ALL": "C.UTF-8",
+        }
+        return {"PATH": os.environ["PATH"], **who, **own}
+
+    async def run(
+        self,
+        *arguments: str,
+        cwd: Path | None = None,
+        stdin: bytes = b"",
+        timeout: float = _TIMEOUT,
+        env: Mapping[str, str] | None = None,
+    ) -> Ran:
+        process = await asyncio.create_subprocess_exec(
+            "git",
+            *arguments,
+            cwd=cwd or self.home,
+            env=self.environment() | dict(env or {}),
+            stdin=PIPE if stdin else DEVNULL,
+            stdout=PIPE,
+            stderr=PIPE,
+        )
+        try:
+            async with asyncio.timeout(timeout):
+                out, err = await process.communicate(stdin or None)
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        assert process.returncode is not None
+        return Ran(process.returncode, out, err.decode(errors="replace"))
+
+    async def printed(self, *arguments: str, cwd: Path | None = None, stdin: bytes = b"") -> bytes:
+        """The output of git, which must succeed."""
+        ran = await self.run(*arguments, cwd=cwd, stdin=stdin)
+        assert ran.status == 0, f"git {' '.join(arguments)}: {ran.err}"
+        return ran.stdout
+
+    async def __call__(self, *arguments: str, cwd: Path | None = None, stdin: bytes = b"") -> str:
+        return (await self.printed(*arguments, cwd=cwd, stdin=stdin)).decode(errors="replace").strip()
+
+    async def work_tree(self, name: str, files: dict[str, str | bytes] | None = None) -> Path:
+        """A new repository of the user, with one commit on main."""
+        folder = self.home / name
+        await self("init", "-q", "-b", "main", str(folder))
+        await self.commit(folder, files or {"README": "hello\n"})
+        return folder
+
+    async def commit(self, folder: Path, files: dict[str, str | bytes], message: str = "change") -> str:
+        for path, content in files.items():
+            place = folder / path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(content.encode() if isinstance(content, str) else content)
+        await self("add", "-A", cwd=folder)
+        await self("commit", "-q", "--allow-empty", "-m", message, cwd=folder)
+        return await self("rev-parse", "HEAD", cwd=folder)
+
+
+@dataclass
+class Hosting:
+    """An account with an API key, and the server of its repositories."""
+
+    url: str
+    accounts: Accounts
+    identities: Identities
+    repos: Repos
+    access: Access
+    account: str
+    key: str
+    folder: Path
+    pushes: list[str] = field(default_factory=list)
+
+    async def repo(self, *, public: bool = False) -> RepoInfo:
+        return await self.repos.create(self.account, public=public)
+
+    def path(self, repo: RepoInfo) -> Path:
+        return self.repos.repository(repo.id).path
+
+    def remote(self, repo: RepoInfo | str, secret: str | None = None, user: str = "x-access-token") -> str:
+        """The clone URL, with the account's key by default."""
+        repo_id = repo if isinstance(repo, str) else repo.id
+        secret = self.key if secret is None else secret
+        login = f"{user}:{secret}@" if secret else ""
+        return self.url.replace("http://", f"http://{login}") + f"/{repo_id}"
+
+    async def token(self, repo: RepoInfo | None = None, level: Level = "read") -> str:
+        """The token of a new identity, with a permission on a repository."""
+        identity = await self.identities.create(self.account)
+        if repo is not None:
+            await self.access.grant(self.account, identity.id, repo.id, level)
+        _, token = await self.identities.create_token(self.account, identity.id)
+        return token
+
+    async def settled(self) -> None:
+        """Wait for background work after a change."""
+        await self.repos.quotas.settled()
+        await self.repos.upkeep.settled()
+
+    async def check_all(self, client: GitClient) -> None:
+        """Every repository passes fsck and has no leftovers."""
+        await self.settled()
+        for path in self.folder.glob("??/*.git"):
+            ran = await client.run("--git-dir", str(path), "fsck", "--strict", "--full", "--no-dangling")
+            assert ran.status == 0, ran.err
+            left = [str(each) for each in path.rglob("*") if each.suffix == ".lock" or "tmp_" in each.name]
+            assert left == []
+
+
+async def _nothing_else(scope: Scope, receive: Receive, send: Send) -> None:
+    await PlainTextResponse("the API", 418)(scope, receive, send)
+
+
+@contextlib.asynccontextmanager
+async def hosting(folder: Path, **limits: Any) -> AsyncIterator[Hosting]:
+    """Serve repositories in a folder until the end of the block."""
+
+    async def limits_of(_: str) -> Limits:
+        return UNLIMITED
+
+    async def owns(_: str, __: str) -> bool:
+        return False
+
+    pushes = Recorder()
+    database = await open_database(folder / "stead.db")
+    callers = Callers(database)
+    accounts = Accounts(database)
+    account = await accounts.create("tests")
+    _, key = await accounts.create_key(account.id)
+    max_lfs = limits.pop("max_lfs_object", 1 << 30)
+    try:
+        async with Repos.open(database, folder / "repos", limits_of) as repos:
+            access = Access(database, repos)
+            writer = RepoWriter(repos, Search())
+            writer.subscribe(pushes)
+            serving = Serving(repos, writer, **limits)
+            calls = Calls(SmartHttp(_nothing_else, callers, repos, access, serving, max_lfs), 1000)
+            async with _served(calls) as url:
+                identities = Identities(database, owns)
+                yield Hosting(
+                    url, accounts, identities, repos, access, account.id, key, folder / "repos", pushes
+                )
+    finally:
+        await callers.close()
+        await database.dispose()
+
+
+@contextlib.asynccontextmanager
+async def _served(calls: Calls) -> AsyncIterator[str]:
+    listening = socket.socket(proto=socket.IPPROTO_TCP)
+    listening.bind(("127.0.0.1", 0))
+    listening.listen(1024)
+    config = uvicorn.Config(
+        calls,
+        http=Protocol,
+        ws="none",
+        loop="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+    )
+    server = _Server(config, calls)
+    with contextlib.closing(listening):
+        task = asyncio.create_task(server._serve([listening]))
+        up = asyncio.create_task(server.up.wait())
+        try:
+            await asyncio.wait({task, up}, return_when=asyncio.FIRST_COMPLETED)
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await task
+            await up
+
+
+def basic(user: str, password: str) -> str:
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+def gits_of(repository: Path) -> list[str]:
+    """Git processes of a repository, except pooled readers."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"GIT_DIR={repository}\0".encode() in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+    return [each for each in found if "cat-file" not in each]

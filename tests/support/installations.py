@@ -1,0 +1,142 @@
+"""Installations of Stead: a second one beside that of the test run, and what is left of one."""
+
+import asyncio
+import contextlib
+import dataclasses
+import gc
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stead.host import network
+from stead.host.cgroups import ControlGroups
+from stead.host.vm import running_machines
+from stead.machines import Machines, State
+from stead.processes import ProcessId, kill
+from stead.settings import Settings
+
+
+@dataclass(frozen=True)
+class Server:
+    """A served API, with the API key of an account of the tests' own."""
+
+    url: str
+    key: str
+    account: str
+    services: Any
+
+
+def leftovers(settings: Settings) -> list[str]:
+    """Everything on this host that carries an installation's name, and what it keeps of machines."""
+    instance = settings.instance
+    found = [f"process {pid} of {name}" for pid, name in running_machines(settings).items()]
+    found += [f"namespace {path}" for path in Path("/run/netns").glob(f"stead-{instance}*")]
+    found += [f"interface {path.name}" for path in Path("/sys/class/net").glob(f"st{instance}*")]
+    # Unlike a glob, a walk does not mind groups of others that go while it looks.
+    for folder, groups, _ in os.walk("/sys/fs/cgroup"):
+        if Path(folder).name.startswith(f"stead-{instance}"):
+            found += [f"group {folder}/{group}" for group in groups]
+    for kept in ("machines", "layers", "checkpoints"):
+        found += [f"{kept}: {path}" for path in (settings.data / kept).glob("*")]
+    found += [f"folder {path}" for path in settings.runtime.glob(f"{instance}/**")]
+    tables = subprocess.run(["nft", "list", "tables"], check=True, capture_output=True, text=True).stdout
+    found += [line for line in tables.splitlines() if f"stead_{instance}" in line]
+    return found
+
+
+@contextlib.contextmanager
+def other_settings(settings: Settings, **changes: Any) -> Iterator[Settings]:
+    """Settings for an installation with a data folder of its own; nothing of it may be left at the end."""
+    with tempfile.TemporaryDirectory(prefix="stead-test-", dir="/var/tmp") as folder:
+        other = dataclasses.replace(settings, **({"data": Path(folder)} | changes))
+        try:
+            yield other
+        except BaseException:
+            _sweep(other)
+            raise
+        assert leftovers(other) == [], leftovers(other)
+
+
+def _sweep(settings: Settings) -> None:
+    """A test that failed must not leave its machines to the next."""
+
+    async def sweep() -> None:
+        for pid in running_machines(settings):
+            if (process := ProcessId.of(pid)) is not None:
+                await kill(process)
+        groups = ControlGroups(settings)
+        for machine in groups.machines():
+            groups.release(machine)
+        groups.remove()
+        await network.remove(settings)
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, sweep()).result()
+    shutil.rmtree(settings.runtime / settings.instance, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def small_disk(mib: int) -> Iterator[Path]:
+    """A folder on a disk of its own, which has no more room than that."""
+    with tempfile.TemporaryDirectory(prefix="stead-test-", dir="/var/tmp") as folder:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mib}m", "none", folder], check=True)
+        try:
+            yield Path(folder)
+        finally:
+            _unmount(folder)
+
+
+def _unmount(folder: str) -> None:
+    """What a process had open there may be let go of a moment after it is done with it."""
+    deadline = time.monotonic() + 10
+    while (ended := subprocess.run(["umount", folder], capture_output=True, text=True)).returncode:
+        assert time.monotonic() < deadline, (ended.stderr, _users_of(folder))
+        gc.collect()
+        time.sleep(0.1)
+
+
+def _users_of(folder: str) -> list[str]:
+    """Which processes have something of a folder open."""
+    links = (*Path("/proc").glob("[0-9]*/fd/*"), *Path("/proc").glob("[0-9]*/cwd"))
+    found = []
+    for link in links:
+        with contextlib.suppress(OSError):
+            if str(link.readlink()).startswith(folder):
+                found.append(str(link))
+    return found
+
+
+def fill_up(disk: Path, left: int) -> Path:
+    """A file that leaves only so many bytes of a disk free."""
+    filler = disk / "filler"
+    with filler.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(disk).free - left)
+    return filler
+
+
+@contextlib.asynccontextmanager
+async def another_installation(settings: Settings, **changes: Any) -> AsyncIterator[Machines]:
+    """An installation that is open for the length of a block, and gone after it."""
+    with other_settings(settings, **changes) as other:
+        async with Machines.open(other) as machines:
+            yield machines
+            await delete_all(machines)
+
+
+async def delete_all(machines: Machines) -> None:
+    """Delete everything that users can make, also names that are kept; what nobody needs then is removed."""
+    for info in await machines.list():
+        await machines.delete(info.id, forget=True)
+    for row in await machines._lifecycle.store.list():
+        if row.state == State.DELETED:
+            await machines.delete(row.id, forget=True)
+    for snapshot in await machines.snapshots.list():
+        await machines.snapshots.delete(snapshot.id)
+    await machines._lifecycle.layers.collect()

