@@ -10,7 +10,6 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +158,7 @@ async def many_at_once(url: str, key: str, machines: list[Machine]) -> dict[str,
 
 async def served(size: Size) -> dict[str, Any]:
     """A server in a process of its own, as users run it: how many calls it answers, what memory it takes."""
-    shared = Settings.from_environment()
+    shared = Settings.load()
     with tempfile.TemporaryDirectory(prefix="stead-bench-", dir="/var/tmp") as folder:
         environment = {
             **os.environ,
@@ -219,7 +218,7 @@ async def measure(size: Size, samples: int) -> dict[str, Any]:
     results: dict[str, Any] = {}
     async with installation(size, pool=0) as machines, assemble(machines) as services:
         results["host"] = await host_facts(machines)
-        settings = replace(machines.settings, listen="127.0.0.1:0")
+        settings = machines.settings.replace(listen="127.0.0.1:0")
         account = (await services.accounts.default()).id
         _, key = await services.accounts.create_key(account)
         async with running(settings, services) as url, Client.connected(url) as client:

@@ -178,7 +178,7 @@ def transfer(folder: Path, sides: list[Side], samples: int) -> dict[str, Any]:
 @contextlib.asynccontextmanager
 async def server(data: Path) -> AsyncIterator[tuple[int, str]]:
     """`stead serve` as a child process: its pid and an API key."""
-    shared = Settings.from_environment()
+    shared = Settings.load()
     environment = {
         **os.environ,
         "STEAD_DATA": str(data),

@@ -9,7 +9,6 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -68,7 +67,7 @@ def proportional_memory(settings: Settings, machines: Iterable[Machine]) -> Figu
 @contextlib.asynccontextmanager
 async def installation(size: Size, pool: int) -> AsyncIterator[Machines]:
     """An installation in a folder of its own, with the shared cache; nothing of it is left, come what may."""
-    shared = Settings.from_environment()
+    shared = Settings.load()
     with tempfile.TemporaryDirectory(prefix="stead-bench-", dir="/var/tmp") as folder:
         settings = Settings(
             data=Path(folder),
@@ -101,7 +100,7 @@ async def _remove_remains(settings: Settings) -> None:
     """Opened anew, an installation knows of all that an interrupted operation left behind."""
     if (settings.data / "stead.db").exists():
         say("nothing more: removing the machines")
-        async with Machines.open(replace(settings, pool=0)) as machines:
+        async with Machines.open(settings.replace(pool=0)) as machines:
             await clear(machines)
 
 

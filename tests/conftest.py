@@ -8,7 +8,6 @@ import signal
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
 from ipaddress import IPv4Network
 from pathlib import Path
 
@@ -66,7 +65,7 @@ def settings(cache: Path) -> Iterator[Settings]:
             default_size=SMALL,
             pool=0,
             idle_timeout=None,
-            dialled_private_networks=(IPv4Network("127.0.0.1/32"),),
+            dial_private=(IPv4Network("127.0.0.1/32"),),
         )
 
 
@@ -114,7 +113,7 @@ async def server(machines: Machines, settings: Settings) -> AsyncIterator[Server
 
     async with (
         assemble(machines) as services,
-        running(replace(settings, listen="127.0.0.1:0"), services) as url,
+        running(settings.replace(listen="127.0.0.1:0"), services) as url,
     ):
         account = await services.accounts.create("tests")
         _, key = await services.accounts.create_key(account.id)

@@ -22,7 +22,7 @@ def _from_environment() -> float:
     try:
         return parse_scale(os.environ.get(VARIABLE, "1"))
     except InvalidRequest:
-        return 1.0  # Settings.from_environment refuses it, with a message
+        return 1.0  # Settings.load refuses it, with a message
 
 
 _SCALE = _from_environment()

@@ -1,20 +1,38 @@
-"""Settings of an installation, read once from the environment."""
+"""Settings of an installation: from variables `STEAD_*`, else from the configuration file, else defaults."""
 
+import difflib
 import hashlib
 import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
-from ipaddress import IPv4Network, IPv6Network, ip_network
+import stat
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
-from typing import Literal, Self, TypeVar, cast, get_args
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from stead.deadlines import VARIABLE, parse_scale
+from annotated_types import Ge, Gt
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from stead.deadlines import parse_scale
 from stead.errors import InvalidRequest
 from stead.limits import UNLIMITED, Limits
 
 Accelerator = Literal["auto", "kvm", "tcg"]
 T = TypeVar("T")
+
+CONFIG_FILE = Path("/etc/stead/stead.toml")
+"""The configuration file, unless STEAD_CONFIG names another one."""
 
 _SIZE = re.compile(r"(?P<vcpus>\d+)x(?P<memory>\d+)(?P<unit>[MG])x(?P<disk>\d+)G")
 
@@ -75,49 +93,130 @@ def _power_of_two(value: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Settings:
-    """One installation of Stead. Installations with different data folders are independent."""
+class Allowed:
+    """What a setting may be, for the message about an invalid value."""
+
+    values: str
+
+
+def _from_text(parse: Callable[[str], Any]) -> BeforeValidator:
+    """Parse text. Values from TOML or from the code may have their type already."""
+
+    def parsed(value: Any) -> Any:
+        try:
+            return parse(value) if isinstance(value, str) else value
+        except InvalidRequest as error:
+            raise ValueError(str(error)) from error
+
+    return BeforeValidator(parsed)
+
+
+def _address(listen: str) -> tuple[str, int]:
+    host, _, port = listen.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit() and int(port) < 65536):
+        raise ValueError
+    return host.strip("[]"), int(port)
+
+
+def _listen(text: str) -> str:
+    _address(text)
+    return text
+
+
+def _empty_as_none(limits: Any) -> Any:
+    """`STEAD_LIMIT_VMS=` is no limit."""
+    if isinstance(limits, dict):
+        return {name: None if value == "" else value for name, value in limits.items()}
+    return limits
+
+
+_SPLIT = _from_text(lambda text: text.replace(",", " ").split())
+_NETWORKS = Allowed("networks such as 10.1.0.0/16 (without host bits), separated by commas or spaces")
+Count = Annotated[int, Ge(0), Allowed("an integer of at least 0")]
+Positive = Annotated[int, Ge(1), Allowed("an integer of at least 1")]
+
+
+class Settings(BaseModel):
+    """One installation of Stead. Installations with different data folders are independent.
+
+    The variable of `pool` is `STEAD_POOL`, that of `limit.vms` is `STEAD_LIMIT_VMS`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     data: Path = Path("/var/lib/stead")
     runtime: Path = Path("/run/stead")
-    cache: Path | None = None
+    cache: Annotated[Path | None, _from_text(lambda text: text or None)] = None
     """Folder of images and templates; by default inside the data folder."""
-    default_size: Size = field(default_factory=Size)
-    pool: int = 2
+    default_size: Annotated[Size, _from_text(Size.parse)] = Size()
+    pool: Count = 2
     """VMs of the default size that are kept restored and paused for the next creates."""
-    idle_timeout: int | None = 300
+    idle_timeout: Annotated[
+        Annotated[int, Ge(1)] | None,
+        _from_text(lambda text: None if text.lower() == "never" else text),
+        Allowed("`never` or a number of seconds of at least 1"),
+    ] = 300
     """Seconds without activity after which a VM is suspended, unless it is created with its own timeout."""
-    idle_check: float = 5.0
+    idle_check: Annotated[float, Gt(0), Allowed("a number of seconds above 0")] = 5.0
     """Seconds between two checks for idle VMs."""
-    accelerator: Accelerator = "auto"
-    deadline_scale: float = 1.0
+    accelerator: Annotated[Accelerator, Allowed("auto, kvm or tcg")] = "auto"
+    deadline_scale: Annotated[float, _from_text(parse_scale)] = 1.0
     """Scale of all deadlines, for slow hosts. Only the variable sets it: see deadlines.py."""
-    carry_host_certificates: bool = True
+    host_certificates: Annotated[bool, Allowed("1, true, yes, on, 0, false, no or off")] = True
+    """Copy the host's additional CA certificates into the image."""
     mirror: str | None = None
     """Debian mirror for building the image; by default the one that mmdebstrap chooses."""
-    allowed_private_networks: tuple[IPv4Network, ...] = ()
+    allow_private: Annotated[tuple[IPv4Network, ...], _SPLIT, _NETWORKS] = ()
     """Private networks that VMs may reach."""
-    dialled_private_networks: tuple[IPv4Network | IPv6Network, ...] = ()
-    """Private networks that webhooks and imports may connect to, as for local development."""
-    uid_base: int = 1_900_000_000
-    listen: str = "127.0.0.1:8600"
+    dial_private: Annotated[tuple[IPv4Network | IPv6Network, ...], _SPLIT, _NETWORKS] = ()
+    """Private networks that webhooks and imports may connect to, as for local development (SSRF guard)."""
+    uid_base: Positive = 1_900_000_000
+    listen: Annotated[
+        str,
+        AfterValidator(_listen),
+        Allowed("HOST:PORT with a port up to 65535, such as 127.0.0.1:8600"),
+    ] = "127.0.0.1:8600"
     """Address of the API. Put TLS in front of any address that is not loopback."""
     git_url: str | None = None
     """URL under which git clients reach the repositories; by default that of the API."""
-    max_calls: int = 1000
+    max_calls: Positive = 1000
     """Concurrent API calls; more are refused."""
-    max_creations: int = 64
+    max_creations: Positive = 64
     """VMs that are being created or wait for it; more are refused."""
-    origins: tuple[str, ...] = ("*",)
+    origins: Annotated[tuple[str, ...], _SPLIT] = ("*",)
     """CORS origins that may call the API; they send a token, never a cookie."""
-    limits: Limits = UNLIMITED
+    limit: Annotated[Limits, BeforeValidator(_empty_as_none), Allowed("an integer of at least 0")] = UNLIMITED
     """Limits of accounts that have none of their own."""
 
-    def __post_init__(self) -> None:
+    @classmethod
+    def load(cls) -> "Settings":
+        """Read variables and configuration file; InvalidRequest names the invalid value and its place."""
+        return Settings(**dict(_Sources()))
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _explain(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         try:
-            _listen(self.listen)
-        except InvalidRequest as error:
-            raise InvalidRequest(f"invalid listen address {self.listen!r}: {error}") from error
+            return handler(given)
+        except ValidationError as invalid:
+            error = invalid.errors()[0]
+        names = [str(part) for part in error["loc"][: 2 if error["loc"][0] == "limit" else 1]]
+        if error["type"] in {"extra_forbidden", "unexpected_keyword_argument"}:
+            known = [field.name for field in fields(Limits)] if names[:-1] else list(Settings.model_fields)
+            close = difflib.get_close_matches(names[-1], known, 1)
+            hint = f"did you mean `{close[0]}`?" if close else f"it must be one of {', '.join(known)}"
+            raise InvalidRequest(f"unknown setting {cls._place(names, error['input'])}: {hint}")
+        allowed = [each for each in Settings.model_fields[names[0]].metadata if isinstance(each, Allowed)]
+        reason = f"must be {allowed[0].values}" if allowed else error["msg"].removeprefix("Value error, ")
+        raise InvalidRequest(f"invalid {cls._place(names, error['input'])}: {reason}")
+
+    @staticmethod
+    def _place(names: list[str], value: Any) -> str:
+        return f"{'.'.join(names)}={value!r}"
+
+    def replace(self, **changes: Any) -> "Settings":
+        """A validated copy with some settings changed."""
+        return Settings(**dict(self) | changes)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -154,112 +253,68 @@ class Settings:
     def cache_folder(self) -> Path:
         return self.cache or self.data / "cache"
 
+
+class _Sources(BaseSettings, Settings):
+    """Settings as read from the environment and the configuration file."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="STEAD_", env_nested_delimiter="_", env_nested_max_split=1, enable_decoding=False
+    )
+
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
-        """Read every `STEAD_` variable; InvalidRequest names the variable, its value and what is allowed."""
-        defaults = cls()
+    def settings_customise_sources(cls, *args: Any, **sources: Any) -> tuple[PydanticBaseSettingsSource, ...]:
+        return sources["env_settings"], InitSettingsSource(cls, _read_config_file())
 
-        def read(name: str, parse: Callable[[str], T], default: T) -> T:
-            text = environment.get(name)
-            if text is None:
-                return default
-            try:
-                return parse(text)
-            except InvalidRequest as error:
-                raise InvalidRequest(f"invalid {name}={text!r}: {error}") from error
-
-        cache = environment.get("STEAD_CACHE")
-        limits = {
-            field.name: read(f"STEAD_LIMIT_{field.name.upper()}", _limit, None) for field in fields(Limits)
-        }
-        return cls(
-            data=read("STEAD_DATA", Path, defaults.data),
-            runtime=read("STEAD_RUNTIME", Path, defaults.runtime),
-            cache=Path(cache) if cache else None,
-            default_size=read("STEAD_DEFAULT_SIZE", Size.parse, defaults.default_size),
-            pool=read("STEAD_POOL", _integer(0), defaults.pool),
-            idle_timeout=read("STEAD_IDLE_TIMEOUT", _seconds, defaults.idle_timeout),
-            accelerator=read("STEAD_ACCELERATOR", _accelerator, defaults.accelerator),
-            deadline_scale=read(VARIABLE, parse_scale, defaults.deadline_scale),
-            carry_host_certificates=read("STEAD_HOST_CERTIFICATES", _flag, defaults.carry_host_certificates),
-            mirror=environment.get("STEAD_MIRROR"),
-            allowed_private_networks=read("STEAD_ALLOW_PRIVATE", _networks(IPv4Network), ()),
-            dialled_private_networks=read("STEAD_DIAL_PRIVATE", _networks(ip_network), ()),
-            uid_base=read("STEAD_UID_BASE", _integer(1), defaults.uid_base),
-            listen=read("STEAD_LISTEN", _listen, defaults.listen),
-            git_url=environment.get("STEAD_GIT_URL"),
-            max_calls=read("STEAD_MAX_CALLS", _integer(1), defaults.max_calls),
-            max_creations=read("STEAD_MAX_CREATIONS", _integer(1), defaults.max_creations),
-            origins=read("STEAD_ORIGINS", lambda text: tuple(_words(text)), defaults.origins),
-            limits=Limits(**limits),
-        )
+    @staticmethod
+    def _place(names: list[str], value: Any) -> str:
+        variable = _variable(names)
+        if variable in os.environ:
+            return f"{variable}={os.environ[variable]!r}"
+        return f"{'.'.join(names)} = {value!r} in {_config_file()}"
 
 
-def _address(listen: str) -> tuple[str, int]:
-    host, _, port = listen.rpartition(":")
-    return host.strip("[]"), int(port) if port.isascii() and port.isdigit() else -1
+def sources() -> dict[str, str]:
+    """Where each setting that is not a default comes from: a variable or the configuration file."""
+    names = _Sources().model_fields_set
+    variables = {name: [each for each in os.environ if each.startswith(_variable([name]))] for name in names}
+    return {name: ", ".join(sorted(found)) or str(_config_file()) for name, found in variables.items()}
 
 
-def _listen(text: str) -> str:
-    host, port = _address(text)
-    if not host or not 0 <= port < 65536:
-        raise InvalidRequest("must be HOST:PORT with a port up to 65535, such as 127.0.0.1:8600")
-    return text
+def _variable(names: list[str]) -> str:
+    return "_".join(["STEAD", *names]).upper()
 
 
-def _words(text: str) -> list[str]:
-    return text.replace(",", " ").split()
+def _config_file() -> Path:
+    return Path(os.environ.get("STEAD_CONFIG", CONFIG_FILE))
 
 
-def _integer(lowest: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            number = lowest - 1
-        if number < lowest:
-            raise InvalidRequest(f"must be an integer of at least {lowest}")
-        return number
-
-    return parse
-
-
-def _limit(text: str) -> int | None:
-    """Empty is no limit."""
-    return _integer(0)(text) if text else None
-
-
-def _seconds(text: str) -> int | None:
-    if text.lower() == "never":
-        return None
+def _read_config_file() -> dict[str, Any]:
+    path = _config_file()
     try:
-        return _integer(1)(text)
-    except InvalidRequest as error:
-        raise InvalidRequest("must be `never` or a number of seconds of at least 1") from error
+        with path.open("rb") as file:
+            if os.geteuid() == 0:
+                _require_only_root_writes(path, os.fstat(file.fileno()))
+            found = tomllib.load(file)
+    except FileNotFoundError as error:
+        if "STEAD_CONFIG" not in os.environ:
+            return {}
+        raise InvalidRequest(f"STEAD_CONFIG={path} not found: create it or unset the variable") from error
+    except OSError as error:
+        raise InvalidRequest(f"cannot read the configuration file {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise InvalidRequest(f"the configuration file {path} is not valid TOML: {error}") from error
+    if "deadline_scale" in found:
+        raise InvalidRequest(f"cannot set deadline_scale in {path}: set the variable STEAD_DEADLINE_SCALE")
+    return found
 
 
-def _accelerator(text: str) -> Accelerator:
-    for known in get_args(Accelerator):
-        if text == known:
-            return cast("Accelerator", known)
-    raise InvalidRequest("must be auto, kvm or tcg")
-
-
-def _networks(parse: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
-    def networks(text: str) -> tuple[T, ...]:
-        try:
-            return tuple(parse(word) for word in _words(text))
-        except ValueError as error:
+def _require_only_root_writes(path: Path, opened: os.stat_result) -> None:
+    """Settings decide what root runs, so only root may change the file or replace it."""
+    real = path.resolve()
+    for each, status in [(real, opened), *((folder, folder.stat()) for folder in real.parents)]:
+        writable = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
+        if status.st_uid != 0 or writable:
             raise InvalidRequest(
-                f"must be networks such as 10.1.0.0/16, separated by commas or spaces ({error})"
-            ) from error
-
-    return networks
-
-
-def _flag(text: str) -> bool:
-    if text.lower() in {"1", "true", "yes", "on"}:
-        return True
-    if text.lower() in {"0", "false", "no", "off"}:
-        return False
-    raise InvalidRequest("must be 1, true, yes, on, 0, false, no or off")
+                f"cannot use the configuration file {path}: users other than root can write {each}."
+                f" Run `chown root {each}` and `chmod go-w {each}`, or name another file by STEAD_CONFIG"
+            )

@@ -164,8 +164,8 @@ async def test_unexpected_exception_does_not_leak_details(
 
 
 async def test_calls_over_the_limit_are_refused(server: Server, vm: Machine) -> None:
-    services = replace(server.services, settings=replace(server.services.settings, max_calls=2))
-    settings = replace(services.settings, listen="127.0.0.1:0")
+    services = replace(server.services, settings=server.services.settings.replace(max_calls=2))
+    settings = services.settings.replace(listen="127.0.0.1:0")
     async with running(settings, services) as url, client_of(url, server.key) as http:
         path, body = f"/v1/vms/{vm.id}/exec-await", {"command": "sleep 2"}
         answers = await asyncio.gather(*(http.post(path, json=body) for _ in range(5)))
@@ -179,7 +179,7 @@ async def test_calls_over_the_limit_are_refused(server: Server, vm: Machine) -> 
 
 async def test_concurrent_creates_are_bounded(server: Server) -> None:
     services = replace(server.services, creations=asyncio.Semaphore(0))
-    settings = replace(services.settings, listen="127.0.0.1:0")
+    settings = services.settings.replace(listen="127.0.0.1:0")
     async with running(settings, services) as url, client_of(url, server.key) as http:
         refused(await http.post("/v1/vms"), 503, "SERVICE_UNAVAILABLE")
         again = await http.post("/v1/vms", headers={"x-freestyle-background-after-secs": "5"})
@@ -240,7 +240,7 @@ async def test_undelivered_create_is_rolled_back(
         return {info.id for info in await machines.list(server.account)} == before
 
     monkeypatch.setattr(server.services.builder, "create_machine", create_and_wait)
-    settings = replace(server.services.settings, listen="127.0.0.1:0")
+    settings = server.services.settings.replace(listen="127.0.0.1:0")
     async with running(settings, server.services) as url:
         task = asyncio.create_task(leave_during(replace(server, url=url), "POST", "/v1/vms", {}, 60))
         await leaving.wait()
@@ -271,7 +271,7 @@ async def test_undelivered_snapshot_is_deleted(
         return {info.id for info in await machines.snapshots.list(server.account)} == before
 
     monkeypatch.setattr(machines, "snapshot", take_and_wait)
-    settings = replace(server.services.settings, listen="127.0.0.1:0")
+    settings = server.services.settings.replace(listen="127.0.0.1:0")
     async with running(settings, server.services) as url:
         path = f"/v1/vms/{vm.id}/snapshot"
         task = asyncio.create_task(leave_during(replace(server, url=url), "POST", path, {}, 60))
@@ -395,7 +395,7 @@ async def test_background_requests_survive_a_crash(tmp_path: Path) -> None:
 
 
 async def test_calls_finish_within_the_grace_period_of_a_stop(server: Server, vm: Machine) -> None:
-    settings = replace(server.services.settings, listen="127.0.0.1:0")
+    settings = server.services.settings.replace(listen="127.0.0.1:0")
     async with running(settings, server.services) as url:
         http = client_of(url, server.key)
         call = asyncio.create_task(
@@ -410,7 +410,7 @@ async def test_calls_over_the_grace_period_get_an_error_without_retry_after(
     server: Server, vm: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "STOP_GRACE", 0.3)
-    settings = replace(server.services.settings, listen="127.0.0.1:0")
+    settings = server.services.settings.replace(listen="127.0.0.1:0")
     async with running(settings, server.services) as url:
         http = client_of(url, server.key)
         call = asyncio.create_task(http.post(f"/v1/vms/{vm.id}/exec-await", json={"command": "sleep 600"}))
@@ -429,7 +429,7 @@ async def test_exec_stream_ends_with_an_error_event_when_the_server_stops(
 ) -> None:
     """The chunked response ends properly, after an event that says why; the command is killed."""
     monkeypatch.setattr(server_module, "STOP_GRACE", 0.3)
-    settings = replace(server.services.settings, listen="127.0.0.1:0")
+    settings = server.services.settings.replace(listen="127.0.0.1:0")
     async with contextlib.AsyncExitStack() as stack:
         serving = running(settings, server.services)
         http = await stack.enter_async_context(client_of(await serving.__aenter__(), server.key))
@@ -455,7 +455,7 @@ async def test_file_watch_does_not_delay_a_stop(
     server: Server, vm: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "STOP_GRACE", 3600.0)  # a stop that waits for it does not end
-    settings = replace(server.services.settings, listen="127.0.0.1:0")
+    settings = server.services.settings.replace(listen="127.0.0.1:0")
     async with contextlib.AsyncExitStack() as stack:
         serving = running(settings, server.services)
         http = await stack.enter_async_context(client_of(await serving.__aenter__(), server.key))
@@ -996,7 +996,7 @@ def test_port_in_use_fails_at_once(server: Server) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        settings = replace(server.services.settings, listen=f"127.0.0.1:{taken.getsockname()[1]}")
+        settings = server.services.settings.replace(listen=f"127.0.0.1:{taken.getsockname()[1]}")
         with pytest.raises(HostError, match="cannot listen"):
             server_module.bind(settings)
 
@@ -1011,7 +1011,7 @@ async def test_tcp_nodelay_is_set(settings: Settings) -> None:
         )
         writer.close()
 
-    listening = server_module.bind(replace(settings, listen="127.0.0.1:0"))
+    listening = server_module.bind(settings.replace(listen="127.0.0.1:0"))
     async with await asyncio.start_server(accepted, sock=listening):
         reader, writer = await asyncio.open_connection(*listening.getsockname())
         await reader.read()

@@ -239,7 +239,7 @@ async def test_npm_does_not_retry_a_refused_create(user: User) -> None:
 
 async def test_npm_sees_a_busy_server(user: User, settings: Settings) -> None:
     """Overload is an error with a known code, so the package does not retry without end."""
-    busy = replace(settings, listen="127.0.0.1:0", max_calls=1)
+    busy = settings.replace(listen="127.0.0.1:0", max_calls=1)
     services = replace(user.server.services, settings=busy)
     headers = {"Authorization": f"Bearer {user.key}"}
     async with (

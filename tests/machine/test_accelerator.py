@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,7 +37,7 @@ async def test_the_probe_reports_what_qemu_says(tmp_path: Path) -> None:
 async def test_the_choice_is_that_of_the_probe_and_is_remembered(
     image: BaseImage, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine = replace(settings, cache=tmp_path, accelerator="auto")
+    mine = settings.replace(cache=tmp_path, accelerator="auto")
     choice = await choose_accelerator(mine, image.kernel)
 
     async def probed_again(*_: object) -> str:
@@ -56,7 +55,7 @@ async def test_the_choice_is_that_of_the_probe_and_is_remembered(
     if choice.name == "tcg":
         assert choice.cost == "VMs run in emulation (TCG), about 15 to 30 times slower"
         with pytest.raises(HostError, match="STEAD_ACCELERATOR is kvm, but "):
-            await choose_accelerator(replace(mine, accelerator="kvm"), image.kernel)
+            await choose_accelerator(mine.replace(accelerator="kvm"), image.kernel)
 
 
 async def test_a_result_of_another_boot_is_not_believed(
@@ -70,7 +69,7 @@ async def test_a_result_of_another_boot_is_not_believed(
         return None
 
     monkeypatch.setattr(accelerator, "probe_kvm", answer)
-    mine = replace(settings, cache=tmp_path, accelerator="auto")
+    mine = settings.replace(cache=tmp_path, accelerator="auto")
     for _ in range(2):
         assert (await choose_accelerator(mine, image.kernel)).name == "kvm"
     assert len(asked) == 1
@@ -86,7 +85,7 @@ async def test_a_result_of_another_boot_is_not_believed(
 async def test_no_device_and_no_kernel_mean_emulation(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine = replace(settings, cache=tmp_path, accelerator="auto")
+    mine = settings.replace(cache=tmp_path, accelerator="auto")
     monkeypatch.setattr(accelerator, "_DEVICE", tmp_path / "kvm")
     choice = await choose_accelerator(mine, None)
     assert choice.name == "tcg" and choice.reason == f"{tmp_path / 'kvm'} is missing"

@@ -4,7 +4,6 @@ import io
 import json
 import os
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,7 +57,7 @@ async def test_the_image_and_kvm_before_the_first_build(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(examination, "_any_kernel", lambda _: None)
-    mine = replace(settings, cache=tmp_path, accelerator="auto")
+    mine = settings.replace(cache=tmp_path, accelerator="auto")
     finding = await examination.kvm(mine, None)
     assert finding.status == "degraded"
     if os.access("/dev/kvm", os.R_OK | os.W_OK):
@@ -77,7 +76,7 @@ async def test_kvm_reports_the_whole_reason_and_the_cost(
 
     monkeypatch.setattr(accelerator, "_DEVICE", Path("/dev/null"))
     monkeypatch.setattr(accelerator, "probe_kvm", fails)
-    finding = await examination.kvm(replace(settings, cache=tmp_path, accelerator="auto"), image)
+    finding = await examination.kvm(settings.replace(cache=tmp_path, accelerator="auto"), image)
     assert (finding.status, finding.what) == ("degraded", words)
     assert finding.cost == "VMs run in emulation (TCG), about 15 to 30 times slower"
 

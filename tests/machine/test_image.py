@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -226,7 +225,7 @@ async def test_an_image_is_identified_by_a_build_id_not_by_its_times(
             (folder / name).touch()
 
     monkeypatch.setattr(image_module, "_build", build)
-    mine = replace(settings, cache=tmp_path)
+    mine = settings.replace(cache=tmp_path)
     image = await ensure_image(mine)
     built = image_build(image)
     restored = BaseImage(image.key, tmp_path / "restored")
@@ -255,13 +254,13 @@ def test_the_key_depends_on_every_input(
 
     agent.write_bytes(b"two")
     keys.append(image_key(settings, agent))
-    keys.append(image_key(replace(settings, mirror=CLOSED_MIRROR), agent))
+    keys.append(image_key(settings.replace(mirror=CLOSED_MIRROR), agent))
     certificates = tmp_path / "certificates"
     (certificates / "deep").mkdir(parents=True)
     (certificates / "deep" / "own.crt").write_text("a certificate")
     monkeypatch.setattr(image_module, "HOST_CERTIFICATES", certificates)
     keys.append(image_key(settings, agent))
-    keys.append(image_key(replace(settings, carry_host_certificates=False), agent))
+    keys.append(image_key(settings.replace(host_certificates=False), agent))
     files = tmp_path / "files"
     shutil.copytree(image_module.FILES, files)
     monkeypatch.setattr(image_module, "FILES", files)
@@ -275,7 +274,7 @@ def test_the_key_depends_on_every_input(
 async def test_the_second_of_two_builders_waits_and_builds_nothing(
     settings: Settings, tmp_path: Path
 ) -> None:
-    mine = replace(settings, cache=tmp_path, mirror=CLOSED_MIRROR)
+    mine = settings.replace(cache=tmp_path, mirror=CLOSED_MIRROR)
     images = tmp_path / "images"
     images.mkdir()
     key = image_key(mine, agent_path())
@@ -294,7 +293,7 @@ async def test_the_second_of_two_builders_waits_and_builds_nothing(
 
 
 async def test_an_unreachable_mirror_is_a_one_line_error(settings: Settings, tmp_path: Path) -> None:
-    mine = replace(settings, cache=tmp_path, mirror=CLOSED_MIRROR)
+    mine = settings.replace(cache=tmp_path, mirror=CLOSED_MIRROR)
     async with asyncio.timeout(30):
         with pytest.raises(
             ImageError, match=r"cannot download Debian packages: .*(onnection refused|Unable to connect)"
@@ -308,7 +307,7 @@ async def test_free_disk_space_is_checked_before_the_build(settings: Settings, t
     await run("mount", "-t", "tmpfs", "-o", "size=64m", "stead-test", tmp_path)
     try:
         with pytest.raises(ImageError, match=r"needs 4 GiB free in .*, which has 0\.1 GiB"):
-            await ensure_image(replace(settings, cache=tmp_path, mirror=CLOSED_MIRROR))
+            await ensure_image(settings.replace(cache=tmp_path, mirror=CLOSED_MIRROR))
         assert not leftovers(tmp_path)
     finally:
         await run("umount", tmp_path)
@@ -319,7 +318,7 @@ async def test_missing_tools_are_named(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ImageError, match="needs mmdebstrap, mke2fs"):
-        await ensure_image(replace(settings, cache=tmp_path))
+        await ensure_image(settings.replace(cache=tmp_path))
 
 
 BUILD = """
@@ -353,7 +352,7 @@ async def test_a_killed_build_leaves_no_process_no_mount_and_no_image(
             await asyncio.sleep(0.05)
     assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
     with pytest.raises(ImageError):
-        await ensure_image(replace(settings, cache=tmp_path, mirror=CLOSED_MIRROR))
+        await ensure_image(settings.replace(cache=tmp_path, mirror=CLOSED_MIRROR))
     assert [path.name for path in (tmp_path / "images").iterdir()] == [".lock"]
 
 

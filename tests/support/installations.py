@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import gc
 import os
 import shutil
@@ -55,7 +54,7 @@ def leftovers(settings: Settings) -> list[str]:
 def other_settings(settings: Settings, **changes: Any) -> Iterator[Settings]:
     """Settings for an installation with a data folder of its own; nothing of it may be left at the end."""
     with tempfile.TemporaryDirectory(prefix="stead-test-", dir="/var/tmp") as folder:
-        other = dataclasses.replace(settings, **({"data": Path(folder)} | changes))
+        other = settings.replace(**({"data": Path(folder)} | changes))
         try:
             yield other
         except BaseException:

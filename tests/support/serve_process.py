@@ -22,7 +22,7 @@ def environment(settings: Settings) -> dict[str, str]:
         "STEAD_DATA": str(settings.data),
         "STEAD_CACHE": str(settings.cache_folder),
         "STEAD_DEFAULT_SIZE": str(settings.default_size),
-        "STEAD_DIAL_PRIVATE": " ".join(map(str, settings.dialled_private_networks)),
+        "STEAD_DIAL_PRIVATE": " ".join(map(str, settings.dial_private)),
         "STEAD_POOL": "0",
         "STEAD_LISTEN": "127.0.0.1:0",
     }

@@ -42,7 +42,7 @@ def test_every_deadline_is_scaled_by_the_setting() -> None:
         "stead.machines.lifecycle.STOP_TIMEOUT": [60.0],
     }.items() <= usual.items()
     assert longer == {name: [2.5 * value for value in values] for name, values in usual.items()}
-    assert invalid == usual  # a server refuses to start with it: Settings.from_environment
+    assert invalid == usual  # a server refuses to start with it: Settings.load
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ async def assemble(machines: Machines) -> AsyncIterator[Services]:
         logbook = Logbook(LogStore(database))
         logbook.start()
         stack.push_async_callback(logbook.close)
-        accounts = Accounts(database, settings.limits)
+        accounts = Accounts(database, settings.limit)
         callers = Callers(database)
         stack.push_async_callback(callers.close)
 
@@ -91,7 +91,7 @@ async def assemble(machines: Machines) -> AsyncIterator[Services]:
             try:
                 return (await accounts.get(account)).limits
             except AccountNotFound:
-                return settings.limits
+                return settings.limit
 
         async def made_for(request: str) -> dict[str, Any] | None:
             info = await machines.made_for(request)
@@ -105,7 +105,7 @@ async def assemble(machines: Machines) -> AsyncIterator[Services]:
         access = Access(database, repos)
         bundles = Bundles(repos, access, settings.clone_root)
         builder = Builder(machines, BuildStore(database), logbook, bundles)
-        egress = Egress(settings.dialled_private_networks)
+        egress = Egress(settings.dial_private)
         signing = Signing.open(settings.data, settings.clone_root)
         triggers = await stack.enter_async_context(Triggers.open(database, repos, signing, egress))
         search = Search()

@@ -237,7 +237,7 @@ def _own_files() -> Iterator[tuple[str, Path]]:
 
 
 def _certificates(settings: Settings) -> Iterator[tuple[str, Path]]:
-    if settings.carry_host_certificates:
+    if settings.host_certificates:
         for path in sorted(HOST_CERTIFICATES.rglob("*.crt")):
             yield str(path.relative_to(HOST_CERTIFICATES)), path
 

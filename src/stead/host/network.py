@@ -213,13 +213,13 @@ async def _ensure(settings: Settings) -> None:
     if not _is_namespace(path):
         path.unlink(missing_ok=True)
         await run("ip", "netns", "add", namespace)
-    survey = await in_thread(_survey, outer, settings.allowed_private_networks)
+    survey = await in_thread(_survey, outer, settings.allow_private)
     network = survey.link or await _make_link(settings, survey)
     for interface in (outer, *survey.uplinks, *survey.ways_to_opened):
         _sysctl(f"net/ipv4/conf/{interface}/forwarding", "1")
     resolver = next(iter(addresses.resolvers()), None)
     closed = [*addresses.NOT_THE_INTERNET, *survey.side_networks]
-    rules = firewall.namespace_rules(inner, resolver, closed, settings.allowed_private_networks)
+    rules = firewall.namespace_rules(inner, resolver, closed, settings.allow_private)
     await run("nsenter", f"--net={path}", "nft", "-f", "-", stdin=rules.encode())
     await run("nft", "-f", "-", stdin=firewall.host_rules(table, outer, network, resolver).encode())
 

@@ -46,7 +46,7 @@ def connect(
             url.rstrip("/"),
             (api_url or (GITHUB_API if url == GITHUB else f"{url.rstrip('/')}/api/v3")).rstrip("/"),
         )
-        slug = await Github(Egress(settings().dialled_private_networks)).slug(found)
+        slug = await Github(Egress(settings().dial_private)).slug(found)
         async with open_accounts() as opened:
             owner = await _owner(opened, account)
             await Apps(opened.database).connect(owner.id, found)

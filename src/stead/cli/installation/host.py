@@ -25,6 +25,7 @@ def doctor(as_json: Json = False) -> None:
     The exit code is 1 if VMs cannot run.
     """
     from stead.host import doctor as host_doctor
+    from stead.settings import sources
 
     async def work() -> None:
         findings = await host_doctor.examine(settings())
@@ -32,6 +33,8 @@ def doctor(as_json: Json = False) -> None:
             typer.echo(host_doctor.to_json(findings))
         else:
             host_doctor.render(findings, console)
+            for name, source in sorted(sources().items()):
+                console.print(f"setting {name} from {source}", style="dim", highlight=False, markup=False)
         if not host_doctor.healthy(findings):
             raise typer.Exit(1)
 

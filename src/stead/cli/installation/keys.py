@@ -31,7 +31,7 @@ async def open_accounts() -> AsyncIterator[Accounts]:
         data.chmod(0o711)
     database = await open_installation(data)
     try:
-        yield Accounts(database, chosen.limits)
+        yield Accounts(database, chosen.limit)
     finally:
         await database.dispose()
 

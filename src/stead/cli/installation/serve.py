@@ -9,7 +9,6 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -65,7 +64,7 @@ async def _serve(settings: "Settings", changes: dict[str, Any], as_json: bool) -
     from stead.host.host import require_root
 
     require_root()
-    settings = replace(settings, **changes)
+    settings = settings.replace(**changes)
     tasks: list[asyncio.Task[None]] = []
 
     def ready(services: "Services") -> None:
@@ -121,9 +120,11 @@ async def _greet(services: "Services", listening: socket.socket, as_json: bool) 
 
     from stead.api.server import url_of
     from stead.logs import get_logger
+    from stead.settings import sources
 
     log = get_logger("stead.serve")
     url = url_of(listening)
+    log.info("settings", **sources())
     log.info("listening", url=url, data=str(services.settings.data), version=version("stead"))
     address = ipaddress.ip_address(listening.getsockname()[0])
     if not address.is_loopback:

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Coroutine
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -11,7 +11,9 @@ from rich.console import Console
 from stead.cli import output
 from stead.cli.output import Json as Json
 from stead.errors import HostError, SteadError
-from stead.settings import Settings
+
+if TYPE_CHECKING:
+    from stead.settings import Settings
 
 # Without a terminal, do not wrap the lines of a table.
 console = Console(width=None if sys.stdout.isatty() else 1000)
@@ -35,8 +37,10 @@ def fail(error: SteadError) -> NoReturn:
     output.fail(str(error), code=error.code, named=True)
 
 
-def settings() -> Settings:
+def settings() -> "Settings":
+    from stead.settings import Settings  # pydantic is slow to import, and `--help` does without
+
     try:
-        return Settings.from_environment()
+        return Settings.load()
     except SteadError as error:
         fail(error)
