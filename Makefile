@@ -5,7 +5,7 @@ GUEST := $(wildcard guest/*.go) guest/go.mod
 # Tests that need neither root nor a VM, without the longest ones.
 FAST := -m 'not slow and not heavy and not vm and not root' --numprocesses 2 --dist worksteal
 
-.PHONY: demo test test-fast coverage trials check style types guest fix setup hooks bench clean
+.PHONY: demo test test-fast coverage trials trial-kvm check style types guest fix setup hooks bench clean
 
 demo: .venv/.ready
 	$(BIN)/stead demo
@@ -22,6 +22,9 @@ coverage: .venv/.ready
 
 trials: .venv/.ready
 	$(BIN)/pytest -m slow
+
+trial-kvm: .venv/.ready
+	$(BIN)/python scripts/trial-kvm
 
 check: .venv/.ready
 	+$(MAKE) --no-print-directory --jobs=2 --output-sync style types guest

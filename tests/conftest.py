@@ -17,15 +17,13 @@ import pytest_asyncio
 from stead.host.image import BaseImage, ensure_image
 from stead.machines import Machine, Machines
 from stead.machines.events import MachineEvent
-from stead.settings import Settings, Size
-from support.installations import Server, delete_all, leftovers
+from stead.settings import Settings
+from support.installations import Server, delete_all, leftovers, small_installation
 
 if threading.current_thread() is threading.main_thread():
     # A shell may have had SIGINT ignored for what it runs in the background, and programs inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-
-SMALL = Size(vcpus=2, memory_mib=512, disk_gib=20)
 
 HEAVY = {
     "test_bombs.py",
@@ -59,14 +57,8 @@ def cache() -> Path:
 @pytest.fixture(scope="session")
 def settings(cache: Path) -> Iterator[Settings]:
     with tempfile.TemporaryDirectory(prefix="stead-test-", dir="/var/tmp") as folder:
-        yield Settings(
-            data=Path(folder),
-            cache=cache,
-            default_size=SMALL,
-            pool=0,
-            idle_timeout=None,
-            dial_private=(IPv4Network("127.0.0.1/32"),),
-        )
+        settings = small_installation(Path(folder), cache)
+        yield replace(settings, dial_private=(IPv4Network("127.0.0.1/32"),))
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from stead.deadlines import scaled
 from stead.errors import (
     CapacityExceeded,
     GuestError,
@@ -298,7 +299,7 @@ async def test_a_hanging_boot_is_retried_once(
         return live
 
     monkeypatch.setattr(machines._lifecycle, "adopt", adopt_and_hang)
-    monkeypatch.setattr(lifecycle_module, "BOOT_TIMEOUTS", (3.0, 120.0))
+    monkeypatch.setattr(lifecycle_module, "BOOT_TIMEOUTS", (scaled(3.0), scaled(120.0)))
     monkeypatch.setattr(lifecycle_module.log, "warning", lambda *words, **facts: said.append((words, facts)))
     await sh(machine, "echo kept > /root/note && sync")
     await machine.kill()
@@ -306,7 +307,7 @@ async def test_a_hanging_boot_is_retried_once(
     assert [(words, facts["vm"]) for words, facts in said] == [(("guest does not boot",), machine.id)]
     assert isinstance(said[0][1]["console"], str)
 
-    monkeypatch.setattr(lifecycle_module, "BOOT_TIMEOUTS", (3.0, 3.0, 120.0))
+    monkeypatch.setattr(lifecycle_module, "BOOT_TIMEOUTS", (scaled(3.0), scaled(3.0), scaled(120.0)))
     hanging = 3
     await machine.kill()
     with pytest.raises(StartFailed, match="did not answer"):
@@ -314,7 +315,7 @@ async def test_a_hanging_boot_is_retried_once(
     assert hanging == 1
     assert machine.id not in running_machines(settings).values()
     hanging = 0
-    monkeypatch.setattr(lifecycle_module, "BOOT_TIMEOUTS", (120.0,))
+    monkeypatch.setattr(lifecycle_module, "BOOT_TIMEOUTS", (scaled(120.0),))
     assert await sh(machine, "cat /root/note") == "kept"
 
 
@@ -359,7 +360,7 @@ async def test_concurrent_operations_succeed_or_fail_with_a_stead_error(
     before = leftovers(settings)
     machine = await machines.create()
     work = (machine.stop(), machine.exec("sleep 60"), machine.delete(), machine.delete())
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(scaled(60)):
         stop, used, *deletes = await asyncio.gather(*work, return_exceptions=True)
     assert isinstance(used, GuestUnreachable | WrongState | MachineNotFound), used
     assert isinstance(stop, MachineNotFound | None), stop
@@ -423,7 +424,7 @@ async def test_a_cancelled_create_leaves_nothing(settings: Settings, source: str
 
 async def _give_up(create: Callable[[], Awaitable[Machine]], hold: Hold) -> None:
     creating = asyncio.create_task(run_held(hold, create))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(scaled(30)):
         await hold.reached.wait()
     creating.cancel()
     hold.released.set()

@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from stead.deadlines import scaled
 from stead.errors import (
     CapacityExceeded,
     InvalidRequest,
@@ -377,7 +378,7 @@ async def test_wait_for_exit_sees_an_exit_during_the_call(
 
     monkeypatch.setattr(store, "update", update_after_a_question)
     await machine.kill()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(scaled(10)):
         assert await asyncio.gather(*asked) == ["killed"]
 
 

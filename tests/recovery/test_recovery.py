@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from stead.deadlines import scaled
 from stead.errors import HostError, StartFailed, TemplateError
 from stead.host import cgroups, network, template_builder, templates
 from stead.host.commands import run
@@ -45,7 +46,7 @@ async def crash(settings: Settings, operation: str) -> Report:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    async with asyncio.timeout(300):
+    async with asyncio.timeout(scaled(300)):
         said, complaints = await process.communicate()
     assert process.returncode == -signal.SIGKILL, complaints.decode()
     return Report.parse(said.decode())

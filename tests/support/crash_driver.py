@@ -23,10 +23,10 @@ from stead.host.vm import Vm
 from stead.machines import Machine, Machines
 from stead.machines.lifecycle import Lifecycle
 from stead.machines.restore_slots import RestoreSlots
-from stead.settings import Settings, Size
 from stead.store.layers import LayerStore
 from stead.store.machines import MachineRow, MachineStore
 from stead.store.snapshots import SnapshotStore
+from support.installations import small_installation
 
 _WRITES: dict[type, tuple[str, ...]] = {
     MachineStore: ("insert", "update", "take", "freeze", "delete"),
@@ -275,8 +275,7 @@ def _must_not_end(task: asyncio.Task[None]) -> None:
 
 @contextlib.asynccontextmanager
 async def opened(data: Path, cache: Path) -> AsyncIterator[Driver]:
-    settings = Settings(data=data, cache=cache, default_size=Size(2, 512, 20), pool=0, idle_timeout=None)
-    async with Machines.open(settings) as machines:
+    async with Machines.open(small_installation(data, cache)) as machines:
         await machines.template()
         yield Driver(machines)
 

@@ -21,6 +21,15 @@ from stead.machines import Machines, State
 from stead.processes import ProcessId, kill
 from stead.settings import Settings
 
+_CHOSEN = ("STEAD_ACCELERATOR", "STEAD_DEFAULT_SIZE")
+
+
+def small_installation(data: Path, cache: Path) -> Settings:
+    """Small VMs and no pool; `make trial-kvm` sets the accelerator and another size."""
+    chosen = {name: os.environ[name] for name in _CHOSEN if name in os.environ}
+    settings = Settings.from_environment({"STEAD_DEFAULT_SIZE": "2x512Mx20G"} | chosen)
+    return dataclasses.replace(settings, data=data, cache=cache, pool=0, idle_timeout=None)
+
 
 @dataclass(frozen=True)
 class Server:
