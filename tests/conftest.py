@@ -57,8 +57,7 @@ def cache() -> Path:
 @pytest.fixture(scope="session")
 def settings(cache: Path) -> Iterator[Settings]:
     with tempfile.TemporaryDirectory(prefix="stead-test-", dir="/var/tmp") as folder:
-        settings = small_installation(Path(folder), cache)
-        yield replace(settings, dial_private=(IPv4Network("127.0.0.1/32"),))
+        yield small_installation(Path(folder), cache).replace(dial_private=(IPv4Network("127.0.0.1/32"),))
 
 
 @pytest.fixture

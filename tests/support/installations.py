@@ -12,23 +12,26 @@ from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from stead.host import network
 from stead.host.cgroups import ControlGroups
 from stead.host.vm import running_machines
 from stead.machines import Machines, State
 from stead.processes import ProcessId, kill
-from stead.settings import Settings
-
-_CHOSEN = ("STEAD_ACCELERATOR", "STEAD_DEFAULT_SIZE")
+from stead.settings import Accelerator, Settings, Size
 
 
 def small_installation(data: Path, cache: Path) -> Settings:
     """Small VMs and no pool; `make trial-kvm` sets the accelerator and another size."""
-    chosen = {name: os.environ[name] for name in _CHOSEN if name in os.environ}
-    settings = Settings.from_environment({"STEAD_DEFAULT_SIZE": "2x512Mx20G"} | chosen)
-    return dataclasses.replace(settings, data=data, cache=cache, pool=0, idle_timeout=None)
+    return Settings(
+        data=data,
+        cache=cache,
+        accelerator=cast("Accelerator", os.environ.get("STEAD_ACCELERATOR", "auto")),
+        default_size=Size.parse(os.environ.get("STEAD_DEFAULT_SIZE", "2x512Mx20G")),
+        pool=0,
+        idle_timeout=None,
+    )
 
 
 @dataclass(frozen=True)
