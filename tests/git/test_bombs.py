@@ -126,7 +126,7 @@ async def test_huge_file_of_zeros_uses_bounded_memory(bombed: Bombed, size: int)
         url = f"{bombed.site.url}/{bombed.repository.id}"
         await bombed.git(*login, "clone", "-q", "--bare", url, "copy")
         await bombed.site.stage.repos.quotas.settled()
-        await bombed.site.stage.repos.upkeep.settled()
+        await bombed.site.stage.repos.housekeeping.join()
     assert memory.server < FLAT
     assert memory.git < FLAT
     info = await bombed.site.stage.repos.get(bombed.repository.id)

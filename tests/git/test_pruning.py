@@ -87,8 +87,8 @@ async def test_repack_keeps_cruft_packs(stage: Stage, monkeypatch: pytest.Monkey
     monkeypatch.setattr(housekeeping, "MAX_PACKS", 0)
     for number in range(3):
         await commit(repository, [Change("a", b"more %d" % number)], "a")
-        stage.repos.upkeep.look(repository)
-        await stage.repos.upkeep.settled()
+        stage.repos.housekeeping.schedule(repository)
+        await stage.repos.housekeeping.join()
     assert list(repository.path.glob("objects/pack/*.mtimes")) == waiting
     assert has(repository, lost)
     assert await stage.repos.pruning.prune(repository, NO_GRACE) is None

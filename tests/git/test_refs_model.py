@@ -170,7 +170,7 @@ class World:
         assert set(there.split()) == self.history(*self.state.refs.values())
         shutil.rmtree(clone)
         await self.repos.quotas.settled()
-        await self.repos.upkeep.settled()
+        await self.repos.housekeeping.join()
         checked = await self.client.git.run("fsck", "--strict", "--no-dangling", cwd=self.repository.path)
         assert checked.status == 0, checked.err
         left = [path for path in self.repository.path.rglob("*") if path.suffix == ".lock"]
@@ -370,8 +370,8 @@ class JoinPacks:
     """A concurrent repack."""
 
     async def run(self, world: World) -> list[Claim]:
-        world.repos.upkeep.look(world.repository)
-        await world.repos.upkeep.settled()
+        world.repos.housekeeping.schedule(world.repository)
+        await world.repos.housekeeping.join()
         return []
 
 

@@ -17,14 +17,15 @@ import pytest
 import pytest_asyncio
 
 from stead.repos import quotas
+from stead.repos.errors import RepoBusy
 from stead.repos.maintenance import housekeeping
 from stead.repos.repos import Repos
 from stead.repos.transfer import serving as native
-from stead.repos.turns import Turns
 from stead.store.repos import RepoStore
 from support.git_hosting import GitClient
 from support.git_server import Page, serving
 from support.git_site import Site, served
+from stead.tasks import KeyedLimit
 
 MIB = 1 << 20
 REPOS = "/git/v1/repo"
@@ -78,7 +79,7 @@ class User:
     async def size(self, repo: str) -> int:
         """As the API reports it, after all measurements."""
         await self.repos.quotas.settled()
-        await self.repos.upkeep.settled()
+        await self.repos.housekeeping.join()
         size: int = (await self.http.get(f"{REPOS}/{repo}")).json()["sizeBytes"]
         return size
 
@@ -91,7 +92,7 @@ async def user(site: Site, tmp_path: Path) -> AsyncIterator[User]:
     async with httpx2.AsyncClient(base_url=site.url, headers=headers, timeout=30) as http:
         yield User(site, account, key, http, GitClient(tmp_path))
     await site.stage.repos.quotas.settled()
-    await site.stage.repos.upkeep.settled()
+    await site.stage.repos.housekeeping.join()
 
 
 def refused(answer: httpx2.Response, limit: int) -> None:
@@ -260,7 +261,8 @@ async def test_concurrent_imports_per_account_limit(
     user: User, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One import over the limit waits, then is refused with retry later; other accounts are not affected."""
-    monkeypatch.setattr(user.repos, "_fills", Turns(8, 1, 0.2, "too many imports"))
+    limit = KeyedLimit(8, 1, max_wait=0.2, busy=lambda: RepoBusy("imports"))
+    monkeypatch.setattr(user.repos, "_imports", limit)
     files = {"import": {"type": "files", "commitMessage": "x", "files": {"a": "1"}}}
     with serving(tmp_path) as server:
         begun, go_on = threading.Event(), threading.Event()
@@ -351,7 +353,7 @@ async def test_many_refs_are_packed(user: User, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(housekeeping, "MAX_LOOSE_REFS", 10)
     user.repos.quotas.look(repo)
     await user.repos.quotas.settled()
-    await user.repos.upkeep.settled()
+    await user.repos.housekeeping.join()
     path = user.repos.repository(repo).path
     assert not [each for each in path.glob("refs/**/*") if each.is_file()]
     await user.git.commit(work, {"a": "1"})

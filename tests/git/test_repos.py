@@ -662,9 +662,9 @@ async def test_many_commits_are_repacked(stage: Stage, repository: Repository) -
         await commit(repository, [write(f"file{number}", str(number))], str(number))
     packs = repository.path / "objects" / "pack"
     assert len(list(packs.glob("*.pack"))) > MAX_PACKS
-    stage.repos.upkeep.look(repository)
-    stage.repos.upkeep.look(repository)
-    while stage.repos.upkeep._tasks:
+    repack = stage.repos.housekeeping.schedule(repository)
+    assert repack is not None and repack is stage.repos.housekeeping.schedule(repository)
+    while not repack.done():
         found = await contents.read(repository, "file7", None)
         assert isinstance(found, contents.File) and found.content == b"7"
     await commit(repository, [write("last")], "last")
@@ -680,14 +680,13 @@ async def test_large_repository_gets_bitmap_index(
     """git fsck accepts them; unreachable objects are kept."""
     orphan = git(repository, "hash-object", "-w", "--stdin", stdin=b"not referred to yet")
     await commit(repository, [Change("large", os.urandom(2 << 20))], "large")
-    stage.repos.upkeep.look(repository)
-    await stage.repos.upkeep.settled()
+    stage.repos.housekeeping.schedule(repository)
+    await stage.repos.housekeeping.join()
     assert list((repository.path / "objects" / "pack").glob("*.bitmap"))
     git(repository, "multi-pack-index", "verify")
     git(repository, "commit-graph", "verify")
     assert git(repository, "cat-file", "-p", orphan) == "not referred to yet"
-    stage.repos.upkeep.look(repository)
-    assert not stage.repos.upkeep._tasks
+    assert stage.repos.housekeeping.schedule(repository) is None
     git(tmp_path, "clone", "-q", str(repository.path), "copy")
     assert (tmp_path / "copy" / "large").stat().st_size == 2 << 20
 

@@ -500,7 +500,7 @@ class Hosting:
     async def settled(self) -> None:
         """Wait for measurements and maintenance."""
         await self.site.stage.repos.quotas.settled()
-        await self.site.stage.repos.upkeep.settled()
+        await self.site.stage.repos.housekeeping.join()
 
     def files(self) -> dict[str, int]:
         return {str(path): path.stat().st_size for path in self.disk.glob("repos/**/*") if path.is_file()}

@@ -160,7 +160,7 @@ class Hosting:
     async def settled(self) -> None:
         """Wait for background work after a change."""
         await self.repos.quotas.settled()
-        await self.repos.upkeep.settled()
+        await self.repos.housekeeping.join()
 
     async def check_all(self, client: GitClient) -> None:
         """Every repository passes fsck and has no leftovers."""

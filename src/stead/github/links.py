@@ -28,6 +28,7 @@ from stead.repos.transfer.remotes import SourceNotFound, SourceUnauthorized
 from stead.repos.writer import RepoWriter
 from stead.store.database import Database
 from stead.store.github import LinkRow, LinkStore
+from stead.tasks import KeyedLimit, TaskSet, cancel_and_wait
 
 LOOK_EVERY = 600.0
 """Seconds between syncs without an event."""
@@ -98,7 +99,8 @@ class Links:
         self._look_every = look_every
         self._retry = retry
         self._keepers: dict[str, _Keeper] = {}
-        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._runs = KeyedLimit(_AT_ONCE)
+        self._tasks = TaskSet()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Self]:
@@ -108,10 +110,7 @@ class Links:
         try:
             yield self
         finally:
-            tasks = [keeper.task for keeper in self._keepers.values() if keeper.task is not None]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._tasks.close()
 
     # Enable, get, disable
 
@@ -144,8 +143,7 @@ class Links:
         await self._store.delete(repo)
         keeper = self._keepers.pop(repo, None)
         if keeper is not None and keeper.task is not None:
-            keeper.task.cancel()
-            await asyncio.gather(keeper.task, return_exceptions=True)
+            await cancel_and_wait(keeper.task)
         with contextlib.suppress(RepoNotFound):
             await self._repos.get(repo)
             await exchange.forget(self._repos.repository(repo))
@@ -190,7 +188,7 @@ class Links:
         keeper = self._keepers.get(repo)
         if keeper is None:
             keeper = self._keepers[repo] = _Keeper()
-            keeper.task = asyncio.create_task(self._keep_in_step(repo, keeper))
+            keeper.task = self._tasks.start(self._keep_in_step(repo, keeper))
         return keeper
 
     async def _keep_in_step(self, repo: str, keeper: _Keeper) -> None:
@@ -200,7 +198,7 @@ class Links:
                 keeper.wake.clear()
                 waiting, keeper.waiting = keeper.waiting, []
                 try:
-                    async with self._turns:
+                    async with self._runs.hold(row.account):
                         settled = await self._attempt(row)
                 except Exception as error:
                     log.error("github sync error", repo=repo, error=repr(error), exc_info=error)

@@ -46,6 +46,9 @@ class RepoBusy(RepoError):
 
     code = "repo_busy"
 
+    def __init__(self, what: str) -> None:
+        super().__init__(f"too many {what} at the same time: retry later")
+
 
 class InvalidRevision(RepoError):
     code = "invalid_revision"

@@ -11,6 +11,7 @@ from pathlib import Path
 from stead.repos.errors import AmbiguousRevision, RepoDamaged, TooLarge
 from stead.repos.git import Git, GitProcess
 from stead.repos.names import SHA
+from stead.tasks import cancel_and_wait
 
 MAX_READERS = 32
 IDLE = 60.0
@@ -169,7 +170,6 @@ class Readers:
 
     async def close(self) -> None:
         if self._sweeper is not None:
-            self._sweeper.cancel()
-            await asyncio.gather(self._sweeper, return_exceptions=True)
+            await cancel_and_wait(self._sweeper)
         for repo in list(self._idle):
             await self.forget(repo)

@@ -12,6 +12,8 @@ from asyncio.subprocess import PIPE, Process
 from collections import deque
 from collections.abc import Mapping, Sequence
 
+from stead.tasks import cancel_and_wait
+
 READY = 4
 _REFILL_AFTER = 0.05
 """Seconds to wait before refilling the pool, so as not to delay the request that took a process."""
@@ -81,8 +83,7 @@ class Launchers:
     async def close(self) -> None:
         """Stop all launchers."""
         if self._refilling is not None:
-            self._refilling.cancel()
-            await asyncio.gather(self._refilling, return_exceptions=True)
+            await cancel_and_wait(self._refilling)
         for process in self._ready:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()

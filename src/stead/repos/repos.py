@@ -17,29 +17,29 @@ from stead.files import exists, sync_folder, write_atomically
 from stead.identity.identities import Page
 from stead.logs import get_logger
 from stead.processes import ProcessId, end_of
-from stead.repos.errors import RepoLimitExceeded, RepoNotFound
+from stead.repos.errors import RepoBusy, RepoLimitExceeded, RepoNotFound
 from stead.repos.git import SETTINGS, Git
-from stead.repos.maintenance.housekeeping import ORPHANS_GRACE, Upkeep, remove_leftovers
+from stead.repos.maintenance.housekeeping import ORPHANS_GRACE, Housekeeping, remove_leftovers
 from stead.repos.maintenance.pruning import Pruning
 from stead.repos.names import check_branch
 from stead.repos.objects import Readers
 from stead.repos.quotas import LeftBehind, LimitsOf, Quotas, Writing
 from stead.repos.repository import Repository
 from stead.repos.sizes import Size, measured
-from stead.repos.turns import Turns
 from stead.store.database import Database
 from stead.store.repos import RepoRow, RepoStore
-from stead.tasks import in_thread
+from stead.tasks import KeyedLimit, TaskSet, in_thread
 
 Fill = Callable[[Repository, Writing], Awaitable[None]]
 """Fills a new repository before it is visible, within the quota."""
 DEFAULT_BRANCH = "main"
 log = get_logger("stead.repos")
 MAX_NAME = 256
-FILLED_AT_ONCE = 8
-FILLED_FOR_ONE = 2
-"""Concurrent imports in total and per account, because they use much of the host."""
-PATIENCE = 15.0
+MAX_IMPORTS = 8
+MAX_IMPORTS_PER_ACCOUNT = 2
+"""Concurrent imports, which use much of the host."""
+MAX_WAIT = 15.0
+"""Seconds that an import waits for a place."""
 _CONFIG = "[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = true\n"
 _FOLDERS = ("objects", "objects/info", "objects/pack", "refs", "refs/heads", "refs/tags")
 
@@ -71,12 +71,13 @@ class Repos:
         self._limits_of = limits_of
         self._uid = uid
         self.quotas = Quotas(self._store, self._path, limits_of, self._settled)
-        self.upkeep = Upkeep(git, self.quotas.measure)
-        self.pruning = Pruning(self._store, self.quotas, self.upkeep.turns, self.repository)
-        busy = "too many imports at the same time"
-        self._fills = Turns(FILLED_AT_ONCE, FILLED_FOR_ONE, PATIENCE, busy)
+        self.housekeeping = Housekeeping(git, self.quotas.measure)
+        self.pruning = Pruning(self._store, self.quotas, self.housekeeping.slot, self.repository)
+        self._imports = KeyedLimit(
+            MAX_IMPORTS, MAX_IMPORTS_PER_ACCOUNT, max_wait=MAX_WAIT, busy=lambda: RepoBusy("imports")
+        )
         self._creating = asyncio.Lock()
-        self._removing: set[asyncio.Task[None]] = set()
+        self._removals = TaskSet()
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -96,19 +97,17 @@ class Repos:
         orphans = await repos.git.outlived()
         started = time.time()
         await repos._recover()
-        works = repos._tidy_up(started, orphans), repos.pruning.run(folder)
-        beside = [asyncio.create_task(work) for work in works]
         try:
-            yield repos
+            async with TaskSet() as background:
+                background.start(repos._tidy_up(started, orphans), "tidy up repositories")
+                background.start(repos.pruning.run(folder), "prune repositories")
+                yield repos
         finally:
-            for task in beside:
-                task.cancel()
-            await asyncio.gather(*beside, return_exceptions=True)
             await repos.quotas.settled()
-            await repos.upkeep.close()
+            await repos.housekeeping.close()
             await repos.readers.close()
             await repos.git.close()
-            await asyncio.gather(*repos._removing, return_exceptions=True)
+            await repos._removals.join()
 
     async def _recover(self) -> None:
         for made in list((self._folder / "new").iterdir()):
@@ -158,7 +157,7 @@ class Repos:
             try:
                 await in_thread(self._make, made, branch)
                 if fill is not None:
-                    await stack.enter_async_context(self._fills.of(account))
+                    await stack.enter_async_context(self._imports.hold(account))
                     writing = await stack.enter_async_context(self.quotas.making(account))
                     size = await self._fill(Repository(repo_id, made, self.git, self.readers), fill, writing)
                 async with self._creating:
@@ -248,7 +247,7 @@ class Repos:
         """Hook after a repository was written to and measured."""
         repository = self.repository(repo_id)
         await self.pruning.note(repository, left_behind)
-        self.upkeep.look(repository, size.loose_refs)
+        self.housekeeping.schedule(repository, size.loose_refs)
 
     async def delete(self, repo_id: str) -> None:
         """Delete a repository permanently, with everything that refers to it."""
@@ -261,9 +260,7 @@ class Repos:
         sync_folder(gone.parent)
         await self._store.delete(repo_id)
         await self.readers.forget(self._path(repo_id))
-        task = asyncio.create_task(in_thread(shutil.rmtree, gone, ignore_errors=True))
-        self._removing.add(task)
-        task.add_done_callback(self._removing.discard)
+        self._removals.start(in_thread(shutil.rmtree, gone, ignore_errors=True))
 
 
 def _check_reachable(folder: Path) -> None:

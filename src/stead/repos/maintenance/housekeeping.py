@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ from stead.errors import SteadError
 from stead.logs import get_logger
 from stead.repos.git import Git
 from stead.repos.repository import Repository
+from stead.tasks import SingleFlight
 
 MAX_PACKS = 50
 """Each push and each API commit adds a pack, and every reader searches all packs."""
@@ -34,35 +36,32 @@ _LEFT_BEHIND = {
 
 log = get_logger("stead.repos")
 
-Joined = Callable[[str], Awaitable[object]]
+Repacked = Callable[[str], Awaitable[object]]
 """Callback with the id of a repository whose size changed."""
 
 
-class Upkeep:
-    def __init__(self, git: Git, joined: Joined) -> None:
+class Housekeeping:
+    def __init__(self, git: Git, repacked: Repacked) -> None:
         self._git = git
-        self._joined = joined
-        self.turns = asyncio.Semaphore(_AT_ONCE)
+        self._repacked = repacked
+        self.slot = asyncio.Semaphore(_AT_ONCE)
         """Limits concurrent background jobs with heavy disk writes."""
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._repacks = SingleFlight[None]()
 
-    def look(self, repository: Repository, loose_refs: int = 0) -> None:
+    def schedule(self, repository: Repository, loose_refs: int = 0) -> asyncio.Task[None] | None:
         """Repack a repository in the background if it has too many packs or loose refs."""
-        untidy = loose_refs > MAX_LOOSE_REFS or _untidy(repository.path)
-        if repository.id not in self._tasks and untidy:
-            task = asyncio.create_task(self._join(repository))
-            self._tasks[repository.id] = task
-            task.add_done_callback(lambda _: self._tasks.pop(repository.id, None))
+        if loose_refs > MAX_LOOSE_REFS or _needs_repack(repository.path):
+            return self._repacks.start(repository.id, functools.partial(self._repack, repository))
+        return None
 
-    async def _join(self, repository: Repository) -> None:
-        async with self.turns:
+    async def _repack(self, repository: Repository) -> None:
+        async with self.slot:
             if not has_room(repository.path):
                 log.info("repack skipped: disk full", repo=repository.id)
                 return
             try:
                 # Geometric repack: merge packs of similar size, so that large ones are not rewritten each
-                # time. Unreachable
-                # objects are kept: they may be referenced soon.
+                # time. Unreachable objects are kept: they may be referenced soon.
                 options = ("-d", "-q", "--geometric=2", "--write-midx", "--write-bitmap-index")
                 await self._git.run(repository.path, "repack", *options, timeout=TIMEOUT)
                 await self._git.run(repository.path, "pack-refs", "--all")
@@ -70,20 +69,17 @@ class Upkeep:
                 await self._git.run(repository.path, *graph, timeout=TIMEOUT)
             except SteadError as error:
                 log.warning("repack failed", repo=repository.id, error=str(error))
-        await self._joined(repository.id)
+        await self._repacked(repository.id)
 
-    async def settled(self) -> None:
-        """Wait for running jobs."""
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+    async def join(self) -> None:
+        """Wait for running repacks."""
+        await self._repacks.join()
 
     async def close(self) -> None:
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._repacks.close()
 
 
-def _untidy(path: Path) -> bool:
+def _needs_repack(path: Path) -> bool:
     try:
         with os.scandir(path / "objects" / "pack") as found:
             entries = list(found)

@@ -39,12 +39,12 @@ class Pruning:
         self,
         store: RepoStore,
         quotas: Quotas,
-        turns: asyncio.Semaphore,
+        slot: asyncio.Semaphore,
         repository_of: Callable[[str], Repository],
     ) -> None:
         self._store = store
         self._quotas = quotas
-        self._turns = turns
+        self._slot = slot
         self._repository_of = repository_of
         self._noted: set[str] = set()
 
@@ -91,7 +91,7 @@ class Pruning:
         Returns the seconds until the next objects expire; None if there are no unreachable objects.
         """
         git, path = repository.git, repository.path
-        async with self._turns:
+        async with self._slot:
             if not has_room(path):
                 raise DiskFull
             await in_thread(_bring_back, path)

@@ -1,13 +1,13 @@
 """Runs git with streamed output and a deadline, and stops it early when enough was read."""
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
 from stead.repos.git import Finished, GitFailed, out_of_memory
 from stead.repos.repository import Repository
 from stead.repos.search.query import Query
+from stead.tasks import cancel_and_wait
 
 MAX_PRINTED = 64 << 20
 MAX_SEARCHED = 64 << 20
@@ -56,9 +56,7 @@ async def run(
         return False
     finally:
         await process.end()
-        feeding.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await feeding
+        await cancel_and_wait(feeding)
     # git grep exits with 1 if nothing matches.
     if status not in ((0, 1) if grep else (0,)):
         if grep and _TOO_MUCH_AT_ONCE in said:

@@ -6,9 +6,8 @@ paging always ends.
 """
 
 import asyncio
-import contextlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -23,7 +22,7 @@ from stead.repos.search.diffs import CommitDiff, Diffs
 from stead.repos.search.file_names import NamedFile, listed, named, tree
 from stead.repos.search.processes import SHA_LINE, Gathered, first_part, run
 from stead.repos.search.query import NeedsStack, Query, pathspecs
-from stead.tasks import in_thread
+from stead.tasks import KeyedLimit, in_thread
 
 SECONDS = 30.0
 MAX_RESULTS = 1000
@@ -101,7 +100,7 @@ class Search:
     ) -> None:
         self.cache = Cache(cache_bytes)
         self._seconds = seconds
-        self._slots = asyncio.Semaphore(at_once or max(2, os.cpu_count() or 1))
+        self._slots = KeyedLimit(at_once or max(2, os.cpu_count() or 1), busy=lambda: RepoBusy("searches"))
 
     def forget(self, repo_id: str) -> None:
         """Drop the cached results of a deleted repository."""
@@ -260,7 +259,7 @@ class Search:
         if kept is not None:
             return kept
         until = asyncio.get_running_loop().time() + self._seconds
-        async with self._slot(until):
+        async with self._slots.hold(repository.id, max_wait=self._seconds):
             if query.regex and query.whole_word:
                 await _check(repository, replace(query, whole_word=False), until)
             try:
@@ -270,18 +269,6 @@ class Search:
         if not answer.stopped:
             self.cache.put(key, answer, size)
         return answer
-
-    @contextlib.asynccontextmanager
-    async def _slot(self, until: float) -> AsyncIterator[None]:
-        try:
-            async with asyncio.timeout_at(until):
-                await self._slots.acquire()
-        except TimeoutError:
-            raise RepoBusy("too many searches at the same time: retry later") from None
-        try:
-            yield
-        finally:
-            self._slots.release()
 
     # Complete results, before a page is selected
 

@@ -11,7 +11,7 @@ from stead.repos.git import Finished, GitFailed, check_room
 from stead.repos.names import check_path
 from stead.repos.repository import Repository
 from stead.repos.transfer.archives import LINK, ArchiveInvalid, Member, printable
-from stead.tasks import in_thread
+from stead.tasks import cancel_and_wait, in_thread
 
 _MAX_NAMES = 24 << 20
 """Total characters of names and link targets, which are held in memory until the end."""
@@ -165,8 +165,7 @@ async def write(repository: Repository, script: Iterator[bytes]) -> None:
                 check_room(finished, repository.path)
                 raise GitFailed("fast-import", finished)
         finally:
-            said.cancel()
-            await asyncio.gather(said, return_exceptions=True)
+            await cancel_and_wait(said)
             await in_thread(batches.close)
 
 

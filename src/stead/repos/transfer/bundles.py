@@ -15,6 +15,7 @@ from stead.repos.errors import RepoDamaged, RepoNotFound
 from stead.repos.git import GitProcess
 from stead.repos.repos import Repos
 from stead.repos.repository import Repository
+from stead.tasks import in_background
 
 PUBLISHED = "https://git.freestyle.sh"
 """Host name in the clone URLs of published examples. A repository that is not found here may exist there."""
@@ -103,13 +104,11 @@ class Bundles:
         The pack has the pinned refs, whatever was pushed since. Errors are raised while it is read.
         """
         repository = await self._readable(bundle.account, bundle.repo)
-        async with repository.git.running(repository.path, *_PACK) as process:
-            errors = asyncio.create_task(process.errors())
-            try:
-                yield _pieces(repository, process, bundle.tips, errors)
-            finally:
-                errors.cancel()
-                await asyncio.gather(errors, return_exceptions=True)
+        async with (
+            repository.git.running(repository.path, *_PACK) as process,
+            in_background(process.errors()) as errors,
+        ):
+            yield _pieces(repository, process, bundle.tips, errors)
 
     async def _readable(self, account: str, repo: str) -> Repository:
         info = await self._repos.get(repo)

@@ -11,7 +11,7 @@ from stead.repos.git import Finished, check_room
 from stead.repos.names import SHORT_SHA, is_ref
 from stead.repos.repository import Repository
 from stead.repos.ssrf import Answer, Egress, EgressFailed, Target, git_environment, git_options, shown
-from stead.tasks import in_thread
+from stead.tasks import cancel_and_wait, in_thread
 
 BRANCHES, TAGS = "refs/heads/", "refs/tags/"
 _LOOK = 0.25
@@ -233,8 +233,7 @@ class Remotes:
                         raise self._exceeded()
                     raise TooLarge(f"{target.shown} too large (max {self._most >> 20} MiB)")
         finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+            await cancel_and_wait(running)
         spoken = await in_thread(_take_away, trace, b'"negotiated-version"')
         if running.result().status != 0 or not spoken:
             check_room(running.result(), repository.path)

@@ -13,14 +13,13 @@ from enum import StrEnum
 from pathlib import Path
 
 from stead.logs import get_logger
-from stead.repos.errors import DiskFull, RepoError, RepoNotFound, TooLarge
+from stead.repos.errors import DiskFull, RepoBusy, RepoError, RepoNotFound, TooLarge
 from stead.repos.git import Finished, GitFailed, GitProcess, is_full
 from stead.repos.quotas import LeftBehind, QuotaExceeded
 from stead.repos.repos import Repos
 from stead.repos.repository import NOWHERE, Repository
-from stead.repos.turns import Turns
 from stead.repos.writer import RepoWriter, Write
-from stead.tasks import finished, in_thread
+from stead.tasks import KeyedLimit, cancel_and_wait, finished, in_thread
 
 MAX_COMMANDS = 10_000
 """Maximum refs per push."""
@@ -265,15 +264,13 @@ class Talk:
     async def end(self) -> None:
         """Stop git. A push that was received completely runs to its end."""
         whole = self._push is not None and self._feeding.done() and self._feeding.exception() is None
-        self._feeding.cancel()
-        await asyncio.gather(self._feeding, return_exceptions=True)
+        await cancel_and_wait(self._feeding)
         self._break_off()
         if not await self._is_over(_FINISH_GRACE if whole else _GRACE):
             self._process.signal(signal.SIGTERM)
             await self._is_over(_GRACE)
         await self._process.end()
-        self._errors.cancel()
-        await asyncio.gather(self._errors, return_exceptions=True)
+        await cancel_and_wait(self._errors)
         await self._tell()
 
     def _break_off(self) -> None:
@@ -316,8 +313,12 @@ class Serving:
         self._writer = writer
         self._max_push = max_push
         self._max_commands = max_commands
-        busy = "too many git clients at the same time"
-        self._turns = Turns(at_once or 2 * (os.cpu_count() or 1) + 8, per_repo, patience, busy)
+        self._clients = KeyedLimit(
+            at_once or 2 * (os.cpu_count() or 1) + 8,
+            per_repo,
+            max_wait=patience,
+            busy=lambda: RepoBusy("git clients"),
+        )
         self._longest = longest
         self._pushing: Counter[str] = Counter()
         self._capabilities: bytes | None = None
@@ -367,7 +368,7 @@ class Serving:
     ) -> AsyncIterator[Talk]:
         env = {} if protocol is None else {"GIT_PROTOCOL": protocol}
         most, push, room = MAX_QUESTION, None, None
-        async with self._turns.of(repository.id), contextlib.AsyncExitStack() as stack:
+        async with self._clients.hold(repository.id), contextlib.AsyncExitStack() as stack:
             _check_there(repository)
             if service is Service.RECEIVE_PACK and body is not None:
                 await stack.enter_async_context(self._pushing_to(repository))

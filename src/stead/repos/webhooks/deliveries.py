@@ -2,12 +2,13 @@
 
 import asyncio
 import contextlib
+import functools
 import random
 import sys
 import time
 import urllib.parse
 import uuid
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from stead.logs import get_logger
@@ -17,7 +18,7 @@ from stead.repos.webhooks.retries import Progress, State
 from stead.repos.webhooks.signing import Signing
 from stead.store.database import Database
 from stead.store.triggers import DeliveryRow, DeliveryStore, DestinationRow, TriggerStore
-from stead.tasks import finished
+from stead.tasks import KeyedLimit, SingleFlight, TaskSet, finished
 
 SIGNATURE_HEADER = "x-freestyle-signature"
 ID_HEADER = "x-stead-delivery"
@@ -94,13 +95,12 @@ class Deliveries:
         self._signing = signing
         self._clock = clock
         self._timeout = timeout
-        self._lanes: dict[str, asyncio.Task[None]] = {}
+        self._queues = SingleFlight[None]()
         self._woken: set[str] = set()
-        self._sending: set[str] = set()
+        self._attempts = TaskSet()
         self._closing = False
-        self._all = asyncio.Semaphore(MAX_AT_ONCE)
-        self._accounts = _Bounds(MAX_PER_ACCOUNT)
-        self._hosts = _Bounds(MAX_PER_HOST)
+        self._accounts = KeyedLimit(MAX_AT_ONCE, MAX_PER_ACCOUNT)
+        self._hosts = KeyedLimit(per_key=MAX_PER_HOST)
 
     async def start(self) -> None:
         """Resume unfinished deliveries of the previous run."""
@@ -109,23 +109,20 @@ class Deliveries:
     async def close(self, grace: float = GRACE) -> None:
         """Start no more requests, and wait for those in flight."""
         self._closing = True
-        begun = {self._lanes[trigger] for trigger in self._sending}
-        for task in set(self._lanes.values()) - begun:
-            task.cancel()
-        if begun:
-            _, late = await asyncio.wait(begun, timeout=grace)
-            for task in late:
-                task.cancel()
-        await asyncio.gather(*self._lanes.values(), return_exceptions=True)
+        await self._queues.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace):
+                await self._attempts.join()
+        await self._attempts.close()
 
     def wake(self, triggers: Iterable[str]) -> None:
         """Start the workers of triggers with pending deliveries."""
         for trigger in triggers:
             self._woken.add(trigger)
-            if trigger not in self._lanes and not self._closing:
-                self._lanes[trigger] = asyncio.create_task(self._lane(trigger))
+            if not self._closing:
+                self._queues.start(trigger, functools.partial(self._work, trigger))
 
-    async def _lane(self, trigger: str) -> None:
+    async def _work(self, trigger: str) -> None:
         """Worker of one trigger: deliver until its queue is empty."""
         try:
             while trigger in self._woken and not self._closing:
@@ -137,7 +134,8 @@ class Deliveries:
                     self._woken.add(trigger)
                     await self._clock.sleep(_AFTER_FAILURE)
         finally:
-            del self._lanes[trigger]
+            # In the same step as the last look at the queue, so that no delivery is missed.
+            self._queues.forget(trigger)
 
     async def _empty(self, trigger: str) -> None:
         while not self._closing:
@@ -151,16 +149,8 @@ class Deliveries:
             host = urllib.parse.urlsplit(to.endpoint).hostname or ""
             # Take the host's slot first: waiting for a busy host must not use slots of the account or of
             # others.
-            async with (
-                self._hosts.place(f"{to.account} {host}"),
-                self._accounts.place(to.account),
-                self._all,
-            ):
-                self._sending.add(trigger)
-                try:
-                    await self._attempt(row, to)
-                finally:
-                    self._sending.discard(trigger)
+            async with self._hosts.hold((to.account, host)), self._accounts.hold(to.account):
+                await self._attempts.run(self._attempt(row, to))
 
     async def _attempt(self, row: DeliveryRow, to: DestinationRow) -> None:
         progress = _progress(row).begin()
@@ -208,28 +198,6 @@ class Deliveries:
 
     async def prune(self) -> None:
         await self._store.prune(self._clock.now() - KEPT_FOR * _SECOND)
-
-
-class _Bounds:
-    """A concurrency limit per key."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._places: dict[str, tuple[asyncio.Semaphore, int]] = {}
-
-    @contextlib.asynccontextmanager
-    async def place(self, key: str) -> AsyncIterator[None]:
-        places, users = self._places.get(key, (asyncio.Semaphore(self._most), 0))
-        self._places[key] = places, users + 1
-        try:
-            async with places:
-                yield
-        finally:
-            _, users = self._places[key]
-            if users == 1:
-                del self._places[key]
-            else:
-                self._places[key] = places, users - 1
 
 
 def new_delivery(

@@ -2,13 +2,13 @@
 
 import asyncio
 import contextlib
+import functools
 import json
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Self
-from weakref import WeakValueDictionary
 
 from stead.identity.identities import Page
 from stead.logs import get_logger
@@ -23,7 +23,7 @@ from stead.repos.webhooks.retries import State
 from stead.repos.webhooks.signing import Signing
 from stead.store.database import Database
 from stead.store.triggers import DeliveryRow, DeliveryStore, TriggerRow, TriggerStore
-from stead.tasks import in_thread
+from stead.tasks import KeyedLock, SingleFlight, in_background, in_thread
 
 EVENT = "push"
 MAX_TRIGGERS = 50
@@ -122,9 +122,8 @@ class Triggers:
         self._egress = egress
         self._deliveries = deliveries
         self._clock = clock
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._queued: dict[str, asyncio.Task[None]] = {}
-        self._looking: set[asyncio.Task[None]] = set()
+        self._locks = KeyedLock()
+        self._detections = SingleFlight[None]()
         self._missed: set[str] = set()
 
     @classmethod
@@ -146,12 +145,11 @@ class Triggers:
         triggers = cls(database, repos, egress, deliveries, clock)
         triggers._missed.update(await triggers._store.repos())
         await deliveries.start()
-        catching_up = asyncio.create_task(triggers._catch_up())
         try:
-            yield triggers
+            async with in_background(triggers._catch_up()):
+                yield triggers
         finally:
-            catching_up.cancel()
-            await asyncio.gather(catching_up, *triggers._looking, return_exceptions=True)
+            await triggers._detections.join()
             await deliveries.close(grace)
 
     # Create, find, delete
@@ -175,14 +173,14 @@ class Triggers:
         with contextlib.suppress(EgressFailed):
             # The name may become resolvable later: it is resolved for each delivery.
             await self._egress.check(endpoint)
-        async with self._lock(repo):
+        async with self._locks.hold(repo):
             repository = await self._repository(repo)
             others = await self._store.of(repo)
             if len(others) >= MAX_TRIGGERS:
                 raise TriggerLimitExceeded(f"too many triggers (max {MAX_TRIGGERS} per repository)")
             if others:
                 # Earlier changes are for the existing triggers only.
-                await self._look(repo)
+                await self._detect(repo)
             seen = None if others else await branches_of(repository)
             row = TriggerRow(
                 id=str(uuid.uuid4()),
@@ -209,7 +207,7 @@ class Triggers:
 
     async def delete(self, repo: str, trigger: str) -> None:
         """Delete a trigger with its deliveries."""
-        async with self._lock(repo):
+        async with self._locks.hold(repo):
             if not await self._store.remove(repo, trigger):
                 raise TriggerNotFound(trigger)
 
@@ -244,26 +242,21 @@ class Triggers:
         """
         if not await self._store.any_of(repo_id):
             return
-        task = self._queued.get(repo_id)
-        if task is None:
-            task = self._queued[repo_id] = asyncio.create_task(self._look_in_turn(repo_id))
-            self._looking.add(task)
-            task.add_done_callback(self._looking.discard)
-        await asyncio.shield(task)
+        await self._detections.run(repo_id, functools.partial(self._detect_in_turn, repo_id))
 
-    async def _look_in_turn(self, repo: str) -> None:
-        async with self._lock(repo):
+    async def _detect_in_turn(self, repo: str) -> None:
+        async with self._locks.hold(repo):
             # Changes from here on may be missed by this detection.
-            del self._queued[repo]
+            self._detections.forget(repo)
             try:
-                await self._look(repo)
+                await self._detect(repo)
             except RepoNotFound:
                 return
             except Exception as error:
                 log.warning("push detection failed", repo=repo, error=str(error))
                 self._missed.add(repo)
 
-    async def _look(self, repo: str) -> None:
+    async def _detect(self, repo: str) -> None:
         """Compare the branches, and record changes and deliveries in one transaction."""
         repository = await self._repository(repo)
         triggers = await self._store.of(repo)
@@ -355,9 +348,6 @@ class Triggers:
     async def _repository(self, repo: str) -> Repository:
         await self._repos.get(repo)
         return self._repos.repository(repo)
-
-    def _lock(self, repo: str) -> asyncio.Lock:
-        return self._locks.setdefault(repo, asyncio.Lock())
 
 
 def _concerned(rules: Mapping[str, Rule], updates: Sequence[Update]) -> list[tuple[Update, list[str]]]:
