@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from stead.github.plan import Decision, Ref, Refs, Relation, Step, made_anew, plan, refs_of
 from stead.repos.errors import TooLarge
 from stead.repos.git import TIMEOUT
+from stead.repos.git_messages import GitMessage
 from stead.repos.lfs.client import LfsExchange
 from stead.repos.quotas import Writing
 from stead.repos.repository import MAX_REFS, RefChange, Repository
@@ -24,8 +25,6 @@ _ROUNDS = 5
 _AT_ONCE = 200
 """Refs per push: their names are arguments of git."""
 _CHANGES_HERE = (Step.PULL, Step.DELETE_HERE)
-_MOVED = ("non-fast-forward", "fetch first", "stale info", "already exists", "needs force")
-"""Git's messages for a ref that changed on the remote meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +190,7 @@ async def _push(
         why = told.get(ref.name, "no answer")
         if why is None:
             taken += [RefChange(_aside(side, ref.name), ref.here, guarded=False) for side in (_BASE, _THERE)]
-        elif any(words in why for words in _MOVED):
+        elif GitMessage.REMOTE_REF_MOVED.found_in(why):
             still = False
         else:
             left.append(Left(ref.name, ref.here, ref.there, f"GitHub rejected it: {why}"))

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import re
 import signal
 from asyncio import StreamReader, StreamWriter
 from asyncio.subprocess import DEVNULL, PIPE, Process
@@ -16,6 +15,7 @@ from stead.errors import HostError
 from stead.logs import get_logger
 from stead.processes import ProcessId, command_lines, environments, kill
 from stead.repos.errors import DiskFull, RepoDamaged, TooLarge
+from stead.repos.git_messages import GitMessage
 from stead.repos.prefork import Launchers
 
 TIMEOUT = 60.0
@@ -27,13 +27,11 @@ MAX_MEMORY = 2 << 30
 """Memory limit in bytes: objects that are small on disk can need any amount of memory."""
 _MAX_ALLOCATED = "1g"
 """Limit of one allocation: git loads files whole to diff them, by default up to half of this."""
-_OUT_OF_MEMORY = re.compile("out of memory|cannot allocate memory|attempting to allocate", re.IGNORECASE)
 _REF_WRITERS = {"receive-pack", "update-ref", "symbolic-ref", "pack-refs"}
 """Subcommands that change refs: they run to completion even if the server is killed; others end with it."""
 _OPTIONS_WITH_VALUE = {"-c", "-C", "--git-dir", "--work-tree", "--namespace", "--exec-path", "--config-env"}
 """Global git options whose value may be the next argument."""
 _WRAPPERS = {"setpriv", "prlimit"}
-_FULL = ("No space left on device", "Disk quota exceeded", "Out of diskspace")
 _FULL_BELOW = 1 << 20
 """Free bytes: below this a git failure without a reason is reported as a full disk."""
 
@@ -198,19 +196,14 @@ def is_full(place: Path) -> bool:
 
 def check_room(finished: Finished, repo: Path | None) -> None:
     """Raise DiskFull if git failed for lack of disk space, also if it does not say so."""
-    if any(words in finished.stderr for words in _FULL) or (repo is not None and is_full(repo)):
+    if GitMessage.DISK_FULL.found_in(finished.stderr) or (repo is not None and is_full(repo)):
         log.warning("disk full", status=finished.status, said=finished.stderr.strip()[-500:])
         raise DiskFull
 
 
-def out_of_memory(said: str) -> bool:
-    """Whether git's error output reports lack of memory."""
-    return _OUT_OF_MEMORY.search(said) is not None
-
-
 def check_memory(finished: Finished) -> None:
     """Raise TooLarge if git failed for lack of memory."""
-    if out_of_memory(finished.stderr):
+    if GitMessage.OUT_OF_MEMORY.found_in(finished.stderr):
         raise TooLarge("too large: git ran out of memory")
 
 

@@ -15,6 +15,7 @@ from stead.repos.errors import (
     TagNotFound,
 )
 from stead.repos.git import Git, GitFailed, check_room
+from stead.repos.git_messages import GitMessage
 from stead.repos.model import Branch, Commit, Tag, parse_commit, parse_tag
 from stead.repos.names import SHORT_SHA, check_branch, check_sha, is_ref
 from stead.repos.objects import Readers
@@ -22,10 +23,6 @@ from stead.repos.objects import Readers
 MAX_REFS = 100_000
 _HEAD = "ref: refs/heads/"
 NOWHERE = "0" * 40
-_RACE = ("but expected", "reference already exists", "unable to resolve reference", "File exists")
-"""Git's messages for a lost race on a ref."""
-_IN_THE_WAY = ("; cannot create", "in the way", "blocking reference")
-"""Git's messages for a name conflict: `a` and `a/b` cannot both be branches."""
 
 
 @dataclass(frozen=True)
@@ -136,9 +133,9 @@ class Repository:
         finished = await self.git.finish(self.path, "update-ref", ref, sha, expected or NOWHERE)
         if finished.status == 0:
             return True
-        if any(words in finished.stderr for words in _RACE):
+        if GitMessage.REF_MOVED.found_in(finished.stderr):
             return False
-        if any(words in finished.stderr for words in _IN_THE_WAY):
+        if GitMessage.NAME_CONFLICT.found_in(finished.stderr):
             raise InvalidBranch(f"cannot create branch {branch}: its name conflicts with another branch")
         check_room(finished, self.path)
         raise GitFailed("update-ref", finished)
@@ -150,7 +147,7 @@ class Repository:
         if finished.status == 0:
             return True
         check_room(finished, self.path)
-        if any(words in finished.stderr for words in _RACE) or "cannot lock ref" in finished.stderr:
+        if any(each.found_in(finished.stderr) for each in (GitMessage.REF_MOVED, GitMessage.REF_LOCKED)):
             return False
         raise GitFailed("update-ref", finished)
 

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from stead.repos.git import Finished, GitFailed, out_of_memory
+from stead.repos.git import Finished, GitFailed
+from stead.repos.git_messages import GitMessage
 from stead.repos.repository import Repository
 from stead.repos.search.query import Query
 from stead.tasks import cancel_and_wait
@@ -17,7 +18,6 @@ SHA_LINE = 41
 _PIECE = 1 << 20
 _MAX_LINE = 16 << 20
 _MAX_MEMORY = 512 << 20
-_TOO_MUCH_AT_ONCE = "attempting to allocate"
 
 Take = Callable[[bytes], bool]
 """Receives output pieces; returns whether more is wanted."""
@@ -59,9 +59,9 @@ async def run(
         await cancel_and_wait(feeding)
     # git grep exits with 1 if nothing matches.
     if status not in ((0, 1) if grep else (0,)):
-        if grep and _TOO_MUCH_AT_ONCE in said:
+        if grep and GitMessage.ALLOCATION_LIMIT.found_in(said):
             raise LargeFile
-        if out_of_memory(said):
+        if GitMessage.OUT_OF_MEMORY.found_in(said):
             return False
         if query is not None:
             query.explain(said)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stead.repos.errors import RepoError
+from stead.repos.git_messages import GitMessage
 
 Scope = Literal["content", "files", "commits", "diffs"]
 MAX_QUERY = 1000
@@ -23,7 +24,6 @@ _JS_ESCAPES = re.compile(
 # its line would be missed.
 _MINDS_NEXT_LINE = re.compile(r"\(\?<?!|\(\?>|[*+?}]\+|\(\*|\\[AZzGKRX]")
 _WHERE_AND_WHY = re.compile(r"fatal: (?:-e option|command line), '.*': (.+)", re.DOTALL)
-_NO_STACK = "error code -46"
 
 
 class EmptyQuery(RepoError):
@@ -122,9 +122,9 @@ class Query:
 
     def explain(self, said: str) -> None:
         """Raise InvalidQuery if git's error is about the query."""
-        if not self._is_plain and self.jit and _NO_STACK in said:
+        if not self._is_plain and self.jit and GitMessage.JIT_STACK_EXHAUSTED.found_in(said):
             raise NeedsStack
-        if "pcre2" in said and "error code" in said:
+        if GitMessage.MATCH_LIMIT.found_in(said):
             raise InvalidRegex(self.scope, "the regular expression takes too many steps in this repository")
         if why := _WHERE_AND_WHY.search(said):
             raise InvalidRegex(self.scope, why[1].strip())

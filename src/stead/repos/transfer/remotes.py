@@ -8,6 +8,7 @@ from pathlib import Path
 
 from stead.repos.errors import InvalidRevision, ReferenceNotFound, RepoError, TooLarge
 from stead.repos.git import Finished, check_room
+from stead.repos.git_messages import GitMessage
 from stead.repos.names import SHORT_SHA, is_ref
 from stead.repos.repository import Repository
 from stead.repos.ssrf import Answer, Egress, EgressFailed, Target, git_environment, git_options, shown
@@ -185,11 +186,11 @@ class Remotes:
         )
         if finished.status == 0:
             return
-        if "unadvertised object" in finished.stderr:
+        if GitMessage.NOT_ADVERTISED.found_in(finished.stderr):
             raise NotOffered(refspecs[0])
-        if "not our ref" in finished.stderr or "couldn't find remote ref" in finished.stderr:
+        if GitMessage.REF_NOT_FOUND.found_in(finished.stderr):
             raise ReferenceNotFound(refspecs[0].partition(":")[0])
-        if "fsck error" in finished.stderr:
+        if GitMessage.FSCK_FAILED.found_in(finished.stderr):
             raise SourceInvalid(remote.url, last_words(finished, "error"))
         raise EgressFailed(remote.url, last_words(finished, "fatal"))
 
