@@ -22,10 +22,10 @@ from stead.repos.maintenance import housekeeping
 from stead.repos.repos import Repos
 from stead.repos.transfer import serving as native
 from stead.store.repos import RepoStore
+from stead.tasks import KeyedLimit
 from support.git_hosting import GitClient
 from support.git_server import Page, serving
 from support.git_site import Site, served
-from stead.tasks import KeyedLimit
 
 MIB = 1 << 20
 REPOS = "/git/v1/repo"

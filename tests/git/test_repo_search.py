@@ -351,7 +351,7 @@ async def test_invalid_path_patterns_are_refused(several: Repository, search: Se
         with pytest.raises(InvalidPathPattern) as refused:
             await look(several, "x", path_pattern=pattern)
         assert refused.value.scope == look.__name__
-        assert refused.value.facts["reason"]
+        assert refused.value.reason
         with pytest.raises(InvalidPathPattern):
             await look(several, "x", exclude_pattern=pattern)
 
@@ -479,7 +479,7 @@ async def test_invalid_regex_is_refused_with_a_reason(
         with pytest.raises(InvalidRegex) as refused:
             await look(several, expression, regex=True)
         assert refused.value.scope == look.__name__
-        assert refused.value.facts["reason"]
+        assert refused.value.reason
     for look_for_word in (search.content, search.diffs):
         with pytest.raises(InvalidRegex):
             await look_for_word(several, expression, regex=True, whole_word=True)

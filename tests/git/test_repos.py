@@ -346,11 +346,11 @@ async def test_commit_with_expected_sha_is_compare_and_swap(repository: Reposito
     first = await commit(repository, [write("a")], "one")
     with pytest.raises(ConflictingParent) as missing:
         await commit(repository, [write("a")], "no", branch="other", expected=first.sha)
-    assert missing.value.facts == {"expected": first.sha, "actual": None}
+    assert (missing.value.expected, missing.value.actual) == (first.sha, None)
     second = await commit(repository, [write("a", "2")], "two", expected=first.sha)
     with pytest.raises(ConflictingParent) as moved:
         await commit(repository, [write("a", "3")], "no", expected=first.sha)
-    assert moved.value.facts == {"expected": first.sha, "actual": second.sha}
+    assert (moved.value.expected, moved.value.actual) == (first.sha, second.sha)
     with pytest.raises(InvalidObjectId):
         await commit(repository, [write("a")], "no", expected="main")
     orphan = await commit(repository, [write("b")], "elsewhere", branch="feature/x")

@@ -28,6 +28,7 @@ from joserfc import jwt
 from joserfc.errors import BadSignatureError
 from joserfc.jwk import KeySet
 
+from stead.api.wire.triggers import push_payload
 from stead.errors import HostError
 from stead.identity.accounts import Accounts
 from stead.limits import UNLIMITED, Limits
@@ -224,7 +225,14 @@ class World:
         self, *, grace: float = 5, timeout: float = 10, egress: Egress = LOOPBACK
     ) -> AsyncIterator[Triggers]:
         async with Triggers.open(
-            self.database, self.repos, self.signing, egress, clock=self.clock, timeout=timeout, grace=grace
+            self.database,
+            self.repos,
+            self.signing,
+            egress,
+            push_payload,
+            clock=self.clock,
+            timeout=timeout,
+            grace=grace,
         ) as self.triggers:
             yield self.triggers
 
@@ -831,7 +839,7 @@ async def test_delivery_survives_kill_9(world: World, endpoint: Endpoint, tmp_pa
             database = await open_database(folder / "stead.db")
             egress = Egress([IPv4Network("127.0.0.0/8")])
             async with Repos.open(database, folder / "repos", unlimited) as repos:
-                async with Triggers.open(database, repos, Signing.open(folder, "x"), egress):
+                async with Triggers.open(database, repos, Signing.open(folder, "x"), egress, str):
                     await asyncio.sleep(60)
 
         asyncio.run(main(Path(sys.argv[1])))

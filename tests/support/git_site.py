@@ -14,6 +14,7 @@ import uvicorn
 from stead.api.app import create_app, surrounded
 from stead.api.protocol import Protocol
 from stead.api.server import _Server
+from stead.api.wire.triggers import push_payload
 from stead.github.links import Links
 from stead.repos.search.search import Search
 from stead.repos.ssrf import Egress, Network
@@ -40,7 +41,7 @@ async def served(folder: Path, dialled: Sequence[Network] = ()) -> AsyncIterator
     async with staged(folder) as stage, contextlib.AsyncExitStack() as stack:
         signing = Signing.open(folder, "http://stead.test")
         triggers = await stack.enter_async_context(
-            Triggers.open(stage.database, stage.repos, signing, Egress())
+            Triggers.open(stage.database, stage.repos, signing, Egress(), push_payload)
         )
         links = Links(stage.database, stage.repos, stage.writer, Egress(dialled))
         await stack.enter_async_context(links.running())

@@ -201,6 +201,39 @@ _REPOS: dict[type[repos.RepoError], str] = {
     NotLinked: "NOT_FOUND",
 }
 
+_REPO_FIELDS: dict[type[repos.RepoError], dict[str, str]] = {
+    repos.RepoNotFound: {"repoId": "repo_id"},
+    repos.InvalidRevision: {"revision": "revision"},
+    repos.AmbiguousRevision: {"rev": "revision"},
+    repos.ReferenceNotFound: {"reference": "reference"},
+    repos.BranchNotFound: {"branch": "branch"},
+    repos.BranchExists: {"branch": "branch"},
+    repos.TagNotFound: {"hash": "tag"},
+    repos.CommitNotFound: {"sha": "sha"},
+    repos.CommitNotInBranch: {"sha": "sha", "branch": "branch"},
+    repos.InvalidRange: {"since": "since", "until": "until"},
+    repos.BlobNotFound: {"hash": "sha"},
+    repos.TreeNotFound: {"hash": "sha"},
+    repos.InvalidObjectId: {"hash": "sha"},
+    repos.PathNotFound: {"path": "path"},
+    repos.InvalidPath: {"path": "path"},
+    repos.InvalidChange: {"path": "path"},
+    repos.InvalidContent: {"path": "path"},
+    repos.ConflictingParent: {"expected": "expected", "actual": "actual"},
+    InvalidPattern: {"pattern": "pattern"},
+    InvalidPathPattern: {"reason": "reason"},
+    InvalidQuery: {"reason": "reason"},
+    EgressRefused: {"url": "url"},
+    EgressFailed: {"url": "url"},
+    SourceNotFound: {"url": "url"},
+    SourceUnauthorized: {"url": "url"},
+    SourceInvalid: {"url": "url"},
+    SubdirNotFound: {"source": "source", "dir": "folder"},
+    TriggerNotFound: {"triggerId": "trigger_id"},
+    DeliveryNotFound: {"deliveryId": "delivery_id"},
+}
+"""What an answer has beside code and message: the key on the wire, and the error's field."""
+
 
 def from_product(error: product.SteadError, invalid: str = "BAD_REQUEST") -> ApiError:
     """The error answer for an exception of Stead; `invalid` is the path's code for bad requests."""
@@ -275,13 +308,17 @@ def _repo(error: repos.RepoError) -> ApiError:
         codes = next(codes for kind, codes in _SEARCH.items() if isinstance(error, kind))
         prefix = {"commits": "COMMIT_", "diffs": "DIFF_"}.get(error.scope)
         code = codes[error.scope] if prefix is None else f"{prefix}{codes['content']}"
-    facts: dict[str, Any] = {name: value for name, value in error.facts.items() if value is not None}
+    fields = next((fields for kind, fields in _REPO_FIELDS.items() if isinstance(error, kind)), {})
+    values = {key: getattr(error, field) for key, field in fields.items()}
+    extras: dict[str, Any] = {key: value for key, value in values.items() if value is not None}
     if code == "GIT_ERROR":
         log.error("repository unusable", error=str(error))
     if isinstance(error, GitFailed):
         # The output of Git may hold paths of the host.
-        return ApiError(code, "git failed; see the server's log", **facts)
-    return ApiError(code, str(error), **facts)
+        return ApiError(code, "git failed; see the server's log", **extras)
+    # The npm package looks for the number in this message.
+    text = f"404: {error}" if isinstance(error, NotLinked) else str(error)
+    return ApiError(code, text, **extras)
 
 
 def _limit(error: product.LimitExceeded) -> ApiError:

@@ -10,6 +10,7 @@ from fastapi import Depends
 from starlette.requests import Request
 
 from stead.api.background import BackgroundRequests
+from stead.api.wire.triggers import push_payload
 from stead.builds.builder import Builder
 from stead.errors import MachineNotFound
 from stead.github.links import Links
@@ -107,7 +108,9 @@ async def assemble(machines: Machines) -> AsyncIterator[Services]:
         builder = Builder(machines, BuildStore(database), logbook, bundles)
         egress = Egress(settings.dial_private)
         signing = Signing.open(settings.data, settings.clone_root)
-        triggers = await stack.enter_async_context(Triggers.open(database, repos, signing, egress))
+        triggers = await stack.enter_async_context(
+            Triggers.open(database, repos, signing, egress, push_payload)
+        )
         search = Search()
         writer = RepoWriter(repos, search)
         links = await stack.enter_async_context(Links(database, repos, writer, egress).running())

@@ -16,15 +16,11 @@ Level = Literal["read", "write"]
 class RepoPermissionNotFound(SteadError):
     """The identity has no permission on the repository, which may not exist."""
 
-    code = "repo_permission_not_found"
-
     def __init__(self, identity: str, repo: str) -> None:
         super().__init__(f"identity {identity} has no permission on repository {repo}")
 
 
 class RepoPermissionExists(SteadError):
-    code = "repo_permission_exists"
-
     def __init__(self, identity: str, repo: str) -> None:
         super().__init__(f"identity {identity} already has a permission on repository {repo}")
 

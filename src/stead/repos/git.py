@@ -175,8 +175,6 @@ class GitProcess:
 class GitFailed(RepoDamaged):
     """Git exited with an unexpected error."""
 
-    code = "git_failed"
-
     def __init__(self, command: str, finished: Finished) -> None:
         lines = [line for line in finished.stderr.strip().splitlines() if line]
         last = ([line for line in lines if line.startswith(("fatal:", "error:"))] or lines)[-1:]

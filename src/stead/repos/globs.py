@@ -15,10 +15,9 @@ _Matches = Callable[[str], object]
 
 
 class InvalidPattern(RepoError):
-    code = "invalid_pattern"
-
     def __init__(self, pattern: str, why: str) -> None:
-        super().__init__(f"invalid pattern {pattern!r}: {why}", pattern=pattern)
+        super().__init__(f"invalid pattern {pattern!r}: {why}")
+        self.pattern = pattern
 
 
 class Pattern:

@@ -34,8 +34,6 @@ Settled = Callable[[str, Size, Sequence[LeftBehind]], Awaitable[None]]
 class QuotaExceeded(RepoError):
     """A quota is exceeded; `limit` and `current` are bytes, or a number of refs."""
 
-    code = "quota_exceeded"
-
     def __init__(self, text: str, limit: int, current: int) -> None:
         super().__init__(text)
         self.limit = limit

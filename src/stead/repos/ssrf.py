@@ -74,19 +74,17 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 class EgressRefused(RepoError):
     """The SSRF guard refuses to connect to this URL."""
 
-    code = "egress_refused"
-
     def __init__(self, url: str, why: str) -> None:
-        super().__init__(f"connection to {url} refused: {why}", url=url)
+        super().__init__(f"connection to {url} refused: {why}")
+        self.url = url
 
 
 class EgressFailed(RepoError):
     """The request failed: no connection, a timeout or an invalid response."""
 
-    code = "egress_failed"
-
     def __init__(self, url: str, why: str) -> None:
-        super().__init__(f"request to {url} failed: {why}", url=url)
+        super().__init__(f"request to {url} failed: {why}")
+        self.url = url
 
 
 @dataclass(frozen=True)
@@ -293,7 +291,7 @@ def shown(url: str) -> str:
     try:
         scheme, host, port, path, _ = _parse(url)
     except EgressRefused as error:
-        return error.facts["url"] or ""
+        return error.url
     return Target(scheme, host, port, path, ()).shown
 
 

@@ -27,20 +27,17 @@ _FORGOTTEN = 24 * 3600.0
 
 
 class LfsObjectNotFound(RepoError):
-    code = "lfs_object_not_found"
-
     def __init__(self, oid: str) -> None:
-        super().__init__(f"no LFS object {oid}", oid=oid)
+        super().__init__(f"no LFS object {oid}")
+        self.oid = oid
 
 
 class LfsObjectMismatch(RepoError):
     """The uploaded content does not match its announced hash or size."""
 
-    code = "lfs_object_mismatch"
-
 
 class InvalidLfsObject(RepoError):
-    code = "invalid_lfs_object"
+    """The announced hash or size is malformed."""
 
 
 @dataclass(frozen=True)

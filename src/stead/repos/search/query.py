@@ -27,8 +27,6 @@ _WHERE_AND_WHY = re.compile(r"fatal: (?:-e option|command line), '.*': (.+)", re
 
 
 class EmptyQuery(RepoError):
-    code = "empty_query"
-
     def __init__(self, scope: Scope) -> None:
         super().__init__("query is empty")
         self.scope = scope
@@ -37,22 +35,20 @@ class EmptyQuery(RepoError):
 class InvalidQuery(RepoError):
     """The query cannot match any line."""
 
-    code = "invalid_query"
-
     def __init__(self, scope: Scope, reason: str) -> None:
-        super().__init__(f"invalid query: {reason}", reason=reason)
+        super().__init__(f"invalid query: {reason}")
+        self.reason = reason
         self.scope = scope
 
 
 class InvalidRegex(InvalidQuery):
-    code = "invalid_regex"
+    """Git's regular expression engine refuses the expression, or gave up on it."""
 
 
 class InvalidPathPattern(RepoError):
-    code = "invalid_path_pattern"
-
     def __init__(self, scope: Scope, pattern: str, reason: str) -> None:
-        super().__init__(f"invalid path pattern {_printable(pattern)!r}: {reason}", reason=reason)
+        super().__init__(f"invalid path pattern {_printable(pattern)!r}: {reason}")
+        self.reason = reason
         self.scope = scope
 
 

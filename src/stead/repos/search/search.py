@@ -74,7 +74,7 @@ class _Page:
 
     def __post_init__(self) -> None:
         if not 1 <= self.size <= MAX_RESULTS:
-            raise InvalidRequest(f"maxResults must be 1 to {MAX_RESULTS}, not {self.size}")
+            raise InvalidRequest(f"max_results must be 1 to {MAX_RESULTS}, not {self.size}")
         if self.offset < 0:
             raise InvalidRequest(f"offset must be 0 or more, not {self.offset}")
 
@@ -126,7 +126,7 @@ class Search:
         specs = pathspecs("content", path_pattern, exclude_pattern)
         page = _Page(offset, max_results)
         if not 0 <= context <= MAX_CONTEXT:
-            raise InvalidRequest(f"contextLines must be 0 to {MAX_CONTEXT}, not {context}")
+            raise InvalidRequest(f"context must be 0 to {MAX_CONTEXT}, not {context}")
         commit = await _commit(repository, rev)
         if commit is None:
             return ContentFound(0, 0, False, False, [])

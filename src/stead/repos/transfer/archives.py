@@ -36,8 +36,6 @@ _UNKNOWN_COMPRESSIONS = {b"\x28\xb5\x2f\xfd": "zstd", b"\x1f\x9d": "compress", b
 class ArchiveInvalid(RepoError):
     """An archive that is corrupt, or has an entry that cannot be in a repository."""
 
-    code = "archive_invalid"
-
 
 @dataclass(frozen=True)
 class Bounds:

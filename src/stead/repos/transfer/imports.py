@@ -42,10 +42,10 @@ _WANTED = f"{_ASIDE}/wanted"
 
 
 class SubdirNotFound(RepoError):
-    code = "subdir_not_found"
-
     def __init__(self, source: str, folder: str) -> None:
-        super().__init__(f"no folder {folder} in {source}", source=source, dir=folder)
+        super().__init__(f"no folder {folder} in {source}")
+        self.source = source
+        self.folder = folder
 
 
 class Sources:
@@ -138,7 +138,7 @@ class Sources:
             raise TooLarge(f"{remote.url} has too many branches and tags (max {MAX_REFS})")
         known = remote.branches()
         if wanted.branch is None and (asked is None or asked in known):
-            raise InvalidRequest("with allBranches, rev must name the branch that becomes the default")
+            raise InvalidRequest("to import all branches, rev must name the branch that becomes the default")
         refspecs = [f"{BRANCHES}*:{BRANCHES}*", f"{TAGS}*:{TAGS}*"]
         await remotes.fetch(repository, remote, refspecs, depth)
         branch = asked or wanted.branch or ""

@@ -46,28 +46,25 @@ Findings about file names, links and submodules are never ignored.
 class SourceNotFound(RepoError):
     """No repository, or no file, at this URL."""
 
-    code = "source_not_found"
-
     def __init__(self, url: str, why: str = "not found") -> None:
-        super().__init__(f"cannot import {url}: {why}", url=url)
+        super().__init__(f"cannot import {url}: {why}")
+        self.url = url
 
 
 class SourceUnauthorized(RepoError):
     """The source requires other credentials."""
 
-    code = "source_unauthorized"
-
     def __init__(self, url: str) -> None:
-        super().__init__(f"{url} requires other credentials", url=url)
+        super().__init__(f"{url} requires other credentials")
+        self.url = url
 
 
 class SourceInvalid(RepoError):
     """The source cannot be imported."""
 
-    code = "source_invalid"
-
     def __init__(self, url: str, why: str) -> None:
-        super().__init__(f"cannot import {url}: {why}", url=url)
+        super().__init__(f"cannot import {url}: {why}")
+        self.url = url
 
 
 @dataclass(frozen=True)

@@ -66,20 +66,14 @@ class Service(StrEnum):
 class InvalidStream(RepoError):
     """The request is not valid git protocol."""
 
-    code = "invalid_stream"
-
 
 class TooManyCommands(RepoError):
-    code = "too_many_commands"
-
     def __init__(self, most: int) -> None:
         super().__init__(f"too many refs in one push (max {most}): push in several steps")
 
 
 class TooSlow(RepoError):
     """The client stalled, or the whole transfer took too long."""
-
-    code = "too_slow"
 
 
 def is_protocol(value: str) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from stead.repos.errors import RepoDamaged, TooLarge
 from stead.repos.globs import Pattern
@@ -20,6 +21,16 @@ class Update:
     branch: str
     old: str | None
     new: str
+
+
+@dataclass(frozen=True)
+class PushEvent:
+    """What a webhook is called for: a branch that changed."""
+
+    repo_id: str
+    delivery_id: str
+    update: Update
+    detected_at: datetime
 
 
 class Rule:

@@ -5,7 +5,7 @@ import contextlib
 import functools
 import json
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Self
@@ -18,7 +18,7 @@ from stead.repos.repos import Repos
 from stead.repos.repository import Repository
 from stead.repos.ssrf import Egress, EgressFailed
 from stead.repos.webhooks.deliveries import GRACE, MAX_KEPT, TIMEOUT, Clock, Deliveries, new_delivery
-from stead.repos.webhooks.pushes import Rule, Update, branches_of, changed_files
+from stead.repos.webhooks.pushes import PushEvent, Rule, Update, branches_of, changed_files
 from stead.repos.webhooks.retries import State
 from stead.repos.webhooks.signing import Signing
 from stead.store.database import Database
@@ -45,29 +45,27 @@ _PRUNE_EVERY = 60
 
 log = get_logger("stead.triggers")
 
+Payload = Callable[[PushEvent], str]
+
 
 class InvalidTrigger(RepoError):
     """The trigger can never match."""
 
-    code = "invalid_trigger"
-
 
 class TriggerLimitExceeded(RepoError):
-    code = "trigger_limit_exceeded"
+    """Too many triggers of a repository, or pending deliveries of a trigger."""
 
 
 class TriggerNotFound(RepoError):
-    code = "trigger_not_found"
-
     def __init__(self, trigger: str) -> None:
-        super().__init__(f"no trigger {trigger}", triggerId=trigger)
+        super().__init__(f"no trigger {trigger}")
+        self.trigger_id = trigger
 
 
 class DeliveryNotFound(RepoError):
-    code = "delivery_not_found"
-
     def __init__(self, delivery: str) -> None:
-        super().__init__(f"no delivery {delivery}", deliveryId=delivery)
+        super().__init__(f"no delivery {delivery}")
+        self.delivery_id = delivery
 
 
 @dataclass(frozen=True)
@@ -114,13 +112,20 @@ class Triggers:
     """
 
     def __init__(
-        self, database: Database, repos: Repos, egress: Egress, deliveries: Deliveries, clock: Clock
+        self,
+        database: Database,
+        repos: Repos,
+        egress: Egress,
+        deliveries: Deliveries,
+        payload: Payload,
+        clock: Clock,
     ) -> None:
         self._store = TriggerStore(database)
         self._log = DeliveryStore(database)
         self._repos = repos
         self._egress = egress
         self._deliveries = deliveries
+        self._payload = payload
         self._clock = clock
         self._locks = KeyedLock()
         self._detections = SingleFlight[None]()
@@ -134,15 +139,19 @@ class Triggers:
         repos: Repos,
         signing: Signing,
         egress: Egress,
+        payload: Payload,
         *,
         clock: Clock | None = None,
         timeout: float = TIMEOUT,
         grace: float = GRACE,
     ) -> AsyncIterator[Self]:
-        """Resume pending deliveries and detect changes made meanwhile."""
+        """Resume pending deliveries and detect changes made meanwhile.
+
+        `payload` makes the body of a webhook.
+        """
         clock = clock or Clock()
         deliveries = Deliveries(database, egress, signing, clock, timeout)
-        triggers = cls(database, repos, egress, deliveries, clock)
+        triggers = cls(database, repos, egress, deliveries, payload, clock)
         triggers._missed.update(await triggers._store.repos())
         await deliveries.start()
         try:
@@ -309,16 +318,8 @@ class Triggers:
     def _row(self, repo: str, trigger: str, update: Update) -> DeliveryRow:
         now = self._clock.now()
         delivery = str(uuid.uuid4())
-        payload = {
-            "event": "branchUpdate",
-            "repoId": repo,
-            "branch": update.branch,
-            "commit": update.new,
-            "previousCommit": update.old,
-            "deliveryId": delivery,
-            "timestamp": datetime.fromtimestamp(now / 1e9, UTC).isoformat(timespec="milliseconds"),
-        }
-        return new_delivery(trigger, json.dumps(payload), now, delivery_id=delivery)
+        event = PushEvent(repo, delivery, update, datetime.fromtimestamp(now / 1e9, UTC))
+        return new_delivery(trigger, self._payload(event), now, delivery_id=delivery)
 
     def _dropped(self, repo: str, trigger: str, update: Update) -> DeliveryRow:
         """A failed delivery that records the drop."""
