@@ -19,10 +19,10 @@ from stead.identity.accounts import Accounts
 from stead.identity.callers import Callers
 from stead.identity.identities import Identities
 from stead.limits import UNLIMITED, Limits
-from stead.repos.access import Access
+from stead.repos.access import RepoAccess
 from stead.repos.repos import Repos
 from stead.repos.search.search import Search
-from stead.repos.transfer.serving import Serving
+from stead.repos.transfer.serving import PackServer
 from stead.repos.writer import RepoWriter
 from stead.settings import Settings
 from stead.store.database import open_database
@@ -115,8 +115,8 @@ async def stage(app: FastAPI, tmp_path: Path) -> AsyncIterator[Stage]:
     app.state.services = services
     async with contextlib.AsyncExitStack() as stack:
         repos = await stack.enter_async_context(Repos.open(database, tmp_path / "repos", unlimited))
-        services.repos, services.access = repos, Access(database, repos)
-        services.serving = Serving(repos, RepoWriter(repos, Search()))
+        services.repos, services.access = repos, RepoAccess(database, repos)
+        services.serving = PackServer(repos, RepoWriter(repos, Search()))
         served, calls = surrounded(app, services)
         transport = httpx2.ASGITransport(served, raise_app_exceptions=False)
         http = httpx2.AsyncClient(transport=transport, base_url="http://stead.test")
@@ -190,7 +190,7 @@ async def test_token_is_valid_until_revoked(stage: Stage) -> None:
     assert re.fullmatch(r"stid_[A-Za-z0-9_-]{43}", made["token"])
     assert await ours.succeed("GET", f"/{identity}/tokens") == {"tokens": [{"id": made["id"]}]}
 
-    holder = Client(stage.http, {"X-Freestyle-Identity-Access-Token": made["token"]})
+    holder = Client(stage.http, {"X-Freestyle-Identity-RepoAccess-Token": made["token"]})
     await holder.fail(403, "FORBIDDEN", "GET", "")
     assert await ours.succeed("DELETE", f"/{identity}/tokens/{made['id']}") == {}
     await holder.fail(401, "UNAUTHORIZED_ERROR", "GET", "")
@@ -286,7 +286,7 @@ async def test_only_the_accounts_own_key_may_manage_identities(stage: Stage, met
 
     await Client(stage.http, {}).fail(401, "UNAUTHORIZED_ERROR", method, where, body)
     for headers in (
-        {"X-Freestyle-Identity-Access-Token": token["token"]},
+        {"X-Freestyle-Identity-RepoAccess-Token": token["token"]},
         {"Authorization": f"Bearer {token['token']}"},
     ):
         await Client(stage.http, headers).fail(403, "FORBIDDEN", method, where, body)

@@ -11,7 +11,7 @@ import httpx2
 import pytest
 import pytest_asyncio
 
-from stead.repos.repository import NOWHERE, Repository
+from stead.repos.repository import ZERO_SHA, Repository
 from stead.repos.search.search import Search
 from stead.repos.transfer.serving import packet
 from support.git_hosting import GitClient
@@ -40,7 +40,7 @@ class Bombed:
     async def push(self, pack: Pack, commit: str | None = None) -> str:
         """Push a pack; returns git's report."""
         self.repository = await self.site.stage.repository()
-        line = f"{NOWHERE} {commit or '1' * 40} refs/heads/main\0 report-status"
+        line = f"{ZERO_SHA} {commit or '1' * 40} refs/heads/main\0 report-status"
         body = packet(line.encode()) + b"0000" + pack.data
         headers = {"content-type": "application/x-git-receive-pack-request"}
         answer = await self.http.post(
@@ -125,7 +125,7 @@ async def test_huge_file_of_zeros_uses_bounded_memory(bombed: Bombed, size: int)
         login = ("-c", f"http.extraHeader=Authorization: Bearer {bombed.site.key}")
         url = f"{bombed.site.url}/{bombed.repository.id}"
         await bombed.git(*login, "clone", "-q", "--bare", url, "copy")
-        await bombed.site.stage.repos.quotas.settled()
+        await bombed.site.stage.repos.quotas.flush()
         await bombed.site.stage.repos.housekeeping.join()
     assert memory.server < FLAT
     assert memory.git < FLAT

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest_asyncio
 
-from stead.github.links import State
-from stead.repos.lfs.pointers import large_files, pointed
+from stead.github.links import LinkState
+from stead.repos.lfs.pointers import parse_pointer, pointed_objects
 from stead.repos.lfs.store import LfsObject, LfsObjects
 from support.github_scene import NAME, Scene, playing
 
@@ -60,7 +60,7 @@ async def test_pull_from_github_with_lfs(scene: Scene) -> None:
     await scene.person("commit", "-q", "-m", "a movie", cwd=folder)
     await scene.push(folder, "main")
     assert set(scene.github.large_files) == {_oid(content)}
-    assert (await scene.sync()).state is State.IN_STEP
+    assert (await scene.sync()).state is LinkState.IN_STEP
     assert await scene.same()
     objects = _objects(scene)
     objects.verify(LfsObject(_oid(content), len(content)))
@@ -74,7 +74,7 @@ async def test_push_to_github_with_lfs(scene: Scene) -> None:
     await _objects(scene).write(_oid(content), _pieces(content))
     await scene.commit(".gitattributes", "*.bin filter=lfs diff=lfs merge=lfs -text\n")
     await scene.commit("movie.bin", _pointer(content))
-    assert (await scene.enable()).state is State.IN_STEP
+    assert (await scene.enable()).state is LinkState.IN_STEP
     assert scene.github.large_files == {_oid(content): content}
     assert scene.github.verified == [_oid(content)]
     asked = [(each.method, each.path) for each in scene.github.server.requests]
@@ -100,16 +100,16 @@ async def test_refs_wait_for_their_lfs_objects(scene: Scene) -> None:
     await scene.push(folder, "main")
     scene.github.lfs_answer = 403, {"message": "this repository is over its data quota"}
     link = await scene.sync()
-    assert link.state is State.FAILED
+    assert link.state is LinkState.FAILED
     assert link.error is not None and "this repository is over its data quota" in link.error
     assert await scene.here() == before
     scene.github.lfs_answer = None
     scene.github.large_files[_oid(content)] = b"LARGE" * 1000
     link = await scene.sync()
-    assert link.state is State.FAILED and link.error is not None and _oid(content) in link.error
+    assert link.state is LinkState.FAILED and link.error is not None and _oid(content) in link.error
     assert await scene.here() == before
     scene.github.large_files[_oid(content)] = content
-    assert (await scene.sync()).state is State.IN_STEP
+    assert (await scene.sync()).state is LinkState.IN_STEP
     assert await scene.same()
     assert await _read(_objects(scene), _oid(content)) == content
 
@@ -122,7 +122,7 @@ async def test_missing_lfs_objects_do_not_block_sync(scene: Scene) -> None:
     folder = await scene.clone()
     await scene.person.commit(folder, {"there.bin": _pointer(b"never uploaded there")})
     await scene.push(folder, "main")
-    assert (await scene.sync()).state is State.IN_STEP
+    assert (await scene.sync()).state is LinkState.IN_STEP
     assert await scene.same()
     assert scene.github.large_files == {}
 
@@ -132,7 +132,7 @@ async def test_sync_with_server_without_lfs(scene: Scene) -> None:
     await _objects(scene).write(_oid(content), _pieces(content))
     await scene.commit("movie.bin", _pointer(content))
     scene.github.lfs_answer = 404, {"message": "Not Found"}
-    assert (await scene.enable()).state is State.IN_STEP
+    assert (await scene.enable()).state is LinkState.IN_STEP
     assert await scene.same()
 
 
@@ -147,7 +147,7 @@ async def test_lfs_object_over_quota_is_refused(scene: Scene) -> None:
     await scene.push(folder, "main")
     await scene.stage.accounts.set_limits(scene.stage.ours, {"repo_mib": 1})
     link = await scene.sync()
-    assert link.state is State.FAILED and link.error is not None and "quota exceeded" in link.error
+    assert link.state is LinkState.FAILED and link.error is not None and "quota exceeded" in link.error
     assert await scene.here() == before
     assert _objects(scene).size(_oid(content)) is None
 
@@ -163,7 +163,7 @@ async def test_lfs_download_passes_the_ssrf_guard(scene: Scene) -> None:
     offer = {"objects": [{"oid": _oid(content), "actions": {"download": place}}]}
     scene.github.lfs_answer = 200, offer
     link = await scene.sync()
-    assert link.state is State.FAILED and link.error is not None and "10.1.2.3" in link.error
+    assert link.state is LinkState.FAILED and link.error is not None and "10.1.2.3" in link.error
 
 
 # Pointers
@@ -172,18 +172,18 @@ async def test_lfs_download_passes_the_ssrf_guard(scene: Scene) -> None:
 async def test_only_new_commits_are_scanned_for_pointers(scene: Scene) -> None:
     old = await scene.commit("old.bin", _pointer(b"old"))
     new = await scene.commit("new.bin", _pointer(b"new"))
-    found = await large_files(scene.repository, [new], [old], 30)
+    found = await pointed_objects(scene.repository, [new], [old], 30)
     assert found == [LfsObject(_oid(b"new"), 3)]
-    both = await large_files(scene.repository, [new], [], 30)
+    both = await pointed_objects(scene.repository, [new], [], 30)
     assert {each.oid for each in both} == {_oid(b"old"), _oid(b"new")}
-    assert await large_files(scene.repository, [old], [new], 30) == []
+    assert await pointed_objects(scene.repository, [old], [new], 30) == []
 
 
 def test_pointer_parsing() -> None:
     whole = _pointer(b"x").encode()
-    assert pointed(whole) == LfsObject(_oid(b"x"), 1)
+    assert parse_pointer(whole) == LfsObject(_oid(b"x"), 1)
     extended = whole.replace(b"\noid", b"\next-0-case sha256:" + b"1" * 64 + b"\noid")
-    assert pointed(extended) == LfsObject(_oid(b"x"), 1)
+    assert parse_pointer(extended) == LfsObject(_oid(b"x"), 1)
     for other in (
         b"",
         b"version 1\n",
@@ -194,4 +194,4 @@ def test_pointer_parsing() -> None:
         whole.replace(b"size 1", b"size " + b"9" * 19),
         b"x" + whole,
     ):
-        assert pointed(other) is None, other
+        assert parse_pointer(other) is None, other

@@ -18,15 +18,15 @@ from stead import AsyncStead
 from stead.api.github_sync import MAX_WEBHOOK
 from stead.cli.main import app
 from stead.errors import InvalidRequest
-from stead.github import exchange
+from stead.github import sync
 from stead.github.app import App, check_name
 from stead.github.apps import Apps
 from stead.github.errors import GithubFailed, GithubNotConnected, GithubRefused, LinkConflict, NotLinked
-from stead.github.links import Links, State
+from stead.github.links import Links, LinkState
 from stead.repos.git import Git
-from stead.repos.lfs.client import LfsExchange
+from stead.repos.lfs.client import LfsClient
 from stead.repos.lfs.store import LfsObjects
-from stead.repos.ssrf import Egress
+from stead.repos.ssrf import SsrfGuard
 from stead.repos.transfer.remotes import Remotes
 from support.git_hosting import GitClient
 from support.git_site import Site, served
@@ -47,14 +47,14 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
 async def test_sync_in_both_directions(scene: Scene) -> None:
     first = await scene.commit("README")
     link = await scene.enable()
-    assert (link.name, link.state, link.error, link.left) == (NAME, State.IN_STEP, None, [])
+    assert (link.name, link.state, link.error, link.left) == (NAME, LinkState.IN_STEP, None, [])
     assert scene.there == {"refs/heads/main": first}
     folder = await scene.clone()
     second = await scene.person.commit(folder, {"web.ts": "let there = 1;\n"})
     await scene.person("tag", "-a", "v1", "-m", "one", cwd=folder)
     await scene.push(folder, "main", "v1", "main:refs/heads/deep/topic")
     link = await scene.sync()
-    assert link.state is State.IN_STEP and link.synced_at is not None
+    assert link.state is LinkState.IN_STEP and link.synced_at is not None
     assert (await scene.here())["refs/heads/main"] == second
     assert set(await scene.here()) == {"refs/heads/main", "refs/heads/deep/topic", "refs/tags/v1"}
     assert await scene.same()
@@ -72,7 +72,7 @@ async def test_empty_repository_is_filled_from_github(scene: Scene) -> None:
 
 
 async def test_two_empty_repositories_are_synced(scene: Scene) -> None:
-    assert (await scene.enable()).state is State.IN_STEP
+    assert (await scene.enable()).state is LinkState.IN_STEP
 
 
 async def test_deletions_sync_in_both_directions(scene: Scene) -> None:
@@ -87,7 +87,7 @@ async def test_deletions_sync_in_both_directions(scene: Scene) -> None:
     await scene.push(folder, ":one", ":refs/tags/old")
     await scene.delete("refs/heads/two")
     await scene.delete("refs/tags/older")
-    assert (await scene.sync()).state is State.IN_STEP
+    assert (await scene.sync()).state is LinkState.IN_STEP
     assert await scene.here() == scene.there == {"refs/heads/main": sha}
     # A new ref with the same name is new.
     await scene.repository.create_branch("two/inner")
@@ -114,7 +114,7 @@ async def test_deleted_ref_frees_its_name_for_nested_refs(scene: Scene) -> None:
     await scene.push(folder, "main:topic/inner")
     await scene.delete("refs/heads/other")
     await scene.repository.create_branch("other/inner")
-    assert (await scene.sync()).state is State.IN_STEP
+    assert (await scene.sync()).state is LinkState.IN_STEP
     assert await scene.same()
     assert set(scene.there) == {f"refs/heads/{name}" for name in ("main", "topic/inner", "other/inner")}
 
@@ -130,7 +130,7 @@ async def test_conflicting_changes_are_reported_and_left(scene: Scene) -> None:
     await scene.push(folder, "main", "main:topic")
     ours = await scene.commit("here")
     link = await scene.sync()
-    assert link.state is State.DIVERGED
+    assert link.state is LinkState.DIVERGED
     (left,) = link.left
     assert (left.ref, left.here, left.there) == ("refs/heads/main", ours, theirs)
     assert "both sides" in left.reason
@@ -142,7 +142,7 @@ async def test_conflicting_changes_are_reported_and_left(scene: Scene) -> None:
     await scene.person("fetch", "-q", str(scene.repository.path), "main", cwd=folder)
     await scene.person("merge", "-q", "-m", "both", "FETCH_HEAD", cwd=folder)
     await scene.push(folder, "main")
-    assert (await scene.sync()).state is State.IN_STEP
+    assert (await scene.sync()).state is LinkState.IN_STEP
     assert await scene.same()
 
 
@@ -195,7 +195,7 @@ async def test_rejected_push_to_github_is_reported(scene: Scene) -> None:
     sha = await scene.commit("more")
     await scene.repository.create_branch("topic")
     link = await scene.sync()
-    assert link.state is State.DIVERGED
+    assert link.state is LinkState.DIVERGED
     assert [each.ref for each in link.left] == ["refs/heads/main"]
     assert "GitHub rejected it" in link.left[0].reason and "hook declined" in link.left[0].reason
     assert scene.there["refs/heads/topic"] == sha
@@ -213,7 +213,7 @@ async def test_emptied_side_deletes_nothing(scene: Scene, emptied: str) -> None:
             await scene.delete(f"refs/heads/{branch}")
         else:
             scene.github.git(NAME, "update-ref", "-d", f"refs/heads/{branch}")
-    assert (await scene.sync()).state is State.IN_STEP
+    assert (await scene.sync()).state is LinkState.IN_STEP
     assert await scene.here() == scene.there == before
 
 
@@ -221,7 +221,7 @@ async def test_renamed_github_branch_is_renamed_here(scene: Scene) -> None:
     sha = await scene.commit("README", branch="old")
     await scene.enable()
     scene.github.git(NAME, "branch", "-m", "old", "new")
-    assert (await scene.sync()).state is State.IN_STEP
+    assert (await scene.sync()).state is LinkState.IN_STEP
     assert await scene.here() == scene.there == {"refs/heads/new": sha}
 
 
@@ -248,7 +248,7 @@ async def test_concurrent_pushes_on_both_sides_lose_nothing(scene: Scene) -> Non
             await scene.sync()
 
     await asyncio.gather(theirs(), ours(), looks())
-    assert (await scene.sync()).state is State.IN_STEP
+    assert (await scene.sync()).state is LinkState.IN_STEP
     assert await scene.same()
     assert set(scene.there) == {f"refs/heads/{name}" for name in ("main", "ours", "theirs")}
 
@@ -294,14 +294,14 @@ async def test_interrupted_sync_is_completed_by_the_next(
     folder = await scene.clone()
     finish = Git.finish
     url = scene.github.url(NAME)
-    egress = Egress(LOOPBACK)
-    remotes = Remotes(egress, most_bytes=1 << 30, timeout=LIMIT)
+    guard = SsrfGuard(LOOPBACK)
+    remotes = Remotes(guard, most_bytes=1 << 30, timeout=LIMIT)
 
-    async def bring_into_step() -> exchange.Outcome:
+    async def bring_into_step() -> sync.SyncResult:
         async with scene.stage.writer.writing(scene.repository.id, origin=scene.links) as write:
             objects = LfsObjects(scene.repository, scene.stage.repos.quotas)
-            large_files = LfsExchange(egress, scene.repository, objects, write.quota, LIMIT)
-            return await exchange.bring_into_step(scene.repository, remotes, url, write, large_files)
+            large_files = LfsClient(guard, scene.repository, objects, write.quota, LIMIT)
+            return await sync.sync_refs(scene.repository, remotes, url, write, large_files)
 
     for moment in range(100):
         await scene.repository.create_branch(f"gone-there-{moment}")
@@ -357,7 +357,7 @@ async def test_links_sync_at_start(scene: Scene) -> None:
     await scene.enable()
     folder = await scene.person.work_tree("work")
     await scene.person("push", "-q", scene.github.url(NAME), "main", cwd=folder)
-    again = Links(scene.stage.database, scene.stage.repos, scene.stage.writer, Egress(LOOPBACK))
+    again = Links(scene.stage.database, scene.stage.repos, scene.stage.writer, SsrfGuard(LOOPBACK))
     async with again.running():
         await until(scene.same, LIMIT)
 
@@ -531,12 +531,12 @@ async def test_unreachable_github_is_reported_and_retried(tmp_path: Path) -> Non
             await scene.links.enable(scene.stage.ours, scene.repository.id, "octo/other")
         await scene.commit("README")
         link = await scene.sync()
-        assert link.state is State.FAILED and "503" in str(link.error)
+        assert link.state is LinkState.FAILED and "503" in str(link.error)
         scene.github.down = False
         await until(scene.same, LIMIT)
 
         async def well() -> bool:
-            return (await scene.links.get(scene.repository.id)).state is State.IN_STEP
+            return (await scene.links.get(scene.repository.id)).state is LinkState.IN_STEP
 
         await until(well, LIMIT)
         assert (await scene.links.get(scene.repository.id)).error is None
@@ -571,7 +571,7 @@ async def test_disabled_sync_leaves_both_sides_alone(scene: Scene) -> None:
     kept = await scene.repository.git.run(scene.repository.path, "for-each-ref", "refs/stead/")
     assert kept == b"" and scene.there == before
     # Enabled again, the two are still related.
-    assert (await scene.enable()).state is State.IN_STEP
+    assert (await scene.enable()).state is LinkState.IN_STEP
     assert await scene.same()
 
 
@@ -591,14 +591,14 @@ async def test_renamed_github_repository_is_found(scene: Scene) -> None:
     await scene.enable()
     scene.github.rename(NAME, "octo/site")
     link = await scene.sync()
-    assert link.state is State.FAILED
+    assert link.state is LinkState.FAILED
     body, headers = scene.github.webhook("octo/site", "repository")
     apps = await scene.links.apps.known_as(scene.github.app.id)
     assert not await scene.links.hear(apps, headers["X-Hub-Signature-256"], body + b" ")
     assert await scene.links.hear(apps, headers["X-Hub-Signature-256"], body)
     await scene.commit("README")
     link = await scene.sync()
-    assert (link.name, link.state) == ("octo/site", State.IN_STEP)
+    assert (link.name, link.state) == ("octo/site", LinkState.IN_STEP)
     assert scene.github.refs("octo/site") == await scene.here()
 
 
@@ -619,12 +619,12 @@ async def test_revoked_token_is_replaced(scene: Scene) -> None:
     await scene.enable()
     scene.github.tokens.clear()
     sha = await scene.commit("README")
-    assert (await scene.sync()).state is State.IN_STEP
+    assert (await scene.sync()).state is LinkState.IN_STEP
     assert scene.there == {"refs/heads/main": sha}
     scene.github.repos[NAME].installed = False
     scene.github.tokens.clear()
     link = await scene.sync()
-    assert link.state is State.FAILED and "install" in str(link.error)
+    assert link.state is LinkState.FAILED and "install" in str(link.error)
 
 
 async def test_no_token_is_left_in_the_repository(scene: Scene) -> None:

@@ -33,7 +33,7 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
         yield stage
 
 
-async def left_behind(repository: Repository, size: int = 1 << 20, name: str = "side") -> str:
+async def superseded(repository: Repository, size: int = 1 << 20, name: str = "side") -> str:
     """An unreachable commit with this many unique bytes."""
     made = await commit(repository, [Change("large", os.urandom(size))], "lost", branch=name)
     await repository.git.run(repository.path, "update-ref", "-d", f"refs/heads/{name}")
@@ -56,7 +56,7 @@ async def test_unreachable_objects_are_removed_after_the_grace_period(stage: Sta
     """The grace period starts when an object is found unreachable, whatever its age. Bitmaps stay."""
     repository = await stage.repository()
     kept = await commit(repository, [Change("kept", os.urandom(2 << 20))], "kept")
-    lost = await left_behind(repository)
+    lost = await superseded(repository)
     packs = repository.path / "objects" / "pack"
     for pack in packs.iterdir():
         os.utime(pack, (1, 1))
@@ -66,7 +66,7 @@ async def test_unreachable_objects_are_removed_after_the_grace_period(stage: Sta
         assert await stage.repos.pruning.prune(repository) == GRACE
         assert has(repository, lost)
         assert list(packs.glob("*.bitmap"))
-    more = await left_behind(repository)
+    more = await superseded(repository)
     assert await stage.repos.pruning.prune(repository, NO_GRACE) is None
     assert not has(repository, lost) and not has(repository, more)
     assert has(repository, kept.sha)
@@ -79,7 +79,7 @@ async def test_unreachable_objects_are_removed_after_the_grace_period(stage: Sta
 
 async def test_repack_keeps_cruft_packs(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     repository = await stage.repository()
-    lost = await left_behind(repository)
+    lost = await superseded(repository)
     await commit(repository, [Change("a", b"1")], "a")
     await stage.repos.pruning.prune(repository)
     waiting = list(repository.path.glob("objects/pack/*.mtimes"))
@@ -99,7 +99,7 @@ async def test_objects_referenced_again_are_restored(stage: Stage, monkeypatch: 
     """By a writer that had seen it before it was moved aside."""
     repository = await stage.repository()
     await commit(repository, [Change("kept", b"kept")], "kept")
-    lost = await left_behind(repository)
+    lost = await superseded(repository)
     run = repository.git.run
 
     async def refer(path: Path, command: str, *arguments: str, **options: Any) -> bytes:
@@ -119,16 +119,16 @@ async def test_prune_waits_for_writers(stage: Stage, monkeypatch: pytest.MonkeyP
     """They may reference it at their end; nothing is removed before."""
     repository = await stage.repository()
     await commit(repository, [Change("kept", b"kept")], "kept")
-    lost = await left_behind(repository)
-    quiet = stage.repos.quotas.quiet
+    lost = await superseded(repository)
+    quiet = stage.repos.quotas.wait_for_writers
     waiting = asyncio.Event()
 
     async def wait(repo_id: str) -> None:
         waiting.set()
         await quiet(repo_id)
 
-    monkeypatch.setattr(stage.repos.quotas, "quiet", wait)
-    async with stage.repos.quotas.writing(repository.id):
+    monkeypatch.setattr(stage.repos.quotas, "wait_for_writers", wait)
+    async with stage.repos.quotas.reserving(repository.id):
         pruning = asyncio.create_task(stage.repos.pruning.prune(repository, NO_GRACE))
         await asyncio.wait_for(waiting.wait(), 20)
         assert not has(repository, lost)
@@ -160,7 +160,7 @@ async def test_prune_schedule_survives_restart(tmp_path: Path) -> None:
         for number, repository in enumerate(repositories):
             await commit(repository, [Change("a", b"1")], "a")
             if number:
-                await left_behind(repository)
+                await superseded(repository)
             await store.prune_by(repository.id, time.time_ns() - 1)
     async with staged(tmp_path) as stage:
 
@@ -213,7 +213,7 @@ async def test_non_fast_forward_updates_schedule_a_prune(user: User) -> None:
     async def noticed(*push: str) -> bool:
         await RepoStore(stage.database).update(user.repository.id, prune_at=None)
         await git("push", "-q", "origin", *push, cwd=work)
-        await stage.repos.quotas.settled()
+        await stage.repos.quotas.flush()
         at = (await row_of(stage, user.repository)).prune_at
         assert at is None or abs(at - time.time_ns() - EVERY * 1e9) < 60e9
         return at is not None
@@ -229,7 +229,7 @@ async def test_non_fast_forward_updates_schedule_a_prune(user: User) -> None:
     await RepoStore(stage.database).update(user.repository.id, prune_at=None)
     answers = await asyncio.gather(*(user.write("main", str(number)) for number in range(4)))
     assert 200 in {answer.status_code for answer in answers}
-    await stage.repos.quotas.settled()
+    await stage.repos.quotas.flush()
     assert (await row_of(stage, user.repository)).prune_at is not None
 
 

@@ -169,7 +169,7 @@ class World:
         there = await self.client.git("rev-list", "--all", cwd=clone)
         assert set(there.split()) == self.history(*self.state.refs.values())
         shutil.rmtree(clone)
-        await self.repos.quotas.settled()
+        await self.repos.quotas.flush()
         await self.repos.housekeeping.join()
         checked = await self.client.git.run("fsck", "--strict", "--no-dangling", cwd=self.repository.path)
         assert checked.status == 0, checked.err

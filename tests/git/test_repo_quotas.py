@@ -78,7 +78,7 @@ class User:
 
     async def size(self, repo: str) -> int:
         """As the API reports it, after all measurements."""
-        await self.repos.quotas.settled()
+        await self.repos.quotas.flush()
         await self.repos.housekeeping.join()
         size: int = (await self.http.get(f"{REPOS}/{repo}")).json()["sizeBytes"]
         return size
@@ -91,7 +91,7 @@ async def user(site: Site, tmp_path: Path) -> AsyncIterator[User]:
     headers = {"authorization": f"Bearer {key}"}
     async with httpx2.AsyncClient(base_url=site.url, headers=headers, timeout=30) as http:
         yield User(site, account, key, http, GitClient(tmp_path))
-    await site.stage.repos.quotas.settled()
+    await site.stage.repos.quotas.flush()
     await site.stage.repos.housekeeping.join()
 
 
@@ -331,7 +331,7 @@ async def test_ref_limit(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     repo = await user.create()
     work = await user.work_tree(repo)
     await user.git("push", "-q", "origin", *(f"main:b{number}" for number in range(4)), cwd=work)
-    await user.repos.quotas.settled()
+    await user.repos.quotas.flush()
     ran = await user.git.run("push", "origin", "main:b4", "main:refs/tags/t", cwd=work)
     assert "this repository has 4 branches and tags (max 5); delete some" in ran.err
     assert len((await user.git("ls-remote", user.remote(repo))).splitlines()) == 4
@@ -351,15 +351,15 @@ async def test_many_refs_are_packed(user: User, monkeypatch: pytest.MonkeyPatch)
     work = await user.work_tree(repo)
     await user.git("push", "-q", "origin", *(f"main:tmp_{number}" for number in range(20)), cwd=work)
     monkeypatch.setattr(housekeeping, "MAX_LOOSE_REFS", 10)
-    user.repos.quotas.look(repo)
-    await user.repos.quotas.settled()
+    user.repos.quotas.measure_soon(repo)
+    await user.repos.quotas.flush()
     await user.repos.housekeeping.join()
     path = user.repos.repository(repo).path
     assert not [each for each in path.glob("refs/**/*") if each.is_file()]
     await user.git.commit(work, {"a": "1"})
     await user.git("push", "-q", "origin", "main:tmp_3", "main:tmp_20", "main:tmp_21", cwd=work)
     await user.git("push", "-q", "origin", "--delete", "tmp_4", cwd=work)
-    await user.repos.quotas.settled()
+    await user.repos.quotas.flush()
     row = await RepoStore(user.site.stage.database).get(repo)
     assert row is not None
     assert row.refs == 21

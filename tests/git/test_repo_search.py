@@ -20,7 +20,7 @@ from stead.repos.committing import Change, commit
 from stead.repos.errors import InvalidRevision, ReferenceNotFound, RepoBusy
 from stead.repos.fast_import import Author
 from stead.repos.repository import Repository
-from stead.repos.search.cache import Cache
+from stead.repos.search.cache import SearchCache
 from stead.repos.search.content import files_with_lines
 from stead.repos.search.lines import MAX_LINE, MAX_MATCHES
 from stead.repos.search.query import (
@@ -747,7 +747,7 @@ async def test_deleting_repository_clears_its_cache(stage: Stage, search: Search
 
 
 def test_cache_evicts_least_recently_used() -> None:
-    cache = Cache(10_000)
+    cache = SearchCache(10_000)
     for name in "abcd":
         cache.put(("r", name), name, 1_900)
     cache.get(("r", "a"))

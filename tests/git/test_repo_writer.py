@@ -55,7 +55,7 @@ async def test_observers_see_the_changed_refs_before_the_call_returns(stage: Sta
 async def test_write_is_measured(stage: Stage) -> None:
     repository = await stage.repository()
     await stage.writer.commit(repository, FILE, "first")
-    await stage.repos.quotas.settled()
+    await stage.repos.quotas.flush()
     assert (await stage.repos.get(repository.id)).size
 
 

@@ -172,7 +172,7 @@ async def test_crash_during_create_leaves_a_complete_repository_or_none(stage: S
     async with staged(stage.folder) as again:
         for each in (recorded, whole):
             found = again.repos.repository(each.id)
-            assert isinstance(await contents.read(found, "kept", None), contents.File)
+            assert isinstance(await contents.read(found, "kept", None), contents.RepoFile)
         with pytest.raises(RepoNotFound):
             await again.repos.get(going.id)
         assert list((folder / "gone").iterdir()) == []
@@ -297,7 +297,7 @@ async def test_commit_has_the_requested_content_and_author(repository: Repositor
     listed = git(repository, "-c", "core.quotePath=false", "ls-tree", "-r", "-z", "--name-only", "main")
     assert set(listed.strip("\0").split("\0")) == {"bin", *odd}
     found = await contents.read(repository, "bin", "main")
-    assert isinstance(found, contents.File) and found.content == binary
+    assert isinstance(found, contents.RepoFile) and found.content == binary
 
     second = await commit(repository, [Change("bin", None), write("spa ce", "new")], "second")
     assert second.parents == (first.sha,)
@@ -496,10 +496,10 @@ async def test_read_folders_files_blobs_and_trees(repository: Repository) -> Non
         repository, [write("top"), write("a/one"), write("a/b/two", "two"), write("a/b/c/three")], "m"
     )
     flat = await contents.read(repository, "/a/", "main", recursive=False)
-    assert isinstance(flat, contents.Folder) and not flat.recursive
+    assert isinstance(flat, contents.RepoFolder) and not flat.recursive
     assert [(entry.path, entry.kind) for entry in flat.entries] == [("a/b", "tree"), ("a/one", "blob")]
     deep = await contents.read(repository, "", made.sha[:10], recursive=True)
-    assert isinstance(deep, contents.Folder)
+    assert isinstance(deep, contents.RepoFolder)
     assert [entry.path for entry in deep.entries] == [
         "a",
         "a/b",
@@ -510,7 +510,7 @@ async def test_read_folders_files_blobs_and_trees(repository: Repository) -> Non
         "top",
     ]
     file = await contents.read(repository, "a/b/two", None)
-    assert isinstance(file, contents.File)
+    assert isinstance(file, contents.RepoFile)
     assert await contents.blob(repository, file.entry.sha) == (file.entry.sha, b"two")
     assert [entry.path for entry in await contents.tree(repository, made.sha)] == ["a", "top"]
     with pytest.raises(PathNotFound):
@@ -528,14 +528,14 @@ async def test_listing_includes_subfolders_up_to_a_bound(
 ) -> None:
     await commit(repository, [write("top"), write("a/one"), write("a/b/two")], "m")
     small = await contents.read(repository, "", None)
-    assert isinstance(small, contents.Folder) and small.recursive
+    assert isinstance(small, contents.RepoFolder) and small.recursive
     assert [entry.path for entry in small.entries] == ["a", "a/b", "a/b/two", "a/one", "top"]
     leaf = await contents.read(repository, "a/b", None)
-    assert isinstance(leaf, contents.Folder) and [entry.path for entry in leaf.entries] == ["a/b/two"]
+    assert isinstance(leaf, contents.RepoFolder) and [entry.path for entry in leaf.entries] == ["a/b/two"]
     for bound in (4, 1):
         monkeypatch.setattr(contents, "MAX_NESTED", bound)
         large = await contents.read(repository, "", None)
-        assert isinstance(large, contents.Folder) and not large.recursive
+        assert isinstance(large, contents.RepoFolder) and not large.recursive
         assert [entry.path for entry in large.entries] == ["a", "top"]
 
 
@@ -666,12 +666,12 @@ async def test_many_commits_are_repacked(stage: Stage, repository: Repository) -
     assert repack is not None and repack is stage.repos.housekeeping.schedule(repository)
     while not repack.done():
         found = await contents.read(repository, "file7", None)
-        assert isinstance(found, contents.File) and found.content == b"7"
+        assert isinstance(found, contents.RepoFile) and found.content == b"7"
     await commit(repository, [write("last")], "last")
     assert len(list(packs.glob("*.pack"))) < 5
     assert (await history.commits(repository)).total == MAX_PACKS + 4
     deep = await contents.read(repository, "", None, recursive=True)
-    assert isinstance(deep, contents.Folder) and len(deep.entries) == MAX_PACKS + 4
+    assert isinstance(deep, contents.RepoFolder) and len(deep.entries) == MAX_PACKS + 4
 
 
 async def test_large_repository_gets_bitmap_index(

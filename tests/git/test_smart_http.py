@@ -16,7 +16,7 @@ import pytest_asyncio
 from stead.api.smart_http import is_streamed
 from stead.processes import command_lines
 from stead.repos.repos import RepoInfo
-from stead.repos.transfer.serving import Commands, InvalidStream, TooManyCommands, packet
+from stead.repos.transfer.serving import InvalidStream, PushCommands, TooManyCommands, packet
 from support.git_hosting import GitClient, Hosting, basic, hosting
 from support.waiting import until
 
@@ -427,17 +427,17 @@ def test_push_commands_are_parsed_across_chunk_boundaries() -> None:
     moved = packet(f"{one} {other} refs/heads/z\n".encode()) + packet(f"{one} {NOWHERE} refs/tags/z".encode())
     for size in (1, 3, 50, 10_000):
         data = line + more + moved + b"0000" + b"PACK of whatever 0004"
-        commands = Commands(4)
+        commands = PushCommands(4)
         of_pack = sum(commands.see(data[place : place + size]) for place in range(0, len(data), size))
         assert (commands.count, commands.complete, commands.created) == (4, True, 2)
-        assert commands.left_behind == [(one, other), (one, None)]
+        assert commands.superseded == [(one, other), (one, None)]
         assert of_pack == len(b"PACK of whatever 0004")
-        commands = Commands(2)
+        commands = PushCommands(2)
         with pytest.raises(TooManyCommands):
             commands.see(line + more * 2)
         assert commands.refusal("no")[4:5] == b"\x03"
     for nonsense in (b"PACK", b"00", b"0001", b"0004"):
-        commands = Commands(2)
+        commands = PushCommands(2)
         if len(nonsense) == 4:
             with pytest.raises(InvalidStream):
                 commands.see(nonsense)

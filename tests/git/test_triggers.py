@@ -36,12 +36,12 @@ from stead.repos.committing import Change, commit
 from stead.repos.errors import RepoNotFound
 from stead.repos.globs import InvalidPattern
 from stead.repos.repos import Repos
-from stead.repos.ssrf import Egress, EgressRefused
+from stead.repos.ssrf import AddressRefused, SsrfGuard
 from stead.repos.webhooks import triggers as triggers_module
 from stead.repos.webhooks.deliveries import Clock
-from stead.repos.webhooks.pushes import MAX_CHANGED_FILES, Update, changed_files
-from stead.repos.webhooks.retries import DELAYS, JITTER, MAX_ATTEMPTS, State
-from stead.repos.webhooks.signing import Algorithms, Signing
+from stead.repos.webhooks.pushes import MAX_CHANGED_FILES, BranchUpdate, changed_files
+from stead.repos.webhooks.retries import DELAYS, JITTER, MAX_ATTEMPTS, DeliveryState
+from stead.repos.webhooks.signing import EdDsaRegistry, WebhookSigner
 from stead.repos.webhooks.triggers import (
     MAX_BRANCHES,
     MAX_GLOBS,
@@ -70,8 +70,8 @@ async def look_up(host: str, _: int) -> list[str]:
     return ["127.0.0.1"]
 
 
-LOOPBACK = Egress([IPv4Network("127.0.0.0/8")], resolve=look_up)
-INTERNET = Egress(resolve=look_up)
+LOOPBACK = SsrfGuard([IPv4Network("127.0.0.0/8")], resolve=look_up)
+INTERNET = SsrfGuard(resolve=look_up)
 
 
 # Endpoint and clock
@@ -217,18 +217,18 @@ class World:
     triggers: Triggers = field(init=False)
 
     @functools.cached_property
-    def signing(self) -> Signing:
-        return Signing.open(self.folder, "https://git.example")
+    def signing(self) -> WebhookSigner:
+        return WebhookSigner.open(self.folder, "https://git.example")
 
     @contextlib.asynccontextmanager
     async def opened(
-        self, *, grace: float = 5, timeout: float = 10, egress: Egress = LOOPBACK
+        self, *, grace: float = 5, timeout: float = 10, guard: SsrfGuard = LOOPBACK
     ) -> AsyncIterator[Triggers]:
         async with Triggers.open(
             self.database,
             self.repos,
             self.signing,
-            egress,
+            guard,
             push_payload,
             clock=self.clock,
             timeout=timeout,
@@ -266,7 +266,7 @@ class World:
             found = await self.log(repo, trigger)
             first = next((each for each in found if each.next_at is not None), None)
             due = first is not None and (
-                first.state is State.SENDING or (first.next_at or 0) <= self.clock.now() / 1e9
+                first.state is DeliveryState.SENDING or (first.next_at or 0) <= self.clock.now() / 1e9
             )
             return None if due else found
 
@@ -314,7 +314,7 @@ async def world(template: tuple[Path, str], tmp_path: Path) -> AsyncIterator[Wor
 
 
 def test_signing_key_is_created_once_with_mode_0600(tmp_path: Path) -> None:
-    first, second = Signing.open(tmp_path, "a"), Signing.open(tmp_path, "a")
+    first, second = WebhookSigner.open(tmp_path, "a"), WebhookSigner.open(tmp_path, "a")
     assert first.jwks() == second.jwks()
     (key,) = first.jwks()["keys"]
     assert {name: key[name] for name in ("kty", "crv", "alg", "use")} == {
@@ -329,12 +329,14 @@ def test_signing_key_is_created_once_with_mode_0600(tmp_path: Path) -> None:
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     file.write_text("nonsense")
     with pytest.raises(HostError, match="not a private key"):
-        Signing.open(tmp_path, "a")
+        WebhookSigner.open(tmp_path, "a")
 
 
-def verified(signing: Signing, seen: Seen) -> dict[str, Any]:
+def verified(signing: WebhookSigner, seen: Seen) -> dict[str, Any]:
     keys = KeySet.import_key_set(signing.jwks())  # type: ignore[arg-type]
-    token = jwt.decode(seen.headers["x-freestyle-signature"], keys, registry=Algorithms(algorithms=["EdDSA"]))
+    token = jwt.decode(
+        seen.headers["x-freestyle-signature"], keys, registry=EdDsaRegistry(algorithms=["EdDSA"])
+    )
     return dict(token.claims)
 
 
@@ -365,7 +367,7 @@ async def test_push_sends_signed_webhook(world: World, endpoint: Endpoint) -> No
     assert claims["iat"] == world.clock.now() // SECOND
     assert 0 < claims["exp"] - claims["iat"] <= 600
     assert [(each.state, each.status, each.response, each.attempts) for each in log] == [
-        (State.DELIVERED, 200, "thank you", 1)
+        (DeliveryState.DELIVERED, 200, "thank you", 1)
     ] * 2
 
 
@@ -378,13 +380,13 @@ async def test_signature_of_another_installation_is_rejected(
         await world.push(repo)
         (seen,) = await endpoint.count(1)
     (tmp_path / "other").mkdir()
-    stranger = Signing.open(tmp_path / "other", "https://git.example")
+    stranger = WebhookSigner.open(tmp_path / "other", "https://git.example")
     keys = {"keys": [stranger.jwks()["keys"][0] | {"kid": world.signing.jwks()["keys"][0]["kid"]}]}
     with pytest.raises(BadSignatureError):
         jwt.decode(
             seen.headers["x-freestyle-signature"],
             KeySet.import_key_set(keys),  # type: ignore[arg-type]
-            registry=Algorithms(algorithms=["EdDSA"]),
+            registry=EdDsaRegistry(algorithms=["EdDSA"]),
         )
 
 
@@ -457,7 +459,7 @@ async def test_changed_files_of_a_push(world: World) -> None:
     alone = await world.write(repo, "d", branch="alone")
 
     async def files(branch: str, old: str | None, new: str) -> list[str] | None:
-        return await changed_files(repository, Update(branch, old, new))
+        return await changed_files(repository, BranchUpdate(branch, old, new))
 
     assert await files("main", None, second) == ["a", "b"]
     assert await files("main", first, second) == ["b"]
@@ -555,7 +557,7 @@ async def test_failed_detection_does_not_fail_the_push_and_is_retried(
     async with world.opened() as triggers:
         await triggers.create(repo, endpoint.url + "/")
         sha = await world.write(repo)
-        await world.repos.readers.forget(place)
+        await world.repos.cat_files.stop(place)
         place.rename(place.with_suffix(".away"))
         await triggers.refs_changed(repo)
         place.with_suffix(".away").rename(place)
@@ -587,7 +589,7 @@ async def test_database_write_failure_loses_no_delivery(
         await world.database.execute(sa.text("DROP TRIGGER refuse"))
         assert endpoint.seen == []
         (told,) = await world.later(endpoint.told)
-        assert [each.state for each in await world.settled(repo, trigger.id)] == [State.DELIVERED]
+        assert [each.state for each in await world.settled(repo, trigger.id)] == [DeliveryState.DELIVERED]
     assert told.json["commit"] == sha
 
 
@@ -626,7 +628,7 @@ async def test_failed_delivery_is_retried_with_backoff_and_then_fails(
         for attempt, delay in enumerate(DELAYS, 1):
             now = world.clock.now() / 1e9
             first, waiting = await world.settled(repo, trigger.id)
-            assert (first.state, first.attempts) == (State.PENDING, attempt)
+            assert (first.state, first.attempts) == (DeliveryState.PENDING, attempt)
             assert (first.status, first.error, first.response) == (500, "the endpoint answered 500", "no")
             assert first.next_at is not None
             assert delay - 0.001 <= first.next_at - now <= delay * (1 + JITTER) + 0.001
@@ -635,7 +637,7 @@ async def test_failed_delivery_is_retried_with_backoff_and_then_fails(
             world.clock.go_to(int(first.next_at * SECOND) + 1000)
             await endpoint.count(attempt + 1)
         first, waiting = await world.settled(repo, trigger.id)
-        assert (first.state, first.attempts, first.next_at) == (State.FAILED, MAX_ATTEMPTS, None)
+        assert (first.state, first.attempts, first.next_at) == (DeliveryState.FAILED, MAX_ATTEMPTS, None)
         await endpoint.count(MAX_ATTEMPTS + 1)
     assert len({seen.body for seen in endpoint.seen[:-1]}) == 1
     assert endpoint.seen[-1].json["commit"] == second
@@ -654,7 +656,7 @@ async def test_deliveries_are_ordered_despite_failures(world: World, endpoint: E
 
         async def done() -> bool:
             world.clock.pass_by(20)
-            return all(each.state is State.DELIVERED for each in await world.log(repo, trigger.id))
+            return all(each.state is DeliveryState.DELIVERED for each in await world.log(repo, trigger.id))
 
         await until(done, LIMIT)
     told = [seen.json["commit"] for seen in endpoint.seen]
@@ -688,7 +690,7 @@ async def test_non_2xx_response_is_a_failed_attempt(
         trigger = await triggers.create(repo, endpoint.plan("/", play))
         await world.push(repo)
         (delivery,) = await world.settled(repo, trigger.id)
-        assert (delivery.state, delivery.attempts, delivery.status) == (State.PENDING, 1, status)
+        assert (delivery.state, delivery.attempts, delivery.status) == (DeliveryState.PENDING, 1, status)
         assert delivery.error is not None
         assert said in delivery.error
         assert len(endpoint.seen) == 1
@@ -696,7 +698,7 @@ async def test_non_2xx_response_is_a_failed_attempt(
         await endpoint.count(2)
         (delivery,) = await world.settled(repo, trigger.id)
     assert (delivery.state, delivery.attempts, delivery.status, delivery.error) == (
-        State.DELIVERED,
+        DeliveryState.DELIVERED,
         2,
         200,
         None,
@@ -713,7 +715,7 @@ async def test_any_2xx_response_is_delivered(world: World, endpoint: Endpoint, p
         await world.push(repo)
         await endpoint.count(1)
         (delivery,) = await world.settled(repo, trigger.id)
-    assert delivery.state is State.DELIVERED
+    assert delivery.state is DeliveryState.DELIVERED
     assert len(delivery.response or "") <= 1000
 
 
@@ -734,7 +736,7 @@ async def test_endpoint_refused_by_ssrf_guard_is_a_failed_attempt(world: World, 
     repo = await world.repo()
     async with world.opened() as triggers:
         trigger = await triggers.create(repo, endpoint.url + "/")
-    async with world.opened(egress=INTERNET):
+    async with world.opened(guard=INTERNET):
         await world.push(repo)
         (delivery,) = await world.settled(repo, trigger.id)
         assert delivery.error is not None
@@ -754,7 +756,7 @@ async def test_hanging_endpoint_does_not_delay_others(world: World, endpoint: En
         await world.push(fast)
         await endpoint.count(1, "/fast")
         await endpoint.count(1, "/beside")
-        assert (await world.settled(slow, beside.id))[0].state is State.DELIVERED
+        assert (await world.settled(slow, beside.id))[0].state is DeliveryState.DELIVERED
 
         async def held() -> bool:
             return sum(seen.path.startswith("/slow") for seen in endpoint.seen) >= 4
@@ -774,13 +776,13 @@ async def test_interrupted_delivery_is_sent_again(world: World, endpoint: Endpoi
         await world.push(repo)
         await world.push(repo)
         await endpoint.count(1)
-        assert (await world.log(repo, trigger.id))[0].state is State.SENDING
+        assert (await world.log(repo, trigger.id))[0].state is DeliveryState.SENDING
     endpoint.held["/"].set()
     async with world.opened():
         await endpoint.count(3)
         log = await world.settled(repo, trigger.id)
     assert [seen.headers["x-stead-delivery"] for seen in endpoint.seen] == [log[0].id, log[0].id, log[1].id]
-    assert [(each.state, each.attempts) for each in log] == [(State.DELIVERED, 1)] * 2
+    assert [(each.state, each.attempts) for each in log] == [(DeliveryState.DELIVERED, 1)] * 2
 
 
 async def test_shutdown_waits_for_deliveries_in_flight(world: World, endpoint: Endpoint) -> None:
@@ -790,7 +792,7 @@ async def test_shutdown_waits_for_deliveries_in_flight(world: World, endpoint: E
         await world.push(repo)
         await endpoint.count(1)
         asyncio.get_running_loop().call_later(0.1, endpoint.held["/"].set)
-    assert (await world.log(repo, trigger.id))[0].state is State.DELIVERED
+    assert (await world.log(repo, trigger.id))[0].state is DeliveryState.DELIVERED
     assert len(endpoint.seen) == 1
 
 
@@ -826,9 +828,9 @@ async def test_delivery_survives_kill_9(world: World, endpoint: Endpoint, tmp_pa
         from ipaddress import IPv4Network
         from pathlib import Path
         from stead.limits import UNLIMITED
-        from stead.repos.ssrf import Egress
+        from stead.repos.ssrf import SsrfGuard
         from stead.repos.repos import Repos
-        from stead.repos.webhooks.signing import Signing
+        from stead.repos.webhooks.signing import WebhookSigner
         from stead.repos.webhooks.triggers import Triggers
         from stead.store.database import open_database
 
@@ -837,9 +839,9 @@ async def test_delivery_survives_kill_9(world: World, endpoint: Endpoint, tmp_pa
 
         async def main(folder):
             database = await open_database(folder / "stead.db")
-            egress = Egress([IPv4Network("127.0.0.0/8")])
+            guard = SsrfGuard([IPv4Network("127.0.0.0/8")])
             async with Repos.open(database, folder / "repos", unlimited) as repos:
-                async with Triggers.open(database, repos, Signing.open(folder, "x"), egress, str):
+                async with Triggers.open(database, repos, WebhookSigner.open(folder, "x"), guard, str):
                     await asyncio.sleep(60)
 
         asyncio.run(main(Path(sys.argv[1])))
@@ -855,7 +857,7 @@ async def test_delivery_survives_kill_9(world: World, endpoint: Endpoint, tmp_pa
     async with world.opened():
         await endpoint.count(2)
         (delivery,) = await world.settled(repo, trigger.id)
-    assert delivery.state is State.DELIVERED
+    assert delivery.state is DeliveryState.DELIVERED
     assert [seen.headers["x-stead-delivery"] for seen in endpoint.seen] == [delivery.id] * 2
     assert endpoint.seen[0].body == endpoint.seen[1].body
 
@@ -889,7 +891,7 @@ async def test_deliveries_converge_to_the_state_of_every_branch(
 
         async def done() -> bool:
             world.clock.pass_by(120)
-            return all(each.state is State.DELIVERED for each in await world.log(repo, trigger.id))
+            return all(each.state is DeliveryState.DELIVERED for each in await world.log(repo, trigger.id))
 
         await until(done, LIMIT)
         log = [json.loads(each.body) for each in await world.log(repo, trigger.id)]
@@ -950,13 +952,13 @@ async def test_retention_removes_only_finished_deliveries(
             await world.settled(repo, trigger.id)
         waiting = [await world.push(repo) for _ in range(6)]
         log = await world.settled(repo, trigger.id)
-        assert [each.state for each in log] == [State.DELIVERED] * 3 + [State.PENDING] * 6
+        assert [each.state for each in log] == [DeliveryState.DELIVERED] * 3 + [DeliveryState.PENDING] * 6
         assert [json.loads(each.body)["commit"] for each in log[3:]] == waiting
     world.clock.pass_by(31 * 24 * 3600)
     async with world.opened():
 
         async def only_new() -> bool:
-            return [each.state for each in await world.log(repo, trigger.id)][:1] != [State.DELIVERED]
+            return [each.state for each in await world.log(repo, trigger.id)][:1] != [DeliveryState.DELIVERED]
 
         await until(only_new, LIMIT)
 
@@ -974,7 +976,11 @@ async def test_dropped_deliveries_are_recorded(
         await triggers.refs_changed(repo)
         log = await world.log(repo, trigger.id)
         assert [json.loads(each.body)["branch"] for each in log] == ["b-0", "b-1", "b-2", "b-3"]
-        assert [each.state for each in log[1:]] == [State.PENDING, State.PENDING, State.FAILED]
+        assert [each.state for each in log[1:]] == [
+            DeliveryState.PENDING,
+            DeliveryState.PENDING,
+            DeliveryState.FAILED,
+        ]
         assert log[-1].error is not None
         assert "not sent" in log[-1].error
         with pytest.raises(TriggerLimitExceeded):
@@ -1049,7 +1055,7 @@ async def test_triggers_belong_to_their_repository(world: World, endpoint: Endpo
 async def test_invalid_endpoint_urls_are_refused(world: World, endpoint: str) -> None:
     repo = await world.repo()
     async with world.opened() as triggers:
-        with pytest.raises(EgressRefused):
+        with pytest.raises(AddressRefused):
             await triggers.create(repo, endpoint)
         assert await triggers.list(repo) == []
 
@@ -1058,9 +1064,9 @@ async def test_private_endpoints_and_impossible_rules_are_refused(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repo = await world.repo()
-    async with world.opened(egress=INTERNET) as triggers:
+    async with world.opened(guard=INTERNET) as triggers:
         for near in ("http://127.0.0.1/", "http://[::1]/", "http://localhost:3000/", "http://10.0.0.1/"):
-            with pytest.raises(EgressRefused):
+            with pytest.raises(AddressRefused):
                 await triggers.create(repo, near)
         public = "http://nobody.invalid/"
         with pytest.raises(InvalidTrigger, match="event"):

@@ -30,7 +30,7 @@ from stead.identity.accounts import Accounts
 from stead.limits import UNLIMITED, Limits
 from stead.machines import Machine, Machines, Persistent, SnapshotState, State, Sticky
 from stead.machines.snapshots import SnapshotInfo
-from stead.repos.access import Access
+from stead.repos.access import RepoAccess
 from stead.repos.repos import Repos
 from stead.repos.transfer.bundles import Bundles
 from stead.store.builds import BuildRow, BuildStore
@@ -67,7 +67,7 @@ async def repos(machines: Machines, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="module")
 def bundles(machines: Machines, repos: Repos) -> Bundles:
-    return Bundles(repos, Access(machines.database, repos), "https://git.example.org")
+    return Bundles(repos, RepoAccess(machines.database, repos), "https://git.example.org")
 
 
 @pytest_asyncio.fixture(scope="module")

@@ -499,7 +499,7 @@ class Hosting:
 
     async def settled(self) -> None:
         """Wait for measurements and maintenance."""
-        await self.site.stage.repos.quotas.settled()
+        await self.site.stage.repos.quotas.flush()
         await self.site.stage.repos.housekeeping.join()
 
     def files(self) -> dict[str, int]:

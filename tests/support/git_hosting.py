@@ -23,10 +23,10 @@ from stead.identity.accounts import Accounts
 from stead.identity.callers import Callers
 from stead.identity.identities import Identities
 from stead.limits import UNLIMITED, Limits
-from stead.repos.access import Access, Level
+from stead.repos.access import Level, RepoAccess
 from stead.repos.repos import RepoInfo, Repos
 from stead.repos.search.search import Search
-from stead.repos.transfer.serving import Serving
+from stead.repos.transfer.serving import PackServer
 from stead.repos.writer import RepoWriter
 from stead.store.database import open_database
 from support.git_stage import Recorder
@@ -130,7 +130,7 @@ class Hosting:
     accounts: Accounts
     identities: Identities
     repos: Repos
-    access: Access
+    access: RepoAccess
     account: str
     key: str
     folder: Path
@@ -159,7 +159,7 @@ class Hosting:
 
     async def settled(self) -> None:
         """Wait for background work after a change."""
-        await self.repos.quotas.settled()
+        await self.repos.quotas.flush()
         await self.repos.housekeeping.join()
 
     async def check_all(self, client: GitClient) -> None:
@@ -195,10 +195,10 @@ async def hosting(folder: Path, **limits: Any) -> AsyncIterator[Hosting]:
     max_lfs = limits.pop("max_lfs_object", 1 << 30)
     try:
         async with Repos.open(database, folder / "repos", limits_of) as repos:
-            access = Access(database, repos)
+            access = RepoAccess(database, repos)
             writer = RepoWriter(repos, Search())
             writer.subscribe(pushes)
-            serving = Serving(repos, writer, **limits)
+            serving = PackServer(repos, writer, **limits)
             calls = Calls(SmartHttp(_nothing_else, callers, repos, access, serving, max_lfs), 1000)
             async with _served(calls) as url:
                 identities = Identities(database, owns)

@@ -17,10 +17,10 @@ from stead.api.server import _Server
 from stead.api.wire.triggers import push_payload
 from stead.github.links import Links
 from stead.repos.search.search import Search
-from stead.repos.ssrf import Egress, Network
-from stead.repos.transfer.imports import Sources
-from stead.repos.transfer.serving import Serving
-from stead.repos.webhooks.signing import Signing
+from stead.repos.ssrf import Network, SsrfGuard
+from stead.repos.transfer.imports import Imports
+from stead.repos.transfer.serving import PackServer
+from stead.repos.webhooks.signing import WebhookSigner
 from stead.repos.webhooks.triggers import Triggers
 from stead.settings import Settings
 from support.git_stage import Stage, staged
@@ -39,11 +39,11 @@ class Site:
 @contextlib.asynccontextmanager
 async def served(folder: Path, dialled: Sequence[Network] = ()) -> AsyncIterator[Site]:
     async with staged(folder) as stage, contextlib.AsyncExitStack() as stack:
-        signing = Signing.open(folder, "http://stead.test")
+        signing = WebhookSigner.open(folder, "http://stead.test")
         triggers = await stack.enter_async_context(
-            Triggers.open(stage.database, stage.repos, signing, Egress(), push_payload)
+            Triggers.open(stage.database, stage.repos, signing, SsrfGuard(), push_payload)
         )
-        links = Links(stage.database, stage.repos, stage.writer, Egress(dialled))
+        links = Links(stage.database, stage.repos, stage.writer, SsrfGuard(dialled))
         await stack.enter_async_context(links.running())
         stage.writer.subscribe(triggers)
         stage.writer.subscribe(links)
@@ -54,13 +54,13 @@ async def served(folder: Path, dialled: Sequence[Network] = ()) -> AsyncIterator
             identities=stage.identities,
             repos=stage.repos,
             access=stage.access,
-            sources=Sources(Egress(dialled)),
+            imports=Imports(SsrfGuard(dialled)),
             search=Search(),
             signing=signing,
             triggers=triggers,
             links=links,
             writer=stage.writer,
-            serving=Serving(stage.repos, stage.writer),
+            serving=PackServer(stage.repos, stage.writer),
         )
         app, calls = surrounded(create_app(services), services)
         config = uvicorn.Config(

@@ -10,7 +10,7 @@ from stead.identity.accounts import Accounts
 from stead.identity.callers import Callers
 from stead.identity.identities import Identities
 from stead.limits import Limits
-from stead.repos.access import Access
+from stead.repos.access import RepoAccess
 from stead.repos.repos import Repos
 from stead.repos.repository import Repository
 from stead.repos.search.search import Search
@@ -33,7 +33,7 @@ class Stage:
     database: Database
     repos: Repos
     writer: RepoWriter
-    access: Access
+    access: RepoAccess
     accounts: Accounts
     callers: Callers
     identities: Identities
@@ -66,7 +66,7 @@ async def staged(folder: Path, uid: int | None = None) -> AsyncIterator[Stage]:
                 database=database,
                 repos=repos,
                 writer=RepoWriter(repos, Search()),
-                access=Access(database, repos),
+                access=RepoAccess(database, repos),
                 accounts=accounts,
                 callers=callers,
                 identities=Identities(database, _owns_no_machine),

@@ -11,7 +11,7 @@ from typing import Any
 from stead.github.links import Link, Links
 from stead.repos.committing import Change, commit
 from stead.repos.repository import Repository
-from stead.repos.ssrf import Egress
+from stead.repos.ssrf import SsrfGuard
 from support.git_hosting import GitClient
 from support.git_stage import Recorder, Stage, staged
 from support.github import Github, playing_github
@@ -78,7 +78,7 @@ async def playing(folder: Path, **options: Any) -> AsyncIterator[Scene]:
     with playing_github(folder / "github") as github:
         async with staged(folder / "stead") as stage:
             quick: dict[str, Any] = {"look_every": 3600.0, "retry": [3600.0]} | options
-            links = Links(stage.database, stage.repos, stage.writer, Egress(LOOPBACK), **quick)
+            links = Links(stage.database, stage.repos, stage.writer, SsrfGuard(LOOPBACK), **quick)
             stage.writer.subscribe(followed)
             stage.writer.subscribe(links)
             github.create(NAME)

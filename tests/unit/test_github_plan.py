@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stead.github.plan import Ref, Relation, Step, made_anew, plan, refs_of
+from stead.github.plan import Relation, Step, TrackedRef, plan, refs_of, was_recreated
 
 MAIN, TOPIC, TAG = "refs/heads/main", "refs/heads/topic", "refs/tags/v1"
 PLACES = (None, "a", "b", "c")
@@ -20,7 +20,7 @@ MIRRORED = {
 
 
 def step(name: str, base: str | None, here: str | None, there: str | None, relation: Relation) -> Step:
-    ref = Ref(name, base, here, there)
+    ref = TrackedRef(name, base, here, there)
     (decision,) = plan([ref], {name: relation}, MAIN)
     assert (decision.reason is not None) == (decision.step is Step.LEAVE)
     return decision.step
@@ -84,10 +84,10 @@ def test_plan_keeps_the_default_branch() -> None:
 def test_emptied_side_resets_the_base() -> None:
     full = {MAIN: "a", TOPIC: "b", TAG: "b"}
     for side in ({}, {MAIN.replace("main", "trunk"): "z"}):
-        assert made_anew(full, full, side) and made_anew(full, side, full)
+        assert was_recreated(full, full, side) and was_recreated(full, side, full)
     for side in (full, {TOPIC: "z"}, {MAIN.replace("main", "renamed"): "a"}):
-        assert not made_anew(full, full, side) and not made_anew(full, side, full)
-    assert not made_anew({}, {}, full)
+        assert not was_recreated(full, full, side) and not was_recreated(full, side, full)
+    assert not was_recreated({}, {}, full)
 
 
 def test_name_conflicts_are_left() -> None:
@@ -126,14 +126,14 @@ class Sides:
             commit = self.parents[commit]
         return found
 
-    def relation(self, ref: Ref) -> Relation:
+    def relation(self, ref: TrackedRef) -> Relation:
         if ref.there in self.ancestors(ref.here):
             return Relation.AHEAD
         return Relation.BEHIND if ref.here in self.ancestors(ref.there) else Relation.APART
 
     def sync(self) -> set[str]:
         """Apply the plan; returns the names of conflicts."""
-        if made_anew(self.base, self.here, self.there):
+        if was_recreated(self.base, self.here, self.there):
             self.base = {}
         refs = refs_of(self.base, self.here, self.there)
         relations = {ref.name: self.relation(ref) for ref in refs if ref.needs_history}

@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stead.repos.globs import InvalidPattern, Pattern
-from stead.repos.webhooks.retries import DELAYS, JITTER, MAX_AGE, MAX_ATTEMPTS, Progress, State
+from stead.repos.webhooks.retries import (
+    DELAYS,
+    JITTER,
+    MAX_AGE,
+    MAX_ATTEMPTS,
+    DeliveryProgress,
+    DeliveryState,
+)
 
 SECOND = 10**9
 
@@ -139,7 +146,7 @@ def test_pattern_matching_is_polynomial() -> None:
 def test_delivery_ends_after_success_or_all_attempts() -> None:
     """Every path through the states: each attempt succeeds, fails, or is interrupted and repeated."""
 
-    def walk(progress: Progress, now: int, failures: int) -> int:
+    def walk(progress: DeliveryProgress, now: int, failures: int) -> int:
         assert progress.attempts == failures
         ways = 0
         begun = progress.begin()
@@ -148,14 +155,18 @@ def test_delivery_ends_after_success_or_all_attempts() -> None:
         assert progress.wait(now) == 0 < progress.wait(now - 1)
         assert begun.finished_at is None
         arrived = begun.end(True, now, 0.5)
-        assert (arrived.state, arrived.finished_at, arrived.attempts) == (State.DELIVERED, now, failures + 1)
+        assert (arrived.state, arrived.finished_at, arrived.attempts) == (
+            DeliveryState.DELIVERED,
+            now,
+            failures + 1,
+        )
         for chance in (0.0, 1.0):
             failed = begun.end(False, now, chance)
             if failures + 1 == MAX_ATTEMPTS:
-                assert (failed.state, failed.finished_at) == (State.FAILED, now)
+                assert (failed.state, failed.finished_at) == (DeliveryState.FAILED, now)
                 ways += 1
                 continue
-            assert (failed.state, failed.finished_at) == (State.PENDING, None)
+            assert (failed.state, failed.finished_at) == (DeliveryState.PENDING, None)
             assert failed.next_at == now + int(DELAYS[failures] * (1 + JITTER * chance) * SECOND)
             ways += walk(failed, failed.next_at, failures + 1)
         for over in (arrived, failed) if failed.state.final else (arrived,):
@@ -165,13 +176,13 @@ def test_delivery_ends_after_success_or_all_attempts() -> None:
             progress.end(True, now, 0)
         return ways
 
-    assert walk(Progress.new(1000), 1000, 0) == 2**MAX_ATTEMPTS
+    assert walk(DeliveryProgress.new(1000), 1000, 0) == 2**MAX_ATTEMPTS
 
 
 def test_overdue_delivery_is_tried_once() -> None:
-    progress = Progress.new(0)
+    progress = DeliveryProgress.new(0)
     late = MAX_AGE * SECOND
-    assert progress.begin().end(True, late, 0).state is State.DELIVERED
-    assert progress.begin().end(False, late, 0).state is State.FAILED
-    assert progress.begin().end(False, late - 1, 0).state is State.PENDING
+    assert progress.begin().end(True, late, 0).state is DeliveryState.DELIVERED
+    assert progress.begin().end(False, late, 0).state is DeliveryState.FAILED
+    assert progress.begin().end(False, late - 1, 0).state is DeliveryState.PENDING
     assert sum(DELAYS) * (1 + JITTER) < MAX_AGE, "what did not wait has all of its attempts"

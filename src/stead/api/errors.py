@@ -32,7 +32,7 @@ from stead.repos.git import GitFailed
 from stead.repos.globs import InvalidPattern
 from stead.repos.quotas import QuotaExceeded
 from stead.repos.search.query import EmptyQuery, InvalidPathPattern, InvalidQuery
-from stead.repos.ssrf import EgressFailed, EgressRefused
+from stead.repos.ssrf import AddressRefused, RequestFailed
 from stead.repos.transfer.imports import SubdirNotFound
 from stead.repos.transfer.remotes import SourceInvalid, SourceNotFound, SourceUnauthorized
 from stead.repos.webhooks.triggers import (
@@ -185,8 +185,8 @@ _REPOS: dict[type[repos.RepoError], str] = {
     repos.ConflictingParent: "CONFLICTING_PARENT",
     InvalidTrigger: "GIT_INVALID_REQUEST",
     InvalidPattern: "GIT_INVALID_REQUEST",
-    EgressRefused: "GIT_INVALID_REQUEST",
-    EgressFailed: "SOURCE_NOT_FOUND",
+    AddressRefused: "GIT_INVALID_REQUEST",
+    RequestFailed: "SOURCE_NOT_FOUND",
     SourceNotFound: "SOURCE_NOT_FOUND",
     SourceUnauthorized: "SOURCE_UNAUTHORIZED",
     SourceInvalid: "GIT_INVALID_REQUEST",
@@ -223,8 +223,8 @@ _REPO_FIELDS: dict[type[repos.RepoError], dict[str, str]] = {
     InvalidPattern: {"pattern": "pattern"},
     InvalidPathPattern: {"reason": "reason"},
     InvalidQuery: {"reason": "reason"},
-    EgressRefused: {"url": "url"},
-    EgressFailed: {"url": "url"},
+    AddressRefused: {"url": "url"},
+    RequestFailed: {"url": "url"},
     SourceNotFound: {"url": "url"},
     SourceUnauthorized: {"url": "url"},
     SourceInvalid: {"url": "url"},

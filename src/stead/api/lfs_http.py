@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, ValidationError
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope
 
-from stead.api.streaming import Answer, Refused, pieces, whole
+from stead.api.streaming import Refused, StreamedAnswer, pieces, whole
 from stead.repos.access import Level
 from stead.repos.errors import DiskFull, RepoError
 from stead.repos.lfs.store import MAX_BATCH, InvalidLfsObject, LfsObject, LfsObjects
@@ -48,7 +48,7 @@ class Asked:
 
     scope: Scope
     receive: Receive
-    answer: Answer
+    answer: StreamedAnswer
     headers: Headers
     level: Level
     anonymous: bool
@@ -77,7 +77,7 @@ def route(what: str) -> str | None:
     return "info/lfs/none" if matched is None else f"info/lfs/objects/{{oid}}{matched[2] or ''}"
 
 
-async def refuse(answer: Answer, refused: Refused) -> None:
+async def refuse(answer: StreamedAnswer, refused: Refused) -> None:
     headers = _HEADERS | refused.headers
     if "WWW-Authenticate" in headers:
         headers |= _ASK
@@ -191,5 +191,5 @@ async def _download(asked: Asked, objects: LfsObjects, oid: str) -> None:
         await asked.answer.end()
 
 
-async def _say(answer: Answer, body: dict[str, Any], status: int, headers: dict[str, str]) -> None:
+async def _say(answer: StreamedAnswer, body: dict[str, Any], status: int, headers: dict[str, str]) -> None:
     await answer.say(status, json.dumps(body).encode(), headers)

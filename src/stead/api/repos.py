@@ -33,7 +33,7 @@ from stead.api.wire.repos import (
     NewCommit,
     Ref,
     RepoList,
-    RepoRow,
+    RepoModel,
     TagList,
     TagModel,
     Tree,
@@ -48,7 +48,7 @@ from stead.repos.fast_import import Author
 from stead.repos.history import MAX_COMMITS, Order
 from stead.repos.repos import Fill, RepoInfo
 from stead.repos.repository import Repository
-from stead.repos.transfer.imports import Sources
+from stead.repos.transfer.imports import Imports
 
 router = APIRouter(prefix="/git/v1/repo", tags=["repositories"])
 
@@ -114,12 +114,12 @@ async def create_repo(caller: Owner, services: ServicesDep, wanted: CreateRepo |
         name=wanted.name,
         public=bool(wanted.public),
         default_branch=wanted.default_branch,
-        fill=_fill(services.sources, wanted),
+        fill=_fill(services.imports, wanted),
     )
     return CreatedRepo(repo_id=info.id)
 
 
-def _fill(sources: Sources, wanted: CreateRepo) -> Fill | None:
+def _fill(sources: Imports, wanted: CreateRepo) -> Fill | None:
     """The initial content, if any."""
     if wanted.source is not None and wanted.import_ is not None:
         raise ApiError("SOURCE_IMPORT_CONFLICT", "source and import cannot be combined")
@@ -160,10 +160,10 @@ async def list_repos(
     return RepoList(repositories=list(rows), total=page.total, offset=page.offset)
 
 
-async def _row(repository: Repository, info: RepoInfo) -> RepoRow:
-    refs = RepoRow.refs(await repository.refs(), repository.default_branch)
+async def _row(repository: Repository, info: RepoInfo) -> RepoModel:
+    refs = RepoModel.refs(await repository.refs(), repository.default_branch)
     visibility: Literal["public", "private"] = "public" if info.public else "private"
-    return RepoRow(
+    return RepoModel(
         id=info.id,
         repo_id=info.id,
         name=info.name,
@@ -175,7 +175,7 @@ async def _row(repository: Repository, info: RepoInfo) -> RepoRow:
 
 
 @router.get("/{repo_id}")
-async def get_repo(repo: ReadableRepo) -> RepoRow:
+async def get_repo(repo: ReadableRepo) -> RepoModel:
     """Get a repository with its branches and tags."""
     return await _row(repo.repository, repo.info)
 
@@ -262,7 +262,7 @@ async def get_contents(
 ) -> FileContent | DirectoryEntry:
     """Get a file with its content in base64, or a folder with its entries."""
     found = await contents.read(repo.repository, path, rev or ref, recursive=recursive)
-    return FileContent.of(found) if isinstance(found, contents.File) else DirectoryEntry.of(found)
+    return FileContent.of(found) if isinstance(found, contents.RepoFile) else DirectoryEntry.of(found)
 
 
 @router.get("/{repo_id}/git/blobs/{sha}")

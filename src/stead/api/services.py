@@ -22,14 +22,14 @@ from stead.limits import Limits
 from stead.logbook import Logbook
 from stead.machines import Machines, State
 from stead.machines.events import MachineEvent
-from stead.repos.access import Access
+from stead.repos.access import RepoAccess
 from stead.repos.repos import Repos
 from stead.repos.search.search import Search
-from stead.repos.ssrf import Egress
+from stead.repos.ssrf import SsrfGuard
 from stead.repos.transfer.bundles import Bundles
-from stead.repos.transfer.imports import Sources
-from stead.repos.transfer.serving import Serving
-from stead.repos.webhooks.signing import Signing
+from stead.repos.transfer.imports import Imports
+from stead.repos.transfer.serving import PackServer
+from stead.repos.webhooks.signing import WebhookSigner
 from stead.repos.webhooks.triggers import Triggers
 from stead.repos.writer import RepoWriter
 from stead.settings import Settings
@@ -51,12 +51,12 @@ class Services:
     background: BackgroundRequests
     creations: asyncio.Semaphore
     repos: Repos
-    access: Access
+    access: RepoAccess
     writer: RepoWriter
-    serving: Serving
-    sources: Sources
+    serving: PackServer
+    imports: Imports
     search: Search
-    signing: Signing
+    signing: WebhookSigner
     triggers: Triggers
     links: Links
 
@@ -103,17 +103,17 @@ async def assemble(machines: Machines) -> AsyncIterator[Services]:
         identities = Identities(database, owns)
         folder = settings.data / "repos"
         repos = await stack.enter_async_context(Repos.open(database, folder, limits_of, settings.git_uid))
-        access = Access(database, repos)
+        access = RepoAccess(database, repos)
         bundles = Bundles(repos, access, settings.clone_root)
         builder = Builder(machines, BuildStore(database), logbook, bundles)
-        egress = Egress(settings.dial_private)
-        signing = Signing.open(settings.data, settings.clone_root)
+        guard = SsrfGuard(settings.dial_private)
+        signing = WebhookSigner.open(settings.data, settings.clone_root)
         triggers = await stack.enter_async_context(
-            Triggers.open(database, repos, signing, egress, push_payload)
+            Triggers.open(database, repos, signing, guard, push_payload)
         )
         search = Search()
         writer = RepoWriter(repos, search)
-        links = await stack.enter_async_context(Links(database, repos, writer, egress).running())
+        links = await stack.enter_async_context(Links(database, repos, writer, guard).running())
         writer.subscribe(triggers)
         writer.subscribe(links)
         background = BackgroundRequests(RequestStore(database))
@@ -139,8 +139,8 @@ async def assemble(machines: Machines) -> AsyncIterator[Services]:
             repos=repos,
             access=access,
             writer=writer,
-            serving=Serving(repos, writer),
-            sources=Sources(egress),
+            serving=PackServer(repos, writer),
+            imports=Imports(guard),
             search=search,
             signing=signing,
             triggers=triggers,

@@ -13,11 +13,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stead.api import lfs_http
 from stead.api.errors import ApiError
-from stead.api.streaming import Answer, ClientLeft, Refused, pieces, unzipped
+from stead.api.streaming import ClientLeft, Refused, StreamedAnswer, pieces, unzipped
 from stead.errors import SteadError
 from stead.identity.callers import Caller, Callers
 from stead.logs import get_logger
-from stead.repos.access import Access, Level
+from stead.repos.access import Level, RepoAccess
 from stead.repos.errors import DiskFull, RepoBusy, RepoNotFound, TooLarge
 from stead.repos.lfs.store import (
     MAX_OBJECT,
@@ -29,12 +29,12 @@ from stead.repos.lfs.store import (
 from stead.repos.quotas import QuotaExceeded
 from stead.repos.repos import Repos
 from stead.repos.repository import Repository
-from stead.repos.transfer.serving import InvalidStream, Read, Service, Serving, TooSlow, is_protocol
+from stead.repos.transfer.serving import GitService, InvalidStream, PackServer, Read, TooSlow, is_protocol
 
 _REPO = r"(?P<repo>[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-4[0-9a-fA-F]{3}-[89abAB][0-9a-fA-F]{3}-[0-9a-fA-F]{12})"
 _WHAT = r"(?P<what>info/refs|HEAD|git-upload-pack|git-receive-pack|info/lfs/[^\n]+)"
 _PATH = re.compile(rf"/(?:git/)?{_REPO}(?:\.git)?/{_WHAT}")
-_SERVICES = tuple(Service)
+_SERVICES = tuple(GitService)
 _NEVER_CACHED = {
     "Expires": "Fri, 01 Jan 1980 00:00:00 GMT",
     "Pragma": "no-cache",
@@ -86,8 +86,8 @@ class SmartHttp:
         app: ASGIApp,
         callers: Callers,
         repos: Repos,
-        access: Access,
-        serving: Serving,
+        access: RepoAccess,
+        serving: PackServer,
         max_lfs_object: int = MAX_OBJECT,
     ) -> None:
         self._app = app
@@ -104,9 +104,9 @@ class SmartHttp:
             return
         repo, what = matched["repo"].lower(), matched["what"]
         scope["route"] = _Route(f"/{{repo}}/{lfs_http.route(what) or what}")
-        answer = Answer(send)
+        answer = StreamedAnswer(send)
         try:
-            await self._answer(_Call(scope, receive, answer, Headers(scope=scope), repo, what))
+            await self._answer(_GitCall(scope, receive, answer, Headers(scope=scope), repo, what))
         except ClientLeft:
             return
         except (Refused, SteadError) as error:
@@ -120,7 +120,7 @@ class SmartHttp:
                 text = f"{refused}\n".encode()
                 await answer.say(refused.status, text, _PLAIN | _NEVER_CACHED | refused.headers)
 
-    async def _answer(self, call: "_Call") -> None:
+    async def _answer(self, call: "_GitCall") -> None:
         caller, level = await self._level(call)
         repository = self._repos.repository(call.repo)
         if lfs_http.route(call.what):
@@ -128,13 +128,13 @@ class SmartHttp:
             asked = lfs_http.Asked(call.scope, call.receive, call.answer, call.headers, level, caller is None)
             await lfs_http.answer(asked, objects, call.what)
         elif call.what in _SERVICES:
-            await self._converse(call, repository, Service(call.what), caller, level)
+            await self._converse(call, repository, GitService(call.what), caller, level)
         else:
             await self._advertise(call, repository, caller, level)
 
     # Authentication
 
-    async def _level(self, call: "_Call") -> tuple[Caller | None, Level]:
+    async def _level(self, call: "_GitCall") -> tuple[Caller | None, Level]:
         """Authenticate the caller and check access. No access is answered as not found."""
         caller = None
         authorization = call.headers.get("authorization")
@@ -156,20 +156,25 @@ class SmartHttp:
     # Requests
 
     async def _advertise(
-        self, call: "_Call", repository: Repository, caller: Caller | None, level: Level
+        self, call: "_GitCall", repository: Repository, caller: Caller | None, level: Level
     ) -> None:
         if call.scope["method"] != "GET":
             raise Refused(405, "method not allowed: use GET", {"Allow": "GET"})
         wanted = parse_qs(call.scope["query_string"].decode("latin-1")).get("service", [])
         if call.what == "HEAD" or len(wanted) != 1 or wanted[0] not in _SERVICES:
             raise Refused(403, "only git's smart HTTP protocol is supported: use git 1.6.6 or later")
-        service = Service(wanted[0])
+        service = GitService(wanted[0])
         _check(service, caller, level)
         reading = self._serving.advertise(repository, service, _protocol(call.headers))
         await self._send(call.answer, reading, f"application/x-{service}-advertisement")
 
     async def _converse(
-        self, call: "_Call", repository: Repository, service: Service, caller: Caller | None, level: Level
+        self,
+        call: "_GitCall",
+        repository: Repository,
+        service: GitService,
+        caller: Caller | None,
+        level: Level,
     ) -> None:
         if call.scope["method"] != "POST":
             raise Refused(405, "method not allowed: use POST", {"Allow": "POST"})
@@ -181,7 +186,7 @@ class SmartHttp:
         await self._send(call.answer, reading, f"application/x-{service}-result")
 
     async def _send(
-        self, answer: Answer, reading: AbstractAsyncContextManager[Read], content_type: str
+        self, answer: StreamedAnswer, reading: AbstractAsyncContextManager[Read], content_type: str
     ) -> None:
         async with reading as read:
             piece = await read()
@@ -193,17 +198,17 @@ class SmartHttp:
 
 
 @dataclass(frozen=True)
-class _Call:
+class _GitCall:
     scope: Scope
     receive: Receive
-    answer: Answer
+    answer: StreamedAnswer
     headers: Headers
     repo: str
     what: str
 
 
-def _check(service: Service, caller: Caller | None, level: Level) -> None:
-    if service is Service.RECEIVE_PACK and level != "write":
+def _check(service: GitService, caller: Caller | None, level: Level) -> None:
+    if service is GitService.RECEIVE_PACK and level != "write":
         if caller is None:
             raise _who_are_you()
         raise Refused(403, "no write access to this repository")
@@ -235,7 +240,7 @@ def _protocol(headers: Headers) -> str | None:
     return asked
 
 
-def _body(call: _Call) -> AsyncGenerator[bytes, None]:
+def _body(call: _GitCall) -> AsyncGenerator[bytes, None]:
     encoding = call.headers.get("content-encoding", "identity").strip().lower()
     if encoding in ("gzip", "x-gzip"):
         return unzipped(pieces(call.receive))

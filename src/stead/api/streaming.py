@@ -85,7 +85,7 @@ async def whole(body: AsyncGenerator[bytes, None], most: int) -> bytes:
     return b"".join(parts)
 
 
-class Answer:
+class StreamedAnswer:
     """A response with an idle timeout: a client that does not read is disconnected."""
 
     def __init__(self, send: Send) -> None:

@@ -18,7 +18,7 @@ from joserfc.jwk import RSAKey
 
 from stead.errors import InvalidRequest
 from stead.github.errors import GithubFailed, GithubRefused
-from stead.repos.ssrf import Answer, Egress, EgressFailed
+from stead.repos.ssrf import RemoteResponse, RequestFailed, SsrfGuard
 
 GITHUB = "https://github.com"
 GITHUB_API = "https://api.github.com"
@@ -62,7 +62,7 @@ class App:
 
 
 @dataclass(frozen=True)
-class Hosted:
+class GithubRepo:
     """A GitHub repository that the App can write to."""
 
     id: str
@@ -75,23 +75,23 @@ class _Token:
     until: float
 
 
-class Github:
+class GithubClient:
     """GitHub API client for the Apps of all accounts."""
 
-    def __init__(self, egress: Egress) -> None:
-        self._egress = egress
+    def __init__(self, guard: SsrfGuard) -> None:
+        self._guard = guard
         self._tokens: dict[tuple[App, str], _Token] = {}
 
     async def slug(self, app: App) -> str:
         """The App's URL name; a successful call proves its id and key."""
         return str((await self._get(app, "/app", app.sign(int(time.time())))).get("slug", ""))
 
-    async def find(self, app: App, name: str) -> Hosted:
+    async def find(self, app: App, name: str) -> GithubRepo:
         """Look up a repository by `owner/name`, which may be a former name."""
         token = await self.token(app, name)
         found = await self._get(app, f"/repos/{name}", token)
         try:
-            return Hosted(str(int(found["id"])), check_name(found["full_name"]))
+            return GithubRepo(str(int(found["id"])), check_name(found["full_name"]))
         except (KeyError, TypeError, ValueError, InvalidRequest):
             raise GithubFailed(f"invalid response from GitHub about {name}") from None
 
@@ -112,10 +112,10 @@ class Github:
         signed = app.sign(int(time.time()))
         installation = await self._get(app, f"/repos/{name}/installation", signed)
         path = f"/app/installations/{quote(str(installation.get('id', '')), safe='')}/access_tokens"
-        target = await self._egress.check(app.api_url + path)
+        target = await self._guard.check(app.api_url + path)
         content = json.dumps({"repositories": [name.partition("/")[2]]}).encode()
         try:
-            async with self._egress.request(
+            async with self._guard.request(
                 "POST",
                 target,
                 most_bytes=_MAX_ANSWER,
@@ -124,7 +124,7 @@ class Github:
                 content=content,
             ) as answer:
                 made = await _read(answer, name)
-        except EgressFailed as error:
+        except RequestFailed as error:
             raise GithubFailed(str(error)) from error
         if made.get("permissions", {}).get("contents") != "write":
             raise GithubRefused(
@@ -138,15 +138,15 @@ class Github:
     async def _get(self, app: App, path: str, secret: str) -> dict[str, Any]:
         headers = _HEADERS | {"Authorization": f"Bearer {secret}"}
         try:
-            async with self._egress.stream_get(
+            async with self._guard.stream_get(
                 app.api_url + path, most_bytes=_MAX_ANSWER, timeout=TIMEOUT, headers=headers
             ) as answer:
                 return await _read(answer, path.removeprefix("/repos/").removesuffix("/installation"))
-        except EgressFailed as error:
+        except RequestFailed as error:
             raise GithubFailed(str(error)) from error
 
 
-async def _read(answer: Answer, what: str) -> dict[str, Any]:
+async def _read(answer: RemoteResponse, what: str) -> dict[str, Any]:
     """Parse a response of GitHub; raise its error."""
     try:
         told = json.loads(await answer.read() or b"{}")

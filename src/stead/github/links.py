@@ -12,17 +12,17 @@ from typing import Any, Self
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from stead.errors import SteadError
-from stead.github import exchange
-from stead.github.app import App, Github, check_name
+from stead.github import sync
+from stead.github.app import App, GithubClient, check_name
 from stead.github.apps import Apps
 from stead.github.errors import GithubFailed, GithubRefused, LinkConflict, NotLinked
-from stead.github.exchange import Left, Outcome
+from stead.github.sync import RefConflict, SyncResult
 from stead.logs import get_logger
 from stead.repos.errors import RepoNotFound
-from stead.repos.lfs.client import LfsExchange
+from stead.repos.lfs.client import LfsClient
 from stead.repos.lfs.store import LfsObjects
 from stead.repos.repos import Repos
-from stead.repos.ssrf import Egress, EgressFailed
+from stead.repos.ssrf import RequestFailed, SsrfGuard
 from stead.repos.transfer.imports import remotes_within
 from stead.repos.transfer.remotes import SourceNotFound, SourceUnauthorized
 from stead.repos.writer import RepoWriter
@@ -44,7 +44,7 @@ _AT_ONCE = 4
 log = get_logger("stead.github")
 
 
-class State(StrEnum):
+class LinkState(StrEnum):
     PENDING = "pending"
     """Not synced yet."""
     IN_STEP = "in_step"
@@ -60,15 +60,15 @@ class Link:
 
     repo: str
     name: str
-    state: State
+    state: LinkState
     error: str | None
-    left: Sequence[Left]
+    left: Sequence[RefConflict]
     synced_at: float | None
     created_at: float
 
 
 @dataclass
-class _Keeper:
+class _LinkTask:
     """The task of one link, and the event that wakes it."""
 
     wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -85,7 +85,7 @@ class Links:
         database: Database,
         repos: Repos,
         writer: RepoWriter,
-        egress: Egress,
+        guard: SsrfGuard,
         *,
         look_every: float = LOOK_EVERY,
         retry: Sequence[float] = RETRY,
@@ -94,11 +94,11 @@ class Links:
         self._store = LinkStore(database)
         self._repos = repos
         self._writer = writer
-        self._egress = egress
-        self._github = Github(egress)
+        self._guard = guard
+        self._github = GithubClient(guard)
         self._look_every = look_every
         self._retry = retry
-        self._keepers: dict[str, _Keeper] = {}
+        self._keepers: dict[str, _LinkTask] = {}
         self._runs = KeyedLimit(_AT_ONCE)
         self._tasks = TaskSet()
 
@@ -118,7 +118,7 @@ class Links:
         """Enable sync with `owner/name`; the App must be installed there."""
         app = await self.apps.of(account)
         hosted = await self._github.find(app, check_name(name))
-        row = LinkRow(repo, account, hosted.id, hosted.name, State.PENDING)
+        row = LinkRow(repo, account, hosted.id, hosted.name, LinkState.PENDING)
         added = await self._store.add(row)
         if added is None:
             await self._repos.get(repo)
@@ -146,7 +146,7 @@ class Links:
             await cancel_and_wait(keeper.task)
         with contextlib.suppress(RepoNotFound):
             await self._repos.get(repo)
-            await exchange.forget(self._repos.repository(repo))
+            await sync.forget(self._repos.repository(repo))
 
     async def sync(self, repo: str) -> Link:
         """Sync now and return the result."""
@@ -184,14 +184,14 @@ class Links:
 
     # Sync
 
-    def _keep(self, repo: str) -> _Keeper:
+    def _keep(self, repo: str) -> _LinkTask:
         keeper = self._keepers.get(repo)
         if keeper is None:
-            keeper = self._keepers[repo] = _Keeper()
+            keeper = self._keepers[repo] = _LinkTask()
             keeper.task = self._tasks.start(self._keep_in_step(repo, keeper))
         return keeper
 
-    async def _keep_in_step(self, repo: str, keeper: _Keeper) -> None:
+    async def _keep_in_step(self, repo: str, keeper: _LinkTask) -> None:
         failures = 0
         try:
             while (row := await self._store.get(repo)) is not None:
@@ -223,13 +223,19 @@ class Links:
             return True
         except SteadError as error:
             log.info("github sync failed", repo=row.id, github=row.name, error=str(error))
-            await self._store.record(row.id, State.FAILED, error=str(error))
+            await self._store.record(row.id, LinkState.FAILED, error=str(error))
             return False
-        state = State.DIVERGED if outcome.left else State.IN_STEP if outcome.settled else State.PENDING
+        state = (
+            LinkState.DIVERGED
+            if outcome.left
+            else LinkState.IN_STEP
+            if outcome.settled
+            else LinkState.PENDING
+        )
         await self._store.record(row.id, state, left_over=[asdict(each) for each in outcome.left[:MAX_LEFT]])
         return outcome.settled
 
-    async def _bring_into_step(self, row: LinkRow) -> Outcome:
+    async def _bring_into_step(self, row: LinkRow) -> SyncResult:
         await self._repos.get(row.id)
         app = await self.apps.of(row.account)
         try:
@@ -242,18 +248,18 @@ class Links:
         except SourceUnauthorized:
             raise GithubRefused(f"the GitHub App may not write {row.name}") from None
 
-    async def _exchange(self, app: App, row: LinkRow) -> Outcome:
+    async def _exchange(self, app: App, row: LinkRow) -> SyncResult:
         repository = self._repos.repository(row.id)
         url = _address(app, row.name, await self._github.token(app, row.name))
         try:
             async with self._writer.writing(row.id, origin=self) as write:
-                remotes = remotes_within(self._egress, write.quota, MAX_BYTES, TIMEOUT)
+                remotes = remotes_within(self._guard, write.quota, MAX_BYTES, TIMEOUT)
                 objects = LfsObjects(repository, self._repos.quotas)
-                large_files = LfsExchange(self._egress, repository, objects, write.quota, TIMEOUT)
-                return await exchange.bring_into_step(repository, remotes, url, write, large_files)
+                large_files = LfsClient(self._guard, repository, objects, write.quota, TIMEOUT)
+                return await sync.sync_refs(repository, remotes, url, write, large_files)
         except SourceNotFound:
             raise GithubRefused(f"the GitHub App can no longer see {row.name}") from None
-        except EgressFailed as error:
+        except RequestFailed as error:
             raise GithubFailed(str(error)) from error
 
 
@@ -279,9 +285,9 @@ def _link(row: LinkRow) -> Link:
     return Link(
         row.id,
         row.name,
-        State(row.state),
+        LinkState(row.state),
         row.error,
-        [Left(**each) for each in left],
+        [RefConflict(**each) for each in left],
         None if row.synced_at is None else row.synced_at / 1e9,
         row.created_at / 1e9,
     )

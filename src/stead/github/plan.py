@@ -36,7 +36,7 @@ class Step(StrEnum):
 
 
 @dataclass(frozen=True)
-class Ref:
+class TrackedRef:
     """A ref and its commits; None where it does not exist."""
 
     name: str
@@ -56,22 +56,22 @@ class Ref:
 
 @dataclass(frozen=True)
 class Decision:
-    ref: Ref
+    ref: TrackedRef
     step: Step
     reason: str | None = None
     """The reason of a conflict."""
 
 
-def refs_of(base: Refs, here: Refs, there: Refs) -> list[Ref]:
+def refs_of(base: Refs, here: Refs, there: Refs) -> list[TrackedRef]:
     """All branches and tags of either side or of the base."""
     return [
-        Ref(name, base.get(name), here.get(name), there.get(name))
+        TrackedRef(name, base.get(name), here.get(name), there.get(name))
         for name in sorted({*base, *here, *there})
         if name.startswith((BRANCHES, TAGS))
     ]
 
 
-def made_anew(base: Refs, here: Refs, there: Refs) -> bool:
+def was_recreated(base: Refs, here: Refs, there: Refs) -> bool:
     """Whether a side has nothing left of the base: no name, and no commit under another name.
 
     Then it was emptied or recreated, and missing refs are not deletions. The base is dropped, and both sides
@@ -83,7 +83,7 @@ def made_anew(base: Refs, here: Refs, there: Refs) -> bool:
     )
 
 
-def plan(refs: Iterable[Ref], relations: Mapping[str, Relation], default: str) -> list[Decision]:
+def plan(refs: Iterable[TrackedRef], relations: Mapping[str, Relation], default: str) -> list[Decision]:
     """The decision for each ref; `relations` has those of the refs that need them, by name.
 
     `default` is the full name of the default branch here, which is never deleted.
@@ -95,7 +95,7 @@ def plan(refs: Iterable[Ref], relations: Mapping[str, Relation], default: str) -
     return list(_fitting(decisions, here, there))
 
 
-def _judge(ref: Ref, relation: Relation | None) -> Decision:
+def _judge(ref: TrackedRef, relation: Relation | None) -> Decision:
     if ref.here == ref.there:
         return Decision(ref, Step.KEEP)
     if ref.here == ref.base:
@@ -112,7 +112,7 @@ def _judge(ref: Ref, relation: Relation | None) -> Decision:
     return Decision(ref, Step.LEAVE, "changed on both sides")
 
 
-def _follow_there(ref: Ref, relation: Relation | None) -> Decision:
+def _follow_there(ref: TrackedRef, relation: Relation | None) -> Decision:
     if ref.there is None:
         return Decision(ref, Step.DELETE_HERE)
     if ref.here is None or (ref.is_branch and relation is Relation.BEHIND):
@@ -120,7 +120,7 @@ def _follow_there(ref: Ref, relation: Relation | None) -> Decision:
     return Decision(ref, Step.LEAVE, _moved(ref, relation, "on GitHub"))
 
 
-def _follow_here(ref: Ref, relation: Relation | None) -> Decision:
+def _follow_here(ref: TrackedRef, relation: Relation | None) -> Decision:
     if ref.here is None:
         return Decision(ref, Step.DELETE_THERE)
     if ref.there is None or (ref.is_branch and relation is Relation.AHEAD):
@@ -128,7 +128,7 @@ def _follow_here(ref: Ref, relation: Relation | None) -> Decision:
     return Decision(ref, Step.LEAVE, _moved(ref, relation, "here"))
 
 
-def _moved(ref: Ref, relation: Relation | None, where: str) -> str:
+def _moved(ref: TrackedRef, relation: Relation | None, where: str) -> str:
     if not ref.is_branch:
         return f"tag moved {where}"
     return f"{'rewritten' if relation is Relation.APART else 'moved back'} {where}"

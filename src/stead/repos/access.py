@@ -25,7 +25,7 @@ class RepoPermissionExists(SteadError):
         super().__init__(f"identity {identity} already has a permission on repository {repo}")
 
 
-class Access:
+class RepoAccess:
     """An account has full access to its repositories, an identity only what was granted."""
 
     def __init__(self, database: Database, repos: Repos) -> None:

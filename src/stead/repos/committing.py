@@ -11,8 +11,8 @@ from stead.repos.errors import ConflictingParent, InvalidChange, RepoNotFound, T
 from stead.repos.fast_import import Author, quoted, signed
 from stead.repos.model import Commit
 from stead.repos.names import check_branch, check_path, check_sha
-from stead.repos.quotas import Writing
-from stead.repos.repository import NOWHERE, Repository
+from stead.repos.quotas import QuotaReservation
+from stead.repos.repository import ZERO_SHA, Repository
 
 MAX_FILES = 10_000
 MAX_BYTES = 256 << 20
@@ -22,7 +22,7 @@ _ATTEMPTS = 5
 _FILE = "100644"
 _KEPT_MODES = ("100644", "100755")
 _FOLDER = "40000"
-_ASIDE = "tmp_objdir-commit-"
+_QUARANTINE = "tmp_objdir-commit-"
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ async def commit(
     branch: str | None = None,
     author: Author | None = None,
     expected: str | None = None,
-    writing: Writing | None = None,
+    quota: QuotaReservation | None = None,
 ) -> Commit:
     """Commit changes to a branch; a missing branch is created.
 
@@ -51,21 +51,21 @@ async def commit(
     target = check_branch(branch or repository.default_branch)
     expected = expected and check_sha(expected)
     _check(changes)
-    if writing is not None:
-        await writing.take(_COST + sum(len(change.content or b"") for change in changes))
+    if quota is not None:
+        await quota.reserve(_COST + sum(len(change.content or b"") for change in changes))
     for _ in range(_ATTEMPTS):
         parent = await repository.sha(f"refs/heads/{target}")
         if expected is not None and parent != expected:
             raise ConflictingParent(target, expected, parent)
-        if parent is None and writing is not None:
-            await writing.make_refs(1)
+        if parent is None and quota is not None:
+            await quota.reserve_refs(1)
         modes = await _modes(repository, parent, changes)
         sha = await _write(repository, parent, changes, modes, message, author or Author())
         if await repository.move(target, sha, parent):
             return await repository.commit(sha)
-        if writing is not None:
-            writing.left_behind.append((sha, None))
-    raise ConflictingParent(target, parent or NOWHERE, await repository.sha(f"refs/heads/{target}"))
+        if quota is not None:
+            quota.superseded.append((sha, None))
+    raise ConflictingParent(target, parent or ZERO_SHA, await repository.sha(f"refs/heads/{target}"))
 
 
 def _check(changes: Sequence[Change]) -> None:
@@ -97,7 +97,7 @@ async def _modes(repository: Repository, parent: str | None, changes: Sequence[C
             raise InvalidChange(min(deleted), "no such file to delete")
         return {}
     entries: dict[str, dict[str, str]] = {}
-    async with repository.readers.of(repository.path) as reader:
+    async with repository.cat_files.lease(repository.path) as reader:
         for change in changes:
             for folder in ("", *_parents(change.path)):
                 if folder not in entries:
@@ -156,7 +156,7 @@ async def _write(
         lines += [b"M ", mode.encode(), b" inline ", path, b"\ndata %d\n" % len(change.content)]
         lines += [change.content, b"\n"]
     lines.append(b"\nget-mark :1\nreset refs/stead/commit\n\ndone\n")
-    with _aside(repository) as env:
+    with _quarantine(repository) as env:
         printed = await repository.git.run(
             repository.path, "fast-import", "--quiet", stdin=b"".join(lines), env=env
         )
@@ -164,10 +164,10 @@ async def _write(
 
 
 @contextlib.contextmanager
-def _aside(repository: Repository) -> Iterator[Mapping[str, str]]:
+def _quarantine(repository: Repository) -> Iterator[Mapping[str, str]]:
     """Quarantine: objects written in this block are moved into the repository at its end, or removed."""
     objects = repository.path / "objects"
-    folder = objects / f"{_ASIDE}{secrets.token_hex(8)}"
+    folder = objects / f"{_QUARANTINE}{secrets.token_hex(8)}"
     try:
         owner = objects.stat()
         folder.mkdir(mode=0o755)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from stead.repos.errors import BlobNotFound, PathNotFound, TooLarge, TreeNotFound
 from stead.repos.git import Finished, GitFailed, check_memory
-from stead.repos.model import Entry, Kind
+from stead.repos.model import Kind, TreeItem
 from stead.repos.names import check_directory, check_sha
 from stead.repos.repository import Repository
 
@@ -23,16 +23,16 @@ ARCHIVES = {"tar": "application/x-tar", "zip": "application/zip"}
 
 
 @dataclass(frozen=True)
-class File:
-    entry: Entry
+class RepoFile:
+    entry: TreeItem
     content: bytes
 
 
 @dataclass(frozen=True)
-class Folder:
+class RepoFolder:
     path: str
     sha: str
-    entries: list[Entry]
+    entries: list[TreeItem]
     """Of this folder and, if `recursive`, of all folders below it."""
     recursive: bool
 
@@ -43,14 +43,14 @@ class Folder:
 
 async def read(
     repository: Repository, path: str, rev: str | None, *, recursive: bool | None = None
-) -> File | Folder:
+) -> RepoFile | RepoFolder:
     """A file with its content, or a folder with its entries.
 
     With `recursive=None` the entries of subfolders are included if there are at most MAX_NESTED in all.
     """
     place = check_directory(path)
     commit = await repository.resolve(rev)
-    async with repository.readers.of(repository.path) as reader:
+    async with repository.cat_files.lease(repository.path) as reader:
         info = (await reader.infos([f"{commit}:{place}"]))[0]
         if info is None or info.kind not in ("blob", "tree"):
             raise PathNotFound(place)
@@ -58,18 +58,18 @@ async def read(
             found = (await reader.contents([info.sha]))[0]
             if found is None:
                 raise PathNotFound(place)
-            return File(Entry(place, info.sha, "blob", "", info.size), found[1])
+            return RepoFile(TreeItem(place, info.sha, "blob", "", info.size), found[1])
     if recursive is not None:
         entries = await _list(repository, info.sha, place, recursive=recursive)
-        return Folder(place, info.sha, entries, recursive)
+        return RepoFolder(place, info.sha, entries, recursive)
     entries = await _list(repository, info.sha, place, recursive=False)
     if any(entry.kind == "tree" for entry in entries):
         nested = await _list_nested(repository, info.sha, place) if len(entries) < MAX_NESTED else None
-        return Folder(place, info.sha, entries if nested is None else nested, nested is not None)
-    return Folder(place, info.sha, entries, recursive=True)
+        return RepoFolder(place, info.sha, entries if nested is None else nested, nested is not None)
+    return RepoFolder(place, info.sha, entries, recursive=True)
 
 
-async def _list(repository: Repository, tree: str, below: str = "", *, recursive: bool) -> list[Entry]:
+async def _list(repository: Repository, tree: str, below: str = "", *, recursive: bool) -> list[TreeItem]:
     arguments = _ls_tree(tree, recursive=recursive)
     printed = await repository.git.run(repository.path, *arguments, most=_MAX_LISTED)
     lines = printed.split(b"\0")[:-1]
@@ -81,7 +81,7 @@ async def _list(repository: Repository, tree: str, below: str = "", *, recursive
     return _entries(lines, below)
 
 
-async def _list_nested(repository: Repository, tree: str, below: str) -> list[Entry] | None:
+async def _list_nested(repository: Repository, tree: str, below: str) -> list[TreeItem] | None:
     """All entries below a tree; None if there are more than MAX_NESTED, which are not read to their end."""
     arguments = _ls_tree(tree, recursive=True)
     async with repository.git.running(repository.path, *arguments) as process:
@@ -101,30 +101,30 @@ def _ls_tree(tree: str, *, recursive: bool) -> list[str]:
     return ["ls-tree", "-l", "-z", "--full-tree", *(("-r", "-t") if recursive else ()), tree]
 
 
-def _entries(lines: list[bytes], below: str) -> list[Entry]:
+def _entries(lines: list[bytes], below: str) -> list[TreeItem]:
     prefix = f"{below}/" if below else ""
     entries = []
     for line in lines:
         facts, _, name = line.partition(b"\t")
         mode, kind, sha, size = facts.decode().split()
         path = prefix + name.decode(errors="replace")
-        entries.append(Entry(path, sha, _KINDS[kind], mode, int(size) if size.isdigit() else None))
+        entries.append(TreeItem(path, sha, _KINDS[kind], mode, int(size) if size.isdigit() else None))
     return entries
 
 
 async def blob(repository: Repository, sha: str) -> tuple[str, bytes]:
     wanted = check_sha(sha)
-    async with repository.readers.of(repository.path) as reader:
+    async with repository.cat_files.lease(repository.path) as reader:
         found = (await reader.contents([wanted]))[0]
     if found is None or found[0].kind != "blob":
         raise BlobNotFound(sha)
     return wanted, found[1]
 
 
-async def tree(repository: Repository, sha: str) -> list[Entry]:
+async def tree(repository: Repository, sha: str) -> list[TreeItem]:
     """The entries of a tree, by the sha of the tree or of a commit."""
     wanted = check_sha(sha)
-    async with repository.readers.of(repository.path) as reader:
+    async with repository.cat_files.lease(repository.path) as reader:
         info = (await reader.infos([f"{wanted}^{{tree}}"]))[0]
     if info is None:
         raise TreeNotFound(sha)

@@ -16,7 +16,7 @@ from stead.logs import get_logger
 from stead.processes import ProcessId, command_lines, environments, kill
 from stead.repos.errors import DiskFull, RepoDamaged, TooLarge
 from stead.repos.git_messages import GitMessage
-from stead.repos.prefork import Launchers
+from stead.repos.prefork import PreforkPool
 
 TIMEOUT = 60.0
 MAX_OUTPUT = 256 << 20
@@ -239,7 +239,7 @@ class Git:
         self._config = config
         self._uid = uid
         self._launchers = {
-            lasting: Launchers(self._drop(lasting), self.environment(None), _PIPE)
+            lasting: PreforkPool(self._drop(lasting), self.environment(None), _PIPE)
             for lasting in ((False, True) if uid is not None else ())
         }
 
@@ -307,7 +307,7 @@ class Git:
         environment = self.environment(repo, env)
         if cwd is None and (launchers := self._launchers.get(_writes_refs(arguments))) is not None:
             command = ["git", *arguments]
-            process = launchers.take(command, environment, quiet=quiet, memory=memory, file=file)
+            process = launchers.launch(command, environment, quiet=quiet, memory=memory, file=file)
             if process is not None:
                 return GitProcess(process)
         try:

@@ -49,7 +49,7 @@ class FileChange:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RevisionComparison:
     ahead_by: int
     behind_by: int
     files: list[FileChange]
@@ -123,7 +123,7 @@ async def _check_in_history(
     for sha in (since, until):
         if sha is None:
             continue
-        async with repository.readers.of(repository.path) as reader:
+        async with repository.cat_files.lease(repository.path) as reader:
             info = (await reader.infos([sha]))[0]
         if info is None or info.kind != "commit":
             raise CommitNotFound(sha)
@@ -150,7 +150,7 @@ async def _rev_list(repository: Repository, *options: str) -> AsyncGenerator[str
                 yield line.decode()
 
 
-async def compare(repository: Repository, base: str, head: str) -> Comparison:
+async def compare(repository: Repository, base: str, head: str) -> RevisionComparison:
     """The commits and changes of `head` since its merge base with `base`."""
     old, new = await repository.resolve(base), await repository.resolve(head)
     counted = await repository.git.run(
@@ -159,7 +159,7 @@ async def compare(repository: Repository, base: str, head: str) -> Comparison:
     behind, ahead = (int(word) for word in counted.split())
     shared = await repository.git.finish(repository.path, "merge-base", old, new)
     start = shared.stdout.decode().split()[0] if shared.status == 0 else old
-    return Comparison(ahead, behind, await _changes(repository, start, new))
+    return RevisionComparison(ahead, behind, await _changes(repository, start, new))
 
 
 async def _changes(repository: Repository, old: str, new: str) -> list[FileChange]:

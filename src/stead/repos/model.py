@@ -50,7 +50,7 @@ Kind = Literal["blob", "tree", "commit"]
 
 
 @dataclass(frozen=True)
-class Entry:
+class TreeItem:
     """A file or folder in a tree. Submodules have the kind `commit`."""
 
     path: str

@@ -13,7 +13,7 @@ from stead.repos.git import Git, GitProcess
 from stead.repos.names import SHA
 from stead.tasks import cancel_and_wait
 
-MAX_READERS = 32
+MAX_PROCESSES = 32
 IDLE = 60.0
 """Seconds after which an unused reader is stopped."""
 MAX_OBJECT = 64 << 20
@@ -28,14 +28,14 @@ class ObjectInfo:
     size: int
 
 
-class Reader:
+class CatFile:
     """One `git cat-file --batch-command` process, for sequential requests."""
 
     def __init__(self, process: GitProcess) -> None:
         self._process = process
 
     @classmethod
-    async def start(cls, git: Git, repo: Path) -> "Reader":
+    async def start(cls, git: Git, repo: Path) -> "CatFile":
         return cls(await git.start(repo, "cat-file", "--batch-command", "-z", quiet=True))
 
     @property
@@ -98,20 +98,20 @@ class Reader:
         return None
 
 
-class Readers:
+class CatFilePool:
     """The pool: a bounded number of readers, each used by one request at a time."""
 
-    def __init__(self, git: Git, most: int = MAX_READERS) -> None:
+    def __init__(self, git: Git, most: int = MAX_PROCESSES) -> None:
         self._git = git
         self._most = most
-        self._idle: OrderedDict[Path, list[tuple[float, Reader]]] = OrderedDict()
+        self._idle: OrderedDict[Path, list[tuple[float, CatFile]]] = OrderedDict()
         self._count = 0
         self._sweeper: asyncio.Task[None] | None = None
 
     @contextlib.asynccontextmanager
-    async def of(self, repo: Path) -> AsyncIterator[Reader]:
+    async def lease(self, repo: Path) -> AsyncIterator[CatFile]:
         """A reader of this repository. A reader that fails or is interrupted is not reused."""
-        reader = self._take(repo) or await Reader.start(self._git, repo)
+        reader = self._take(repo) or await CatFile.start(self._git, repo)
         try:
             yield reader
         except BaseException:
@@ -122,7 +122,7 @@ class Readers:
             return
         await self._give_back(repo, reader)
 
-    def _take(self, repo: Path) -> Reader | None:
+    def _take(self, repo: Path) -> CatFile | None:
         waiting = self._idle.get(repo, [])
         while waiting:
             _, reader = waiting.pop()
@@ -133,7 +133,7 @@ class Readers:
                 return reader
         return None
 
-    async def _give_back(self, repo: Path, reader: Reader) -> None:
+    async def _give_back(self, repo: Path, reader: CatFile) -> None:
         self._idle.setdefault(repo, []).append((time.monotonic(), reader))
         self._idle.move_to_end(repo)
         self._count += 1
@@ -162,7 +162,7 @@ class Readers:
                 if not waiting:
                     self._idle.pop(repo, None)
 
-    async def forget(self, repo: Path) -> None:
+    async def stop(self, repo: Path) -> None:
         """Stop the readers of a repository that is about to be deleted."""
         for _, reader in self._idle.pop(repo, []):
             self._count -= 1
@@ -172,4 +172,4 @@ class Readers:
         if self._sweeper is not None:
             await cancel_and_wait(self._sweeper)
         for repo in list(self._idle):
-            await self.forget(repo)
+            await self.stop(repo)

@@ -17,13 +17,13 @@ from stead.tasks import cancel_and_wait
 READY = 4
 _REFILL_AFTER = 0.05
 """Seconds to wait before refilling the pool, so as not to delay the request that took a process."""
-_LONGEST = 4096
+_MAX_COMMAND = 4096
 """Maximum bytes of a command line: the shell reads it byte by byte."""
 # The shell reads to the end of the line only: the rest of the input is for git.
 _WAIT = 'IFS= read -r order && eval "$order"'
 
 
-class Launchers:
+class PreforkPool:
     """A pool of launcher processes; they exit when their stdin pipe is closed."""
 
     def __init__(self, drop: Sequence[str], environment: Mapping[str, str], limit: int) -> None:
@@ -34,7 +34,7 @@ class Launchers:
         self._ready: deque[Process] = deque()
         self._refilling: asyncio.Task[None] | None = None
 
-    def take(
+    def launch(
         self,
         command: Sequence[str],
         environment: Mapping[str, str],
@@ -56,7 +56,7 @@ class Launchers:
             if process.returncode is None and process.stdin is not None:
                 process.stdin.write(order)
                 return process
-            _let_go(process)
+            _close_pipes(process)
         return None
 
     def _refill(self) -> None:
@@ -88,11 +88,11 @@ class Launchers:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
-            _let_go(process)
+            _close_pipes(process)
         self._ready.clear()
 
 
-def _let_go(process: Process) -> None:
+def _close_pipes(process: Process) -> None:
     # asyncio closes the pipes only here.
     process._transport.close()  # type: ignore[attr-defined]
 
@@ -117,4 +117,4 @@ def _order(
     ]
     silence = ["2>/dev/null"] if quiet else []
     line = os.fsencode(" ".join([*bounds, *given, "exec", shlex.join(command), *silence]))
-    return None if len(line) > _LONGEST or not line.isascii() or b"\n" in line else line + b"\n"
+    return None if len(line) > _MAX_COMMAND or not line.isascii() or b"\n" in line else line + b"\n"

@@ -12,7 +12,7 @@ from stead.limits import Limits
 from stead.logs import get_logger
 from stead.repos.errors import RepoError, RepoNotFound
 from stead.repos.repository import MAX_REFS
-from stead.repos.sizes import Size, lfs_size, measured
+from stead.repos.sizes import RepoSize, lfs_size, measure_repo
 from stead.store.repos import RepoRow, RepoStore
 from stead.tasks import in_thread
 
@@ -23,11 +23,11 @@ _MIB = 1 << 20
 log = get_logger("stead.repos")
 
 LimitsOf = Callable[[str], Awaitable[Limits]]
-Words = Callable[[int, int], str]
+Message = Callable[[int, int], str]
 """Formats the error message from the limit and the current value."""
-LeftBehind = tuple[str, str | None]
+SupersededRef = tuple[str, str | None]
 """The old and new commit of a ref; the new one is None if the ref was deleted."""
-Settled = Callable[[str, Size, Sequence[LeftBehind]], Awaitable[None]]
+Measured = Callable[[str, RepoSize, Sequence[SupersededRef]], Awaitable[None]]
 """Callback after a changed repository was measured."""
 
 
@@ -52,7 +52,7 @@ class _Tally:
 class _Bound:
     tally: _Tally
     limit: int
-    words: Words
+    words: Message
 
     @property
     def left(self) -> int:
@@ -85,7 +85,7 @@ def _mib(size: int) -> str:
     return f"{size / _MIB:.1f}".removesuffix(".0")
 
 
-class Writing:
+class QuotaReservation:
     """The bytes that one client writes to a repository, counted until the next measurement."""
 
     def __init__(
@@ -95,7 +95,7 @@ class Writing:
         self.over = asyncio.Event()
         self.lfs = 0
         """Bytes of stored LFS objects."""
-        self.left_behind: list[LeftBehind] = []
+        self.superseded: list[SupersededRef] = []
         self._sizes = sizes
         self._refs = refs
         self._catch_up = catch_up
@@ -111,11 +111,11 @@ class Writing:
         """The error for too little space."""
         return min(self._sizes, key=lambda bound: bound.left).exceeded()
 
-    async def take(self, size: int) -> None:
+    async def reserve(self, size: int) -> None:
         """Reserve more bytes, or raise QuotaExceeded."""
         await self._count(self._sizes, size)
 
-    async def make_refs(self, count: int) -> None:
+    async def reserve_refs(self, count: int) -> None:
         await self._count([self._refs], count)
 
     async def _count(self, bounds: list[_Bound], amount: int) -> None:
@@ -141,16 +141,16 @@ class Writing:
 
 
 @dataclass(eq=False)
-class _Look:
+class _Measurement:
     """A repository to measure, and its writers."""
 
     repo: str
-    writings: list[Writing] = field(default_factory=list)
+    reservations: list[QuotaReservation] = field(default_factory=list)
     now: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
 
 
-class Quotas:
+class RepoQuotas:
     """Enforces quotas across concurrent writers.
 
     Bytes are counted as they arrive, for all writers together. A repository is measured shortly after a
@@ -158,35 +158,35 @@ class Quotas:
     """
 
     def __init__(
-        self, store: RepoStore, path_of: Callable[[str], Path], limits_of: LimitsOf, settled: Settled
+        self, store: RepoStore, path_of: Callable[[str], Path], limits_of: LimitsOf, on_measured: Measured
     ) -> None:
         self._store = store
         self._path_of = path_of
         self._limits_of = limits_of
-        self._settled = settled
+        self._on_measured = on_measured
         self._tallies: WeakValueDictionary[tuple[str, str], _Tally] = WeakValueDictionary()
-        self._under_way: dict[str, set[Writing]] = {}
-        self._next: dict[str, _Look] = {}
-        self._looks: set[_Look] = set()
+        self._under_way: dict[str, set[QuotaReservation]] = {}
+        self._next: dict[str, _Measurement] = {}
+        self._measurements: set[_Measurement] = set()
         self._turn = asyncio.Lock()
 
     # Writes
 
     @contextlib.asynccontextmanager
-    async def writing(self, repo_id: str) -> AsyncIterator[Writing]:
+    async def reserving(self, repo_id: str) -> AsyncIterator[QuotaReservation]:
         """Context of a write to a repository."""
-        writing = await self.peek(repo_id)
-        self._under_way.setdefault(repo_id, set()).add(writing)
+        quota = await self.peek(repo_id)
+        self._under_way.setdefault(repo_id, set()).add(quota)
         try:
-            yield writing
+            yield quota
         finally:
-            self._under_way[repo_id].discard(writing)
+            self._under_way[repo_id].discard(quota)
             if not self._under_way[repo_id]:
                 del self._under_way[repo_id]
-            writing.over.set()
-            self.look(repo_id, writing)
+            quota.over.set()
+            self.measure_soon(repo_id, quota)
 
-    async def peek(self, repo_id: str) -> Writing:
+    async def peek(self, repo_id: str) -> QuotaReservation:
         """The quota of a repository at this time, without a write."""
         row = await self._known(repo_id)
         repo = self._tally("repo", row.id, row.whole_size or 0)
@@ -194,20 +194,20 @@ class Quotas:
         sizes = await self._sizes(row.account, repo, _repo_words)
         if any(bound.tally.since > bound.left for bound in sizes):
             await self._catch_up(row.account)
-        return Writing(row.account, sizes, refs, self._catch_up)
+        return QuotaReservation(row.account, sizes, refs, self._catch_up)
 
     @contextlib.asynccontextmanager
-    async def making(self, account: str) -> AsyncIterator[Writing]:
+    async def creating(self, account: str) -> AsyncIterator[QuotaReservation]:
         """Context of the creation of a repository, which is recorded with its size."""
         sizes = await self._sizes(account, _Tally(0), _new_words)
-        writing = Writing(account, sizes, _Bound(_Tally(0), MAX_REFS, _refs_words), self._catch_up)
+        quota = QuotaReservation(account, sizes, _Bound(_Tally(0), MAX_REFS, _refs_words), self._catch_up)
         try:
-            yield writing
+            yield quota
         finally:
             await self._refresh(account)
-            writing.release()
+            quota.release()
 
-    async def _sizes(self, account: str, repo: _Tally, words: Words) -> list[_Bound]:
+    async def _sizes(self, account: str, repo: _Tally, words: Message) -> list[_Bound]:
         limits = await self._limits_of(account)
         bounds = []
         if limits.repo_mib is not None:
@@ -226,43 +226,47 @@ class Quotas:
         tally.measured = measured
         return tally
 
-    async def quiet(self, repo_id: str) -> None:
+    async def wait_for_writers(self, repo_id: str) -> None:
         """Wait until current writers of a repository finish."""
-        for writing in list(self._under_way.get(repo_id, ())):
-            await writing.over.wait()
+        for quota in list(self._under_way.get(repo_id, ())):
+            await quota.over.wait()
 
     # Measurements
 
-    def look(self, repo_id: str, writing: Writing | None = None) -> None:
+    def measure_soon(self, repo_id: str, quota: QuotaReservation | None = None) -> None:
         """Schedule a measurement; the writes count until then."""
-        look = self._next.get(repo_id)
-        if look is None:
-            look = self._next[repo_id] = _Look(repo_id)
-            self._looks.add(look)
-            look.task = asyncio.create_task(self._settle(look))
-            look.task.add_done_callback(lambda _: self._looks.discard(look))
-        if writing is not None:
-            look.writings.append(writing)
+        measurement = self._next.get(repo_id)
+        if measurement is None:
+            measurement = self._next[repo_id] = _Measurement(repo_id)
+            self._measurements.add(measurement)
+            measurement.task = asyncio.create_task(self._measure_later(measurement))
+            measurement.task.add_done_callback(lambda _: self._measurements.discard(measurement))
+        if quota is not None:
+            measurement.reservations.append(quota)
 
-    async def _settle(self, look: _Look) -> None:
+    async def _measure_later(self, measurement: _Measurement) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DELAY):
-                await look.now.wait()
+                await measurement.now.wait()
         # Writers that finish from here on may have written data that this measurement misses.
-        del self._next[look.repo]
+        del self._next[measurement.repo]
         try:
             try:
-                size = await self.measure(look.repo, more_lfs=sum(writing.lfs for writing in look.writings))
+                size = await self.measure(
+                    measurement.repo, more_lfs=sum(quota.lfs for quota in measurement.reservations)
+                )
             finally:
-                for writing in look.writings:
-                    writing.release()
+                for quota in measurement.reservations:
+                    quota.release()
             if size is not None:
-                left_behind = [each for writing in look.writings for each in writing.left_behind]
-                await self._settled(look.repo, size, left_behind)
+                superseded = [each for quota in measurement.reservations for each in quota.superseded]
+                await self._on_measured(measurement.repo, size, superseded)
         except Exception as error:
-            log.error("repository change hook failed", repo=look.repo, error=repr(error), exc_info=error)
+            log.error(
+                "repository change hook failed", repo=measurement.repo, error=repr(error), exc_info=error
+            )
 
-    async def measure(self, repo_id: str, *, more_lfs: int | None = 0) -> Size | None:
+    async def measure(self, repo_id: str, *, more_lfs: int | None = 0) -> RepoSize | None:
         """Measure a repository and record its size; None if it does not exist.
 
         LFS objects can be many and are never removed: they are scanned only if `more_lfs` is None.
@@ -272,7 +276,7 @@ class Quotas:
             # A repository that is being created or deleted is not in its place.
             if row is None or not path.is_dir():
                 return None
-            size = await in_thread(measured, path)
+            size = await in_thread(measure_repo, path)
             if more_lfs is None or row.lfs_size is None:
                 lfs = await in_thread(lfs_size, path)
             else:
@@ -308,19 +312,21 @@ class Quotas:
 
     async def _catch_up(self, account: str) -> None:
         await self._finish(
-            look for look in self._looks if any(writing.account == account for writing in look.writings)
+            measurement
+            for measurement in self._measurements
+            if any(quota.account == account for quota in measurement.reservations)
         )
 
-    async def settled(self) -> None:
+    async def flush(self) -> None:
         """Run pending measurements now."""
-        await self._finish(self._looks)
+        await self._finish(self._measurements)
 
-    async def _finish(self, looks: Iterable[_Look]) -> None:
+    async def _finish(self, measurements: Iterable[_Measurement]) -> None:
         tasks = []
-        for look in looks:
-            look.now.set()
-            if look.task is not None:
-                tasks.append(look.task)
+        for measurement in measurements:
+            measurement.now.set()
+            if measurement.task is not None:
+                tasks.append(measurement.task)
         if tasks:
             # A cancelled waiter does not cancel the measurement of the others.
             await asyncio.wait(tasks)

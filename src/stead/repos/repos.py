@@ -22,15 +22,15 @@ from stead.repos.git import SETTINGS, Git
 from stead.repos.maintenance.housekeeping import ORPHANS_GRACE, Housekeeping, remove_leftovers
 from stead.repos.maintenance.pruning import Pruning
 from stead.repos.names import check_branch
-from stead.repos.objects import Readers
-from stead.repos.quotas import LeftBehind, LimitsOf, Quotas, Writing
+from stead.repos.objects import CatFilePool
+from stead.repos.quotas import LimitsOf, QuotaReservation, RepoQuotas, SupersededRef
 from stead.repos.repository import Repository
-from stead.repos.sizes import Size, measured
+from stead.repos.sizes import RepoSize, measure_repo
 from stead.store.database import Database
 from stead.store.repos import RepoRow, RepoStore
 from stead.tasks import KeyedLimit, TaskSet, in_thread
 
-Fill = Callable[[Repository, Writing], Awaitable[None]]
+Fill = Callable[[Repository, QuotaReservation], Awaitable[None]]
 """Fills a new repository before it is visible, within the quota."""
 DEFAULT_BRANCH = "main"
 log = get_logger("stead.repos")
@@ -65,12 +65,12 @@ class Repos:
 
     def __init__(self, database: Database, folder: Path, limits_of: LimitsOf, uid: int | None) -> None:
         self.git = git = Git(folder / "gitconfig", uid)
-        self.readers = Readers(git)
+        self.cat_files = CatFilePool(git)
         self._store = RepoStore(database)
         self._folder = folder
         self._limits_of = limits_of
         self._uid = uid
-        self.quotas = Quotas(self._store, self._path, limits_of, self._settled)
+        self.quotas = RepoQuotas(self._store, self._path, limits_of, self._on_measured)
         self.housekeeping = Housekeeping(git, self.quotas.measure)
         self.pruning = Pruning(self._store, self.quotas, self.housekeeping.slot, self.repository)
         self._imports = KeyedLimit(
@@ -103,9 +103,9 @@ class Repos:
                 background.start(repos.pruning.run(folder), "prune repositories")
                 yield repos
         finally:
-            await repos.quotas.settled()
+            await repos.quotas.flush()
             await repos.housekeeping.close()
-            await repos.readers.close()
+            await repos.cat_files.close()
             await repos.git.close()
             await repos._removals.join()
 
@@ -153,13 +153,13 @@ class Repos:
         repo_id = str(uuid.uuid4())
         made = self._folder / "new" / repo_id
         async with contextlib.AsyncExitStack() as stack:
-            size = Size(0, 0, 0)
+            size = RepoSize(0, 0, 0)
             try:
                 await in_thread(self._make, made, branch)
                 if fill is not None:
                     await stack.enter_async_context(self._imports.hold(account))
-                    writing = await stack.enter_async_context(self.quotas.making(account))
-                    size = await self._fill(Repository(repo_id, made, self.git, self.readers), fill, writing)
+                    quota = await stack.enter_async_context(self.quotas.creating(account))
+                    size = await self._fill(Repository(repo_id, made, self.git, self.cat_files), fill, quota)
                 async with self._creating:
                     await self._check_room(account)
                     row = RepoRow(
@@ -174,16 +174,16 @@ class Repos:
                 raise
         return _info(row)
 
-    async def _fill(self, repository: Repository, fill: Fill, writing: Writing) -> Size:
-        if writing.room == 0:
-            raise writing.exceeded()
+    async def _fill(self, repository: Repository, fill: Fill, quota: QuotaReservation) -> RepoSize:
+        if quota.room == 0:
+            raise quota.exceeded()
         try:
-            await fill(repository, writing)
+            await fill(repository, quota)
         finally:
-            await self.readers.forget(repository.path)
-        size = await in_thread(measured, repository.path)
-        await writing.take(size.objects)
-        await writing.make_refs(size.refs)
+            await self.cat_files.stop(repository.path)
+        size = await in_thread(measure_repo, repository.path)
+        await quota.reserve(size.objects)
+        await quota.reserve_refs(size.refs)
         return size
 
     async def _check_room(self, account: str) -> None:
@@ -228,7 +228,7 @@ class Repos:
 
     def repository(self, repo_id: str) -> Repository:
         """The contents of an existing repository."""
-        return Repository(repo_id, self._path(repo_id), self.git, self.readers)
+        return Repository(repo_id, self._path(repo_id), self.git, self.cat_files)
 
     async def list(
         self,
@@ -243,10 +243,10 @@ class Repos:
         rows, total = await self._store.page(account, limit, offset, search=search, only=only)
         return Page([_info(row) for row in rows], offset, total)
 
-    async def _settled(self, repo_id: str, size: Size, left_behind: Sequence[LeftBehind]) -> None:
+    async def _on_measured(self, repo_id: str, size: RepoSize, superseded: Sequence[SupersededRef]) -> None:
         """Hook after a repository was written to and measured."""
         repository = self.repository(repo_id)
-        await self.pruning.note(repository, left_behind)
+        await self.pruning.note(repository, superseded)
         self.housekeeping.schedule(repository, size.loose_refs)
 
     async def delete(self, repo_id: str) -> None:
@@ -259,7 +259,7 @@ class Repos:
                 raise RepoNotFound(repo_id) from None
         sync_folder(gone.parent)
         await self._store.delete(repo_id)
-        await self.readers.forget(self._path(repo_id))
+        await self.cat_files.stop(self._path(repo_id))
         self._removals.start(in_thread(shutil.rmtree, gone, ignore_errors=True))
 
 

@@ -18,11 +18,11 @@ from stead.repos.git import Git, GitFailed, check_room
 from stead.repos.git_messages import GitMessage
 from stead.repos.model import Branch, Commit, Tag, parse_commit, parse_tag
 from stead.repos.names import SHORT_SHA, check_branch, check_sha, is_ref
-from stead.repos.objects import Readers
+from stead.repos.objects import CatFilePool
 
 MAX_REFS = 100_000
 _HEAD = "ref: refs/heads/"
-NOWHERE = "0" * 40
+ZERO_SHA = "0" * 40
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class RefChange:
     @property
     def order(self) -> str:
         """The command for `git update-ref -z --stdin`."""
-        old = (self.old or NOWHERE) if self.guarded else ""
+        old = (self.old or ZERO_SHA) if self.guarded else ""
         return f"delete {self.ref}\0{old}" if self.new is None else f"update {self.ref}\0{self.new}\0{old}"
 
 
@@ -51,11 +51,11 @@ class Refs:
 
 
 class Repository:
-    def __init__(self, repo_id: str, path: Path, git: Git, readers: Readers) -> None:
+    def __init__(self, repo_id: str, path: Path, git: Git, cat_files: CatFilePool) -> None:
         self.id = repo_id
         self.path = path
         self.git = git
-        self.readers = readers
+        self.cat_files = cat_files
 
     @property
     def default_branch(self) -> str:
@@ -88,7 +88,7 @@ class Repository:
         sha = wanted.lower() if SHORT_SHA.fullmatch(wanted.lower()) else None
         if not names and sha is None:
             raise InvalidRevision(wanted)
-        async with self.readers.of(self.path) as reader:
+        async with self.cat_files.lease(self.path) as reader:
             found = await reader.infos([f"{name}^{{commit}}" for name in names])
             if sha is not None and not any(found):
                 # Git reports ambiguous abbreviations only for a plain request without a type.
@@ -100,7 +100,7 @@ class Repository:
         raise ReferenceNotFound(rev or self.default_branch)
 
     async def sha(self, ref: str) -> str | None:
-        async with self.readers.of(self.path) as reader:
+        async with self.cat_files.lease(self.path) as reader:
             info = (await reader.infos([ref]))[0]
         return None if info is None else info.sha
 
@@ -130,7 +130,7 @@ class Repository:
         With `expected=None` the branch must not exist.
         """
         ref = f"refs/heads/{branch}"
-        finished = await self.git.finish(self.path, "update-ref", ref, sha, expected or NOWHERE)
+        finished = await self.git.finish(self.path, "update-ref", ref, sha, expected or ZERO_SHA)
         if finished.status == 0:
             return True
         if GitMessage.REF_MOVED.found_in(finished.stderr):
@@ -158,7 +158,7 @@ class Repository:
         short = name.removeprefix("refs/tags/")
         if not is_ref(short):
             raise TagNotFound(name)
-        async with self.readers.of(self.path) as reader:
+        async with self.cat_files.lease(self.path) as reader:
             found = (await reader.contents([f"refs/tags/{short}"]))[0]
         if found is None:
             raise TagNotFound(short)
@@ -168,7 +168,7 @@ class Repository:
     async def tag_object(self, sha: str) -> Tag:
         """An annotated tag by the sha of its tag object."""
         wanted = check_sha(sha)
-        async with self.readers.of(self.path) as reader:
+        async with self.cat_files.lease(self.path) as reader:
             found = (await reader.contents([wanted]))[0]
         if found is None or found[0].kind != "tag":
             raise TagNotFound(sha)
@@ -198,7 +198,7 @@ class Repository:
                 annotated.append((len(refs.tags), name.removeprefix("refs/tags/"), sha))
             refs.tags.append(Tag(name.removeprefix("refs/tags/"), sha, sha))
         if annotated:
-            async with self.readers.of(self.path) as reader:
+            async with self.cat_files.lease(self.path) as reader:
                 found = await reader.contents([sha for _, _, sha in annotated])
             for (place, name, sha), each in zip(annotated, found, strict=True):
                 if each is not None:
@@ -211,7 +211,7 @@ class Repository:
         return (await self.commits([check_sha(sha)]))[0]
 
     async def commits(self, shas: list[str]) -> list[Commit]:
-        async with self.readers.of(self.path) as reader:
+        async with self.cat_files.lease(self.path) as reader:
             found = await reader.contents(shas)
         commits = []
         for sha, each in zip(shas, found, strict=True):

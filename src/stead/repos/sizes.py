@@ -14,7 +14,7 @@ _HALF_DONE = ("tmp_", ".tmp-")
 
 
 @dataclass(frozen=True)
-class Size:
+class RepoSize:
     objects: int
     """Bytes of everything except refs."""
     refs: int
@@ -23,10 +23,10 @@ class Size:
     """Number of refs in files of their own."""
 
 
-def measured(repository: Path) -> Size:
+def measure_repo(repository: Path) -> RepoSize:
     loose = set(_loose_refs(repository))
     refs = sum(not name.startswith(_OWN) for name in loose | _packed_refs(repository))
-    return Size(_bytes(repository / "objects"), refs, len(loose))
+    return RepoSize(_bytes(repository / "objects"), refs, len(loose))
 
 
 def lfs_size(repository: Path) -> int:

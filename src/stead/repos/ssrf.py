@@ -71,7 +71,7 @@ _NOT_PUBLIC_6 = tuple(
 _NAT64 = IPv6Network("64:ff9b::/96")
 
 
-class EgressRefused(RepoError):
+class AddressRefused(RepoError):
     """The SSRF guard refuses to connect to this URL."""
 
     def __init__(self, url: str, why: str) -> None:
@@ -79,7 +79,7 @@ class EgressRefused(RepoError):
         self.url = url
 
 
-class EgressFailed(RepoError):
+class RequestFailed(RepoError):
     """The request failed: no connection, a timeout or an invalid response."""
 
     def __init__(self, url: str, why: str) -> None:
@@ -88,7 +88,7 @@ class EgressFailed(RepoError):
 
 
 @dataclass(frozen=True)
-class Target:
+class PinnedTarget:
     """A checked URL with the addresses that may be used for it."""
 
     scheme: str
@@ -118,10 +118,10 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Answer:
+class RemoteResponse:
     """A response whose body has not been read."""
 
-    target: Target
+    target: PinnedTarget
     """The final target, after redirects."""
     status: int
     headers: Mapping[str, str]
@@ -132,7 +132,7 @@ class Answer:
         return b"".join([piece async for piece in self.pieces])
 
 
-class Egress:
+class SsrfGuard:
     def __init__(
         self,
         allowed: Sequence[Network] = (),
@@ -142,40 +142,40 @@ class Egress:
     ) -> None:
         """`allowed` are non-public networks that may be connected to."""
         self._allowed = tuple(allowed)
-        self._resolve = resolve or _look_up
+        self._resolve = resolve or _resolve
         self._tls = tls
 
-    async def check(self, url: str, *, credentials: bool = False) -> Target:
+    async def check(self, url: str, *, credentials: bool = False) -> PinnedTarget:
         """Parse and resolve a URL; refuse hosts that are not on the public internet.
 
         A user name and password in the URL are refused without `credentials`.
         """
         scheme, host, port, path, authorization = _parse(url)
-        target = Target(scheme, host, port, path, (), authorization)
+        target = PinnedTarget(scheme, host, port, path, (), authorization)
         if authorization is not None and not credentials:
-            raise EgressRefused(target.shown, "user name and password are not allowed in this URL")
+            raise AddressRefused(target.shown, "user name and password are not allowed in this URL")
         addresses = await self._addresses(target)
         for address in addresses:
             if why := self._refusal(address):
-                raise EgressRefused(target.shown, f"{address} is {why}")
+                raise AddressRefused(target.shown, f"{address} is {why}")
         found = tuple(dict.fromkeys(str(address) for address in addresses))[:_MAX_ADDRESSES]
-        return Target(scheme, host, port, path, found, authorization)
+        return PinnedTarget(scheme, host, port, path, found, authorization)
 
-    async def _addresses(self, target: Target) -> list[Address]:
+    async def _addresses(self, target: PinnedTarget) -> list[Address]:
         with contextlib.suppress(ValueError):
             return [ip_address(target.host)]
         try:
             async with asyncio.timeout(_LOOKUP_TIMEOUT):
                 found = await self._resolve(target.host, target.port)
         except (OSError, UnicodeError):
-            raise EgressFailed(target.shown, f"cannot resolve {target.host}") from None
+            raise RequestFailed(target.shown, f"cannot resolve {target.host}") from None
         try:
             # Drop the zone of a link-local address.
             addresses = [ip_address(each.partition("%")[0]) for each in found]
         except ValueError:
-            raise EgressFailed(target.shown, f"{target.host} resolves to an invalid address") from None
+            raise RequestFailed(target.shown, f"{target.host} resolves to an invalid address") from None
         if not addresses:
-            raise EgressFailed(target.shown, f"{target.host} has no address")
+            raise RequestFailed(target.shown, f"{target.host} has no address")
         return addresses
 
     def _refusal(self, address: Address) -> str | None:
@@ -191,13 +191,13 @@ class Egress:
     async def request(
         self,
         method: str,
-        target: Target,
+        target: PinnedTarget,
         *,
         most_bytes: int,
         timeout: float,
         headers: Mapping[str, str] | None = None,
         content: bytes | AsyncIterator[bytes] | None = None,
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncIterator[RemoteResponse]:
         """One request to a checked target; redirects are returned, not followed.
 
         Streamed content needs a Content-Length in `headers`. The response is limited to `most_bytes` and
@@ -216,7 +216,7 @@ class Egress:
                 httpcore2.AsyncConnectionPool(
                     ssl_context=self._context() if target.scheme == "https" else None,
                     max_connections=1,
-                    network_backend=_Pinned(target.addresses),
+                    network_backend=_PinnedBackend(target.addresses),
                 ) as pool,
                 pool.stream(
                     method,
@@ -232,13 +232,13 @@ class Egress:
                     raise _too_large(target, most_bytes)
                 body = _bounded(response.aiter_stream(), target, most_bytes)
                 async with contextlib.aclosing(body) as pieces:
-                    yield Answer(target, response.status, told, pieces)
+                    yield RemoteResponse(target, response.status, told, pieces)
         except TimeoutError:
-            raise EgressFailed(target.shown, f"timed out after {timeout:g} s") from None
+            raise RequestFailed(target.shown, f"timed out after {timeout:g} s") from None
         except httpcore2.TimeoutException:
-            raise EgressFailed(target.shown, "timed out") from None
+            raise RequestFailed(target.shown, "timed out") from None
         except (httpcore2.NetworkError, httpcore2.ProtocolError) as error:
-            raise EgressFailed(target.shown, str(error) or type(error).__name__) from error
+            raise RequestFailed(target.shown, str(error) or type(error).__name__) from error
 
     @contextlib.asynccontextmanager
     async def stream_get(
@@ -249,7 +249,7 @@ class Egress:
         timeout: float,
         headers: Mapping[str, str] | None = None,
         credentials: bool = False,
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncIterator[RemoteResponse]:
         """GET a URL. Every redirect is checked; secret headers are not sent to another origin."""
         deadline = asyncio.get_running_loop().time() + timeout
         target = await self.check(url, credentials=credentials)
@@ -263,18 +263,18 @@ class Egress:
                     yield answer
                     return
             target, headers = await self._follow(target, location, headers)
-        raise EgressFailed(target.shown, f"too many redirects (max {MAX_REDIRECTS})")
+        raise RequestFailed(target.shown, f"too many redirects (max {MAX_REDIRECTS})")
 
     async def _follow(
-        self, target: Target, location: str, headers: Mapping[str, str] | None
-    ) -> tuple[Target, Mapping[str, str] | None]:
+        self, target: PinnedTarget, location: str, headers: Mapping[str, str] | None
+    ) -> tuple[PinnedTarget, Mapping[str, str] | None]:
         led = await self.check(urljoin(target.url, location))
         if target.scheme == "https" and led.scheme == "http":
-            raise EgressRefused(led.shown, "redirect from https to http")
+            raise AddressRefused(led.shown, "redirect from https to http")
         if led.origin != target.origin:
             kept = {name: value for name, value in (headers or {}).items() if name.lower() not in _SECRETS}
             return led, kept
-        same = Target(led.scheme, led.host, led.port, led.path, led.addresses, target.authorization)
+        same = PinnedTarget(led.scheme, led.host, led.port, led.path, led.addresses, target.authorization)
         return same, headers
 
     def _context(self) -> ssl.SSLContext:
@@ -290,12 +290,12 @@ def shown(url: str) -> str:
     """A URL for messages, without credentials and query."""
     try:
         scheme, host, port, path, _ = _parse(url)
-    except EgressRefused as error:
+    except AddressRefused as error:
         return error.url
-    return Target(scheme, host, port, path, ()).shown
+    return PinnedTarget(scheme, host, port, path, ()).shown
 
 
-def git_options(target: Target) -> list[str]:
+def git_options(target: PinnedTarget) -> list[str]:
     """Options that pin git to the checked addresses and disable redirects."""
     options = ["-c", "http.followRedirects=false"]
     with contextlib.suppress(ValueError):
@@ -305,7 +305,7 @@ def git_options(target: Target) -> list[str]:
     return [*options, "-c", f"http.curloptResolve={target.host}:{target.port}:{addresses}"]
 
 
-def git_environment(target: Target) -> dict[str, str]:
+def git_environment(target: PinnedTarget) -> dict[str, str]:
     """Pass the URL's credentials to git in its environment: other users can see command lines."""
     if target.authorization is None:
         return {}
@@ -345,25 +345,25 @@ def _parse(url: str) -> tuple[str, str, int, str, str | None]:
     """Scheme, host, port, path with query, and the Authorization header from credentials."""
     without_secrets = re.sub(r"//.*@", "//", url, flags=re.DOTALL)[:200]
     if len(url) > MAX_URL:
-        raise EgressRefused(without_secrets, f"URL too long (max {MAX_URL} characters)")
+        raise AddressRefused(without_secrets, f"URL too long (max {MAX_URL} characters)")
     try:
         parsed = httpx2.URL(url)
     except (httpx2.InvalidURL, UnicodeError, ValueError):
-        raise EgressRefused(without_secrets, "invalid URL") from None
+        raise AddressRefused(without_secrets, "invalid URL") from None
     host = parsed.raw_host.decode("ascii").removesuffix(".")
     if parsed.scheme not in _PORTS:
-        raise EgressRefused(without_secrets, "only http and https URLs are supported")
+        raise AddressRefused(without_secrets, "only http and https URLs are supported")
     port = _PORTS[parsed.scheme] if parsed.port is None else parsed.port
     if not 0 < port < 65536:
-        raise EgressRefused(without_secrets, f"invalid port {port}")
+        raise AddressRefused(without_secrets, f"invalid port {port}")
     try:
         host = str(ip_address(host))
     except ValueError:
         # 127.1, 2130706433 and 0x7f000001 are IP addresses to some parsers and names to others.
         if not _NAME.fullmatch(host) or _NUMBER.fullmatch(host.rpartition(".")[2]):
-            raise EgressRefused(without_secrets, f"invalid host name {host!r}") from None
+            raise AddressRefused(without_secrets, f"invalid host name {host!r}") from None
     if "%" in host:
-        raise EgressRefused(without_secrets, f"{host!r} is a link-local address")
+        raise AddressRefused(without_secrets, f"{host!r} is a link-local address")
     authorization = None
     if parsed.userinfo:
         user, _, password = parsed.userinfo.decode("ascii").partition(":")
@@ -372,13 +372,13 @@ def _parse(url: str) -> tuple[str, str, int, str, str | None]:
     return parsed.scheme, host, port, parsed.raw_path.decode("ascii"), authorization
 
 
-async def _look_up(host: str, port: int) -> list[str]:
+async def _resolve(host: str, port: int) -> list[str]:
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(address[0]) for *_, address in found]
 
 
-async def _bounded(pieces: AsyncIterator[bytes], target: Target, most: int) -> AsyncGenerator[bytes]:
+async def _bounded(pieces: AsyncIterator[bytes], target: PinnedTarget, most: int) -> AsyncGenerator[bytes]:
     size = 0
     async for piece in pieces:
         size += len(piece)
@@ -387,11 +387,11 @@ async def _bounded(pieces: AsyncIterator[bytes], target: Target, most: int) -> A
         yield piece
 
 
-def _too_large(target: Target, most: int) -> TooLarge:
+def _too_large(target: PinnedTarget, most: int) -> TooLarge:
     return TooLarge(f"response from {target.shown} too large (max {most} bytes)")
 
 
-class _Pinned(httpcore2.AsyncNetworkBackend):
+class _PinnedBackend(httpcore2.AsyncNetworkBackend):
     """Connects to the pinned addresses in order, whatever host is requested."""
 
     def __init__(self, addresses: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ from stead.repos import committing
 from stead.repos.committing import Change
 from stead.repos.fast_import import Author
 from stead.repos.model import Branch, Commit
-from stead.repos.quotas import Writing
+from stead.repos.quotas import QuotaReservation
 from stead.repos.repos import Repos
 from stead.repos.repository import Repository
 from stead.repos.search.search import Search
@@ -33,7 +33,7 @@ class RefObserver(Protocol):
 class Write:
     """One write in progress."""
 
-    quota: Writing
+    quota: QuotaReservation
     refs_changed: Callable[[], Awaitable[None]]
     """Notifies the observers. Call it before the client is told of success."""
 
@@ -53,7 +53,7 @@ class RepoWriter:
 
         `origin` is an observer that writes itself, and is not notified of it.
         """
-        async with self._repos.quotas.writing(repo_id) as quota:
+        async with self._repos.quotas.reserving(repo_id) as quota:
             yield Write(quota, lambda: finished(self._notify(repo_id, origin)))
 
     async def _notify(self, repo_id: str, origin: RefObserver | None) -> None:
@@ -67,7 +67,7 @@ class RepoWriter:
                 log.error("observer of refs failed", repo=repo_id, error=repr(error), exc_info=error)
 
     @contextlib.asynccontextmanager
-    async def _changing_refs(self, repo_id: str) -> AsyncIterator[Writing]:
+    async def _changing_refs(self, repo_id: str) -> AsyncIterator[QuotaReservation]:
         async with self.writing(repo_id) as write:
             try:
                 yield write.quota
@@ -92,13 +92,13 @@ class RepoWriter:
         """Commit file changes to a branch, see `committing.commit`."""
         async with self._changing_refs(repository.id) as quota:
             return await committing.commit(
-                repository, changes, message, branch=branch, author=author, expected=expected, writing=quota
+                repository, changes, message, branch=branch, author=author, expected=expected, quota=quota
             )
 
     async def create_branch(self, repository: Repository, name: str, sha: str | None = None) -> Branch:
         """Create a branch at a commit; default: the head of the default branch."""
         async with self._changing_refs(repository.id) as quota:
-            await quota.make_refs(1)
+            await quota.reserve_refs(1)
             return await repository.create_branch(name, sha)
 
     async def delete(self, repo_id: str) -> None:

@@ -9,7 +9,7 @@ from pydantic import Field, PlainSerializer, WithJsonSchema
 
 from stead.api.wire import Wire
 from stead.repos import contents, history
-from stead.repos.model import Branch, Commit, Entry, Signature, Tag
+from stead.repos.model import Branch, Commit, Signature, Tag, TreeItem
 from stead.repos.repository import Refs
 
 
@@ -28,7 +28,7 @@ Sha = Annotated[str, Field(pattern="^[0-9a-fA-F]{40}$")]
 # Repositories
 
 
-class Source(Wire):
+class RepoSource(Wire):
     """A remote repository to import with its history."""
 
     url: str
@@ -70,7 +70,7 @@ class CreateRepo(Wire):
     name: Annotated[str, Field(max_length=256)] | None = None
     public: bool | None = None
     default_branch: str | None = None
-    source: Source | None = None
+    source: RepoSource | None = None
     import_: Import | None = Field(None, alias="import")
 
 
@@ -90,7 +90,7 @@ class ListedTag(Wire):
     message: str | None = None
 
 
-class RepoRow(Wire):
+class RepoModel(Wire):
     id: str
     repo_id: str
     name: str | None = None
@@ -117,7 +117,7 @@ class RepoRow(Wire):
 
 
 class RepoList(Wire):
-    repositories: list[RepoRow]
+    repositories: list[RepoModel]
     total: int
     offset: int
 
@@ -203,7 +203,7 @@ class FileContent(FileEntry):
     """Base64."""
 
     @classmethod
-    def of(cls, file: contents.File) -> Self:
+    def of(cls, file: contents.RepoFile) -> Self:
         entry = file.entry
         content = base64.b64encode(file.content).decode()
         return cls(name=entry.name, path=entry.path, sha=entry.sha, size=len(file.content), content=content)
@@ -220,7 +220,7 @@ class DirectoryEntry(Wire):
     )
 
     @classmethod
-    def of(cls, folder: contents.Folder) -> "DirectoryEntry":
+    def of(cls, folder: contents.RepoFolder) -> "DirectoryEntry":
         top: list[DirectoryEntry | FileEntry] = []
         places = {folder.path: top}
         for entry in folder.entries:
@@ -232,7 +232,7 @@ class DirectoryEntry(Wire):
         return cls.model_construct(name=folder.name, path=folder.path, sha=folder.sha, entries=top)
 
 
-def _entry(entry: Entry, entries: list[DirectoryEntry | FileEntry] | None) -> DirectoryEntry | FileEntry:
+def _entry(entry: TreeItem, entries: list[DirectoryEntry | FileEntry] | None) -> DirectoryEntry | FileEntry:
     """Submodules are shown as files of size 0: their content is in another repository."""
     if entry.kind == "tree":
         # Not validated: validation would copy the list, which the caller still fills.
@@ -338,7 +338,7 @@ class Comparison(Wire):
     files: list[ComparedFile]
 
     @classmethod
-    def of(cls, compared: history.Comparison) -> Self:
+    def of(cls, compared: history.RevisionComparison) -> Self:
         files = [
             ComparedFile(
                 filename=change.path,

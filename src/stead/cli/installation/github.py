@@ -10,10 +10,10 @@ from stead.cli.installation.keys import AccountName, open_accounts
 from stead.cli.installation.terminal import run, settings
 from stead.cli.output import Json, note, print_facts, print_json
 from stead.errors import InvalidRequest
-from stead.github.app import GITHUB, GITHUB_API, WEBHOOKS, App, Github
+from stead.github.app import GITHUB, GITHUB_API, WEBHOOKS, App, GithubClient
 from stead.github.apps import Apps
 from stead.identity.accounts import Account, Accounts
-from stead.repos.ssrf import Egress
+from stead.repos.ssrf import SsrfGuard
 
 app = typer.Typer(no_args_is_help=True, help="Manage the GitHub App used for GitHub sync.")
 
@@ -46,7 +46,7 @@ def connect(
             url.rstrip("/"),
             (api_url or (GITHUB_API if url == GITHUB else f"{url.rstrip('/')}/api/v3")).rstrip("/"),
         )
-        slug = await Github(Egress(settings().dial_private)).slug(found)
+        slug = await GithubClient(SsrfGuard(settings().dial_private)).slug(found)
         async with open_accounts() as opened:
             owner = await _owner(opened, account)
             await Apps(opened.database).connect(owner.id, found)

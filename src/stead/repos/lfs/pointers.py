@@ -25,13 +25,13 @@ _SMALL_FILES = (
 _AT_ONCE = 1000
 
 
-def pointed(content: bytes) -> LfsObject | None:
+def parse_pointer(content: bytes) -> LfsObject | None:
     """The object that a pointer refers to; None if the content is not a pointer."""
     found = _POINTER.fullmatch(content)
     return None if found is None else LfsObject(found["oid"].decode(), int(found["size"]))
 
 
-async def large_files(
+async def pointed_objects(
     repository: Repository, new: Iterable[str], known: Iterable[str], timeout: float
 ) -> list[LfsObject]:
     """The LFS objects reachable from the new objects and not from the known ones."""
@@ -41,9 +41,9 @@ async def large_files(
     )
     small = printed.decode().split()
     found: dict[LfsObject, None] = {}
-    async with repository.readers.of(repository.path) as reader:
+    async with repository.cat_files.lease(repository.path) as reader:
         for start in range(0, len(small), _AT_ONCE):
             for read in await reader.contents(small[start : start + _AT_ONCE]):
-                if read is not None and (large := pointed(read[1])) is not None:
+                if read is not None and (large := parse_pointer(read[1])) is not None:
                     found[large] = None
     return list(found)

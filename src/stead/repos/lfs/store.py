@@ -14,7 +14,7 @@ from pathlib import Path
 
 from stead.files import sync_folder
 from stead.repos.errors import DiskFull, RepoError, RepoNotFound, TooLarge
-from stead.repos.quotas import Quotas, Writing
+from stead.repos.quotas import QuotaReservation, RepoQuotas
 from stead.repos.repository import Repository
 from stead.repos.sizes import on_disk
 from stead.tasks import in_thread
@@ -23,7 +23,7 @@ MAX_OBJECT = 5 << 30
 MAX_BATCH = 1000
 PIECE = 1 << 20
 _OID = re.compile(r"[0-9a-f]{64}")
-_FORGOTTEN = 24 * 3600.0
+_ABANDONED_AFTER = 24 * 3600.0
 
 
 class LfsObjectNotFound(RepoError):
@@ -53,7 +53,7 @@ class LfsObject:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredLfsObject:
     """An open object: it can be read to the end even if it is deleted meanwhile."""
 
     descriptor: int
@@ -77,7 +77,7 @@ class Stored:
 class LfsObjects:
     """The LFS objects of one repository."""
 
-    def __init__(self, repository: Repository, quotas: Quotas, max_object: int = MAX_OBJECT) -> None:
+    def __init__(self, repository: Repository, quotas: RepoQuotas, max_object: int = MAX_OBJECT) -> None:
         self._repository = repository
         self._quotas = quotas
         self._folder = repository.path / "lfs"
@@ -108,8 +108,8 @@ class LfsObjects:
 
     async def without_room(self, objects: Iterable[LfsObject]) -> dict[LfsObject, RepoError]:
         """The objects that exceed a limit or the quota, alone or with those before them."""
-        writing = await self._quotas.peek(self._repository.id)
-        room = writing.room
+        quota = await self._quotas.peek(self._repository.id)
+        room = quota.room
         free = shutil.disk_usage(self._repository.path).free
         refused: dict[LfsObject, RepoError] = {}
         for wanted in objects:
@@ -117,7 +117,7 @@ class LfsObjects:
             if wanted.size > self._max:
                 refused[wanted] = TooLarge(f"LFS object too large: {wanted.size} bytes (max {self._max})")
             elif room is not None and size > room:
-                refused[wanted] = writing.exceeded()
+                refused[wanted] = quota.exceeded()
             elif size > free:
                 refused[wanted] = DiskFull()
             else:
@@ -133,22 +133,22 @@ class LfsObjects:
             raise LfsObjectMismatch(f"LFS object {wanted.oid} has {size} bytes, not {wanted.size}")
 
     @contextlib.contextmanager
-    def open(self, oid: str) -> Iterator[Stored]:
+    def open(self, oid: str) -> Iterator[StoredLfsObject]:
         try:
             descriptor = os.open(self._path(oid), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
             raise LfsObjectNotFound(oid) from None
         try:
-            yield Stored(descriptor, os.fstat(descriptor).st_size)
+            yield StoredLfsObject(descriptor, os.fstat(descriptor).st_size)
         finally:
             os.close(descriptor)
 
     async def write(self, oid: str, body: AsyncIterator[bytes]) -> None:
         """Store an object from a stream; it is visible once it is complete, verified and synced."""
-        async with self._quotas.writing(self._repository.id) as writing:
-            await self.write_within(writing, oid, body)
+        async with self._quotas.reserving(self._repository.id) as quota:
+            await self.write_within(quota, oid, body)
 
-    async def write_within(self, writing: Writing, oid: str, body: AsyncIterator[bytes]) -> None:
+    async def write_within(self, quota: QuotaReservation, oid: str, body: AsyncIterator[bytes]) -> None:
         """Store an object as part of a larger write."""
         place = self._path(oid)
         descriptor, temporary = await in_thread(self._begin)
@@ -163,17 +163,17 @@ class LfsObjects:
                     rest = rest[os.write(descriptor, rest) :]
 
         try:
-            async for pieces in _gathered(body):
+            async for pieces in _batches(body):
                 more = sum(map(len, pieces))
                 size += more
                 if size > self._max:
                     raise TooLarge(f"LFS object too large (max {self._max} bytes)")
-                await writing.take(more)
+                await quota.reserve(more)
                 await in_thread(put, pieces)
             if hashed.hexdigest() != oid:
                 raise LfsObjectMismatch(f"checksum mismatch: received {hashed.hexdigest()}, expected {oid}")
             if await in_thread(self._finish, descriptor, temporary, place):
-                writing.lfs += on_disk(size)
+                quota.lfs += on_disk(size)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise DiskFull from error
@@ -197,7 +197,7 @@ class LfsObjects:
         """Remove partial uploads that a crash left behind."""
         for left in folder.iterdir():
             with contextlib.suppress(FileNotFoundError):
-                if left.lstat().st_mtime < time.time() - _FORGOTTEN:
+                if left.lstat().st_mtime < time.time() - _ABANDONED_AFTER:
                     left.unlink()
 
     def _finish(self, descriptor: int, temporary: Path, place: Path) -> bool:
@@ -218,7 +218,7 @@ class LfsObjects:
         return new
 
 
-async def _gathered(body: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
+async def _batches(body: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
     """Collect pieces into batches, because each write uses a thread."""
     pieces: list[bytes] = []
     size = 0

@@ -16,7 +16,7 @@ from stead.errors import SteadError
 from stead.logs import get_logger
 from stead.repos.errors import DiskFull
 from stead.repos.maintenance.housekeeping import TIMEOUT, has_room
-from stead.repos.quotas import LeftBehind, Quotas
+from stead.repos.quotas import RepoQuotas, SupersededRef
 from stead.repos.repository import Repository
 from stead.store.repos import RepoRow, RepoStore
 from stead.tasks import in_thread
@@ -38,7 +38,7 @@ class Pruning:
     def __init__(
         self,
         store: RepoStore,
-        quotas: Quotas,
+        quotas: RepoQuotas,
         slot: asyncio.Semaphore,
         repository_of: Callable[[str], Repository],
     ) -> None:
@@ -48,17 +48,17 @@ class Pruning:
         self._repository_of = repository_of
         self._noted: set[str] = set()
 
-    async def note(self, repository: Repository, left_behind: Sequence[LeftBehind]) -> None:
+    async def note(self, repository: Repository, superseded: Sequence[SupersededRef]) -> None:
         """After a ref update: if it left objects unreachable, schedule a prune within a day."""
-        if left_behind and await self._is_lost(repository, left_behind):
+        if superseded and await self._is_lost(repository, superseded):
             self._noted.add(repository.id)
             await self._store.prune_by(repository.id, time.time_ns() + _nanoseconds(EVERY))
 
-    async def _is_lost(self, repository: Repository, left_behind: Sequence[LeftBehind]) -> bool:
+    async def _is_lost(self, repository: Repository, superseded: Sequence[SupersededRef]) -> bool:
         """Whether the updates were not all fast-forward; True if unknown."""
-        if len(left_behind) > _MAX_COMPARED or any(new is None for _, new in left_behind):
+        if len(superseded) > _MAX_COMPARED or any(new is None for _, new in superseded):
             return True
-        lines = "".join(f"{old}\n^{new}\n" for old, new in left_behind)
+        lines = "".join(f"{old}\n^{new}\n" for old, new in superseded)
         finished = await repository.git.finish(
             repository.path, "rev-list", "--max-count=1", "--stdin", stdin=lines.encode()
         )
@@ -110,7 +110,7 @@ class Pruning:
             except BaseException:
                 await in_thread(_bring_back, path)
                 raise
-        await repository.readers.forget(path)
+        await repository.cat_files.stop(path)
         if aside := _aside(path):
             if not await self._is_whole_without(repository):
                 log.info("prune aborted: object referenced again", repo=repository.id)
@@ -126,7 +126,7 @@ class Pruning:
             return False
         try:
             async with asyncio.timeout(_PATIENCE):
-                await self._quotas.quiet(repository.id)
+                await self._quotas.wait_for_writers(repository.id)
         except TimeoutError:
             return False
         return await _is_whole(repository)

@@ -7,7 +7,7 @@ CACHE_BYTES = 64 << 20
 _OVERHEAD = 500
 
 
-class Cache:
+class SearchCache:
     """LRU cache with a limit in bytes. Keys start with the repository's id."""
 
     def __init__(self, most: int = CACHE_BYTES) -> None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from stead.repos.repository import Repository
 from stead.repos.search.file_names import NamedFile
-from stead.repos.search.lines import Blob, match_ends, matching_lines, shown
-from stead.repos.search.processes import MAX_SEARCHED, Gathered, LargeFile, run
+from stead.repos.search.lines import BlobHits, match_ends, matching_lines, shown
+from stead.repos.search.processes import MAX_SEARCHED, LargeFile, OutputBuffer, run
 from stead.repos.search.query import Query
 
 _MAX_LARGE = 500
@@ -29,7 +29,7 @@ class Match:
 
 
 @dataclass(frozen=True)
-class MatchedFile(NamedFile):
+class FileMatches(NamedFile):
     match_count: int
     """Number of matching lines; `matches` may have fewer."""
     matches: list[Match]
@@ -42,7 +42,7 @@ class MatchedFile(NamedFile):
 
 
 @dataclass(frozen=True)
-class Counted:
+class MatchCounts:
     """The output of `git grep -c -z` (`commit:path NUL count LF` per file) and its totals."""
 
     printed: bytes
@@ -63,7 +63,7 @@ class Counted:
         return found
 
 
-class _Counting(Gathered):
+class _Counting(OutputBuffer):
     """Counts while git is still running."""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class _Counting(Gathered):
 
 async def count(
     repository: Repository, commit: str, query: Query, specs: tuple[str, ...], until: float
-) -> Counted:
+) -> MatchCounts:
     """Count matches. Files that are too large are excluded in a second run, if there are any."""
     counting = _Counting()
     arguments = ["grep", "-c", "-z", "-I", *query.options, *query.expression, commit, "--", *specs]
@@ -94,12 +94,12 @@ async def count(
         counting = _Counting()
         large, known = await _large_files(repository, commit, until)
         complete = known and await run(repository, [*arguments, *large], counting, until, query=query)
-    return Counted(counting.data, counting.files, counting.matches, not complete)
+    return MatchCounts(counting.data, counting.files, counting.matches, not complete)
 
 
 async def _large_files(repository: Repository, commit: str, until: float) -> tuple[list[str], bool]:
     """Pathspecs that exclude the files that are too large, and whether the list is complete."""
-    gathered = Gathered()
+    gathered = OutputBuffer()
     complete = await run(repository, ["ls-tree", "-r", "-l", "-z", "--full-tree", commit], gathered, until)
     large = []
     for line in gathered.data.split(b"\0"):
@@ -112,7 +112,7 @@ async def _large_files(repository: Repository, commit: str, until: float) -> tup
 
 async def files_with_lines(
     repository: Repository, query: Query, counted: list[tuple[bytes, int]], context: int, until: float
-) -> tuple[list[MatchedFile], bool]:
+) -> tuple[list[FileMatches], bool]:
     """The matching lines of these files, and whether they are complete."""
     blobs = await _blobs(repository, [name for name, _ in counted])
     found, complete = await matching_lines(
@@ -122,7 +122,7 @@ async def files_with_lines(
     ends, all_ends = await match_ends(repository, query, wanted, until)
     matches = {sha: _matches(query, sha, blob, ends, context) for sha, blob in found.items()}
     files = [
-        MatchedFile(name.partition(b":")[2].decode(errors="replace"), size, number, matches.get(sha, []))
+        FileMatches(name.partition(b":")[2].decode(errors="replace"), size, number, matches.get(sha, []))
         for (name, number), (sha, size) in zip(counted, blobs, strict=False)
     ]
     return files, complete and all_ends and len(blobs) == len(counted)
@@ -135,7 +135,7 @@ async def _blobs(repository: Repository, names: list[bytes]) -> list[tuple[str, 
     """
     if not names:
         return []
-    gathered = Gathered()
+    gathered = OutputBuffer()
     stdin = b"".join(name + b"\0" for name in names)
     until = asyncio.get_running_loop().time() + _NAMING
     await run(repository, ["cat-file", "--batch-check", "-z"], gathered, until, stdin=stdin)
@@ -147,7 +147,7 @@ async def _blobs(repository: Repository, names: list[bytes]) -> list[tuple[str, 
 
 
 def _matches(
-    query: Query, sha: str, blob: Blob, ends: dict[tuple[str, int], int], context: int
+    query: Query, sha: str, blob: BlobHits, ends: dict[tuple[str, int], int], context: int
 ) -> list[Match]:
     known = {hit.number: hit.columns(query, ends.get((sha, hit.number))) for hit in blob.hits}
     texts = {number: shown(text) for number, text in blob.others.items()}

@@ -13,7 +13,7 @@ from stead.repos.git import GitProcess
 from stead.repos.model import Commit
 from stead.repos.repository import Repository
 from stead.repos.search.lines import MAX_MATCHES, MAX_TEXT, Hit, match_ends, matching_lines
-from stead.repos.search.processes import Gathered, Lines, first_part, run
+from stead.repos.search.processes import LineSplitter, OutputBuffer, first_part, run
 from stead.repos.search.query import Query
 from stead.tasks import in_thread
 
@@ -154,7 +154,7 @@ class Diffs:
         return all(blob in self._hits for blob in blobs)
 
     async def _changes(self, shas: list[str], until: float) -> dict[str, list[_Pair]]:
-        gathered = Gathered()
+        gathered = OutputBuffer()
         arguments = [*_DIFF_TREE, "-z", "--raw", "--", *self._specs]
         complete = await run(self._repository, arguments, gathered, until, stdin=_lines(shas))
         changes = await in_thread(_changes, gathered.data)
@@ -274,7 +274,7 @@ class _Patches:
     def __init__(self) -> None:
         self.ranges: dict[tuple[str, str], tuple[list[range], list[range]]] = {}
         self._now: tuple[list[range], list[range]] = [], []
-        self._lines = Lines()
+        self._lines = LineSplitter()
         self._left = 0
 
     def __call__(self, piece: bytes) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from stead.repos.names import EMPTY_TREE
 from stead.repos.repository import Repository
-from stead.repos.search.processes import Gathered, run
+from stead.repos.search.processes import OutputBuffer, run
 from stead.repos.search.query import Query
 from stead.tasks import in_thread
 
@@ -32,7 +32,7 @@ async def tree(
     repository: Repository, commit: str, specs: tuple[str, ...], until: float
 ) -> tuple[bytes, bool]:
     """All files of a commit, as a raw diff against the empty tree, and whether the list is complete."""
-    gathered = Gathered()
+    gathered = OutputBuffer()
     arguments = ["diff-tree", "-r", "-z", "--no-renames", EMPTY_TREE, commit, "--", *specs]
     complete = await run(repository, arguments, gathered, until)
     return gathered.data, complete
@@ -72,7 +72,7 @@ async def _named_like(
         owner = repository.path.stat()
         if owner.st_uid != os.geteuid():
             os.chown(folder, owner.st_uid, owner.st_gid)
-        gathered = Gathered()
+        gathered = OutputBuffer()
         arguments = ["grep", "--no-index", "-a", "-h", "-n", *query.options, *query.expression, "--", "names"]
         complete = await run(repository, arguments, gathered, until, query=query, cwd=folder)
     finally:

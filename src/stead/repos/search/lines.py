@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from stead.repos.repository import Repository
-from stead.repos.search.processes import MAX_SEARCHED, LargeFile, Lines, run
+from stead.repos.search.processes import MAX_SEARCHED, LargeFile, LineSplitter, run
 from stead.repos.search.query import Query
 
 MAX_LINE = 2000
@@ -49,7 +49,7 @@ class Hit:
 
 
 @dataclass
-class Blob:
+class BlobHits:
     hits: list[Hit] = field(default_factory=list)
     others: dict[int, bytes] = field(default_factory=dict)
     """Context lines by number."""
@@ -83,10 +83,10 @@ class _Reading:
     """
 
     def __init__(self, room: int, per_blob: int) -> None:
-        self.blobs: dict[str, Blob] = {}
+        self.blobs: dict[str, BlobHits] = {}
         self.room = room
         self._per_blob = per_blob
-        self._lines = Lines()
+        self._lines = LineSplitter()
 
     def __call__(self, piece: bytes) -> bool:
         for line in self._lines.feed(piece):
@@ -100,7 +100,7 @@ class _Reading:
         sha = line[:_SHA].decode()
         blob = self.blobs.get(sha)
         if blob is None:
-            blob = self.blobs[sha] = Blob()
+            blob = self.blobs[sha] = BlobHits()
         if line[_SHA : _SHA + 1] == b":":
             _, number, column, text = line.split(b":", 3)
             if len(blob.hits) < self._per_blob:
@@ -126,7 +126,7 @@ async def matching_lines(
     context: int = 0,
     room: int = MAX_TEXT,
     per_blob: int = MAX_MATCHES,
-) -> tuple[dict[str, Blob], bool]:
+) -> tuple[dict[str, BlobHits], bool]:
     """The matching lines of these blobs, and whether they are complete; blobs without matches are left out.
 
     So are blobs that are too large.
@@ -136,7 +136,7 @@ async def matching_lines(
     bounds = ["-m", str(per_blob + 1 + context), *([f"-C{context}"] if context else [])]
     arguments = ["grep", "-I", "-n", "--column", *bounds, *query.options, *query.expression]
 
-    async def look(blobs: list[str], reading: _Reading) -> tuple[dict[str, Blob], bool]:
+    async def look(blobs: list[str], reading: _Reading) -> tuple[dict[str, BlobHits], bool]:
         for first in range(0, len(blobs), _BLOBS):
             some = [*arguments, *blobs[first : first + _BLOBS]]
             if not await run(repository, some, reading, until, query=query):
@@ -146,7 +146,7 @@ async def matching_lines(
     try:
         return await look(wanted, _Reading(room, per_blob))
     except LargeFile:
-        async with repository.readers.of(repository.path) as reader:
+        async with repository.cat_files.lease(repository.path) as reader:
             infos = await reader.infos(wanted)
         small = [info.sha for info in infos if info is not None and info.size < MAX_SEARCHED]
         return await look(small, _Reading(room, per_blob))
@@ -162,7 +162,7 @@ async def match_ends(
     ends: dict[tuple[str, int], int] = {}
     if query.exact_length is not None:
         return ends, True
-    lines = Lines()
+    lines = LineSplitter()
 
     def take(piece: bytes) -> bool:
         for line in lines.feed(piece):

@@ -19,7 +19,7 @@ _PIECE = 1 << 20
 _MAX_LINE = 16 << 20
 _MAX_MEMORY = 512 << 20
 
-Take = Callable[[bytes], bool]
+OnOutput = Callable[[bytes], bool]
 """Receives output pieces; returns whether more is wanted."""
 
 
@@ -30,7 +30,7 @@ class LargeFile(Exception):
 async def run(
     repository: Repository,
     arguments: list[str],
-    take: Take,
+    take: OnOutput,
     until: float,
     *,
     query: Query | None = None,
@@ -75,7 +75,7 @@ def first_part(until: float) -> float:
     return now + (until - now) * 0.8
 
 
-class Gathered:
+class OutputBuffer:
     """Collects output up to a limit."""
 
     def __init__(self, most: int = MAX_PRINTED) -> None:
@@ -93,7 +93,7 @@ class Gathered:
         return b"".join(self._pieces)
 
 
-class Lines:
+class LineSplitter:
     """Splits output into lines; very long lines are truncated."""
 
     def __init__(self) -> None:

@@ -52,7 +52,7 @@ class InvalidPathPattern(RepoError):
         self.scope = scope
 
 
-class NeedsStack(Exception):
+class JitStackExhausted(Exception):
     """A line is too long for the JIT matcher: retry without JIT."""
 
 
@@ -119,7 +119,7 @@ class Query:
     def explain(self, said: str) -> None:
         """Raise InvalidQuery if git's error is about the query."""
         if not self._is_plain and self.jit and GitMessage.JIT_STACK_EXHAUSTED.found_in(said):
-            raise NeedsStack
+            raise JitStackExhausted
         if GitMessage.MATCH_LIMIT.found_in(said):
             raise InvalidRegex(self.scope, "the regular expression takes too many steps in this repository")
         if why := _WHERE_AND_WHY.search(said):

@@ -16,12 +16,12 @@ from stead.repos.errors import ReferenceNotFound, RepoBusy
 from stead.repos.model import Commit
 from stead.repos.names import EMPTY_TREE
 from stead.repos.repository import Repository
-from stead.repos.search.cache import CACHE_BYTES, Cache
-from stead.repos.search.content import Counted, MatchedFile, count, files_with_lines
+from stead.repos.search.cache import CACHE_BYTES, SearchCache
+from stead.repos.search.content import FileMatches, MatchCounts, count, files_with_lines
 from stead.repos.search.diffs import CommitDiff, Diffs
 from stead.repos.search.file_names import NamedFile, listed, named, tree
-from stead.repos.search.processes import SHA_LINE, Gathered, first_part, run
-from stead.repos.search.query import NeedsStack, Query, pathspecs
+from stead.repos.search.processes import SHA_LINE, OutputBuffer, first_part, run
+from stead.repos.search.query import JitStackExhausted, Query, pathspecs
 from stead.tasks import KeyedLimit, in_thread
 
 SECONDS = 30.0
@@ -37,7 +37,7 @@ class ContentFound:
     total_matches: int
     has_more: bool
     stopped: bool
-    files: list[MatchedFile]
+    files: list[FileMatches]
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ Found = TypeVar("Found", ContentFound, FilesFound, CommitsFound, DiffsFound)
 
 
 @dataclass(frozen=True)
-class _Page:
+class _PageRange:
     offset: int
     size: int
 
@@ -98,7 +98,7 @@ class Search:
     def __init__(
         self, *, seconds: float = SECONDS, cache_bytes: int = CACHE_BYTES, at_once: int | None = None
     ) -> None:
-        self.cache = Cache(cache_bytes)
+        self.cache = SearchCache(cache_bytes)
         self._seconds = seconds
         self._slots = KeyedLimit(at_once or max(2, os.cpu_count() or 1), busy=lambda: RepoBusy("searches"))
 
@@ -124,7 +124,7 @@ class Search:
         """Files with matching lines, up to `max_results` files. Binary files are skipped."""
         wanted = Query("content", query, regex, case_sensitive, whole_word)
         specs = pathspecs("content", path_pattern, exclude_pattern)
-        page = _Page(offset, max_results)
+        page = _PageRange(offset, max_results)
         if not 0 <= context <= MAX_CONTEXT:
             raise InvalidRequest(f"context must be 0 to {MAX_CONTEXT}, not {context}")
         commit = await _commit(repository, rev)
@@ -158,7 +158,7 @@ class Search:
         """Files whose paths match; paths start at the repository's root."""
         wanted = Query("files", query, regex, case_sensitive)
         specs = pathspecs("files", path_pattern, exclude_pattern)
-        page = _Page(offset, max_results)
+        page = _PageRange(offset, max_results)
         commit = await _commit(repository, rev)
         if commit is None:
             return FilesFound(0, False, False, [])
@@ -167,7 +167,7 @@ class Search:
             printed, complete = await self._tree(repository, commit, specs, until)
             found, seen_all = await named(repository, wanted, await in_thread(listed, printed), until)
             part = found[page.offset : page.end]
-            async with repository.readers.of(repository.path) as reader:
+            async with repository.cat_files.lease(repository.path) as reader:
                 infos = await reader.infos([sha for _, sha in part])
             files = [
                 NamedFile(path.decode(errors="replace"), info.size if info else 0)
@@ -193,7 +193,7 @@ class Search:
     ) -> CommitsFound:
         """Commits with a matching line in their message, newest first."""
         wanted = Query("commits", query, regex, case_sensitive)
-        page = _Page(offset, max_results)
+        page = _PageRange(offset, max_results)
         tip = await _commit(repository, rev)
         if tip is None:
             return CommitsFound(0, False, False, [])
@@ -225,7 +225,7 @@ class Search:
         """Commits that add or remove matching lines, newest first; merges are skipped."""
         wanted = Query("diffs", query, regex, case_sensitive, whole_word)
         specs = pathspecs("diffs", path_pattern, exclude_pattern)
-        page = _Page(offset, max_results)
+        page = _PageRange(offset, max_results)
         tip = await _commit(repository, rev)
         if tip is None:
             return DiffsFound(0, False, False, [])
@@ -264,7 +264,7 @@ class Search:
                 await _check(repository, replace(query, whole_word=False), until)
             try:
                 answer, size = await look(query, until)
-            except NeedsStack:
+            except JitStackExhausted:
                 answer, size = await look(replace(query, jit=False), until)
         if not answer.stopped:
             self.cache.put(key, answer, size)
@@ -274,9 +274,9 @@ class Search:
 
     async def _count(
         self, repository: Repository, commit: str, query: Query, specs: tuple[str, ...], until: float
-    ) -> Counted:
+    ) -> MatchCounts:
         key = (repository.id, "counted", commit, query, specs)
-        kept: Counted | None = self.cache.get(key)
+        kept: MatchCounts | None = self.cache.get(key)
         if kept is not None:
             return kept
         counted = await count(repository, commit, query, specs, first_part(until))
@@ -304,7 +304,7 @@ class Search:
         kept: bytes | None = self.cache.get(key)
         if kept is not None:
             return kept, True
-        gathered = Gathered()
+        gathered = OutputBuffer()
         arguments = ["rev-list", *query.options, f"--grep={query.pattern}", tip, "--"]
         complete = await run(repository, arguments, gathered, first_part(until), query=query)
         shas = gathered.data
@@ -327,4 +327,4 @@ async def _commit(repository: Repository, rev: str | None) -> str | None:
 async def _check(repository: Repository, query: Query, until: float) -> None:
     """Check that the expression is valid on its own, not only with its surroundings."""
     arguments = ["grep", *query.options, *query.expression, EMPTY_TREE]
-    await run(repository, arguments, Gathered(), until, query=query)
+    await run(repository, arguments, OutputBuffer(), until, query=query)

@@ -10,7 +10,7 @@ from stead.repos.fast_import import Author, quoted, signed
 from stead.repos.git import Finished, GitFailed, check_room
 from stead.repos.names import check_path
 from stead.repos.repository import Repository
-from stead.repos.transfer.archives import LINK, ArchiveInvalid, Member, printable
+from stead.repos.transfer.archives import LINK, ArchiveInvalid, ArchiveMember, printable
 from stead.tasks import cancel_and_wait, in_thread
 
 _MAX_NAMES = 24 << 20
@@ -22,7 +22,7 @@ _BATCH = 256 << 10
 _PIECES = 4096
 
 
-class Snapshot:
+class ArchiveTree:
     """Converts archive entries to blobs, and then to the file list of one commit."""
 
     def __init__(self, folder: str = "") -> None:
@@ -34,7 +34,7 @@ class Snapshot:
         self._names = 0
         self.folder_found = not folder
 
-    def blobs(self, found: Iterable[Member]) -> Iterator[bytes]:
+    def blobs(self, found: Iterable[ArchiveMember]) -> Iterator[bytes]:
         """The fast-import commands for the contents, in pieces of any size."""
         for member in found:
             self._count(member.name)
@@ -148,7 +148,7 @@ def one_commit(branch: str, message: str, author: Author, lines: Iterable[bytes]
     yield b"\ndone\n"
 
 
-async def write(repository: Repository, script: Iterator[bytes]) -> None:
+async def run_fast_import(repository: Repository, script: Iterator[bytes]) -> None:
     """Run fast-import with a script, which is generated while it is written."""
     batches = _batches(script)
     async with repository.git.running(repository.path, "fast-import", "--quiet", "--done") as process:

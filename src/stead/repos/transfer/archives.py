@@ -38,7 +38,7 @@ class ArchiveInvalid(RepoError):
 
 
 @dataclass(frozen=True)
-class Bounds:
+class ArchiveLimits:
     entries: int = 200_000
     unpacked: int = 2 << 30
     """Total unpacked bytes."""
@@ -48,7 +48,7 @@ class Bounds:
 
 
 @dataclass(frozen=True)
-class Member:
+class ArchiveMember:
     """An archive entry. Its content can be read until the next entry is requested."""
 
     name: str
@@ -60,7 +60,7 @@ class Member:
     """The target of a hard link: the name of an earlier entry with the same content."""
 
 
-def members(kind: Kind, archive: Path, bounds: Bounds) -> Iterator[Member]:
+def members(kind: Kind, archive: Path, bounds: ArchiveLimits) -> Iterator[ArchiveMember]:
     """The entries of an archive, in order."""
     budget = _Budget(bounds, archive.stat().st_size)
     with archive.open("rb") as file:
@@ -82,7 +82,7 @@ def reading(kind: Kind) -> Iterator[None]:
 class _Budget:
     """The remaining budget of unpacked bytes."""
 
-    def __init__(self, bounds: Bounds, packed: int) -> None:
+    def __init__(self, bounds: ArchiveLimits, packed: int) -> None:
         self.bounds = bounds
         self.most = min(bounds.unpacked, max(bounds.ratio_from, bounds.ratio * packed))
         self.used = 0
@@ -174,7 +174,7 @@ class _Blocks:
             yield self.whole(min(_PIECE, size - place))
 
 
-def _tar(file: BinaryIO, budget: _Budget) -> Iterator[Member]:
+def _tar(file: BinaryIO, budget: _Budget) -> Iterator[ArchiveMember]:
     """Parse headers one by one with the standard library: no header decides how much memory is used."""
     with contextlib.closing(_unpacked(file)) as stream:
         blocks = _Blocks(stream, budget)
@@ -235,17 +235,17 @@ def _extension(kind: bytes, data: bytes) -> dict[str, str]:
     return told
 
 
-def _tar_member(info: tarfile.TarInfo, size: int, blocks: _Blocks) -> Iterator[Member]:
+def _tar_member(info: tarfile.TarInfo, size: int, blocks: _Blocks) -> Iterator[ArchiveMember]:
     """One entry. Only regular files have content after their header, whatever size other entries claim."""
     if info.isdir():
-        yield Member(info.name, None)
+        yield ArchiveMember(info.name, None)
     elif info.issym():
         yield _link(info.name, info.linkname.encode("utf-8", "surrogateescape"))
     elif info.islnk():
-        yield Member(info.name, FILE, copy_of=info.linkname)
+        yield ArchiveMember(info.name, FILE, copy_of=info.linkname)
     elif info.isreg():
         content = blocks.pieces(size)
-        yield Member(info.name, _mode(info.mode), size, lambda: content)
+        yield ArchiveMember(info.name, _mode(info.mode), size, lambda: content)
         for _ in content:
             # Skip content that was not read.
             pass
@@ -258,23 +258,23 @@ def _mode(permissions: int) -> str:
     return EXECUTABLE if permissions & stat.S_IXUSR else FILE
 
 
-def _link(name: str, target: bytes) -> Member:
+def _link(name: str, target: bytes) -> ArchiveMember:
     if not target or len(target) > _MAX_LINK or b"\0" in target:
         raise ArchiveInvalid(f"the link {name!r} has no valid target")
-    return Member(name, LINK, len(target), lambda: iter((target,)))
+    return ArchiveMember(name, LINK, len(target), lambda: iter((target,)))
 
 
 # Zip
 
 
-def _zip(file: BinaryIO, budget: _Budget) -> Iterator[Member]:
+def _zip(file: BinaryIO, budget: _Budget) -> Iterator[ArchiveMember]:
     _check_count(file, budget.bounds.entries)
     with zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
             yield _zip_member(archive, info, budget)
 
 
-def _zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: _Budget) -> Member:
+def _zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: _Budget) -> ArchiveMember:
     name = info.filename
     if not info.flag_bits & _UTF8:
         # Many tools write UTF-8 without the flag; text in another encoding is rarely valid UTF-8.
@@ -282,7 +282,7 @@ def _zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: _Budget
             name = name.encode("cp437").decode()
     kind = stat.S_IFMT(info.external_attr >> 16) if info.create_system == _UNIX else 0
     if info.is_dir() or kind == stat.S_IFDIR:
-        return Member(name, None)
+        return ArchiveMember(name, None)
     if info.flag_bits & _ENCRYPTED:
         raise ArchiveInvalid(f"{name!r} is encrypted")
     # Other methods can use unbounded memory.
@@ -295,7 +295,7 @@ def _zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: _Budget
         return _link(name, b"".join(content()))
     if kind not in (0, stat.S_IFREG):
         raise ArchiveInvalid(f"{name!r} is not a file, folder or link")
-    return Member(name, _mode(info.external_attr >> 16 if kind else 0), info.file_size, content)
+    return ArchiveMember(name, _mode(info.external_attr >> 16 if kind else 0), info.file_size, content)
 
 
 def _check_count(file: BinaryIO, most: int) -> None:

@@ -10,7 +10,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from stead.identity.callers import Caller
 from stead.logs import get_logger
-from stead.repos.access import Access
+from stead.repos.access import RepoAccess
 from stead.repos.errors import RepoDamaged, RepoNotFound
 from stead.repos.git import GitProcess
 from stead.repos.repos import Repos
@@ -72,7 +72,7 @@ class Bundle:
 class Bundles:
     """Resolves repository names and packs repositories."""
 
-    def __init__(self, repos: Repos, access: Access, root: str) -> None:
+    def __init__(self, repos: Repos, access: RepoAccess, root: str) -> None:
         """`root` is the clone URL prefix before the repository's id."""
         self._repos = repos
         self._access = access

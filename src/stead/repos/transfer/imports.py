@@ -13,32 +13,32 @@ from stead.repos.committing import Change, commit
 from stead.repos.errors import InvalidChange, ReferenceNotFound, RepoError, TooLarge
 from stead.repos.fast_import import Author
 from stead.repos.names import SHA, check_branch, check_directory
-from stead.repos.quotas import Writing
+from stead.repos.quotas import QuotaReservation
 from stead.repos.repos import Fill
 from stead.repos.repository import MAX_REFS, Repository
-from stead.repos.ssrf import Egress, EgressFailed, shown
-from stead.repos.transfer.archive_import import Snapshot, one_commit, write
-from stead.repos.transfer.archives import ArchiveInvalid, Bounds, Kind, members, reading
+from stead.repos.ssrf import RequestFailed, SsrfGuard, shown
+from stead.repos.transfer.archive_import import ArchiveTree, one_commit, run_fast_import
+from stead.repos.transfer.archives import ArchiveInvalid, ArchiveLimits, Kind, members, reading
 from stead.repos.transfer.remotes import (
     BRANCHES,
     TAGS,
-    NotOffered,
+    CommitNotAdvertised,
     Remote,
+    RemoteRevision,
     Remotes,
     SourceInvalid,
-    Wanted,
     check_status,
-    choose,
-    last_words,
+    find_revision,
+    last_message,
 )
 from stead.tasks import in_thread
 
 MAX_BYTES = 4 << 30
 TIMEOUT = 280.0
 """Seconds for a whole import: clients give up after 300."""
-_BESIDES = 1 << 20
-_ASIDE = "refs/stead/source"
-_WANTED = f"{_ASIDE}/wanted"
+_OVERHEAD = 1 << 20
+_TEMPORARY = "refs/stead/source"
+_WANTED = f"{_TEMPORARY}/wanted"
 
 
 class SubdirNotFound(RepoError):
@@ -48,20 +48,20 @@ class SubdirNotFound(RepoError):
         self.folder = folder
 
 
-class Sources:
+class Imports:
     def __init__(
         self,
-        egress: Egress,
+        guard: SsrfGuard,
         *,
         most_bytes: int = MAX_BYTES,
         timeout: float = TIMEOUT,
-        bounds: Bounds | None = None,
+        bounds: ArchiveLimits | None = None,
     ) -> None:
         """`most_bytes` limits a repository's size; archives have their own limits too."""
-        self._egress = egress
+        self._guard = guard
         self._most = most_bytes
         self._timeout = timeout
-        self._bounds = bounds or Bounds()
+        self._bounds = bounds or ArchiveLimits()
 
     # History
 
@@ -84,13 +84,13 @@ class Sources:
             raise InvalidRequest(f"depth must be at least 1, not {depth}")
         asked = None if default_branch is None else check_branch(default_branch)
 
-        async def fill(repository: Repository, writing: Writing) -> None:
-            remotes = self._remotes(writing)
+        async def fill(repository: Repository, quota: QuotaReservation) -> None:
+            remotes = self._remotes(quota)
             async with self._deadline(url):
                 remote = await remotes.open(repository, url, rev)
                 if not remote.refs and rev is None:
                     return
-                wanted = choose(remote, rev)
+                wanted = find_revision(remote, rev)
                 if all_branches:
                     branch = await self._all(remotes, repository, remote, wanted, asked, depth)
                 else:
@@ -102,15 +102,15 @@ class Sources:
 
         return fill
 
-    def _remotes(self, writing: Writing) -> Remotes:
-        return remotes_within(self._egress, writing, self._most, self._timeout)
+    def _remotes(self, quota: QuotaReservation) -> Remotes:
+        return remotes_within(self._guard, quota, self._most, self._timeout)
 
     async def _one(
         self,
         remotes: Remotes,
         repository: Repository,
         remote: Remote,
-        wanted: Wanted,
+        wanted: RemoteRevision,
         branch: str,
         depth: int | None,
     ) -> None:
@@ -129,7 +129,7 @@ class Sources:
         remotes: Remotes,
         repository: Repository,
         remote: Remote,
-        wanted: Wanted,
+        wanted: RemoteRevision,
         asked: str | None,
         depth: int | None,
     ) -> str:
@@ -160,10 +160,10 @@ class Sources:
             try:
                 await remotes.fetch(repository, remote, [f"{sha}:{into}"], depth)
                 return False
-            except NotOffered:
+            except CommitNotAdvertised:
                 # Old servers only serve advertised commits: fetch all refs and search there.
                 pass
-        refspecs = [f"{BRANCHES}*:{_ASIDE}/heads/*", f"{TAGS}*:{_ASIDE}/tags/*"]
+        refspecs = [f"{BRANCHES}*:{_TEMPORARY}/heads/*", f"{TAGS}*:{_TEMPORARY}/tags/*"]
         await remotes.fetch(repository, remote, refspecs, None, "--no-tags")
         await self._point(repository, into, sha)
         return True
@@ -173,10 +173,10 @@ class Sources:
 
     async def _drop_aside(self, repository: Repository) -> None:
         """Delete the temporary refs and objects that only they need."""
-        await repository.readers.forget(repository.path)
+        await repository.cat_files.stop(repository.path)
         git, place = repository.git, repository.path
         form = "--format=delete %(refname)"
-        deletions = await git.run(place, "for-each-ref", form, _ASIDE)
+        deletions = await git.run(place, "for-each-ref", form, _TEMPORARY)
         await git.run(place, "update-ref", "--stdin", stdin=deletions)
         await git.run(place, "repack", "-a", "-d", "-n", "-q", timeout=self._timeout)
         await git.run(place, "prune", "--expire=now", timeout=self._timeout)
@@ -186,7 +186,7 @@ class Sources:
     def files(self, files: Mapping[str, str], message: str, author: Author | None = None) -> Fill:
         """Import texts by path."""
 
-        async def fill(repository: Repository, _: Writing) -> None:
+        async def fill(repository: Repository, _: QuotaReservation) -> None:
             try:
                 changes = [Change(path, text.encode()) for path, text in files.items()]
             except UnicodeEncodeError as error:
@@ -212,14 +212,14 @@ class Sources:
         """
         place = check_directory(folder or "")
 
-        async def fill(repository: Repository, writing: Writing) -> None:
+        async def fill(repository: Repository, quota: QuotaReservation) -> None:
             async with self._deadline(url):
                 archive = repository.path / "import"
-                name = await self._download(url, archive, writing)
-                snapshot = Snapshot(place)
+                name = await self._download(url, archive, quota)
+                snapshot = ArchiveTree(place)
                 script = self._script(kind, archive, snapshot, repository, name, message, author or Author())
                 try:
-                    await write(repository, script)
+                    await run_fast_import(repository, script)
                 except ArchiveInvalid as error:
                     raise SourceInvalid(name, str(error)) from error
                 await in_thread(archive.unlink)
@@ -231,7 +231,7 @@ class Sources:
         self,
         kind: Kind,
         archive: Path,
-        snapshot: Snapshot,
+        snapshot: ArchiveTree,
         repository: Repository,
         name: str,
         message: str,
@@ -255,34 +255,34 @@ class Sources:
         """Import one revision of another repository, or one folder of it, without history."""
         place = check_directory(folder or "")
 
-        async def fill(repository: Repository, writing: Writing) -> None:
-            remotes = self._remotes(writing)
+        async def fill(repository: Repository, quota: QuotaReservation) -> None:
+            remotes = self._remotes(quota)
             async with self._deadline(url):
                 remote = await remotes.open(repository, url, rev)
                 if not remote.refs:
                     raise ReferenceNotFound(rev or "HEAD")
-                wanted = choose(remote, rev)
+                wanted = find_revision(remote, rev)
                 if wanted.ref is not None:
                     await remotes.fetch(repository, remote, [f"{wanted.ref}:{_WANTED}"], 1, "--no-tags")
                 else:
                     await self._fetch_commit(remotes, repository, remote, wanted.sha or "", _WANTED, 1)
                 sha = await repository.resolve(_WANTED)
-                async with repository.readers.of(repository.path) as reader:
+                async with repository.cat_files.lease(repository.path) as reader:
                     found = (await reader.infos([f"{sha}:{place}" if place else f"{sha}^{{tree}}"]))[0]
                 if found is None or found.kind != "tree":
                     raise SubdirNotFound(remote.url, place)
                 lines = [f'M 040000 {found.sha} ""\n'.encode()]
                 branch = repository.default_branch
-                await write(repository, one_commit(branch, message, author or Author(), lines))
+                await run_fast_import(repository, one_commit(branch, message, author or Author(), lines))
                 await self._drop_aside(repository)
 
         return fill
 
-    async def _download(self, url: str, place: Path, writing: Writing) -> str:
+    async def _download(self, url: str, place: Path, quota: QuotaReservation) -> str:
         """Download a file; returns its name."""
-        most = _within(writing, self._most)
-        with _for_want_of_room(writing, self._most):
-            async with self._egress.stream_get(
+        most = _within(quota, self._most)
+        with _over_quota(quota, self._most):
+            async with self._guard.stream_get(
                 url, most_bytes=most, timeout=self._timeout, credentials=True
             ) as answer:
                 check_status(answer)
@@ -296,7 +296,7 @@ class Sources:
         options = "--strict", "--no-dangling", "--no-progress"
         finished = await repository.git.finish(repository.path, "fsck", *options, timeout=self._timeout)
         if finished.status != 0:
-            raise SourceInvalid(source, last_words(finished, "error"))
+            raise SourceInvalid(source, last_message(finished, "error"))
 
     @contextlib.asynccontextmanager
     async def _deadline(self, url: str) -> AsyncIterator[None]:
@@ -304,27 +304,27 @@ class Sources:
             async with asyncio.timeout(self._timeout):
                 yield
         except TimeoutError:
-            raise EgressFailed(shown(url), f"timed out after {self._timeout:g} s") from None
+            raise RequestFailed(shown(url), f"timed out after {self._timeout:g} s") from None
 
 
-def remotes_within(egress: Egress, writing: Writing, most: int, timeout: float) -> Remotes:
+def remotes_within(guard: SsrfGuard, quota: QuotaReservation, most: int, timeout: float) -> Remotes:
     """A git client limited to the quota of a write."""
-    room = _within(writing, most)
-    exceeded = writing.exceeded if room < most else None
-    return Remotes(egress, most_bytes=room, timeout=timeout, exceeded=exceeded)
+    room = _within(quota, most)
+    exceeded = quota.exceeded if room < most else None
+    return Remotes(guard, most_bytes=room, timeout=timeout, exceeded=exceeded)
 
 
-def _within(writing: Writing, most: int) -> int:
+def _within(quota: QuotaReservation, most: int) -> int:
     """The download limit with the remaining quota; the result is checked again later."""
-    return most if writing.room is None else min(most, writing.room + _BESIDES)
+    return most if quota.room is None else min(most, quota.room + _OVERHEAD)
 
 
 @contextlib.contextmanager
-def _for_want_of_room(writing: Writing, most: int) -> Iterator[None]:
+def _over_quota(quota: QuotaReservation, most: int) -> Iterator[None]:
     """Converts TooLarge to QuotaExceeded if the quota was the limit."""
     try:
         yield
     except TooLarge as error:
-        if _within(writing, most) < most:
-            raise writing.exceeded() from error
+        if _within(quota, most) < most:
+            raise quota.exceeded() from error
         raise

@@ -11,11 +11,19 @@ from stead.repos.git import Finished, check_room
 from stead.repos.git_messages import GitMessage
 from stead.repos.names import SHORT_SHA, is_ref
 from stead.repos.repository import Repository
-from stead.repos.ssrf import Answer, Egress, EgressFailed, Target, git_environment, git_options, shown
+from stead.repos.ssrf import (
+    PinnedTarget,
+    RemoteResponse,
+    RequestFailed,
+    SsrfGuard,
+    git_environment,
+    git_options,
+    shown,
+)
 from stead.tasks import cancel_and_wait, in_thread
 
 BRANCHES, TAGS = "refs/heads/", "refs/tags/"
-_LOOK = 0.25
+_CHECK_EVERY = 0.25
 _ADVERTISED = "/info/refs?service=git-upload-pack"
 _ADVERTISEMENT = "application/x-git-upload-pack-advertisement"
 _NO_GIT = "no git repository with the smart HTTP protocol"
@@ -23,7 +31,7 @@ _MAX_ADVERTISEMENT = 64 << 20
 _CLIENT = {"User-Agent": "git/2.39 (stead)", "Git-Protocol": "version=2"}
 """Some servers only accept git clients."""
 
-_FORGIVEN = (
+_IGNORED_FSCK_FINDINGS = (
     "badDate",
     "badDateOverflow",
     "badEmail",
@@ -71,7 +79,7 @@ class SourceInvalid(RepoError):
 class Remote:
     """A remote repository and its refs."""
 
-    target: Target
+    target: PinnedTarget
     refs: Mapping[str, str]
     head: str | None
     """Its default branch."""
@@ -85,7 +93,7 @@ class Remote:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RemoteRevision:
     """The requested part of a remote: a ref, or a commit by its full or abbreviated id."""
 
     ref: str | None = None
@@ -101,7 +109,7 @@ class Wanted:
 class Remotes:
     def __init__(
         self,
-        egress: Egress,
+        guard: SsrfGuard,
         *,
         most_bytes: int,
         timeout: float,
@@ -111,7 +119,7 @@ class Remotes:
 
         `exceeded` makes the error if the limit is a quota.
         """
-        self._egress = egress
+        self._guard = guard
         self._most = most_bytes
         self._timeout = timeout
         self._exceeded = exceeded
@@ -125,7 +133,7 @@ class Remotes:
         arguments = "ls-remote", "--symref", "--", target.url, *patterns
         finished = await self._git(repository, target, *arguments)
         if finished.status != 0:
-            raise EgressFailed(target.shown, last_words(finished, "fatal"))
+            raise RequestFailed(target.shown, last_message(finished, "fatal"))
         head = None
         refs: dict[str, str] = {}
         for line in finished.stdout.decode(errors="replace").splitlines():
@@ -136,11 +144,11 @@ class Remotes:
                 refs[name] = value
         return Remote(target, refs, head if head and BRANCHES + head in refs else _guess(refs))
 
-    async def _find(self, url: str) -> Target:
+    async def _find(self, url: str) -> PinnedTarget:
         """Follow redirects to the repository's URL, and check that it can be read."""
         if "?" in url or "#" in url:
             raise SourceInvalid(shown(url), "a repository URL cannot have a query")
-        async with self._egress.stream_get(
+        async with self._guard.stream_get(
             url.rstrip("/") + _ADVERTISED,
             most_bytes=_MAX_ADVERTISEMENT,
             timeout=self._timeout,
@@ -163,7 +171,7 @@ class Remotes:
         *options: str,
     ) -> None:
         """Fetch refs with their history; objects are checked by fsck."""
-        settings = [word for name in _FORGIVEN for word in ("-c", f"fetch.fsck.{name}=ignore")]
+        settings = [word for name in _IGNORED_FSCK_FINDINGS for word in ("-c", f"fetch.fsck.{name}=ignore")]
         shallow = [] if depth is None else [f"--depth={depth}"]
         finished = await self._git(
             repository,
@@ -184,12 +192,12 @@ class Remotes:
         if finished.status == 0:
             return
         if GitMessage.NOT_ADVERTISED.found_in(finished.stderr):
-            raise NotOffered(refspecs[0])
+            raise CommitNotAdvertised(refspecs[0])
         if GitMessage.REF_NOT_FOUND.found_in(finished.stderr):
             raise ReferenceNotFound(refspecs[0].partition(":")[0])
         if GitMessage.FSCK_FAILED.found_in(finished.stderr):
-            raise SourceInvalid(remote.url, last_words(finished, "error"))
-        raise EgressFailed(remote.url, last_words(finished, "fatal"))
+            raise SourceInvalid(remote.url, last_message(finished, "error"))
+        raise RequestFailed(remote.url, last_message(finished, "fatal"))
 
     async def push(
         self, repository: Repository, remote: Remote, refspecs: Sequence[str], *options: str
@@ -205,10 +213,10 @@ class Remotes:
             if len(flag) == 1 and summary:
                 told[names.rpartition(":")[2]] = printable(summary) if flag == "!" else None
         if finished.status != 0 and not told:
-            raise EgressFailed(remote.url, last_words(finished, "fatal"))
+            raise RequestFailed(remote.url, last_message(finished, "fatal"))
         return told
 
-    async def _git(self, repository: Repository, target: Target, *arguments: str) -> Finished:
+    async def _git(self, repository: Repository, target: PinnedTarget, *arguments: str) -> Finished:
         """Run git pinned to the checked addresses, with a limit on the repository's growth."""
         before = await in_thread(_size, repository.path)
         trace = repository.path / "trace"
@@ -225,14 +233,14 @@ class Remotes:
         )
         try:
             while not running.done():
-                await asyncio.wait({running}, timeout=_LOOK)
+                await asyncio.wait({running}, timeout=_CHECK_EVERY)
                 if await in_thread(_size, repository.path) - before > self._most:
                     if self._exceeded is not None:
                         raise self._exceeded()
                     raise TooLarge(f"{target.shown} too large (max {self._most >> 20} MiB)")
         finally:
             await cancel_and_wait(running)
-        spoken = await in_thread(_take_away, trace, b'"negotiated-version"')
+        spoken = await in_thread(_pop_trace, trace, b'"negotiated-version"')
         if running.result().status != 0 or not spoken:
             check_room(running.result(), repository.path)
         if running.result().status == 0 and not spoken:
@@ -241,7 +249,7 @@ class Remotes:
         return running.result()
 
 
-class NotOffered(ReferenceNotFound):
+class CommitNotAdvertised(ReferenceNotFound):
     """The server does not offer this commit: fetch all refs instead."""
 
 
@@ -255,34 +263,34 @@ def _guess(refs: Mapping[str, str]) -> str | None:
     return next((name for name in ("main", "master") if name in among), among[0] if among else None)
 
 
-def choose(remote: Remote, rev: str | None) -> Wanted:
+def find_revision(remote: Remote, rev: str | None) -> RemoteRevision:
     """Resolve a branch, tag, ref or commit name on a remote; default: the default branch."""
     if rev is None or rev == "HEAD":
         if remote.head is not None:
-            return Wanted(ref=BRANCHES + remote.head)
+            return RemoteRevision(ref=BRANCHES + remote.head)
         if "HEAD" in remote.refs:
-            return Wanted(sha=remote.refs["HEAD"])
+            return RemoteRevision(sha=remote.refs["HEAD"])
         raise ReferenceNotFound("HEAD")
     for ref in (BRANCHES + rev, TAGS + rev, rev):
         if ref in remote.refs and ref.startswith("refs/"):
-            return Wanted(ref=ref)
+            return RemoteRevision(ref=ref)
     if SHORT_SHA.fullmatch(rev.lower()):
         tips = {sha for sha in remote.refs.values() if sha.startswith(rev.lower())}
-        return Wanted(sha=tips.pop() if len(tips) == 1 else rev.lower())
+        return RemoteRevision(sha=tips.pop() if len(tips) == 1 else rev.lower())
     raise ReferenceNotFound(rev) if is_ref(rev) else InvalidRevision(rev)
 
 
-def check_status(answer: Answer, suffix: str = "") -> None:
+def check_status(answer: RemoteResponse, suffix: str = "") -> None:
     url = answer.target.shown.removesuffix(suffix.partition("?")[0])
     if answer.status in (401, 403):
         raise SourceUnauthorized(url)
     if answer.status in (404, 410):
         raise SourceNotFound(url)
     if answer.status != 200:
-        raise EgressFailed(url, f"status {answer.status}")
+        raise RequestFailed(url, f"status {answer.status}")
 
 
-def last_words(finished: Finished, kind: str) -> str:
+def last_message(finished: Finished, kind: str) -> str:
     """The last line of git's errors of this kind; text from the remote server is untrusted."""
     lines = [line for line in finished.stderr.splitlines() if line.strip()]
     chosen = [line for line in lines if line.startswith(f"{kind}:")] or lines or ["git ended without a word"]
@@ -302,7 +310,7 @@ def _size(folder: Path) -> int:
     return size
 
 
-def _take_away(trace: Path, word: bytes) -> bool:
+def _pop_trace(trace: Path, word: bytes) -> bool:
     """Whether a word is in a file; the file is removed."""
     try:
         return word in trace.read_bytes()

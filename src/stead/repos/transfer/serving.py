@@ -15,9 +15,9 @@ from pathlib import Path
 from stead.logs import get_logger
 from stead.repos.errors import DiskFull, RepoBusy, RepoError, RepoNotFound, TooLarge
 from stead.repos.git import Finished, GitFailed, GitProcess, is_full
-from stead.repos.quotas import LeftBehind, QuotaExceeded
+from stead.repos.quotas import QuotaExceeded, SupersededRef
 from stead.repos.repos import Repos
-from stead.repos.repository import NOWHERE, Repository
+from stead.repos.repository import ZERO_SHA, Repository
 from stead.repos.writer import RepoWriter, Write
 from stead.tasks import KeyedLimit, cancel_and_wait, finished, in_thread
 
@@ -52,7 +52,7 @@ Read = Callable[[], Awaitable[bytes]]
 Body = AsyncGenerator[bytes, None]
 
 
-class Service(StrEnum):
+class GitService(StrEnum):
     UPLOAD_PACK = "git-upload-pack"
     """Clone and fetch."""
     RECEIVE_PACK = "git-receive-pack"
@@ -86,7 +86,7 @@ def packet(data: bytes) -> bytes:
     return b"%04x" % (len(data) + 4) + data
 
 
-class Commands:
+class PushCommands:
     """Parses the command list at the start of a push: one pkt-line per ref, then a flush packet."""
 
     def __init__(self, most: int) -> None:
@@ -99,7 +99,7 @@ class Commands:
         self.complete = False
         self.created = 0
         """Number of refs to create."""
-        self.left_behind: list[LeftBehind] = []
+        self.superseded: list[SupersededRef] = []
 
     def see(self, data: bytes) -> int:
         """Consume a piece; returns the number of bytes after the end of the list."""
@@ -143,10 +143,10 @@ class Commands:
         if (found := _COMMAND.match(command)) is None:
             return
         old, new = found[1].decode(), found[2].decode()
-        if old == NOWHERE:
-            self.created += new != NOWHERE
+        if old == ZERO_SHA:
+            self.created += new != ZERO_SHA
         elif old != new:
-            self.left_behind.append((old, None if new == NOWHERE else new))
+            self.superseded.append((old, None if new == ZERO_SHA else new))
 
     def refusal(self, why: str) -> bytes:
         """A report-status response that makes the client print the reason."""
@@ -155,10 +155,10 @@ class Commands:
         return packet(b"ERR " + why.encode() + b"\n")
 
 
-class Push:
+class IncomingPush:
     """A push, checked against limits while it is received."""
 
-    def __init__(self, commands: Commands, write: Write, place: Path) -> None:
+    def __init__(self, commands: PushCommands, write: Write, place: Path) -> None:
         self.commands = commands
         self.refs_changed = write.refs_changed
         self._quota = write.quota
@@ -169,9 +169,9 @@ class Push:
         begun = self.commands.complete
         of_pack = self.commands.see(piece)
         if self.commands.complete and not begun:
-            await self._quota.make_refs(self.commands.created)
-            self._quota.left_behind += self.commands.left_behind
-        await self._quota.take(of_pack)
+            await self._quota.reserve_refs(self.commands.created)
+            self._quota.superseded += self.commands.superseded
+        await self._quota.reserve(of_pack)
         if of_pack and is_full(self._place):
             raise DiskFull
 
@@ -181,13 +181,13 @@ class Push:
         return self.commands.complete and self.commands.count > 0
 
 
-class Talk:
+class PackTransfer:
     """One git process that serves one client."""
 
     def __init__(
         self,
         process: GitProcess,
-        push: Push | None,
+        push: IncomingPush | None,
         most: int,
         body: Body | None,
     ) -> None:
@@ -288,7 +288,7 @@ def _is_error(last: bytes) -> bool:
     return place >= 4 and last[place - 4 : place] == b"%04x" % (len(last) - place + 4)
 
 
-class Serving:
+class PackServer:
     """Serves repositories to git clients, with limits."""
 
     def __init__(
@@ -319,29 +319,29 @@ class Serving:
 
     @contextlib.asynccontextmanager
     async def advertise(
-        self, repository: Repository, service: Service, protocol: str | None
+        self, repository: Repository, service: GitService, protocol: str | None
     ) -> AsyncIterator[Read]:
         """The ref advertisement: git's capabilities and the refs."""
         newest = "version=2" in (protocol or "").split(":")
-        fixed = newest and service is Service.UPLOAD_PACK
+        fixed = newest and service is GitService.UPLOAD_PACK
         first = b"" if newest else packet(f"# service={service}\n".encode()) + b"0000"
         if fixed and self._capabilities is not None:
-            _check_there(repository)
-            yield _said(self._capabilities)
+            _check_exists(repository)
+            yield _reader_of(self._capabilities)
             return
         arguments = service.command, "--stateless-rpc", "--http-backend-info-refs"
         async with self._talk(repository, service, arguments, protocol, None) as talk:
             if not fixed:
-                yield _after(first, talk.read)
+                yield _reader_after(first, talk.read)
                 return
             # The protocol v2 advertisement has no refs: it is the same for all repositories, so cache it.
             pieces = [piece async for piece in _until_end(talk.read)]
         self._capabilities = b"".join(pieces)
-        yield _said(self._capabilities)
+        yield _reader_of(self._capabilities)
 
     @contextlib.asynccontextmanager
     async def answer(
-        self, repository: Repository, service: Service, protocol: str | None, body: Body
+        self, repository: Repository, service: GitService, protocol: str | None, body: Body
     ) -> AsyncIterator[Read]:
         """Git's response to a request; the git process ends with the block.
 
@@ -355,20 +355,20 @@ class Serving:
     async def _talk(
         self,
         repository: Repository,
-        service: Service,
+        service: GitService,
         arguments: tuple[str, ...],
         protocol: str | None,
         body: Body | None,
-    ) -> AsyncIterator[Talk]:
+    ) -> AsyncIterator[PackTransfer]:
         env = {} if protocol is None else {"GIT_PROTOCOL": protocol}
         most, push, room = MAX_QUESTION, None, None
         async with self._clients.hold(repository.id), contextlib.AsyncExitStack() as stack:
-            _check_there(repository)
-            if service is Service.RECEIVE_PACK and body is not None:
+            _check_exists(repository)
+            if service is GitService.RECEIVE_PACK and body is not None:
                 await stack.enter_async_context(self._pushing_to(repository))
                 write = await stack.enter_async_context(self._writer.writing(repository.id))
                 most, room = self._max_push + _COMMANDS_ROOM, write.quota.room
-                push = Push(Commands(self._max_commands), write, repository.path)
+                push = IncomingPush(PushCommands(self._max_commands), write, repository.path)
             settings = self._settings(service, room)
             # Git completes a small thin pack with copies of existing objects.
             largest = None if room is None else room + _COMPLETION
@@ -376,7 +376,7 @@ class Serving:
                 repository.path, *settings, *arguments, str(repository.path), env=env, file=largest
             )
             _widen(process)
-            talk = Talk(process, push, most, body)
+            talk = PackTransfer(process, push, most, body)
             limit = asyncio.timeout(self._longest)
             try:
                 async with limit:
@@ -406,8 +406,8 @@ class Serving:
         for left in list((repository.path / "objects").glob(_INCOMING)):
             await in_thread(shutil.rmtree, left, ignore_errors=True)
 
-    def _settings(self, service: Service, room: int | None) -> tuple[str, ...]:
-        if service is Service.UPLOAD_PACK:
+    def _settings(self, service: GitService, room: int | None) -> tuple[str, ...]:
+        if service is GitService.UPLOAD_PACK:
             # Readers may fetch any object by id, as in protocol v2.
             settings = [
                 f"transfer.hideRefs={_OWN}",
@@ -424,20 +424,20 @@ class Serving:
         return tuple(part for setting in settings for part in ("-c", setting))
 
 
-def _check_there(repository: Repository) -> None:
+def _check_exists(repository: Repository) -> None:
     if not repository.path.is_dir():
         raise RepoNotFound(repository.id)
 
 
-def _said(text: bytes) -> Read:
-    return _after(text, _nothing)
+def _reader_of(text: bytes) -> Read:
+    return _reader_after(text, _nothing)
 
 
 async def _nothing() -> bytes:
     return b""
 
 
-def _after(first: bytes, read: Read) -> Read:
+def _reader_after(first: bytes, read: Read) -> Read:
     """A reader that returns `first` and then continues with `read`."""
     waiting = [first] if first else []
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from stead.logs import get_logger
 from stead.repos.errors import RepoError
-from stead.repos.ssrf import Answer, Egress
-from stead.repos.webhooks.retries import Progress, State
-from stead.repos.webhooks.signing import Signing
+from stead.repos.ssrf import RemoteResponse, SsrfGuard
+from stead.repos.webhooks.retries import DeliveryProgress, DeliveryState
+from stead.repos.webhooks.signing import WebhookSigner
 from stead.store.database import Database
 from stead.store.triggers import DeliveryRow, DeliveryStore, DestinationRow, TriggerStore
 from stead.tasks import KeyedLimit, SingleFlight, TaskSet, finished
@@ -53,7 +53,7 @@ class Clock:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AttemptResult:
     """The result of an attempt."""
 
     status: int | None = None
@@ -61,7 +61,7 @@ class Outcome:
     response: str | None = None
 
     @classmethod
-    def of(cls, answer: Answer, content: bytes) -> "Outcome":
+    def of(cls, answer: RemoteResponse, content: bytes) -> "AttemptResult":
         text = content.decode(errors="replace").replace("\0", "\ufffd")[:_MAX_EXCERPT]
         if 200 <= answer.status < 300:
             return cls(answer.status, None, text)
@@ -78,7 +78,7 @@ class Outcome:
         return self.error is None
 
 
-class Deliveries:
+class DeliveryQueue:
     """Sends recorded deliveries at least once.
 
     The deliveries of a trigger are sent one at a time: the next one starts when the previous one has
@@ -87,11 +87,16 @@ class Deliveries:
     """
 
     def __init__(
-        self, database: Database, egress: Egress, signing: Signing, clock: Clock, timeout: float = TIMEOUT
+        self,
+        database: Database,
+        guard: SsrfGuard,
+        signing: WebhookSigner,
+        clock: Clock,
+        timeout: float = TIMEOUT,
     ) -> None:
         self._store = DeliveryStore(database)
         self._triggers = TriggerStore(database)
-        self._egress = egress
+        self._guard = guard
         self._signing = signing
         self._clock = clock
         self._timeout = timeout
@@ -167,21 +172,21 @@ class Deliveries:
             response=outcome.response,
         )
         await finished(ended)
-        if progress.state is State.FAILED:
+        if progress.state is DeliveryState.FAILED:
             log.warning("webhook delivery failed", delivery=row.id, trigger=row.trigger, error=outcome.error)
 
-    async def _send(self, row: DeliveryRow, to: DestinationRow) -> Outcome:
+    async def _send(self, row: DeliveryRow, to: DestinationRow) -> AttemptResult:
         body = row.body.encode()
         headers = {
             "Content-Type": "application/json",
             ID_HEADER: row.id,
             SIGNATURE_HEADER: self._signing.sign(body, self._clock.now() / _SECOND),
         }
-        answered: Answer | None = None
+        answered: RemoteResponse | None = None
         content = b""
         try:
-            target = await self._egress.check(to.endpoint)
-            async with self._egress.request(
+            target = await self._guard.check(to.endpoint)
+            async with self._guard.request(
                 "POST", target, most_bytes=sys.maxsize, timeout=self._timeout, headers=headers, content=body
             ) as answered:
                 async for piece in answered.pieces:
@@ -193,8 +198,8 @@ class Deliveries:
             if answered is None:
                 if not isinstance(error, RepoError):
                     log.exception("webhook delivery error", delivery=row.id, trigger=row.trigger)
-                return Outcome(error=(str(error) or type(error).__name__)[:_MAX_ERROR])
-        return Outcome.of(answered, content)
+                return AttemptResult(error=(str(error) or type(error).__name__)[:_MAX_ERROR])
+        return AttemptResult.of(answered, content)
 
     async def prune(self) -> None:
         await self._store.prune(self._clock.now() - KEPT_FOR * _SECOND)
@@ -203,7 +208,7 @@ class Deliveries:
 def new_delivery(
     trigger: str, body: str, now: int, *, delivery_id: str | None = None, redelivery_of: str | None = None
 ) -> DeliveryRow:
-    progress = Progress.new(now)
+    progress = DeliveryProgress.new(now)
     return DeliveryRow(
         id=delivery_id or str(uuid.uuid4()),
         trigger=trigger,
@@ -216,11 +221,13 @@ def new_delivery(
     )
 
 
-def _progress(row: DeliveryRow) -> Progress:
-    return Progress(row.created_at, row.next_at, State(row.state), row.attempts, row.finished_at)
+def _progress(row: DeliveryRow) -> DeliveryProgress:
+    return DeliveryProgress(
+        row.created_at, row.next_at, DeliveryState(row.state), row.attempts, row.finished_at
+    )
 
 
-def _changes(progress: Progress) -> dict[str, object]:
+def _changes(progress: DeliveryProgress) -> dict[str, object]:
     return {
         "state": progress.state,
         "attempts": progress.attempts,

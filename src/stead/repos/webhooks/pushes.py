@@ -15,7 +15,7 @@ _COMPARE_TIMEOUT = 20.0
 
 
 @dataclass(frozen=True)
-class Update:
+class BranchUpdate:
     """A branch that changed; `old` is None for a new branch."""
 
     branch: str
@@ -29,11 +29,11 @@ class PushEvent:
 
     repo_id: str
     delivery_id: str
-    update: Update
+    update: BranchUpdate
     detected_at: datetime
 
 
-class Rule:
+class TriggerFilter:
     """The compiled patterns of a trigger."""
 
     def __init__(self, branches: Iterable[str], globs: Iterable[str]) -> None:
@@ -45,10 +45,10 @@ class Rule:
         """Number of patterns that each changed file is matched against."""
         return sum(map(len, self._globs))
 
-    def wants_branch(self, name: str) -> bool:
+    def matches_branch(self, name: str) -> bool:
         return not self._branches or any(pattern.matches(name) for pattern in self._branches)
 
-    def wants_files(self, paths: Sequence[str] | None) -> bool:
+    def matches_files(self, paths: Sequence[str] | None) -> bool:
         """Whether changed files match; None (too many files to check) matches."""
         if not self._globs or paths is None:
             return True
@@ -59,14 +59,14 @@ async def branches_of(repository: Repository) -> dict[str, str]:
     return {branch.name: branch.sha for branch in await repository.branches()}
 
 
-async def changed_files(repository: Repository, update: Update) -> list[str] | None:
+async def changed_files(repository: Repository, update: BranchUpdate) -> list[str] | None:
     """The changed files, with deleted ones; None if there are too many.
 
     An updated branch is compared with its old commit. A new branch is compared with its merge base with the
     default branch; without one, all its files are new.
     """
     try:
-        old = update.old or await _start(repository, update)
+        old = update.old or await _merge_base(repository, update)
         printed = await repository.git.run(
             repository.path,
             *("diff-tree", "-r", "-z", "--name-only", "--no-renames", old, update.new),
@@ -79,7 +79,7 @@ async def changed_files(repository: Repository, update: Update) -> list[str] | N
     return paths if len(paths) <= MAX_CHANGED_FILES else None
 
 
-async def _start(repository: Repository, update: Update) -> str:
+async def _merge_base(repository: Repository, update: BranchUpdate) -> str:
     if repository.default_branch == update.branch:
         return EMPTY_TREE
     main = f"refs/heads/{repository.default_branch}"

@@ -18,7 +18,7 @@ is gone does not accumulate days of attempts.
 """
 
 
-class State(StrEnum):
+class DeliveryState(StrEnum):
     PENDING = "pending"
     SENDING = "sending"
     DELIVERED = "delivered"
@@ -26,16 +26,16 @@ class State(StrEnum):
 
     @property
     def final(self) -> bool:
-        return self in (State.DELIVERED, State.FAILED)
+        return self in (DeliveryState.DELIVERED, DeliveryState.FAILED)
 
 
 @dataclass(frozen=True)
-class Progress:
+class DeliveryProgress:
     """The state of a delivery. Times are in nanoseconds; `attempts` counts those with a known result."""
 
     created_at: int
     next_at: int
-    state: State = State.PENDING
+    state: DeliveryState = DeliveryState.PENDING
     attempts: int = 0
     finished_at: int | None = None
 
@@ -45,22 +45,22 @@ class Progress:
 
     def wait(self, now: int) -> int:
         """Nanoseconds until the next attempt. A delivery in SENDING was interrupted and is due now."""
-        return 0 if self.state is State.SENDING else max(self.next_at - now, 0)
+        return 0 if self.state is DeliveryState.SENDING else max(self.next_at - now, 0)
 
     def begin(self) -> Self:
         """Start an attempt, also again after one that a crash or shutdown interrupted."""
         if self.state.final:
             raise ValueError(f"delivery is {self.state}")
-        return replace(self, state=State.SENDING)
+        return replace(self, state=DeliveryState.SENDING)
 
     def end(self, delivered: bool, now: int, chance: float) -> Self:
         """Record the result of an attempt. `chance` from 0 to 1 is the share of the maximum jitter."""
-        if self.state is not State.SENDING:
+        if self.state is not DeliveryState.SENDING:
             raise ValueError(f"delivery is {self.state}")
         attempts = self.attempts + 1
         if delivered:
-            return replace(self, state=State.DELIVERED, attempts=attempts, finished_at=now)
+            return replace(self, state=DeliveryState.DELIVERED, attempts=attempts, finished_at=now)
         if attempts >= MAX_ATTEMPTS or now - self.created_at >= MAX_AGE * _SECOND:
-            return replace(self, state=State.FAILED, attempts=attempts, finished_at=now)
+            return replace(self, state=DeliveryState.FAILED, attempts=attempts, finished_at=now)
         delay = int(DELAYS[attempts - 1] * (1 + JITTER * chance) * _SECOND)
-        return replace(self, state=State.PENDING, attempts=attempts, next_at=now + delay)
+        return replace(self, state=DeliveryState.PENDING, attempts=attempts, next_at=now + delay)

@@ -18,7 +18,7 @@ _FILE = "webhook-key.pem"
 _PARAMETERS = {"use": "sig", "alg": ALGORITHM}
 
 
-class Algorithms(JWSRegistry):
+class EdDsaRegistry(JWSRegistry):
     """Only EdDSA.
 
     The library prefers its newer name (Ed25519), but receivers check for the old one.
@@ -28,13 +28,13 @@ class Algorithms(JWSRegistry):
         return self.algorithms[name] if name == ALGORITHM else super().get_alg(name)
 
 
-class Signing:
+class WebhookSigner:
     """The Ed25519 key of this installation."""
 
     def __init__(self, key: OKPKey, issuer: str) -> None:
         self._key = key
         self._issuer = issuer
-        self._registry = Algorithms(algorithms=[ALGORITHM])
+        self._registry = EdDsaRegistry(algorithms=[ALGORITHM])
 
     @classmethod
     def open(cls, folder: Path, issuer: str) -> Self:

@@ -16,11 +16,11 @@ from stead.repos.errors import RepoError, RepoNotFound
 from stead.repos.globs import MAX_ALTERNATIVES
 from stead.repos.repos import Repos
 from stead.repos.repository import Repository
-from stead.repos.ssrf import Egress, EgressFailed
-from stead.repos.webhooks.deliveries import GRACE, MAX_KEPT, TIMEOUT, Clock, Deliveries, new_delivery
-from stead.repos.webhooks.pushes import PushEvent, Rule, Update, branches_of, changed_files
-from stead.repos.webhooks.retries import State
-from stead.repos.webhooks.signing import Signing
+from stead.repos.ssrf import RequestFailed, SsrfGuard
+from stead.repos.webhooks.deliveries import GRACE, MAX_KEPT, TIMEOUT, Clock, DeliveryQueue, new_delivery
+from stead.repos.webhooks.pushes import BranchUpdate, PushEvent, TriggerFilter, branches_of, changed_files
+from stead.repos.webhooks.retries import DeliveryState
+from stead.repos.webhooks.signing import WebhookSigner
 from stead.store.database import Database
 from stead.store.triggers import DeliveryRow, DeliveryStore, TriggerRow, TriggerStore
 from stead.tasks import KeyedLock, SingleFlight, in_background, in_thread
@@ -90,7 +90,7 @@ class Delivery:
 
     id: str
     trigger: str
-    state: State
+    state: DeliveryState
     body: str
     attempts: int
     created_at: float
@@ -115,15 +115,15 @@ class Triggers:
         self,
         database: Database,
         repos: Repos,
-        egress: Egress,
-        deliveries: Deliveries,
+        guard: SsrfGuard,
+        deliveries: DeliveryQueue,
         payload: Payload,
         clock: Clock,
     ) -> None:
         self._store = TriggerStore(database)
         self._log = DeliveryStore(database)
         self._repos = repos
-        self._egress = egress
+        self._guard = guard
         self._deliveries = deliveries
         self._payload = payload
         self._clock = clock
@@ -137,8 +137,8 @@ class Triggers:
         cls,
         database: Database,
         repos: Repos,
-        signing: Signing,
-        egress: Egress,
+        signing: WebhookSigner,
+        guard: SsrfGuard,
         payload: Payload,
         *,
         clock: Clock | None = None,
@@ -150,8 +150,8 @@ class Triggers:
         `payload` makes the body of a webhook.
         """
         clock = clock or Clock()
-        deliveries = Deliveries(database, egress, signing, clock, timeout)
-        triggers = cls(database, repos, egress, deliveries, payload, clock)
+        deliveries = DeliveryQueue(database, guard, signing, clock, timeout)
+        triggers = cls(database, repos, guard, deliveries, payload, clock)
         triggers._missed.update(await triggers._store.repos())
         await deliveries.start()
         try:
@@ -177,11 +177,11 @@ class Triggers:
             raise InvalidTrigger(f"invalid trigger event {event[:100]!r}: use {EVENT!r}")
         _check_number("branches", branches, MAX_BRANCHES)
         _check_number("globs", globs, MAX_GLOBS)
-        if (globs_in_all := Rule(branches, globs).globs) > MAX_ALTERNATIVES:
+        if (globs_in_all := TriggerFilter(branches, globs).globs) > MAX_ALTERNATIVES:
             raise InvalidTrigger(f"globs expand to {globs_in_all} patterns (max {MAX_ALTERNATIVES})")
-        with contextlib.suppress(EgressFailed):
+        with contextlib.suppress(RequestFailed):
             # The name may become resolvable later: it is resolved for each delivery.
-            await self._egress.check(endpoint)
+            await self._guard.check(endpoint)
         async with self._locks.hold(repo):
             repository = await self._repository(repo)
             others = await self._store.of(repo)
@@ -273,7 +273,7 @@ class Triggers:
             return
         before, now = await self._store.seen(repo), await branches_of(repository)
         updates = [
-            Update(name, before.get(name), sha) for name, sha in now.items() if before.get(name) != sha
+            BranchUpdate(name, before.get(name), sha) for name, sha in now.items() if before.get(name) != sha
         ]
         changes: dict[str, str | None] = {update.branch: update.new for update in updates}
         changes |= dict.fromkeys(before.keys() - now.keys())
@@ -286,10 +286,10 @@ class Triggers:
             self._missed.add(repo)
 
     async def _rows(
-        self, repository: Repository, triggers: Sequence[TriggerRow], updates: Sequence[Update]
+        self, repository: Repository, triggers: Sequence[TriggerRow], updates: Sequence[BranchUpdate]
     ) -> Sequence[DeliveryRow]:
         """The deliveries of these updates to the matching triggers."""
-        rules = {row.id: Rule(_texts(row.branches), _texts(row.globs)) for row in triggers}
+        rules = {row.id: TriggerFilter(_texts(row.branches), _texts(row.globs)) for row in triggers}
         room = dict.fromkeys(rules, MAX_WAITING)
         for trigger, waiting in (await self._log.waiting(list(rules))).items():
             room[trigger] -= waiting
@@ -315,18 +315,18 @@ class Triggers:
                     dropped[trigger] = update
         return [*rows, *(self._dropped(repository.id, *each) for each in dropped.items())]
 
-    def _row(self, repo: str, trigger: str, update: Update) -> DeliveryRow:
+    def _row(self, repo: str, trigger: str, update: BranchUpdate) -> DeliveryRow:
         now = self._clock.now()
         delivery = str(uuid.uuid4())
         event = PushEvent(repo, delivery, update, datetime.fromtimestamp(now / 1e9, UTC))
         return new_delivery(trigger, self._payload(event), now, delivery_id=delivery)
 
-    def _dropped(self, repo: str, trigger: str, update: Update) -> DeliveryRow:
+    def _dropped(self, repo: str, trigger: str, update: BranchUpdate) -> DeliveryRow:
         """A failed delivery that records the drop."""
         log.warning("webhook deliveries dropped", trigger=trigger, repo=repo)
         row = self._row(repo, trigger, update)
         error = f"not sent: too many pending deliveries (max {MAX_WAITING})"
-        return replace(row, state=State.FAILED, finished_at=row.created_at, error=error)
+        return replace(row, state=DeliveryState.FAILED, finished_at=row.created_at, error=error)
 
     async def _catch_up(self) -> None:
         """Background loop: detect changes made while the server was down, and retry failed detections."""
@@ -351,15 +351,19 @@ class Triggers:
         return self._repos.repository(repo)
 
 
-def _concerned(rules: Mapping[str, Rule], updates: Sequence[Update]) -> list[tuple[Update, list[str]]]:
+def _concerned(
+    rules: Mapping[str, TriggerFilter], updates: Sequence[BranchUpdate]
+) -> list[tuple[BranchUpdate, list[str]]]:
     found = (
-        (update, [each for each in rules if rules[each].wants_branch(update.branch)]) for update in updates
+        (update, [each for each in rules if rules[each].matches_branch(update.branch)]) for update in updates
     )
     return [(update, concerned) for update, concerned in found if concerned]
 
 
-def _wanting(rules: Mapping[str, Rule], triggers: Sequence[str], paths: Sequence[str] | None) -> list[str]:
-    return [trigger for trigger in triggers if rules[trigger].wants_files(paths)]
+def _wanting(
+    rules: Mapping[str, TriggerFilter], triggers: Sequence[str], paths: Sequence[str] | None
+) -> list[str]:
+    return [trigger for trigger in triggers if rules[trigger].matches_files(paths)]
 
 
 def _check_number(what: str, texts: Sequence[str], most: int) -> None:
@@ -384,7 +388,7 @@ def _trigger(row: TriggerRow) -> Trigger:
 
 
 def _delivery(row: DeliveryRow) -> Delivery:
-    state = State(row.state)
+    state = DeliveryState(row.state)
     return Delivery(
         id=row.id,
         trigger=row.trigger,

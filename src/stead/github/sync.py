@@ -8,12 +8,12 @@ updated later, and a crash in between only means that both sides are found equal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from stead.github.plan import Decision, Ref, Refs, Relation, Step, made_anew, plan, refs_of
+from stead.github.plan import Decision, Refs, Relation, Step, TrackedRef, plan, refs_of, was_recreated
 from stead.repos.errors import TooLarge
 from stead.repos.git import TIMEOUT
 from stead.repos.git_messages import GitMessage
-from stead.repos.lfs.client import LfsExchange
-from stead.repos.quotas import Writing
+from stead.repos.lfs.client import LfsClient
+from stead.repos.quotas import QuotaReservation
 from stead.repos.repository import MAX_REFS, RefChange, Repository
 from stead.repos.transfer.remotes import BRANCHES, TAGS, Remote, Remotes
 from stead.repos.writer import Write
@@ -28,7 +28,7 @@ _CHANGES_HERE = (Step.PULL, Step.DELETE_HERE)
 
 
 @dataclass(frozen=True)
-class Left:
+class RefConflict:
     """A ref that could not be synced and needs a person's decision."""
 
     ref: str
@@ -38,8 +38,8 @@ class Left:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    left: Sequence[Left]
+class SyncResult:
+    left: Sequence[RefConflict]
     settled: bool
     """False if one side kept changing during the run."""
 
@@ -53,13 +53,13 @@ class _Seen:
     base: Refs
 
 
-async def bring_into_step(
+async def sync_refs(
     repository: Repository,
     remotes: Remotes,
     url: str,
     write: Write,
-    large_files: LfsExchange,
-) -> Outcome:
+    large_files: LfsClient,
+) -> SyncResult:
     """Sync both sides until there is nothing left to do.
 
     `url` has the credentials in it. The default branch of an empty repository becomes the remote's.
@@ -70,21 +70,23 @@ async def bring_into_step(
         decisions = await _decide(repository, seen)
         # LFS objects first, in both directions: a visible commit must have its objects.
         taken = [each.ref.there for each in decisions if each.step is Step.PULL and each.ref.there]
-        await large_files.take(remote, taken, seen.here.values())
+        await large_files.download(remote, taken, seen.here.values())
         undisturbed = await _follow(repository, decisions, write.quota)
         if any(each.step in _CHANGES_HERE for each in decisions):
             await write.refs_changed()
         if not seen.here and remote.head is not None and f"{BRANCHES}{remote.head}" in seen.there:
             await repository.set_default_branch(remote.head)
         given = [each.ref.here for each in decisions if each.step is Step.PUSH and each.ref.here]
-        await large_files.give(remote, given, seen.there.values())
+        await large_files.upload(remote, given, seen.there.values())
         pushed, rejected = await _push(repository, remotes, remote, decisions)
         if settled := undisturbed and pushed:
             break
     left = [
-        Left(each.ref.name, each.ref.here, each.ref.there, each.reason) for each in decisions if each.reason
+        RefConflict(each.ref.name, each.ref.here, each.ref.there, each.reason)
+        for each in decisions
+        if each.reason
     ]
-    return Outcome([*left, *rejected], settled)
+    return SyncResult([*left, *rejected], settled)
 
 
 async def forget(repository: Repository) -> None:
@@ -130,7 +132,7 @@ def _aside(prefix: str, name: str) -> str:
 
 async def _decide(repository: Repository, seen: _Seen) -> list[Decision]:
     base = seen.base
-    if made_anew(base, seen.here, seen.there):
+    if was_recreated(base, seen.here, seen.there):
         # Reset the base before anything else: an interrupted join must not look like deletions.
         await _change(repository, [RefChange(_aside(_BASE, name), None, guarded=False) for name in base])
         base = {}
@@ -139,7 +141,7 @@ async def _decide(repository: Repository, seen: _Seen) -> list[Decision]:
     return plan(refs, relations, BRANCHES + repository.default_branch)
 
 
-async def _relation(repository: Repository, ref: Ref) -> Relation:
+async def _relation(repository: Repository, ref: TrackedRef) -> Relation:
     """The relation of a ref's two commits; walks the history only as far as needed."""
     for older, newer, relation in (
         (ref.there, ref.here, Relation.AHEAD),
@@ -152,9 +154,9 @@ async def _relation(repository: Repository, ref: Ref) -> Relation:
     return Relation.APART
 
 
-async def _follow(repository: Repository, decisions: Sequence[Decision], writing: Writing) -> bool:
+async def _follow(repository: Repository, decisions: Sequence[Decision], quota: QuotaReservation) -> bool:
     """Apply the remote's changes here; returns whether nothing had changed here meanwhile."""
-    await writing.make_refs(sum(each.step is Step.PULL and each.ref.here is None for each in decisions))
+    await quota.reserve_refs(sum(each.step is Step.PULL and each.ref.here is None for each in decisions))
     changes: list[RefChange] = []
     for decision in decisions:
         ref = decision.ref
@@ -163,13 +165,13 @@ async def _follow(repository: Repository, decisions: Sequence[Decision], writing
         if decision.step in _CHANGES_HERE or (decision.step is Step.KEEP and ref.base != ref.here):
             changes.append(RefChange(_aside(_BASE, ref.name), ref.there, guarded=False))
         if decision.step is Step.DELETE_HERE and ref.here is not None:
-            writing.left_behind.append((ref.here, None))
+            quota.superseded.append((ref.here, None))
     return await _change(repository, changes)
 
 
 async def _push(
     repository: Repository, remotes: Remotes, remote: Remote, decisions: Sequence[Decision]
-) -> tuple[bool, list[Left]]:
+) -> tuple[bool, list[RefConflict]]:
     """Push local changes to the remote.
 
     Returns whether nothing had changed there meanwhile, and the rejected refs.
@@ -184,7 +186,7 @@ async def _push(
     for some in _parts(given):
         told |= await remotes.push(repository, remote, [f"{ref.here}:{ref.name}" for ref in some])
     still = True
-    left: list[Left] = []
+    left: list[RefConflict] = []
     taken: list[RefChange] = []
     for ref in (*deleted, *given):
         why = told.get(ref.name, "no answer")
@@ -193,11 +195,11 @@ async def _push(
         elif GitMessage.REMOTE_REF_MOVED.found_in(why):
             still = False
         else:
-            left.append(Left(ref.name, ref.here, ref.there, f"GitHub rejected it: {why}"))
+            left.append(RefConflict(ref.name, ref.here, ref.there, f"GitHub rejected it: {why}"))
     return await _change(repository, taken) and still, left
 
 
-def _parts(refs: Sequence[Ref]) -> Iterator[Sequence[Ref]]:
+def _parts(refs: Sequence[TrackedRef]) -> Iterator[Sequence[TrackedRef]]:
     return (refs[start : start + _AT_ONCE] for start in range(0, len(refs), _AT_ONCE))
 
 

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from stead.processes import command_lines
-from stead.repos.prefork import READY, Launchers
+from stead.repos.prefork import READY, PreforkPool
 from support.git_stage import staged
 from support.waiting import until
 
@@ -20,9 +20,9 @@ NOBODY = 65534
 
 
 @pytest_asyncio.fixture
-async def launchers() -> AsyncIterator[Launchers]:
+async def launchers() -> AsyncIterator[PreforkPool]:
     """Launchers of the current user: `env` stands for the command that switches users."""
-    made = Launchers(["env"], KNOWN, 1 << 20)
+    made = PreforkPool(["env"], KNOWN, 1 << 20)
     async with asyncio.timeout(LIMIT):
         await filled(made)
         yield made
@@ -30,7 +30,7 @@ async def launchers() -> AsyncIterator[Launchers]:
     assert not made._ready
 
 
-async def filled(launchers: Launchers) -> None:
+async def filled(launchers: PreforkPool) -> None:
     launchers._refill()
 
     async def full() -> bool:
@@ -40,13 +40,13 @@ async def filled(launchers: Launchers) -> None:
 
 
 async def ran(
-    launchers: Launchers,
+    launchers: PreforkPool,
     command: Sequence[str],
     environment: Mapping[str, str] = KNOWN,
     stdin: bytes = b"",
     quiet: bool = False,
 ) -> tuple[int, bytes, bytes]:
-    process = launchers.take(command, environment, quiet=quiet)
+    process = launchers.launch(command, environment, quiet=quiet)
     assert process is not None
     return await ended(process, stdin)
 
@@ -58,7 +58,7 @@ async def ended(process: Process, stdin: bytes = b"") -> tuple[int, bytes, bytes
     return process.returncode, out, err
 
 
-async def test_arguments_are_passed_unchanged(launchers: Launchers) -> None:
+async def test_arguments_are_passed_unchanged(launchers: PreforkPool) -> None:
     odd = [
         "it's",
         'a "b"',
@@ -81,7 +81,7 @@ async def test_arguments_are_passed_unchanged(launchers: Launchers) -> None:
     assert out.decode().split("|")[:-1] == odd
 
 
-async def test_environment_is_passed_unchanged(launchers: Launchers) -> None:
+async def test_environment_is_passed_unchanged(launchers: PreforkPool) -> None:
     wanted = KNOWN | {"GIT_PROTOCOL": "version=2", "SECRET": "it's $HOME; x", "EMPTY": ""}
     _, out, _ = await ran(launchers, ["env", "-0"], wanted)
     found = dict(line.split("=", 1) for line in out.decode().split("\0")[:-1])
@@ -89,13 +89,13 @@ async def test_environment_is_passed_unchanged(launchers: Launchers) -> None:
     assert {name: value for name, value in found.items() if name not in ("_", "OLDPWD")} == wanted
 
 
-async def test_input_is_passed_unchanged(launchers: Launchers) -> None:
+async def test_input_is_passed_unchanged(launchers: PreforkPool) -> None:
     sent = os.urandom(1 << 20) + b"\n\0last"
     status, out, _ = await ran(launchers, ["cat"], stdin=sent)
     assert status == 0 and out == sent
 
 
-async def test_exit_code_and_errors_are_passed_on(launchers: Launchers) -> None:
+async def test_exit_code_and_errors_are_passed_on(launchers: PreforkPool) -> None:
     assert await ran(launchers, ["sh", "-c", "echo no >&2; exit 7"]) == (7, b"", b"no\n")
     assert await ran(launchers, ["sh", "-c", "echo no >&2; exit 7"], quiet=True) == (7, b"", b"")
     status, _, err = await ran(launchers, ["there-is-no-such-command"])
@@ -103,24 +103,24 @@ async def test_exit_code_and_errors_are_passed_on(launchers: Launchers) -> None:
 
 
 @pytest.mark.parametrize("argument", ["two\nlines", "é", "\udcff", "x" * 5000])
-async def test_unsafe_command_lines_are_declined(launchers: Launchers, argument: str) -> None:
-    assert launchers.take(["printf", argument], KNOWN) is None
-    assert launchers.take(["true"], KNOWN | {"X": argument}) is None
+async def test_unsafe_command_lines_are_declined(launchers: PreforkPool, argument: str) -> None:
+    assert launchers.launch(["printf", argument], KNOWN) is None
+    assert launchers.launch(["true"], KNOWN | {"X": argument}) is None
     assert len(launchers._ready) == READY
 
 
-async def test_pool_is_refilled_and_dead_launchers_are_skipped(launchers: Launchers) -> None:
+async def test_pool_is_refilled_and_dead_launchers_are_skipped(launchers: PreforkPool) -> None:
     for process in list(launchers._ready)[:-1]:
         process.kill()
         await process.wait()
     assert await ran(launchers, ["echo", "alive"]) == (0, b"alive\n", b"")
-    assert launchers.take(["true"], KNOWN) is None
+    assert launchers.launch(["true"], KNOWN) is None
     await filled(launchers)
     for _ in range(READY):
         assert await ran(launchers, ["echo", "alive"]) == (0, b"alive\n", b"")
 
 
-async def test_launcher_exits_when_its_stdin_closes(launchers: Launchers) -> None:
+async def test_launcher_exits_when_its_stdin_closes(launchers: PreforkPool) -> None:
     process = launchers._ready.popleft()
     assert await ended(process) == (1, b"", b"")
 

@@ -18,10 +18,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from stead.repos.errors import TooLarge
 from stead.repos.ssrf import (
     MAX_REDIRECTS,
-    Egress,
-    EgressFailed,
-    EgressRefused,
+    AddressRefused,
+    RequestFailed,
     Resolve,
+    SsrfGuard,
     git_environment,
     git_options,
     is_own,
@@ -42,9 +42,9 @@ def resolver(*answers: Sequence[str]) -> Resolve:
     return resolve
 
 
-def local(*answers: Sequence[str]) -> Egress:
+def local(*answers: Sequence[str]) -> SsrfGuard:
     """Allows loopback; every name resolves to it unless other answers are given."""
-    return Egress([LOOPBACK], resolve=resolver(*(answers or (["127.0.0.1"],))))
+    return SsrfGuard([LOOPBACK], resolve=resolver(*(answers or (["127.0.0.1"],))))
 
 
 @pytest.fixture
@@ -54,9 +54,9 @@ def server(tmp_path: Path) -> Iterator[GitServer]:
         yield server
 
 
-async def get(egress: Egress, url: str, **options: object) -> tuple[int, bytes]:
+async def get(guard: SsrfGuard, url: str, **options: object) -> tuple[int, bytes]:
     limits = {"most_bytes": 1 << 20, "timeout": 10.0, **options}
-    async with egress.stream_get(url, **limits) as answer:  # type: ignore[arg-type]
+    async with guard.stream_get(url, **limits) as answer:  # type: ignore[arg-type]
         return answer.status, await answer.read()
 
 
@@ -112,11 +112,11 @@ async def get(egress: Egress, url: str, **options: object) -> tuple[int, bytes]:
 async def test_non_public_addresses_are_refused(address: str) -> None:
     """As a name's only address, as one of several, and in the URL itself where possible."""
     for found in ([address], [PUBLIC, address], [address, PUBLIC]):
-        with pytest.raises(EgressRefused, match=re.escape(str(ip_address(address.partition("%")[0])))):
-            await Egress(resolve=resolver(found)).check("https://git.example/repo")
+        with pytest.raises(AddressRefused, match=re.escape(str(ip_address(address.partition("%")[0])))):
+            await SsrfGuard(resolve=resolver(found)).check("https://git.example/repo")
     literal = f"[{address}]" if ":" in address else address
-    with pytest.raises(EgressRefused):
-        await Egress().check(f"http://{literal}/")
+    with pytest.raises(AddressRefused):
+        await SsrfGuard().check(f"http://{literal}/")
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ async def test_non_public_addresses_are_refused(address: str) -> None:
     [PUBLIC, "100.63.255.255", "100.128.0.1", "172.32.0.1", "2606:4700::1111", "64:ff9b::5db8:d70e"],
 )
 async def test_public_addresses_are_accepted(address: str) -> None:
-    target = await Egress(resolve=resolver([address])).check("https://Git.Example/a/repo?x=1#part")
+    target = await SsrfGuard(resolve=resolver([address])).check("https://Git.Example/a/repo?x=1#part")
     assert target.addresses == (address,)
     assert target.url == "https://git.example/a/repo?x=1"
     assert (target.host, target.port) == ("git.example", 443)
@@ -135,8 +135,8 @@ async def test_public_addresses_are_accepted(address: str) -> None:
 )
 async def test_other_spellings_of_loopback_are_refused(host: str) -> None:
     """Resolved by the host's own resolver."""
-    with pytest.raises(EgressRefused):
-        await Egress().check(f"http://{host}/")
+    with pytest.raises(AddressRefused):
+        await SsrfGuard().check(f"http://{host}/")
 
 
 @pytest.mark.parametrize(
@@ -169,8 +169,8 @@ async def test_other_spellings_of_loopback_are_refused(host: str) -> None:
     ],
 )
 async def test_invalid_urls_are_refused(url: str) -> None:
-    with pytest.raises(EgressRefused):
-        await Egress(resolve=resolver([PUBLIC])).check(url)
+    with pytest.raises(AddressRefused):
+        await SsrfGuard(resolve=resolver([PUBLIC])).check(url)
 
 
 async def test_internationalized_names_are_resolved_as_punycode() -> None:
@@ -180,37 +180,37 @@ async def test_internationalized_names_are_resolved_as_punycode() -> None:
         asked.append((host, port))
         return [PUBLIC]
 
-    target = await Egress(resolve=resolve).check("https://BÜCHER.example:8443/ä")
+    target = await SsrfGuard(resolve=resolve).check("https://BÜCHER.example:8443/ä")
     assert asked == [("xn--bcher-kva.example", 8443)]
     assert target.url == "https://xn--bcher-kva.example:8443/%C3%A4"
 
 
 async def test_url_credentials_need_permission_and_are_never_shown() -> None:
-    egress = Egress(resolve=resolver([PUBLIC]))
+    guard = SsrfGuard(resolve=resolver([PUBLIC]))
     url = "https://agent:s3cret@git.example/repo?token=t0ken"
-    with pytest.raises(EgressRefused) as refused:
-        await egress.check(url)
+    with pytest.raises(AddressRefused) as refused:
+        await guard.check(url)
     assert "s3cret" not in str(refused.value) + refused.value.url
-    target = await egress.check(url, credentials=True)
+    target = await guard.check(url, credentials=True)
     assert target.authorization == "Basic YWdlbnQ6czNjcmV0"
     for shown in (repr(target), target.url, target.shown, str(git_options(target))):
         assert "s3cret" not in shown and "YWdlbnQ" not in shown
     assert "t0ken" not in target.shown
     broken = "https://agent:s3/cret@git.example/"
-    with pytest.raises(EgressRefused) as refused:
-        await egress.check(broken)
+    with pytest.raises(AddressRefused) as refused:
+        await guard.check(broken)
     assert "cret" not in str(refused.value) + refused.value.url
 
 
 async def test_allowed_private_networks_are_accepted(server: GitServer) -> None:
     assert await get(local(), f"{server.url}/file") == (200, b"content")
-    with pytest.raises(EgressRefused):
-        await get(Egress(), f"{server.url}/file")
-    with pytest.raises(EgressRefused):
-        await get(Egress([IPv4Network("127.0.0.2/32")]), f"{server.url}/file")
+    with pytest.raises(AddressRefused):
+        await get(SsrfGuard(), f"{server.url}/file")
+    with pytest.raises(AddressRefused):
+        await get(SsrfGuard([IPv4Network("127.0.0.2/32")]), f"{server.url}/file")
     mapped = f"http://[::ffff:127.0.0.1]:{server.port}/file"
     assert await get(local(), mapped) == (200, b"content")
-    await Egress([IPv6Network("fd00::/8")]).check("http://[fd00::1]/")
+    await SsrfGuard([IPv6Network("fd00::/8")]).check("http://[fd00::1]/")
     assert len(server.requests) == 2
 
 
@@ -223,25 +223,25 @@ async def test_connection_is_pinned_and_host_header_has_the_name(server: GitServ
 
 async def test_dns_rebinding_has_no_effect(server: GitServer) -> None:
     """A second lookup would return another server; there is only one lookup."""
-    egress = Egress([IPv4Network("127.0.0.1/32")], resolve=resolver(["127.0.0.1"], ["127.0.0.66"]))
-    target = await egress.check(f"http://git.stead.invalid:{server.port}/file")
-    async with egress.request("GET", target, most_bytes=100, timeout=10) as answer:
+    guard = SsrfGuard([IPv4Network("127.0.0.1/32")], resolve=resolver(["127.0.0.1"], ["127.0.0.66"]))
+    target = await guard.check(f"http://git.stead.invalid:{server.port}/file")
+    async with guard.request("GET", target, most_bytes=100, timeout=10) as answer:
         assert await answer.read() == b"content"
-    with pytest.raises(EgressRefused, match=r"127\.0\.0\.66"):
-        await egress.check(f"http://git.stead.invalid:{server.port}/file")
+    with pytest.raises(AddressRefused, match=r"127\.0\.0\.66"):
+        await guard.check(f"http://git.stead.invalid:{server.port}/file")
 
 
 async def test_next_address_is_tried_when_one_fails(server: GitServer) -> None:
-    egress = local(["127.0.0.77", "127.0.0.1"])
-    assert await get(egress, f"http://git.stead.invalid:{server.port}/file") == (200, b"content")
+    guard = local(["127.0.0.77", "127.0.0.1"])
+    assert await get(guard, f"http://git.stead.invalid:{server.port}/file") == (200, b"content")
 
 
 async def test_every_redirect_is_checked(server: GitServer) -> None:
-    egress = local(["127.0.0.1"], ["127.0.0.1"], ["169.254.169.254"])
+    guard = local(["127.0.0.1"], ["127.0.0.1"], ["169.254.169.254"])
     server.pages["/moved"] = redirect("/file")
-    assert await get(egress, f"{server.url}/moved") == (200, b"content")
+    assert await get(guard, f"{server.url}/moved") == (200, b"content")
     server.pages["/away"] = redirect(f"http://other.stead.invalid:{server.port}/file")
-    assert await get(egress, f"{server.url}/away") == (200, b"content")
+    assert await get(guard, f"{server.url}/away") == (200, b"content")
     for bad in (
         "http://169.254.169.254/latest/meta-data/",
         "http://[::1]/",
@@ -250,9 +250,9 @@ async def test_every_redirect_is_checked(server: GitServer) -> None:
         "http://user:password@127.0.0.1/",
     ):
         server.pages["/bad"] = redirect(bad)
-        with pytest.raises(EgressRefused):
-            await get(egress, f"{server.url}/bad")
-    with pytest.raises(EgressRefused, match=r"169\.254"):
+        with pytest.raises(AddressRefused):
+            await get(guard, f"{server.url}/bad")
+    with pytest.raises(AddressRefused, match=r"169\.254"):
         await get(local(["127.0.0.1"], ["169.254.169.254"]), f"http://a.invalid:{server.port}/away")
 
 
@@ -261,7 +261,7 @@ async def test_redirect_limit(server: GitServer) -> None:
         server.pages[f"/{hop}"] = redirect(f"/{hop + 1}")
     server.pages[f"/{MAX_REDIRECTS + 1}"] = Page(b"far")
     assert await get(local(), f"{server.url}/1") == (200, b"far")
-    with pytest.raises(EgressFailed, match=r"too many redirects \(max 5\)"):
+    with pytest.raises(RequestFailed, match=r"too many redirects \(max 5\)"):
         await get(local(), f"{server.url}/0")
 
 
@@ -302,16 +302,16 @@ async def test_slow_and_silent_servers_time_out(server: GitServer) -> None:
     server.pages["/cut"] = Page(b"x" * 100_000, complete=False)
     loop = asyncio.get_running_loop()
     begun = loop.time()
-    with pytest.raises(EgressFailed, match="timed out after"):
+    with pytest.raises(RequestFailed, match="timed out after"):
         await get(local(), f"{server.url}/slow", timeout=0.3)
     assert loop.time() - begun < 5
-    with pytest.raises(EgressFailed):
+    with pytest.raises(RequestFailed):
         await get(local(), f"{server.url}/cut")
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        with pytest.raises(EgressFailed):
+        with pytest.raises(RequestFailed):
             await get(local(), f"http://127.0.0.1:{silent.getsockname()[1]}/", timeout=0.3)
         port = silent.getsockname()[1]
-    with pytest.raises(EgressFailed):
+    with pytest.raises(RequestFailed):
         await get(local(), f"http://127.0.0.1:{port}/")
 
 
@@ -319,15 +319,15 @@ async def test_unresolvable_names_are_reported() -> None:
     async def nobody(host: str, port: int) -> Sequence[str]:
         raise socket.gaierror(socket.EAI_NONAME, "unknown")
 
-    for egress in (Egress(resolve=nobody), Egress(resolve=resolver([]))):
-        with pytest.raises(EgressFailed, match=r"git\.example"):
-            await egress.check("https://git.example/repo")
+    for guard in (SsrfGuard(resolve=nobody), SsrfGuard(resolve=resolver([]))):
+        with pytest.raises(RequestFailed, match=r"git\.example"):
+            await guard.check("https://git.example/repo")
 
 
 async def test_request_content_is_sent(server: GitServer) -> None:
-    egress = local()
-    target = await egress.check(f"{server.url}/file")
-    async with egress.request(
+    guard = local()
+    target = await guard.check(f"{server.url}/file")
+    async with guard.request(
         "POST", target, most_bytes=100, timeout=10, headers={"X-A": "b"}, content=b"{}"
     ) as answer:
         assert answer.status == 200
@@ -354,10 +354,10 @@ def test_own_addresses_are_recognised() -> None:
 
 async def test_public_address_of_this_host_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stead.repos.ssrf.is_own", lambda address: str(address) == PUBLIC)
-    egress = Egress(resolve=resolver([PUBLIC]))
-    with pytest.raises(EgressRefused, match="this host"):
-        await egress.check("https://git.example/")
-    await Egress([IPv4Network(f"{PUBLIC}/32")], resolve=resolver([PUBLIC])).check("https://git.example/")
+    guard = SsrfGuard(resolve=resolver([PUBLIC]))
+    with pytest.raises(AddressRefused, match="this host"):
+        await guard.check("https://git.example/")
+    await SsrfGuard([IPv4Network(f"{PUBLIC}/32")], resolve=resolver([PUBLIC])).check("https://git.example/")
 
 
 def certificate(name: str, folder: Path) -> tuple[ssl.SSLContext, Path]:
@@ -400,21 +400,21 @@ async def test_certificate_is_verified_for_the_host_name(tmp_path: Path) -> None
     """By the HTTP client and by git, although both connect to an address."""
     context, known = certificate("git.stead.invalid", tmp_path)
     tls = ssl.create_default_context(cafile=str(known))
-    egress = Egress([LOOPBACK], resolve=resolver(["127.0.0.1"]), tls=tls)
+    guard = SsrfGuard([LOOPBACK], resolve=resolver(["127.0.0.1"]), tls=tls)
     with serving(tmp_path, tls=context) as server:
         server.init("repo.git")
         server.pages["/file"] = Page(b"content")
         server.pages["/down"] = redirect(f"http://git.stead.invalid:{server.port}/file")
         good, bad = (f"https://{name}.stead.invalid:{server.port}" for name in ("git", "other"))
-        assert await get(egress, f"{good}/file") == (200, b"content")
-        with pytest.raises(EgressFailed, match="certificate"):
-            await get(egress, f"{bad}/file")
-        with pytest.raises(EgressRefused, match="https to http"):
-            await get(egress, f"{good}/down")
+        assert await get(guard, f"{good}/file") == (200, b"content")
+        with pytest.raises(RequestFailed, match="certificate"):
+            await get(guard, f"{bad}/file")
+        with pytest.raises(AddressRefused, match="https to http"):
+            await get(guard, f"{good}/down")
         trust = "-c", f"http.sslCAInfo={known}"
-        target = await egress.check(f"{good}/repo.git")
+        target = await guard.check(f"{good}/repo.git")
         assert ls_remote(target.url, *trust, *git_options(target)).returncode == 0
-        target = await egress.check(f"{bad}/repo.git")
+        target = await guard.check(f"{bad}/repo.git")
         assert "certificate" in ls_remote(target.url, *trust, *git_options(target)).stderr
 
 
@@ -436,10 +436,10 @@ async def test_git_is_pinned_to_ipv4_and_ipv6_addresses(tmp_path: Path) -> None:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
         pytest.skip("this host has no IPv6")
-    egress = Egress([LOOPBACK, IPv6Network("::1/128")], resolve=resolver(["::1", "127.0.0.1"]))
+    guard = SsrfGuard([LOOPBACK, IPv6Network("::1/128")], resolve=resolver(["::1", "127.0.0.1"]))
     with serving(tmp_path) as server:
         server.init("repo.git")
-        target = await egress.check(f"http://git.stead.invalid:{server.port}/repo.git")
+        target = await guard.check(f"http://git.stead.invalid:{server.port}/repo.git")
         assert f":{server.port}:[::1],127.0.0.1" in git_options(target)[-1]
         found = ls_remote(target.url, *git_options(target))
         assert found.returncode == 0, found.stderr

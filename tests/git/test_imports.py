@@ -35,15 +35,24 @@ from stead.repos.errors import (
 from stead.repos.fast_import import Author
 from stead.repos.repos import Fill
 from stead.repos.repository import Repository
-from stead.repos.ssrf import Egress, EgressFailed, EgressRefused
-from stead.repos.transfer.archive_import import Snapshot
-from stead.repos.transfer.archives import FILE, LINK, ArchiveInvalid, Bounds, Kind, Member, members, reading
-from stead.repos.transfer.imports import Sources, SubdirNotFound
+from stead.repos.ssrf import AddressRefused, RequestFailed, SsrfGuard
+from stead.repos.transfer.archive_import import ArchiveTree
+from stead.repos.transfer.archives import (
+    FILE,
+    LINK,
+    ArchiveInvalid,
+    ArchiveLimits,
+    ArchiveMember,
+    Kind,
+    members,
+    reading,
+)
+from stead.repos.transfer.imports import Imports, SubdirNotFound
 from stead.repos.transfer.remotes import SourceInvalid, SourceNotFound, SourceUnauthorized
 from support.git_server import GitServer, Page, redirect, serving
 from support.git_stage import Stage, staged
 
-LOCAL = Egress([IPv4Network("127.0.0.0/8")])
+LOCAL = SsrfGuard([IPv4Network("127.0.0.0/8")])
 NOBODY = 1_899_999_999
 
 
@@ -70,8 +79,8 @@ def server(elsewhere: GitServer, tmp_path: Path) -> GitServer:
 
 
 @pytest.fixture
-def sources() -> Sources:
-    return Sources(LOCAL, timeout=30)
+def sources() -> Imports:
+    return Imports(LOCAL, timeout=30)
 
 
 def git(folder: Path, *arguments: str, stdin: bytes = b"", bare: bool = True) -> str:
@@ -163,7 +172,7 @@ async def refused(
 
 
 async def test_import_default_branch_with_history(
-    stage: Stage, sources: Sources, server: GitServer, origin: Path
+    stage: Stage, sources: Imports, server: GitServer, origin: Path
 ) -> None:
     """Its tags are included, those of other branches are not; nothing else is in the repository."""
     repository = await stage.repository(fill=sources.source(f"{server.url}/origin.git/"))
@@ -176,7 +185,7 @@ async def test_import_default_branch_with_history(
 
 
 async def test_import_renames_the_default_branch(
-    stage: Stage, sources: Sources, server: GitServer, origin: Path
+    stage: Stage, sources: Imports, server: GitServer, origin: Path
 ) -> None:
     fill = sources.source(f"{server.url}/origin.git", default_branch="main")
     repository = await stage.repository(fill=fill, default_branch="main")
@@ -184,7 +193,7 @@ async def test_import_renames_the_default_branch(
     assert (repository.default_branch, len(await repository.branches())) == ("main", 1)
 
 
-async def test_import_one_branch(stage: Stage, sources: Sources, server: GitServer, origin: Path) -> None:
+async def test_import_one_branch(stage: Stage, sources: Imports, server: GitServer, origin: Path) -> None:
     for rev in ("feature/x", "refs/heads/feature/x"):
         repository = await stage.repository(fill=sources.source(f"{server.url}/origin.git", rev=rev))
         theirs = refs(origin)
@@ -194,7 +203,7 @@ async def test_import_one_branch(stage: Stage, sources: Sources, server: GitServ
         assert repository.default_branch == "feature/x"
 
 
-async def test_import_tag(stage: Stage, sources: Sources, server: GitServer, origin: Path) -> None:
+async def test_import_tag(stage: Stage, sources: Imports, server: GitServer, origin: Path) -> None:
     """The history up to it is on the default branch."""
     repository = await stage.repository(fill=sources.source(f"{server.url}/origin.git", rev="v1"))
     assert refs(repository) == {
@@ -207,7 +216,7 @@ async def test_import_tag(stage: Stage, sources: Sources, server: GitServer, ori
 @pytest.mark.parametrize("old", [False, True])
 @pytest.mark.parametrize("length", [40, 7])
 async def test_import_commit(
-    stage: Stage, sources: Sources, server: GitServer, origin: Path, length: int, old: bool
+    stage: Stage, sources: Imports, server: GitServer, origin: Path, length: int, old: bool
 ) -> None:
     """Also if the server does not serve commits by id, and with an abbreviated id."""
     server.old = old
@@ -221,7 +230,7 @@ async def test_import_commit(
         git(repository.path, "cat-file", "commit", later)
 
 
-async def test_import_any_ref(stage: Stage, sources: Sources, server: GitServer, origin: Path) -> None:
+async def test_import_any_ref(stage: Stage, sources: Imports, server: GitServer, origin: Path) -> None:
     """Such as the merge request refs of some servers."""
     git(origin, "update-ref", "refs/pull/7/head", "feature/x")
     repository = await stage.repository(
@@ -230,7 +239,7 @@ async def test_import_any_ref(stage: Stage, sources: Sources, server: GitServer,
     assert refs(repository)["refs/heads/trunk"] == refs(origin)["refs/pull/7/head"]
 
 
-async def test_import_all_branches(stage: Stage, sources: Sources, server: GitServer, origin: Path) -> None:
+async def test_import_all_branches(stage: Stage, sources: Imports, server: GitServer, origin: Path) -> None:
     url = f"{server.url}/origin.git"
     theirs = refs(origin)
     repository = await stage.repository(fill=sources.source(url, all_branches=True))
@@ -246,7 +255,7 @@ async def test_import_all_branches(stage: Stage, sources: Sources, server: GitSe
 
 
 async def test_shallow_import_can_be_cloned_and_committed_to(
-    stage: Stage, sources: Sources, server: GitServer, origin: Path, tmp_path: Path
+    stage: Stage, sources: Imports, server: GitServer, origin: Path, tmp_path: Path
 ) -> None:
     repository = await stage.repository(fill=sources.source(f"{server.url}/origin.git", depth=2))
     assert git(repository.path, "rev-list", "--count", "HEAD") == "2"
@@ -271,14 +280,14 @@ async def test_shallow_import_can_be_cloned_and_committed_to(
 
 
 async def test_import_of_shallow_source(
-    stage: Stage, sources: Sources, server: GitServer, origin: Path
+    stage: Stage, sources: Imports, server: GitServer, origin: Path
 ) -> None:
     git(server.folder, "clone", "-q", "--bare", "--depth=2", f"file://{origin}", "cut.git", bare=False)
     repository = await stage.repository(fill=sources.source(f"{server.url}/cut.git"))
     assert git(repository.path, "rev-list", "--count", "HEAD") == "2"
 
 
-async def test_import_of_empty_source(stage: Stage, sources: Sources, server: GitServer) -> None:
+async def test_import_of_empty_source(stage: Stage, sources: Imports, server: GitServer) -> None:
     server.init("empty.git")
     repository = await stage.repository(fill=sources.source(f"{server.url}/empty.git"))
     assert refs(repository) == {}
@@ -286,7 +295,7 @@ async def test_import_of_empty_source(stage: Stage, sources: Sources, server: Gi
 
 
 async def test_import_of_source_with_detached_head(
-    stage: Stage, sources: Sources, server: GitServer, origin: Path
+    stage: Stage, sources: Imports, server: GitServer, origin: Path
 ) -> None:
     url = f"{server.url}/origin.git"
     git(origin, "symbolic-ref", "HEAD", "refs/heads/gone")
@@ -314,13 +323,13 @@ async def test_import_of_source_with_detached_head(
     ],
 )
 async def test_missing_revision_of_source_is_refused(
-    stage: Stage, sources: Sources, server: GitServer, origin: Path, rev: str, error: type[Exception]
+    stage: Stage, sources: Imports, server: GitServer, origin: Path, rev: str, error: type[Exception]
 ) -> None:
     await refused(stage, sources.source(f"{server.url}/origin.git", rev=rev), error)
 
 
 async def test_missing_sources_are_refused(
-    stage: Stage, sources: Sources, server: GitServer, origin: Path
+    stage: Stage, sources: Imports, server: GitServer, origin: Path
 ) -> None:
     url = f"{server.url}/other.git"
     error = await refused(stage, sources.source(url), SourceNotFound)
@@ -330,16 +339,16 @@ async def test_missing_sources_are_refused(
     server.pages["/forbidden/info/refs"] = Page(status=403)
     await refused(stage, sources.source(f"{server.url}/forbidden"), SourceUnauthorized)
     server.pages["/broken/info/refs"] = Page(status=500)
-    await refused(stage, sources.source(f"{server.url}/broken"), EgressFailed, "500")
+    await refused(stage, sources.source(f"{server.url}/broken"), RequestFailed, "500")
     for bad in (f"{server.url}/origin.git?x=1", f"{server.url}/origin.git#x"):
         await refused(stage, sources.source(bad), SourceInvalid)
     for bad in (str(origin), f"file://{origin}", f"ext::sh -c touch% {origin}/x"):
-        await refused(stage, sources.source(bad), EgressRefused)
-    await refused(stage, Sources(Egress()).source(f"{server.url}/origin.git"), EgressRefused)
+        await refused(stage, sources.source(bad), AddressRefused)
+    await refused(stage, Imports(SsrfGuard()).source(f"{server.url}/origin.git"), AddressRefused)
 
 
 async def test_source_credentials_are_used_and_not_stored(
-    stage: Stage, sources: Sources, server: GitServer, origin: Path
+    stage: Stage, sources: Imports, server: GitServer, origin: Path
 ) -> None:
     server.credentials = "agent:s3cret-t0ken"
     url = server.url.replace("http://", "http://agent:{}@") + "/origin.git"
@@ -356,7 +365,7 @@ async def test_source_credentials_are_used_and_not_stored(
 
 
 async def test_redirected_source_is_found_without_leaking_credentials(
-    stage: Stage, sources: Sources, server: GitServer, origin: Path
+    stage: Stage, sources: Imports, server: GitServer, origin: Path
 ) -> None:
     with serving(server.folder) as other:
         other.credentials = "agent:secret"
@@ -367,20 +376,20 @@ async def test_redirected_source_is_found_without_leaking_credentials(
         assert len(other.requests) == 1
         assert all("authorization" not in request.headers for request in server.requests)
         other.pages["/old/info/refs"] = redirect("http://169.254.169.254/info/refs?service=git-upload-pack")
-        await refused(stage, sources.source(f"{url}/old"), EgressRefused)
+        await refused(stage, sources.source(f"{url}/old"), AddressRefused)
         other.pages["/old/info/refs"] = redirect(f"{server.url}/origin.git/HEAD")
         await refused(stage, sources.source(f"{url}/old"), SourceNotFound)
 
 
 async def test_redirect_during_fetch_is_not_followed(
-    stage: Stage, sources: Sources, server: GitServer, origin: Path
+    stage: Stage, sources: Imports, server: GitServer, origin: Path
 ) -> None:
     server.pages["/origin.git/git-upload-pack"] = redirect("http://127.0.0.1:1/git-upload-pack", 307)
-    await refused(stage, sources.source(f"{server.url}/origin.git"), EgressFailed)
+    await refused(stage, sources.source(f"{server.url}/origin.git"), RequestFailed)
 
 
 async def test_dumb_http_source_is_refused(
-    stage: Stage, sources: Sources, server: GitServer, origin: Path
+    stage: Stage, sources: Imports, server: GitServer, origin: Path
 ) -> None:
     """Dumb HTTP is refused, because objects would not be checked; also after a smart first response."""
     git(origin, "repack", "-adq")
@@ -399,25 +408,25 @@ async def test_dumb_http_source_is_refused(
 async def test_source_size_limit(stage: Stage, server: GitServer) -> None:
     place = server.init("large.git")
     add(place, "main", "large", content=random.Random(1).randbytes(3 << 20))
-    sources = Sources(LOCAL, most_bytes=1 << 20)
+    sources = Imports(LOCAL, most_bytes=1 << 20)
     await refused(stage, sources.source(f"{server.url}/large.git"), TooLarge)
-    await stage.repository(fill=Sources(LOCAL, most_bytes=8 << 20).source(f"{server.url}/large.git"))
+    await stage.repository(fill=Imports(LOCAL, most_bytes=8 << 20).source(f"{server.url}/large.git"))
 
 
 async def test_source_time_limit(stage: Stage, server: GitServer, origin: Path) -> None:
-    sources = Sources(LOCAL, timeout=0.7)
+    sources = Imports(LOCAL, timeout=0.7)
     slow = Page(b"fff0" + b"x" * 100_000, pause=0.05)
     server.pages["/origin.git/git-upload-pack"] = slow
-    await refused(stage, sources.source(f"{server.url}/origin.git"), EgressFailed, "timed out after")
+    await refused(stage, sources.source(f"{server.url}/origin.git"), RequestFailed, "timed out after")
     server.pages["/slow/info/refs"] = server.pages["/slow.tar"] = slow
     await refused(stage, sources.source(f"{server.url}/slow"), RepoError)
     await refused(
-        stage, sources.archive("tar", f"{server.url}/slow.tar", "all"), EgressFailed, "timed out after"
+        stage, sources.archive("tar", f"{server.url}/slow.tar", "all"), RequestFailed, "timed out after"
     )
 
 
 async def test_cancelled_import_leaves_nothing(
-    stage: Stage, sources: Sources, server: GitServer, origin: Path
+    stage: Stage, sources: Imports, server: GitServer, origin: Path
 ) -> None:
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -450,7 +459,7 @@ def commit_of(place: Path, tree: str, who: str = "A <a@b> 1 +0000") -> str:
     return broken(place, "commit", f"tree {tree}\nauthor {who}\ncommitter {who}\n\nold\n".encode())
 
 
-async def test_harmless_fsck_findings_are_accepted(stage: Stage, sources: Sources, server: GitServer) -> None:
+async def test_harmless_fsck_findings_are_accepted(stage: Stage, sources: Imports, server: GitServer) -> None:
     place = server.init("old.git")
     blob = broken(place, "blob", b"old\n")
     folder = broken(place, "tree", b"100644 file\0" + bytes.fromhex(blob))
@@ -488,7 +497,7 @@ async def test_harmless_fsck_findings_are_accepted(stage: Stage, sources: Source
     ],
 )
 async def test_dangerous_fsck_findings_are_refused(
-    stage: Stage, sources: Sources, server: GitServer, entry: bytes
+    stage: Stage, sources: Imports, server: GitServer, entry: bytes
 ) -> None:
     place = server.init("bad.git")
     blob = broken(place, "blob", b"x")
@@ -499,7 +508,7 @@ async def test_dangerous_fsck_findings_are_refused(
 
 
 async def test_submodules_are_not_fetched(
-    stage: Stage, sources: Sources, server: GitServer, origin: Path
+    stage: Stage, sources: Imports, server: GitServer, origin: Path
 ) -> None:
     place = server.init("outer.git")
     text = f'[submodule "m"]\n\tpath = m\n\turl = {server.url}/origin.git\n'.encode()
@@ -513,7 +522,7 @@ async def test_submodules_are_not_fetched(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give git a user of its own")
-async def test_import_runs_as_the_git_user(sources: Sources, server: GitServer, origin: Path) -> None:
+async def test_import_runs_as_the_git_user(sources: Imports, server: GitServer, origin: Path) -> None:
     folder = Path("/var/tmp") / f"stead-sources-{os.getpid()}"
     folder.mkdir(mode=0o711)
     try:
@@ -536,7 +545,7 @@ async def test_import_runs_as_the_git_user(sources: Sources, server: GitServer, 
 # Files
 
 
-async def test_import_files_as_one_commit(stage: Stage, sources: Sources) -> None:
+async def test_import_files_as_one_commit(stage: Stage, sources: Imports) -> None:
     texts = {"README.md": "# ü\n", "src/a b.py": "", 'q"\\': "x"}
     fill = sources.files(texts, "Begin", Author("Ada", "ada@example.org"))
     repository = await stage.repository(fill=fill, default_branch="trunk")
@@ -546,7 +555,7 @@ async def test_import_files_as_one_commit(stage: Stage, sources: Sources) -> Non
     assert {path: shown(repository, path) for path in texts} == {k: v.strip() for k, v in texts.items()}
 
 
-async def test_invalid_file_imports_are_refused(stage: Stage, sources: Sources) -> None:
+async def test_invalid_file_imports_are_refused(stage: Stage, sources: Imports) -> None:
     for path in ("../a", "/a", ".git/config", "a/.GIT/x", ""):
         await refused(stage, sources.files({path: "x"}, "all"), InvalidPath)
     await refused(stage, sources.files({"a": "b", "a/b": "c"}, "all"), InvalidChange)
@@ -594,7 +603,7 @@ def packed(work: Path, *command: str) -> bytes:
     ("form", "option"), [("gnu", ""), ("gnu", "-z"), ("gnu", "-j"), ("pax", "-J"), ("pax", "")]
 )
 async def test_tar_import_equals_git_add(
-    stage: Stage, sources: Sources, server: GitServer, work: Path, form: str, option: str
+    stage: Stage, sources: Imports, server: GitServer, work: Path, form: str, option: str
 ) -> None:
     expected = tree_of(work)
     options = [option] if option else []
@@ -607,7 +616,7 @@ async def test_tar_import_equals_git_add(
 
 
 async def test_zip_import_equals_git_add(
-    stage: Stage, sources: Sources, server: GitServer, work: Path
+    stage: Stage, sources: Imports, server: GitServer, work: Path
 ) -> None:
     expected = tree_of(work)
     packed(work, "zip", "-q", "-r", "-y", "../a.zip", ".")
@@ -618,7 +627,7 @@ async def test_zip_import_equals_git_add(
 
 @pytest.mark.parametrize("form", ["tar", "tar.gz", "zip"])
 async def test_import_of_git_archive_output(
-    stage: Stage, sources: Sources, server: GitServer, origin: Path, tmp_path: Path, form: str
+    stage: Stage, sources: Imports, server: GitServer, origin: Path, tmp_path: Path, form: str
 ) -> None:
     """With one top-level folder, as code hosts make them; it is kept unless `dir` names it."""
     made = tmp_path / "a"
@@ -677,7 +686,7 @@ def zipped(name: str, mode: int) -> zipfile.ZipInfo:
     return info
 
 
-async def test_last_duplicate_entry_wins(stage: Stage, sources: Sources, server: GitServer) -> None:
+async def test_last_duplicate_entry_wins(stage: Stage, sources: Imports, server: GitServer) -> None:
     server.pages["/a"] = Page(
         tar_of(file("a", b"1"), file("./a", b"2", 0o755), link("b", "../x"), file("b", b"3"))
     )
@@ -686,13 +695,13 @@ async def test_last_duplicate_entry_wins(stage: Stage, sources: Sources, server:
     assert (shown(repository, "a"), shown(repository, "b")) == ("2", "3")
 
 
-async def test_git_folders_in_archives_are_skipped(stage: Stage, sources: Sources, server: GitServer) -> None:
+async def test_git_folders_in_archives_are_skipped(stage: Stage, sources: Imports, server: GitServer) -> None:
     server.pages["/a"] = Page(tar_of(file("a"), file(".git/config"), file("sub/.git"), file(".gitignore")))
     repository = await stage.repository(fill=sources.archive("tar", f"{server.url}/a", "all"))
     assert set(files(repository)) == {"a", ".gitignore"}
 
 
-async def test_internal_symlinks_are_kept(stage: Stage, sources: Sources, server: GitServer) -> None:
+async def test_internal_symlinks_are_kept(stage: Stage, sources: Imports, server: GitServer) -> None:
     server.pages["/a"] = Page(
         tar_of(
             link("x/y/up", "../.."),
@@ -766,14 +775,14 @@ HOSTILE_TARS: dict[str, bytes] = {
 
 @pytest.mark.parametrize("name", HOSTILE_TARS)
 async def test_malicious_and_corrupt_tars_are_refused(
-    stage: Stage, sources: Sources, server: GitServer, name: str
+    stage: Stage, sources: Imports, server: GitServer, name: str
 ) -> None:
     server.pages["/a"] = Page(HOSTILE_TARS[name])
     await refused(stage, sources.archive("tar", f"{server.url}/a", "all"), (InvalidPath, SourceInvalid))
 
 
 async def test_tars_with_corrupt_headers_are_refused(
-    stage: Stage, sources: Sources, server: GitServer
+    stage: Stage, sources: Imports, server: GitServer
 ) -> None:
     pax = tarfile.TarInfo("x")
     pax.type = tarfile.XHDTYPE
@@ -838,7 +847,7 @@ HOSTILE_ZIPS: dict[str, bytes] = {
 
 @pytest.mark.parametrize("name", HOSTILE_ZIPS)
 async def test_malicious_and_corrupt_zips_are_refused(
-    stage: Stage, sources: Sources, server: GitServer, name: str
+    stage: Stage, sources: Imports, server: GitServer, name: str
 ) -> None:
     server.pages["/a"] = Page(HOSTILE_ZIPS[name])
     await refused(stage, sources.archive("zip", f"{server.url}/a", "all"), (InvalidPath, SourceInvalid))
@@ -865,10 +874,10 @@ def test_fuzzed_archives_are_imported_or_refused(tmp_path: Path) -> None:
         for _ in range(chance.randint(0, 4)):
             changed[chance.randrange(len(changed))] = chance.randrange(256)
         archive.write_bytes(changed[: chance.choice([len(changed), chance.randrange(len(changed))])])
-        snapshot = Snapshot()
+        snapshot = ArchiveTree()
         try:
             with reading(kind):
-                for _ in snapshot.blobs(members(kind, archive, Bounds(unpacked=1 << 20))):
+                for _ in snapshot.blobs(members(kind, archive, ArchiveLimits(unpacked=1 << 20))):
                     pass
             ends.add(len(list(snapshot.lines())))
         except RepoError as error:
@@ -876,7 +885,7 @@ def test_fuzzed_archives_are_imported_or_refused(tmp_path: Path) -> None:
     assert {4, 3, ArchiveInvalid, InvalidPath} <= ends
 
 
-async def test_archive_bombs_are_refused(stage: Stage, sources: Sources, server: GitServer) -> None:
+async def test_archive_bombs_are_refused(stage: Stage, sources: Imports, server: GitServer) -> None:
     zeros = bytes(3 << 16)
     plain = tar_of(file("a", zeros))
     archives: dict[str, tuple[Kind, bytes]] = {
@@ -888,7 +897,7 @@ async def test_archive_bombs_are_refused(stage: Stage, sources: Sources, server:
         "zip": ("zip", zip_of(("a", zeros))),
         "many": ("zip", zip_of(*((f"{number}", zeros[:6000]) for number in range(30)))),
     }
-    bounded = Sources(LOCAL, bounds=Bounds(unpacked=2 << 16))
+    bounded = Imports(LOCAL, bounds=ArchiveLimits(unpacked=2 << 16))
     for name, (kind, data) in archives.items():
         url = f"{server.url}/{name}"
         server.pages[f"/{name}"] = Page(data)
@@ -903,7 +912,7 @@ async def test_compression_ratio_limit(stage: Stage, server: GitServer) -> None:
     """Far below the size limit, but over the compression ratio limit."""
     plain = tar_of(file("a", bytes(1 << 20)))
     server.pages["/bomb"] = Page(gzip.compress(plain, 1))
-    sources = Sources(LOCAL, bounds=Bounds(ratio=50, ratio_from=1 << 19))
+    sources = Imports(LOCAL, bounds=ArchiveLimits(ratio=50, ratio_from=1 << 19))
     await refused(stage, sources.archive("tar", f"{server.url}/bomb", "all"), TooLarge)
 
 
@@ -912,7 +921,7 @@ async def test_archive_entry_limit(stage: Stage, server: GitServer) -> None:
     server.pages["/tar"] = Page(tar_of(*(file(name) for name in names)))
     server.pages["/folders"] = Page(tar_of(*(special(name, tarfile.DIRTYPE) for name in names)))
     server.pages["/zip"] = Page(zip_of(*((name, b"") for name in names)))
-    few, enough = (Sources(LOCAL, bounds=Bounds(entries=most)) for most in (10, 11))
+    few, enough = (Imports(LOCAL, bounds=ArchiveLimits(entries=most)) for most in (10, 11))
     await refused(stage, few.archive("tar", f"{server.url}/tar", "all"), TooLarge)
     await refused(stage, few.archive("tar", f"{server.url}/folders", "all"), TooLarge)
     await refused(stage, few.archive("zip", f"{server.url}/zip", "all"), TooLarge)
@@ -928,23 +937,26 @@ def test_archive_name_and_link_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stead.repos.transfer.archive_import._MAX_STEPS", 1_000_000)
     long = "/".join(["a" * 250] * 16)
     with pytest.raises(TooLarge):
-        deque(Snapshot().blobs(Member(f"{number}/{long}", FILE) for number in range(200_000)), maxlen=0)
+        deque(
+            ArchiveTree().blobs(ArchiveMember(f"{number}/{long}", FILE) for number in range(200_000)),
+            maxlen=0,
+        )
     with pytest.raises(InvalidPath):
-        deque(Snapshot().blobs([Member("a/" * 2000 + "f", FILE)]), maxlen=0)
+        deque(ArchiveTree().blobs([ArchiveMember("a/" * 2000 + "f", FILE)]), maxlen=0)
     chain = [_leading(f"{number:02}", "x/../" * 800 + f"{number + 1:02}") for number in range(38)]
     links = [_leading(f"l{number}", "00") for number in range(3000)]
-    snapshot = Snapshot()
+    snapshot = ArchiveTree()
     deque(snapshot.blobs([*chain, *links]), maxlen=0)
     with pytest.raises(TooLarge):
         deque(snapshot.lines(), maxlen=0)
 
 
-def _leading(name: str, target: str) -> Member:
-    return Member(name, LINK, len(target), lambda: iter((target.encode(),)))
+def _leading(name: str, target: str) -> ArchiveMember:
+    return ArchiveMember(name, LINK, len(target), lambda: iter((target.encode(),)))
 
 
 async def test_archive_download_failures_are_reported(
-    stage: Stage, sources: Sources, server: GitServer
+    stage: Stage, sources: Imports, server: GitServer
 ) -> None:
     await refused(stage, sources.archive("tar", f"{server.url}/missing.tar", "all"), SourceNotFound)
     for path, page in {
@@ -954,12 +966,12 @@ async def test_archive_download_failures_are_reported(
         "/inside": redirect("http://10.0.0.1/a.tar"),
     }.items():
         server.pages[path] = page
-    await refused(stage, sources.archive("tar", f"{server.url}/broken", "all"), EgressFailed)
-    await refused(stage, sources.archive("tar", f"{server.url}/error", "all"), EgressFailed, "503")
-    small = Sources(LOCAL, most_bytes=4999)
+    await refused(stage, sources.archive("tar", f"{server.url}/broken", "all"), RequestFailed)
+    await refused(stage, sources.archive("tar", f"{server.url}/error", "all"), RequestFailed, "503")
+    small = Imports(LOCAL, most_bytes=4999)
     await refused(stage, small.archive("tar", f"{server.url}/large", "all"), TooLarge)
-    await refused(stage, sources.archive("tar", f"{server.url}/inside", "all"), EgressRefused)
-    await refused(stage, Sources(Egress()).archive("tar", f"{server.url}/large", "all"), EgressRefused)
+    await refused(stage, sources.archive("tar", f"{server.url}/inside", "all"), AddressRefused)
+    await refused(stage, Imports(SsrfGuard()).archive("tar", f"{server.url}/large", "all"), AddressRefused)
     server.credentials = "a:s3cret"
     await refused(stage, sources.archive("tar", f"{server.url}/a", "all"), SourceUnauthorized)
     server.pages["/a"] = Page(tar_of(file("a")))
@@ -969,7 +981,7 @@ async def test_archive_download_failures_are_reported(
 
 
 async def test_import_git_revision_as_one_commit(
-    stage: Stage, sources: Sources, server: GitServer, origin: Path
+    stage: Stage, sources: Imports, server: GitServer, origin: Path
 ) -> None:
     """Nothing else is imported: no history, other folders or tags."""
     url = f"{server.url}/origin.git"
@@ -997,7 +1009,7 @@ async def test_import_git_revision_as_one_commit(
 
 
 async def test_import_git_folder_as_one_commit(
-    stage: Stage, sources: Sources, server: GitServer, origin: Path
+    stage: Stage, sources: Imports, server: GitServer, origin: Path
 ) -> None:
     url = f"{server.url}/origin.git"
     repository = await stage.repository(fill=sources.tree(url, "Begin", folder="dir"), default_branch="trunk")
