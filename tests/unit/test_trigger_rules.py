@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stead.repos.globs import InvalidPattern, Pattern
+from stead.repos.globs import GlobPattern, InvalidPattern
 from stead.repos.webhooks.retries import (
     DELAYS,
     JITTER,
@@ -58,12 +58,16 @@ PATHS = [
     ("{src,lib/{a,b}}/**", "lib/c/x", False),
     ("a{b", "a{b", True),
     ("a{,b}", "a", True),
+    ("v{1..3}", "v2", True),
+    (r"\*.js", "*.js", True),
+    (r"\*.js", "a.js", False),
+    (r"\{a,b\}", "{a,b}", True),
 ]
 
 
 @pytest.mark.parametrize(("pattern", "path", "expected"), PATHS)
 def test_globs_match_as_documented(pattern: str, path: str, expected: bool) -> None:
-    assert Pattern.path(pattern).matches(path) is expected
+    assert GlobPattern.path(pattern).matches(path) is expected
 
 
 @pytest.mark.parametrize(
@@ -84,21 +88,34 @@ def test_globs_match_as_documented(pattern: str, path: str, expected: bool) -> N
     ],
 )
 def test_branch_patterns_match_whole_names(pattern: str, branch: str, expected: bool) -> None:
-    assert Pattern.branch(pattern).matches(branch) is expected
+    assert GlobPattern.branch(pattern).matches(branch) is expected
 
 
 @pytest.mark.parametrize(
-    "pattern", ["", "!a", "a//b", "../a", "a/./b", "a\n", "a" * 300, "{a,b}" * 6, "a/{,b}/c"]
+    "pattern",
+    [
+        "",
+        "!a",
+        "a//b",
+        "../a",
+        "a/./b",
+        "a\n",
+        "a" * 300,
+        "{a,b}" * 6,
+        "{" * 200,
+        "{1..100000000}",
+        "a/{,b}/c",
+    ],
 )
 def test_invalid_globs_are_refused(pattern: str) -> None:
     with pytest.raises(InvalidPattern):
-        Pattern.path(pattern)
+        GlobPattern.path(pattern)
 
 
 @pytest.mark.parametrize("pattern", ["", "a b", "a..b", "/a", "a/", "a\\*", "[a", "a" * 300, "refs/heads/"])
 def test_invalid_branch_patterns_are_refused(pattern: str) -> None:
     with pytest.raises(InvalidPattern):
-        Pattern.branch(pattern)
+        GlobPattern.branch(pattern)
 
 
 def simply(pattern: str, name: str) -> bool:
@@ -128,12 +145,12 @@ NAMES = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=5).
 
 @given(st.lists(PARTS, min_size=2, max_size=5).map("/".join), NAMES)
 def test_patterns_match_like_a_reference_implementation(pattern: str, name: str) -> None:
-    assert Pattern.path(pattern).matches(name) is simply(pattern, name)
+    assert GlobPattern.path(pattern).matches(name) is simply(pattern, name)
 
 
 def test_pattern_matching_is_polynomial() -> None:
     """A pattern with exponentially many ways to match, none of which succeeds."""
-    many = Pattern.path("*a" * 100 + "b"), Pattern.path("**/a/" * 50 + "b")
+    many = GlobPattern.path("*a" * 100 + "b"), GlobPattern.path("**/a/" * 50 + "b")
     begun = time.process_time()
     assert not many[0].matches("a" * 4000)
     assert not many[1].matches("/".join("a" * 2000))

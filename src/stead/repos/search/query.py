@@ -1,17 +1,16 @@
 """Search queries: text, regular expressions and path patterns, translated for git."""
 
-import itertools
 import re
 from dataclasses import dataclass
 from typing import Literal
 
 from stead.repos.errors import RepoError
 from stead.repos.git_messages import GitMessage
+from stead.repos.globs import InvalidPattern, git_globs
 
 Scope = Literal["content", "files", "commits", "diffs"]
 MAX_QUERY = 1000
 """Maximum characters of a query and of a path pattern."""
-_MAX_ALTERNATIVES = 64
 
 # Lines may end with CR LF: `$` matches before it.
 _VERBS = "(*ANYCRLF)"
@@ -139,12 +138,7 @@ def _perl(found: re.Match[str]) -> str:
 
 
 def pathspecs(scope: Scope, include: str | None, exclude: str | None) -> tuple[str, ...]:
-    """Translate path patterns to git pathspecs.
-
-    `*`, `?` and `[a-z]` match characters except the slash, `**` any number of folders, `{a,b}` either. A
-    pattern without a slash matches names in any folder: `*.ts`; others start at the root. A matching folder
-    includes its contents.
-    """
+    """Translate path patterns to git pathspecs; a matching folder includes its contents."""
     specs = [f":(glob){glob}" for glob in _globs(scope, include)] if include else []
     specs += [f":(exclude,glob){glob}" for glob in _globs(scope, exclude)] if exclude else []
     return tuple(specs)
@@ -155,76 +149,6 @@ def _globs(scope: Scope, pattern: str) -> list[str]:
         reason = f"must be valid UTF-8 without NUL, at most {MAX_QUERY} characters"
         raise InvalidPathPattern(scope, pattern[:MAX_QUERY], reason)
     try:
-        return [glob for each in _alternatives(pattern) for glob in _rooted(each)]
-    except ValueError as error:
-        raise InvalidPathPattern(scope, pattern, str(error)) from None
-
-
-def _rooted(pattern: str) -> list[str]:
-    path = pattern.removeprefix("./")
-    anywhere = "/" not in path
-    path = path.removeprefix("/").removesuffix("/")
-    if any(part in ("", ".", "..") for part in path.split("/")):
-        raise ValueError("contains empty, . or .. components")
-    _check_brackets(path)
-    path = f"**/{path}" if anywhere and path != "**" else path
-    below = [] if path.endswith("**") else [f"{path}/**"]
-    return below if pattern.endswith("/") and below else [path, *below]
-
-
-def _check_brackets(path: str) -> None:
-    place = 0
-    while place < len(path):
-        if path[place] == "\\":
-            place += 1
-            if place == len(path):
-                raise ValueError("ends with a backslash")
-        elif path[place] == "[":
-            # A ] right after [, [! or [^ is a literal.
-            start = place + 2 + (path[place + 1 : place + 2] in ("!", "^"))
-            place = path.find("]", start)
-            if place < 0:
-                raise ValueError("unclosed [")
-        place += 1
-
-
-def _alternatives(pattern: str) -> list[str]:
-    """Expand `{a,b}`."""
-    done: list[str] = []
-    waiting = [pattern]
-    while waiting:
-        text = waiting.pop()
-        braces = _first_braces(text)
-        if braces is None:
-            done.append(text)
-        else:
-            start, end, commas = braces
-            cuts = [start, *commas, end]
-            middles = [text[one + 1 : two] for one, two in itertools.pairwise(cuts)]
-            waiting += [text[:start] + middle + text[end + 1 :] for middle in reversed(middles)]
-        if len(done) + len(waiting) > _MAX_ALTERNATIVES:
-            raise ValueError(f"expands to more than {_MAX_ALTERNATIVES} patterns")
-    return done
-
-
-def _first_braces(text: str) -> tuple[int, int, list[int]] | None:
-    start, depth = -1, 0
-    commas: list[int] = []
-    place = 0
-    while place < len(text):
-        sign = text[place]
-        if sign == "\\":
-            place += 1
-        elif sign == "{":
-            depth += 1
-            start = place if depth == 1 else start
-        elif sign == "," and depth == 1:
-            commas.append(place)
-        elif sign == "}" and depth:
-            depth -= 1
-            if not depth:
-                return start, place, commas
-        place += 1
-    if depth:
-        raise ValueError("unclosed {")
-    return None
+        return git_globs(pattern)
+    except InvalidPattern as error:
+        raise InvalidPathPattern(scope, pattern, error.reason) from None

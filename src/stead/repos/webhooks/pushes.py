@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from stead.repos.errors import RepoDamaged, TooLarge
-from stead.repos.globs import Pattern
+from stead.repos.globs import GlobPattern
 from stead.repos.names import EMPTY_TREE
 from stead.repos.repository import Repository
 
@@ -37,8 +37,8 @@ class TriggerFilter:
     """The compiled patterns of a trigger."""
 
     def __init__(self, branches: Iterable[str], globs: Iterable[str]) -> None:
-        self._branches = [Pattern.branch(each) for each in branches]
-        self._globs = [Pattern.path(each) for each in globs]
+        self._branches = [GlobPattern.branch(each) for each in branches]
+        self._globs = [GlobPattern.path(each) for each in globs]
 
     @property
     def globs(self) -> int:
