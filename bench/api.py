@@ -17,7 +17,6 @@ import httpx2
 from measuring import Figure, clear, figure, host_facts, installation, run, say, show, since, succeed
 
 from stead.api.server import running
-from stead.api.services import assemble
 from stead.host.template_builder import machine_slots
 from stead.machines import Machine, Machines, State
 from stead.settings import Settings, Size
@@ -216,12 +215,13 @@ async def _health(url: str, seconds: float) -> float:
 
 async def measure(size: Size, samples: int) -> dict[str, Any]:
     results: dict[str, Any] = {}
-    async with installation(size, pool=0) as machines, assemble(machines) as services:
+    async with installation(size, pool=0) as opened:
+        machines = opened.machines
         results["host"] = await host_facts(machines)
-        settings = machines.settings.replace(listen="127.0.0.1:0")
-        account = (await services.accounts.default()).id
-        _, key = await services.accounts.create_key(account)
-        async with running(settings, services) as url, Client.connected(url) as client:
+        settings = opened.settings.replace(listen="127.0.0.1:0")
+        account = (await opened.accounts.default()).id
+        _, key = await opened.accounts.create_key(account)
+        async with running(settings, opened) as url, Client.connected(url) as client:
             many = [await machines.create(account=account) for _ in range(4)]
             path = f"/v1/vms/{many[0].id}/exec-await"
             body = json.dumps({"command": "true", "terminal": None, "timeoutMs": None}).encode()

@@ -378,7 +378,8 @@ async def measure(size: Size, pool: int, amounts: Amounts, only: set[str]) -> Re
         if not chosen:
             continue
         say("image and template")
-        async with installation(size, target) as machines:
+        async with installation(size, target) as opened:
+            machines = opened.machines
             results = await host_facts(machines) | {"pool": pool} | results
             # The first of a size is slower: something is prepared for all that follow.
             await (await new_machine(machines)).delete()

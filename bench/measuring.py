@@ -12,8 +12,10 @@ from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from stead.api.parts import Installation
 from stead.guest.execution import ExecResult
 from stead.host.vm import running_machines
+from stead.installation import open_installation
 from stead.machines import Machine, Machines, SnapshotState
 from stead.settings import Settings, Size
 from stead.tasks import finished
@@ -65,7 +67,7 @@ def proportional_memory(settings: Settings, machines: Iterable[Machine]) -> Figu
 
 
 @contextlib.asynccontextmanager
-async def installation(size: Size, pool: int) -> AsyncIterator[Machines]:
+async def installation(size: Size, pool: int) -> AsyncIterator[Installation]:
     """An installation in a folder of its own, with the shared cache; nothing of it is left, come what may."""
     shared = Settings.load()
     with tempfile.TemporaryDirectory(prefix="stead-bench-", dir="/var/tmp") as folder:
@@ -78,10 +80,10 @@ async def installation(size: Size, pool: int) -> AsyncIterator[Machines]:
             accelerator=shared.accelerator,
         )
         try:
-            async with Machines.open(settings) as machines:
-                await machines.template()
-                yield machines
-                await clear(machines)
+            async with open_installation(settings) as opened:
+                await opened.machines.template()
+                yield opened
+                await clear(opened.machines)
         except BaseException:
             await finished(_remove_remains(settings))
             raise

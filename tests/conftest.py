@@ -14,7 +14,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from stead.api.parts import Installation
+from stead.api.server import running
 from stead.host.image import BaseImage, ensure_image
+from stead.installation import open_installation
 from stead.machines import Machine, Machines
 from stead.machines.events import MachineEvent
 from stead.settings import Settings
@@ -42,7 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.name in HEAVY or item.nodeid.endswith("::TestHistories::runTest"):
             item.add_marker("heavy")
         fixtures = set(getattr(item, "fixturenames", ()))
-        if fixtures & {"image", "machines"}:
+        if fixtures & {"image", "installation"}:
             item.add_marker("vm")
         elif "settings" in fixtures:
             item.add_marker("root")  # an installation that shares the host's cache
@@ -73,13 +76,18 @@ async def image(settings: Settings) -> BaseImage:
 
 
 @pytest_asyncio.fixture(scope="session")
-async def machines(settings: Settings, image: BaseImage) -> AsyncIterator[Machines]:
-    """The engine, open for the whole run; whatever tests leave is an error at the end."""
-    async with Machines.open(settings) as machines:
-        await machines.template()
-        yield machines
-        await delete_all(machines)
+async def installation(settings: Settings, image: BaseImage) -> AsyncIterator[Installation]:
+    """An installation, open for the whole run; whatever tests leave is an error at the end."""
+    async with open_installation(settings) as installation:
+        await installation.machines.template()
+        yield installation
+        await delete_all(installation.machines)
     assert leftovers(settings) == []
+
+
+@pytest.fixture(scope="session")
+def machines(installation: Installation) -> Machines:
+    return installation.machines
 
 
 @pytest.fixture
@@ -97,18 +105,12 @@ def events(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> list[MachineE
 
 
 @pytest_asyncio.fixture(scope="session")
-async def server(machines: Machines, settings: Settings) -> AsyncIterator[Server]:
-    """The API, served over the machines of this run on a port of its own."""
-    from stead.api.server import running
-    from stead.api.services import assemble
-
-    async with (
-        assemble(machines) as services,
-        running(settings.replace(listen="127.0.0.1:0"), services) as url,
-    ):
-        account = await services.accounts.create("tests")
-        _, key = await services.accounts.create_key(account.id)
-        yield Server(url, key, account.id, services)
+async def server(installation: Installation, settings: Settings) -> AsyncIterator[Server]:
+    """The API, served over the installation of this run on a port of its own."""
+    async with running(settings.replace(listen="127.0.0.1:0"), installation) as url:
+        account = await installation.accounts.create("tests")
+        _, key = await installation.accounts.create_key(account.id)
+        yield Server(url, key, account.id, installation)
 
 
 @pytest_asyncio.fixture(scope="module")

@@ -135,25 +135,25 @@ def invented() -> dict[str, str]:
 
 @pytest_asyncio.fixture(scope="module")
 async def stage(server: Server) -> AsyncIterator[Stage]:
-    services = server.services
-    machine = await services.machines.create(account=server.account)
+    installation = server.installation
+    machine = await installation.machines.create(account=server.account)
     snapshot = await machine.snapshot()
-    identities = services.identities
+    identities = installation.identities
     identity = await identities.create(server.account)
     token, granted = await identities.create_token(server.account, identity.id)
     await identities.grant(server.account, identity.id, machine.id)
-    repo = (await services.repos.create(server.account, default_branch="trunk")).id
-    made = await commit(services.repos.repository(repo), [Change("etc/hostname", b"here")], "first")
-    await services.access.grant(server.account, identity.id, repo, "read")
+    repo = (await installation.repos.create(server.account, default_branch="trunk")).id
+    made = await commit(installation.repos.repository(repo), [Change("etc/hostname", b"here")], "first")
+    await installation.access.grant(server.account, identity.id, repo, "read")
     bystander = await identities.create(server.account)
     _, ungranted = await identities.create_token(server.account, bystander.id)
     gone = await identities.create(server.account)
     _, of_gone = await identities.create_token(server.account, gone.id)
     await identities.delete(server.account, gone.id)
-    other = await services.accounts.create("strangers")
-    _, foreign = await services.accounts.create_key(other.id)
-    info, revoked = await services.accounts.create_key(server.account)
-    await services.accounts.revoke_key(info.id)
+    other = await installation.accounts.create("strangers")
+    _, foreign = await installation.accounts.create_key(other.id)
+    info, revoked = await installation.accounts.create_key(server.account)
+    await installation.accounts.revoke_key(info.id)
 
     def bearer(secret: str) -> dict[str, str]:
         return {"Authorization": f"Bearer {secret}"}
@@ -182,8 +182,8 @@ async def stage(server: Server) -> AsyncIterator[Stage]:
     }
     async with httpx2.AsyncClient(base_url=server.url, timeout=60) as http:
         yield Stage(http, things, callers)
-    await services.machines.snapshots.delete(snapshot.id)
-    await services.repos.delete(repo)
+    await installation.machines.snapshots.delete(snapshot.id)
+    await installation.repos.delete(repo)
     await machine.delete()
 
 
@@ -299,14 +299,14 @@ async def test_read_permission_does_not_allow_writes(stage: Stage, server: Serve
     for path in (commits, "/git/v1/repo/{repo_id}/git/refs/heads/{branch}"):
         refused = await stage.call("granted", "post", path)
         assert (refused.status_code, refused.json()["code"]) == (403, "REPOSITORY_ACCESS_DENIED"), path
-    await server.services.access.change(stage.things["identity"], repo, "write")
+    await server.installation.access.change(stage.things["identity"], repo, "write")
     assert (await stage.call("granted", "post", commits)).status_code == 200
-    await server.services.access.change(stage.things["identity"], repo, "read")
+    await server.installation.access.change(stage.things["identity"], repo, "read")
 
 
 async def test_tokens_act_and_read_logs_as_their_allowed_users(stage: Stage, server: Server) -> None:
     """One allowed user is the default; of several, the caller names one. Logs show that user's journal."""
-    identities = server.services.identities
+    identities = server.installation.identities
     account, identity, vm = server.account, stage.things["identity"], stage.things["vm_id"]
     owner = stage.callers["owner"]
     path = f"/v1/vms/{vm}/exec-await"

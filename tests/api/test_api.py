@@ -27,8 +27,8 @@ from stead.api.app import create_app
 from stead.api.background import BackgroundRequests
 from stead.api.callers import current_caller, owned_vm
 from stead.api.documentation import page
+from stead.api.parts import limit_creations
 from stead.api.server import running
-from stead.api.services import assemble, get_services
 from stead.api.wire import Wire
 from stead.api.wire.guests import Exec
 from stead.api.wire.vms import Fork, PersistenceModel, Resize, Start
@@ -56,15 +56,15 @@ def client_of(url: str, key: str) -> httpx2.AsyncClient:
 @pytest_asyncio.fixture(scope="module")
 async def vm(server: Server) -> AsyncIterator[Machine]:
     """One VM of the tests' account, shared by the tests of this module."""
-    machine = await server.services.machines.create(account=server.account, name="shared")
+    machine = await server.installation.machines.create(account=server.account, name="shared")
     yield machine
     await machine.delete()
 
 
 @contextlib.asynccontextmanager
 async def another_account(server: Server, name: str, **limits: int) -> AsyncIterator[httpx2.AsyncClient]:
-    account = await server.services.accounts.create(name, limits)
-    _, key = await server.services.accounts.create_key(account.id)
+    account = await server.installation.accounts.create(name, limits)
+    _, key = await server.installation.accounts.create_key(account.id)
     async with client_of(server.url, key) as client:
         yield client
         for each in (await client.get("/v1/vms")).json()["vms"]:
@@ -157,16 +157,18 @@ async def test_unexpected_exception_does_not_leak_details(
     async def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("a secret of the inside")
 
-    monkeypatch.setattr(server.services.machines, "list", broken)
+    monkeypatch.setattr(server.installation.machines, "list", broken)
     answer = await http.get("/v1/vms")
     refused(answer, 500, "INTERNAL")
     assert "secret" not in answer.text
 
 
 async def test_calls_over_the_limit_are_refused(server: Server, vm: Machine) -> None:
-    services = replace(server.services, settings=server.services.settings.replace(max_calls=2))
-    settings = services.settings.replace(listen="127.0.0.1:0")
-    async with running(settings, services) as url, client_of(url, server.key) as http:
+    settings = server.installation.settings.replace(max_calls=2, listen="127.0.0.1:0")
+    async with (
+        running(settings, replace(server.installation, settings=settings)) as url,
+        client_of(url, server.key) as http,
+    ):
         path, body = f"/v1/vms/{vm.id}/exec-await", {"command": "sleep 2"}
         answers = await asyncio.gather(*(http.post(path, json=body) for _ in range(5)))
         statuses = sorted(answer.status_code for answer in answers)
@@ -178,9 +180,9 @@ async def test_calls_over_the_limit_are_refused(server: Server, vm: Machine) -> 
 
 
 async def test_concurrent_creates_are_bounded(server: Server) -> None:
-    services = replace(server.services, creations=asyncio.Semaphore(0))
-    settings = services.settings.replace(listen="127.0.0.1:0")
-    async with running(settings, services) as url, client_of(url, server.key) as http:
+    installation = replace(server.installation, creations=limit_creations(0))
+    settings = server.installation.settings.replace(listen="127.0.0.1:0")
+    async with running(settings, installation) as url, client_of(url, server.key) as http:
         refused(await http.post("/v1/vms"), 503, "SERVICE_UNAVAILABLE")
         again = await http.post("/v1/vms", headers={"x-freestyle-background-after-secs": "5"})
         refused(again, 503, "SERVICE_UNAVAILABLE")
@@ -206,7 +208,7 @@ async def leave_during(server: Server, method: str, path: str, body: object, sec
 
 @pytest.mark.parametrize("seconds", [0.0, 0.05, 0.3])
 async def test_disconnect_during_create_leaves_no_vm(server: Server, seconds: float) -> None:
-    store = server.services.machines._lifecycle.store
+    store = server.installation.machines._lifecycle.store
     before = {row.id for row in await store.list(account=server.account)}
     await leave_during(server, "POST", "/v1/vms", {}, seconds)
 
@@ -222,9 +224,9 @@ async def test_undelivered_create_is_rolled_back(
     server: Server, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The VM was created and the answer on its way when the client disconnected."""
-    machines = server.services.machines
+    machines = server.installation.machines
     before = {info.id for info in await machines.list(server.account)}
-    build = server.services.builder.create_machine
+    build = server.installation.builder.create_machine
     made: list[str] = []
     leaving = asyncio.Event()
 
@@ -239,9 +241,9 @@ async def test_undelivered_create_is_rolled_back(
     async def gone() -> bool:
         return {info.id for info in await machines.list(server.account)} == before
 
-    monkeypatch.setattr(server.services.builder, "create_machine", create_and_wait)
-    settings = server.services.settings.replace(listen="127.0.0.1:0")
-    async with running(settings, server.services) as url:
+    monkeypatch.setattr(server.installation.builder, "create_machine", create_and_wait)
+    settings = server.installation.settings.replace(listen="127.0.0.1:0")
+    async with running(settings, server.installation) as url:
         task = asyncio.create_task(leave_during(replace(server, url=url), "POST", "/v1/vms", {}, 60))
         await leaving.wait()
         task.cancel()
@@ -254,7 +256,7 @@ async def test_undelivered_snapshot_is_deleted(
     server: Server, vm: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The snapshot was complete when the client left: only the answer was still to be sent."""
-    machines = server.services.machines
+    machines = server.installation.machines
     before = {info.id for info in await machines.snapshots.list(server.account)}
     take = machines.snapshot
     taken: list[str] = []
@@ -271,8 +273,8 @@ async def test_undelivered_snapshot_is_deleted(
         return {info.id for info in await machines.snapshots.list(server.account)} == before
 
     monkeypatch.setattr(machines, "snapshot", take_and_wait)
-    settings = server.services.settings.replace(listen="127.0.0.1:0")
-    async with running(settings, server.services) as url:
+    settings = server.installation.settings.replace(listen="127.0.0.1:0")
+    async with running(settings, server.installation) as url:
         path = f"/v1/vms/{vm.id}/snapshot"
         task = asyncio.create_task(leave_during(replace(server, url=url), "POST", path, {}, 60))
         await complete.wait()
@@ -395,8 +397,8 @@ async def test_background_requests_survive_a_crash(tmp_path: Path) -> None:
 
 
 async def test_calls_finish_within_the_grace_period_of_a_stop(server: Server, vm: Machine) -> None:
-    settings = server.services.settings.replace(listen="127.0.0.1:0")
-    async with running(settings, server.services) as url:
+    settings = server.installation.settings.replace(listen="127.0.0.1:0")
+    async with running(settings, server.installation) as url:
         http = client_of(url, server.key)
         call = asyncio.create_task(
             http.post(f"/v1/vms/{vm.id}/exec-await", json={"command": "sleep 1; echo done"})
@@ -410,8 +412,8 @@ async def test_calls_over_the_grace_period_get_an_error_without_retry_after(
     server: Server, vm: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "STOP_GRACE", 0.3)
-    settings = server.services.settings.replace(listen="127.0.0.1:0")
-    async with running(settings, server.services) as url:
+    settings = server.installation.settings.replace(listen="127.0.0.1:0")
+    async with running(settings, server.installation) as url:
         http = client_of(url, server.key)
         call = asyncio.create_task(http.post(f"/v1/vms/{vm.id}/exec-await", json={"command": "sleep 600"}))
         await asyncio.sleep(0.5)
@@ -429,9 +431,9 @@ async def test_exec_stream_ends_with_an_error_event_when_the_server_stops(
 ) -> None:
     """The chunked response ends properly, after an event that says why; the command is killed."""
     monkeypatch.setattr(server_module, "STOP_GRACE", 0.3)
-    settings = server.services.settings.replace(listen="127.0.0.1:0")
+    settings = server.installation.settings.replace(listen="127.0.0.1:0")
     async with contextlib.AsyncExitStack() as stack:
-        serving = running(settings, server.services)
+        serving = running(settings, server.installation)
         http = await stack.enter_async_context(client_of(await serving.__aenter__(), server.key))
         command = {"command": "echo begun; exec sleep 4321"}
         answer = await stack.enter_async_context(
@@ -455,9 +457,9 @@ async def test_file_watch_does_not_delay_a_stop(
     server: Server, vm: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "STOP_GRACE", 3600.0)  # a stop that waits for it does not end
-    settings = server.services.settings.replace(listen="127.0.0.1:0")
+    settings = server.installation.settings.replace(listen="127.0.0.1:0")
     async with contextlib.AsyncExitStack() as stack:
-        serving = running(settings, server.services)
+        serving = running(settings, server.installation)
         http = await stack.enter_async_context(client_of(await serving.__aenter__(), server.key))
         answer = await stack.enter_async_context(http.stream("POST", f"/v1/vms/{vm.id}/watch-files"))
         lines = answer.aiter_lines()
@@ -809,7 +811,7 @@ async def test_pages_merge_the_journal_with_the_log_of_a_vm(
     path = f"/observability/v1/logs?vmId={vm.id}"
     said = await vm.exec("seq -f 'Marker (%g)' 1 40 | logger -t pager; journalctl --sync")
     assert said.ok, said.stderr
-    await server.services.logbook.write(server.account, "noise marker (41)", machine=vm.id)
+    await server.installation.logbook.write(server.account, "noise marker (41)", machine=vm.id)
     # Enough lines after the first ones that no page of the newest lines would hold them.
     await vm.exec("seq -f 'filler %g' 1 60 | logger -t pager; journalctl --sync")
     pages = await all_pages(http, f"{path}&pageSize=16&search=mARKER%20%28")
@@ -865,12 +867,11 @@ async def test_lines_belong_to_a_run_of_the_vm(http: httpx2.AsyncClient) -> None
 async def test_following_logs_does_not_keep_a_vm_awake(settings: Settings, machines: Machines) -> None:
     async with (
         another_installation(settings, idle_timeout=None, idle_check=0.2, listen="127.0.0.1:0") as other,
-        assemble(other) as services,
-        running(other.settings, services) as url,
+        running(other.settings, other) as url,
     ):
-        account = await services.accounts.create("followers")
-        _, key = await services.accounts.create_key(account.id)
-        machine = await other.create(account=account.id, idle_timeout=4)
+        account = await other.accounts.create("followers")
+        _, key = await other.accounts.create_key(account.id)
+        machine = await other.machines.create(account=account.id, idle_timeout=4)
         async with client_of(url, key) as http:
             logs = f"/observability/v1/logs?vmId={machine.id}"
             await machine.exec("logger awake; journalctl --sync")
@@ -896,13 +897,15 @@ async def test_following_logs_does_not_keep_a_vm_awake(settings: Settings, machi
 async def test_sleep_wake_crash_and_deletion_of_a_vm_are_log_lines_with_their_reason(
     server: Server, http: httpx2.AsyncClient
 ) -> None:
-    machines = server.services.machines
+    machines = server.installation.machines
     vm = await machines.create(account=server.account)
     (child,) = await vm.fork(persistence=Ephemeral())
     await http.post(f"/v1/vms/{child.id}/suspend")
     await http.post(f"/v1/vms/{vm.id}/suspend")
     assert (await http.get(f"/v1/vms/{vm.id}/files/%2Fetc%2Fhostname")).is_success
-    os.kill((await machines._row(vm.id)).pid, signal.SIGKILL)
+    pid = (await machines._row(vm.id)).pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
     assert await vm.wait_for_exit() == "crashed: QEMU ended by SIGKILL"
     await http.delete(f"/v1/vms/{vm.id}")
 
@@ -932,7 +935,7 @@ async def test_logbook_pages(server: Server) -> None:
     async with another_account(server, "talkative") as http:
         account = (await http.get("/auth/v1/whoami")).json()["accountId"]
         for number in range(25):
-            await server.services.logbook.write(account, f"line {number}", build="bld-1")
+            await server.installation.logbook.write(account, f"line {number}", build="bld-1")
         seen: list[str] = []
         token = ""
         for _ in range(4):
@@ -996,7 +999,7 @@ def test_port_in_use_fails_at_once(server: Server) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        settings = server.services.settings.replace(listen=f"127.0.0.1:{taken.getsockname()[1]}")
+        settings = server.installation.settings.replace(listen=f"127.0.0.1:{taken.getsockname()[1]}")
         with pytest.raises(HostError, match="cannot listen"):
             server_module.bind(settings)
 
@@ -1028,6 +1031,6 @@ def test_all_dependencies_are_coroutines() -> None:
         dependant = waiting.pop()
         found.add(dependant.call)
         waiting += dependant.dependencies
-    assert {get_services, current_caller, owned_vm} <= found
+    assert {current_caller, owned_vm} <= found
     kinds = inspect.iscoroutinefunction, inspect.isasyncgenfunction
     assert [call for call in found if not any(kind(call) for kind in kinds)] == []

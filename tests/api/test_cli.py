@@ -29,8 +29,8 @@ VM_ID = re.compile(r"[a-z0-9]{20}")
 @pytest_asyncio.fixture(scope="module")
 async def shell(server: Server) -> Shell:
     """A user with an account."""
-    account = await server.services.accounts.create("cli")
-    _, key = await server.services.accounts.create_key(account.id)
+    account = await server.installation.accounts.create("cli")
+    _, key = await server.installation.accounts.create_key(account.id)
     return Shell(server.url, key)
 
 

@@ -1,12 +1,10 @@
 """The identity endpoints over HTTP, without VMs: the ownership of VM ids is faked."""
 
 import asyncio
-import contextlib
 import re
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx2
@@ -15,17 +13,9 @@ import pytest_asyncio
 from fastapi import FastAPI
 
 from stead.api.app import create_app, surrounded
-from stead.identity.accounts import Accounts
-from stead.identity.callers import Callers
 from stead.identity.identities import Identities
-from stead.limits import UNLIMITED, Limits
-from stead.repos.access import RepoAccess
 from stead.repos.repos import Repos
-from stead.repos.search.search import Search
-from stead.repos.transfer.serving import PackServer
-from stead.repos.writer import RepoWriter
-from stead.settings import Settings
-from stead.store.database import open_database
+from support.git_stage import staged
 
 BASE = "/identity/v1/identities"
 NOWHERE = "00000000-0000-4000-8000-000000000000"
@@ -99,37 +89,23 @@ def app() -> FastAPI:
 
 @pytest_asyncio.fixture
 async def stage(app: FastAPI, tmp_path: Path) -> AsyncIterator[Stage]:
-    database = await open_database(tmp_path / "stead.db")
-    accounts, callers = Accounts(database), Callers(database)
-    one, two = [await accounts.create(name) for name in ("ours", "theirs")]
+    async with staged(tmp_path) as git:
 
-    async def owns(account: str, machine: str) -> bool:
-        return {MACHINE: one.id, FOREIGN: two.id}.get(machine) == account
+        async def owns(account: str, machine: str) -> bool:
+            return {MACHINE: git.ours, FOREIGN: git.theirs}.get(machine) == account
 
-    async def unlimited(_: str) -> Limits:
-        return UNLIMITED
-
-    services: Any = SimpleNamespace(
-        settings=Settings(), accounts=accounts, callers=callers, identities=Identities(database, owns)
-    )
-    app.state.services = services
-    async with contextlib.AsyncExitStack() as stack:
-        repos = await stack.enter_async_context(Repos.open(database, tmp_path / "repos", unlimited))
-        services.repos, services.access = repos, RepoAccess(database, repos)
-        services.serving = PackServer(repos, RepoWriter(repos, Search()))
-        served, calls = surrounded(app, services)
+        here = replace(git.installation, identities=Identities(git.database, owns))
+        app.state.installation = here
+        served, calls = surrounded(app, here)
         transport = httpx2.ASGITransport(served, raise_app_exceptions=False)
-        http = httpx2.AsyncClient(transport=transport, base_url="http://stead.test")
-        await stack.enter_async_context(http)
-        clients = []
-        for account in (one, two):
-            _, key = await accounts.create_key(account.id)
-            clients.append(Client(http, {"Authorization": f"Bearer {key}"}))
-        ours, theirs = clients
-        yield Stage(http, ours, theirs, one.id, repos)
-    await calls.close()
-    await callers.close()
-    await database.dispose()
+        async with httpx2.AsyncClient(transport=transport, base_url="http://stead.test") as http:
+            clients = []
+            for account in (git.ours, git.theirs):
+                _, key = await git.accounts.create_key(account)
+                clients.append(Client(http, {"Authorization": f"Bearer {key}"}))
+            ours, theirs = clients
+            yield Stage(http, ours, theirs, git.ours, git.repos)
+        await calls.close()
 
 
 def fill(path: str, identity: str, machine: str = MACHINE, token: str = NOWHERE) -> str:
@@ -190,7 +166,7 @@ async def test_token_is_valid_until_revoked(stage: Stage) -> None:
     assert re.fullmatch(r"stid_[A-Za-z0-9_-]{43}", made["token"])
     assert await ours.succeed("GET", f"/{identity}/tokens") == {"tokens": [{"id": made["id"]}]}
 
-    holder = Client(stage.http, {"X-Freestyle-Identity-RepoAccess-Token": made["token"]})
+    holder = Client(stage.http, {"X-Freestyle-Identity-Access-Token": made["token"]})
     await holder.fail(403, "FORBIDDEN", "GET", "")
     assert await ours.succeed("DELETE", f"/{identity}/tokens/{made['id']}") == {}
     await holder.fail(401, "UNAUTHORIZED_ERROR", "GET", "")
@@ -286,7 +262,7 @@ async def test_only_the_accounts_own_key_may_manage_identities(stage: Stage, met
 
     await Client(stage.http, {}).fail(401, "UNAUTHORIZED_ERROR", method, where, body)
     for headers in (
-        {"X-Freestyle-Identity-RepoAccess-Token": token["token"]},
+        {"X-Freestyle-Identity-Access-Token": token["token"]},
         {"Authorization": f"Bearer {token['token']}"},
     ):
         await Client(stage.http, headers).fail(403, "FORBIDDEN", method, where, body)

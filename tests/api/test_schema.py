@@ -113,25 +113,25 @@ async def fuzz(server: Server, cases: int) -> int:
     """Runs in a thread: the server is in this one."""
     # One machine, and no room for another: what is sent at random must not fill the host.
     name = f"fuzz-{os.urandom(4).hex()}"
-    account = await server.services.accounts.create(name, {"vms": 1, "snapshots": 0, "repos": 9})
-    _, key = await server.services.accounts.create_key(account.id)
-    machine = await server.services.machines.create(account=account.id)
+    account = await server.installation.accounts.create(name, {"vms": 1, "snapshots": 0, "repos": 9})
+    _, key = await server.installation.accounts.create_key(account.id)
+    machine = await server.installation.machines.create(account=account.id)
     async with httpx2.AsyncClient(base_url=server.url) as http:
         description = (await http.get("/openapi.json")).json()
-    repo = (await server.services.repos.create(account.id)).id
-    await commit(server.services.repos.repository(repo), [Change("a/file", b"text\n")], "first")
+    repo = (await server.installation.repos.create(account.id)).id
+    await commit(server.installation.repos.repository(repo), [Change("a/file", b"text\n")], "first")
     fuzzing = Fuzzing(server, key, machine.id, repo)
     try:
         await asyncio.to_thread(fuzzing.run, schemathesis.openapi.from_dict(description), cases)
         # After all of it the server and the machine are as before.
         assert (await machine.exec("echo well")).stdout == b"well\n"
-        repository = server.services.repos.repository(repo)
+        repository = server.installation.repos.repository(repo)
         await repository.git.run(repository.path, "fsck", "--strict")
     finally:
-        for each in (await server.services.repos.list(account.id, limit=100)).items:
-            await server.services.repos.delete(each.id)
-        for info in await server.services.machines.list(account.id):
-            await server.services.machines.delete(info.id, forget=True)
+        for each in (await server.installation.repos.list(account.id, limit=100)).items:
+            await server.installation.repos.delete(each.id)
+        for info in await server.installation.machines.list(account.id):
+            await server.installation.machines.delete(info.id, forget=True)
     return fuzzing.cases
 
 

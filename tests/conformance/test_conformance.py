@@ -57,12 +57,12 @@ class User:
 
     async def machines(self) -> list[str]:
         """The account's VMs, without the shared one."""
-        found = await self.server.services.machines.list(self.account)
+        found = await self.server.installation.machines.list(self.account)
         return [info.id for info in found if info.id != self.vm]
 
     async def everything(self) -> list[str]:
         """The same, including VMs of running builds."""
-        found = await self.server.services.machines._lifecycle.store.list(account=self.account)
+        found = await self.server.installation.machines._lifecycle.store.list(account=self.account)
         return [row.id for row in found if row.id != self.vm and row.state != State.DELETED]
 
 
@@ -73,7 +73,7 @@ async def package(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Npm:
 
 @pytest_asyncio.fixture(scope="module")
 async def someone(server: Server, package: Npm) -> AsyncIterator[User]:
-    accounts = server.services.accounts
+    accounts = server.installation.accounts
     account = (await accounts.create("npm")).id
     _, key = await accounts.create_key(account)
     async with httpx2.AsyncClient(base_url=server.url, headers={"Authorization": f"Bearer {key}"}) as client:
@@ -88,7 +88,7 @@ async def user(someone: User) -> AsyncIterator[User]:
     """Deletes what a failed test left behind."""
     yield someone
     for machine in await someone.machines():
-        await someone.server.services.machines.delete(machine, forget=True)
+        await someone.server.installation.machines.delete(machine, forget=True)
 
 
 # The library
@@ -151,7 +151,7 @@ async def test_npm_background_requests(user: User) -> None:
 
 async def test_npm_identities(user: User) -> None:
     """All sixteen identity calls, and whoami."""
-    managed = await user.server.services.identities.create(user.account, managed=True)
+    managed = await user.server.installation.identities.create(user.account, managed=True)
     await user.script("identities", MANAGED=managed.id)
 
 
@@ -179,7 +179,7 @@ async def test_repositories(user: User, tmp_path: Path) -> None:
         for number, message in enumerate(("one", "two"), 1):
             _add_commit(origin, message, f"{number}\n".encode())
         github.create("octo/web")
-        await user.server.services.links.apps.connect(user.account, github.app)
+        await user.server.installation.links.apps.connect(user.account, github.app)
         await user.script("git", ORIGIN=f"{elsewhere.url}/origin.git", GITHUB=github.url("octo/web"))
 
 
@@ -204,7 +204,7 @@ async def _clone_by_the_command_line(user: User, repo: str, place: Path) -> None
     cloned = await user.cli("git", "clone", repo, str(place), **names)
     assert cloned.status == 0, cloned
     config = (place / ".git" / "config").read_text()
-    found = await user.server.services.identities.list(user.account)
+    found = await user.server.installation.identities.list(user.account)
     assert any(each.id in config for each in found.items), config
 
 
@@ -240,10 +240,10 @@ async def test_npm_does_not_retry_a_refused_create(user: User) -> None:
 async def test_npm_sees_a_busy_server(user: User, settings: Settings) -> None:
     """Overload is an error with a known code, so the package does not retry without end."""
     busy = settings.replace(listen="127.0.0.1:0", max_calls=1)
-    services = replace(user.server.services, settings=busy)
+    installation = replace(user.server.installation, settings=busy)
     headers = {"Authorization": f"Bearer {user.key}"}
     async with (
-        running(busy, services) as url,
+        running(busy, installation) as url,
         httpx2.AsyncClient(base_url=url, headers=headers, timeout=60) as client,
     ):
         body = {"command": "until test -e /tmp/enough; do sleep 0.1; done"}
@@ -254,7 +254,7 @@ async def test_npm_sees_a_busy_server(user: User, settings: Settings) -> None:
 
         await until(taken, 10)
         await user.script("refused", CODE="SERVICE_UNAVAILABLE", FREESTYLE_API_URL=url)
-        machine = Machine(user.server.services.machines, user.vm)
+        machine = Machine(user.server.installation.machines, user.vm)
         await machine.exec("touch /tmp/enough")
         assert (await long).json()["statusCode"] == 0
     await machine.exec("rm /tmp/enough")
@@ -300,7 +300,7 @@ async def test_npm_sees_server_errors(
 )
 async def test_npm_sees_account_limits(user: User, limits: dict[str, int], code: str) -> None:
     """Each account limit has its code, for VMs and for builds."""
-    accounts = user.server.services.accounts
+    accounts = user.server.installation.accounts
     account = (await accounts.create(f"limited-{code}", limits)).id
     _, key = await accounts.create_key(account)
     await user.script("refused", CODE=code, FREESTYLE_API_KEY=key)
@@ -308,7 +308,7 @@ async def test_npm_sees_account_limits(user: User, limits: dict[str, int], code:
 
 async def test_npm_sees_the_snapshot_limit(user: User) -> None:
     """An account at its snapshot limit."""
-    accounts = user.server.services.accounts
+    accounts = user.server.installation.accounts
     await accounts.set_limits(user.account, {"snapshots": 0})
     try:
         await user.script("kept")
@@ -411,7 +411,7 @@ def _json_in(text: str) -> Any:
 
 async def test_npm_cli_snapshots(user: User) -> None:
     """A snapshot is listed, shown, renamed, booted and deleted."""
-    taken = await user.server.services.machines.snapshot(user.vm, name="from here")
+    taken = await user.server.installation.machines.snapshot(user.vm, name="from here")
     listed = await user.cli("vm", "snapshot", "list")
     assert re.search(rf"^{taken.id}  from here +{user.vm}  ready ", listed.stdout, re.MULTILINE), (
         listed.stdout

@@ -59,9 +59,9 @@ async def session(
     request: pytest.FixtureRequest, server: Server, settings: Settings
 ) -> AsyncIterator[Session]:
     """A shell of somebody who has an account of their own, and the data folder of the server."""
-    services = server.services
-    account = await services.accounts.create(request.node.callspec.id.replace("/", "."))
-    _, key = await services.accounts.create_key(account.id)
+    installation = server.installation
+    account = await installation.accounts.create(request.node.callspec.id.replace("/", "."))
+    _, key = await installation.accounts.create_key(account.id)
     with tempfile.TemporaryDirectory(prefix="stead-docs-", dir="/var/tmp") as folder:
         environment = {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -83,10 +83,10 @@ async def session(
             yield shell
         finally:
             await shell.close()
-            for vm in await services.machines.list(account.id, deleted=True):
-                await services.machines.delete(vm.id, forget=True)
-            for snapshot in await services.machines.snapshots.list(account.id):
-                await services.machines.snapshots.delete(snapshot.id)
+            for vm in await installation.machines.list(account.id, deleted=True):
+                await installation.machines.delete(vm.id, forget=True)
+            for snapshot in await installation.machines.snapshots.list(account.id):
+                await installation.machines.snapshots.delete(snapshot.id)
 
 
 @pytest.mark.parametrize("page", SESSIONS)

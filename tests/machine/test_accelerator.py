@@ -112,7 +112,8 @@ async def test_the_machine_type_is_the_newest_versioned_one() -> None:
 async def test_emulation_is_said_once_and_with_its_cost(
     settings: Settings, image: BaseImage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with another_installation(settings) as machines:
+    async with another_installation(settings) as installation:
+        machines = installation.machines
         platform = await machines.platform()
         await machines.platform()
     said = [record.getMessage() for record in caplog.records if record.name == "stead.host"]

@@ -100,7 +100,8 @@ async def test_a_capture_on_a_full_disk_leaves_the_vm_running(
     """The capture is refused and leaves nothing; it works once there is space."""
     monkeypatch.setattr("stead.host.host._DISK_FLOOR", 0)
     with small_disk(800) as disk:
-        async with another_installation(settings, data=disk / "data") as machines:
+        async with another_installation(settings, data=disk / "data") as installation:
+            machines = installation.machines
             machine = await machines.create()
             await sh(machine, FILL)
             await sh(machine, "head -c 48M /dev/urandom > /dev/shm/ballast")

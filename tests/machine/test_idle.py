@@ -17,7 +17,8 @@ CHECK = 0.5
 
 @pytest_asyncio.fixture(scope="module")
 async def installation(settings: Settings, machines: Machines) -> AsyncIterator[Machines]:
-    async with another_installation(settings, idle_timeout=None, idle_check=CHECK) as other:
+    async with another_installation(settings, idle_timeout=None, idle_check=CHECK) as installation:
+        other = installation.machines
         yield other
 
 

@@ -388,7 +388,8 @@ async def test_create_fails_when_the_guest_does_not_confirm_its_identity(
 @pytest.mark.parametrize("source", ["template", "pool", "snapshot"])
 async def test_a_cancelled_create_leaves_nothing(settings: Settings, source: str) -> None:
     """Cancelled at each of its database writes and QEMU commands, before and after it takes effect."""
-    async with another_installation(settings) as machines:
+    async with another_installation(settings) as installation:
+        machines = installation.machines
         create: Callable[[], Awaitable[Machine]] = machines.create
         if source == "snapshot":
             original = await machines.create()
@@ -434,7 +435,8 @@ async def _give_up(create: Callable[[], Awaitable[Machine]], hold: Hold) -> None
 
 async def test_create_is_refused_on_a_full_disk(settings: Settings) -> None:
     with small_disk(1200) as disk:
-        async with another_installation(settings, data=disk / "data") as machines:
+        async with another_installation(settings, data=disk / "data") as installation:
+            machines = installation.machines
             clean = leftovers(machines.settings)
             filler = fill_up(disk, 800 << 20)
             with pytest.raises(CapacityExceeded, match=r"^less than 1 GiB of disk space is free under \S+$"):
@@ -447,7 +449,8 @@ async def test_create_is_refused_on_a_full_disk(settings: Settings) -> None:
 
 async def test_a_guest_pauses_while_the_host_disk_is_full_and_loses_no_write(settings: Settings) -> None:
     with small_disk(1200) as disk:
-        async with another_installation(settings, data=disk / "data") as machines:
+        async with another_installation(settings, data=disk / "data") as installation:
+            machines = installation.machines
             machine = await machines.create()
             vm = machines._lifecycle.lives[machine.id].vm
             filler = fill_up(disk, 24 << 20)
@@ -513,7 +516,8 @@ async def test_create_takes_a_pool_vm_and_the_pool_refills(settings: Settings) -
 async def test_a_pool_vm_that_does_not_confirm_its_identity_is_removed(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with another_installation(settings, pool=1) as machines:
+    async with another_installation(settings, pool=1) as installation:
+        machines = installation.machines
         await machines.pool.filled(60)
         (prepared,) = await machines.pool.prepared()
         monkeypatch.setattr("stead.guest.identity.CLOCK_TOLERANCE", -1.0)
@@ -526,7 +530,8 @@ async def test_a_pool_vm_that_does_not_confirm_its_identity_is_removed(
 async def test_close_during_a_pool_refill_leaves_nothing(
     settings: Settings, machines: Machines, delay: float
 ) -> None:
-    async with another_installation(settings, pool=1) as other:
+    async with another_installation(settings, pool=1) as installation:
+        other = installation.machines
         await asyncio.sleep(delay)
         await other.pool.close()
         assert list((other.settings.data / "machines").glob("*")) == []

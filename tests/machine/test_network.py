@@ -112,7 +112,8 @@ async def private() -> AsyncIterator[Server]:
 @pytest_asyncio.fixture(scope="module")
 async def insider(settings: Settings, private: Server) -> AsyncIterator[Machine]:
     """A machine of an installation that may reach the private network."""
-    async with another_installation(settings, allow_private=(PRIVATE,)) as machines:
+    async with another_installation(settings, allow_private=(PRIVATE,)) as installation:
+        machines = installation.machines
         yield await machines.create()
 
 

@@ -152,7 +152,7 @@ async def test_a_linux_user_may_read_but_not_change_services(
 
 
 async def test_services_over_http(server: Server) -> None:
-    machine = await server.services.machines.create(account=server.account)
+    machine = await server.installation.machines.create(account=server.account)
     async with httpx2.AsyncClient(
         base_url=f"{server.url}/v1/vms/{machine.id}/systemd",
         headers={"Authorization": f"Bearer {server.key}"},

@@ -278,7 +278,8 @@ def test_traffic_calls_and_commands_count_as_activity() -> None:
 
 async def test_an_idle_vm_is_suspended_and_keeps_every_write(settings: Settings, machines: Machines) -> None:
     events: list[MachineEvent] = []
-    async with another_installation(settings, idle_timeout=None, idle_check=0.2) as other:
+    async with another_installation(settings, idle_timeout=None, idle_check=0.2) as installation:
+        other = installation.machines
         other.watch(events.append)
         machine = await other.create(idle_timeout=2)
         never = await other.create(idle_timeout=None)
@@ -319,7 +320,8 @@ async def _is(machine: Machine, wanted: State) -> bool:
 
 
 async def test_a_use_during_an_idle_suspend_is_answered(settings: Settings, machines: Machines) -> None:
-    async with another_installation(settings, idle_timeout=None) as other:
+    async with another_installation(settings, idle_timeout=None) as installation:
+        other = installation.machines
         machine = await other.create()
         for delay in (0.0, 0.005, 0.02, 0.1, 0.2):
             dozing = asyncio.create_task(other._doze_off(machine.id))

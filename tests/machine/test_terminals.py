@@ -120,7 +120,7 @@ async def test_terminals_survive_suspend_and_fork(machine: Machine) -> None:
 
 
 async def test_terminals_over_the_wire(server: Server) -> None:
-    machine = await server.services.machines.create(account=server.account)
+    machine = await server.installation.machines.create(account=server.account)
     async with httpx2.AsyncClient(
         base_url=f"{server.url}/v1/vms/{machine.id}",
         headers={"Authorization": f"Bearer {server.key}"},

@@ -50,7 +50,8 @@ async def test_an_image_that_was_deleted_is_built_again(settings: Settings, mach
             target = cache / part.relative_to(settings.cache_folder)
             target.parent.mkdir(parents=True)
             await run("cp", "--archive", "--link", part, target)
-        async with another_installation(settings, cache=cache) as other:
+        async with another_installation(settings, cache=cache) as installation:
+            other = installation.machines
             old = await other.create()
             assert (await other.template()).id == template.id
             shutil.rmtree(cache / template.image.folder.relative_to(settings.cache_folder))

@@ -185,7 +185,7 @@ async def test_cancelling_ends_the_watch(shared: Machine) -> None:
 @pytest_asyncio.fixture(scope="module")
 async def served(server: Server) -> AsyncIterator[Machine]:
     """A machine that the API knows an owner of."""
-    machine = await server.services.machines.create(account=server.account)
+    machine = await server.installation.machines.create(account=server.account)
     yield machine
     await machine.delete()
 

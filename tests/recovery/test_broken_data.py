@@ -21,7 +21,7 @@ from stead.processes import ProcessId
 from stead.repos.repos import Repos
 from stead.settings import Settings
 from stead.store.database import open_database
-from stead.store.installation import open_installation
+from stead.store.installation_id import open_database_of
 from stead.store.machines import MachineRow, MachineStore
 from stead.store.repos import RepoRow, RepoStore
 from stead.store.requests import RequestRow, RequestStore
@@ -46,7 +46,7 @@ def machine(name: str, slot: int, state: str, **facts: Any) -> MachineRow:
 
 
 async def insert(settings: Settings, *rows: MachineRow | SnapshotRow) -> None:
-    database = await open_installation(settings.data)
+    database = await open_database_of(settings.data)
     for row in rows:
         if isinstance(row, MachineRow):
             await MachineStore(database).insert(row)

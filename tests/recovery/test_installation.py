@@ -14,13 +14,13 @@ from stead.host.quarantine import Quarantine
 from stead.machines import Machine, Machines
 from stead.settings import Settings
 from stead.store.database import open_database
-from stead.store.installation import open_installation
+from stead.store.installation_id import open_database_of
 from stead.store.tables import installation
 from support.installations import delete_all, other_settings
 
 
 async def opened(data: Path) -> str:
-    await (await open_installation(data)).dispose()
+    await (await open_database_of(data)).dispose()
     return (data / "installation").read_text()
 
 
@@ -31,7 +31,7 @@ async def test_an_installation_keeps_its_id(tmp_path: Path) -> None:
 
 
 async def test_processes_that_open_a_new_installation_together_agree_on_its_id(tmp_path: Path) -> None:
-    databases = await asyncio.gather(*(open_installation(tmp_path) for _ in range(8)))
+    databases = await asyncio.gather(*(open_database_of(tmp_path) for _ in range(8)))
     with databases[0].look_up() as connection:
         (recorded,) = connection.execute(sa.select(installation.c.id)).scalars()
     assert (tmp_path / "installation").read_text().strip() == recorded

@@ -512,7 +512,8 @@ async def _is_lost(machine: Machine) -> None:
 
 async def test_a_vm_without_its_template_is_lost(settings: Settings, image: BaseImage) -> None:
     with own_cache(settings) as cache:
-        async with another_installation(settings, cache=cache) as machines:
+        async with another_installation(settings, cache=cache) as installation:
+            machines = installation.machines
             template = await machines.template()
             machine = await _stopped_machine(machines)
             shutil.rmtree(template.folder)

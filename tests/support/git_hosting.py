@@ -4,32 +4,25 @@ import asyncio
 import base64
 import contextlib
 import os
-import socket
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from stead.api.calls import Calls
-from stead.api.protocol import Protocol
-from stead.api.server import _Server
+from stead.api.server import running_app
 from stead.api.smart_http import SmartHttp
 from stead.identity.accounts import Accounts
-from stead.identity.callers import Callers
 from stead.identity.identities import Identities
-from stead.limits import UNLIMITED, Limits
 from stead.repos.access import Level, RepoAccess
 from stead.repos.repos import RepoInfo, Repos
-from stead.repos.search.search import Search
 from stead.repos.transfer.serving import PackServer
-from stead.repos.writer import RepoWriter
-from stead.store.database import open_database
-from support.git_stage import Recorder
+from stead.settings import Settings
+from support.git_stage import Recorder, staged
 
 _TIMEOUT = 60.0
 
@@ -179,63 +172,17 @@ async def _nothing_else(scope: Scope, receive: Receive, send: Send) -> None:
 @contextlib.asynccontextmanager
 async def hosting(folder: Path, **limits: Any) -> AsyncIterator[Hosting]:
     """Serve repositories in a folder until the end of the block."""
-
-    async def limits_of(_: str) -> Limits:
-        return UNLIMITED
-
-    async def owns(_: str, __: str) -> bool:
-        return False
-
-    pushes = Recorder()
-    database = await open_database(folder / "stead.db")
-    callers = Callers(database)
-    accounts = Accounts(database)
-    account = await accounts.create("tests")
-    _, key = await accounts.create_key(account.id)
     max_lfs = limits.pop("max_lfs_object", 1 << 30)
-    try:
-        async with Repos.open(database, folder / "repos", limits_of) as repos:
-            access = RepoAccess(database, repos)
-            writer = RepoWriter(repos, Search())
-            writer.subscribe(pushes)
-            serving = PackServer(repos, writer, **limits)
-            calls = Calls(SmartHttp(_nothing_else, callers, repos, access, serving, max_lfs), 1000)
-            async with _served(calls) as url:
-                identities = Identities(database, owns)
-                yield Hosting(
-                    url, accounts, identities, repos, access, account.id, key, folder / "repos", pushes
-                )
-    finally:
-        await callers.close()
-        await database.dispose()
-
-
-@contextlib.asynccontextmanager
-async def _served(calls: Calls) -> AsyncIterator[str]:
-    listening = socket.socket(proto=socket.IPPROTO_TCP)
-    listening.bind(("127.0.0.1", 0))
-    listening.listen(1024)
-    config = uvicorn.Config(
-        calls,
-        http=Protocol,
-        ws="none",
-        loop="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-    )
-    server = _Server(config, calls)
-    with contextlib.closing(listening):
-        task = asyncio.create_task(server._serve([listening]))
-        up = asyncio.create_task(server.up.wait())
-        try:
-            await asyncio.wait({task, up}, return_when=asyncio.FIRST_COMPLETED)
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            await task
-            await up
+    pushes = Recorder()
+    async with staged(folder) as stage:
+        stage.writer.subscribe(pushes)
+        _, key = await stage.accounts.create_key(stage.ours)
+        serving = PackServer(stage.repos, stage.writer, **limits)
+        callers = stage.installation.callers
+        calls = Calls(SmartHttp(_nothing_else, callers, stage.repos, stage.access, serving, max_lfs), 1000)
+        async with running_app(Settings(listen="127.0.0.1:0"), calls, calls) as url:
+            parts = (stage.accounts, stage.identities, stage.repos, stage.access)
+            yield Hosting(url, *parts, stage.ours, key, folder / "repos", pushes)
 
 
 def basic(user: str, password: str) -> str:

@@ -5,17 +5,19 @@ import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from stead.api.parts import Installation
 from stead.identity.accounts import Accounts
-from stead.identity.callers import Callers
 from stead.identity.identities import Identities
-from stead.limits import Limits
+from stead.installation import open_without_vms
 from stead.repos.access import RepoAccess
 from stead.repos.repos import Repos
 from stead.repos.repository import Repository
-from stead.repos.search.search import Search
 from stead.repos.writer import RepoWriter
-from stead.store.database import Database, open_database
+from stead.settings import Settings
+from stead.store.database import Database
+from stead.store.installation_id import open_database_of
 
 
 class Recorder(list[str]):
@@ -29,13 +31,13 @@ class Recorder(list[str]):
 class Stage:
     """An installation with repositories of two accounts."""
 
+    installation: Installation
     folder: Path
     database: Database
     repos: Repos
     writer: RepoWriter
     access: RepoAccess
     accounts: Accounts
-    callers: Callers
     identities: Identities
     ours: str
     theirs: str
@@ -46,36 +48,25 @@ class Stage:
         return self.repos.repository(info.id)
 
 
-async def _owns_no_machine(_: str, __: str) -> bool:
-    return False
-
-
 @contextlib.asynccontextmanager
-async def staged(folder: Path, uid: int | None = None) -> AsyncIterator[Stage]:
-    database = await open_database(folder / "stead.db")
-    accounts = Accounts(database)
-    callers = Callers(database)
-
-    async def limits_of(account: str) -> Limits:
-        return (await accounts.get(account)).limits
-
+async def staged(folder: Path, uid: int | None = None, **changes: Any) -> AsyncIterator[Stage]:
+    database = await open_database_of(folder)
     try:
-        async with Repos.open(database, folder / "repos", limits_of, uid) as repos:
+        async with open_without_vms(Settings(data=folder, **changes), database, uid) as opened:
             yield Stage(
+                installation=opened,
                 folder=folder,
                 database=database,
-                repos=repos,
-                writer=RepoWriter(repos, Search()),
-                access=RepoAccess(database, repos),
-                accounts=accounts,
-                callers=callers,
-                identities=Identities(database, _owns_no_machine),
-                ours=(await _account(accounts, "ours")),
-                theirs=(await _account(accounts, "theirs")),
+                repos=opened.repos,
+                writer=opened.writer,
+                access=opened.access,
+                accounts=opened.accounts,
+                identities=opened.identities,
+                ours=await _account(opened.accounts, "ours"),
+                theirs=await _account(opened.accounts, "theirs"),
             )
             check_all(folder / "repos")
     finally:
-        await callers.close()
         await database.dispose()
 
 

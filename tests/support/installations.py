@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from stead.api.parts import Installation
 from stead.host import network
 from stead.host.cgroups import ControlGroups
 from stead.host.vm import running_machines
+from stead.installation import open_installation
 from stead.machines import Machines, State
 from stead.processes import ProcessId, kill
 from stead.settings import Accelerator, Settings, Size
@@ -41,7 +43,7 @@ class Server:
     url: str
     key: str
     account: str
-    services: Any
+    installation: Installation
 
 
 def leftovers(settings: Settings) -> list[str]:
@@ -133,12 +135,12 @@ def fill_up(disk: Path, left: int) -> Path:
 
 
 @contextlib.asynccontextmanager
-async def another_installation(settings: Settings, **changes: Any) -> AsyncIterator[Machines]:
+async def another_installation(settings: Settings, **changes: Any) -> AsyncIterator[Installation]:
     """An installation that is open for the length of a block, and gone after it."""
     with other_settings(settings, **changes) as other:
-        async with Machines.open(other) as machines:
-            yield machines
-            await delete_all(machines)
+        async with open_installation(other) as installation:
+            yield installation
+            await delete_all(installation.machines)
 
 
 async def delete_all(machines: Machines) -> None:

@@ -23,7 +23,6 @@ from stead.guest.files import GuestFiles
 from stead.guest.identity import Identity, confer
 from stead.guest.watchdog import Watchdog, parsing
 from stead.guest.watching import watch
-from stead.settings import Settings
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -336,15 +335,15 @@ async def test_the_watchdog_closes_the_connection_that_holds_the_loop() -> None:
             await watchdog.close()
 
 
-async def test_the_server_watches_its_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_server_watches_its_event_loop() -> None:
     def watching() -> bool:
         return any(thread.name == "stead-watchdog" for thread in threading.enumerate())
 
-    def opened(_: Settings) -> NoReturn:
-        assert watching()
-        raise HostError("seen")
+    class Opening(contextlib.AsyncExitStack):
+        async def __aenter__(self) -> NoReturn:
+            assert watching()
+            raise HostError("seen")
 
-    monkeypatch.setattr(server, "open_services", opened)
     with socket.socket() as listening, pytest.raises(HostError, match="seen"):
-        await server.serve(Settings(), listening)
+        await server.serve(Opening(), listening)
     assert not watching()

@@ -4,7 +4,7 @@ from fastapi import APIRouter
 from starlette.responses import JSONResponse
 
 from stead.api.callers import AnyCaller
-from stead.api.services import ServicesDep
+from stead.api.parts import BackgroundDep
 from stead.api.wire import Wire
 
 router = APIRouter(prefix="/auth/v1", tags=["account"])
@@ -22,6 +22,6 @@ async def whoami(caller: AnyCaller) -> WhoAmI:
 
 
 @router.get("/background-requests/{request_id}", response_class=JSONResponse)
-async def background_request(request_id: str, caller: AnyCaller, services: ServicesDep) -> JSONResponse:
+async def background_request(request_id: str, caller: AnyCaller, background: BackgroundDep) -> JSONResponse:
     """Get the result of a background request: 202 while it runs, then the status and body of its answer."""
-    return await services.background.result(caller.account, request_id)
+    return await background.result(caller.account, request_id)

@@ -35,8 +35,8 @@ from stead.api.background import AFTER_HEADER, ID_HEADER
 from stead.api.callers import TOKEN_HEADER, USER_HEADER, Gate
 from stead.api.calls import TRACE_HEADER, Calls
 from stead.api.documentation import page
+from stead.api.parts import Installation, MachinesDep, SigningDep
 from stead.api.published import Published
-from stead.api.services import Services
 from stead.api.smart_http import SmartHttp
 from stead.api.wire import Wire
 from stead.api.wire.unknown import HEADER as UNKNOWN_KEYS_HEADER
@@ -61,8 +61,8 @@ class Health(Wire):
     version: str
 
 
-def create_app(services: Services | None = None) -> FastAPI:
-    """The API of an open installation; without `services` it can only make its OpenAPI description."""
+def create_app(installation: Installation | None = None) -> FastAPI:
+    """The routes of an open installation; without one it can only make its OpenAPI description."""
     app = FastAPI(
         title="Stead",
         version=version("stead"),
@@ -72,7 +72,7 @@ def create_app(services: Services | None = None) -> FastAPI:
         redirect_slashes=False,
         responses=_failures(),
     )
-    app.state.services = services
+    app.state.installation = installation
     # The order matters: /v1/vms/snapshots must not match /v1/vms/{vm_id}.
     for module in (creation, snapshots, builds, vms, guests, watching, terminals, systemd, identities):
         app.include_router(module.router)
@@ -94,15 +94,13 @@ def _add_own_pages(app: FastAPI) -> None:
         return Health(status="ok", version=app.version)
 
     @app.get("/metrics", include_in_schema=False)
-    async def prometheus() -> Response:
-        services: Services = app.state.services
-        return await metrics.exposition(services.machines)
+    async def prometheus(machines: MachinesDep) -> Response:
+        return await metrics.exposition(machines)
 
     @app.get("/.well-known/jwks.json", tags=["server"])
-    async def keys() -> dict[str, Any]:
+    async def keys(signing: SigningDep) -> dict[str, Any]:
         """Get the public keys for webhook signatures, as a JWK set."""
-        services: Services = app.state.services
-        return services.signing.jwks()
+        return signing.jwks()
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
@@ -125,11 +123,11 @@ def _failures() -> dict[int | str, dict[str, Any]]:
     return {status: {"model": ErrorBody, "description": text} for status, text in answers.items()}
 
 
-def surrounded(app: FastAPI, services: Services) -> tuple[ASGIApp, Calls]:
-    """The API with its middleware: authentication, trace ids, limits, CORS."""
-    settings = services.settings
-    gate = Gate(app, services.callers)
-    git = SmartHttp(gate, services.callers, services.repos, services.access, services.serving)
+def surrounded(app: FastAPI, here: Installation) -> tuple[ASGIApp, Calls]:
+    """The routes with their middleware: authentication, git over HTTP, trace ids, limits, CORS."""
+    settings = here.settings
+    gate = Gate(app, here.callers)
+    git = SmartHttp(gate, here.callers, here.repos, here.access, here.serving)
     calls = Calls(git, settings.max_calls)
     return (
         CORSMiddleware(

@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 
 from stead.api.callers import Owner
-from stead.api.services import ServicesDep
+from stead.api.parts import BuilderDep
 from stead.api.wire import LARGEST
 from stead.api.wire.builds import BuildList, BuildRecord, PhaseList, PhaseRecord
 from stead.builds.records import BuildState
@@ -20,7 +20,7 @@ BuildId = Annotated[str, Path(description="Build id.")]
 @router.get("")
 async def list_builds(
     owner: Owner,
-    services: ServicesDep,
+    builder: BuilderDep,
     state: Annotated[BuildState | None, Query(description="Only builds in this state.")] = None,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
     offset: Annotated[int, Query(ge=0, le=LARGEST)] = 0,
@@ -30,18 +30,18 @@ async def list_builds(
     Builds are kept for 90 days after they finish. The log lines of a build are at
     `/observability/v1/logs?buildId=`.
     """
-    builds, total = await services.builder.builds(owner.account, state, limit, offset)
+    builds, total = await builder.builds(owner.account, state, limit, offset)
     return BuildList(builds=[BuildRecord.of(build) for build in builds], total_count=total)
 
 
 @router.get("/{build_id}")
-async def get_build(build_id: BuildId, owner: Owner, services: ServicesDep) -> BuildRecord:
+async def get_build(build_id: BuildId, owner: Owner, builder: BuilderDep) -> BuildRecord:
     """Get a build, running or finished."""
-    return BuildRecord.of(await services.builder.build(owner.account, build_id))
+    return BuildRecord.of(await builder.build(owner.account, build_id))
 
 
 @router.get("/{build_id}/phases")
-async def get_phases(build_id: BuildId, owner: Owner, services: ServicesDep) -> PhaseList:
+async def get_phases(build_id: BuildId, owner: Owner, builder: BuilderDep) -> PhaseList:
     """List the phases that a build has started, in order."""
-    phases = await services.builder.phases(owner.account, build_id)
+    phases = await builder.phases(owner.account, build_id)
     return PhaseList(phases=[PhaseRecord.of(phase) for phase in phases])

@@ -10,11 +10,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stead.api.calls import Call
 from stead.api.errors import ApiError
-from stead.api.services import Services, ServicesDep
+from stead.api.parts import IdentitiesDep, MachinesDep
 from stead.errors import MachineNotFound, SnapshotNotFound
 from stead.github.app import WEBHOOKS
 from stead.identity.callers import Caller, Callers
-from stead.machines import Machine, MachineInfo
+from stead.machines import Machine, MachineInfo, Machines
 from stead.machines.snapshots import SnapshotInfo
 
 TOKEN_HEADER = "X-Freestyle-Identity-Access-Token"  # noqa: S105  # a header's name
@@ -76,13 +76,13 @@ async def owner(caller: AnyCaller) -> Caller:
 Owner = Annotated[Caller, Depends(owner)]
 
 
-async def owned_vm(vm_id: VmId, caller: Owner, services: ServicesDep) -> MachineInfo:
+async def owned_vm(vm_id: VmId, caller: Owner, machines: MachinesDep) -> MachineInfo:
     """A VM of the caller's account. VMs of other accounts are answered like ones that do not exist."""
-    return await find_owned(services, caller, vm_id)
+    return await find_owned(machines, caller, vm_id)
 
 
-async def find_owned(services: Services, caller: Caller, vm_id: str) -> MachineInfo:
-    info = await services.machines.info(vm_id)
+async def find_owned(machines: Machines, caller: Caller, vm_id: str) -> MachineInfo:
+    info = await machines.info(vm_id)
     if info.account != caller.account or info.purpose != "use":
         raise MachineNotFound(vm_id)
     return info
@@ -91,10 +91,12 @@ async def find_owned(services: Services, caller: Caller, vm_id: str) -> MachineI
 OwnedVm = Annotated[MachineInfo, Depends(owned_vm)]
 
 
-async def usable_vm(vm_id: VmId, caller: AnyCaller, services: ServicesDep) -> MachineInfo:
+async def usable_vm(
+    vm_id: VmId, caller: AnyCaller, machines: MachinesDep, identities: IdentitiesDep
+) -> MachineInfo:
     """A VM of the caller's account, granted to the caller's identity if it has one."""
-    info = await find_owned(services, caller, vm_id)
-    if caller.identity is not None and await services.identities.permission(caller.identity, vm_id) is None:
+    info = await find_owned(machines, caller, vm_id)
+    if caller.identity is not None and await identities.permission(caller.identity, vm_id) is None:
         raise MachineNotFound(vm_id)
     return info
 
@@ -114,26 +116,27 @@ class GuestAccess:
 async def guest(
     vm_id: VmId,
     caller: AnyCaller,
-    services: ServicesDep,
+    identities: IdentitiesDep,
+    machines: MachinesDep,
     user: Annotated[
         str | None, Header(alias=USER_HEADER, description="Linux user to act as; default: root.")
     ] = None,
 ) -> GuestAccess:
-    info = await find_owned(services, caller, vm_id)
+    info = await find_owned(machines, caller, vm_id)
     if caller.identity is not None:
-        permission = await services.identities.permission(caller.identity, vm_id)
+        permission = await identities.permission(caller.identity, vm_id)
         if permission is None:
             raise MachineNotFound(vm_id)
         user = permission.user(user)
-    return GuestAccess(info, Machine(services.machines, vm_id), user or None)
+    return GuestAccess(info, Machine(machines, vm_id), user or None)
 
 
 Guest = Annotated[GuestAccess, Depends(guest)]
 
 
-async def owned_snapshot(snapshot_id: str, caller: Owner, services: ServicesDep) -> SnapshotInfo:
+async def owned_snapshot(snapshot_id: str, caller: Owner, machines: MachinesDep) -> SnapshotInfo:
     """A snapshot of the caller's account; a deleted one too."""
-    info = await services.machines.snapshots.get(snapshot_id, deleted=True)
+    info = await machines.snapshots.get(snapshot_id, deleted=True)
     if info.account != caller.account:
         raise SnapshotNotFound(snapshot_id)
     return info

@@ -12,8 +12,7 @@ from fastapi import APIRouter, Header
 
 from stead.api.background import AFTER_HEADER, Work, new_request_id
 from stead.api.callers import CurrentCall, Owner
-from stead.api.errors import ApiError
-from stead.api.services import Services, ServicesDep
+from stead.api.parts import BackgroundDep, BuilderDep, CreationsDep, MachinesDep
 from stead.api.wire.creation import CreateSnapshot, CreateVm
 from stead.api.wire.snapshots import SnapshotCreated
 from stead.api.wire.unknown import HEADER, Tracked, unknown_keys
@@ -21,7 +20,7 @@ from stead.api.wire.vms import Created
 from stead.builds.builder import MachineOrder, SnapshotOrder
 from stead.errors import InvalidRequest
 from stead.machines.persistence import PERSISTENT
-from stead.tasks import or_undo
+from stead.tasks import KeyedLimit, or_undo
 
 router = APIRouter(tags=["vms"])
 
@@ -50,7 +49,10 @@ _ACCEPTED: dict[int | str, dict[str, Any]] = {
 @router.post("/v1/vms", response_model=Created, responses=_ACCEPTED)
 async def create_vm(
     owner: Owner,
-    services: ServicesDep,
+    machines: MachinesDep,
+    builder: BuilderDep,
+    background: BackgroundDep,
+    creations: CreationsDep,
     call: CurrentCall,
     wanted: CreateVm | None = None,
     after: _After = None,
@@ -75,16 +77,16 @@ async def create_vm(
     )
 
     async def take_back(created: dict[str, Any]) -> None:
-        await services.machines.delete(created["id"], forget=True)
+        await machines.delete(created["id"], forget=True)
 
     async def make() -> dict[str, Any]:
-        machine = await services.builder.create_machine(order)
+        machine = await builder.create_machine(order)
         info = await machine.info()
         return Created(id=info.id, snapshot_id=info.snapshot).model_dump(by_alias=True)
 
-    work = _counted(services, lambda: or_undo(make(), take_back))
+    work = _limited(creations, lambda: or_undo(make(), take_back))
     if after is not None:
-        return await services.background.run(owner.account, request, after, work, "CREATE_VM_BAD_REQUEST")
+        return await background.run(owner.account, request, after, work, "CREATE_VM_BAD_REQUEST")
     created = await work
     call.undo = lambda: take_back(created)
     return created
@@ -93,7 +95,9 @@ async def create_vm(
 @router.post("/v1/vms/snapshots", response_model=SnapshotCreated, responses=_ACCEPTED)
 async def create_snapshot(
     owner: Owner,
-    services: ServicesDep,
+    builder: BuilderDep,
+    background: BackgroundDep,
+    creations: CreationsDep,
     wanted: CreateSnapshot | None = None,
     after: _After = None,
     unknown: _UnknownKeys = None,
@@ -113,13 +117,13 @@ async def create_snapshot(
 
     async def make() -> dict[str, Any]:
         # Nothing to undo when the client disconnects: the repeated request finds the snapshot.
-        snapshot = await services.builder.ensure_snapshot(order)
+        snapshot = await builder.ensure_snapshot(order)
         return SnapshotCreated(snapshot_id=snapshot.id).model_dump(by_alias=True)
 
-    work = _counted(services, make)
+    work = _limited(creations, make)
     if after is None:
         return await work
-    return await services.background.run(owner.account, request, after, work, "CREATE_SNAPSHOT_BAD_REQUEST")
+    return await background.run(owner.account, request, after, work, "CREATE_SNAPSHOT_BAD_REQUEST")
 
 
 def _check_keys(body: Tracked, unknown: str | None) -> tuple[str, ...]:
@@ -130,11 +134,6 @@ def _check_keys(body: Tracked, unknown: str | None) -> tuple[str, ...]:
     return tuple(f"{each} (ignored)" for each in found)
 
 
-async def _counted(services: Services, work: Callable[[], Work]) -> dict[str, Any]:
-    """Limit the creations in progress on this server (back-pressure)."""
-    if services.creations.locked():
-        limit = services.settings.max_creations
-        text = f"{limit} VMs and snapshots are being created, which is the limit; try again in 5 s"
-        raise ApiError("SERVICE_UNAVAILABLE", text, headers={"Retry-After": "5"})
-    async with services.creations:
+async def _limited(creations: KeyedLimit, work: Callable[[], Work]) -> dict[str, Any]:
+    async with creations.hold():
         return await work()

@@ -6,8 +6,8 @@ from fastapi import APIRouter, Header
 from starlette.requests import Request
 
 from stead.api.errors import ApiError
+from stead.api.parts import LinksDep
 from stead.api.repos import OwnedRepo
-from stead.api.services import ServicesDep
 from stead.api.wire import Nothing
 from stead.api.wire.github_sync import GithubSyncModel, NewGithubSync
 from stead.github.app import WEBHOOKS
@@ -20,45 +20,43 @@ _PATH = "/git/v1/repo/{repo_id}/github-sync"
 
 
 @router.get(_PATH)
-async def get_github_sync(repo: OwnedRepo, services: ServicesDep) -> GithubSyncModel:
+async def get_github_sync(repo: OwnedRepo, links: LinksDep) -> GithubSyncModel:
     """Get the GitHub sync configuration and state of a repository."""
-    return GithubSyncModel.of(await services.links.get(repo.info.id))
+    return GithubSyncModel.of(await links.get(repo.info.id))
 
 
 @router.post(_PATH)
-async def enable_github_sync(
-    repo: OwnedRepo, services: ServicesDep, wanted: NewGithubSync
-) -> GithubSyncModel:
+async def enable_github_sync(repo: OwnedRepo, links: LinksDep, wanted: NewGithubSync) -> GithubSyncModel:
     """Enable GitHub sync: mirror branches and tags in both directions."""
-    link = await services.links.enable(repo.info.account, repo.info.id, wanted.github_repo_name)
+    link = await links.enable(repo.info.account, repo.info.id, wanted.github_repo_name)
     return GithubSyncModel.of(link)
 
 
 @router.delete(_PATH)
-async def disable_github_sync(repo: OwnedRepo, services: ServicesDep) -> Nothing:
+async def disable_github_sync(repo: OwnedRepo, links: LinksDep) -> Nothing:
     """Disable GitHub sync. Both repositories stay as they are."""
-    await services.links.disable(repo.info.id)
+    await links.disable(repo.info.id)
     return Nothing()
 
 
 @router.post(f"{_PATH}/run")
-async def run_github_sync(repo: OwnedRepo, services: ServicesDep) -> GithubSyncModel:
+async def run_github_sync(repo: OwnedRepo, links: LinksDep) -> GithubSyncModel:
     """Sync now and return the result."""
-    return GithubSyncModel.of(await services.links.sync(repo.info.id))
+    return GithubSyncModel.of(await links.sync(repo.info.id))
 
 
 @router.post(WEBHOOKS, include_in_schema=False)
 async def hear_github(
     request: Request,
-    services: ServicesDep,
+    links: LinksDep,
     app: Annotated[str, Header(alias="X-GitHub-Hook-Installation-Target-ID")] = "",
     signature: Annotated[str, Header(alias="X-Hub-Signature-256")] = "",
 ) -> Nothing:
     """Receive a GitHub webhook: verify its signature and start a sync. Its content is not used otherwise."""
-    known = await services.links.apps.known_as(app)
+    known = await links.apps.known_as(app)
     # Do not read the body for an unknown App.
     body = await _read(request) if known else b""
-    if not await services.links.hear(known, signature, body):
+    if not await links.hear(known, signature, body):
         reason = "invalid webhook signature: it matches no connected GitHub App"
         raise ApiError("UNAUTHORIZED_ERROR", reason, route=WEBHOOKS, reason=reason)
     return Nothing()

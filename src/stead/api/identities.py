@@ -6,7 +6,7 @@ from fastapi import APIRouter, Query
 
 from stead.api.callers import Owner
 from stead.api.errors import ApiError
-from stead.api.services import Services, ServicesDep
+from stead.api.parts import AccessDep, IdentitiesDep, ReposDep
 from stead.api.wire import LARGEST, Nothing
 from stead.api.wire.identities import (
     AccessibleRepository,
@@ -24,6 +24,7 @@ from stead.api.wire.identities import (
 )
 from stead.identity.identities import PAGE
 from stead.repos.errors import RepoNotFound
+from stead.repos.repos import Repos
 
 MAX_PAGE = 1000
 
@@ -36,7 +37,7 @@ router = APIRouter(prefix="/identity/v1/identities", tags=["identities"])
 @router.get("")
 async def list_identities(
     owner: Owner,
-    services: ServicesDep,
+    identities: IdentitiesDep,
     limit: Limit = PAGE,
     offset: Offset = 0,
     include_managed: Annotated[
@@ -44,23 +45,23 @@ async def list_identities(
     ] = False,
 ) -> IdentityList:
     """List the account's identities, oldest first."""
-    page = await services.identities.list(owner.account, limit=limit, offset=offset, managed=include_managed)
+    page = await identities.list(owner.account, limit=limit, offset=offset, managed=include_managed)
     return IdentityList.of(page)
 
 
 @router.post("")
 async def create_identity(
-    owner: Owner, services: ServicesDep, body: NewIdentity | None = None
+    owner: Owner, identities: IdentitiesDep, body: NewIdentity | None = None
 ) -> IdentityModel:
     """Create an identity. It has no permissions until you grant some."""
     name = None if body is None else body.name
-    return IdentityModel.of(await services.identities.create(owner.account, name=name))
+    return IdentityModel.of(await identities.create(owner.account, name=name))
 
 
 @router.delete("/{identity}")
-async def delete_identity(identity: str, owner: Owner, services: ServicesDep) -> Nothing:
+async def delete_identity(identity: str, owner: Owner, identities: IdentitiesDep) -> Nothing:
     """Delete an identity with its tokens and permissions."""
-    await services.identities.delete(owner.account, identity)
+    await identities.delete(owner.account, identity)
     return Nothing()
 
 
@@ -68,22 +69,22 @@ async def delete_identity(identity: str, owner: Owner, services: ServicesDep) ->
 
 
 @router.get("/{identity}/tokens")
-async def list_tokens(identity: str, owner: Owner, services: ServicesDep) -> TokenList:
+async def list_tokens(identity: str, owner: Owner, identities: IdentitiesDep) -> TokenList:
     """List the ids of an identity's valid tokens. The secrets are not stored."""
-    return TokenList.of(await services.identities.tokens(owner.account, identity))
+    return TokenList.of(await identities.tokens(owner.account, identity))
 
 
 @router.post("/{identity}/tokens")
-async def create_token(identity: str, owner: Owner, services: ServicesDep) -> NewToken:
+async def create_token(identity: str, owner: Owner, identities: IdentitiesDep) -> NewToken:
     """Create an access token of an identity. Only this answer contains the secret."""
-    info, secret = await services.identities.create_token(owner.account, identity)
+    info, secret = await identities.create_token(owner.account, identity)
     return NewToken(id=info.id, token=secret)
 
 
 @router.delete("/{identity}/tokens/{token}")
-async def revoke_token(identity: str, token: str, owner: Owner, services: ServicesDep) -> Nothing:
+async def revoke_token(identity: str, token: str, owner: Owner, identities: IdentitiesDep) -> Nothing:
     """Revoke a token. The next call with it is refused."""
-    await services.identities.revoke_token(owner.account, identity, token)
+    await identities.revoke_token(owner.account, identity, token)
     return Nothing()
 
 
@@ -92,41 +93,43 @@ async def revoke_token(identity: str, token: str, owner: Owner, services: Servic
 
 @router.get("/{identity}/permissions/vm")
 async def list_vm_permissions(
-    identity: str, owner: Owner, services: ServicesDep, limit: Limit = PAGE, offset: Offset = 0
+    identity: str, owner: Owner, identities: IdentitiesDep, limit: Limit = PAGE, offset: Offset = 0
 ) -> VmPermissionList:
     """List the VMs that an identity may use, oldest permission first."""
-    page = await services.identities.permissions(owner.account, identity, limit=limit, offset=offset)
+    page = await identities.permissions(owner.account, identity, limit=limit, offset=offset)
     return VmPermissionList.of(page)
 
 
 @router.get("/{identity}/permissions/vm/{vm}")
-async def get_vm_permission(identity: str, vm: str, owner: Owner, services: ServicesDep) -> VmPermissionModel:
+async def get_vm_permission(
+    identity: str, vm: str, owner: Owner, identities: IdentitiesDep
+) -> VmPermissionModel:
     """Get an identity's permission for one VM."""
-    return VmPermissionModel.of(await services.identities.get_permission(owner.account, identity, vm))
+    return VmPermissionModel.of(await identities.get_permission(owner.account, identity, vm))
 
 
 @router.post("/{identity}/permissions/vm/{vm}")
 async def grant_vm_permission(
-    identity: str, vm: str, owner: Owner, services: ServicesDep, body: VmAccess | None = None
+    identity: str, vm: str, owner: Owner, identities: IdentitiesDep, body: VmAccess | None = None
 ) -> VmPermissionModel:
     """Grant an identity the use of a VM, as any Linux user or only as `allowedUsers`."""
     users = None if body is None else body.allowed_users
-    return VmPermissionModel.of(await services.identities.grant(owner.account, identity, vm, users))
+    return VmPermissionModel.of(await identities.grant(owner.account, identity, vm, users))
 
 
 @router.put("/{identity}/permissions/vm/{vm}")
 async def update_vm_permission(
-    identity: str, vm: str, owner: Owner, services: ServicesDep, body: VmAccess | None = None
+    identity: str, vm: str, owner: Owner, identities: IdentitiesDep, body: VmAccess | None = None
 ) -> VmPermissionModel:
     """Change the Linux users that a permission allows; without `allowedUsers` it allows every user."""
     users = None if body is None else body.allowed_users
-    return VmPermissionModel.of(await services.identities.update(owner.account, identity, vm, users))
+    return VmPermissionModel.of(await identities.update(owner.account, identity, vm, users))
 
 
 @router.delete("/{identity}/permissions/vm/{vm}")
-async def revoke_vm_permission(identity: str, vm: str, owner: Owner, services: ServicesDep) -> Nothing:
+async def revoke_vm_permission(identity: str, vm: str, owner: Owner, identities: IdentitiesDep) -> Nothing:
     """Revoke an identity's permission for a VM."""
-    await services.identities.revoke(owner.account, identity, vm)
+    await identities.revoke(owner.account, identity, vm)
     return Nothing()
 
 
@@ -135,11 +138,16 @@ async def revoke_vm_permission(identity: str, vm: str, owner: Owner, services: S
 
 @router.get("/{identity}/permissions/git")
 async def list_git_permissions(
-    identity: str, owner: Owner, services: ServicesDep, limit: Limit = PAGE, offset: Offset = 0
+    identity: str,
+    owner: Owner,
+    identities: IdentitiesDep,
+    access: AccessDep,
+    limit: Limit = PAGE,
+    offset: Offset = 0,
 ) -> AccessibleRepositoryList:
     """List the repositories that an identity may use."""
-    await services.identities.get(owner.account, identity)
-    page = await services.access.all_granted(identity, limit, offset)
+    await identities.get(owner.account, identity)
+    page = await access.all_granted(identity, limit, offset)
     return AccessibleRepositoryList(
         repositories=[AccessibleRepository.of(info, level) for info, level in page.items]
     )
@@ -147,48 +155,62 @@ async def list_git_permissions(
 
 @router.get("/{identity}/permissions/git/{repo}")
 async def get_git_permission(
-    identity: str, repo: str, owner: Owner, services: ServicesDep
+    identity: str, repo: str, owner: Owner, identities: IdentitiesDep, access: AccessDep, repos: ReposDep
 ) -> RepositoryPermission:
     """Get an identity's permission for one repository; `accessLevel` is null if it has none."""
-    await services.identities.get(owner.account, identity)
-    await _check_repository(services, owner.account, repo)
-    level = await services.access.granted(identity, repo)
+    await identities.get(owner.account, identity)
+    await _check_repository(repos, owner.account, repo)
+    level = await access.granted(identity, repo)
     return RepositoryPermission(identity=identity, repo=repo, access_level=level)
 
 
 @router.post("/{identity}/permissions/git/{repo}")
 async def grant_git_permission(
-    identity: str, repo: str, body: RepositoryAccess, owner: Owner, services: ServicesDep
+    identity: str,
+    repo: str,
+    body: RepositoryAccess,
+    owner: Owner,
+    identities: IdentitiesDep,
+    access: AccessDep,
+    repos: ReposDep,
 ) -> Nothing:
     """Grant an identity read access to a repository, or read and write access."""
-    await services.identities.get(owner.account, identity)
-    await _check_repository(services, owner.account, repo)
-    await services.access.grant(owner.account, identity, repo, body.permission)
+    await identities.get(owner.account, identity)
+    await _check_repository(repos, owner.account, repo)
+    await access.grant(owner.account, identity, repo, body.permission)
     return Nothing()
 
 
 @router.put("/{identity}/permissions/git/{repo}")
 async def update_git_permission(
-    identity: str, repo: str, body: RepositoryAccess, owner: Owner, services: ServicesDep
+    identity: str,
+    repo: str,
+    body: RepositoryAccess,
+    owner: Owner,
+    identities: IdentitiesDep,
+    access: AccessDep,
+    repos: ReposDep,
 ) -> Nothing:
     """Change an identity's permission for a repository to read or write."""
-    await services.identities.get(owner.account, identity)
-    await _check_repository(services, owner.account, repo)
-    await services.access.change(identity, repo, body.permission)
+    await identities.get(owner.account, identity)
+    await _check_repository(repos, owner.account, repo)
+    await access.change(identity, repo, body.permission)
     return Nothing()
 
 
 @router.delete("/{identity}/permissions/git/{repo}")
-async def revoke_git_permission(identity: str, repo: str, owner: Owner, services: ServicesDep) -> Nothing:
+async def revoke_git_permission(
+    identity: str, repo: str, owner: Owner, identities: IdentitiesDep, access: AccessDep, repos: ReposDep
+) -> Nothing:
     """Revoke an identity's permission for a repository."""
-    await services.identities.get(owner.account, identity)
-    await _check_repository(services, owner.account, repo)
-    await services.access.revoke(identity, repo)
+    await identities.get(owner.account, identity)
+    await _check_repository(repos, owner.account, repo)
+    await access.revoke(identity, repo)
     return Nothing()
 
 
-async def _check_repository(services: Services, account: str, repo: str) -> None:
+async def _check_repository(repos: Repos, account: str, repo: str) -> None:
     try:
-        await services.repos.owned(account, repo)
+        await repos.owned(account, repo)
     except RepoNotFound as error:
         raise ApiError("GIT_REPOSITORY_NOT_FOUND", str(error)) from None

@@ -12,11 +12,14 @@ from fastapi import APIRouter, Header, Query
 from stead.api.callers import USER_HEADER, AnyCaller, find_owned
 from stead.api.errors import ApiError
 from stead.api.log_pages import PageToken, Source, merge
-from stead.api.services import Services, ServicesDep
+from stead.api.parts import IdentitiesDep, LogbookDep, MachinesDep
 from stead.api.wire import Micros, Wire
 from stead.errors import GuestUnreachable, MachineNotFound
 from stead.guest.systemd_journal import Entry, JournalPage, JournalQuery, read_journal
 from stead.identity.callers import Caller
+from stead.identity.identities import Identities
+from stead.logbook import Logbook
+from stead.machines import Machines
 from stead.machines.machine import MachineInfo
 from stead.store.logs import LogQuery, LogRow
 
@@ -80,7 +83,9 @@ class LogPage(Wire):
 @router.get("/logs")
 async def read_logs(
     caller: AnyCaller,
-    services: ServicesDep,
+    machines: MachinesDep,
+    identities: IdentitiesDep,
+    logbook: LogbookDep,
     vm_id: Annotated[str | None, Query(alias="vmId")] = None,
     request_id: Annotated[str | None, Query(alias="requestId")] = None,
     build_id: Annotated[str | None, Query(alias="buildId")] = None,
@@ -128,7 +133,7 @@ async def read_logs(
         since=position.since * 1000,
         until=position.until * 1000 + 999,
         machine=vm_id,
-        machines=await _visible(services, caller, vm_id),
+        machines=await _visible(identities, caller, vm_id),
         service=vm_service,
         request=request_id,
         build=build_id,
@@ -140,9 +145,9 @@ async def read_logs(
     )
     journal, runs = _NO_LINES, _Runs((), None)
     if vm_id is not None and request_id is None and build_id is None:
-        reader = _Reader(services, caller, vm_id, user, vm_service, instance_id, search)
-        journal, runs = await reader.read(position, page_size + 1)
-    rows = await services.logbook.find(query)
+        reader = _Reader(machines, identities, caller, vm_id, user, vm_service, instance_id, search)
+        journal, runs = await reader.read(logbook, position, page_size + 1)
+    rows = await logbook.find(query)
     page = merge(
         Source(rows, lambda row: row.at // 1000, complete=len(rows) <= page_size),
         Source(journal.entries, lambda entry: entry.micros, complete=journal.complete),
@@ -166,11 +171,11 @@ async def read_logs(
     return LogPage(logs=logs, next_page_token=token.encode())
 
 
-async def _visible(services: Services, caller: Caller, vm_id: str | None) -> tuple[str, ...] | None:
+async def _visible(identities: Identities, caller: Caller, vm_id: str | None) -> tuple[str, ...] | None:
     """The VMs that an identity has been granted; None for an owner, who may also read of deleted VMs."""
     if caller.identity is None:
         return None
-    granted = await services.identities.granted(caller.identity)
+    granted = await identities.granted(caller.identity)
     if vm_id is not None and vm_id not in granted:
         raise MachineNotFound(vm_id)
     return tuple(granted)
@@ -202,7 +207,8 @@ class _Runs:
 class _Reader:
     """Reads the journal of one VM for one caller."""
 
-    services: Services
+    machines: Machines
+    identities: Identities
     caller: Caller
     vm_id: str
     user: str | None
@@ -210,14 +216,14 @@ class _Reader:
     instance: str | None
     search: str | None
 
-    async def read(self, position: PageToken, limit: int) -> tuple[JournalPage, _Runs]:
+    async def read(self, logbook: Logbook, position: PageToken, limit: int) -> tuple[JournalPage, _Runs]:
         """The next lines of the journal; none when the VM is not running."""
         try:
-            info = await find_owned(self.services, self.caller, self.vm_id)
+            info = await find_owned(self.machines, self.caller, self.vm_id)
         except MachineNotFound:
             return _NO_LINES, _Runs((), None)
         user = await self._linux_user()
-        runs = await self._runs(info)
+        runs = await self._runs(logbook, info)
         # Older lines were written by the VM that this one was created from.
         since = max(position.since, int(info.created_at * 1e6))
         until = position.until
@@ -227,14 +233,14 @@ class _Reader:
                 return _NO_LINES, runs
             since = max(since, window[0])
             until = until if window[1] is None else min(until, window[1])
-        agent = self.services.machines.observer(self.vm_id)
+        agent = self.machines.observer(self.vm_id)
         if agent is None or since > until:
             return _NO_LINES, runs
         query = JournalQuery(since, until, limit, position.journal, self.service, self.search)
         try:
             return await read_journal(agent, query, user), runs
         except GuestUnreachable as error:
-            if self.services.machines.observer(self.vm_id) is not None:
+            if self.machines.observer(self.vm_id) is not None:
                 text = f"cannot read the journal of VM {self.vm_id}: {error}"
                 raise ApiError("RETRIEVE_LOGS_FAILED", text) from None
             # The VM was suspended or stopped during the call.
@@ -244,13 +250,13 @@ class _Reader:
         """As for commands: a token that is restricted to several Linux users has to name one."""
         if self.caller.identity is None:
             return self.user or None
-        permission = await self.services.identities.permission(self.caller.identity, self.vm_id)
+        permission = await self.identities.permission(self.caller.identity, self.vm_id)
         if permission is None:
             raise MachineNotFound(self.vm_id)
         return permission.user(self.user)
 
-    async def _runs(self, info: MachineInfo) -> _Runs:
-        recorded = await self.services.logbook.runs(self.caller.account, info.id)
+    async def _runs(self, logbook: Logbook, info: MachineInfo) -> _Runs:
+        recorded = await logbook.runs(self.caller.account, info.id)
         ended = [(name, last // 1000) for name, last in recorded if name != info.instance]
         return _Runs(ended, info.instance)
 

@@ -4,8 +4,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
+from stead.api.parts import SearchDep
 from stead.api.repos import ReadableRepo
-from stead.api.services import ServicesDep
 from stead.api.wire.repo_search import (
     CommitResults,
     ContentResults,
@@ -21,10 +21,10 @@ router = APIRouter(prefix="/git/v1/repo/{repo_id}/search", tags=["repositories"]
 
 @router.get("")
 async def search(
-    repo: ReadableRepo, services: ServicesDep, wanted: Annotated[SearchLines, Query()]
+    repo: ReadableRepo, search: SearchDep, wanted: Annotated[SearchLines, Query()]
 ) -> ContentResults:
     """Search the contents of files. `maxResults` and `offset` count files."""
-    found = await services.search.content(
+    found = await search.content(
         repo.repository,
         wanted.query,
         wanted.revision,
@@ -41,10 +41,10 @@ async def search(
 
 @router.get("/files")
 async def search_files(
-    repo: ReadableRepo, services: ServicesDep, wanted: Annotated[SearchFiles, Query()]
+    repo: ReadableRepo, search: SearchDep, wanted: Annotated[SearchFiles, Query()]
 ) -> FileResults:
     """Search files by path."""
-    found = await services.search.files(
+    found = await search.files(
         repo.repository,
         wanted.query,
         wanted.revision,
@@ -60,10 +60,10 @@ async def search_files(
 
 @router.get("/commits")
 async def search_commits(
-    repo: ReadableRepo, services: ServicesDep, wanted: Annotated[SearchMessages, Query()]
+    repo: ReadableRepo, search: SearchDep, wanted: Annotated[SearchMessages, Query()]
 ) -> CommitResults:
     """Search commits by message, newest first."""
-    found = await services.search.commits(
+    found = await search.commits(
         repo.repository,
         wanted.query,
         wanted.revision,
@@ -77,10 +77,10 @@ async def search_commits(
 
 @router.get("/diffs")
 async def search_diffs(
-    repo: ReadableRepo, services: ServicesDep, wanted: Annotated[SearchLines, Query()]
+    repo: ReadableRepo, search: SearchDep, wanted: Annotated[SearchLines, Query()]
 ) -> DiffResults:
     """Search commits by the lines that they add or remove, newest first."""
-    found = await services.search.diffs(
+    found = await search.diffs(
         repo.repository,
         wanted.query,
         wanted.revision,

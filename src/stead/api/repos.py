@@ -11,7 +11,7 @@ from starlette.responses import StreamingResponse
 
 from stead.api.callers import AnyCaller, Owner
 from stead.api.errors import ApiError
-from stead.api.services import ServicesDep
+from stead.api.parts import AccessDep, ImportsDep, ReposDep, WriterDep
 from stead.api.wire import LARGEST, Nothing
 from stead.api.wire.repos import (
     ArchiveImport,
@@ -73,13 +73,13 @@ class OpenRepo:
     level: Level
 
 
-async def readable(repo_id: RepoId, caller: AnyCaller, services: ServicesDep) -> OpenRepo:
+async def readable(repo_id: RepoId, caller: AnyCaller, repos: ReposDep, access: AccessDep) -> OpenRepo:
     """A repository that the caller may read; others are 404, as if they did not exist."""
-    info = await services.repos.get(repo_id)
-    level = await services.access.level(caller, info)
+    info = await repos.get(repo_id)
+    level = await access.level(caller, info)
     if level is None:
         raise RepoNotFound(repo_id)
-    return OpenRepo(info, services.repos.repository(info.id), level)
+    return OpenRepo(info, repos.repository(info.id), level)
 
 
 ReadableRepo = Annotated[OpenRepo, Depends(readable)]
@@ -94,9 +94,9 @@ async def writable(repo: ReadableRepo) -> OpenRepo:
 WritableRepo = Annotated[OpenRepo, Depends(writable)]
 
 
-async def owned(repo_id: RepoId, caller: Owner, services: ServicesDep) -> OpenRepo:
-    info = await services.repos.owned(caller.account, repo_id)
-    return OpenRepo(info, services.repos.repository(info.id), "write")
+async def owned(repo_id: RepoId, caller: Owner, repos: ReposDep) -> OpenRepo:
+    info = await repos.owned(caller.account, repo_id)
+    return OpenRepo(info, repos.repository(info.id), "write")
 
 
 OwnedRepo = Annotated[OpenRepo, Depends(owned)]
@@ -106,15 +106,17 @@ OwnedRepo = Annotated[OpenRepo, Depends(owned)]
 
 
 @router.post("")
-async def create_repo(caller: Owner, services: ServicesDep, wanted: CreateRepo | None = None) -> CreatedRepo:
+async def create_repo(
+    caller: Owner, repos: ReposDep, imports: ImportsDep, wanted: CreateRepo | None = None
+) -> CreatedRepo:
     """Create a repository: empty, from a source with its history, or with one commit of imported files."""
     wanted = wanted or CreateRepo.model_validate({})
-    info = await services.repos.create(
+    info = await repos.create(
         caller.account,
         name=wanted.name,
         public=bool(wanted.public),
         default_branch=wanted.default_branch,
-        fill=_fill(services.imports, wanted),
+        fill=_fill(imports, wanted),
     )
     return CreatedRepo(repo_id=info.id)
 
@@ -148,15 +150,16 @@ def _fill(sources: Imports, wanted: CreateRepo) -> Fill | None:
 @router.get("")
 async def list_repos(
     caller: AnyCaller,
-    services: ServicesDep,
+    access: AccessDep,
+    repos: ReposDep,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 10,
     offset: Annotated[int, Query(ge=0, le=LARGEST)] = 0,
     search: Annotated[str | None, Query(description="Part of a name or id.")] = None,
 ) -> RepoList:
     """List the account's repositories, newest first; for an identity, those it has access to."""
-    only = None if caller.identity is None else await services.access.repos_of(caller.identity)
-    page = await services.repos.list(caller.account, limit=limit, offset=offset, search=search, only=only)
-    rows = await asyncio.gather(*(_row(services.repos.repository(info.id), info) for info in page.items))
+    only = None if caller.identity is None else await access.repos_of(caller.identity)
+    page = await repos.list(caller.account, limit=limit, offset=offset, search=search, only=only)
+    rows = await asyncio.gather(*(_row(repos.repository(info.id), info) for info in page.items))
     return RepoList(repositories=list(rows), total=page.total, offset=page.offset)
 
 
@@ -181,9 +184,9 @@ async def get_repo(repo: ReadableRepo) -> RepoModel:
 
 
 @router.delete("/{repo_id}")
-async def delete_repo(repo: OwnedRepo, services: ServicesDep) -> Nothing:
+async def delete_repo(repo: OwnedRepo, writer: WriterDep) -> Nothing:
     """Delete a repository permanently, with its history."""
-    await services.writer.delete(repo.info.id)
+    await writer.delete(repo.info.id)
     return Nothing()
 
 
@@ -219,13 +222,13 @@ async def get_branch(branch: str, repo: ReadableRepo) -> Ref:
 
 @router.post("/{repo_id}/git/refs/heads/{branch:path}")
 async def create_branch(
-    branch: str, repo: WritableRepo, services: ServicesDep, wanted: NewBranch | None = None
+    branch: str, repo: WritableRepo, writer: WriterDep, wanted: NewBranch | None = None
 ) -> Ref:
     """Create a branch at a commit, by default at the head of the default branch."""
     if branch == _UNNAMED:
         raise ApiError("BRANCH_NAME_EMPTY", "branch name is missing: append it to the path")
     sha = None if wanted is None else wanted.sha
-    made = await services.writer.create_branch(repo.repository, branch, sha)
+    made = await writer.create_branch(repo.repository, branch, sha)
     return Ref(name=f"refs/heads/{made.name}", sha=made.sha)
 
 
@@ -367,14 +370,14 @@ async def get_commit(sha: str, repo: ReadableRepo) -> CommitModel:
 
 
 @router.post("/{repo_id}/commits")
-async def create_commit(repo: WritableRepo, services: ServicesDep, wanted: NewCommit) -> CommitCreated:
+async def create_commit(repo: WritableRepo, writer: WriterDep, wanted: NewCommit) -> CommitCreated:
     """Commit file changes to a branch. A missing branch is created.
 
     With `expectedSha` the commit is made only if the branch is at that commit, otherwise the response is 409
     CONFLICTING_PARENT. A concurrent push is never overwritten.
     """
     author = None if wanted.author is None else Author(wanted.author.name, wanted.author.email)
-    commit = await services.writer.commit(
+    commit = await writer.commit(
         repo.repository,
         [_change(file) for file in wanted.files],
         wanted.message,

@@ -5,18 +5,19 @@ import contextlib
 import gc
 import signal
 import socket
-from asyncio import FIRST_COMPLETED
 from collections.abc import AsyncIterator, Callable
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from stead.api.app import create_app, surrounded
 from stead.api.calls import Calls
+from stead.api.parts import Installation
 from stead.api.protocol import Protocol
-from stead.api.services import Services, open_services
 from stead.errors import HostError
 from stead.guest.watchdog import watching_the_loop
 from stead.settings import Settings
+from stead.tasks import TaskSet, in_background
 
 STOP_GRACE = 10.0
 """Grace period: seconds that calls have to finish when the server stops before they are cancelled."""
@@ -64,11 +65,16 @@ def url_of(listening: socket.socket) -> str:
 
 
 async def serve(
-    settings: Settings, listening: socket.socket, ready: Callable[[Services], object] = lambda _: None
+    opening: contextlib.AbstractAsyncContextManager[Installation],
+    listening: socket.socket,
+    ready: Callable[[Installation, TaskSet], object] = lambda *_: None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM. VMs keep running."""
-    async with watching_the_loop(), open_services(settings) as services:
-        server = _make(services)
+    """Open an installation and serve until SIGINT or SIGTERM. VMs keep running.
+
+    `ready` may start tasks that end with the server.
+    """
+    async with watching_the_loop(), opening as installation, TaskSet() as tasks:
+        server = _server(*surrounded(create_app(installation), installation))
         loop = asyncio.get_running_loop()
 
         def stop() -> None:
@@ -82,15 +88,14 @@ async def serve(
             # Exclude loaded modules from garbage collection: scanning them blocks calls for 0.1 s.
             gc.collect()
             gc.freeze()
-            ready(services)
+            ready(installation, tasks)
             await server._serve([listening])
         finally:
             for each in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(each)
 
 
-def _make(services: Services) -> _Server:
-    app, calls = surrounded(create_app(services), services)
+def _server(app: ASGIApp, calls: Calls) -> _Server:
     config = uvicorn.Config(
         app,
         http=Protocol,
@@ -107,16 +112,21 @@ def _make(services: Services) -> _Server:
 
 
 @contextlib.asynccontextmanager
-async def running(settings: Settings, services: Services) -> AsyncIterator[str]:
+async def running(settings: Settings, installation: Installation) -> AsyncIterator[str]:
     """A server inside this process for the duration of the block; yields its URL."""
-    listening = bind(settings)
-    server = _make(services)
-    with contextlib.ExitStack() as stack:
-        stack.callback(listening.close)
-        task = asyncio.create_task(server._serve([listening]))
+    async with running_app(settings, *surrounded(create_app(installation), installation)) as url:
+        yield url
+
+
+@contextlib.asynccontextmanager
+async def running_app(settings: Settings, app: ASGIApp, calls: Calls) -> AsyncIterator[str]:
+    server = _server(app, calls)
+    with bind(settings) as listening:
+        serving = asyncio.create_task(server._serve([listening]))
         try:
-            await asyncio.wait({task, asyncio.ensure_future(server.up.wait())}, return_when=FIRST_COMPLETED)
+            async with in_background(server.up.wait()) as up:
+                await asyncio.wait({serving, up}, return_when=asyncio.FIRST_COMPLETED)
             yield url_of(listening)
         finally:
             server.should_exit = True
-            await task
+            await serving

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Query
 
 from stead.api.callers import OwnedSnapshot, Owner
 from stead.api.errors import ApiError
-from stead.api.services import ServicesDep
+from stead.api.parts import MachinesDep
 from stead.api.wire.snapshots import Rename, Renamed, SnapshotDeleted, SnapshotList, SnapshotModel
 from stead.errors import SnapshotNotFound
 from stead.machines import SnapshotInfo, SnapshotState
@@ -17,7 +17,7 @@ router = APIRouter(prefix="/v1/vms/snapshots", tags=["snapshots"])
 @router.get("")
 async def list_snapshots(
     caller: Owner,
-    services: ServicesDep,
+    machines: MachinesDep,
     include_deleted: Annotated[bool, Query(alias="includeDeleted")] = False,
     include_failed: Annotated[bool, Query(alias="includeFailed")] = True,
     include_building: Annotated[bool, Query(alias="includeBuilding")] = True,
@@ -25,7 +25,7 @@ async def list_snapshots(
     _lost: Annotated[bool, Query(alias="includeLost")] = False,
 ) -> SnapshotList:
     """List the account's snapshots, oldest first."""
-    known = await services.machines.snapshots.list(caller.account, deleted=True)
+    known = await machines.snapshots.list(caller.account, deleted=True)
     hidden = {
         state
         for state, wanted in (
@@ -54,19 +54,19 @@ async def get_snapshot(info: OwnedSnapshot) -> SnapshotModel:
 
 
 @router.patch("/{snapshot_id}")
-async def rename_snapshot(info: OwnedSnapshot, services: ServicesDep, wanted: Rename) -> Renamed:
+async def rename_snapshot(info: OwnedSnapshot, machines: MachinesDep, wanted: Rename) -> Renamed:
     """Change or remove a snapshot's name."""
-    renamed = await services.machines.snapshots.rename(_there(info).id, wanted.name)
+    renamed = await machines.snapshots.rename(_there(info).id, wanted.name)
     return Renamed(snapshot_id=renamed.id, name=renamed.name)
 
 
 @router.delete("/{snapshot_id}")
-async def delete_snapshot(info: OwnedSnapshot, services: ServicesDep) -> SnapshotDeleted:
+async def delete_snapshot(info: OwnedSnapshot, machines: MachinesDep) -> SnapshotDeleted:
     """Delete a snapshot. VMs that were created from it are not affected."""
     if info.deleted_at is not None:
         text = f"snapshot {info.id} is already deleted"
         raise ApiError("SNAPSHOT_ALREADY_DELETED", text, snapshotId=info.id)
-    await services.machines.snapshots.delete(info.id)
+    await machines.snapshots.delete(info.id)
     return SnapshotDeleted(snapshot_id=info.id, snapshot_id_too=info.id)
 
 

@@ -4,8 +4,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
+from stead.api.parts import TriggersDep
 from stead.api.repos import OwnedRepo
-from stead.api.services import ServicesDep
 from stead.api.wire import LARGEST, Nothing
 from stead.api.wire.triggers import (
     DeliveryList,
@@ -22,26 +22,26 @@ MAX_PAGE = 100
 
 
 @router.get("")
-async def list_triggers(repo: OwnedRepo, services: ServicesDep) -> TriggerList:
+async def list_triggers(repo: OwnedRepo, triggers: TriggersDep) -> TriggerList:
     """List triggers, oldest first."""
-    found = await services.triggers.list(repo.info.id)
+    found = await triggers.list(repo.info.id)
     return TriggerList(triggers=[TriggerModel.of(trigger) for trigger in found])
 
 
 @router.post("")
-async def create_trigger(repo: OwnedRepo, services: ServicesDep, wanted: NewTrigger) -> TriggerCreated:
+async def create_trigger(repo: OwnedRepo, triggers: TriggersDep, wanted: NewTrigger) -> TriggerCreated:
     """Create a trigger: call a webhook after each matching push."""
     rule = wanted.trigger
-    made = await services.triggers.create(
+    made = await triggers.create(
         repo.info.id, wanted.action.endpoint, branches=rule.branches or (), globs=rule.globs or ()
     )
     return TriggerCreated(trigger_id=made.id)
 
 
 @router.delete("/{trigger}")
-async def delete_trigger(trigger: str, repo: OwnedRepo, services: ServicesDep) -> Nothing:
+async def delete_trigger(trigger: str, repo: OwnedRepo, triggers: TriggersDep) -> Nothing:
     """Delete a trigger. Pending deliveries are dropped."""
-    await services.triggers.delete(repo.info.id, trigger)
+    await triggers.delete(repo.info.id, trigger)
     return Nothing()
 
 
@@ -49,17 +49,17 @@ async def delete_trigger(trigger: str, repo: OwnedRepo, services: ServicesDep) -
 async def list_deliveries(
     trigger: str,
     repo: OwnedRepo,
-    services: ServicesDep,
+    triggers: TriggersDep,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 20,
     offset: Annotated[int, Query(ge=0, le=LARGEST)] = 0,
 ) -> DeliveryList:
     """List deliveries of a trigger, newest first: sent, pending and failed."""
-    page = await services.triggers.deliveries(repo.info.id, trigger, limit=limit, offset=offset)
+    page = await triggers.deliveries(repo.info.id, trigger, limit=limit, offset=offset)
     deliveries = [DeliveryModel.of(delivery) for delivery in page.items]
     return DeliveryList(deliveries=deliveries, offset=page.offset, total=page.total)
 
 
 @router.post("/{trigger}/deliveries/{delivery}/redeliver")
-async def redeliver(trigger: str, delivery: str, repo: OwnedRepo, services: ServicesDep) -> DeliveryModel:
+async def redeliver(trigger: str, delivery: str, repo: OwnedRepo, triggers: TriggersDep) -> DeliveryModel:
     """Send a delivery again, with the same body."""
-    return DeliveryModel.of(await services.triggers.redeliver(repo.info.id, trigger, delivery))
+    return DeliveryModel.of(await triggers.redeliver(repo.info.id, trigger, delivery))

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from stead.api.callers import AnyCaller, CurrentCall, OwnedVm, UsableVm
 from stead.api.errors import ApiError
-from stead.api.services import ServicesDep
+from stead.api.parts import BuilderDep, IdentitiesDep, MachinesDep
 from stead.api.wire import LARGEST, Nothing
 from stead.api.wire.builds import BuildRecord
 from stead.api.wire.vms import (
@@ -46,7 +46,8 @@ router = APIRouter(prefix="/v1/vms", tags=["vms"])
 @router.get("", response_model=VmList)
 async def list_vms(
     caller: AnyCaller,
-    services: ServicesDep,
+    machines: MachinesDep,
+    identities: IdentitiesDep,
     limit: Annotated[int | None, Query(ge=0, le=LARGEST)] = None,
     offset: Annotated[int, Query(ge=0, le=LARGEST)] = 0,
     vm_state: Annotated[VmState | None, Query(alias="vmState")] = None,
@@ -57,9 +58,9 @@ async def list_vms(
 
     Without `limit` the answer has all of them.
     """
-    found = await services.machines.list(caller.account, deleted=include_deleted)
+    found = await machines.list(caller.account, deleted=include_deleted)
     if caller.identity is not None:
-        granted = await services.identities.granted(caller.identity)
+        granted = await identities.granted(caller.identity)
         found = [info for info in found if info.id in granted]
     states = [wire_state(info.state) for info in found]
     if vm_state is not None:
@@ -91,25 +92,25 @@ async def get_vm(info: UsableVm) -> VmDetails:
 
 
 @router.patch("/{vm_id}")
-async def rename_vm(info: OwnedVm, services: ServicesDep, wanted: RenameVm) -> VmDetails:
+async def rename_vm(info: OwnedVm, machines: MachinesDep, wanted: RenameVm) -> VmDetails:
     """Change or remove a VM's name. Works in every state and does not wake it; the hostname stays."""
-    return VmDetails.of(await services.machines.rename(info.id, wanted.name))
+    return VmDetails.of(await machines.rename(info.id, wanted.name))
 
 
 @router.delete("/{vm_id}")
-async def delete_vm(info: OwnedVm, services: ServicesDep) -> Deleted:
+async def delete_vm(info: OwnedVm, machines: MachinesDep) -> Deleted:
     """Delete a VM with its disk and memory. One with `recreate` keeps its id: a start creates it again."""
-    await services.machines.delete(info.id)
+    await machines.delete(info.id)
     return Deleted(id=info.id, recreate=info.recreate)
 
 
 @router.post("/{vm_id}/start")
-async def start_vm(info: UsableVm, services: ServicesDep, options: Start | None = None) -> Started:
+async def start_vm(info: UsableVm, machines: MachinesDep, options: Start | None = None) -> Started:
     """Wake a suspended VM, boot a stopped one, or create a deleted one again if it has `recreate`."""
     options = options or Start()
     given = options.model_fields_set
     threshold = options.activity_threshold_bytes
-    await services.machines.start(
+    await machines.start(
         info.id,
         idle_timeout=options.idle_timeout_seconds if "idle_timeout_seconds" in given else UNCHANGED,
         activity_threshold=UNCHANGED if threshold is None else threshold,
@@ -123,20 +124,20 @@ def ready_timeout(wait: bool | None, seconds: float | None) -> float | None:
 
 
 @router.post("/{vm_id}/stop")
-async def stop_vm(info: OwnedVm, services: ServicesDep) -> Stopped:
+async def stop_vm(info: OwnedVm, machines: MachinesDep) -> Stopped:
     """Shut a VM down cleanly. It keeps its disk and loses its memory."""
     _refuse_if_down(info, "stop", State.STOPPED, State.DELETED)
-    await services.machines.stop(info.id)
+    await machines.stop(info.id)
     return Stopped(vm_id=info.id, vm_instance_id=info.instance or info.id)
 
 
 @router.post("/{vm_id}/suspend")
-async def suspend_vm(info: OwnedVm, services: ServicesDep) -> Suspended:
+async def suspend_vm(info: OwnedVm, machines: MachinesDep) -> Suspended:
     """Save a VM's memory and disk and end its process. The next command or connection wakes it."""
     _refuse_if_down(info, "suspend", State.STOPPED, State.DELETED)
-    await services.machines.suspend(info.id)
+    await machines.suspend(info.id)
     try:
-        layer = (await services.machines.info(info.id)).layer
+        layer = (await machines.info(info.id)).layer
     except MachineNotFound:
         layer = None  # an ephemeral VM is deleted when it is suspended
     return Suspended(id=info.id, vm_instance_id=info.instance or info.id, snapshot_layer_id=layer or info.id)
@@ -148,28 +149,28 @@ def _refuse_if_down(info: MachineInfo, operation: str, *states: State) -> None:
 
 
 @router.post("/{vm_id}/kill")
-async def kill_vm(info: OwnedVm, services: ServicesDep) -> VmRef:
+async def kill_vm(info: OwnedVm, machines: MachinesDep) -> VmRef:
     """Power a VM off at once, without a shutdown. It keeps its disk."""
-    await services.machines.kill(info.id)
+    await machines.kill(info.id)
     return VmRef(id=info.id)
 
 
 @router.post("/{vm_id}/await")
-async def await_exit(info: UsableVm, services: ServicesDep) -> Exited:
+async def await_exit(info: UsableVm, machines: MachinesDep) -> Exited:
     """Wait until the VM is no longer running; the answer says why."""
-    return Exited(id=info.id, exit_status=await services.machines.wait_for_exit(info.id))
+    return Exited(id=info.id, exit_status=await machines.wait_for_exit(info.id))
 
 
 @router.post("/{vm_id}/snapshot")
 async def snapshot_vm(
-    info: OwnedVm, services: ServicesDep, call: CurrentCall, wanted: Snapshot | None = None
+    info: OwnedVm, machines: MachinesDep, call: CurrentCall, wanted: Snapshot | None = None
 ) -> Snapshotted:
     """Capture a VM's memory and disk as a snapshot. The VM keeps running."""
     wanted = wanted or Snapshot()
     kept = PERSISTENT if wanted.persistence is None else wanted.persistence.of_snapshot()
-    snapshots = services.machines.snapshots
+    snapshots = machines.snapshots
     taken = await or_undo(
-        services.machines.snapshot(info.id, name=wanted.name, persistence=kept),
+        machines.snapshot(info.id, name=wanted.name, persistence=kept),
         lambda snapshot: snapshots.delete(snapshot.id),
     )
     # A client that never got the id cannot delete the snapshot.
@@ -179,7 +180,7 @@ async def snapshot_vm(
 
 @router.post("/{vm_id}/fork")
 async def fork_vm(
-    info: OwnedVm, services: ServicesDep, call: CurrentCall, wanted: Fork | None = None
+    info: OwnedVm, machines: MachinesDep, call: CurrentCall, wanted: Fork | None = None
 ) -> Forks:
     """Create VMs with the current memory, processes and files of this one: all of them, or none."""
     wanted = wanted or Fork()
@@ -187,20 +188,20 @@ async def fork_vm(
 
     async def take_back(ids: list[str]) -> None:
         for child in ids:
-            await services.machines.delete(child, forget=True)
+            await machines.delete(child, forget=True)
 
     async def fork() -> list[str]:
-        children = await services.machines.fork(info.id, wanted.count, persistence=kept, name=wanted.name)
+        children = await machines.fork(info.id, wanted.count, persistence=kept, name=wanted.name)
         return [child.id for child in children]
 
     children = await or_undo(fork(), take_back)
     call.undo = lambda: take_back(children)
-    infos = [await services.machines.info(child) for child in children]
+    infos = [await machines.info(child) for child in children]
     return Forks(vm_id=info.id, forks=[Forked(id=child.id, name=child.name) for child in infos])
 
 
 @router.post("/{vm_id}/resize")
-async def resize_vm(info: OwnedVm, services: ServicesDep, wanted: Resize) -> Nothing:
+async def resize_vm(info: OwnedVm, machines: MachinesDep, wanted: Resize) -> Nothing:
     """Change a VM's vCPUs, memory or disk. A running VM is shut down for it and booted again."""
     memory = _memory_mib(wanted.mem_size_gb)
     if wanted.vcpu_count is None and memory is None and wanted.rootfs_size_gb is None:
@@ -209,9 +210,7 @@ async def resize_vm(info: OwnedVm, services: ServicesDep, wanted: Resize) -> Not
             "empty resize: give at least one of vcpuCount, memSizeGb and rootfsSizeGb",
         )
     _check_resize(info.size, wanted, memory)
-    await services.machines.resize(
-        info.id, vcpus=wanted.vcpu_count, memory_mib=memory, disk_gib=wanted.rootfs_size_gb
-    )
+    await machines.resize(info.id, vcpus=wanted.vcpu_count, memory_mib=memory, disk_gib=wanted.rootfs_size_gb)
     return Nothing()
 
 
@@ -255,8 +254,8 @@ async def optimize_vm(info: OwnedVm) -> Optimized:
 
 
 @router.get("/{vm_id}/build")
-async def build_of_vm(info: UsableVm, services: ServicesDep) -> BuildRecord:
+async def build_of_vm(info: UsableVm, builder: BuilderDep) -> BuildRecord:
     """Get the build that made the snapshot this VM was created from."""
     if info.build is None:
         raise ApiError("BUILD_NOT_FOUND_FOR_VM", f"VM {info.id} was not built from a spec", vmId=info.id)
-    return BuildRecord.of(await services.builder.build(info.account or "", info.build))
+    return BuildRecord.of(await builder.build(info.account or "", info.build))

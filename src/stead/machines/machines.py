@@ -41,7 +41,7 @@ from stead.machines.snapshots import About, SnapshotInfo, Snapshots, check_name
 from stead.machines.states import DOWN, UNOWNED, Operation, State, Verdict, decide
 from stead.settings import Settings, Size
 from stead.store.database import Database
-from stead.store.installation import open_installation
+from stead.store.installation_id import open_database_of
 from stead.store.layers import LayerStore
 from stead.store.machines import MachineRow, MachineStore
 from stead.store.snapshots import SnapshotStore
@@ -95,7 +95,7 @@ class Machines:
             settings.data.chmod(0o711)
         async with locked(settings.data / "stead.lock", _LOCK_TIMEOUT):
             (settings.runtime / settings.instance).mkdir(parents=True, exist_ok=True, mode=0o711)
-            database = await open_installation(settings.data)
+            database = await open_database_of(settings.data)
             host = await Host.open(settings)
             quarantine = Quarantine(settings.data)
             layers = Layers(settings.data, LayerStore(database))

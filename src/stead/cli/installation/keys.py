@@ -12,7 +12,7 @@ from stead.cli.installation.terminal import run, settings
 from stead.cli.output import Json, note, print_json, print_table
 from stead.errors import InvalidRequest
 from stead.identity.accounts import Account, Accounts, KeyInfo
-from stead.store.installation import open_installation
+from stead.store.installation_id import open_database_of
 
 keys = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys.")
 accounts = typer.Typer(no_args_is_help=True, help="Accounts and their limits.")
@@ -29,7 +29,7 @@ async def open_accounts() -> AsyncIterator[Accounts]:
         data.mkdir(parents=True, mode=0o711)
         # Independent of the umask: VMs run as other users, and their files are below this directory.
         data.chmod(0o711)
-    database = await open_installation(data)
+    database = await open_database_of(data)
     try:
         yield Accounts(database, chosen.limit)
     finally:

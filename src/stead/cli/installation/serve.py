@@ -19,9 +19,10 @@ from stead.cli.log_lines import Level, write_logs
 from stead.cli.output import Json
 
 if TYPE_CHECKING:
-    from stead.api.services import Services
+    from stead.api.parts import Installation
     from stead.host.image import Progress
     from stead.settings import Settings
+    from stead.tasks import TaskSet
 
 app = typer.Typer()
 
@@ -62,17 +63,17 @@ def serve(
 async def _serve(settings: "Settings", changes: dict[str, Any], as_json: bool) -> None:
     from stead.api import server
     from stead.host.host import require_root
+    from stead.installation import open_installation
 
     require_root()
     settings = settings.replace(**changes)
-    tasks: list[asyncio.Task[None]] = []
 
-    def ready(services: "Services") -> None:
-        tasks.append(asyncio.create_task(_greet(services, listening, as_json)))
-        tasks.append(asyncio.create_task(_prepare(services)))
+    def ready(installation: "Installation", tasks: "TaskSet") -> None:
+        tasks.start(_greet(installation, listening, as_json), "print the address")
+        tasks.start(_prepare(installation), "prepare the template")
 
     with _end_by_signal(), server.bind(settings) as listening, _explained(settings):
-        await server.serve(settings, listening, ready)
+        await server.serve(open_installation(settings), listening, ready)
 
 
 @contextlib.contextmanager
@@ -114,7 +115,7 @@ def _explained(settings: "Settings") -> Iterator[None]:
         ) from error
 
 
-async def _greet(services: "Services", listening: socket.socket, as_json: bool) -> None:
+async def _greet(installation: "Installation", listening: socket.socket, as_json: bool) -> None:
     """Print the address of the server, and the first API key if there was none."""
     from importlib.metadata import version
 
@@ -125,19 +126,19 @@ async def _greet(services: "Services", listening: socket.socket, as_json: bool) 
     log = get_logger("stead.serve")
     url = url_of(listening)
     log.info("settings", **sources())
-    log.info("listening", url=url, data=str(services.settings.data), version=version("stead"))
+    log.info("listening", url=url, data=str(installation.settings.data), version=version("stead"))
     address = ipaddress.ip_address(listening.getsockname()[0])
     if not address.is_loopback:
         log.warning(
             "listening on a public address without TLS: put a TLS reverse proxy in front",
             address=str(address),
         )
-    key = await _first_key(services)
+    key = await _first_key(installation)
     reachable = _reachable(url, address)
     if as_json:
         typer.echo(json.dumps({"url": reachable, "key": key}))
         return
-    typer.echo(f"Stead {version('stead')} is listening on {url}, data in {services.settings.data}")
+    typer.echo(f"Stead {version('stead')} is listening on {url}, data in {installation.settings.data}")
     if key is not None:
         typer.echo(
             "\nCreated the first API key, for the account `default`. It cannot be shown again.\n\n"
@@ -148,11 +149,11 @@ async def _greet(services: "Services", listening: socket.socket, as_json: bool) 
         )
 
 
-async def _first_key(services: "Services") -> str | None:
-    if await services.accounts.keys():
+async def _first_key(installation: "Installation") -> str | None:
+    if await installation.accounts.keys():
         return None
-    owner = await services.accounts.default()
-    _, secret = await services.accounts.create_key(owner.id, "first")
+    owner = await installation.accounts.default()
+    _, secret = await installation.accounts.create_key(owner.id, "first")
     return secret
 
 
@@ -164,14 +165,14 @@ def _reachable(url: str, address: ipaddress.IPv4Address | ipaddress.IPv6Address)
     return f"http://{host}:{url.rpartition(':')[2]}"
 
 
-async def _prepare(services: "Services") -> None:
+async def _prepare(installation: "Installation") -> None:
     """Build the image and the template now, so that the first create is fast. An error is only logged."""
     from stead.errors import SteadError
     from stead.logs import get_logger
 
     log = get_logger("stead.serve")
     try:
-        template = await services.machines.template(report=_ProgressLog(log))
+        template = await installation.machines.template(report=_ProgressLog(log))
     except SteadError as error:
         log.error("prepare_failed", error=str(error))
         return

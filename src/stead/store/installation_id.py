@@ -21,7 +21,7 @@ _DATA = ("machines", "layers", "checkpoints", "repos")
 _NOT_DATA = {"new", "gone", "gitconfig"}
 
 
-async def open_installation(data: Path) -> Database:
+async def open_database_of(data: Path) -> Database:
     """Open the database of a data folder; HostError when the two do not belong together."""
     path = data / DATABASE
     mark = _read_mark(data)

@@ -1,15 +1,14 @@
-"""The opened parts of one installation that the routes use."""
+"""Composition root: opens the parts of an installation and connects them.
 
-import asyncio
+The server, the tests and the benchmarks all open installations here.
+"""
+
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import Annotated, Any
-
-from fastapi import Depends
-from starlette.requests import Request
+from typing import Any
 
 from stead.api.background import BackgroundRequests
+from stead.api.parts import Installation, VmHosting, limit_creations
 from stead.api.wire.triggers import push_payload
 from stead.builds.builder import Builder
 from stead.errors import MachineNotFound
@@ -34,46 +33,36 @@ from stead.repos.webhooks.triggers import Triggers
 from stead.repos.writer import RepoWriter
 from stead.settings import Settings
 from stead.store.builds import BuildStore
+from stead.store.database import Database
 from stead.store.logs import LogStore
 from stead.store.requests import RequestStore
 from stead.tasks import TaskSet
 
 
-@dataclass(frozen=True)
-class Services:
-    settings: Settings
-    machines: Machines
-    accounts: Accounts
-    callers: Callers
-    identities: Identities
-    builder: Builder
-    logbook: Logbook
-    background: BackgroundRequests
-    creations: asyncio.Semaphore
-    repos: Repos
-    access: RepoAccess
-    writer: RepoWriter
-    serving: PackServer
-    imports: Imports
-    search: Search
-    signing: WebhookSigner
-    triggers: Triggers
-    links: Links
+@contextlib.asynccontextmanager
+async def open_installation(settings: Settings) -> AsyncIterator[Installation]:
+    """Open an installation after crash recovery. Needs root."""
+    async with (
+        Machines.open(settings) as machines,
+        _connected(settings, machines.database, machines, settings.git_uid) as installation,
+    ):
+        yield installation
 
 
 @contextlib.asynccontextmanager
-async def open_services(settings: Settings) -> AsyncIterator[Services]:
-    """Open an installation with everything the API needs, after crash recovery."""
-    async with Machines.open(settings) as machines, assemble(machines) as services:
-        yield services
+async def open_without_vms(
+    settings: Settings, database: Database, git_uid: int | None = None
+) -> AsyncIterator[Installation]:
+    """Open all parts but VMs. Git runs as the user `git_uid`; default: the current user."""
+    async with _connected(settings, database, None, git_uid) as installation:
+        yield installation
 
 
 @contextlib.asynccontextmanager
-async def assemble(machines: Machines) -> AsyncIterator[Services]:
-    """Everything the API needs besides VMs, for an open installation."""
+async def _connected(
+    settings: Settings, database: Database, machines: Machines | None, git_uid: int | None
+) -> AsyncIterator[Installation]:
     async with contextlib.AsyncExitStack() as stack:
-        settings = machines.settings
-        database = machines.database
         logbook = Logbook(LogStore(database))
         logbook.start()
         stack.push_async_callback(logbook.close)
@@ -83,10 +72,10 @@ async def assemble(machines: Machines) -> AsyncIterator[Services]:
 
         async def owns(account: str, machine_id: str) -> bool:
             try:
-                info = await machines.info(machine_id)
+                info = None if machines is None else await machines.info(machine_id)
             except MachineNotFound:
                 return False
-            return info.account == account and info.purpose == "use"
+            return info is not None and info.account == account and info.purpose == "use"
 
         async def limits_of(account: str) -> Limits:
             try:
@@ -95,18 +84,16 @@ async def assemble(machines: Machines) -> AsyncIterator[Services]:
                 return settings.limit
 
         async def made_for(request: str) -> dict[str, Any] | None:
-            info = await machines.made_for(request)
+            info = None if machines is None else await machines.made_for(request)
             if info is None or info.state is not State.RUNNING or info.purpose != "use":
                 return None
             return {"id": info.id, "domains": [], "consoleUrl": None, "snapshotId": info.snapshot}
 
         identities = Identities(database, owns)
-        folder = settings.data / "repos"
-        repos = await stack.enter_async_context(Repos.open(database, folder, limits_of, settings.git_uid))
-        access = RepoAccess(database, repos)
-        bundles = Bundles(repos, access, settings.clone_root)
-        builder = Builder(machines, BuildStore(database), logbook, bundles)
         guard = SsrfGuard(settings.dial_private)
+        folder = settings.data / "repos"
+        repos = await stack.enter_async_context(Repos.open(database, folder, limits_of, git_uid))
+        access = RepoAccess(database, repos)
         signing = WebhookSigner.open(settings.data, settings.clone_root)
         triggers = await stack.enter_async_context(
             Triggers.open(database, repos, signing, guard, push_payload)
@@ -116,26 +103,28 @@ async def assemble(machines: Machines) -> AsyncIterator[Services]:
         links = await stack.enter_async_context(Links(database, repos, writer, guard).running())
         writer.subscribe(triggers)
         writer.subscribe(links)
-        background = BackgroundRequests(RequestStore(database))
-        machines.limit(limits_of)
-        events = _Events(logbook, identities)
-        stack.push_async_callback(events.close)
-        machines.watch(events)
         await identities.recover()
-        await builder.recover()
+        vms = None
+        if machines is not None:
+            bundles = Bundles(repos, access, settings.clone_root)
+            vms = VmHosting(machines, Builder(machines, BuildStore(database), logbook, bundles))
+            machines.limit(limits_of)
+            events = _MachineEvents(logbook, identities)
+            stack.push_async_callback(events.close)
+            machines.watch(events)
+            await vms.builder.recover()
+            stack.push_async_callback(vms.builder.close)
+        background = BackgroundRequests(RequestStore(database))
         await background.recover(made_for)
-        stack.push_async_callback(builder.close)
         stack.push_async_callback(background.close)
-        yield Services(
+        yield Installation(
             settings=settings,
-            machines=machines,
+            logbook=logbook,
             accounts=accounts,
             callers=callers,
             identities=identities,
-            builder=builder,
-            logbook=logbook,
             background=background,
-            creations=asyncio.Semaphore(settings.max_creations),
+            creations=limit_creations(settings.max_creations),
             repos=repos,
             access=access,
             writer=writer,
@@ -145,10 +134,11 @@ async def assemble(machines: Machines) -> AsyncIterator[Services]:
             signing=signing,
             triggers=triggers,
             links=links,
+            vms=vms,
         )
 
 
-class _Events:
+class _MachineEvents:
     """Writes VMs' lifecycle events to the logbook, and drops the permissions on deleted VMs."""
 
     def __init__(self, logbook: Logbook, identities: Identities) -> None:
@@ -157,15 +147,14 @@ class _Events:
         self._writes = TaskSet()
 
     def __call__(self, event: MachineEvent) -> None:
-        if event.row.account is None:
-            return
-        self._writes.start(self._note(event, event.row.account), f"log event of VM {event.row.id}")
+        if event.row.account is not None:
+            self._writes.start(self._write(event, event.row.account), f"log event of VM {event.row.id}")
 
     async def close(self) -> None:
         """Wait for pending writes."""
         await self._writes.join()
 
-    async def _note(self, event: MachineEvent, account: str) -> None:
+    async def _write(self, event: MachineEvent, account: str) -> None:
         row = event.row
         await self._logbook.write(
             account,
@@ -179,11 +168,3 @@ class _Events:
         )
         if event.row_removed:
             await self._identities.forget_machine(row.id)
-
-
-async def get_services(request: Request) -> Services:
-    services: Services = request.app.state.services
-    return services
-
-
-ServicesDep = Annotated[Services, Depends(get_services)]

@@ -1,0 +1,104 @@
+"""The parts of an open installation, each a dependency: routes name the parts that they use."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import Depends
+from starlette.requests import Request
+
+from stead.api.background import BackgroundRequests
+from stead.api.errors import ApiError
+from stead.builds.builder import Builder
+from stead.errors import HostError
+from stead.github.links import Links
+from stead.identity.accounts import Accounts
+from stead.identity.callers import Callers
+from stead.identity.identities import Identities
+from stead.logbook import Logbook
+from stead.machines import Machines
+from stead.repos.access import RepoAccess
+from stead.repos.repos import Repos
+from stead.repos.search.search import Search
+from stead.repos.transfer.imports import Imports
+from stead.repos.transfer.serving import PackServer
+from stead.repos.webhooks.signing import WebhookSigner
+from stead.repos.webhooks.triggers import Triggers
+from stead.repos.writer import RepoWriter
+from stead.settings import Settings
+from stead.tasks import KeyedLimit
+
+
+@dataclass(frozen=True)
+class VmHosting:
+    machines: Machines
+    builder: Builder
+
+
+@dataclass(frozen=True)
+class Installation:
+    """The open parts of one installation; `stead/installation.py` opens them."""
+
+    settings: Settings
+    logbook: Logbook
+    accounts: Accounts
+    callers: Callers
+    identities: Identities
+    background: BackgroundRequests
+    creations: KeyedLimit
+    """Back-pressure: creations of VMs and snapshots in progress."""
+    repos: Repos
+    access: RepoAccess
+    writer: RepoWriter
+    serving: PackServer
+    imports: Imports
+    search: Search
+    signing: WebhookSigner
+    triggers: Triggers
+    links: Links
+    vms: VmHosting | None
+
+    @property
+    def machines(self) -> Machines:
+        return self._vms.machines
+
+    @property
+    def builder(self) -> Builder:
+        return self._vms.builder
+
+    @property
+    def _vms(self) -> VmHosting:
+        if self.vms is None:
+            raise HostError("this installation is open without VMs")
+        return self.vms
+
+
+def limit_creations(most: int) -> KeyedLimit:
+    def busy() -> ApiError:
+        text = f"{most} VMs and snapshots are being created, which is the limit; try again in 5 s"
+        return ApiError("SERVICE_UNAVAILABLE", text, headers={"Retry-After": "5"})
+
+    return KeyedLimit(most, max_wait=0, busy=busy)
+
+
+def _part(find: Callable[[Installation], object]) -> Any:
+    async def get(request: Request) -> object:
+        return find(request.app.state.installation)
+
+    return Depends(get)
+
+
+MachinesDep = Annotated[Machines, _part(lambda here: here.machines)]
+BuilderDep = Annotated[Builder, _part(lambda here: here.builder)]
+BackgroundDep = Annotated[BackgroundRequests, _part(lambda here: here.background)]
+CreationsDep = Annotated[KeyedLimit, _part(lambda here: here.creations)]
+LogbookDep = Annotated[Logbook, _part(lambda here: here.logbook)]
+IdentitiesDep = Annotated[Identities, _part(lambda here: here.identities)]
+ReposDep = Annotated[Repos, _part(lambda here: here.repos)]
+AccessDep = Annotated[RepoAccess, _part(lambda here: here.access)]
+WriterDep = Annotated[RepoWriter, _part(lambda here: here.writer)]
+ImportsDep = Annotated[Imports, _part(lambda here: here.imports)]
+SearchDep = Annotated[Search, _part(lambda here: here.search)]
+SigningDep = Annotated[WebhookSigner, _part(lambda here: here.signing)]
+TriggersDep = Annotated[Triggers, _part(lambda here: here.triggers)]
+LinksDep = Annotated[Links, _part(lambda here: here.links)]
