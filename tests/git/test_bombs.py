@@ -159,7 +159,7 @@ async def test_exponential_tree_is_stored_and_listings_are_limited(bombed: Bombe
         assert not any("entries" in each for each in answer.json()["entries"])
         answer = await bombed.http.get(bombed.api("contents"), params={"recursive": "true"})
         assert (answer.status_code, answer.json()["code"]) == (400, "GIT_INVALID_REQUEST")
-        search = Search(seconds=2)
+        search = Search(timeout=2)
         assert (await search.content(bombed.repository, "needle")).stopped
         assert (await search.files(bombed.repository, "needle")).stopped
         for kind in ("tarball", "zip"):

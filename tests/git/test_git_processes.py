@@ -59,7 +59,7 @@ async def test_only_ref_writers_are_left_running_at_the_next_start(tmp_path: Pat
             assert await reader.stdout.readline() == b"HEAD missing\n"
             update.stdin.write(b"start\n")
             assert await update.stdout.readline() == b"start: ok\n"
-            left = await git.outlived()
+            left = await git.end_orphans()
             assert [process.pid for process in left] == [update._process.pid]
             await reader.wait()
             assert update.alive

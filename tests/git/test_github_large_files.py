@@ -60,7 +60,7 @@ async def test_pull_from_github_with_lfs(scene: Scene) -> None:
     await scene.person("commit", "-q", "-m", "a movie", cwd=folder)
     await scene.push(folder, "main")
     assert set(scene.github.large_files) == {_oid(content)}
-    assert (await scene.sync()).state is LinkState.IN_STEP
+    assert (await scene.sync()).state is LinkState.SYNCED
     assert await scene.same()
     objects = _objects(scene)
     objects.verify(LfsObject(_oid(content), len(content)))
@@ -74,7 +74,7 @@ async def test_push_to_github_with_lfs(scene: Scene) -> None:
     await _objects(scene).write(_oid(content), _pieces(content))
     await scene.commit(".gitattributes", "*.bin filter=lfs diff=lfs merge=lfs -text\n")
     await scene.commit("movie.bin", _pointer(content))
-    assert (await scene.enable()).state is LinkState.IN_STEP
+    assert (await scene.enable()).state is LinkState.SYNCED
     assert scene.github.large_files == {_oid(content): content}
     assert scene.github.verified == [_oid(content)]
     asked = [(each.method, each.path) for each in scene.github.server.requests]
@@ -109,7 +109,7 @@ async def test_refs_wait_for_their_lfs_objects(scene: Scene) -> None:
     assert link.state is LinkState.FAILED and link.error is not None and _oid(content) in link.error
     assert await scene.here() == before
     scene.github.large_files[_oid(content)] = content
-    assert (await scene.sync()).state is LinkState.IN_STEP
+    assert (await scene.sync()).state is LinkState.SYNCED
     assert await scene.same()
     assert await _read(_objects(scene), _oid(content)) == content
 
@@ -122,7 +122,7 @@ async def test_missing_lfs_objects_do_not_block_sync(scene: Scene) -> None:
     folder = await scene.clone()
     await scene.person.commit(folder, {"there.bin": _pointer(b"never uploaded there")})
     await scene.push(folder, "main")
-    assert (await scene.sync()).state is LinkState.IN_STEP
+    assert (await scene.sync()).state is LinkState.SYNCED
     assert await scene.same()
     assert scene.github.large_files == {}
 
@@ -132,7 +132,7 @@ async def test_sync_with_server_without_lfs(scene: Scene) -> None:
     await _objects(scene).write(_oid(content), _pieces(content))
     await scene.commit("movie.bin", _pointer(content))
     scene.github.lfs_answer = 404, {"message": "Not Found"}
-    assert (await scene.enable()).state is LinkState.IN_STEP
+    assert (await scene.enable()).state is LinkState.SYNCED
     assert await scene.same()
 
 

@@ -47,14 +47,14 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
 async def test_sync_in_both_directions(scene: Scene) -> None:
     first = await scene.commit("README")
     link = await scene.enable()
-    assert (link.name, link.state, link.error, link.left) == (NAME, LinkState.IN_STEP, None, [])
+    assert (link.name, link.state, link.error, link.conflicts) == (NAME, LinkState.SYNCED, None, [])
     assert scene.there == {"refs/heads/main": first}
     folder = await scene.clone()
     second = await scene.person.commit(folder, {"web.ts": "let there = 1;\n"})
     await scene.person("tag", "-a", "v1", "-m", "one", cwd=folder)
     await scene.push(folder, "main", "v1", "main:refs/heads/deep/topic")
     link = await scene.sync()
-    assert link.state is LinkState.IN_STEP and link.synced_at is not None
+    assert link.state is LinkState.SYNCED and link.synced_at is not None
     assert (await scene.here())["refs/heads/main"] == second
     assert set(await scene.here()) == {"refs/heads/main", "refs/heads/deep/topic", "refs/tags/v1"}
     assert await scene.same()
@@ -72,7 +72,7 @@ async def test_empty_repository_is_filled_from_github(scene: Scene) -> None:
 
 
 async def test_two_empty_repositories_are_synced(scene: Scene) -> None:
-    assert (await scene.enable()).state is LinkState.IN_STEP
+    assert (await scene.enable()).state is LinkState.SYNCED
 
 
 async def test_deletions_sync_in_both_directions(scene: Scene) -> None:
@@ -87,7 +87,7 @@ async def test_deletions_sync_in_both_directions(scene: Scene) -> None:
     await scene.push(folder, ":one", ":refs/tags/old")
     await scene.delete("refs/heads/two")
     await scene.delete("refs/tags/older")
-    assert (await scene.sync()).state is LinkState.IN_STEP
+    assert (await scene.sync()).state is LinkState.SYNCED
     assert await scene.here() == scene.there == {"refs/heads/main": sha}
     # A new ref with the same name is new.
     await scene.repository.create_branch("two/inner")
@@ -114,7 +114,7 @@ async def test_deleted_ref_frees_its_name_for_nested_refs(scene: Scene) -> None:
     await scene.push(folder, "main:topic/inner")
     await scene.delete("refs/heads/other")
     await scene.repository.create_branch("other/inner")
-    assert (await scene.sync()).state is LinkState.IN_STEP
+    assert (await scene.sync()).state is LinkState.SYNCED
     assert await scene.same()
     assert set(scene.there) == {f"refs/heads/{name}" for name in ("main", "topic/inner", "other/inner")}
 
@@ -131,7 +131,7 @@ async def test_conflicting_changes_are_reported_and_left(scene: Scene) -> None:
     ours = await scene.commit("here")
     link = await scene.sync()
     assert link.state is LinkState.DIVERGED
-    (left,) = link.left
+    (left,) = link.conflicts
     assert (left.ref, left.here, left.there) == ("refs/heads/main", ours, theirs)
     assert "both sides" in left.reason
     assert (await scene.here())["refs/heads/main"] == ours
@@ -142,7 +142,7 @@ async def test_conflicting_changes_are_reported_and_left(scene: Scene) -> None:
     await scene.person("fetch", "-q", str(scene.repository.path), "main", cwd=folder)
     await scene.person("merge", "-q", "-m", "both", "FETCH_HEAD", cwd=folder)
     await scene.push(folder, "main")
-    assert (await scene.sync()).state is LinkState.IN_STEP
+    assert (await scene.sync()).state is LinkState.SYNCED
     assert await scene.same()
 
 
@@ -155,11 +155,11 @@ async def test_rewritten_github_branch_is_not_pulled(scene: Scene) -> None:
     await scene.person("commit", "-q", "--amend", "-m", "another past", cwd=folder)
     await scene.push(folder, "main", force=True)
     link = await scene.sync()
-    assert [each.reason for each in link.left] == ["rewritten on GitHub"]
+    assert [each.reason for each in link.conflicts] == ["rewritten on GitHub"]
     assert await scene.here() == before
     await scene.push(folder, f"{first}:main", force=True)
     link = await scene.sync()
-    assert [each.reason for each in link.left] == ["moved back on GitHub"]
+    assert [each.reason for each in link.conflicts] == ["moved back on GitHub"]
     assert await scene.here() == before
 
 
@@ -171,7 +171,7 @@ async def test_rewritten_local_branch_is_not_force_pushed(scene: Scene) -> None:
     await scene.repository.git.run(scene.repository.path, "update-ref", "refs/heads/main", first)
     await scene.commit("another past")
     link = await scene.sync()
-    assert [each.reason for each in link.left] == ["rewritten here"]
+    assert [each.reason for each in link.conflicts] == ["rewritten here"]
     assert scene.there == before
 
 
@@ -184,7 +184,7 @@ async def test_moved_tag_is_left(scene: Scene) -> None:
     await scene.person("tag", "-f", "v1", cwd=folder)
     await scene.push(folder, "main", "v1", force=True)
     link = await scene.sync()
-    assert [(each.ref, each.reason) for each in link.left] == [("refs/tags/v1", "tag moved on GitHub")]
+    assert [(each.ref, each.reason) for each in link.conflicts] == [("refs/tags/v1", "tag moved on GitHub")]
     assert (await scene.here())["refs/tags/v1"] == first
 
 
@@ -196,8 +196,8 @@ async def test_rejected_push_to_github_is_reported(scene: Scene) -> None:
     await scene.repository.create_branch("topic")
     link = await scene.sync()
     assert link.state is LinkState.DIVERGED
-    assert [each.ref for each in link.left] == ["refs/heads/main"]
-    assert "GitHub rejected it" in link.left[0].reason and "hook declined" in link.left[0].reason
+    assert [each.ref for each in link.conflicts] == ["refs/heads/main"]
+    assert "GitHub rejected it" in link.conflicts[0].reason and "hook declined" in link.conflicts[0].reason
     assert scene.there["refs/heads/topic"] == sha
 
 
@@ -213,7 +213,7 @@ async def test_emptied_side_deletes_nothing(scene: Scene, emptied: str) -> None:
             await scene.delete(f"refs/heads/{branch}")
         else:
             scene.github.git(NAME, "update-ref", "-d", f"refs/heads/{branch}")
-    assert (await scene.sync()).state is LinkState.IN_STEP
+    assert (await scene.sync()).state is LinkState.SYNCED
     assert await scene.here() == scene.there == before
 
 
@@ -221,7 +221,7 @@ async def test_renamed_github_branch_is_renamed_here(scene: Scene) -> None:
     sha = await scene.commit("README", branch="old")
     await scene.enable()
     scene.github.git(NAME, "branch", "-m", "old", "new")
-    assert (await scene.sync()).state is LinkState.IN_STEP
+    assert (await scene.sync()).state is LinkState.SYNCED
     assert await scene.here() == scene.there == {"refs/heads/new": sha}
 
 
@@ -248,7 +248,7 @@ async def test_concurrent_pushes_on_both_sides_lose_nothing(scene: Scene) -> Non
             await scene.sync()
 
     await asyncio.gather(theirs(), ours(), looks())
-    assert (await scene.sync()).state is LinkState.IN_STEP
+    assert (await scene.sync()).state is LinkState.SYNCED
     assert await scene.same()
     assert set(scene.there) == {f"refs/heads/{name}" for name in ("main", "ours", "theirs")}
 
@@ -278,7 +278,7 @@ async def test_late_github_push_is_not_overwritten(scene: Scene) -> None:
     assert pushed
     assert scene.there == {"refs/heads/main": theirs, "refs/heads/topic": theirs}
     assert (await scene.here())["refs/heads/main"] == ours
-    assert {each.ref for each in link.left} == {"refs/heads/main", "refs/heads/topic"}
+    assert {each.ref for each in link.conflicts} == {"refs/heads/main", "refs/heads/topic"}
 
 
 class Killed(BaseException):
@@ -328,7 +328,7 @@ async def test_interrupted_sync_is_completed_by_the_next(
             except Killed:
                 survived = False
         outcome = await bring_into_step()
-        assert outcome.left == [] and await scene.same()
+        assert outcome.conflicts == [] and await scene.same()
         assert set(scene.there) == {f"refs/heads/{name}" for name in ("main", "ours", "theirs")}
         if survived:
             break
@@ -346,7 +346,7 @@ async def test_local_change_starts_a_sync(scene: Scene) -> None:
 
 
 async def test_periodic_sync_without_webhooks(tmp_path: Path) -> None:
-    async with playing(tmp_path, look_every=0.2) as scene:
+    async with playing(tmp_path, sync_every=0.2) as scene:
         await scene.enable()
         folder = await scene.person.work_tree("work")
         await scene.person("push", "-q", scene.github.url(NAME), "main", cwd=folder)
@@ -536,7 +536,7 @@ async def test_unreachable_github_is_reported_and_retried(tmp_path: Path) -> Non
         await until(scene.same, LIMIT)
 
         async def well() -> bool:
-            return (await scene.links.get(scene.repository.id)).state is LinkState.IN_STEP
+            return (await scene.links.get(scene.repository.id)).state is LinkState.SYNCED
 
         await until(well, LIMIT)
         assert (await scene.links.get(scene.repository.id)).error is None
@@ -571,7 +571,7 @@ async def test_disabled_sync_leaves_both_sides_alone(scene: Scene) -> None:
     kept = await scene.repository.git.run(scene.repository.path, "for-each-ref", "refs/stead/")
     assert kept == b"" and scene.there == before
     # Enabled again, the two are still related.
-    assert (await scene.enable()).state is LinkState.IN_STEP
+    assert (await scene.enable()).state is LinkState.SYNCED
     assert await scene.same()
 
 
@@ -593,12 +593,12 @@ async def test_renamed_github_repository_is_found(scene: Scene) -> None:
     link = await scene.sync()
     assert link.state is LinkState.FAILED
     body, headers = scene.github.webhook("octo/site", "repository")
-    apps = await scene.links.apps.known_as(scene.github.app.id)
-    assert not await scene.links.hear(apps, headers["X-Hub-Signature-256"], body + b" ")
-    assert await scene.links.hear(apps, headers["X-Hub-Signature-256"], body)
+    apps = await scene.links.apps.by_app_id(scene.github.app.id)
+    assert not await scene.links.receive_webhook(apps, headers["X-Hub-Signature-256"], body + b" ")
+    assert await scene.links.receive_webhook(apps, headers["X-Hub-Signature-256"], body)
     await scene.commit("README")
     link = await scene.sync()
-    assert (link.name, link.state) == ("octo/site", LinkState.IN_STEP)
+    assert (link.name, link.state) == ("octo/site", LinkState.SYNCED)
     assert scene.github.refs("octo/site") == await scene.here()
 
 
@@ -619,7 +619,7 @@ async def test_revoked_token_is_replaced(scene: Scene) -> None:
     await scene.enable()
     scene.github.tokens.clear()
     sha = await scene.commit("README")
-    assert (await scene.sync()).state is LinkState.IN_STEP
+    assert (await scene.sync()).state is LinkState.SYNCED
     assert scene.there == {"refs/heads/main": sha}
     scene.github.repos[NAME].installed = False
     scene.github.tokens.clear()

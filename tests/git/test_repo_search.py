@@ -738,11 +738,11 @@ async def test_deleting_repository_clears_its_cache(stage: Stage, search: Search
         await put(each, {"a": "needle\n"})
         await search.content(each, "needle")
     kept = search.cache.size
-    search.forget(one.id)
+    search.drop_repo(one.id)
     assert 0 < search.cache.size < kept
     again = await search.content(two, "needle")
     assert again is await search.content(two, "needle")
-    search.forget(two.id)
+    search.drop_repo(two.id)
     assert search.cache.size == 0
 
 
@@ -790,7 +790,7 @@ def _searching() -> list[str]:
 
 async def test_search_time_limit_leaves_no_process(slow: Repository) -> None:
     """Matches found so far are returned."""
-    search = Search(seconds=1.0)
+    search = Search(timeout=1.0)
     for look in (search.content, search.diffs, search.commits):
         found = await look(slow, SLOW, regex=True)
         assert found.stopped, look.__name__
@@ -798,7 +798,7 @@ async def test_search_time_limit_leaves_no_process(slow: Repository) -> None:
     content = await search.content(slow, SLOW, regex=True)
     assert [file.path for file in content.files] in ([], ["0.txt"])
     assert content.has_more is bool(content.files)
-    assert (await Search(seconds=20).content(slow, "aaab", max_results=1)).total_files == 30
+    assert (await Search(timeout=20).content(slow, "aaab", max_results=1)).total_files == 30
 
 
 async def test_late_matches_are_reported_by_name(slow: Repository) -> None:
@@ -822,7 +822,7 @@ async def test_cancelled_search_leaves_no_process(slow: Repository) -> None:
 
 
 async def test_search_concurrency_limit(slow: Repository) -> None:
-    search = Search(seconds=1.0, at_once=1)
+    search = Search(timeout=1.0, at_once=1)
     answers = await asyncio.gather(
         *(search.content(slow, SLOW + "()" * n, regex=True) for n in range(10)), return_exceptions=True
     )

@@ -721,10 +721,10 @@ async def test_leftovers_of_killed_processes_are_removed(
         if not place.is_dir():
             place.touch()
         os.utime(place, (started - age, started - age))
-    housekeeping.remove_leftovers(stage.folder / "repos", started)
+    housekeeping.remove_stale_files(stage.folder / "repos", started)
     left = [name for name in HALF_DONE if (repository.path / name).exists()]
     assert left == ([] if age > 0 else list(HALF_DONE))
-    housekeeping.remove_leftovers(stage.folder / "repos", started + 60)
+    housekeeping.remove_stale_files(stage.folder / "repos", started + 60)
     await commit(repository, [write("a", "2")], "two")
     git(repository, "pack-refs", "--all")
     git(repository, "update-ref", "-d", "refs/heads/tmp_mine")

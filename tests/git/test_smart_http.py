@@ -428,19 +428,19 @@ def test_push_commands_are_parsed_across_chunk_boundaries() -> None:
     for size in (1, 3, 50, 10_000):
         data = line + more + moved + b"0000" + b"PACK of whatever 0004"
         commands = PushCommands(4)
-        of_pack = sum(commands.see(data[place : place + size]) for place in range(0, len(data), size))
+        of_pack = sum(commands.feed(data[place : place + size]) for place in range(0, len(data), size))
         assert (commands.count, commands.complete, commands.created) == (4, True, 2)
         assert commands.superseded == [(one, other), (one, None)]
         assert of_pack == len(b"PACK of whatever 0004")
         commands = PushCommands(2)
         with pytest.raises(TooManyCommands):
-            commands.see(line + more * 2)
+            commands.feed(line + more * 2)
         assert commands.refusal("no")[4:5] == b"\x03"
     for nonsense in (b"PACK", b"00", b"0001", b"0004"):
         commands = PushCommands(2)
         if len(nonsense) == 4:
             with pytest.raises(InvalidStream):
-                commands.see(nonsense)
+                commands.feed(nonsense)
         assert not commands.complete
 
 
@@ -641,7 +641,7 @@ async def test_incomplete_git_response_aborts_the_connection(
 
 
 async def test_concurrency_limit_answers_retry_later(tmp_path: Path, git: GitClient) -> None:
-    async with hosting(tmp_path / "hosting", per_repo=1, patience=0.2) as host:
+    async with hosting(tmp_path / "hosting", per_repo=1, max_wait=0.2) as host:
         repo, work = await _filled(host, git)
         other, _ = await _filled(host, git)
         async with _half_a_push(host, repo.id, 100, b""):
@@ -664,7 +664,7 @@ async def test_concurrency_limit_answers_retry_later(tmp_path: Path, git: GitCli
 
 
 async def test_transfer_has_a_time_limit(tmp_path: Path, git: GitClient) -> None:
-    async with hosting(tmp_path / "hosting", longest=0.5) as host:
+    async with hosting(tmp_path / "hosting", timeout=0.5) as host:
         repo = await host.repo()
 
         async with _half_a_push(host, repo.id, 100, b"00") as reader:

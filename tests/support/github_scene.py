@@ -77,7 +77,7 @@ async def playing(folder: Path, **options: Any) -> AsyncIterator[Scene]:
     followed = Recorder()
     with playing_github(folder / "github") as github:
         async with staged(folder / "stead") as stage:
-            quick: dict[str, Any] = {"look_every": 3600.0, "retry": [3600.0]} | options
+            quick: dict[str, Any] = {"sync_every": 3600.0, "retry": [3600.0]} | options
             links = Links(stage.database, stage.repos, stage.writer, SsrfGuard(LOOPBACK), **quick)
             stage.writer.subscribe(followed)
             stage.writer.subscribe(links)

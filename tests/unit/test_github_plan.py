@@ -22,7 +22,7 @@ MIRRORED = {
 def step(name: str, base: str | None, here: str | None, there: str | None, relation: Relation) -> Step:
     ref = TrackedRef(name, base, here, there)
     (decision,) = plan([ref], {name: relation}, MAIN)
-    assert (decision.reason is not None) == (decision.step is Step.LEAVE)
+    assert (decision.reason is not None) == (decision.step is Step.CONFLICT)
     return decision.step
 
 
@@ -58,7 +58,7 @@ def test_one_sided_change_is_applied(name: str) -> None:
         elif here == base and (there is None or here is None):
             assert found is (Step.DELETE_HERE if there is None else Step.PULL)
         elif here == base and name == TOPIC:
-            assert found is (Step.PULL if relation is Relation.BEHIND else Step.LEAVE)
+            assert found is (Step.PULL if relation is Relation.BEHIND else Step.CONFLICT)
 
 
 @pytest.mark.parametrize("name", [TOPIC, TAG])
@@ -78,7 +78,7 @@ def decided(base: dict[str, str], here: dict[str, str], there: dict[str, str]) -
 def test_plan_keeps_the_default_branch() -> None:
     there = {TOPIC: "a"}
     found = decided({MAIN: "a", TOPIC: "a"}, {MAIN: "a", TOPIC: "a"}, there)
-    assert found[MAIN][0] is Step.LEAVE and "default branch" in found[MAIN][1]
+    assert found[MAIN][0] is Step.CONFLICT and "default branch" in found[MAIN][1]
 
 
 def test_emptied_side_resets_the_base() -> None:
@@ -93,7 +93,7 @@ def test_emptied_side_resets_the_base() -> None:
 def test_name_conflicts_are_left() -> None:
     inner = "refs/heads/topic/inner"
     found = decided({}, {TOPIC: "a"}, {inner: "a"})
-    assert found[TOPIC][0] is found[inner][0] is Step.LEAVE
+    assert found[TOPIC][0] is found[inner][0] is Step.CONFLICT
     assert "conflicts with" in found[inner][1]
     # A deletion frees its name at once.
     base = {MAIN: "a", TOPIC: "a"}
@@ -104,7 +104,7 @@ def test_name_conflicts_are_left() -> None:
 def test_invalid_ref_names_are_left() -> None:
     odd = f"refs/heads/{'x' * 260}"
     found = decided({}, {}, {MAIN: "a", odd: "a"})
-    assert found[odd][0] is Step.LEAVE and found[MAIN][0] is Step.PULL
+    assert found[odd][0] is Step.CONFLICT and found[MAIN][0] is Step.PULL
 
 
 # Random sequences of changes
@@ -141,7 +141,7 @@ class Sides:
         for each in plan(refs, relations, MAIN):
             name = each.ref.name
             match each.step:
-                case Step.LEAVE:
+                case Step.CONFLICT:
                     left.add(name)
                     continue
                 case Step.PULL:

@@ -53,10 +53,10 @@ async def hear_github(
     signature: Annotated[str, Header(alias="X-Hub-Signature-256")] = "",
 ) -> Nothing:
     """Receive a GitHub webhook: verify its signature and start a sync. Its content is not used otherwise."""
-    known = await links.apps.known_as(app)
+    known = await links.apps.by_app_id(app)
     # Do not read the body for an unknown App.
     body = await _read(request) if known else b""
-    if not await links.hear(known, signature, body):
+    if not await links.receive_webhook(known, signature, body):
         reason = "invalid webhook signature: it matches no connected GitHub App"
         raise ApiError("UNAUTHORIZED_ERROR", reason, route=WEBHOOKS, reason=reason)
     return Nothing()

@@ -18,7 +18,7 @@ from stead.repos.quotas import QuotaExceeded
 _TYPE = "application/vnd.git-lfs+json"
 _HEADERS = {"Content-Type": _TYPE, "Cache-Control": "no-store"}
 _ASK = {"WWW-Authenticate": 'Basic realm="Stead"', "LFS-Authenticate": 'Basic realm="Stead"'}
-_MAX_QUESTION = 4 << 20
+_MAX_REQUEST = 4 << 20
 _BATCH = "info/lfs/objects/batch"
 _OBJECT = re.compile(r"info/lfs/objects/([0-9a-f]{64})(/verify)?")
 _RANGE = re.compile(r"bytes=(\d{1,18})-(\d{1,18})?")
@@ -104,7 +104,7 @@ async def answer(asked: Asked, objects: LfsObjects, what: str) -> None:
 
 async def _batch(asked: Asked, objects: LfsObjects) -> None:
     try:
-        batch = _Batch.model_validate_json(await whole(pieces(asked.receive), _MAX_QUESTION))
+        batch = _Batch.model_validate_json(await whole(pieces(asked.receive), _MAX_REQUEST))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
@@ -132,7 +132,7 @@ async def _offers(asked: Asked, objects: LfsObjects, batch: _Batch) -> list[dict
             checked.append(error)
     # Deduplicate, in order.
     missing = dict.fromkeys(await objects.missing(each for each in checked if isinstance(each, LfsObject)))
-    refused = await objects.without_room(missing) if batch.operation == "upload" else {}
+    refused = await objects.over_limit(missing) if batch.operation == "upload" else {}
     answers = []
     for wanted, found in zip(batch.objects, checked, strict=True):
         result = refused.get(found, found) if isinstance(found, LfsObject) else found
@@ -164,7 +164,7 @@ def _actions(asked: Asked, wanted: LfsObject, *names: str) -> dict[str, Any]:
 
 async def _verify(asked: Asked, objects: LfsObjects, oid: str) -> None:
     try:
-        wanted = _Wanted.model_validate_json(await whole(pieces(asked.receive), _MAX_QUESTION))
+        wanted = _Wanted.model_validate_json(await whole(pieces(asked.receive), _MAX_REQUEST))
     except ValidationError:
         raise Refused(422, "invalid request: oid and size are required") from None
     if wanted.oid != oid:

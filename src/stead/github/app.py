@@ -25,10 +25,10 @@ GITHUB_API = "https://api.github.com"
 WEBHOOKS = "/github/webhooks"
 """The path of the webhook receiver."""
 TIMEOUT = 30.0
-_LEAST_LEFT = 600
+_MIN_TOKEN_LIFETIME = 600
 """Minimum remaining seconds of a token, so that a long fetch can finish with it."""
-_SIGNED_FOR = 540
-_SLOW_CLOCK = 60
+_JWT_LIFETIME = 540
+_CLOCK_SKEW = 60
 _MAX_ANSWER = 4 << 20
 _ALGORITHM = "RS256"
 _NAME = re.compile(r"(?P<owner>[A-Za-z0-9](?:[A-Za-z0-9-]{0,98}))/(?P<name>[A-Za-z0-9._-]{1,100})")
@@ -57,7 +57,7 @@ class App:
 
     def sign(self, now: int) -> str:
         """A JWT that authenticates the App for a few minutes."""
-        claims = {"iat": now - _SLOW_CLOCK, "exp": now + _SIGNED_FOR, "iss": self.id}
+        claims = {"iat": now - _CLOCK_SKEW, "exp": now + _JWT_LIFETIME, "iss": self.id}
         return jwt.encode({"alg": _ALGORITHM}, claims, RSAKey.import_key(self.private_key))
 
 
@@ -99,12 +99,12 @@ class GithubClient:
         """A cached token for one repository, valid for at least ten minutes."""
         now = time.time()
         known = self._tokens.get((app, name))
-        if known is None or known.until - now < _LEAST_LEFT:
+        if known is None or known.until - now < _MIN_TOKEN_LIFETIME:
             self._tokens = {key: each for key, each in self._tokens.items() if each.until > now}
             known = self._tokens[app, name] = await self._new_token(app, name)
         return known.secret
 
-    def forget(self, app: App, name: str) -> None:
+    def drop_token(self, app: App, name: str) -> None:
         """Drop a rejected token from the cache."""
         self._tokens.pop((app, name), None)
 
@@ -149,19 +149,19 @@ class GithubClient:
 async def _read(answer: RemoteResponse, what: str) -> dict[str, Any]:
     """Parse a response of GitHub; raise its error."""
     try:
-        told = json.loads(await answer.read() or b"{}")
+        body = json.loads(await answer.read() or b"{}")
     except ValueError:
-        told = None
-    message = str(told.get("message", ""))[:200] if isinstance(told, dict) else ""
+        body = None
+    message = str(body.get("message", ""))[:200] if isinstance(body, dict) else ""
     why = f"GitHub answered {answer.status}" + (f" ({message})" if message else "")
     limited = answer.status == 429 or (answer.status == 403 and "rate limit" in message.lower())
     if answer.status == 401:
         raise GithubRefused(f"GitHub rejected the App's id and key: {why}")
     if answer.status in (403, 404, 422) and not limited:
         raise GithubRefused(f"the GitHub App has no access to {what}: install it there first ({why})")
-    if answer.status not in (200, 201) or not isinstance(told, dict):
+    if answer.status not in (200, 201) or not isinstance(body, dict):
         raise GithubFailed(why)
-    return told
+    return body
 
 
 def check_name(name: str) -> str:

@@ -19,16 +19,16 @@ class Apps:
 
     async def disconnect(self, account: str) -> None:
         """Remove the account's App. Its links stay, and fail until an App is connected again."""
-        await self.of(account)
+        await self.get(account)
         await self._store.delete(account)
 
-    async def of(self, account: str) -> App:
+    async def get(self, account: str) -> App:
         row = await self._store.get(account)
         if row is None:
             raise GithubNotConnected
         return _app(row)
 
-    async def known_as(self, app_id: str) -> dict[str, App]:
+    async def by_app_id(self, app_id: str) -> dict[str, App]:
         """The Apps with this GitHub id, by account."""
         return {row.id: _app(row) for row in await self._store.known_as(app_id)}
 

@@ -23,21 +23,21 @@ from stead.repos.lfs.client import LfsClient
 from stead.repos.lfs.store import LfsObjects
 from stead.repos.repos import Repos
 from stead.repos.ssrf import RequestFailed, SsrfGuard
-from stead.repos.transfer.imports import remotes_within
+from stead.repos.transfer.imports import remotes_with_quota
 from stead.repos.transfer.remotes import SourceNotFound, SourceUnauthorized
 from stead.repos.writer import RepoWriter
 from stead.store.database import Database
 from stead.store.github import LinkRow, LinkStore
 from stead.tasks import KeyedLimit, TaskSet, cancel_and_wait
 
-LOOK_EVERY = 600.0
+SYNC_EVERY = 600.0
 """Seconds between syncs without an event."""
-RETRY = (5.0, 30.0, 120.0, LOOK_EVERY)
+RETRY = (5.0, 30.0, 120.0, SYNC_EVERY)
 """Backoff in seconds after each failure."""
 MAX_BYTES = 4 << 30
 """Maximum bytes fetched from GitHub per sync."""
 TIMEOUT = 1800.0
-MAX_LEFT = 1000
+MAX_CONFLICTS = 1000
 """Conflicting refs listed per link."""
 _AT_ONCE = 4
 
@@ -47,7 +47,7 @@ log = get_logger("stead.github")
 class LinkState(StrEnum):
     PENDING = "pending"
     """Not synced yet."""
-    IN_STEP = "in_step"
+    SYNCED = "in_step"
     DIVERGED = "diverged"
     """Synced except for conflicting refs."""
     FAILED = "failed"
@@ -62,7 +62,7 @@ class Link:
     name: str
     state: LinkState
     error: str | None
-    left: Sequence[RefConflict]
+    conflicts: Sequence[RefConflict]
     synced_at: float | None
     created_at: float
 
@@ -87,7 +87,7 @@ class Links:
         writer: RepoWriter,
         guard: SsrfGuard,
         *,
-        look_every: float = LOOK_EVERY,
+        sync_every: float = SYNC_EVERY,
         retry: Sequence[float] = RETRY,
     ) -> None:
         self.apps = Apps(database)
@@ -96,9 +96,9 @@ class Links:
         self._writer = writer
         self._guard = guard
         self._github = GithubClient(guard)
-        self._look_every = look_every
+        self._sync_every = sync_every
         self._retry = retry
-        self._keepers: dict[str, _LinkTask] = {}
+        self._link_tasks: dict[str, _LinkTask] = {}
         self._runs = KeyedLimit(_AT_ONCE)
         self._tasks = TaskSet()
 
@@ -106,7 +106,7 @@ class Links:
     async def running(self) -> AsyncIterator[Self]:
         """Run the link tasks until the end of the block."""
         for row in await self._store.all():
-            self._keep(row.id)
+            self._link_task(row.id)
         try:
             yield self
         finally:
@@ -116,7 +116,7 @@ class Links:
 
     async def enable(self, account: str, repo: str, name: str) -> Link:
         """Enable sync with `owner/name`; the App must be installed there."""
-        app = await self.apps.of(account)
+        app = await self.apps.get(account)
         hosted = await self._github.find(app, check_name(name))
         row = LinkRow(repo, account, hosted.id, hosted.name, LinkState.PENDING)
         added = await self._store.add(row)
@@ -128,7 +128,7 @@ class Links:
             if known.github_id != hosted.id:
                 raise LinkConflict(f"this repository is already synced with {known.name}: disable that first")
             added = known
-        self._keep(repo).wake.set()
+        self._link_task(repo).wake.set()
         return _link(added)
 
     async def get(self, repo: str) -> Link:
@@ -141,9 +141,9 @@ class Links:
         """Disable sync. Both repositories stay as they are."""
         await self.get(repo)
         await self._store.delete(repo)
-        keeper = self._keepers.pop(repo, None)
-        if keeper is not None and keeper.task is not None:
-            await cancel_and_wait(keeper.task)
+        link_task = self._link_tasks.pop(repo, None)
+        if link_task is not None and link_task.task is not None:
+            await cancel_and_wait(link_task.task)
         with contextlib.suppress(RepoNotFound):
             await self._repos.get(repo)
             await sync.forget(self._repos.repository(repo))
@@ -152,9 +152,9 @@ class Links:
         """Sync now and return the result."""
         await self.get(repo)
         done = asyncio.get_running_loop().create_future()
-        keeper = self._keep(repo)
-        keeper.waiting.append(done)
-        keeper.wake.set()
+        link_task = self._link_task(repo)
+        link_task.waiting.append(done)
+        link_task.wake.set()
         await done
         return await self.get(repo)
 
@@ -162,12 +162,12 @@ class Links:
 
     async def refs_changed(self, repo_id: str) -> None:
         """A local repository changed: wake its link."""
-        if (keeper := self._keepers.get(repo_id)) is not None:
-            keeper.wake.set()
+        if (link_task := self._link_tasks.get(repo_id)) is not None:
+            link_task.wake.set()
 
-    async def hear(self, known: Mapping[str, App], signature: str, body: bytes) -> bool:
+    async def receive_webhook(self, known: Mapping[str, App], signature: str, body: bytes) -> bool:
         """Handle a webhook for one of these Apps; returns False if none of their secrets signed it."""
-        accounts = [account for account, app in known.items() if _signed(app, signature, body)]
+        accounts = [account for account, app in known.items() if _is_signed(app, signature, body)]
         if not accounts:
             return False
         try:
@@ -179,24 +179,24 @@ class Links:
         for row in await self._store.to(accounts, github_id):
             if row.name != name:
                 await self._store.update(row.id, name=name)
-            self._keep(row.id).wake.set()
+            self._link_task(row.id).wake.set()
         return True
 
     # Sync
 
-    def _keep(self, repo: str) -> _LinkTask:
-        keeper = self._keepers.get(repo)
-        if keeper is None:
-            keeper = self._keepers[repo] = _LinkTask()
-            keeper.task = self._tasks.start(self._keep_in_step(repo, keeper))
-        return keeper
+    def _link_task(self, repo: str) -> _LinkTask:
+        link_task = self._link_tasks.get(repo)
+        if link_task is None:
+            link_task = self._link_tasks[repo] = _LinkTask()
+            link_task.task = self._tasks.start(self._sync_until_removed(repo, link_task))
+        return link_task
 
-    async def _keep_in_step(self, repo: str, keeper: _LinkTask) -> None:
+    async def _sync_until_removed(self, repo: str, link_task: _LinkTask) -> None:
         failures = 0
         try:
             while (row := await self._store.get(repo)) is not None:
-                keeper.wake.clear()
-                waiting, keeper.waiting = keeper.waiting, []
+                link_task.wake.clear()
+                waiting, link_task.waiting = link_task.waiting, []
                 try:
                     async with self._runs.hold(row.account):
                         settled = await self._attempt(row)
@@ -204,21 +204,21 @@ class Links:
                     log.error("github sync error", repo=repo, error=repr(error), exc_info=error)
                     settled = False
                 finally:
-                    _tell(waiting)
+                    _wake_waiters(waiting)
                 failures = 0 if settled else min(failures + 1, len(self._retry))
-                pause = self._retry[failures - 1] if failures else self._look_every
+                pause = self._retry[failures - 1] if failures else self._sync_every
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause):
-                        await keeper.wake.wait()
+                        await link_task.wake.wait()
         finally:
-            _tell(keeper.waiting)
-            if self._keepers.get(repo) is keeper:
-                del self._keepers[repo]
+            _wake_waiters(link_task.waiting)
+            if self._link_tasks.get(repo) is link_task:
+                del self._link_tasks[repo]
 
     async def _attempt(self, row: LinkRow) -> bool:
         """One sync run, with its result recorded; returns whether no retry is needed."""
         try:
-            outcome = await self._bring_into_step(row)
+            result = await self._sync_with_fresh_token(row)
         except RepoNotFound:
             return True
         except SteadError as error:
@@ -227,33 +227,35 @@ class Links:
             return False
         state = (
             LinkState.DIVERGED
-            if outcome.left
-            else LinkState.IN_STEP
-            if outcome.settled
+            if result.conflicts
+            else LinkState.SYNCED
+            if result.settled
             else LinkState.PENDING
         )
-        await self._store.record(row.id, state, left_over=[asdict(each) for each in outcome.left[:MAX_LEFT]])
-        return outcome.settled
+        await self._store.record(
+            row.id, state, left_over=[asdict(each) for each in result.conflicts[:MAX_CONFLICTS]]
+        )
+        return result.settled
 
-    async def _bring_into_step(self, row: LinkRow) -> SyncResult:
+    async def _sync_with_fresh_token(self, row: LinkRow) -> SyncResult:
         await self._repos.get(row.id)
-        app = await self.apps.of(row.account)
+        app = await self.apps.get(row.account)
         try:
-            return await self._exchange(app, row)
+            return await self._sync_once(app, row)
         except SourceUnauthorized:
             # The token may have been revoked.
-            self._github.forget(app, row.name)
+            self._github.drop_token(app, row.name)
         try:
-            return await self._exchange(app, row)
+            return await self._sync_once(app, row)
         except SourceUnauthorized:
             raise GithubRefused(f"the GitHub App may not write {row.name}") from None
 
-    async def _exchange(self, app: App, row: LinkRow) -> SyncResult:
+    async def _sync_once(self, app: App, row: LinkRow) -> SyncResult:
         repository = self._repos.repository(row.id)
         url = _address(app, row.name, await self._github.token(app, row.name))
         try:
             async with self._writer.writing(row.id, origin=self) as write:
-                remotes = remotes_within(self._guard, write.quota, MAX_BYTES, TIMEOUT)
+                remotes = remotes_with_quota(self._guard, write.quota, MAX_BYTES, TIMEOUT)
                 objects = LfsObjects(repository, self._repos.quotas)
                 large_files = LfsClient(self._guard, repository, objects, write.quota, TIMEOUT)
                 return await sync.sync_refs(repository, remotes, url, write, large_files)
@@ -263,7 +265,7 @@ class Links:
             raise GithubFailed(str(error)) from error
 
 
-def _tell(waiting: Sequence[asyncio.Future[None]]) -> None:
+def _wake_waiters(waiting: Sequence[asyncio.Future[None]]) -> None:
     for each in waiting:
         if not each.done():
             each.set_result(None)
@@ -275,7 +277,7 @@ def _address(app: App, name: str, token: str) -> str:
     return urlunsplit(parts._replace(netloc=netloc, path=f"{parts.path.rstrip('/')}/{name}.git"))
 
 
-def _signed(app: App, signature: str, body: bytes) -> bool:
+def _is_signed(app: App, signature: str, body: bytes) -> bool:
     wanted = hmac.new(app.webhook_secret.encode(), body, hashlib.sha256).hexdigest()
     return hmac.compare_digest(signature.encode(), f"sha256={wanted}".encode())
 

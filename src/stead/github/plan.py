@@ -31,7 +31,7 @@ class Step(StrEnum):
     PUSH = "push"
     DELETE_HERE = "delete_here"
     DELETE_THERE = "delete_there"
-    LEAVE = "leave"
+    CONFLICT = "conflict"
     """Conflict: needs a person's decision."""
 
 
@@ -88,14 +88,14 @@ def plan(refs: Iterable[TrackedRef], relations: Mapping[str, Relation], default:
 
     `default` is the full name of the default branch here, which is never deleted.
     """
-    decisions = [_keep_default(_judge(ref, relations.get(ref.name)), default) for ref in refs]
+    decisions = [_keep_default(_decide(ref, relations.get(ref.name)), default) for ref in refs]
     # Deletions first: they free names.
     here = {each.ref.name for each in decisions if each.ref.here and each.step is not Step.DELETE_HERE}
     there = {each.ref.name for each in decisions if each.ref.there and each.step is not Step.DELETE_THERE}
-    return list(_fitting(decisions, here, there))
+    return list(_without_name_conflicts(decisions, here, there))
 
 
-def _judge(ref: TrackedRef, relation: Relation | None) -> Decision:
+def _decide(ref: TrackedRef, relation: Relation | None) -> Decision:
     if ref.here == ref.there:
         return Decision(ref, Step.KEEP)
     if ref.here == ref.base:
@@ -104,12 +104,12 @@ def _judge(ref: TrackedRef, relation: Relation | None) -> Decision:
         return _follow_here(ref, relation)
     if ref.here is None or ref.there is None:
         where, other = ("here", "on GitHub") if ref.here is None else ("on GitHub", "here")
-        return Decision(ref, Step.LEAVE, f"deleted {where} and changed {other}")
+        return Decision(ref, Step.CONFLICT, f"deleted {where} and changed {other}")
     if ref.is_branch and relation is Relation.AHEAD:
         return Decision(ref, Step.PUSH)
     if ref.is_branch and relation is Relation.BEHIND:
         return Decision(ref, Step.PULL)
-    return Decision(ref, Step.LEAVE, "changed on both sides")
+    return Decision(ref, Step.CONFLICT, "changed on both sides")
 
 
 def _follow_there(ref: TrackedRef, relation: Relation | None) -> Decision:
@@ -117,7 +117,7 @@ def _follow_there(ref: TrackedRef, relation: Relation | None) -> Decision:
         return Decision(ref, Step.DELETE_HERE)
     if ref.here is None or (ref.is_branch and relation is Relation.BEHIND):
         return Decision(ref, Step.PULL)
-    return Decision(ref, Step.LEAVE, _moved(ref, relation, "on GitHub"))
+    return Decision(ref, Step.CONFLICT, _moved(ref, relation, "on GitHub"))
 
 
 def _follow_here(ref: TrackedRef, relation: Relation | None) -> Decision:
@@ -125,7 +125,7 @@ def _follow_here(ref: TrackedRef, relation: Relation | None) -> Decision:
         return Decision(ref, Step.DELETE_THERE)
     if ref.there is None or (ref.is_branch and relation is Relation.AHEAD):
         return Decision(ref, Step.PUSH)
-    return Decision(ref, Step.LEAVE, _moved(ref, relation, "here"))
+    return Decision(ref, Step.CONFLICT, _moved(ref, relation, "here"))
 
 
 def _moved(ref: TrackedRef, relation: Relation | None, where: str) -> str:
@@ -136,11 +136,11 @@ def _moved(ref: TrackedRef, relation: Relation | None, where: str) -> str:
 
 def _keep_default(decision: Decision, default: str) -> Decision:
     if decision.step is Step.DELETE_HERE and decision.ref.name == default:
-        return Decision(decision.ref, Step.LEAVE, "deleted on GitHub, but it is the default branch here")
+        return Decision(decision.ref, Step.CONFLICT, "deleted on GitHub, but it is the default branch here")
     return decision
 
 
-def _fitting(
+def _without_name_conflicts(
     decisions: Iterable[Decision], here: Collection[str], there: Collection[str]
 ) -> Iterable[Decision]:
     """Turn new refs with a name conflict into conflicts: `a` and `a/b` cannot both exist."""
@@ -148,23 +148,31 @@ def _fitting(
     for decision in decisions:
         ref = decision.ref
         if decision.step is Step.PULL and not is_ref(ref.name.split("/", 2)[2]):
-            yield Decision(ref, Step.LEAVE, "invalid ref name")
-        elif decision.step is Step.PULL and ref.here is None and _in_the_way(ref.name, here, folders_here):
-            yield Decision(ref, Step.LEAVE, "its name conflicts with another ref here")
-        elif decision.step is Step.PUSH and ref.there is None and _in_the_way(ref.name, there, folders_there):
-            yield Decision(ref, Step.LEAVE, "its name conflicts with another ref on GitHub")
+            yield Decision(ref, Step.CONFLICT, "invalid ref name")
+        elif (
+            decision.step is Step.PULL
+            and ref.here is None
+            and _has_name_conflict(ref.name, here, folders_here)
+        ):
+            yield Decision(ref, Step.CONFLICT, "its name conflicts with another ref here")
+        elif (
+            decision.step is Step.PUSH
+            and ref.there is None
+            and _has_name_conflict(ref.name, there, folders_there)
+        ):
+            yield Decision(ref, Step.CONFLICT, "its name conflicts with another ref on GitHub")
         else:
             yield decision
 
 
 def _folders(names: Iterable[str]) -> set[str]:
-    return {folder for name in names for folder in _above(name)}
+    return {folder for name in names for folder in _parents(name)}
 
 
-def _in_the_way(name: str, names: Collection[str], folders: Collection[str]) -> bool:
-    return name in folders or any(folder in names for folder in _above(name))
+def _has_name_conflict(name: str, names: Collection[str], folders: Collection[str]) -> bool:
+    return name in folders or any(folder in names for folder in _parents(name))
 
 
-def _above(name: str) -> Iterable[str]:
+def _parents(name: str) -> Iterable[str]:
     parts = name.split("/")
     return ("/".join(parts[:depth]) for depth in range(3, len(parts)))

@@ -18,8 +18,8 @@ from stead.repos.repository import MAX_REFS, RefChange, Repository
 from stead.repos.transfer.remotes import BRANCHES, TAGS, Remote, Remotes
 from stead.repos.writer import Write
 
-ASIDE = "refs/stead/github/"
-_THERE, _BASE = f"{ASIDE}there/", f"{ASIDE}base/"
+HIDDEN = "refs/stead/github/"
+_THERE, _BASE = f"{HIDDEN}there/", f"{HIDDEN}base/"
 _OURS = "refs/"
 _ROUNDS = 5
 _AT_ONCE = 200
@@ -39,13 +39,13 @@ class RefConflict:
 
 @dataclass(frozen=True)
 class SyncResult:
-    left: Sequence[RefConflict]
+    conflicts: Sequence[RefConflict]
     settled: bool
     """False if one side kept changing during the run."""
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _SyncState:
     """The refs of both sides and of the base."""
 
     here: Refs
@@ -66,12 +66,12 @@ async def sync_refs(
     """
     for _ in range(_ROUNDS):
         remote = await remotes.open(repository, url, None)
-        seen = await _look(repository, remotes, remote)
+        seen = await _fetch_state(repository, remotes, remote)
         decisions = await _decide(repository, seen)
         # LFS objects first, in both directions: a visible commit must have its objects.
         taken = [each.ref.there for each in decisions if each.step is Step.PULL and each.ref.there]
         await large_files.download(remote, taken, seen.here.values())
-        undisturbed = await _follow(repository, decisions, write.quota)
+        undisturbed = await _apply_here(repository, decisions, write.quota)
         if any(each.step in _CHANGES_HERE for each in decisions):
             await write.refs_changed()
         if not seen.here and remote.head is not None and f"{BRANCHES}{remote.head}" in seen.there:
@@ -81,43 +81,43 @@ async def sync_refs(
         pushed, rejected = await _push(repository, remotes, remote, decisions)
         if settled := undisturbed and pushed:
             break
-    left = [
+    conflicts = [
         RefConflict(each.ref.name, each.ref.here, each.ref.there, each.reason)
         for each in decisions
         if each.reason
     ]
-    return SyncResult([*left, *rejected], settled)
+    return SyncResult([*conflicts, *rejected], settled)
 
 
 async def forget(repository: Repository) -> None:
     """Remove the hidden refs."""
-    refs = await _refs(repository, ASIDE)
+    refs = await _refs(repository, HIDDEN)
     await repository.change([RefChange(name, None, guarded=False) for name in refs])
 
 
-async def _look(repository: Repository, remotes: Remotes, remote: Remote) -> _Seen:
+async def _fetch_state(repository: Repository, remotes: Remotes, remote: Remote) -> _SyncState:
     """Fetch, and read the refs of both sides."""
     offered = {name: sha for name, sha in remote.refs.items() if name.startswith((BRANCHES, TAGS))}
     if len(offered) > MAX_REFS:
         raise TooLarge(f"{remote.url} has too many branches and tags (max {MAX_REFS})")
-    seen = await _seen(repository)
+    seen = await _read_state(repository)
     if offered == seen.there:
         return seen
-    refspecs = [f"+{kind}*:{_aside(_THERE, kind)}*" for kind in (BRANCHES, TAGS)]
+    refspecs = [f"+{kind}*:{_hidden_ref(_THERE, kind)}*" for kind in (BRANCHES, TAGS)]
     await remotes.fetch(repository, remote, refspecs, None, "--no-tags", "--prune")
-    return await _seen(repository)
+    return await _read_state(repository)
 
 
-async def _seen(repository: Repository) -> _Seen:
-    found = await _refs(repository, BRANCHES, TAGS, ASIDE)
+async def _read_state(repository: Repository) -> _SyncState:
+    found = await _refs(repository, BRANCHES, TAGS, HIDDEN)
 
     def below(prefix: str) -> Refs:
         return {
             _OURS + name.removeprefix(prefix): sha for name, sha in found.items() if name.startswith(prefix)
         }
 
-    here = {name: sha for name, sha in found.items() if not name.startswith(ASIDE)}
-    return _Seen(here, below(_THERE), below(_BASE))
+    here = {name: sha for name, sha in found.items() if not name.startswith(HIDDEN)}
+    return _SyncState(here, below(_THERE), below(_BASE))
 
 
 async def _refs(repository: Repository, *prefixes: str) -> dict[str, str]:
@@ -126,15 +126,15 @@ async def _refs(repository: Repository, *prefixes: str) -> dict[str, str]:
     return dict(line.split("\0") for line in printed.decode().splitlines())
 
 
-def _aside(prefix: str, name: str) -> str:
+def _hidden_ref(prefix: str, name: str) -> str:
     return prefix + name.removeprefix(_OURS)
 
 
-async def _decide(repository: Repository, seen: _Seen) -> list[Decision]:
+async def _decide(repository: Repository, seen: _SyncState) -> list[Decision]:
     base = seen.base
     if was_recreated(base, seen.here, seen.there):
         # Reset the base before anything else: an interrupted join must not look like deletions.
-        await _change(repository, [RefChange(_aside(_BASE, name), None, guarded=False) for name in base])
+        await _apply(repository, [RefChange(_hidden_ref(_BASE, name), None, guarded=False) for name in base])
         base = {}
     refs = refs_of(base, seen.here, seen.there)
     relations = {ref.name: await _relation(repository, ref) for ref in refs if ref.needs_history}
@@ -154,7 +154,7 @@ async def _relation(repository: Repository, ref: TrackedRef) -> Relation:
     return Relation.APART
 
 
-async def _follow(repository: Repository, decisions: Sequence[Decision], quota: QuotaReservation) -> bool:
+async def _apply_here(repository: Repository, decisions: Sequence[Decision], quota: QuotaReservation) -> bool:
     """Apply the remote's changes here; returns whether nothing had changed here meanwhile."""
     await quota.reserve_refs(sum(each.step is Step.PULL and each.ref.here is None for each in decisions))
     changes: list[RefChange] = []
@@ -163,10 +163,10 @@ async def _follow(repository: Repository, decisions: Sequence[Decision], quota: 
         if decision.step in _CHANGES_HERE:
             changes.append(RefChange(ref.name, ref.there, ref.here))
         if decision.step in _CHANGES_HERE or (decision.step is Step.KEEP and ref.base != ref.here):
-            changes.append(RefChange(_aside(_BASE, ref.name), ref.there, guarded=False))
+            changes.append(RefChange(_hidden_ref(_BASE, ref.name), ref.there, guarded=False))
         if decision.step is Step.DELETE_HERE and ref.here is not None:
             quota.superseded.append((ref.here, None))
-    return await _change(repository, changes)
+    return await _apply(repository, changes)
 
 
 async def _push(
@@ -179,31 +179,33 @@ async def _push(
     given = [each.ref for each in decisions if each.step is Step.PUSH]
     deleted = [each.ref for each in decisions if each.step is Step.DELETE_THERE]
     told: dict[str, str | None] = {}
-    for some in _parts(deleted):
+    for some in _batches(deleted):
         # The lease prevents the deletion of a branch that moved meanwhile.
         leases = [f"--force-with-lease={ref.name}:{ref.there}" for ref in some]
         told |= await remotes.push(repository, remote, [f":{ref.name}" for ref in some], *leases)
-    for some in _parts(given):
+    for some in _batches(given):
         told |= await remotes.push(repository, remote, [f"{ref.here}:{ref.name}" for ref in some])
     still = True
-    left: list[RefConflict] = []
+    conflicts: list[RefConflict] = []
     taken: list[RefChange] = []
     for ref in (*deleted, *given):
         why = told.get(ref.name, "no answer")
         if why is None:
-            taken += [RefChange(_aside(side, ref.name), ref.here, guarded=False) for side in (_BASE, _THERE)]
+            taken += [
+                RefChange(_hidden_ref(side, ref.name), ref.here, guarded=False) for side in (_BASE, _THERE)
+            ]
         elif GitMessage.REMOTE_REF_MOVED.found_in(why):
             still = False
         else:
-            left.append(RefConflict(ref.name, ref.here, ref.there, f"GitHub rejected it: {why}"))
-    return await _change(repository, taken) and still, left
+            conflicts.append(RefConflict(ref.name, ref.here, ref.there, f"GitHub rejected it: {why}"))
+    return await _apply(repository, taken) and still, conflicts
 
 
-def _parts(refs: Sequence[TrackedRef]) -> Iterator[Sequence[TrackedRef]]:
+def _batches(refs: Sequence[TrackedRef]) -> Iterator[Sequence[TrackedRef]]:
     return (refs[start : start + _AT_ONCE] for start in range(0, len(refs), _AT_ONCE))
 
 
-async def _change(repository: Repository, changes: Sequence[RefChange]) -> bool:
+async def _apply(repository: Repository, changes: Sequence[RefChange]) -> bool:
     """Apply ref changes, deletions first: they resolve name conflicts."""
     parts = [each for each in changes if each.new is None], [each for each in changes if each.new is not None]
     done = [await repository.change(part) for part in parts if part]

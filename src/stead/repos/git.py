@@ -247,7 +247,7 @@ class Git:
         for launchers in self._launchers.values():
             await launchers.close()
 
-    async def outlived(self) -> list[ProcessId]:
+    async def end_orphans(self) -> list[ProcessId]:
         """Kill git processes of a previous server; return those that write refs, which keep running."""
         mark = f"GIT_CONFIG_GLOBAL={self._config}".encode()
         pids = {pid for pid, environment in environments() if mark in environment}

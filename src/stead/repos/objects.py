@@ -111,7 +111,7 @@ class CatFilePool:
     @contextlib.asynccontextmanager
     async def lease(self, repo: Path) -> AsyncIterator[CatFile]:
         """A reader of this repository. A reader that fails or is interrupted is not reused."""
-        reader = self._take(repo) or await CatFile.start(self._git, repo)
+        reader = self._pop_idle(repo) or await CatFile.start(self._git, repo)
         try:
             yield reader
         except BaseException:
@@ -120,9 +120,9 @@ class CatFilePool:
         if not reader.alive:
             await reader.close()
             return
-        await self._give_back(repo, reader)
+        await self._put_back(repo, reader)
 
-    def _take(self, repo: Path) -> CatFile | None:
+    def _pop_idle(self, repo: Path) -> CatFile | None:
         waiting = self._idle.get(repo, [])
         while waiting:
             _, reader = waiting.pop()
@@ -133,7 +133,7 @@ class CatFilePool:
                 return reader
         return None
 
-    async def _give_back(self, repo: Path, reader: CatFile) -> None:
+    async def _put_back(self, repo: Path, reader: CatFile) -> None:
         self._idle.setdefault(repo, []).append((time.monotonic(), reader))
         self._idle.move_to_end(repo)
         self._count += 1

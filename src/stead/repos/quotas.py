@@ -52,7 +52,7 @@ class _Tally:
 class _Bound:
     tally: _Tally
     limit: int
-    words: Message
+    message: Message
 
     @property
     def left(self) -> int:
@@ -60,24 +60,24 @@ class _Bound:
 
     def exceeded(self) -> QuotaExceeded:
         current = self.tally.measured
-        return QuotaExceeded(self.words(self.limit, current), self.limit, current)
+        return QuotaExceeded(self.message(self.limit, current), self.limit, current)
 
 
-def _repo_words(limit: int, current: int) -> str:
+def _repo_message(limit: int, current: int) -> str:
     used = f"repository quota exceeded: {_mib(current)} of {_mib(limit)} MiB in use"
     return f"{used}; raise the quota, or delete branches (their space is freed after 14 days)"
 
 
-def _new_words(limit: int, _: int) -> str:
+def _new_repo_message(limit: int, _: int) -> str:
     return f"repository quota exceeded (max {_mib(limit)} MiB); raise the quota"
 
 
-def _account_words(limit: int, current: int) -> str:
+def _account_message(limit: int, current: int) -> str:
     used = f"account quota exceeded: repositories use {_mib(current)} of {_mib(limit)} MiB"
     return f"{used}; raise the quota, or delete a repository"
 
 
-def _refs_words(limit: int, current: int) -> str:
+def _refs_message(limit: int, current: int) -> str:
     return f"ref limit exceeded: this repository has {current} branches and tags (max {limit}); delete some"
 
 
@@ -188,10 +188,10 @@ class RepoQuotas:
 
     async def peek(self, repo_id: str) -> QuotaReservation:
         """The quota of a repository at this time, without a write."""
-        row = await self._known(repo_id)
+        row = await self._measured_row(repo_id)
         repo = self._tally("repo", row.id, row.whole_size or 0)
-        refs = _Bound(self._tally("refs", row.id, row.refs or 0), MAX_REFS, _refs_words)
-        sizes = await self._sizes(row.account, repo, _repo_words)
+        refs = _Bound(self._tally("refs", row.id, row.refs or 0), MAX_REFS, _refs_message)
+        sizes = await self._sizes(row.account, repo, _repo_message)
         if any(bound.tally.since > bound.left for bound in sizes):
             await self._catch_up(row.account)
         return QuotaReservation(row.account, sizes, refs, self._catch_up)
@@ -199,24 +199,24 @@ class RepoQuotas:
     @contextlib.asynccontextmanager
     async def creating(self, account: str) -> AsyncIterator[QuotaReservation]:
         """Context of the creation of a repository, which is recorded with its size."""
-        sizes = await self._sizes(account, _Tally(0), _new_words)
-        quota = QuotaReservation(account, sizes, _Bound(_Tally(0), MAX_REFS, _refs_words), self._catch_up)
+        sizes = await self._sizes(account, _Tally(0), _new_repo_message)
+        quota = QuotaReservation(account, sizes, _Bound(_Tally(0), MAX_REFS, _refs_message), self._catch_up)
         try:
             yield quota
         finally:
             await self._refresh(account)
             quota.release()
 
-    async def _sizes(self, account: str, repo: _Tally, words: Message) -> list[_Bound]:
+    async def _sizes(self, account: str, repo: _Tally, message: Message) -> list[_Bound]:
         limits = await self._limits_of(account)
         bounds = []
         if limits.repo_mib is not None:
-            bounds.append(_Bound(repo, limits.repo_mib * _MIB, words))
+            bounds.append(_Bound(repo, limits.repo_mib * _MIB, message))
         if limits.total_repos_mib is not None:
             for unknown in await self._store.unmeasured(account):
                 await self.measure(unknown)
             total = self._tally("account", account, await self._store.total_size(account))
-            bounds.append(_Bound(total, limits.total_repos_mib * _MIB, _account_words))
+            bounds.append(_Bound(total, limits.total_repos_mib * _MIB, _account_message))
         return bounds
 
     def _tally(self, kind: str, name: str, measured: int) -> _Tally:
@@ -296,7 +296,7 @@ class RepoQuotas:
             for last in ids:
                 await self.measure(last, more_lfs=None)
 
-    async def _known(self, repo_id: str) -> RepoRow:
+    async def _measured_row(self, repo_id: str) -> RepoRow:
         row = await self._store.get(repo_id)
         if row is not None and row.size is None:
             await self.measure(repo_id)

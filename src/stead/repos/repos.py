@@ -19,7 +19,7 @@ from stead.logs import get_logger
 from stead.processes import ProcessId, end_of
 from stead.repos.errors import RepoBusy, RepoLimitExceeded, RepoNotFound
 from stead.repos.git import SETTINGS, Git
-from stead.repos.maintenance.housekeeping import ORPHANS_GRACE, Housekeeping, remove_leftovers
+from stead.repos.maintenance.housekeeping import ORPHANS_GRACE, Housekeeping, remove_stale_files
 from stead.repos.maintenance.pruning import Pruning
 from stead.repos.names import check_branch
 from stead.repos.objects import CatFilePool
@@ -94,12 +94,12 @@ class Repos:
             _check_reachable(folder)
         write_atomically(folder / "gitconfig", SETTINGS.encode(), 0o644)
         repos = cls(database, folder, limits_of, uid)
-        orphans = await repos.git.outlived()
+        orphans = await repos.git.end_orphans()
         started = time.time()
         await repos._recover()
         try:
             async with TaskSet() as background:
-                background.start(repos._tidy_up(started, orphans), "tidy up repositories")
+                background.start(repos._clean_up_after_crash(started, orphans), "tidy up repositories")
                 background.start(repos.pruning.run(folder), "prune repositories")
                 yield repos
         finally:
@@ -121,16 +121,16 @@ class Repos:
 
     async def _finish_creation(self, made: Path) -> None:
         if await self._store.get(made.name) is not None and not exists(self._path(made.name)):
-            self._put(made, self._path(made.name))
+            self._publish(made, self._path(made.name))
         else:
             await in_thread(shutil.rmtree, made, ignore_errors=True)
 
-    async def _tidy_up(self, started: float, orphans: Sequence[ProcessId]) -> None:
+    async def _clean_up_after_crash(self, started: float, orphans: Sequence[ProcessId]) -> None:
         """Remove incomplete writes in repositories after a crash, and measure their sizes."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ORPHANS_GRACE):
                 await asyncio.gather(*(end_of(orphan) for orphan in orphans))
-        await in_thread(remove_leftovers, self._folder, started)
+        await in_thread(remove_stale_files, self._folder, started)
         await self.quotas.measure_all()
 
     def _path(self, repo_id: str) -> Path:
@@ -155,7 +155,7 @@ class Repos:
         async with contextlib.AsyncExitStack() as stack:
             size = RepoSize(0, 0, 0)
             try:
-                await in_thread(self._make, made, branch)
+                await in_thread(self._init_bare, made, branch)
                 if fill is not None:
                     await stack.enter_async_context(self._imports.hold(account))
                     quota = await stack.enter_async_context(self.quotas.creating(account))
@@ -166,7 +166,7 @@ class Repos:
                         repo_id, account, name, public, size=size.objects, lfs_size=0, refs=size.refs
                     )
                     row = await self._store.add(row)
-                await in_thread(self._put, made, self._path(repo_id))
+                await in_thread(self._publish, made, self._path(repo_id))
             except BaseException:
                 if not self._path(repo_id).exists():
                     await self._store.delete(repo_id)
@@ -191,7 +191,7 @@ class Repos:
         if limit is not None and await self._store.count(account) >= limit:
             raise RepoLimitExceeded(f"too many repositories: this account has {limit} (its limit)")
 
-    def _make(self, place: Path, branch: str) -> None:
+    def _init_bare(self, place: Path, branch: str) -> None:
         """Write what `git init --bare` would create, without a process."""
         place.mkdir(mode=0o700)
         for folder in _FOLDERS:
@@ -208,7 +208,7 @@ class Repos:
         # Create the target folder before the row is written, so that a full disk fails here.
         self._path(place.name).parent.mkdir(mode=0o711, exist_ok=True)
 
-    def _put(self, made: Path, place: Path) -> None:
+    def _publish(self, made: Path, place: Path) -> None:
         place.parent.mkdir(mode=0o711, exist_ok=True)
         made.rename(place)
         sync_folder(place.parent)
@@ -246,7 +246,7 @@ class Repos:
     async def _on_measured(self, repo_id: str, size: RepoSize, superseded: Sequence[SupersededRef]) -> None:
         """Hook after a repository was written to and measured."""
         repository = self.repository(repo_id)
-        await self.pruning.note(repository, superseded)
+        await self.pruning.schedule_if_unreachable(repository, superseded)
         self.housekeeping.schedule(repository, size.loose_refs)
 
     async def delete(self, repo_id: str) -> None:

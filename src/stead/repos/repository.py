@@ -38,7 +38,7 @@ class RefChange:
     guarded: bool = True
 
     @property
-    def order(self) -> str:
+    def command(self) -> str:
         """The command for `git update-ref -z --stdin`."""
         old = (self.old or ZERO_SHA) if self.guarded else ""
         return f"delete {self.ref}\0{old}" if self.new is None else f"update {self.ref}\0{self.new}\0{old}"
@@ -142,7 +142,7 @@ class Repository:
 
     async def change(self, changes: Sequence[RefChange]) -> bool:
         """Apply all ref changes in one transaction; returns False if a ref was not at its expected commit."""
-        told = "".join(f"{each.order}\0" for each in changes)
+        told = "".join(f"{each.command}\0" for each in changes)
         finished = await self.git.finish(self.path, "update-ref", "-z", "--stdin", stdin=told.encode())
         if finished.status == 0:
             return True

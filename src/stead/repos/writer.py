@@ -104,4 +104,4 @@ class RepoWriter:
     async def delete(self, repo_id: str) -> None:
         """Delete a repository permanently, with its cached search results."""
         await self._repos.delete(repo_id)
-        self._search.forget(repo_id)
+        self._search.drop_repo(repo_id)

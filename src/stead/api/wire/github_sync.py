@@ -35,7 +35,7 @@ class GithubSyncModel(Wire):
             error=link.error,
             divergences=[
                 Divergence(ref=each.ref, here=each.here, there=each.there, reason=each.reason)
-                for each in link.left
+                for each in link.conflicts
             ],
             last_synced_at=link.synced_at,
             created_at=link.created_at,

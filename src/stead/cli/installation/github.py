@@ -71,7 +71,7 @@ def show(account: AccountName = None, as_json: Json = False) -> None:
     async def work() -> None:
         async with open_accounts() as opened:
             owner = await _owner(opened, account)
-            facts = _facts(await Apps(opened.database).of(owner.id), owner)
+            facts = _facts(await Apps(opened.database).get(owner.id), owner)
         if as_json:
             print_json(facts)
         else:

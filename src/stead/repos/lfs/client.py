@@ -104,7 +104,7 @@ class LfsClient:
 
     async def upload(self, remote: Remote, new: Sequence[str], known: Iterable[str]) -> None:
         """Upload the objects that new commits point to, as far as they exist here."""
-        if not new or not self._objects.any:
+        if not new or not self._objects.may_have_any:
             return
         pointed = await pointed_objects(self._repository, new, known, self._timeout)
         missing = set(await self._objects.missing(pointed))
@@ -155,7 +155,7 @@ class LfsClient:
         ) as answer:
             if answer.status != 200:
                 raise RequestFailed(answer.target.shown, f"status {answer.status} for an LFS object")
-            await self._objects.write_within(self._quota, large.oid, answer.pieces)
+            await self._objects.write_reserved(self._quota, large.oid, answer.pieces)
 
     async def _put_object(self, remote: Remote, action: _Action, large: LfsObject) -> None:
         target = await self._check_action(remote, action)

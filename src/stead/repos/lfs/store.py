@@ -96,7 +96,7 @@ class LfsObjects:
             return None
 
     @property
-    def any(self) -> bool:
+    def may_have_any(self) -> bool:
         """Whether the repository may have objects."""
         return (self._folder / "objects").exists()
 
@@ -106,7 +106,7 @@ class LfsObjects:
         sizes = await in_thread(lambda: [self.size(each.oid) for each in wanted])
         return [each for each, size in zip(wanted, sizes, strict=True) if size != each.size]
 
-    async def without_room(self, objects: Iterable[LfsObject]) -> dict[LfsObject, RepoError]:
+    async def over_limit(self, objects: Iterable[LfsObject]) -> dict[LfsObject, RepoError]:
         """The objects that exceed a limit or the quota, alone or with those before them."""
         quota = await self._quotas.peek(self._repository.id)
         room = quota.room
@@ -146,9 +146,9 @@ class LfsObjects:
     async def write(self, oid: str, body: AsyncIterator[bytes]) -> None:
         """Store an object from a stream; it is visible once it is complete, verified and synced."""
         async with self._quotas.reserving(self._repository.id) as quota:
-            await self.write_within(quota, oid, body)
+            await self.write_reserved(quota, oid, body)
 
-    async def write_within(self, quota: QuotaReservation, oid: str, body: AsyncIterator[bytes]) -> None:
+    async def write_reserved(self, quota: QuotaReservation, oid: str, body: AsyncIterator[bytes]) -> None:
         """Store an object as part of a larger write."""
         place = self._path(oid)
         descriptor, temporary = await in_thread(self._begin)
@@ -187,13 +187,13 @@ class LfsObjects:
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             folder.mkdir(mode=0o700, exist_ok=True)
-            self._forget_old(folder)
+            self._remove_abandoned(folder)
             temporary = folder / secrets.token_hex(16)
             return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), temporary
         except FileNotFoundError:
             raise RepoNotFound(self._repository.id) from None
 
-    def _forget_old(self, folder: Path) -> None:
+    def _remove_abandoned(self, folder: Path) -> None:
         """Remove partial uploads that a crash left behind."""
         for left in folder.iterdir():
             with contextlib.suppress(FileNotFoundError):

@@ -19,14 +19,14 @@ MAX_PACKS = 50
 """Each push and each API commit adds a pack, and every reader searches all packs."""
 MAX_LOOSE_REFS = 1000
 """Each ref is a file until pack-refs."""
-WORTH_INDEXING = 1 << 20
+BITMAP_FROM = 1 << 20
 """Minimum bytes for bitmap indexes, which speed up clones."""
 ORPHANS_GRACE = 60.0
 """Seconds for git processes of a previous server to exit."""
 TIMEOUT = 3600.0
 _AT_ONCE = 1
 _SPARE = 4 << 20
-_LEFT_BEHIND = {
+_STALE_FILES = {
     "": r".*\.lock|packed-refs\.new|fast_import_crash_.*",
     "refs": r".*\.lock",
     "objects": r".*\.(lock|keep)|\.?tmp[_-].*",
@@ -87,7 +87,7 @@ def _needs_repack(path: Path) -> bool:
         if len(packs) > MAX_PACKS:
             return True
         indexed = any(entry.name.endswith(".bitmap") for entry in entries)
-        return not indexed and sum(pack.stat().st_size for pack in packs) > WORTH_INDEXING
+        return not indexed and sum(pack.stat().st_size for pack in packs) > BITMAP_FROM
     except FileNotFoundError:
         return False
 
@@ -100,12 +100,12 @@ def has_room(path: Path) -> bool:
     return False
 
 
-def remove_leftovers(folder: Path, before: float) -> None:
+def remove_stale_files(folder: Path, before: float) -> None:
     """Remove locks and temporary files older than `before`: their writers ended with the server.
 
     Stale locks would block all later writes, and temporary files use space that is not counted.
     """
-    for left in _leftovers(folder):
+    for left in _stale_files(folder):
         with contextlib.suppress(FileNotFoundError):
             if left.lstat().st_mtime >= before:
                 continue
@@ -116,9 +116,9 @@ def remove_leftovers(folder: Path, before: float) -> None:
                 left.unlink()
 
 
-def _leftovers(folder: Path) -> Iterator[Path]:
+def _stale_files(folder: Path) -> Iterator[Path]:
     for repository in folder.glob("??/*.git"):
-        for place, pattern in _LEFT_BEHIND.items():
+        for place, pattern in _STALE_FILES.items():
             for above, folders, files in os.walk(repository / place):
                 yield from (Path(above, name) for name in (*folders, *files) if re.fullmatch(pattern, name))
                 if not place:

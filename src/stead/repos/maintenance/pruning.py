@@ -25,11 +25,11 @@ GRACE = 14 * 86400.0
 """Seconds that an object must be unreachable before it is removed."""
 EVERY = 86400.0
 """Seconds between two prune runs of a repository."""
-_LOOK = 600.0
-_PATIENCE = 900.0
+_CHECK_EVERY = 600.0
+_MAX_WAIT = 900.0
 """Seconds to wait for writers; after that the next run tries again."""
 _MAX_COMPARED = 1000
-_ASIDE = "expired"
+_EXPIRED = "expired"
 
 log = get_logger("stead.repos")
 
@@ -46,15 +46,17 @@ class Pruning:
         self._quotas = quotas
         self._slot = slot
         self._repository_of = repository_of
-        self._noted: set[str] = set()
+        self._rescheduled: set[str] = set()
 
-    async def note(self, repository: Repository, superseded: Sequence[SupersededRef]) -> None:
+    async def schedule_if_unreachable(
+        self, repository: Repository, superseded: Sequence[SupersededRef]
+    ) -> None:
         """After a ref update: if it left objects unreachable, schedule a prune within a day."""
-        if superseded and await self._is_lost(repository, superseded):
-            self._noted.add(repository.id)
+        if superseded and await self._leaves_unreachable(repository, superseded):
+            self._rescheduled.add(repository.id)
             await self._store.prune_by(repository.id, time.time_ns() + _nanoseconds(EVERY))
 
-    async def _is_lost(self, repository: Repository, superseded: Sequence[SupersededRef]) -> bool:
+    async def _leaves_unreachable(self, repository: Repository, superseded: Sequence[SupersededRef]) -> bool:
         """Whether the updates were not all fast-forward; True if unknown."""
         if len(superseded) > _MAX_COMPARED or any(new is None for _, new in superseded):
             return True
@@ -67,21 +69,21 @@ class Pruning:
     async def run(self, folder: Path) -> None:
         """Background loop: prune repositories when they are due."""
         # Restore packs that an interrupted prune moved aside.
-        await in_thread(_bring_all_back, folder)
+        await in_thread(_restore_all_expired, folder)
         while True:
             for row in await self._store.due(time.time_ns()):
                 try:
-                    await self._in_time(row)
+                    await self._prune_due(row)
                 except (SteadError, OSError) as error:
                     log.warning("prune failed", repo=row.id, error=str(error))
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_CHECK_EVERY)
 
-    async def _in_time(self, row: RepoRow) -> None:
-        self._noted.discard(row.id)
+    async def _prune_due(self, row: RepoRow) -> None:
+        self._rescheduled.discard(row.id)
         # Schedule the next run first, in case this one fails or the server stops.
         await self._store.update(row.id, prune_at=time.time_ns() + _nanoseconds(EVERY))
         again = await self.prune(self._repository_of(row.id))
-        if row.id not in self._noted:
+        if row.id not in self._rescheduled:
             at = None if again is None else time.time_ns() + _nanoseconds(again)
             await self._store.update(row.id, prune_at=at)
 
@@ -94,49 +96,49 @@ class Pruning:
         async with self._slot:
             if not has_room(path):
                 raise DiskFull
-            await in_thread(_bring_back, path)
+            await in_thread(_restore_expired, path)
             await git.run(path, "commit-graph", "write", "--reachable", "--split=replace", timeout=TIMEOUT)
-            await in_thread(_date, path / "objects")
+            await in_thread(_touch_objects, path / "objects")
             try:
                 await git.run(
                     path,
                     "repack",
                     "--cruft",
                     f"--cruft-expiration={int(time.time() - grace)}",
-                    f"--expire-to={path / _ASIDE}",
+                    f"--expire-to={path / _EXPIRED}",
                     *("-d", "-q", "--write-midx", "--write-bitmap-index"),
                     timeout=TIMEOUT,
                 )
             except BaseException:
-                await in_thread(_bring_back, path)
+                await in_thread(_restore_expired, path)
                 raise
         await repository.cat_files.stop(path)
-        if aside := _aside(path):
-            if not await self._is_whole_without(repository):
+        if expired := _expired_packs(path):
+            if not await self._is_complete_without_expired(repository):
                 log.info("prune aborted: object referenced again", repo=repository.id)
-                await in_thread(_bring_back, path)
+                await in_thread(_restore_expired, path)
                 return EVERY
-            await in_thread(_remove, aside)
+            await in_thread(_remove, expired)
         await self._quotas.measure(repository.id)
         return grace if any((path / "objects" / "pack").glob("*.mtimes")) else None
 
-    async def _is_whole_without(self, repository: Repository) -> bool:
+    async def _is_complete_without_expired(self, repository: Repository) -> bool:
         """Whether the packs moved aside are still unreferenced after current writers finished."""
-        if not await _is_whole(repository):
+        if not await _is_complete(repository):
             return False
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_MAX_WAIT):
                 await self._quotas.wait_for_writers(repository.id)
         except TimeoutError:
             return False
-        return await _is_whole(repository)
+        return await _is_complete(repository)
 
 
 def _nanoseconds(seconds: float) -> int:
     return int(seconds * 1e9)
 
 
-async def _is_whole(repository: Repository) -> bool:
+async def _is_complete(repository: Repository) -> bool:
     try:
         everything = "rev-list", "--objects", "--all", "--quiet"
         finished = await repository.git.finish(repository.path, *everything, timeout=TIMEOUT)
@@ -145,7 +147,7 @@ async def _is_whole(repository: Repository) -> bool:
     return finished.status == 0
 
 
-def _date(objects: Path) -> None:
+def _touch_objects(objects: Path) -> None:
     """Set the time of all objects outside cruft packs to now, where their grace period starts."""
     for pack in objects.glob("pack/*.pack"):
         if not pack.with_suffix(".mtimes").exists():
@@ -154,21 +156,21 @@ def _date(objects: Path) -> None:
         os.utime(loose)
 
 
-def _aside(path: Path) -> list[Path]:
+def _expired_packs(path: Path) -> list[Path]:
     """The files moved aside, each pack before its index: readers that see an index expect its pack."""
-    return sorted(path.glob(f"{_ASIDE}-*"), key=lambda part: part.suffix == ".idx")
+    return sorted(path.glob(f"{_EXPIRED}-*"), key=lambda part: part.suffix == ".idx")
 
 
-def _bring_back(path: Path) -> None:
-    for part in _aside(path):
-        part.rename(path / "objects" / "pack" / part.name.replace(_ASIDE, "pack", 1))
+def _restore_expired(path: Path) -> None:
+    for part in _expired_packs(path):
+        part.rename(path / "objects" / "pack" / part.name.replace(_EXPIRED, "pack", 1))
 
 
-def _bring_all_back(folder: Path) -> None:
+def _restore_all_expired(folder: Path) -> None:
     for path in folder.glob("??/*.git"):
-        _bring_back(path)
+        _restore_expired(path)
 
 
-def _remove(aside: list[Path]) -> None:
-    for part in aside:
+def _remove(expired: list[Path]) -> None:
+    for part in expired:
         part.unlink()

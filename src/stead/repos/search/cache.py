@@ -36,6 +36,6 @@ class SearchCache:
         if key in self._kept:
             self.size -= self._kept.pop(key)[1]
 
-    def forget(self, repo_id: str) -> None:
+    def drop_repo(self, repo_id: str) -> None:
         for key in [key for key in self._kept if key[0] == repo_id]:
             self._drop(key)

@@ -12,7 +12,7 @@ from stead.repos.search.processes import MAX_SEARCHED, LargeFile, OutputBuffer, 
 from stead.repos.search.query import Query
 
 _MAX_LARGE = 500
-_NAMING = 10.0
+_NAMING_TIMEOUT = 10.0
 _COUNT = re.compile(rb"\0(\d+)\n")
 
 
@@ -50,7 +50,7 @@ class MatchCounts:
     matches: int
     stopped: bool
 
-    def some(self, first: int, end: int) -> list[tuple[bytes, int]]:
+    def page(self, first: int, end: int) -> list[tuple[bytes, int]]:
         """`commit:path` and number of matching lines of a range of files."""
         found = []
         start = 0
@@ -137,7 +137,7 @@ async def _blobs(repository: Repository, names: list[bytes]) -> list[tuple[str, 
         return []
     gathered = OutputBuffer()
     stdin = b"".join(name + b"\0" for name in names)
-    until = asyncio.get_running_loop().time() + _NAMING
+    until = asyncio.get_running_loop().time() + _NAMING_TIMEOUT
     await run(repository, ["cat-file", "--batch-check", "-z"], gathered, until, stdin=stdin)
     found = []
     for line in gathered.data.split(b"\n")[:-1]:

@@ -13,14 +13,14 @@ from stead.repos.git import GitProcess
 from stead.repos.model import Commit
 from stead.repos.repository import Repository
 from stead.repos.search.lines import MAX_MATCHES, MAX_TEXT, Hit, match_ends, matching_lines
-from stead.repos.search.processes import LineSplitter, OutputBuffer, first_part, run
+from stead.repos.search.processes import LineSplitter, OutputBuffer, first_phase, run
 from stead.repos.search.query import Query
 from stead.tasks import in_thread
 
 COUNTING = 5.0
 """Seconds to spend on counting results outside the page."""
 _FIRST_BATCH, _BATCH = 50, 500
-_MAX_KEPT = 64 << 20
+_MAX_CACHED = 64 << 20
 _MAX_PER_BLOB = 10_000
 _HIT_COST = 100
 _REGULAR = ("100644", "100755", "100664")
@@ -86,30 +86,30 @@ class Diffs:
         self._specs = specs
         self._seen: set[str] = set()
         self._hits: dict[str, list[Hit]] = {}
-        self._room = _MAX_KEPT
+        self._room = _MAX_CACHED
 
-    async def up_to(self, tip: str, first: int, end: int, until: float) -> tuple[bytes, list[CommitDiff]]:
+    async def search(self, tip: str, first: int, end: int, until: float) -> tuple[bytes, list[CommitDiff]]:
         """All matching commits, one id per line, and a page of them with their matches."""
         clock = asyncio.get_running_loop()
         shown: list[_Matched] = []
         matched: list[str] = []
-        size, enough = _FIRST_BATCH, first_part(until)
+        size, enough = _FIRST_BATCH, first_phase(until)
         command = "rev-list", "--no-merges", tip, "--"
         async with self._repository.git.running(self._repository.path, *command) as process:
             while not self.stopped and (batch := await self._next(process, size, enough)):
-                for each in await self._look(batch, enough):
+                for each in await self._find(batch, enough):
                     if first <= len(matched) < end:
                         shown.append(each)
                     matched.append(each.sha)
                 if len(matched) > end:
                     enough = min(enough, clock.time() + COUNTING)
                 size = min(size * 2, _BATCH)
-                self._forget_some()
+                self._evict()
         return "".join(f"{sha}\n" for sha in matched).encode(), await self._show(shown, until)
 
-    async def of(self, shas: list[str], until: float) -> list[CommitDiff]:
+    async def matches_in(self, shas: list[str], until: float) -> list[CommitDiff]:
         """The matches in commits that are known to match."""
-        return await self._show(await self._look(shas, until), until)
+        return await self._show(await self._find(shas, until), until)
 
     async def _next(self, process: GitProcess, size: int, until: float) -> list[str]:
         batch: list[str] = []
@@ -121,14 +121,14 @@ class Diffs:
             self.stopped = True
         return batch
 
-    def _forget_some(self) -> None:
+    def _evict(self) -> None:
         """Evict old entries: blobs recur in neighbouring commits, not in distant ones."""
-        if self._room < _MAX_KEPT // 2:
+        if self._room < _MAX_CACHED // 2:
             self._seen.clear()
             self._hits.clear()
-            self._room = _MAX_KEPT
+            self._room = _MAX_CACHED
 
-    async def _look(self, shas: list[str], until: float) -> list[_Matched]:
+    async def _find(self, shas: list[str], until: float) -> list[_Matched]:
         """The matching commits among these. Commits that could not be searched completely are left out."""
         if not shas:
             return []

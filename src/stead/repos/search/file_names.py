@@ -28,7 +28,7 @@ class NamedFile:
         return PurePosixPath(self.path).suffix[1:] or None
 
 
-async def tree(
+async def list_tree(
     repository: Repository, commit: str, specs: tuple[str, ...], until: float
 ) -> tuple[bytes, bool]:
     """All files of a commit, as a raw diff against the empty tree, and whether the list is complete."""
@@ -38,7 +38,7 @@ async def tree(
     return gathered.data, complete
 
 
-def listed(printed: bytes) -> Listing:
+def parse_tree(printed: bytes) -> Listing:
     """Parse a sequence of `:mode mode sha sha letter NUL path NUL`."""
     parts = printed.split(b"\0")[:-1]
     listing = []
@@ -49,10 +49,12 @@ def listed(printed: bytes) -> Listing:
     return listing
 
 
-async def named(repository: Repository, query: Query, listing: Listing, until: float) -> tuple[Listing, bool]:
+async def matching_names(
+    repository: Repository, query: Query, listing: Listing, until: float
+) -> tuple[Listing, bool]:
     """The files whose paths match, and whether the list is complete."""
     if query.regex:
-        return await _named_like(repository, query, listing, until)
+        return await _grep_names(repository, query, listing, until)
     text = re.compile(re.escape(query.text), 0 if query.case_sensitive else re.IGNORECASE)
 
     def pick() -> Listing:
@@ -61,7 +63,7 @@ async def named(repository: Repository, query: Query, listing: Listing, until: f
     return await in_thread(pick), True
 
 
-async def _named_like(
+async def _grep_names(
     repository: Repository, query: Query, listing: Listing, until: float
 ) -> tuple[Listing, bool]:
     """Match paths with git in a file of all paths: unlike Python's re, git can be stopped."""

@@ -30,7 +30,7 @@ class LargeFile(Exception):
 async def run(
     repository: Repository,
     arguments: list[str],
-    take: OnOutput,
+    on_output: OnOutput,
     until: float,
     *,
     query: Query | None = None,
@@ -39,7 +39,7 @@ async def run(
 ) -> bool:
     """Run git; returns whether it ran to completion.
 
-    Otherwise it was stopped: at the deadline, when `take` had enough, or when it ran out of memory.
+    Otherwise it was stopped: at the deadline, when `on_output` had enough, or when it ran out of memory.
     """
     grep = arguments[0] == "grep"
     env = {"GIT_ALLOC_LIMIT": str(MAX_SEARCHED)} if grep else None
@@ -48,7 +48,7 @@ async def run(
     try:
         async with asyncio.timeout_at(until):
             while piece := await process.stdout.read(_PIECE):
-                if not take(piece):
+                if not on_output(piece):
                     return False
             said = await process.errors()
             status = await process.wait()
@@ -69,7 +69,7 @@ async def run(
     return True
 
 
-def first_part(until: float) -> float:
+def first_phase(until: float) -> float:
     """The deadline of the first phase, which leaves time to read the results."""
     now = asyncio.get_running_loop().time()
     return now + (until - now) * 0.8

@@ -19,12 +19,12 @@ from stead.repos.repository import Repository
 from stead.repos.search.cache import CACHE_BYTES, SearchCache
 from stead.repos.search.content import FileMatches, MatchCounts, count, files_with_lines
 from stead.repos.search.diffs import CommitDiff, Diffs
-from stead.repos.search.file_names import NamedFile, listed, named, tree
-from stead.repos.search.processes import SHA_LINE, OutputBuffer, first_part, run
+from stead.repos.search.file_names import NamedFile, list_tree, matching_names, parse_tree
+from stead.repos.search.processes import SHA_LINE, OutputBuffer, first_phase, run
 from stead.repos.search.query import JitStackExhausted, Query, pathspecs
 from stead.tasks import KeyedLimit, in_thread
 
-SECONDS = 30.0
+TIMEOUT = 30.0
 MAX_RESULTS = 1000
 MAX_CONTEXT = 20
 _ROW = 300
@@ -96,15 +96,15 @@ class Search:
     """
 
     def __init__(
-        self, *, seconds: float = SECONDS, cache_bytes: int = CACHE_BYTES, at_once: int | None = None
+        self, *, timeout: float = TIMEOUT, cache_bytes: int = CACHE_BYTES, at_once: int | None = None
     ) -> None:
         self.cache = SearchCache(cache_bytes)
-        self._seconds = seconds
+        self._timeout = timeout
         self._slots = KeyedLimit(at_once or max(2, os.cpu_count() or 1), busy=lambda: RepoBusy("searches"))
 
-    def forget(self, repo_id: str) -> None:
+    def drop_repo(self, repo_id: str) -> None:
         """Drop the cached results of a deleted repository."""
-        self.cache.forget(repo_id)
+        self.cache.drop_repo(repo_id)
 
     async def content(
         self,
@@ -131,16 +131,16 @@ class Search:
         if commit is None:
             return ContentFound(0, 0, False, False, [])
 
-        async def look(wanted: Query, until: float) -> tuple[ContentFound, int]:
+        async def find(wanted: Query, until: float) -> tuple[ContentFound, int]:
             counted = await self._count(repository, commit, wanted, specs, until)
-            part = await in_thread(counted.some, page.offset, page.end)
+            part = await in_thread(counted.page, page.offset, page.end)
             files, complete = await files_with_lines(repository, wanted, part, context, until)
             stopped = counted.stopped or not complete
             more = page.has_more(len(files), counted.files, stopped)
             size = sum(_ROW + file.text_size for file in files)
             return ContentFound(counted.files, counted.matches, more, stopped, files), size
 
-        return await self._answer(repository, (commit, wanted, specs, page, context), wanted, look)
+        return await self._cached(repository, (commit, wanted, specs, page, context), wanted, find)
 
     async def files(
         self,
@@ -163,9 +163,11 @@ class Search:
         if commit is None:
             return FilesFound(0, False, False, [])
 
-        async def look(wanted: Query, until: float) -> tuple[FilesFound, int]:
+        async def find(wanted: Query, until: float) -> tuple[FilesFound, int]:
             printed, complete = await self._tree(repository, commit, specs, until)
-            found, seen_all = await named(repository, wanted, await in_thread(listed, printed), until)
+            found, seen_all = await matching_names(
+                repository, wanted, await in_thread(parse_tree, printed), until
+            )
             part = found[page.offset : page.end]
             async with repository.cat_files.lease(repository.path) as reader:
                 infos = await reader.infos([sha for _, sha in part])
@@ -178,7 +180,7 @@ class Search:
             size = sum(_ROW + len(file.path) for file in files)
             return FilesFound(len(found), more, stopped, files), size
 
-        return await self._answer(repository, (commit, wanted, specs, page), wanted, look)
+        return await self._cached(repository, (commit, wanted, specs, page), wanted, find)
 
     async def commits(
         self,
@@ -198,7 +200,7 @@ class Search:
         if tip is None:
             return CommitsFound(0, False, False, [])
 
-        async def look(wanted: Query, until: float) -> tuple[CommitsFound, int]:
+        async def find(wanted: Query, until: float) -> tuple[CommitsFound, int]:
             shas, complete = await self._history(repository, tip, wanted, until)
             commits = await repository.commits(page.of(shas))
             total = len(shas) // SHA_LINE
@@ -206,7 +208,7 @@ class Search:
             size = sum(2 * _ROW + len(each.message) for each in commits)
             return CommitsFound(total, more, not complete, commits), size
 
-        return await self._answer(repository, (tip, wanted, page), wanted, look)
+        return await self._cached(repository, (tip, wanted, page), wanted, find)
 
     async def diffs(
         self,
@@ -230,42 +232,42 @@ class Search:
         if tip is None:
             return DiffsFound(0, False, False, [])
 
-        async def look(wanted: Query, until: float) -> tuple[DiffsFound, int]:
+        async def find(wanted: Query, until: float) -> tuple[DiffsFound, int]:
             key = (repository.id, "changes", tip, wanted, specs)
             diffs = Diffs(repository, wanted, specs)
             shas: bytes | None = self.cache.get(key)
             if shas is not None:
-                commits = await diffs.of(page.of(shas), until)
+                commits = await diffs.matches_in(page.of(shas), until)
             else:
-                shas, commits = await diffs.up_to(tip, page.offset, page.end, until)
+                shas, commits = await diffs.search(tip, page.offset, page.end, until)
                 if not diffs.stopped:
                     self.cache.put(key, shas, len(shas))
             total = len(shas) // SHA_LINE
             more = page.has_more(len(commits), total, diffs.stopped)
             return DiffsFound(total, more, diffs.stopped, commits), diffs.size
 
-        return await self._answer(repository, (tip, wanted, specs, page), wanted, look)
+        return await self._cached(repository, (tip, wanted, specs, page), wanted, find)
 
-    async def _answer(
+    async def _cached(
         self,
         repository: Repository,
         asked: tuple[object, ...],
         query: Query,
-        look: Callable[[Query, float], Awaitable[tuple[Found, int]]],
+        find: Callable[[Query, float], Awaitable[tuple[Found, int]]],
     ) -> Found:
         """The cached result, or a new one, which is cached if it is complete."""
         key = (repository.id, "answer", *asked)
         kept: Found | None = self.cache.get(key)
         if kept is not None:
             return kept
-        until = asyncio.get_running_loop().time() + self._seconds
-        async with self._slots.hold(repository.id, max_wait=self._seconds):
+        until = asyncio.get_running_loop().time() + self._timeout
+        async with self._slots.hold(repository.id, max_wait=self._timeout):
             if query.regex and query.whole_word:
                 await _check(repository, replace(query, whole_word=False), until)
             try:
-                answer, size = await look(query, until)
+                answer, size = await find(query, until)
             except JitStackExhausted:
-                answer, size = await look(replace(query, jit=False), until)
+                answer, size = await find(replace(query, jit=False), until)
         if not answer.stopped:
             self.cache.put(key, answer, size)
         return answer
@@ -279,7 +281,7 @@ class Search:
         kept: MatchCounts | None = self.cache.get(key)
         if kept is not None:
             return kept
-        counted = await count(repository, commit, query, specs, first_part(until))
+        counted = await count(repository, commit, query, specs, first_phase(until))
         if not counted.stopped:
             self.cache.put(key, counted, len(counted.printed))
         return counted
@@ -291,7 +293,7 @@ class Search:
         kept: bytes | None = self.cache.get(key)
         if kept is not None:
             return kept, True
-        printed, complete = await tree(repository, commit, specs, first_part(until))
+        printed, complete = await list_tree(repository, commit, specs, first_phase(until))
         if complete:
             self.cache.put(key, printed, len(printed))
         return printed, complete
@@ -306,7 +308,7 @@ class Search:
             return kept, True
         gathered = OutputBuffer()
         arguments = ["rev-list", *query.options, f"--grep={query.pattern}", tip, "--"]
-        complete = await run(repository, arguments, gathered, first_part(until), query=query)
+        complete = await run(repository, arguments, gathered, first_phase(until), query=query)
         shas = gathered.data
         shas = shas[: len(shas) // SHA_LINE * SHA_LINE]
         if complete:

@@ -92,10 +92,10 @@ class Imports:
                     return
                 wanted = find_revision(remote, rev)
                 if all_branches:
-                    branch = await self._all(remotes, repository, remote, wanted, asked, depth)
+                    branch = await self._fetch_all(remotes, repository, remote, wanted, asked, depth)
                 else:
                     branch = asked or wanted.branch or remote.head or repository.default_branch
-                    await self._one(remotes, repository, remote, wanted, branch, depth)
+                    await self._fetch_one(remotes, repository, remote, wanted, branch, depth)
                 await repository.git.run(
                     repository.path, "symbolic-ref", "HEAD", BRANCHES + check_branch(branch)
                 )
@@ -103,9 +103,9 @@ class Imports:
         return fill
 
     def _remotes(self, quota: QuotaReservation) -> Remotes:
-        return remotes_within(self._guard, quota, self._most, self._timeout)
+        return remotes_with_quota(self._guard, quota, self._most, self._timeout)
 
-    async def _one(
+    async def _fetch_one(
         self,
         remotes: Remotes,
         repository: Repository,
@@ -118,13 +118,13 @@ class Imports:
         into = BRANCHES + branch
         if wanted.ref is not None and wanted.ref.startswith(TAGS):
             await remotes.fetch(repository, remote, [f"{wanted.ref}:{wanted.ref}"], depth)
-            await self._point(repository, into, wanted.ref)
+            await self._set_ref(repository, into, wanted.ref)
         elif wanted.ref is not None:
             await remotes.fetch(repository, remote, [f"{wanted.ref}:{into}"], depth)
         elif await self._fetch_commit(remotes, repository, remote, wanted.sha or "", into, depth):
-            await self._drop_aside(repository)
+            await self._drop_temporary_refs(repository)
 
-    async def _all(
+    async def _fetch_all(
         self,
         remotes: Remotes,
         repository: Repository,
@@ -143,7 +143,7 @@ class Imports:
         await remotes.fetch(repository, remote, refspecs, depth)
         branch = asked or wanted.branch or ""
         if branch not in known:
-            await self._point(repository, BRANCHES + branch, wanted.ref or wanted.sha or "")
+            await self._set_ref(repository, BRANCHES + branch, wanted.ref or wanted.sha or "")
         return branch
 
     async def _fetch_commit(
@@ -165,13 +165,13 @@ class Imports:
                 pass
         refspecs = [f"{BRANCHES}*:{_TEMPORARY}/heads/*", f"{TAGS}*:{_TEMPORARY}/tags/*"]
         await remotes.fetch(repository, remote, refspecs, None, "--no-tags")
-        await self._point(repository, into, sha)
+        await self._set_ref(repository, into, sha)
         return True
 
-    async def _point(self, repository: Repository, ref: str, rev: str) -> None:
+    async def _set_ref(self, repository: Repository, ref: str, rev: str) -> None:
         await repository.git.run(repository.path, "update-ref", ref, await repository.resolve(rev))
 
-    async def _drop_aside(self, repository: Repository) -> None:
+    async def _drop_temporary_refs(self, repository: Repository) -> None:
         """Delete the temporary refs and objects that only they need."""
         await repository.cat_files.stop(repository.path)
         git, place = repository.git, repository.path
@@ -193,7 +193,7 @@ class Imports:
                 path = next(path for path, text in files.items() if text == error.object)
                 raise InvalidChange(path, "content is not valid UTF-8") from None
             await commit(repository, changes, message, author=author)
-            await self._look_through(repository, "this import")
+            await self._fsck(repository, "this import")
 
         return fill
 
@@ -223,7 +223,7 @@ class Imports:
                 except ArchiveInvalid as error:
                     raise SourceInvalid(name, str(error)) from error
                 await in_thread(archive.unlink)
-                await self._look_through(repository, name)
+                await self._fsck(repository, name)
 
         return fill
 
@@ -274,13 +274,13 @@ class Imports:
                 lines = [f'M 040000 {found.sha} ""\n'.encode()]
                 branch = repository.default_branch
                 await run_fast_import(repository, one_commit(branch, message, author or Author(), lines))
-                await self._drop_aside(repository)
+                await self._drop_temporary_refs(repository)
 
         return fill
 
     async def _download(self, url: str, place: Path, quota: QuotaReservation) -> str:
         """Download a file; returns its name."""
-        most = _within(quota, self._most)
+        most = _download_limit(quota, self._most)
         with _over_quota(quota, self._most):
             async with self._guard.stream_get(
                 url, most_bytes=most, timeout=self._timeout, credentials=True
@@ -291,7 +291,7 @@ class Imports:
                         file.write(piece)
                 return answer.target.shown
 
-    async def _look_through(self, repository: Repository, source: str) -> None:
+    async def _fsck(self, repository: Repository, source: str) -> None:
         """Run fsck with the same checks as for a push."""
         options = "--strict", "--no-dangling", "--no-progress"
         finished = await repository.git.finish(repository.path, "fsck", *options, timeout=self._timeout)
@@ -307,14 +307,14 @@ class Imports:
             raise RequestFailed(shown(url), f"timed out after {self._timeout:g} s") from None
 
 
-def remotes_within(guard: SsrfGuard, quota: QuotaReservation, most: int, timeout: float) -> Remotes:
+def remotes_with_quota(guard: SsrfGuard, quota: QuotaReservation, most: int, timeout: float) -> Remotes:
     """A git client limited to the quota of a write."""
-    room = _within(quota, most)
+    room = _download_limit(quota, most)
     exceeded = quota.exceeded if room < most else None
     return Remotes(guard, most_bytes=room, timeout=timeout, exceeded=exceeded)
 
 
-def _within(quota: QuotaReservation, most: int) -> int:
+def _download_limit(quota: QuotaReservation, most: int) -> int:
     """The download limit with the remaining quota; the result is checked again later."""
     return most if quota.room is None else min(most, quota.room + _OVERHEAD)
 
@@ -325,6 +325,6 @@ def _over_quota(quota: QuotaReservation, most: int) -> Iterator[None]:
     try:
         yield
     except TooLarge as error:
-        if _within(quota, most) < most:
+        if _download_limit(quota, most) < most:
             raise quota.exceeded() from error
         raise

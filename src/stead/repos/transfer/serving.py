@@ -25,10 +25,10 @@ MAX_COMMANDS = 10_000
 """Maximum refs per push."""
 MAX_PUSH = 4 << 30
 """Maximum bytes per push."""
-MAX_QUESTION = 256 << 20
+MAX_NEGOTIATION = 256 << 20
 """Maximum bytes of a fetch negotiation."""
-LONGEST = 3600.0
-PATIENCE = 30.0
+TIMEOUT = 3600.0
+MAX_WAIT = 30.0
 PER_REPO = 8
 PIECE = 256 << 10
 _COMMANDS_ROOM = 64 << 20
@@ -101,7 +101,7 @@ class PushCommands:
         """Number of refs to create."""
         self.superseded: list[SupersededRef] = []
 
-    def see(self, data: bytes) -> int:
+    def feed(self, data: bytes) -> int:
         """Consume a piece; returns the number of bytes after the end of the list."""
         place = 0
         while place < len(data) and not self.complete:
@@ -164,10 +164,10 @@ class IncomingPush:
         self._quota = write.quota
         self._place = place
 
-    async def see(self, piece: bytes) -> None:
+    async def check(self, piece: bytes) -> None:
         """Refuse data over the quota before git receives it. A push that only deletes refs has none."""
         begun = self.commands.complete
-        of_pack = self.commands.see(piece)
+        of_pack = self.commands.feed(piece)
         if self.commands.complete and not begun:
             await self._quota.reserve_refs(self.commands.created)
             self._quota.superseded += self.commands.superseded
@@ -176,7 +176,7 @@ class IncomingPush:
             raise DiskFull
 
     @property
-    def asks(self) -> bool:
+    def has_commands(self) -> bool:
         """Whether the command list is complete and not empty."""
         return self.commands.complete and self.commands.count > 0
 
@@ -194,7 +194,7 @@ class PackTransfer:
         self._process = process
         self._push = push
         self._most = most
-        self._told = False
+        self._notified = False
         self._last = b""
         self._refused = False
         self._errors = asyncio.create_task(process.errors())
@@ -206,23 +206,23 @@ class PackTransfer:
         try:
             if body is not None:
                 async with contextlib.aclosing(body):
-                    await self._pass_on(body)
+                    await self._forward(body)
             process.stdin.close()
         except (BrokenPipeError, ConnectionResetError):
             # Git stopped reading; its response has the reason.
             process.stdin.close()
         except Exception:
-            self._break_off()
+            self._abort()
             raise
 
-    async def _pass_on(self, body: Body) -> None:
+    async def _forward(self, body: Body) -> None:
         size = 0
         async for piece in body:
             size += len(piece)
             if size > self._most:
                 raise TooLarge(f"request body too large (max {self._most >> 20} MiB)")
             if self._push is not None:
-                await self._push.see(piece)
+                await self._push.check(piece)
             self._process.stdin.write(piece)
             await self._process.stdin.drain()
 
@@ -242,32 +242,32 @@ class PackTransfer:
             return piece
         status = await self._process.wait()
         said = await self._errors
-        await self._tell()
+        await self._notify()
         if status and not _is_error(self._last):
             raise GitFailed("transfer", Finished(status, b"", said))
         if status:
             log.info("git rejected request", status=status, said=said.strip()[-500:])
         return b""
 
-    async def _tell(self) -> None:
+    async def _notify(self) -> None:
         """Notify the observers once, as soon as refs may have changed."""
-        if not self._told and self._push is not None and self._push.asks:
-            self._told = True
+        if not self._notified and self._push is not None and self._push.has_commands:
+            self._notified = True
             await self._push.refs_changed()
 
     async def end(self) -> None:
         """Stop git. A push that was received completely runs to its end."""
         whole = self._push is not None and self._feeding.done() and self._feeding.exception() is None
         await cancel_and_wait(self._feeding)
-        self._break_off()
-        if not await self._is_over(_FINISH_GRACE if whole else _GRACE):
+        self._abort()
+        if not await self._wait_for_exit(_FINISH_GRACE if whole else _GRACE):
             self._process.signal(signal.SIGTERM)
-            await self._is_over(_GRACE)
+            await self._wait_for_exit(_GRACE)
         await self._process.end()
         await cancel_and_wait(self._errors)
-        await self._tell()
+        await self._notify()
 
-    def _break_off(self) -> None:
+    def _abort(self) -> None:
         """Stop git: receive-pack discards an incomplete push and exits."""
         pipe = self._process.stdin.transport
         if self._push is None:
@@ -275,7 +275,7 @@ class PackTransfer:
         elif not pipe.is_closing() or pipe.get_write_buffer_size():
             pipe.abort()
 
-    async def _is_over(self, limit: float) -> bool:
+    async def _wait_for_exit(self, limit: float) -> bool:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit):
                 await self._process.wait()
@@ -300,8 +300,8 @@ class PackServer:
         max_commands: int = MAX_COMMANDS,
         at_once: int | None = None,
         per_repo: int = PER_REPO,
-        patience: float = PATIENCE,
-        longest: float = LONGEST,
+        max_wait: float = MAX_WAIT,
+        timeout: float = TIMEOUT,
     ) -> None:
         self._git = repos.git
         self._writer = writer
@@ -310,10 +310,10 @@ class PackServer:
         self._clients = KeyedLimit(
             at_once or 2 * (os.cpu_count() or 1) + 8,
             per_repo,
-            max_wait=patience,
+            max_wait=max_wait,
             busy=lambda: RepoBusy("git clients"),
         )
-        self._longest = longest
+        self._timeout = timeout
         self._pushing: Counter[str] = Counter()
         self._capabilities: bytes | None = None
 
@@ -330,12 +330,12 @@ class PackServer:
             yield _reader_of(self._capabilities)
             return
         arguments = service.command, "--stateless-rpc", "--http-backend-info-refs"
-        async with self._talk(repository, service, arguments, protocol, None) as talk:
+        async with self._transfer(repository, service, arguments, protocol, None) as transfer:
             if not fixed:
-                yield _reader_after(first, talk.read)
+                yield _reader_after(first, transfer.read)
                 return
             # The protocol v2 advertisement has no refs: it is the same for all repositories, so cache it.
-            pieces = [piece async for piece in _until_end(talk.read)]
+            pieces = [piece async for piece in _until_end(transfer.read)]
         self._capabilities = b"".join(pieces)
         yield _reader_of(self._capabilities)
 
@@ -348,11 +348,11 @@ class PackServer:
         Errors are raised while the response is read. A push that git rejects is a normal response.
         """
         arguments = service.command, "--stateless-rpc"
-        async with self._talk(repository, service, arguments, protocol, body) as talk:
-            yield talk.read
+        async with self._transfer(repository, service, arguments, protocol, body) as transfer:
+            yield transfer.read
 
     @contextlib.asynccontextmanager
-    async def _talk(
+    async def _transfer(
         self,
         repository: Repository,
         service: GitService,
@@ -361,11 +361,11 @@ class PackServer:
         body: Body | None,
     ) -> AsyncIterator[PackTransfer]:
         env = {} if protocol is None else {"GIT_PROTOCOL": protocol}
-        most, push, room = MAX_QUESTION, None, None
+        most, push, room = MAX_NEGOTIATION, None, None
         async with self._clients.hold(repository.id), contextlib.AsyncExitStack() as stack:
             _check_exists(repository)
             if service is GitService.RECEIVE_PACK and body is not None:
-                await stack.enter_async_context(self._pushing_to(repository))
+                await stack.enter_async_context(self._pushing_in(repository))
                 write = await stack.enter_async_context(self._writer.writing(repository.id))
                 most, room = self._max_push + _COMMANDS_ROOM, write.quota.room
                 push = IncomingPush(PushCommands(self._max_commands), write, repository.path)
@@ -375,31 +375,31 @@ class PackServer:
             process = await self._git.start(
                 repository.path, *settings, *arguments, str(repository.path), env=env, file=largest
             )
-            _widen(process)
-            talk = PackTransfer(process, push, most, body)
-            limit = asyncio.timeout(self._longest)
+            _enlarge_pipes(process)
+            transfer = PackTransfer(process, push, most, body)
+            limit = asyncio.timeout(self._timeout)
             try:
                 async with limit:
-                    yield talk
+                    yield transfer
             except TimeoutError:
                 if not limit.expired():
                     raise
-                raise TooSlow(f"git transfer timed out after {self._longest:g} s") from None
+                raise TooSlow(f"git transfer timed out after {self._timeout:g} s") from None
             finally:
-                await finished(talk.end())
+                await finished(transfer.end())
 
     @contextlib.asynccontextmanager
-    async def _pushing_to(self, repository: Repository) -> AsyncIterator[None]:
+    async def _pushing_in(self, repository: Repository) -> AsyncIterator[None]:
         """Context of a push. Removes quarantine folders that earlier pushes left behind."""
-        await self._clear(repository)
+        await self._remove_quarantines(repository)
         self._pushing[repository.id] += 1
         try:
             yield
         finally:
             self._pushing[repository.id] -= 1
-            await finished(self._clear(repository))
+            await finished(self._remove_quarantines(repository))
 
-    async def _clear(self, repository: Repository) -> None:
+    async def _remove_quarantines(self, repository: Repository) -> None:
         if self._pushing[repository.id]:
             return
         del self._pushing[repository.id]
@@ -452,7 +452,7 @@ async def _until_end(read: Read) -> AsyncIterator[bytes]:
         yield piece
 
 
-def _widen(process: GitProcess) -> None:
+def _enlarge_pipes(process: GitProcess) -> None:
     """Enlarge the pipes, for fewer wake-ups; optional, and git may have exited already."""
     for end in (process.stdin.transport, process.stdout._transport):  # type: ignore[attr-defined]
         with contextlib.suppress(OSError, ValueError):

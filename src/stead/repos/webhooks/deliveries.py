@@ -34,7 +34,7 @@ KEPT_FOR = 30 * 24 * 3600
 _MAX_EXCERPT = 1000
 _MAX_CONTENT = 4096
 _MAX_ERROR = 500
-_LOOK_AGAIN = 60.0
+_RECHECK_AFTER = 60.0
 """Seconds after which a worker that waits for a retry checks whether the delivery still exists."""
 _AFTER_FAILURE = 30.0
 _SECOND = 10**9
@@ -133,7 +133,7 @@ class DeliveryQueue:
             while trigger in self._woken and not self._closing:
                 self._woken.discard(trigger)
                 try:
-                    await self._empty(trigger)
+                    await self._drain(trigger)
                 except Exception as error:
                     log.warning("webhook deliveries delayed", trigger=trigger, error=str(error))
                     self._woken.add(trigger)
@@ -142,14 +142,14 @@ class DeliveryQueue:
             # In the same step as the last look at the queue, so that no delivery is missed.
             self._queues.forget(trigger)
 
-    async def _empty(self, trigger: str) -> None:
+    async def _drain(self, trigger: str) -> None:
         while not self._closing:
             row = await self._store.next(trigger)
             to = await self._triggers.destination(trigger)
             if row is None or to is None:
                 return
             if wait := _progress(row).wait(self._clock.now()):
-                await self._clock.sleep(min(wait / _SECOND, _LOOK_AGAIN))
+                await self._clock.sleep(min(wait / _SECOND, _RECHECK_AFTER))
                 continue
             host = urllib.parse.urlsplit(to.endpoint).hostname or ""
             # Take the host's slot first: waiting for a busy host must not use slots of the account or of

@@ -36,9 +36,9 @@ MAX_UPDATES = 10_000
 """Changed branches per detection; further ones are dropped."""
 _MAX_COMPARED = 100
 """Branches per detection whose changed files are compared; the others match all globs."""
-_MAX_HELD_AGAINST = 5_000_000
+_MAX_GLOB_MATCHES = 5_000_000
 """File-pattern matches per detection: a few seconds of CPU."""
-_LOOK_AGAIN = 60.0
+_CATCH_UP_EVERY = 60.0
 _AT_ONCE = 4
 _PRUNE_EVERY = 60
 """Retention runs once per this many catch-up runs."""
@@ -297,16 +297,16 @@ class Triggers:
         dropped = dict.fromkeys(rules, updates[MAX_UPDATES]) if len(updates) > MAX_UPDATES else {}
         full = set[str]()
         rows: list[DeliveryRow] = []
-        compared = held_against = 0
-        for update, concerned in await in_thread(_concerned, rules, updates[:MAX_UPDATES]):
-            wanting = [trigger for trigger in concerned if trigger not in full]
-            globs = sum(rules[trigger].globs for trigger in wanting)
-            if globs and compared < _MAX_COMPARED and held_against < _MAX_HELD_AGAINST:
+        compared = glob_matches = 0
+        for update, candidates in await in_thread(_matching_branches, rules, updates[:MAX_UPDATES]):
+            matching = [trigger for trigger in candidates if trigger not in full]
+            globs = sum(rules[trigger].globs for trigger in matching)
+            if globs and compared < _MAX_COMPARED and glob_matches < _MAX_GLOB_MATCHES:
                 paths = await changed_files(repository, update)
                 compared += 1
-                held_against += globs * len(paths or ())
-                wanting = await in_thread(_wanting, rules, wanting, paths)
-            for trigger in wanting:
+                glob_matches += globs * len(paths or ())
+                matching = await in_thread(_matching_files, rules, matching, paths)
+            for trigger in matching:
                 if room[trigger] > 0:
                     room[trigger] -= 1
                     rows.append(self._row(repository.id, trigger, update))
@@ -338,7 +338,7 @@ class Triggers:
             if rounds % _PRUNE_EVERY == 0:
                 await self._prune()
             rounds += 1
-            await self._clock.sleep(_LOOK_AGAIN)
+            await self._clock.sleep(_CATCH_UP_EVERY)
 
     async def _prune(self) -> None:
         try:
@@ -351,16 +351,16 @@ class Triggers:
         return self._repos.repository(repo)
 
 
-def _concerned(
+def _matching_branches(
     rules: Mapping[str, TriggerFilter], updates: Sequence[BranchUpdate]
 ) -> list[tuple[BranchUpdate, list[str]]]:
     found = (
         (update, [each for each in rules if rules[each].matches_branch(update.branch)]) for update in updates
     )
-    return [(update, concerned) for update, concerned in found if concerned]
+    return [(update, candidates) for update, candidates in found if candidates]
 
 
-def _wanting(
+def _matching_files(
     rules: Mapping[str, TriggerFilter], triggers: Sequence[str], paths: Sequence[str] | None
 ) -> list[str]:
     return [trigger for trigger in triggers if rules[trigger].matches_files(paths)]
