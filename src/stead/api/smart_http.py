@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stead.api import lfs_http
 from stead.api.errors import ApiError
-from stead.api.streaming import ClientLeft, Refused, StreamedAnswer, pieces, unzipped
+from stead.api.streaming import ClientLeft, StreamedAnswer, TextError, decompressed, pieces
 from stead.errors import SteadError
 from stead.identity.callers import Caller, Callers
 from stead.logs import get_logger
@@ -41,7 +41,7 @@ _NEVER_CACHED = {
     "Cache-Control": "no-cache, max-age=0, must-revalidate",
 }
 _PLAIN = {"Content-Type": "text/plain; charset=utf-8"}
-_ASK = {"WWW-Authenticate": 'Basic realm="Stead"'}
+_AUTHENTICATE = {"WWW-Authenticate": 'Basic realm="Stead"'}
 _STATUSES: dict[type[SteadError], int] = {
     RepoNotFound: 404,
     RepoBusy: 503,
@@ -109,8 +109,8 @@ class SmartHttp:
             await self._answer(_GitCall(scope, receive, answer, Headers(scope=scope), repo, what))
         except ClientLeft:
             return
-        except (Refused, SteadError) as error:
-            refused = _refused(error)
+        except (TextError, SteadError) as error:
+            refused = _text_error(error)
             if answer.begun:
                 # The response has started: an aborted connection is the only way to report the failure.
                 raise ApiError("INTERNAL", str(refused)) from error
@@ -118,17 +118,19 @@ class SmartHttp:
                 await lfs_http.refuse(answer, refused)
             else:
                 text = f"{refused}\n".encode()
-                await answer.say(refused.status, text, _PLAIN | _NEVER_CACHED | refused.headers)
+                await answer.send(refused.status, text, _PLAIN | _NEVER_CACHED | refused.headers)
 
     async def _answer(self, call: "_GitCall") -> None:
         caller, level = await self._level(call)
         repository = self._repos.repository(call.repo)
         if lfs_http.route(call.what):
             objects = LfsObjects(repository, self._repos.quotas, self._max_lfs_object)
-            asked = lfs_http.Asked(call.scope, call.receive, call.answer, call.headers, level, caller is None)
-            await lfs_http.answer(asked, objects, call.what)
+            request = lfs_http.LfsRequest(
+                call.scope, call.receive, call.answer, call.headers, level, caller is None
+            )
+            await lfs_http.answer(request, objects, call.what)
         elif call.what in _SERVICES:
-            await self._converse(call, repository, GitService(call.what), caller, level)
+            await self._serve_pack(call, repository, GitService(call.what), caller, level)
         else:
             await self._advertise(call, repository, caller, level)
 
@@ -142,15 +144,15 @@ class SmartHttp:
             secret = _secret(authorization)
             caller = await self._callers.authenticate(secret) if secret else None
             if caller is None:
-                raise Refused(401, "invalid or revoked API key or token", _ASK)
+                raise TextError(401, "invalid or revoked API key or token", _AUTHENTICATE)
         try:
             level = await self._access.level(caller, await self._repos.get(call.repo))
         except RepoNotFound:
             level = None
         if level is None and caller is None:
-            raise _who_are_you()
+            raise _authentication_required()
         if level is None:
-            raise Refused(404, f"repository {call.repo} not found, or no access to it")
+            raise TextError(404, f"repository {call.repo} not found, or no access to it")
         return caller, level
 
     # Requests
@@ -159,16 +161,16 @@ class SmartHttp:
         self, call: "_GitCall", repository: Repository, caller: Caller | None, level: Level
     ) -> None:
         if call.scope["method"] != "GET":
-            raise Refused(405, "method not allowed: use GET", {"Allow": "GET"})
+            raise TextError(405, "method not allowed: use GET", {"Allow": "GET"})
         wanted = parse_qs(call.scope["query_string"].decode("latin-1")).get("service", [])
         if call.what == "HEAD" or len(wanted) != 1 or wanted[0] not in _SERVICES:
-            raise Refused(403, "only git's smart HTTP protocol is supported: use git 1.6.6 or later")
+            raise TextError(403, "only git's smart HTTP protocol is supported: use git 1.6.6 or later")
         service = GitService(wanted[0])
         _check(service, caller, level)
         reading = self._serving.advertise(repository, service, _protocol(call.headers))
         await self._send(call.answer, reading, f"application/x-{service}-advertisement")
 
-    async def _converse(
+    async def _serve_pack(
         self,
         call: "_GitCall",
         repository: Repository,
@@ -177,11 +179,11 @@ class SmartHttp:
         level: Level,
     ) -> None:
         if call.scope["method"] != "POST":
-            raise Refused(405, "method not allowed: use POST", {"Allow": "POST"})
+            raise TextError(405, "method not allowed: use POST", {"Allow": "POST"})
         _check(service, caller, level)
         kind = call.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != f"application/x-{service}-request":
-            raise Refused(415, f"unsupported content type: use application/x-{service}-request")
+            raise TextError(415, f"unsupported content type: use application/x-{service}-request")
         reading = self._serving.answer(repository, service, _protocol(call.headers), _body(call))
         await self._send(call.answer, reading, f"application/x-{service}-result")
 
@@ -210,12 +212,12 @@ class _GitCall:
 def _check(service: GitService, caller: Caller | None, level: Level) -> None:
     if service is GitService.RECEIVE_PACK and level != "write":
         if caller is None:
-            raise _who_are_you()
-        raise Refused(403, "no write access to this repository")
+            raise _authentication_required()
+        raise TextError(403, "no write access to this repository")
 
 
-def _who_are_you() -> Refused:
-    return Refused(401, "authentication required: use a token or an API key as the password", _ASK)
+def _authentication_required() -> TextError:
+    return TextError(401, "authentication required: use a token or an API key as the password", _AUTHENTICATE)
 
 
 def _secret(authorization: str) -> str | None:
@@ -236,24 +238,24 @@ def _secret(authorization: str) -> str | None:
 def _protocol(headers: Headers) -> str | None:
     asked = headers.get("git-protocol")
     if asked is not None and not is_protocol(asked):
-        raise Refused(400, "invalid Git-Protocol header: expected a list like version=2")
+        raise TextError(400, "invalid Git-Protocol header: expected a list like version=2")
     return asked
 
 
 def _body(call: _GitCall) -> AsyncGenerator[bytes, None]:
     encoding = call.headers.get("content-encoding", "identity").strip().lower()
     if encoding in ("gzip", "x-gzip"):
-        return unzipped(pieces(call.receive))
+        return decompressed(pieces(call.receive))
     if encoding != "identity":
-        raise Refused(415, "unsupported content encoding: use gzip")
+        raise TextError(415, "unsupported content encoding: use gzip")
     return pieces(call.receive)
 
 
-def _refused(error: Refused | SteadError) -> Refused:
-    if isinstance(error, Refused):
+def _text_error(error: TextError | SteadError) -> TextError:
+    if isinstance(error, TextError):
         return error
     for kind, status in _STATUSES.items():
         if isinstance(error, kind):
-            return Refused(status, str(error), {"Retry-After": "5"} if status == 503 else None)
+            return TextError(status, str(error), {"Retry-After": "5"} if status == 503 else None)
     log.warning("git request failed", error=str(error))
-    return Refused(500, "git failed on the server; see the server log")
+    return TextError(500, "git failed on the server; see the server log")

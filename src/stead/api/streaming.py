@@ -15,7 +15,7 @@ _MAX_RATIO = 100
 _RATIO_AFTER = 1 << 20
 
 
-class Refused(Exception):
+class TextError(Exception):
     """An error answer in plain text."""
 
     def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
@@ -36,7 +36,7 @@ async def pieces(receive: Receive) -> AsyncGenerator[bytes, None]:
             async with asyncio.timeout(IDLE):
                 message = await receive()
         except TimeoutError:
-            raise Refused(408, f"no request data for {IDLE:g} s") from None
+            raise TextError(408, f"no request data for {IDLE:g} s") from None
         if message["type"] == "http.disconnect":
             raise ClientLeft
         if body := message.get("body", b""):
@@ -44,43 +44,43 @@ async def pieces(receive: Receive) -> AsyncGenerator[bytes, None]:
         more = message.get("more_body", False)
 
 
-async def unzipped(body: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+async def decompressed(body: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
     """Decompress a gzip body in bounded steps; refuses decompression bombs."""
     inflating = zlib.decompressobj(zlib.MAX_WBITS | 16)
-    came = made = 0
+    received = inflated = 0
     async with contextlib.aclosing(body):
         async for piece in body:
-            came += len(piece)
+            received += len(piece)
             rest, more = piece, True
             while more:
                 if inflating.eof:
-                    raise Refused(400, "data after the end of the gzip body")
+                    raise TextError(400, "data after the end of the gzip body")
                 try:
                     out = inflating.decompress(rest, _STEP)
                 except zlib.error:
-                    raise Refused(400, "invalid gzip body") from None
+                    raise TextError(400, "invalid gzip body") from None
                 rest = inflating.unconsumed_tail or inflating.unused_data
                 # zlib may hold back output although all input is consumed.
                 more = bool(rest) or (len(out) == _STEP and not inflating.eof)
-                made += len(out)
-                if made > _RATIO_AFTER and made > came * _MAX_RATIO:
-                    raise Refused(
+                inflated += len(out)
+                if inflated > _RATIO_AFTER and inflated > received * _MAX_RATIO:
+                    raise TextError(
                         413, f"gzip body too large: more than {_MAX_RATIO} times its compressed size"
                     )
                 if out:
                     yield out
     if not inflating.eof:
-        raise Refused(400, "truncated gzip body")
+        raise TextError(400, "truncated gzip body")
 
 
-async def whole(body: AsyncGenerator[bytes, None], most: int) -> bytes:
+async def read_all(body: AsyncGenerator[bytes, None], most: int) -> bytes:
     """A whole body of at most `most` bytes."""
     parts = []
     size = 0
     async for piece in body:
         size += len(piece)
         if size > most:
-            raise Refused(413, f"request body too large (max {most} bytes)")
+            raise TextError(413, f"request body too large (max {most} bytes)")
         parts.append(piece)
     return b"".join(parts)
 
@@ -105,7 +105,7 @@ class StreamedAnswer:
     async def end(self, piece: bytes = b"") -> None:
         await self._send({"type": "http.response.body", "body": piece, "more_body": False})
 
-    async def say(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+    async def send(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
         """Send a whole response."""
         await self.begin(status, {**headers, "Content-Length": str(len(body))})
         await self.end(body)
@@ -115,4 +115,4 @@ class StreamedAnswer:
             async with asyncio.timeout(IDLE):
                 await self._send_message(message)
         except TimeoutError:
-            raise Refused(408, f"client read nothing for {IDLE:g} s") from None
+            raise TextError(408, f"client read nothing for {IDLE:g} s") from None

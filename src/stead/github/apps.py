@@ -30,7 +30,7 @@ class Apps:
 
     async def by_app_id(self, app_id: str) -> dict[str, App]:
         """The Apps with this GitHub id, by account."""
-        return {row.id: _app(row) for row in await self._store.known_as(app_id)}
+        return {row.id: _app(row) for row in await self._store.by_app_id(app_id)}
 
 
 def _app(row: AppRow) -> App:

@@ -176,7 +176,7 @@ class Links:
         except (ValueError, KeyError, TypeError, SteadError):
             # An event about the App itself.
             return True
-        for row in await self._store.to(accounts, github_id):
+        for row in await self._store.to_github_repo(accounts, github_id):
             if row.name != name:
                 await self._store.update(row.id, name=name)
             self._link_task(row.id).wake.set()

@@ -99,7 +99,7 @@ class QuotaReservation:
         self._sizes = sizes
         self._refs = refs
         self._catch_up = catch_up
-        self._taken: Counter[_Tally] = Counter()
+        self._reserved: Counter[_Tally] = Counter()
 
     @property
     def room(self) -> int | None:
@@ -123,7 +123,7 @@ class QuotaReservation:
             return
         for bound in bounds:
             bound.tally.since += amount
-            self._taken[bound.tally] += amount
+            self._reserved[bound.tally] += amount
         if any(bound.left < 0 for bound in bounds):
             # Measure again: recent writes may have been compressed since.
             await self._catch_up(self.account)
@@ -135,9 +135,9 @@ class QuotaReservation:
 
     def release(self) -> None:
         """Release the reservation, after a measurement or a failed write."""
-        for tally, amount in self._taken.items():
+        for tally, amount in self._reserved.items():
             tally.since -= amount
-        self._taken.clear()
+        self._reserved.clear()
 
 
 @dataclass(eq=False)
@@ -165,10 +165,10 @@ class RepoQuotas:
         self._limits_of = limits_of
         self._on_measured = on_measured
         self._tallies: WeakValueDictionary[tuple[str, str], _Tally] = WeakValueDictionary()
-        self._under_way: dict[str, set[QuotaReservation]] = {}
+        self._writers: dict[str, set[QuotaReservation]] = {}
         self._next: dict[str, _Measurement] = {}
         self._measurements: set[_Measurement] = set()
-        self._turn = asyncio.Lock()
+        self._measuring = asyncio.Lock()
 
     # Writes
 
@@ -176,13 +176,13 @@ class RepoQuotas:
     async def reserving(self, repo_id: str) -> AsyncIterator[QuotaReservation]:
         """Context of a write to a repository."""
         quota = await self.peek(repo_id)
-        self._under_way.setdefault(repo_id, set()).add(quota)
+        self._writers.setdefault(repo_id, set()).add(quota)
         try:
             yield quota
         finally:
-            self._under_way[repo_id].discard(quota)
-            if not self._under_way[repo_id]:
-                del self._under_way[repo_id]
+            self._writers[repo_id].discard(quota)
+            if not self._writers[repo_id]:
+                del self._writers[repo_id]
             quota.over.set()
             self.measure_soon(repo_id, quota)
 
@@ -228,7 +228,7 @@ class RepoQuotas:
 
     async def wait_for_writers(self, repo_id: str) -> None:
         """Wait until current writers of a repository finish."""
-        for quota in list(self._under_way.get(repo_id, ())):
+        for quota in list(self._writers.get(repo_id, ())):
             await quota.over.wait()
 
     # Measurements
@@ -271,7 +271,7 @@ class RepoQuotas:
 
         LFS objects can be many and are never removed: they are scanned only if `more_lfs` is None.
         """
-        async with self._turn:
+        async with self._measuring:
             row, path = await self._store.get(repo_id), self._path_of(repo_id)
             # A repository that is being created or deleted is not in its place.
             if row is None or not path.is_dir():

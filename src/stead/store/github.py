@@ -53,7 +53,7 @@ class AppStore(Rows[AppRow]):
         )
         return row
 
-    async def known_as(self, app: str) -> list[AppRow]:
+    async def by_app_id(self, app: str) -> list[AppRow]:
         """The Apps of all accounts with this GitHub App id."""
         return await self._select(sa.select(github_apps).where(github_apps.c.app == app))
 
@@ -74,7 +74,7 @@ class LinkStore(Rows[LinkRow]):
             sa.select(github_links).order_by(github_links.c.created_at, github_links.c.id)
         )
 
-    async def to(self, accounts: Collection[str], github_id: str) -> list[LinkRow]:
+    async def to_github_repo(self, accounts: Collection[str], github_id: str) -> list[LinkRow]:
         """The links of these accounts to a repository at GitHub."""
         mine = github_links.c.account.in_(accounts), github_links.c.github_id == github_id
         return await self._select(sa.select(github_links).where(*mine))

@@ -61,12 +61,12 @@ class TriggerStore(Rows[TriggerRow]):
     table = triggers
     row = TriggerRow
 
-    async def of(self, repo: str) -> list[TriggerRow]:
+    async def in_repo(self, repo: str) -> list[TriggerRow]:
         """The triggers of a repository, oldest first."""
         statement = sa.select(triggers).where(triggers.c.repo == repo)
         return await self._select(statement.order_by(triggers.c.created_at, triggers.c.id))
 
-    async def any_of(self, repo: str) -> bool:
+    async def any_in_repo(self, repo: str) -> bool:
         with self.database.look_up() as connection:
             return connection.execute(_ANY, {"wanted": repo}).first() is not None
 
@@ -91,9 +91,9 @@ class TriggerStore(Rows[TriggerRow]):
             connection.execute(triggers.insert().values(**dataclasses.asdict(row)))
             if branches is not None:
                 connection.execute(observed_refs.delete().where(observed_refs.c.repo == row.repo))
-                _see(connection, row.repo, branches)
+                _record_branches(connection, row.repo, branches)
 
-        return await _unless_gone(self.database.write(add))
+        return await _if_parent_exists(self.database.write(add))
 
     async def remove(self, repo: str, trigger: str) -> bool:
         """Delete a trigger, and with the last one the observed branches; returns whether it existed."""
@@ -107,7 +107,7 @@ class TriggerStore(Rows[TriggerRow]):
 
         return await self.database.write(remove)
 
-    async def seen(self, repo: str) -> dict[str, str]:
+    async def last_branches(self, repo: str) -> dict[str, str]:
         """The last observed branches of a repository."""
         statement = sa.select(observed_refs.c.name, observed_refs.c.sha).where(observed_refs.c.repo == repo)
         return await self.database.read(
@@ -123,13 +123,13 @@ class TriggerStore(Rows[TriggerRow]):
         """
 
         def record(connection: sa.Connection) -> None:
-            _see(connection, repo, changes)
+            _record_branches(connection, repo, changes)
             if rows:
                 connection.execute(deliveries.insert(), [_values(row) for row in rows])
             for trigger in {row.trigger for row in rows}:
-                connection.execute(_beyond(trigger, kept))
+                connection.execute(_delete_beyond(trigger, kept))
 
-        return await _unless_gone(self.database.write(record))
+        return await _if_parent_exists(self.database.write(record))
 
 
 class DeliveryStore(Rows[DeliveryRow]):
@@ -139,13 +139,13 @@ class DeliveryStore(Rows[DeliveryRow]):
     async def add(self, row: DeliveryRow, *, kept: int) -> bool:
         """Insert a delivery; returns whether its trigger exists."""
         new = deliveries.insert().values(**_values(row))
-        return await _unless_gone(self.database.execute(new, _beyond(row.trigger, kept)))
+        return await _if_parent_exists(self.database.execute(new, _delete_beyond(row.trigger, kept)))
 
     async def next(self, trigger: str) -> DeliveryRow | None:
         """The oldest unfinished delivery of a trigger: deliveries are sent in order."""
         return self._look_up(_NEXT, wanted=trigger)
 
-    async def of(self, trigger: str, delivery: str) -> DeliveryRow | None:
+    async def find(self, trigger: str, delivery: str) -> DeliveryRow | None:
         found = await self.get(delivery)
         return found if found is not None and found.trigger == trigger else None
 
@@ -181,7 +181,7 @@ _NEXT = (
 )
 
 
-async def _unless_gone(work: Awaitable[object]) -> bool:
+async def _if_parent_exists(work: Awaitable[object]) -> bool:
     """False when the parent row does not exist (foreign key)."""
     try:
         await work
@@ -190,7 +190,7 @@ async def _unless_gone(work: Awaitable[object]) -> bool:
     return True
 
 
-def _see(connection: sa.Connection, repo: str, changes: Mapping[str, str | None]) -> None:
+def _record_branches(connection: sa.Connection, repo: str, changes: Mapping[str, str | None]) -> None:
     if not changes:
         return
     here = sa.and_(observed_refs.c.repo == repo, observed_refs.c.name == sa.bindparam("gone"))
@@ -200,7 +200,7 @@ def _see(connection: sa.Connection, repo: str, changes: Mapping[str, str | None]
         connection.execute(observed_refs.insert(), rows)
 
 
-def _beyond(trigger: str, kept: int) -> sa.Delete:
+def _delete_beyond(trigger: str, kept: int) -> sa.Delete:
     """Delete all but the last `kept` finished deliveries of a trigger."""
     over = sa.and_(deliveries.c.trigger == trigger, ~_UNFINISHED)
     oldest = sa.select(deliveries.c.number).where(over).order_by(deliveries.c.number.desc())

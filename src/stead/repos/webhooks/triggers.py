@@ -184,7 +184,7 @@ class Triggers:
             await self._guard.check(endpoint)
         async with self._locks.hold(repo):
             repository = await self._repository(repo)
-            others = await self._store.of(repo)
+            others = await self._store.in_repo(repo)
             if len(others) >= MAX_TRIGGERS:
                 raise TriggerLimitExceeded(f"too many triggers (max {MAX_TRIGGERS} per repository)")
             if others:
@@ -206,7 +206,7 @@ class Triggers:
 
     async def list(self, repo: str) -> list[Trigger]:
         """The triggers of a repository, oldest first."""
-        return [_trigger(row) for row in await self._store.of(repo)]
+        return [_trigger(row) for row in await self._store.in_repo(repo)]
 
     async def get(self, repo: str, trigger: str) -> Trigger:
         row = await self._store.get(trigger)
@@ -231,7 +231,7 @@ class Triggers:
     async def redeliver(self, repo: str, trigger: str, delivery: str) -> Delivery:
         """Queue the same body again, after all pending deliveries of the trigger."""
         await self.get(repo, trigger)
-        old = await self._log.of(trigger, delivery)
+        old = await self._log.find(trigger, delivery)
         if old is None:
             raise DeliveryNotFound(delivery)
         if (await self._log.waiting([trigger])).get(trigger, 0) >= MAX_WAITING:
@@ -249,7 +249,7 @@ class Triggers:
 
         Cheap for repositories without triggers. Never fails: detection that fails is retried later.
         """
-        if not await self._store.any_of(repo_id):
+        if not await self._store.any_in_repo(repo_id):
             return
         await self._detections.run(repo_id, functools.partial(self._detect_in_turn, repo_id))
 
@@ -268,10 +268,10 @@ class Triggers:
     async def _detect(self, repo: str) -> None:
         """Compare the branches, and record changes and deliveries in one transaction."""
         repository = await self._repository(repo)
-        triggers = await self._store.of(repo)
+        triggers = await self._store.in_repo(repo)
         if not triggers:
             return
-        before, now = await self._store.seen(repo), await branches_of(repository)
+        before, now = await self._store.last_branches(repo), await branches_of(repository)
         updates = [
             BranchUpdate(name, before.get(name), sha) for name, sha in now.items() if before.get(name) != sha
         ]
