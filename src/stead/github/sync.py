@@ -69,17 +69,17 @@ async def sync_refs(
         seen = await _fetch_state(repository, remotes, remote)
         decisions = await _decide(repository, seen)
         # LFS objects first, in both directions: a visible commit must have its objects.
-        taken = [each.ref.there for each in decisions if each.step is Step.PULL and each.ref.there]
-        await large_files.download(remote, taken, seen.here.values())
-        undisturbed = await _apply_here(repository, decisions, write.quota)
+        pulled = [each.ref.there for each in decisions if each.step is Step.PULL and each.ref.there]
+        await large_files.download(remote, pulled, seen.here.values())
+        unmoved_here = await _apply_here(repository, decisions, write.quota)
         if any(each.step in _CHANGES_HERE for each in decisions):
             await write.refs_changed()
         if not seen.here and remote.head is not None and f"{BRANCHES}{remote.head}" in seen.there:
             await repository.set_default_branch(remote.head)
-        given = [each.ref.here for each in decisions if each.step is Step.PUSH and each.ref.here]
-        await large_files.upload(remote, given, seen.there.values())
+        to_push = [each.ref.here for each in decisions if each.step is Step.PUSH and each.ref.here]
+        await large_files.upload(remote, to_push, seen.there.values())
         pushed, rejected = await _push(repository, remotes, remote, decisions)
-        if settled := undisturbed and pushed:
+        if settled := unmoved_here and pushed:
             break
     conflicts = [
         RefConflict(each.ref.name, each.ref.here, each.ref.there, each.reason)
@@ -176,29 +176,29 @@ async def _push(
 
     Returns whether nothing had changed there meanwhile, and the rejected refs.
     """
-    given = [each.ref for each in decisions if each.step is Step.PUSH]
-    deleted = [each.ref for each in decisions if each.step is Step.DELETE_THERE]
-    told: dict[str, str | None] = {}
-    for some in _batches(deleted):
+    to_push = [each.ref for each in decisions if each.step is Step.PUSH]
+    to_delete = [each.ref for each in decisions if each.step is Step.DELETE_THERE]
+    rejections: dict[str, str | None] = {}
+    for batch in _batches(to_delete):
         # The lease prevents the deletion of a branch that moved meanwhile.
-        leases = [f"--force-with-lease={ref.name}:{ref.there}" for ref in some]
-        told |= await remotes.push(repository, remote, [f":{ref.name}" for ref in some], *leases)
-    for some in _batches(given):
-        told |= await remotes.push(repository, remote, [f"{ref.here}:{ref.name}" for ref in some])
-    still = True
+        leases = [f"--force-with-lease={ref.name}:{ref.there}" for ref in batch]
+        rejections |= await remotes.push(repository, remote, [f":{ref.name}" for ref in batch], *leases)
+    for batch in _batches(to_push):
+        rejections |= await remotes.push(repository, remote, [f"{ref.here}:{ref.name}" for ref in batch])
+    unmoved = True
     conflicts: list[RefConflict] = []
-    taken: list[RefChange] = []
-    for ref in (*deleted, *given):
-        why = told.get(ref.name, "no answer")
+    synced: list[RefChange] = []
+    for ref in (*to_delete, *to_push):
+        why = rejections.get(ref.name, "no answer")
         if why is None:
-            taken += [
+            synced += [
                 RefChange(_hidden_ref(side, ref.name), ref.here, guarded=False) for side in (_BASE, _THERE)
             ]
         elif GitMessage.REMOTE_REF_MOVED.found_in(why):
-            still = False
+            unmoved = False
         else:
             conflicts.append(RefConflict(ref.name, ref.here, ref.there, f"GitHub rejected it: {why}"))
-    return await _apply(repository, taken) and still, conflicts
+    return await _apply(repository, synced) and unmoved, conflicts
 
 
 def _batches(refs: Sequence[TrackedRef]) -> Iterator[Sequence[TrackedRef]]:

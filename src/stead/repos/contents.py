@@ -91,9 +91,9 @@ async def _list_nested(repository: Repository, tree: str, below: str) -> list[Tr
             printed += piece
             if printed.count(b"\0") > MAX_NESTED:
                 return None
-        said = await process.errors()
+        stderr = await process.errors()
         if status := await process.wait():
-            raise GitFailed("ls-tree", Finished(status, b"", said))
+            raise GitFailed("ls-tree", Finished(status, b"", stderr))
     return _entries(bytes(printed).split(b"\0")[:-1], below)
 
 
@@ -139,8 +139,8 @@ async def archive(repository: Repository, kind: str, rev: str | None) -> AsyncIt
         await process.close_input()
         while piece := await process.stdout.read(_CHUNK):
             yield piece
-        said = await process.errors()
+        stderr = await process.errors()
         if status := await process.wait():
-            finished = Finished(status, b"", said)
+            finished = Finished(status, b"", stderr)
             check_memory(finished)
             raise GitFailed("archive", finished)

@@ -148,10 +148,10 @@ class GitProcess:
 
     async def errors(self) -> str:
         """The standard error output, limited to its last part."""
-        said = b""
+        output = b""
         while self.stderr is not None and (part := await self.stderr.read(_MAX_ERRORS)):
-            said = (said + part)[-_MAX_ERRORS:]
-        return said.decode(errors="replace")
+            output = (output + part)[-_MAX_ERRORS:]
+        return output.decode(errors="replace")
 
     def signal(self, number: signal.Signals) -> None:
         """Signal the process group, if it still runs."""
@@ -195,7 +195,7 @@ def is_full(place: Path) -> bool:
 def check_room(finished: Finished, repo: Path | None) -> None:
     """Raise DiskFull if git failed for lack of disk space, also if it does not say so."""
     if GitMessage.DISK_FULL.found_in(finished.stderr) or (repo is not None and is_full(repo)):
-        log.warning("disk full", status=finished.status, said=finished.stderr.strip()[-500:])
+        log.warning("disk full", status=finished.status, stderr=finished.stderr.strip()[-500:])
         raise DiskFull
 
 

@@ -87,14 +87,14 @@ class CatFile:
         if len(words) == 3 and SHA.fullmatch(words[0].decode(errors="replace")) and words[2].isdigit():
             return ObjectInfo(words[0].decode(), words[1].decode(), int(words[2]))
         # Git echoes a missing name, which may contain line ends.
-        told = name.encode()
-        while len(line) < len(told) + 2 or not line.startswith(told):
+        echoed = name.encode()
+        while len(line) < len(echoed) + 2 or not line.startswith(echoed):
             line += await self._process.stdout.readuntil(b"\n")
-        said = line[len(told) :].strip()
-        if said == b"ambiguous":
+        status = line[len(echoed) :].strip()
+        if status == b"ambiguous":
             raise AmbiguousRevision(name)
-        if said != b"missing":
-            raise RepoDamaged(f"git cannot read {name}: {said.decode(errors='replace')}")
+        if status != b"missing":
+            raise RepoDamaged(f"git cannot read {name}: {status.decode(errors='replace')}")
         return None
 
 

@@ -142,8 +142,8 @@ class Repository:
 
     async def change(self, changes: Sequence[RefChange]) -> bool:
         """Apply all ref changes in one transaction; returns False if a ref was not at its expected commit."""
-        told = "".join(f"{each.command}\0" for each in changes)
-        finished = await self.git.finish(self.path, "update-ref", "-z", "--stdin", stdin=told.encode())
+        commands = "".join(f"{each.command}\0" for each in changes)
+        finished = await self.git.finish(self.path, "update-ref", "-z", "--stdin", stdin=commands.encode())
         if finished.status == 0:
             return True
         check_room(finished, self.path)

@@ -11,7 +11,7 @@ import re
 import socket
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Any
 from urllib.parse import unquote, urljoin
@@ -227,12 +227,15 @@ class SsrfGuard:
                 ) as response,
             ):
                 names = {name.decode("latin-1").lower(): value for name, value in response.headers}
-                told = {name: value.decode("latin-1") for name, value in names.items()}
-                if told.get("content-length", "").isdigit() and int(told["content-length"]) > most_bytes:
+                received = {name: value.decode("latin-1") for name, value in names.items()}
+                if (
+                    received.get("content-length", "").isdigit()
+                    and int(received["content-length"]) > most_bytes
+                ):
                     raise _too_large(target, most_bytes)
                 body = _bounded(response.aiter_stream(), target, most_bytes)
                 async with contextlib.aclosing(body) as pieces:
-                    yield RemoteResponse(target, response.status, told, pieces)
+                    yield RemoteResponse(target, response.status, received, pieces)
         except TimeoutError:
             raise RequestFailed(target.shown, f"timed out after {timeout:g} s") from None
         except httpcore2.TimeoutException:
@@ -268,14 +271,13 @@ class SsrfGuard:
     async def _follow(
         self, target: PinnedTarget, location: str, headers: Mapping[str, str] | None
     ) -> tuple[PinnedTarget, Mapping[str, str] | None]:
-        led = await self.check(urljoin(target.url, location))
-        if target.scheme == "https" and led.scheme == "http":
-            raise AddressRefused(led.shown, "redirect from https to http")
-        if led.origin != target.origin:
+        redirected = await self.check(urljoin(target.url, location))
+        if target.scheme == "https" and redirected.scheme == "http":
+            raise AddressRefused(redirected.shown, "redirect from https to http")
+        if redirected.origin != target.origin:
             kept = {name: value for name, value in (headers or {}).items() if name.lower() not in _SECRETS}
-            return led, kept
-        same = PinnedTarget(led.scheme, led.host, led.port, led.path, led.addresses, target.authorization)
-        return same, headers
+            return redirected, kept
+        return replace(redirected, authorization=target.authorization), headers
 
     def _context(self) -> ssl.SSLContext:
         if self._tls is None:

@@ -94,13 +94,13 @@ class LfsClient:
             return
         wanted = await pointed_objects(self._repository, new, known, self._timeout)
         for some in _parts(await self._objects.missing(wanted)):
-            for large, offer in await self._batch(remote, "download", some):
+            for lfs_object, offer in await self._batch(remote, "download", some):
                 if (action := offer.action("download")) is not None:
-                    await self._get_object(remote, action, large)
+                    await self._get_object(remote, action, lfs_object)
                 elif offer.error is not None and offer.error.code not in _GONE:
-                    raise RequestFailed(remote.url, _message(offer.error, large))
+                    raise RequestFailed(remote.url, _message(offer.error, lfs_object))
                 else:
-                    log.info("lfs object missing on remote", repo=self._repository.id, oid=large.oid)
+                    log.info("lfs object missing on remote", repo=self._repository.id, oid=lfs_object.oid)
 
     async def upload(self, remote: Remote, new: Sequence[str], known: Iterable[str]) -> None:
         """Upload the objects that new commits point to, as far as they exist here."""
@@ -109,13 +109,13 @@ class LfsClient:
         pointed = await pointed_objects(self._repository, new, known, self._timeout)
         missing = set(await self._objects.missing(pointed))
         for some in _parts([each for each in pointed if each not in missing]):
-            for large, offer in await self._batch(remote, "upload", some):
+            for lfs_object, offer in await self._batch(remote, "upload", some):
                 if offer.error is not None:
-                    raise RequestFailed(remote.url, _message(offer.error, large))
+                    raise RequestFailed(remote.url, _message(offer.error, lfs_object))
                 if (action := offer.action("upload")) is not None:
-                    await self._put_object(remote, action, large)
+                    await self._put_object(remote, action, lfs_object)
                 if (action := offer.action("verify")) is not None:
-                    await self._verify(remote, action, large)
+                    await self._verify(remote, action, lfs_object)
 
     async def _batch(
         self, remote: Remote, operation: Operation, objects: Sequence[LfsObject]
@@ -140,33 +140,33 @@ class LfsClient:
             raise SourceUnauthorized(remote.url)
         _check(answer, body)
         try:
-            told = _BatchResponse.model_validate_json(body)
+            response = _BatchResponse.model_validate_json(body)
         except ValidationError:
             raise RequestFailed(target.shown, "invalid LFS response") from None
-        if told.transfer != "basic":
-            raise RequestFailed(target.shown, f"unsupported LFS transfer {told.transfer!r}")
+        if response.transfer != "basic":
+            raise RequestFailed(target.shown, f"unsupported LFS transfer {response.transfer!r}")
         known = {each.oid: each for each in objects}
-        return [(known[offer.oid], offer) for offer in told.objects if offer.oid in known]
+        return [(known[offer.oid], offer) for offer in response.objects if offer.oid in known]
 
-    async def _get_object(self, remote: Remote, action: _Action, large: LfsObject) -> None:
+    async def _get_object(self, remote: Remote, action: _Action, lfs_object: LfsObject) -> None:
         await self._check_action(remote, action)
         async with self._guard.stream_get(
-            action.href, most_bytes=large.size, timeout=self._timeout, headers=action.header
+            action.href, most_bytes=lfs_object.size, timeout=self._timeout, headers=action.header
         ) as answer:
             if answer.status != 200:
                 raise RequestFailed(answer.target.shown, f"status {answer.status} for an LFS object")
-            await self._objects.write_reserved(self._quota, large.oid, answer.pieces)
+            await self._objects.write_reserved(self._quota, lfs_object.oid, answer.pieces)
 
-    async def _put_object(self, remote: Remote, action: _Action, large: LfsObject) -> None:
+    async def _put_object(self, remote: Remote, action: _Action, lfs_object: LfsObject) -> None:
         target = await self._check_action(remote, action)
         headers = {"Content-Type": "application/octet-stream", **action.header}
-        with self._objects.open(large.oid) as stored:
+        with self._objects.open(lfs_object.oid) as stored:
             headers["Content-Length"] = str(stored.size)
             await self._send("PUT", target, headers, stored.pieces(0, stored.size), self._timeout)
 
-    async def _verify(self, remote: Remote, action: _Action, large: LfsObject) -> None:
+    async def _verify(self, remote: Remote, action: _Action, lfs_object: LfsObject) -> None:
         target = await self._check_action(remote, action)
-        content = _object_id(large).model_dump_json().encode()
+        content = _object_id(lfs_object).model_dump_json().encode()
         headers = {"Accept": _TYPE, "Content-Type": _TYPE, **action.header}
         await self._send("POST", target, headers, content, _BATCH_TIMEOUT)
 
@@ -190,8 +190,8 @@ class LfsClient:
         return target
 
 
-def _object_id(large: LfsObject) -> _ObjectId:
-    return _ObjectId(oid=large.oid, size=large.size)
+def _object_id(lfs_object: LfsObject) -> _ObjectId:
+    return _ObjectId(oid=lfs_object.oid, size=lfs_object.size)
 
 
 def _parts(objects: Sequence[LfsObject]) -> Iterator[Sequence[LfsObject]]:
@@ -202,12 +202,12 @@ def _check(answer: RemoteResponse, body: bytes) -> None:
     if 200 <= answer.status < 300:
         return
     try:
-        said = _ErrorBody.model_validate_json(body).message
+        message = _ErrorBody.model_validate_json(body).message
     except ValidationError:
-        said = ""
-    words = f"LFS status {answer.status}"
-    raise RequestFailed(answer.target.shown, f"{words} ({printable(said)})" if said else words)
+        message = ""
+    status = f"LFS status {answer.status}"
+    raise RequestFailed(answer.target.shown, f"{status} ({printable(message)})" if message else status)
 
 
-def _message(problem: _ObjectError, large: LfsObject) -> str:
-    return f"LFS object {large.oid}: status {problem.code} ({printable(problem.message)})"
+def _message(problem: _ObjectError, lfs_object: LfsObject) -> str:
+    return f"LFS object {lfs_object.oid}: status {problem.code} ({printable(problem.message)})"

@@ -50,7 +50,7 @@ async def run(
             while piece := await process.stdout.read(_PIECE):
                 if not on_output(piece):
                     return False
-            said = await process.errors()
+            stderr = await process.errors()
             status = await process.wait()
     except TimeoutError:
         return False
@@ -59,13 +59,13 @@ async def run(
         await cancel_and_wait(feeding)
     # git grep exits with 1 if nothing matches.
     if status not in ((0, 1) if grep else (0,)):
-        if grep and GitMessage.ALLOCATION_LIMIT.found_in(said):
+        if grep and GitMessage.ALLOCATION_LIMIT.found_in(stderr):
             raise LargeFile
-        if GitMessage.OUT_OF_MEMORY.found_in(said):
+        if GitMessage.OUT_OF_MEMORY.found_in(stderr):
             return False
         if query is not None:
-            query.explain(said)
-        raise GitFailed(arguments[0], Finished(status, b"", said))
+            query.explain(stderr)
+        raise GitFailed(arguments[0], Finished(status, b"", stderr))
     return True
 
 

@@ -115,13 +115,13 @@ class Query:
             inner = f"(?<!{_WORD})(?:{inner}\\E)(?!{_WORD})"
         return _VERBS + ("" if self.jit else "(*NO_JIT)") + inner
 
-    def explain(self, said: str) -> None:
+    def explain(self, stderr: str) -> None:
         """Raise InvalidQuery if git's error is about the query."""
-        if not self._is_plain and self.jit and GitMessage.JIT_STACK_EXHAUSTED.found_in(said):
+        if not self._is_plain and self.jit and GitMessage.JIT_STACK_EXHAUSTED.found_in(stderr):
             raise JitStackExhausted
-        if GitMessage.MATCH_LIMIT.found_in(said):
+        if GitMessage.MATCH_LIMIT.found_in(stderr):
             raise InvalidRegex(self.scope, "the regular expression takes too many steps in this repository")
-        if why := _WHERE_AND_WHY.search(said):
+        if why := _WHERE_AND_WHY.search(stderr):
             raise InvalidRegex(self.scope, why[1].strip())
 
 

@@ -152,7 +152,7 @@ async def run_fast_import(repository: Repository, script: Iterator[bytes]) -> No
     """Run fast-import with a script, which is generated while it is written."""
     batches = _batches(script)
     async with repository.git.running(repository.path, "fast-import", "--quiet", "--done") as process:
-        said = asyncio.create_task(process.errors())
+        stderr = asyncio.create_task(process.errors())
         try:
             with contextlib.suppress(ConnectionError):
                 while batch := await in_thread(next, batches, b""):
@@ -161,11 +161,11 @@ async def run_fast_import(repository: Repository, script: Iterator[bytes]) -> No
             await process.close_input()
             status = await process.wait()
             if status != 0:
-                finished = Finished(status, b"", await said)
+                finished = Finished(status, b"", await stderr)
                 check_room(finished, repository.path)
                 raise GitFailed("fast-import", finished)
         finally:
-            await cancel_and_wait(said)
+            await cancel_and_wait(stderr)
             await in_thread(batches.close)
 
 

@@ -178,21 +178,21 @@ def _tar(file: BinaryIO, budget: _Budget) -> Iterator[ArchiveMember]:
     """Parse headers one by one with the standard library: no header decides how much memory is used."""
     with contextlib.closing(_unpacked(file)) as stream:
         blocks = _Blocks(stream, budget)
-        told: dict[str, str] = {}
+        records: dict[str, str] = {}
         header = blocks.whole(_BLOCK)
         while header.strip(b"\0"):
             info = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
             if info.size < 0:
                 raise tarfile.ReadError("negative file size")
             if info.type in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, b"L", b"K"):
-                told |= _extension(info.type, _content_of_extension(blocks, info.size))
+                records |= _extension(info.type, _content_of_extension(blocks, info.size))
                 header = blocks.whole(_BLOCK)
                 continue
-            size = int(told.get("size", info.size))
-            info.name = told.get("path", info.name)
-            info.linkname = told.get("linkpath", info.linkname)
-            sparse = info.type == tarfile.GNUTYPE_SPARSE or "sparse" in told
-            told = {}
+            size = int(records.get("size", info.size))
+            info.name = records.get("path", info.name)
+            info.linkname = records.get("linkpath", info.linkname)
+            sparse = info.type == tarfile.GNUTYPE_SPARSE or "sparse" in records
+            records = {}
             if sparse:
                 raise ArchiveInvalid(f"{info.name!r} is a sparse file, which is not supported")
             yield from _tar_member(info, size, blocks)
@@ -217,7 +217,7 @@ def _extension(kind: bytes, data: bytes) -> dict[str, str]:
     if kind in (b"L", b"K"):
         text = data.partition(b"\0")[0].decode("utf-8", "surrogateescape")
         return {"path" if kind == b"L" else "linkpath": text}
-    told: dict[str, str] = {}
+    records: dict[str, str] = {}
     while data:
         length, _, _ = data.partition(b" ")
         if not length.isdigit() or len(length) > 8 or not len(length) + 2 < int(length) <= len(data):
@@ -225,14 +225,14 @@ def _extension(kind: bytes, data: bytes) -> dict[str, str]:
         record, data = data[len(length) + 1 : int(length) - 1], data[int(length) :]
         name, _, value = record.partition(b"=")
         if name in (b"path", b"linkpath"):
-            told[name.decode()] = value.decode("utf-8", "surrogateescape")
+            records[name.decode()] = value.decode("utf-8", "surrogateescape")
         elif name == b"size":
             if not value.isdigit() or len(value) > 18:
                 raise tarfile.ReadError("invalid header")
-            told["size"] = value.decode()
+            records["size"] = value.decode()
         elif name.startswith(b"GNU.sparse."):
-            told["sparse"] = "yes"
-    return told
+            records["sparse"] = "yes"
+    return records
 
 
 def _tar_member(info: tarfile.TarInfo, size: int, blocks: _Blocks) -> Iterator[ArchiveMember]:

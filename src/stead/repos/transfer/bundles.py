@@ -154,7 +154,7 @@ async def _pieces(
         while piece := await process.stdout.read(_PIECE):
             yield piece
         if await process.wait():
-            log.warning("bundle failed", repo=repository.id, said=(await errors).strip())
+            log.warning("bundle failed", repo=repository.id, stderr=(await errors).strip())
             raise RepoDamaged(f"repository {repository.id} changed during the bundle or is damaged")
 
 

@@ -206,27 +206,27 @@ class Remotes:
         finished = await self._git(
             repository, remote.target, "push", "--porcelain", *options, "--", remote.target.url, *refspecs
         )
-        told: dict[str, str | None] = {}
+        rejections: dict[str, str | None] = {}
         for line in finished.stdout.decode(errors="replace").splitlines():
             flag, _, rest = line.partition("\t")
             names, _, summary = rest.partition("\t")
             if len(flag) == 1 and summary:
-                told[names.rpartition(":")[2]] = printable(summary) if flag == "!" else None
-        if finished.status != 0 and not told:
+                rejections[names.rpartition(":")[2]] = printable(summary) if flag == "!" else None
+        if finished.status != 0 and not rejections:
             raise RequestFailed(remote.url, last_message(finished, "fatal"))
-        return told
+        return rejections
 
     async def _git(self, repository: Repository, target: PinnedTarget, *arguments: str) -> Finished:
         """Run git pinned to the checked addresses, with a limit on the repository's growth."""
         before = await in_thread(_size, repository.path)
         trace = repository.path / "trace"
-        told = {**git_environment(target), "GIT_TRACE2_EVENT": str(trace)}
+        env = {**git_environment(target), "GIT_TRACE2_EVENT": str(trace)}
         running = asyncio.create_task(
             repository.git.finish(
                 repository.path,
                 *git_options(target),
                 *arguments,
-                env=told,
+                env=env,
                 timeout=self._timeout + 1,
                 most=_MAX_ADVERTISEMENT,
             )

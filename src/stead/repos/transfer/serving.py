@@ -241,12 +241,12 @@ class PackTransfer:
             self._last = piece
             return piece
         status = await self._process.wait()
-        said = await self._errors
+        stderr = await self._errors
         await self._notify()
         if status and not _is_error(self._last):
-            raise GitFailed("transfer", Finished(status, b"", said))
+            raise GitFailed("transfer", Finished(status, b"", stderr))
         if status:
-            log.info("git rejected request", status=status, said=said.strip()[-500:])
+            log.info("git rejected request", status=status, stderr=stderr.strip()[-500:])
         return b""
 
     async def _notify(self) -> None:
