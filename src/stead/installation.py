@@ -100,8 +100,8 @@ async def _connected(
         )
         search = Search()
         writer = RepoWriter(repos, search)
-        links = await stack.enter_async_context(Links(database, repos, writer, guard).running())
         writer.subscribe(triggers)
+        links = await stack.enter_async_context(Links(database, repos, writer, guard).running())
         writer.subscribe(links)
         await identities.recover()
         vms = None
