@@ -189,7 +189,7 @@ async def test_inaccessible_repository_is_not_found(bundles: Bundles, stage: Sta
         layer = Layer(repositories=(Named(name, "/a", rev),))
         with pytest.raises(InvalidSpec) as raised:
             await repositories.pinned(layer, stage.ours, bundles)
-        assert raised.value.problem == "invalid_git_repo_spec_error"
+        assert raised.value.rule == "invalid_repository"
         assert SECRET not in str(raised.value)
         return str(raised.value)
 

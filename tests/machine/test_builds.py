@@ -381,12 +381,12 @@ async def test_failed_run_step_reports_its_command_and_output(
     assert str(error) == f"services: {command} exited with 3: something is wrong"
     assert error.phase == "services"
     assert error.diagnostics is not None
-    (log,) = error.diagnostics["failedServiceLogs"]
-    assert log["unitName"] == "freestyle-run-command-2.service"
-    assert "something is wrong" in log["log"]
-    states = {(each["activeState"], each["subState"]): each for each in error.diagnostics["serviceStates"]}
-    assert states["failed", "failed"]["services"] == ["freestyle-run-command-2.service"]
-    assert "stead-agent.service" in states["active", "running"]["services"]
+    (log,) = error.diagnostics.failed_logs
+    assert log.unit == "freestyle-run-command-2.service"
+    assert "something is wrong" in log.log
+    states = {(each.active_state, each.sub_state): each.services for each in error.diagnostics.states}
+    assert states["failed", "failed"] == ["freestyle-run-command-2.service"]
+    assert "stead-agent.service" in states["active", "running"]
     assert "something is wrong" in lines.of(account)
 
     build = await builder.build(account, error.build or "")
@@ -438,7 +438,7 @@ async def test_create_waits_for_the_ready_signal_as_requested(
     with pytest.raises(SetupFailed, match=r"not ready within 1\.5 s: never\.service") as raised:
         await builder.create_machine(MachineOrder(account, spec=replace(layer, wait_for_ready=True)))
     assert raised.value.diagnostics is not None
-    assert [log["unitName"] for log in raised.value.diagnostics["failedServiceLogs"]] == ["never.service"]
+    assert [log.unit for log in raised.value.diagnostics.failed_logs] == ["never.service"]
 
     for patience in (None, False):
         machine = await builder.create_machine(
@@ -787,7 +787,7 @@ async def test_requests_without_set_up_have_no_build_record(
     assert (await builder.ensure_snapshot(SnapshotOrder(account, empty))).id == base.id
     with pytest.raises(InvalidSpec) as raised:
         await builder.ensure_snapshot(SnapshotOrder(account, Layer(vcpus=3)))
-    assert raised.value.problem == "create_vm_vcpu_not_power_of_two"
+    assert raised.value.rule == "vcpus_not_power_of_two"
     builds, _ = await builder.builds(account)
     assert [build.planned_phases for build in builds] == [("cached",), ("vm", "snapshot")]
 

@@ -106,7 +106,7 @@ async def test_invalid_service_requests_are_refused(services: GuestServices) -> 
     ):
         with pytest.raises(InvalidSpec) as error:
             await services.create(Service(name, exec=("/bin/true",)))
-        assert error.value.problem == problem
+        assert error.value.rule == problem
         with pytest.raises(InvalidSpec):
             await services.status(name)
     with pytest.raises(InvalidSpec):

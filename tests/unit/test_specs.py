@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -15,7 +15,7 @@ from stead.api.wire.creation import CreateSnapshot, CreateVm
 from stead.api.wire.layers import LayerFields, LayerModel, Spec
 from stead.api.wire.unknown import unknown_keys
 from stead.builds.dockerfile import commands_of
-from stead.builds.errors import CommandFailed, InvalidSpec, last_line
+from stead.builds.errors import CommandFailed, InvalidSpec, Rule, last_line
 from stead.builds.layer_services import UnitState, command_of, late_units
 from stead.builds.plan import Base, plan_machine, plan_snapshot
 from stead.builds.records import BuildInfo, PhaseInfo
@@ -48,7 +48,7 @@ SNAPSHOT = "sc-" + "a" * 20
 def problem_of(layer: Layer) -> str:
     with pytest.raises(InvalidSpec) as raised:
         check(layer)
-    return raised.value.problem
+    return raised.value.rule
 
 
 def user(**facts: Any) -> Layer:
@@ -78,12 +78,12 @@ INVALID = {
         ("user_home_invalid", user(home="/home/a:b")),
         ("user_shell_invalid", user(shell="bash")),
         ("user_shell_invalid", user(shell="/bin/sh\nroot::0:0")),
-        ("validation_error", user(name="")),
-        ("validation_error", user(name="Alice Smith")),
-        ("validation_error", user(name="-alice")),
-        ("validation_error", user(name="a" * 33)),
-        ("validation_error", user(gecos="a:b")),
-        ("validation_error", user(groups=("--help",))),
+        ("invalid_value", user(name="")),
+        ("invalid_value", user(name="Alice Smith")),
+        ("invalid_value", user(name="-alice")),
+        ("invalid_value", user(name="a" * 33)),
+        ("invalid_value", user(gecos="a:b")),
+        ("invalid_value", user(groups=("--help",))),
     ],
     "groups": [
         ("duplicate_group_name", Layer(groups=(Group("a"), Group("a")))),
@@ -93,8 +93,8 @@ INVALID = {
         ("group_name_invalid_chars", group("1crew")),
         ("group_name_too_long", group("a" * 33)),
         ("group_name_empty", group("")),
-        ("validation_error", group("crew", gid=70_000)),
-        ("validation_error", group("crew", gid=1000, system=True)),
+        ("invalid_value", group("crew", gid=70_000)),
+        ("invalid_value", group("crew", gid=1000, system=True)),
     ],
     "services": [
         ("wanted_by_empty", service(wanted_by=())),
@@ -102,9 +102,9 @@ INVALID = {
         ("workdir_empty", service(workdir="")),
         ("group_empty", service(group="")),
         ("user_empty", service(user="")),
-        ("on_failure_array_contains_empty", service(on_failure=("",))),
-        ("requires_array_contains_empty", service(requires=("a", ""))),
-        ("after_array_contains_empty", service(after=(" ",))),
+        ("on_failure_unit_empty", service(on_failure=("",))),
+        ("requires_unit_empty", service(requires=("a", ""))),
+        ("after_unit_empty", service(after=(" ",))),
         ("env_key_contains_equals", service(env={"A=B": "c"})),
         ("env_key_empty", service(env={"": "c"})),
         ("exec_empty", service(exec=())),
@@ -116,38 +116,38 @@ INVALID = {
         ("service_name_invalid_chars", service(name="a b")),
         ("service_name_empty", service(name="")),
         ("service_name_empty", service(name=".service")),
-        ("service_already_exists", service(name="stead-agent")),
+        ("service_exists", service(name="stead-agent")),
         (
-            "service_already_exists",
+            "service_exists",
             Layer(services=(Service("a", exec=("b",)), Service("a.service", exec=("b",)))),
         ),
-        ("validation_error", service(env={"A B": "c"})),
-        ("validation_error", service(env={"A": "b\0"})),
-        ("validation_error", service(user="root\nExecStart=/bin/sh")),
-        ("validation_error", service(after=("network.target\nRequires=x",))),
-        ("validation_error", service(exec=("/bin/true\n[Install]",))),
-        ("validation_error", service(exec=("/bin/true \\",))),
-        ("validation_error", service(workdir="relative")),
-        ("validation_error", service(workdir="/a\nUser=root")),
-        ("validation_error", service(timeout=-1)),
-        ("validation_error", service(watchdog=float("nan"))),
-        ("validation_error", service(mode="oneshot", restart=Restart("always"))),
+        ("invalid_value", service(env={"A B": "c"})),
+        ("invalid_value", service(env={"A": "b\0"})),
+        ("invalid_value", service(user="root\nExecStart=/bin/sh")),
+        ("invalid_value", service(after=("network.target\nRequires=x",))),
+        ("invalid_value", service(exec=("/bin/true\n[Install]",))),
+        ("invalid_value", service(exec=("/bin/true \\",))),
+        ("invalid_value", service(workdir="relative")),
+        ("invalid_value", service(workdir="/a\nUser=root")),
+        ("invalid_value", service(timeout=-1)),
+        ("invalid_value", service(watchdog=float("nan"))),
+        ("invalid_value", service(mode="oneshot", restart=Restart("always"))),
         ("exec_empty", Layer(patches=(ServicePatch("web", exec=()),))),
         ("service_name_empty", Layer(patches=(ServicePatch(""),))),
     ],
     "files": [
-        ("files_bad_request", Layer(files=(File("relative"),))),
-        ("files_bad_request", Layer(files=(File("/a/"),))),
-        ("files_bad_request", Layer(files=(File("/a\0b"),))),
-        ("files_bad_request", Layer(files=(File("/a"), File("/a")))),
-        ("files_bad_request", Layer(files=(File("/a", bytes((64 << 20) + 1)),))),
+        ("invalid_file", Layer(files=(File("relative"),))),
+        ("invalid_file", Layer(files=(File("/a/"),))),
+        ("invalid_file", Layer(files=(File("/a\0b"),))),
+        ("invalid_file", Layer(files=(File("/a"), File("/a")))),
+        ("invalid_file", Layer(files=(File("/a", bytes((64 << 20) + 1)),))),
     ],
     "packages": [
-        ("validation_error", Layer(packages=(name,)))
+        ("invalid_value", Layer(packages=(name,)))
         for name in ("--reinstall", "-y", "a b", "git-", "Git", "", "./local.deb", "a;b", "git=1 -o")
     ],
     "repositories": [
-        ("invalid_git_repo_spec_error", repository(repo))
+        ("invalid_repository", repository(repo))
         for repo in (
             *("8f3c1a52-65d8-4dd0-9c0e", "site", "", "-u", "--upload-pack=x", "/srv/repo.git"),
             *(
@@ -161,38 +161,38 @@ INVALID = {
         )
     ]
     + [
-        ("invalid_git_repo_spec_error", repository(path="relative")),
-        ("invalid_git_repo_spec_error", repository(path="/")),
-        ("invalid_git_repo_spec_error", repository(rev="--force")),
-        ("invalid_git_repo_spec_error", repository(rev="")),
-        ("invalid_git_repo_spec_error", repository(rev="a b")),
+        ("invalid_repository", repository(path="relative")),
+        ("invalid_repository", repository(path="/")),
+        ("invalid_repository", repository(rev="--force")),
+        ("invalid_repository", repository(rev="")),
+        ("invalid_repository", repository(rev="a b")),
         (
-            "invalid_git_repo_spec_error",
+            "invalid_repository",
             Layer(repositories=(Repository("https://a/b", "/r"), Repository("https://a/c", "/r/"))),
         ),
-        ("validation_error", Layer(git_user=GitUser(name="a\n[core]"))),
+        ("invalid_value", Layer(git_user=GitUser(name="a\n[core]"))),
     ],
     "sizes": [
-        ("create_vm_vcpu_not_power_of_two", Layer(vcpus=3)),
-        ("create_vm_vcpu_out_of_range", Layer(vcpus=128)),
-        ("create_vm_vcpu_out_of_range", Layer(vcpus=0)),
-        ("create_vm_mem_not_power_of_two", Layer(memory_gb=3)),
-        ("create_vm_mem_not_power_of_two", Layer(memory_gb=1.0001)),
-        ("create_vm_mem_out_of_range", Layer(memory_gb=0.25)),
-        ("create_vm_mem_out_of_range", Layer(memory_gb=1024)),
-        ("mem_size_too_large", Layer(memory_gb=1e12)),
-        ("create_vm_rootfs_out_of_range", Layer(disk_gb=10)),
-        ("create_vm_rootfs_out_of_range", Layer(disk_gb=20.5)),
-        ("rootfs_size_too_large", Layer(disk_gb=1e12)),
+        ("vcpus_not_power_of_two", Layer(vcpus=3)),
+        ("vcpus_out_of_range", Layer(vcpus=128)),
+        ("vcpus_out_of_range", Layer(vcpus=0)),
+        ("memory_not_power_of_two", Layer(memory_gb=3)),
+        ("memory_not_power_of_two", Layer(memory_gb=1.0001)),
+        ("memory_out_of_range", Layer(memory_gb=0.25)),
+        ("memory_out_of_range", Layer(memory_gb=1024)),
+        ("memory_too_large", Layer(memory_gb=1e12)),
+        ("disk_out_of_range", Layer(disk_gb=10)),
+        ("disk_out_of_range", Layer(disk_gb=20.5)),
+        ("disk_too_large", Layer(disk_gb=1e12)),
     ],
     "others": [
         ("workdir_empty", Layer(workdir="")),
-        ("validation_error", Layer(workdir="here")),
-        ("validation_error", Layer(ports=(Port(443, 0),))),
-        ("validation_error", Layer(ports=(Port(443, 3000), Port(8081, 5000)))),
-        ("validation_error", Layer(ports=(Port(443, 3000, "udp"),))),
-        ("validation_error", Layer(ready_timeout=0)),
-        ("validation_error", Layer(idle_timeout=0)),
+        ("invalid_value", Layer(workdir="here")),
+        ("invalid_value", Layer(ports=(Port(443, 0),))),
+        ("invalid_value", Layer(ports=(Port(443, 3000), Port(8081, 5000)))),
+        ("invalid_value", Layer(ports=(Port(443, 3000, "udp"),))),
+        ("invalid_value", Layer(ready_timeout=0)),
+        ("invalid_value", Layer(idle_timeout=0)),
         ("invalid_snapshot_id", Layer(snapshot_id="")),
         ("invalid_snapshot_id", Layer(snapshot_id="../../etc")),
     ],
@@ -215,7 +215,7 @@ def test_invalid_sizes_report_the_limits() -> None:
     for layer, expected in facts.items():
         with pytest.raises(InvalidSpec) as raised:
             check(layer)
-        assert raised.value.facts == expected
+        assert from_product(raised.value).extras == expected
 
 
 def test_base_and_size_belong_to_the_innermost_layer() -> None:
@@ -226,8 +226,9 @@ def test_base_and_size_belong_to_the_innermost_layer() -> None:
         given: dict[str, Any] = {name: 32}
         with pytest.raises(InvalidSpec) as raised:
             check(Layer(snapshot=Layer(snapshot=inner, **given)))
-        assert raised.value.problem == "non_leaf_layer_field_error"
-        assert raised.value.facts == {"depth": 1, "field": wire}
+        assert raised.value.rule == "misplaced_field"
+        assert from_product(raised.value).extras == {"depth": 1, "field": wire}
+        assert wire in from_product(raised.value).message
     conflicts = {
         ("snapshot", "snapshotId"): Layer(snapshot=inner, snapshot_id=SNAPSHOT),
         ("snapshot", "baseImage"): Layer(snapshot=inner, base_image="FROM debian:trixie-slim"),
@@ -236,12 +237,22 @@ def test_base_and_size_belong_to_the_innermost_layer() -> None:
     for (first, second), layer in conflicts.items():
         with pytest.raises(InvalidSpec) as raised:
             check(Layer(snapshot=layer))
-        assert raised.value.problem == "conflicting_spec_sources_error"
-        assert raised.value.facts == {"depth": 1, "fieldA": first, "fieldB": second}
+        assert raised.value.rule == "conflicting_sources"
+        answer = from_product(raised.value)
+        assert answer.extras == {"depth": 1, "fieldA": first, "fieldB": second}
+        assert f"both {first} and {second} are given" in answer.message
+
+
+def test_every_rule_has_a_code_on_the_wire() -> None:
+    rules = [rule for group in get_args(Rule) for rule in get_args(group)]
+    assert {from_product(InvalidSpec(rule, "")).status for rule in rules} == {400, 409}
+
+
+def test_layers_have_a_limited_depth() -> None:
     deep = Layer()
     for _ in range(32):
         deep = Layer(snapshot=deep)
-    assert problem_of(deep) == "validation_error"
+    assert problem_of(deep) == "invalid_value"
 
 
 def test_valid_specs_pass() -> None:
@@ -381,7 +392,7 @@ def test_the_base_snapshot_can_be_given_in_three_places() -> None:
     ):
         with pytest.raises(InvalidSpec) as raised:
             plan_machine(spec, template, top)
-        assert raised.value.problem == "conflicting_spec_sources_error"
+        assert raised.value.rule == "conflicting_sources"
 
 
 def test_the_upper_layer_wins_when_layers_are_combined() -> None:
@@ -441,22 +452,22 @@ RUN ["echo", "a b"]
 @pytest.mark.parametrize(
     "text, problem",
     [
-        ("FROM ubuntu:24.04", "unsupported_os"),
-        ("FROM debian:bookworm-slim", "unsupported_os"),
-        ("FROM debian", "unsupported_os"),
-        ("FROM debian:trixie-slim\nFROM debian:trixie-slim", "unsupported_os"),
-        ("FROM debian:trixie-slim\nCOPY . /", "validation_error"),
-        ("FROM debian:trixie-slim\nRUN --mount=type=cache,target=/x true", "validation_error"),
-        ("FROM debian:trixie-slim\nRUN <<EOF\ntrue", "validation_error"),
-        ("RUN true", "validation_error"),
-        ("", "validation_error"),
-        ("\x00", "validation_error"),
+        ("FROM ubuntu:24.04", "unsupported_image"),
+        ("FROM debian:bookworm-slim", "unsupported_image"),
+        ("FROM debian", "unsupported_image"),
+        ("FROM debian:trixie-slim\nFROM debian:trixie-slim", "unsupported_image"),
+        ("FROM debian:trixie-slim\nCOPY . /", "invalid_value"),
+        ("FROM debian:trixie-slim\nRUN --mount=type=cache,target=/x true", "invalid_value"),
+        ("FROM debian:trixie-slim\nRUN <<EOF\ntrue", "invalid_value"),
+        ("RUN true", "invalid_value"),
+        ("", "invalid_value"),
+        ("\x00", "invalid_value"),
     ],
 )
 def test_unsupported_dockerfiles_are_refused(text: str, problem: str) -> None:
     with pytest.raises(InvalidSpec) as raised:
         commands_of(text)
-    assert raised.value.problem == problem
+    assert raised.value.rule == problem
 
 
 # Units
@@ -817,7 +828,7 @@ def test_template_is_an_alias_of_snapshot_in_a_layer() -> None:
         assert layer.snapshot is not None and layer.snapshot.packages == ("git",)
     with pytest.raises(InvalidSpec) as raised:
         LayerModel.model_validate({"snapshot": below, "template": below}).layer()
-    assert raised.value.problem == "conflicting_spec_sources_error"
+    assert raised.value.rule == "conflicting_sources"
 
 
 def test_numbers_of_javascript_clients_are_accepted() -> None:
@@ -848,17 +859,17 @@ def test_numbers_of_javascript_clients_are_accepted() -> None:
     [
         (
             {"gitRepos": [{"repo": "a", "path": "b"}], "git": {"repos": [{"repo": "a", "path": "b"}]}},
-            "invalid_git_repo_spec_error",
+            "invalid_repository",
         ),
-        ({"additionalFiles": {"/a": {"content": "*", "encoding": "base64"}}}, "files_bad_request"),
-        ({"additionalFiles": {"/a": {"content": "", "encoding": "latin1"}}}, "files_bad_request"),
-        ({"additionalFiles": {"/a": {"content": "\ud800"}}}, "files_bad_request"),
+        ({"additionalFiles": {"/a": {"content": "*", "encoding": "base64"}}}, "invalid_file"),
+        ({"additionalFiles": {"/a": {"content": "", "encoding": "latin1"}}}, "invalid_file"),
+        ({"additionalFiles": {"/a": {"content": "\ud800"}}}, "invalid_file"),
     ],
 )
 def test_contradictory_or_malformed_fields_are_refused(sent: dict[str, Any], problem: str) -> None:
     with pytest.raises(InvalidSpec) as raised:
         LayerModel.model_validate(sent).layer()
-    assert raised.value.problem == problem
+    assert raised.value.rule == problem
 
 
 def test_wire_names_of_builds_and_phases() -> None:

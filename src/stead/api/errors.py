@@ -5,6 +5,8 @@ answer has no code that it knows. So every error answer is made here.
 """
 
 import errno
+import sqlite3
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, NoReturn
 
@@ -15,11 +17,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from stead import errors as product
+from stead.api.wire.layers import WIRE_NAMES
 from stead.builds.errors import (
     BuildBudgetExceeded,
     BuildNotFound,
     CommandFailed,
+    Diagnostics,
     InvalidSpec,
+    Rule,
     SetupFailed,
     SnapshotDeleted,
 )
@@ -240,8 +245,7 @@ def from_product(error: product.SteadError, invalid: str = "BAD_REQUEST") -> Api
     text = str(error)
     match error:
         case InvalidSpec():
-            code = error.problem.upper()
-            return ApiError(code if code in STATUSES else invalid, text, **error.facts)
+            return _invalid_spec(error)
         case product.MachineNotFound():
             return ApiError("VM_NOT_FOUND", text, vmId=error.machine_id)
         case SnapshotDeleted():
@@ -277,10 +281,10 @@ def from_product(error: product.SteadError, invalid: str = "BAD_REQUEST") -> Api
         case product.InvalidRequest():
             return ApiError(invalid, text)
         case SetupFailed():
-            extras = {"failedReason": text, "snapshotId": error.snapshot, "diagnostics": error.diagnostics}
-            given: dict[str, Any] = {name: value for name, value in extras.items() if value is not None}
+            found = None if error.diagnostics is None else _diagnostics(error.diagnostics)
             code = "SNAPSHOT_SETUP_FAILED" if invalid == "CREATE_SNAPSHOT_BAD_REQUEST" else "VM_SETUP_FAILED"
-            return ApiError(code, text, **given)
+            extras = {"failedReason": text, "snapshotId": error.snapshot, "diagnostics": found}
+            return ApiError(code, text, **_given(extras))
         case CommandFailed():
             return ApiError("BUILD_FAILED", text, exitCode=error.exit_code, stderr=error.stderr)
         case BuildBudgetExceeded():
@@ -292,6 +296,61 @@ def from_product(error: product.SteadError, invalid: str = "BAD_REQUEST") -> Api
             return ApiError(code, text)
     log.error("call failed", error=text, code=error.code)
     return ApiError("INTERNAL_ERROR", text)
+
+
+_RULES: dict[Rule, str] = {
+    "conflicting_sources": "CONFLICTING_SPEC_SOURCES_ERROR",
+    "misplaced_field": "NON_LEAF_LAYER_FIELD_ERROR",
+    "unsupported_image": "UNSUPPORTED_OS",
+    "vcpus_out_of_range": "CREATE_VM_VCPU_OUT_OF_RANGE",
+    "vcpus_not_power_of_two": "CREATE_VM_VCPU_NOT_POWER_OF_TWO",
+    "memory_out_of_range": "CREATE_VM_MEM_OUT_OF_RANGE",
+    "memory_not_power_of_two": "CREATE_VM_MEM_NOT_POWER_OF_TWO",
+    "memory_too_large": "MEM_SIZE_TOO_LARGE",
+    "disk_out_of_range": "CREATE_VM_ROOTFS_OUT_OF_RANGE",
+    "disk_too_large": "ROOTFS_SIZE_TOO_LARGE",
+    "invalid_value": "VALIDATION_ERROR",
+    "invalid_file": "FILES_BAD_REQUEST",
+    "invalid_repository": "INVALID_GIT_REPO_SPEC_ERROR",
+    "service_exists": "SERVICE_ALREADY_EXISTS",
+    "after_unit_empty": "AFTER_ARRAY_CONTAINS_EMPTY",
+    "requires_unit_empty": "REQUIRES_ARRAY_CONTAINS_EMPTY",
+    "on_failure_unit_empty": "ON_FAILURE_ARRAY_CONTAINS_EMPTY",
+}
+"""Rules of specs whose code on the wire is not their own name in capitals."""
+
+
+def _invalid_spec(error: InvalidSpec) -> ApiError:
+    def wire(name: str | None) -> str | None:
+        return None if name is None else WIRE_NAMES.get(name, name)
+
+    extras = {
+        "depth": error.depth,
+        "gotGb" if error.rule in ("memory_too_large", "disk_too_large") else "got": error.got,
+        "min": error.lowest,
+        "max": error.highest,
+        "serviceName": error.service,
+        "os": error.image,
+    }
+    if error.rule == "misplaced_field":
+        extras["field"] = wire(error.field)
+    elif error.other is not None:
+        extras |= {"fieldA": wire(error.field), "fieldB": wire(error.other)}
+    code = _RULES.get(error.rule, error.rule.upper())
+    return ApiError(code, error.worded(lambda name: WIRE_NAMES.get(name, name)), **_given(extras))
+
+
+def _given(extras: Mapping[str, object]) -> dict[str, Any]:
+    return {name: value for name, value in extras.items() if value is not None}
+
+
+def _diagnostics(found: Diagnostics) -> dict[str, Any]:
+    states = [
+        {"activeState": each.active_state, "subState": each.sub_state, "services": each.services}
+        for each in found.states
+    ]
+    logs = [{"unitName": each.unit, "log": each.log} for each in found.failed_logs]
+    return {"serviceStates": states, "failedServiceLogs": logs}
 
 
 _SEARCH = {
@@ -310,7 +369,7 @@ def _repo(error: repos.RepoError) -> ApiError:
         code = codes[error.scope] if prefix is None else f"{prefix}{codes['content']}"
     fields = next((fields for kind, fields in _REPO_FIELDS.items() if isinstance(error, kind)), {})
     values = {key: getattr(error, field) for key, field in fields.items()}
-    extras: dict[str, Any] = {key: value for key, value in values.items() if value is not None}
+    extras = _given(values)
     if code == "GIT_ERROR":
         log.error("repository unusable", error=str(error))
     if isinstance(error, GitFailed):
@@ -323,7 +382,7 @@ def _repo(error: repos.RepoError) -> ApiError:
 
 def _limit(error: product.LimitExceeded) -> ApiError:
     code = _LIMITS[error.what]
-    if code.endswith("PLAN_LIMIT"):
+    if error.what in ("vcpus", "memory_gib", "disk_gib"):
         return ApiError(code, str(error), got=error.requested, max=error.limit)
     return ApiError(code, str(error), limit=error.limit, current=error.current, requested=error.requested)
 
@@ -348,7 +407,9 @@ def _guest(error: product.GuestError) -> ApiError:
 def from_anything(error: Exception) -> ApiError:
     """The answer for an unexpected exception; details go to the log only."""
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    if full or (isinstance(error, sa.exc.OperationalError) and "full" in str(error.orig)):
+    if isinstance(error, sa.exc.OperationalError) and isinstance(error.orig, sqlite3.Error):
+        full = error.orig.sqlite_errorcode == sqlite3.SQLITE_FULL
+    if full:
         return ApiError("NO_LOCAL_STORAGE_CAPACITY", "disk of the host is full")
     log.error("unexpected exception", error=repr(error), exc_info=error)
     return ApiError("INTERNAL", "internal error: search the server's log for the trace id of this answer")

@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from stead.builds import repositories, setup
-from stead.builds.errors import BuildBudgetExceeded, BuildError, InvalidSpec, SnapshotDeleted
+from stead.builds.errors import BuildBudgetExceeded, BuildError, SnapshotDeleted
 from stead.builds.layer_services import Waiting
 from stead.builds.plan import Base, Plan, plan_machine, plan_snapshot
 from stead.builds.records import BuildInfo, BuildState, Logbook, Part, Phase, PhaseInfo, Record, Records
 from stead.builds.spec import Layer, layer_hash
+from stead.builds.validation import disk_out_of_range
 from stead.deadlines import scaled
 from stead.errors import MachineNotFound, SnapshotNotFound, SteadError, WrongSnapshotState
 from stead.logs import get_logger
@@ -187,9 +188,8 @@ class Builder:
             raise WrongSnapshotState(snapshot.id, snapshot.state)
         size, own = base.size(snapshot.size), snapshot.size.disk_gib
         if size.disk_gib < own:
-            text = f"rootfsSizeGb {size.disk_gib} is less than the {own} GB of snapshot {snapshot.id}"
-            facts = {"got": size.disk_gib * 1024, "min": own * 1024, "max": Size.MAX_DISK_GIB * 1024}
-            raise InvalidSpec("create_vm_rootfs_out_of_range", f"{text}: disks cannot shrink", **facts)
+            text = f"{size.disk_gib} is less than the {own} GB of snapshot {snapshot.id}: disks cannot shrink"
+            raise disk_out_of_range(text, size.disk_gib, own)
         return _Parent(f"snapshot {snapshot.id} {size.key}", size, snapshot)
 
     async def _built(self, parent: _Parent, steps: Sequence[_Step], record: Record) -> _Parent:

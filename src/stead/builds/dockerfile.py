@@ -39,10 +39,9 @@ def commands_of(text: str) -> tuple[str, ...]:
             commands.append(_shell(rest) if heredoc is None else _body(lines, heredoc))
         else:
             instruction = line.strip().splitlines()[0][:80]
-            text = f"baseImage supports only FROM debian:trixie-slim and RUN commands, not {instruction!r}"
-            raise InvalidSpec("validation_error", text)
+            raise _invalid(f"supports only FROM debian:trixie-slim and RUN commands, not {instruction!r}")
     if not based:
-        raise InvalidSpec("validation_error", "baseImage must start with FROM debian:trixie-slim")
+        raise _invalid("must start with FROM debian:trixie-slim")
     return tuple(commands)
 
 
@@ -51,8 +50,12 @@ def _check_base(rest: str, *, again: bool) -> None:
     image = words[0] if words else ""
     named = len(words) == 1 or (len(words) == 3 and words[1].upper() == "AS")
     if again or not named or not _BASE.fullmatch(image):
-        text = f"baseImage supports only Debian 13, once: FROM debian:trixie-slim, not FROM {rest}"
-        raise InvalidSpec("unsupported_os", text, os=image)
+        text = f"{{field}} supports only Debian 13, once: FROM debian:trixie-slim, not FROM {rest}"
+        raise InvalidSpec("unsupported_image", text, field="base_image", image=image)
+
+
+def _invalid(problem: str) -> InvalidSpec:
+    return InvalidSpec("invalid_value", f"{{field}} {problem}", field="base_image")
 
 
 def _shell(rest: str) -> str:
@@ -73,6 +76,4 @@ def _body(lines: Iterator[str], heredoc: re.Match[str]) -> str:
         if stripped == heredoc["word"]:
             return "\n".join(body)
         body.append(stripped)
-    raise InvalidSpec(
-        "validation_error", f"a RUN heredoc in baseImage does not end: {heredoc['word']} is missing"
-    )
+    raise _invalid(f"has a RUN heredoc that does not end: {heredoc['word']} is missing")

@@ -1,21 +1,73 @@
 """Errors of builds: invalid specs, and failures while a spec is applied."""
 
-from typing import Any, TypedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
 
 from stead.errors import SnapshotNotFound, SteadError
 
 _MAX_OUTPUT = 500
 
 
+_Source = Literal["conflicting_sources", "misplaced_field", "invalid_snapshot_id", "unsupported_image"]
+_Vcpus = Literal["vcpus_out_of_range", "vcpus_not_power_of_two"]
+_Memory = Literal["memory_out_of_range", "memory_not_power_of_two", "memory_too_large"]
+_Disk = Literal["disk_out_of_range", "disk_too_large"]
+_Content = Literal["invalid_value", "invalid_file", "invalid_repository", "workdir_empty"]
+_Group = Literal["group_name_empty", "group_name_too_long", "group_name_invalid_chars"]
+_GroupTaken = Literal["group_name_reserved", "duplicate_group_name"]
+_User = Literal["user_group_empty", "user_uid_out_of_range", "user_system_flag_mismatch"]
+_UserPath = Literal["duplicate_user_name", "user_home_invalid", "user_shell_invalid"]
+_Service = Literal["service_name_empty", "service_name_too_long", "service_name_invalid_chars"]
+_ServiceTaken = Literal["service_name_invalid_prefix", "service_exists", "exec_empty"]
+_Identity = Literal["user_empty", "group_empty", "env_key_empty", "env_key_contains_equals"]
+_Units = Literal["after_unit_empty", "requires_unit_empty", "on_failure_unit_empty", "wanted_by_empty"]
+_Accounts = _Group | _GroupTaken | _User | _UserPath
+_Services = _Service | _ServiceTaken | _Identity | _Units
+Rule = _Source | _Vcpus | _Memory | _Disk | _Content | _Accounts | _Services
+
+
 class InvalidSpec(SteadError):
-    """A spec that breaks a rule. `problem` names the rule, `facts` are the values that break it."""
+    """A spec that breaks a rule.
+
+    `{field}` and `{other}` in the message stand for fields of the spec, which clients know by other names.
+    `got`, `lowest` and `highest` are MiB for memory and disk, but for `got` of sizes that are too large: GB.
+    """
 
     code = "invalid_spec"
 
-    def __init__(self, problem: str, message: str, **facts: Any) -> None:
-        super().__init__(message)
-        self.problem = problem
-        self.facts = facts
+    def __init__(
+        self,
+        rule: Rule,
+        message: str,
+        *,
+        field: str | None = None,
+        other: str | None = None,
+        depth: int | None = None,
+        got: float | None = None,
+        lowest: int | None = None,
+        highest: int | None = None,
+        service: str | None = None,
+        image: str | None = None,
+    ) -> None:
+        self._template = message
+        self.rule = rule
+        self.field = field
+        self.other = other
+        self.depth = depth
+        self.got = got
+        self.lowest = lowest
+        self.highest = highest
+        self.service = service
+        self.image = image
+        super().__init__(self.worded(lambda name: name))
+
+    def worded(self, name_of: Callable[[str], str]) -> str:
+        """The message, with the fields named by this function."""
+        text = self._template
+        for mark, name in (("{field}", self.field), ("{other}", self.other)):
+            text = text if name is None else text.replace(mark, name_of(name), 1)
+        return text
 
 
 class SnapshotDeleted(SnapshotNotFound):
@@ -32,24 +84,27 @@ class BuildNotFound(SteadError):
         self.build_id = build_id
 
 
-class ServiceStates(TypedDict):
+@dataclass(frozen=True)
+class ServiceStates:
     """Services of a VM that are in the same state."""
 
-    activeState: str
-    subState: str
+    active_state: str
+    sub_state: str
     services: list[str]
 
 
-class ServiceLog(TypedDict):
-    unitName: str
+@dataclass(frozen=True)
+class ServiceLog:
+    unit: str
     log: str
 
 
-class Diagnostics(TypedDict):
+@dataclass(frozen=True)
+class Diagnostics:
     """States of a VM's services, and logs of those that failed."""
 
-    serviceStates: list[ServiceStates]
-    failedServiceLogs: list[ServiceLog]
+    states: list[ServiceStates]
+    failed_logs: list[ServiceLog]
 
 
 def last_line(output: str) -> str:

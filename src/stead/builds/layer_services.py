@@ -162,8 +162,8 @@ class LayerServices:
                 await self._start(part, units, waiting)
         except SetupFailed as error:
             error.diagnostics = await self._diagnose(units + changed)
-            for log in error.diagnostics["failedServiceLogs"]:
-                await part.note(f"log of {log['unitName']}:\n{log['log']}", service=log["unitName"])
+            for each in error.diagnostics.failed_logs:
+                await part.note(f"log of {each.unit}:\n{each.log}", service=each.unit)
             raise
 
     async def _start(self, part: Part, units: list[str], waiting: Waiting) -> None:
@@ -238,12 +238,9 @@ class LayerServices:
             bad = [each["unit"] for each in listed if each["active"] in ("failed", "activating")]
             bad.sort(key=lambda unit: unit not in units)
             for unit in bad[:_MOST_LOGS]:
-                logs.append(ServiceLog(unitName=unit, log=await self._log(unit)))
-        states = [
-            ServiceStates(activeState=active, subState=sub, services=sorted(names))
-            for (active, sub), names in sorted(found.items())
-        ]
-        return Diagnostics(serviceStates=states, failedServiceLogs=logs)
+                logs.append(ServiceLog(unit, await self._log(unit)))
+        states = [ServiceStates(active, sub, sorted(names)) for (active, sub), names in sorted(found.items())]
+        return Diagnostics(states, logs)
 
     async def _log(self, unit: str) -> str:
         command = ["journalctl", "--no-pager", "--output=cat", f"--lines={_LOG_LINES}", f"--unit={unit}"]

@@ -48,7 +48,7 @@ def plan_machine(spec: Layer | None, template: Layer | None, top: Layer) -> Plan
     if spec is not None and template is not None:
         raise conflict(0, "spec", "template")
     if top.snapshot is not None:
-        raise InvalidSpec("validation_error", "snapshot is allowed inside spec only")
+        raise InvalidSpec("invalid_value", "snapshot is allowed inside spec only")
     check(top)
     given = spec or template
     if given is None:
@@ -88,9 +88,9 @@ def combine_all(layers: list[Layer]) -> Layer:
 
 def _base(leaf: Layer, top: Layer) -> Base:
     if leaf.snapshot_id is not None and top.snapshot_id not in (None, leaf.snapshot_id):
-        raise conflict(0, "snapshotId", "spec.snapshotId")
+        raise conflict(0, "snapshot_id", "spec.snapshot_id")
     if leaf.base_image is not None and top.snapshot_id is not None:
-        raise conflict(0, "snapshotId", "baseImage")
+        raise conflict(0, "snapshot_id", "base_image")
     sized = any(value is not None for value in (leaf.vcpus, leaf.memory_gb, leaf.disk_gb))
     size = leaf if sized else top
     return Base(leaf.snapshot_id or top.snapshot_id, size.vcpus, size.memory_gb, size.disk_gb)

@@ -113,9 +113,9 @@ async def _pinned(repository: Repository, account: str, bundles: Bundles) -> Rep
         bundle = await bundles.find(account, repository.repo, repository.rev)
     except RepoNotFound:
         text = f"repository {name} not found, or this account may not read it"
-        raise InvalidSpec("invalid_git_repo_spec_error", text) from None
+        raise InvalidSpec("invalid_repository", text) from None
     except (ReferenceNotFound, InvalidRevision, AmbiguousRevision) as error:
-        raise InvalidSpec("invalid_git_repo_spec_error", f"repository {name}: {error}") from None
+        raise InvalidSpec("invalid_repository", f"repository {name}: {error}") from None
     return repository if bundle is None else replace(repository, repo=bundle.url, bundle=bundle)
 
 

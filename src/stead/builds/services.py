@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
-from stead.builds.errors import InvalidSpec
 from stead.builds.spec import Service
 from stead.builds.units import FOLDER, service_unit
-from stead.builds.validation import check_service, check_service_name, unit_name
+from stead.builds.validation import OWN_UNITS, check_service, check_service_name, unit_name
 from stead.deadlines import scaled
 from stead.errors import GuestError, InvalidRequest, SteadError
 from stead.guest.execution import ExecResult
@@ -247,11 +246,7 @@ def _unit(name: str) -> str:
 
 
 def _own(unit: str) -> bool:
-    try:
-        check_service_name(unit)
-    except InvalidSpec as error:
-        return error.problem == "service_already_exists"
-    return False
+    return unit in OWN_UNITS
 
 
 def _short(unit: str) -> str:

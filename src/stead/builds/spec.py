@@ -1,14 +1,11 @@
 """Specs: layers of users, files, packages, repositories and services."""
 
-import base64
-import binascii
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, TypeVar
 
-from stead.builds.errors import InvalidSpec
 from stead.machines.machine import UNCHANGED, Unchanged
 from stead.machines.persistence import SnapshotPersistence
 from stead.repos.transfer.bundles import Bundle
@@ -44,26 +41,6 @@ class File:
     path: str
     content: bytes = b""
     executable: bool = False
-
-    @classmethod
-    def encoded(cls, path: str, content: str, encoding: str | None, executable: bool = False) -> "File":
-        match (encoding or "utf-8").lower():
-            case "utf-8" | "utf8":
-                try:
-                    return cls(path, content.encode(), executable)
-                except UnicodeEncodeError:
-                    raise InvalidSpec(
-                        "files_bad_request",
-                        f"{path}: content must be valid UTF-8; use encoding base64 for other bytes",
-                    ) from None
-            case "base64":
-                try:
-                    return cls(path, base64.b64decode(content, validate=True), executable)
-                except (binascii.Error, ValueError):
-                    raise InvalidSpec("files_bad_request", f"{path}: content is not valid base64") from None
-            case _:
-                problem = f"{path}: encoding must be utf-8 or base64, not {encoding!r}"
-                raise InvalidSpec("files_bad_request", problem)
 
 
 @dataclass(frozen=True)
@@ -189,14 +166,8 @@ _WORK = (
     "services",
     "patches",
 )
-LEAF_FIELDS = {
-    "snapshot_id": "snapshotId",
-    "base_image": "baseImage",
-    "vcpus": "vcpuCount",
-    "memory_gb": "memSizeGb",
-    "disk_gb": "rootfsSizeGb",
-}
-"""Fields that only the innermost layer may have, with their wire names."""
+LEAF_FIELDS = ("snapshot_id", "base_image", "vcpus", "memory_gb", "disk_gb")
+"""Fields that only the innermost layer may have."""
 
 
 def chain(layer: Layer) -> list[Layer]:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from urllib.parse import urlsplit
 
-from stead.builds.errors import InvalidSpec
+from stead.builds.errors import InvalidSpec, Rule
 from stead.builds.spec import (
     LEAF_FIELDS,
     File,
@@ -41,7 +41,7 @@ _SCP_LIKE = re.compile(r"[A-Za-z0-9_.-]+@[A-Za-z0-9_.-]+:[^\s]+")
 _SNAPSHOT_ID = re.compile(r"sc-[a-z0-9]{1,20}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _RESERVED_GROUPS = frozenset({"root", "daemon", "bin", "sys", "nogroup"})
-_OWN_UNITS = frozenset({"stead-agent.service", "stead.slice"})
+OWN_UNITS = frozenset({"stead-agent.service", "stead.slice"})
 _HUGE_GB = 1 << 21
 
 
@@ -58,7 +58,7 @@ def check(layer: Layer) -> None:
 
 def check_sources(layer: Layer, depth: int) -> None:
     """A layer has one base; sizes belong to the innermost layer."""
-    given = {"snapshot": layer.snapshot, "snapshotId": layer.snapshot_id, "baseImage": layer.base_image}
+    given = {"snapshot": layer.snapshot, "snapshot_id": layer.snapshot_id, "base_image": layer.base_image}
     named = [name for name, value in given.items() if value is not None]
     if len(named) > 1:
         raise conflict(depth, named[0], named[1])
@@ -66,52 +66,54 @@ def check_sources(layer: Layer, depth: int) -> None:
         text = f"{layer.snapshot_id[:40]!r} is not a snapshot id: ids start with sc-"
         raise InvalidSpec("invalid_snapshot_id", text)
     if layer.snapshot is not None:
-        for name, wire in LEAF_FIELDS.items():
+        for name in LEAF_FIELDS:
             if getattr(layer, name) is not None:
-                text = f"{wire} is allowed on the innermost layer only, not at depth {depth} (0: outermost)"
-                raise InvalidSpec("non_leaf_layer_field_error", text, depth=depth, field=wire)
+                text = (
+                    f"{{field}} is allowed on the innermost layer only, not at depth {depth} (0: outermost)"
+                )
+                raise InvalidSpec("misplaced_field", text, depth=depth, field=name)
 
 
 def conflict(depth: int, first: str, second: str) -> InvalidSpec:
-    text = f"both {first} and {second} are given at depth {depth} (0: outermost); use one of them"
-    return InvalidSpec("conflicting_spec_sources_error", text, depth=depth, fieldA=first, fieldB=second)
+    text = f"both {{field}} and {{other}} are given at depth {depth} (0: outermost); use one of them"
+    return InvalidSpec("conflicting_sources", text, depth=depth, field=first, other=second)
 
 
 def check_size(vcpus: int | None, memory_gb: float | None, disk_gb: float | None) -> None:
     """Check each given part of a size."""
     if vcpus is not None:
         if not 1 <= vcpus <= Size.MAX_VCPUS:
-            text = f"vcpuCount must be from 1 to {Size.MAX_VCPUS}, not {vcpus}"
-            raise InvalidSpec("create_vm_vcpu_out_of_range", text, got=vcpus, max=Size.MAX_VCPUS)
+            text = f"{{field}} must be from 1 to {Size.MAX_VCPUS}, not {vcpus}"
+            raise InvalidSpec("vcpus_out_of_range", text, field="vcpus", got=vcpus, highest=Size.MAX_VCPUS)
         if vcpus & (vcpus - 1):
-            text = f"vcpuCount must be a power of two, not {vcpus}"
-            raise InvalidSpec("create_vm_vcpu_not_power_of_two", text, got=vcpus)
+            text = f"{{field}} must be a power of two, not {vcpus}"
+            raise InvalidSpec("vcpus_not_power_of_two", text, field="vcpus", got=vcpus)
     if memory_gb is not None:
         if memory_gb > _HUGE_GB:
-            raise InvalidSpec(
-                "mem_size_too_large",
-                f"memSizeGb must be at most {Size.MAX_MEMORY_MIB / 1024:g}, not {memory_gb:g}",
-                gotGb=memory_gb,
-            )
+            text = f"{{field}} must be at most {Size.MAX_MEMORY_MIB / 1024:g}, not {memory_gb:g}"
+            raise InvalidSpec("memory_too_large", text, field="memory_gb", got=memory_gb)
         low, high, got = Size.MIN_MEMORY_MIB, Size.MAX_MEMORY_MIB, memory_gb * 1024
         if not low <= got <= high:
-            text = f"memSizeGb must be from {low / 1024:g} to {high / 1024:g}, not {memory_gb:g}"
-            raise InvalidSpec("create_vm_mem_out_of_range", text, got=got, min=low, max=high)
+            text = f"{{field}} must be from {low / 1024:g} to {high / 1024:g}, not {memory_gb:g}"
+            raise InvalidSpec(
+                "memory_out_of_range", text, field="memory_gb", got=got, lowest=low, highest=high
+            )
         if got != int(got) or int(got) & (int(got) - 1):
-            text = f"memSizeGb must be a power of two (0.5, 1, 2, 4, ...), not {memory_gb:g}"
-            raise InvalidSpec("create_vm_mem_not_power_of_two", text, got=got)
+            text = f"{{field}} must be a power of two (0.5, 1, 2, 4, ...), not {memory_gb:g}"
+            raise InvalidSpec("memory_not_power_of_two", text, field="memory_gb", got=got)
     if disk_gb is not None:
         if disk_gb > _HUGE_GB:
-            raise InvalidSpec(
-                "rootfs_size_too_large",
-                f"rootfsSizeGb must be at most {Size.MAX_DISK_GIB}, not {disk_gb:g}",
-                gotGb=disk_gb,
-            )
+            text = f"{{field}} must be at most {Size.MAX_DISK_GIB}, not {disk_gb:g}"
+            raise InvalidSpec("disk_too_large", text, field="disk_gb", got=disk_gb)
         if disk_gb != int(disk_gb) or not Size.MIN_DISK_GIB <= disk_gb <= Size.MAX_DISK_GIB:
-            text = f"rootfsSizeGb must be a whole number from {Size.MIN_DISK_GIB} to {Size.MAX_DISK_GIB}"
-            text += f", not {disk_gb:g}"
-            low, high = Size.MIN_DISK_GIB * 1024, Size.MAX_DISK_GIB * 1024
-            raise InvalidSpec("create_vm_rootfs_out_of_range", text, got=disk_gb * 1024, min=low, max=high)
+            text = f"must be a whole number from {Size.MIN_DISK_GIB} to {Size.MAX_DISK_GIB}, not {disk_gb:g}"
+            raise disk_out_of_range(text, disk_gb, Size.MIN_DISK_GIB)
+
+
+def disk_out_of_range(problem: str, disk_gb: float, lowest_gb: int) -> InvalidSpec:
+    got, lowest, highest = disk_gb * 1024, lowest_gb * 1024, Size.MAX_DISK_GIB * 1024
+    text = f"{{field}} {problem}"
+    return InvalidSpec("disk_out_of_range", text, field="disk_gb", got=got, lowest=lowest, highest=highest)
 
 
 def check_content(layer: Layer) -> None:
@@ -130,12 +132,14 @@ def check_content(layer: Layer) -> None:
     if layer.workdir is not None:
         if not layer.workdir:
             raise InvalidSpec("workdir_empty", "workdir is empty")
-        _check_path(layer.workdir, "workdir", "validation_error")
+        _check_path(layer.workdir, "workdir", "invalid_value")
     _check_ports(layer.ports or ())
     if layer.ready_timeout is not None and not 0 < layer.ready_timeout <= MAX_SECONDS:
-        raise _invalid(f"readySignalTimeoutSeconds must be greater than 0, not {layer.ready_timeout:g}")
+        raise _invalid(f"{{field}} must be greater than 0, not {layer.ready_timeout:g}", "ready_timeout")
     if isinstance(layer.idle_timeout, int) and not 0 < layer.idle_timeout <= MAX_SECONDS:
-        raise _invalid(f"idleTimeoutSeconds must be at least 1, not {layer.idle_timeout}; null is never")
+        raise _invalid(
+            f"{{field}} must be at least 1, not {layer.idle_timeout}; null is never", "idle_timeout"
+        )
 
 
 # Users and groups
@@ -179,17 +183,16 @@ def check_users(users: Sequence[User]) -> None:
         if user.system and user.uid is not None and user.uid > MAX_SYSTEM_ID:
             text = f"the uid of system user {name} must be at most {MAX_SYSTEM_ID}, not {user.uid}"
             raise InvalidSpec("user_system_flag_mismatch", text)
-        for path, what, problem in (
-            (user.home, "home", "user_home_invalid"),
-            (user.shell, "shell", "user_shell_invalid"),
-        ):
-            if path is not None and (not path.startswith("/") or ":" in path or _CONTROL.search(path)):
-                raise InvalidSpec(
-                    problem, f"the {what} of user {name} must be an absolute path, not {path!r}"
-                )
+        _check_user_path(user.home, f"the home of user {name}", "user_home_invalid")
+        _check_user_path(user.shell, f"the shell of user {name}", "user_shell_invalid")
         if user.gecos is not None and (":" in user.gecos or _CONTROL.search(user.gecos)):
             raise _invalid(f"gecos of user {name} must not contain a colon or a line break")
     _no_twins("duplicate_user_name", "user", [user.name for user in users])
+
+
+def _check_user_path(path: str | None, what: str, rule: Rule) -> None:
+    if path is not None and (not path.startswith("/") or ":" in path or _CONTROL.search(path)):
+        raise InvalidSpec(rule, f"{what} must be an absolute path, not {path!r}")
 
 
 # Files and repositories
@@ -197,33 +200,31 @@ def check_users(users: Sequence[User]) -> None:
 
 def check_files(files: Sequence[File]) -> None:
     for file in files:
-        _check_path(file.path, "the path of a file", "files_bad_request")
+        _check_path(file.path, "the path of a file", "invalid_file")
         if file.path.endswith("/"):
-            raise InvalidSpec("files_bad_request", f"{file.path} ends with /: it must be the path of a file")
+            raise InvalidSpec("invalid_file", f"{file.path} ends with /: it must be the path of a file")
     total = sum(len(file.content) for file in files)
     if total > MAX_FILES_BYTES:
         text = f"the files of a layer have {total >> 20} MiB together (max {MAX_FILES_BYTES >> 20} MiB)"
-        raise InvalidSpec("files_bad_request", text)
-    _no_twins("files_bad_request", "file", [file.path for file in files])
+        raise InvalidSpec("invalid_file", text)
+    _no_twins("invalid_file", "file", [file.path for file in files])
 
 
 def check_repositories(repositories: Sequence[Repository]) -> None:
     for each in repositories:
         if not is_id(each.repo):
             clone_url(each.repo)
-        _check_path(each.path, "the path of a repository", "invalid_git_repo_spec_error")
+        _check_path(each.path, "the path of a repository", "invalid_repository")
         if not each.path.strip("/"):
-            raise InvalidSpec(
-                "invalid_git_repo_spec_error", "a repository cannot be cloned to /: choose another path"
-            )
+            raise InvalidSpec("invalid_repository", "a repository cannot be cloned to /: choose another path")
         rev = each.rev
         if rev is not None and (not rev or rev.startswith("-") or _CONTROL.search(rev) or " " in rev):
             raise InvalidSpec(
-                "invalid_git_repo_spec_error",
+                "invalid_repository",
                 f"rev {rev!r} of the repository at {each.path} is not a valid branch, tag or commit",
             )
     paths = [each.path.rstrip("/") for each in repositories]
-    _no_twins("invalid_git_repo_spec_error", "path of a repository", paths)
+    _no_twins("invalid_repository", "path of a repository", paths)
 
 
 def clone_url(repo: str) -> str:
@@ -237,20 +238,20 @@ def clone_url(repo: str) -> str:
     except ValueError:
         bad = True
     if bad or (url.scheme in SCHEMES and not (url.hostname or (url.scheme == "file" and url.path))):
-        raise InvalidSpec("invalid_git_repo_spec_error", "the URL of a repository is malformed")
+        raise InvalidSpec("invalid_repository", "the URL of a repository is malformed")
     if not url.scheme or "://" not in repo:
         text = f"{repo!r} is neither a repository id nor a URL: use an id or an https:// URL"
-        raise InvalidSpec("invalid_git_repo_spec_error", text)
+        raise InvalidSpec("invalid_repository", text)
     if url.scheme not in SCHEMES:
         text = f"the scheme of a repository URL must be one of {', '.join(SCHEMES)}, not {url.scheme}"
-        raise InvalidSpec("invalid_git_repo_spec_error", text)
+        raise InvalidSpec("invalid_repository", text)
     return repo
 
 
 def _check_git_user(user: GitUser) -> None:
     for value in (user.name, user.email, user.signing_key):
         if value is not None and _CONTROL.search(value):
-            raise _invalid("git.config.user: values must not contain line breaks or control characters")
+            raise _invalid("{field}: values must not contain line breaks or control characters", "git_user")
 
 
 # Services
@@ -263,13 +264,13 @@ def unit_name(name: str) -> str:
 def check_services(services: Sequence[Service]) -> None:
     for service in services:
         check_service(service)
-    _no_twins("service_already_exists", "service", [unit_name(service.name) for service in services])
+    _no_twins("service_exists", "service", [unit_name(service.name) for service in services])
 
 
 def check_patches(patches: Sequence[ServicePatch]) -> None:
     for patch in patches:
         check_service(patch)
-    _no_twins("service_already_exists", "patched service", [unit_name(patch.name) for patch in patches])
+    _no_twins("service_exists", "patched service", [unit_name(patch.name) for patch in patches])
 
 
 def check_service(service: ServicePatch) -> None:
@@ -290,28 +291,26 @@ def check_service(service: ServicePatch) -> None:
             raise _invalid(f"env of service {name}: {key!r} is not a valid variable name")
         if _CONTROL.search(value.replace("\n", "").replace("\t", "")):
             raise _invalid(f"env of service {name}: the value of {key} contains control characters")
-    for who, problem in ((service.user, "user_empty"), (service.group, "group_empty")):
-        if who is not None and not who:
-            raise InvalidSpec(problem, f"{problem.removesuffix('_empty')} of service {name} is empty")
+    if service.user == "":
+        raise InvalidSpec("user_empty", f"user of service {name} is empty")
+    if service.group == "":
+        raise InvalidSpec("group_empty", f"group of service {name} is empty")
+    for who in (service.user, service.group):
         if who is not None and not _ACCOUNT_NAME.fullmatch(who):
             raise _invalid(f"{who!r} of service {name} is not a valid user or group name")
     if service.workdir is not None:
         if not service.workdir:
             raise InvalidSpec("workdir_empty", f"workdir of service {name} is empty")
         if service.workdir != "~":
-            _check_path(service.workdir, f"workdir of service {name}", "validation_error")
+            _check_path(service.workdir, f"workdir of service {name}", "invalid_value")
         _no_breaks(f"workdir of service {name}", [service.workdir])
-    for units, problem in (
-        (service.after, "after_array_contains_empty"),
-        (service.requires, "requires_array_contains_empty"),
-        (service.on_failure, "on_failure_array_contains_empty"),
-        (service.wanted_by or (), "wanted_by_empty"),
-    ):
-        _check_units(name, units, problem)
+    _check_units(name, service.after, "after_unit_empty")
+    _check_units(name, service.requires, "requires_unit_empty")
+    _check_units(name, service.on_failure, "on_failure_unit_empty")
+    _check_units(name, service.wanted_by or (), "wanted_by_empty")
     if service.wanted_by is not None and not service.wanted_by:
-        raise InvalidSpec(
-            "wanted_by_empty", f"wantedBy of service {name} is empty: leave it out for multi-user.target"
-        )
+        text = f"{{field}} of service {name} is empty: leave it out for multi-user.target"
+        raise InvalidSpec("wanted_by_empty", text, field="wanted_by")
     _check_times(service)
 
 
@@ -328,9 +327,9 @@ def check_service_name(name: str) -> None:
     if not _UNIT.fullmatch(name) or "\\" in name:
         text = f"the service name {name!r} must consist of letters, digits and : _ . @ -"
         raise InvalidSpec("service_name_invalid_chars", text)
-    if unit_name(name) in _OWN_UNITS:
+    if unit_name(name) in OWN_UNITS:
         text = f"the service name {name} is reserved for Stead"
-        raise InvalidSpec("service_already_exists", text, serviceName=name)
+        raise InvalidSpec("service_exists", text, service=name)
 
 
 def _check_times(service: ServicePatch) -> None:
@@ -342,14 +341,14 @@ def _check_times(service: ServicePatch) -> None:
         raise _invalid(f"times and limits of service {service.name} must be from 0 to {MAX_SECONDS}")
     if service.mode == "oneshot" and restart is not None and restart.when == "always":
         raise _invalid(
-            f"service {service.name} is a oneshot: restartPolicy always is not allowed for oneshots"
+            f"service {service.name} is a oneshot: {{field}} always is not allowed for oneshots", "restart"
         )
 
 
-def _check_units(service: str, units: Iterable[str], problem: str) -> None:
+def _check_units(service: str, units: Iterable[str], rule: Rule) -> None:
     for unit in units:
         if not unit.strip():
-            raise InvalidSpec(problem, f"service {service} refers to a unit with an empty name")
+            raise InvalidSpec(rule, f"service {service} refers to a unit with an empty name")
         if not _UNIT.fullmatch(unit) or unit[0] in ".-" or len(unit) > MAX_SERVICE_NAME + len(".service"):
             raise _invalid(f"service {service} refers to {unit[:80]!r}, which is not a valid unit name")
 
@@ -365,15 +364,14 @@ def _no_breaks(what: str, lines: Iterable[str]) -> None:
             raise _invalid(f"{what} must not end with a backslash")
 
 
-def _check_path(path: str, what: str, problem: str) -> None:
+def _check_path(path: str, what: str, rule: Rule) -> None:
     if not path.startswith("/") or "\0" in path or len(path) > 4000:
-        raise InvalidSpec(
-            problem, f"{what} must be an absolute path of at most 4000 characters, not {path[:80]!r}"
-        )
+        text = f"{what} must be an absolute path of at most 4000 characters, not {path[:80]!r}"
+        raise InvalidSpec(rule, text)
     try:
         path.encode()
     except UnicodeEncodeError:
-        raise InvalidSpec(problem, f"{what} must be valid UTF-8, not {path[:80]!r}") from None
+        raise InvalidSpec(rule, f"{what} must be valid UTF-8, not {path[:80]!r}") from None
 
 
 def _check_ports(ports: Sequence[Port]) -> None:
@@ -386,14 +384,14 @@ def _check_ports(ports: Sequence[Port]) -> None:
             raise _invalid(text)
 
 
-def _no_twins(problem: str, what: str, names: list[str]) -> None:
+def _no_twins(rule: Rule, what: str, names: list[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            facts = {"serviceName": name} if problem == "service_already_exists" else {}
-            raise InvalidSpec(problem, f"the {what} {name} is given twice", **facts)
+            service = name if rule == "service_exists" else None
+            raise InvalidSpec(rule, f"the {what} {name} is given twice", service=service)
         seen.add(name)
 
 
-def _invalid(message: str) -> InvalidSpec:
-    return InvalidSpec("validation_error", message)
+def _invalid(message: str, field: str | None = None) -> InvalidSpec:
+    return InvalidSpec("invalid_value", message, field=field)

@@ -1,5 +1,7 @@
 """Specs and templates on the wire; every value may be null, and unknown keys are kept to be reported."""
 
+import base64
+import binascii
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -15,6 +17,20 @@ from stead.machines.machine import UNCHANGED
 Size = Annotated[Gigabytes | None, Field(allow_inf_nan=False)]
 Seconds = Annotated[float | None, Field(allow_inf_nan=False)]
 MAX_DEPTH = 64
+WIRE_NAMES = {
+    "snapshot_id": "snapshotId",
+    "spec.snapshot_id": "spec.snapshotId",
+    "base_image": "baseImage",
+    "vcpus": "vcpuCount",
+    "memory_gb": "memSizeGb",
+    "disk_gb": "rootfsSizeGb",
+    "ready_timeout": "readySignalTimeoutSeconds",
+    "idle_timeout": "idleTimeoutSeconds",
+    "git_user": "git.config.user",
+    "wanted_by": "wantedBy",
+    "restart": "restartPolicy",
+}
+"""Fields of `Layer` and `Service` that have another name on the wire."""
 
 
 class GroupModel(Tracked):
@@ -53,7 +69,23 @@ class FileModel(Tracked):
     executable: bool | None = None
 
     def file(self, path: str) -> File:
-        return File.encoded(path, self.content, self.encoding, bool(self.executable))
+        return File(path, self._bytes(path), bool(self.executable))
+
+    def _bytes(self, path: str) -> bytes:
+        match (self.encoding or "utf-8").lower():
+            case "utf-8" | "utf8":
+                try:
+                    return self.content.encode()
+                except UnicodeEncodeError:
+                    problem = "content must be valid UTF-8; use encoding base64 for other bytes"
+            case "base64":
+                try:
+                    return base64.b64decode(self.content, validate=True)
+                except (binascii.Error, ValueError):
+                    problem = "content is not valid base64"
+            case _:
+                problem = f"encoding must be utf-8 or base64, not {self.encoding!r}"
+        raise InvalidSpec("invalid_file", f"{path}: {problem}")
 
 
 class ServicePatchModel(ServiceFields):
@@ -157,7 +189,7 @@ class LayerFields(Tracked):
         systemd, git = self.systemd or SystemdModel(), self.git or GitModel()
         if self.git_repos and git.repos:
             text = "both gitRepos and git.repos are given: use git.repos only"
-            raise InvalidSpec("invalid_git_repo_spec_error", text)
+            raise InvalidSpec("invalid_repository", text)
         idle = self.idle_timeout_seconds if "idle_timeout_seconds" in self.model_fields_set else UNCHANGED
         return {
             "snapshot_id": self.snapshot_id,
@@ -207,7 +239,7 @@ class LayerModel(LayerFields):
     def layer(self) -> Layer:
         if self.snapshot is not None and self.template is not None:
             text = "a layer has both snapshot and template: use snapshot only"
-            raise InvalidSpec("conflicting_spec_sources_error", text, fieldA="snapshot", fieldB="template")
+            raise InvalidSpec("conflicting_sources", text, field="snapshot", other="template")
         below = self.snapshot or self.template
         kept = None if self.persistence is None else self.persistence.of_snapshot()
         return Layer(snapshot=None if below is None else below.layer(), persistence=kept, **self.fields())
