@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from fastapi import FastAPI
 
-from stead.api.app import create_app, surrounded
+from stead.api.app import create_app, with_middleware
 from stead.identity.identities import Identities
 from stead.repos.repos import Repos
 from support.git_stage import staged
@@ -96,7 +96,7 @@ async def stage(app: FastAPI, tmp_path: Path) -> AsyncIterator[Stage]:
 
         here = replace(git.installation, identities=Identities(git.database, owns))
         app.state.installation = here
-        served, calls = surrounded(app, here)
+        served, calls = with_middleware(app, here)
         transport = httpx2.ASGITransport(served, raise_app_exceptions=False)
         async with httpx2.AsyncClient(transport=transport, base_url="http://stead.test") as http:
             clients = []

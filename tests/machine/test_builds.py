@@ -16,15 +16,25 @@ import pytest_asyncio
 from stead.builds import builder as builder_module
 from stead.builds.builder import Builder, MachineOrder, SnapshotOrder
 from stead.builds.errors import (
+    BaseSnapshotDeleted,
     BuildBudgetExceeded,
     BuildNotFound,
-    CommandFailed,
     InvalidSpec,
+    ProgramFailed,
     SetupFailed,
-    SnapshotDeleted,
 )
 from stead.builds.records import BuildInfo
-from stead.builds.spec import File, GitUser, Group, Layer, Repository, Restart, Service, ServicePatch, User
+from stead.builds.spec import (
+    ClonedRepository,
+    File,
+    GitUser,
+    Group,
+    Layer,
+    Restart,
+    Service,
+    ServicePatch,
+    User,
+)
 from stead.errors import ServerStopping, SnapshotNotFound
 from stead.identity.accounts import Accounts
 from stead.limits import UNLIMITED, Limits
@@ -304,7 +314,7 @@ async def test_ten_concurrent_requests_share_one_build(
     assert await machines.snapshots.find(stranger, kept.template_hash or "") is None
 
     await machines.snapshots.delete(one)
-    with pytest.raises(SnapshotDeleted):
+    with pytest.raises(BaseSnapshotDeleted):
         await builder.create_machine(MachineOrder(account, top=Layer(snapshot_id=one)))
     anew = await builder.ensure_snapshot(order)
     assert anew.id != one
@@ -458,7 +468,7 @@ async def test_apt_packages_are_installed_and_a_failure_says_why(
     assert any(line.startswith("Setting up hello") for line in lines.of(account))
 
     sources = File("/etc/apt/sources.list", b"")
-    with pytest.raises(CommandFailed) as raised:
+    with pytest.raises(ProgramFailed) as raised:
         await builder.create_machine(
             MachineOrder(account, top=Layer(packages=("no-such-thing",), files=(sources,)))
         )
@@ -516,10 +526,10 @@ async def test_repositories_are_cloned_without_their_credentials(builder: Builde
     clones = Layer(
         snapshot_id=base.id,
         repositories=(
-            Repository("file:///srv/repo.git", "/root/plain"),
-            Repository("http://me:s3cr%40t@127.0.0.1:8000/repo.git", "/root/next/", "next"),
-            Repository("file:///srv/repo.git", "/root/tag", "v1"),
-            Repository("file:///srv/repo.git", "/root/commit", main),
+            ClonedRepository("file:///srv/repo.git", "/root/plain"),
+            ClonedRepository("http://me:s3cr%40t@127.0.0.1:8000/repo.git", "/root/next/", "next"),
+            ClonedRepository("file:///srv/repo.git", "/root/tag", "v1"),
+            ClonedRepository("file:///srv/repo.git", "/root/commit", main),
         ),
         files=(File("/root/plain/extra", b"mine"), File("/root/tag/file", b"mine")),
         workdir="/root/plain",
@@ -533,9 +543,9 @@ async def test_repositories_are_cloned_without_their_credentials(builder: Builde
     assert (await machine.exec("grep -r s3cr /root /etc")).exit_code == 1
 
     wrong = replace(
-        clones, repositories=(Repository("http://me:no@127.0.0.1:8000/repo.git", "/x"),), files=()
+        clones, repositories=(ClonedRepository("http://me:no@127.0.0.1:8000/repo.git", "/x"),), files=()
     )
-    with pytest.raises(CommandFailed, match=r"repositories: git clone of http://127\.0\.0\.1:8000/repo\.git"):
+    with pytest.raises(ProgramFailed, match=r"repositories: git clone of http://127\.0\.0\.1:8000/repo\.git"):
         await builder.create_machine(MachineOrder(account, spec=wrong))
     with pytest.raises(InvalidSpec):
         await builder.create_machine(MachineOrder(account, spec=replace(clones, base_image="FROM alpine")))
@@ -562,11 +572,11 @@ async def test_repositories_of_this_server_are_cloned(
 
     clones = Layer(
         repositories=(
-            Repository(repo.id, "/root/plain"),
-            Repository(address, "/root/next/", "next"),
-            Repository(f"https://git.freestyle.sh/{repo.id}", "/root/tag", "v1"),
-            Repository(repo.id, "/root/commit", first),
-            Repository(empty.id, "/root/empty"),
+            ClonedRepository(repo.id, "/root/plain"),
+            ClonedRepository(address, "/root/next/", "next"),
+            ClonedRepository(f"https://git.freestyle.sh/{repo.id}", "/root/tag", "v1"),
+            ClonedRepository(repo.id, "/root/commit", first),
+            ClonedRepository(empty.id, "/root/empty"),
         ),
         files=(File("/root/plain/extra", b"mine"),),
         git_user=GitUser("me", "me@example.org"),
@@ -590,7 +600,7 @@ async def test_repositories_of_this_server_are_cloned(
     assert not any("s3cr3t" in line for line in lines.of(account))
 
     built = await builds_of(machines, account)
-    for refused in (Repository(repo.id, "/a", "none"), Repository(str(uuid.uuid4()), "/a")):
+    for refused in (ClonedRepository(repo.id, "/a", "none"), ClonedRepository(str(uuid.uuid4()), "/a")):
         with pytest.raises(InvalidSpec):
             await builder.create_machine(MachineOrder(account, top=Layer(repositories=(refused,))))
     with pytest.raises(InvalidSpec):
@@ -604,7 +614,7 @@ async def test_a_push_changes_the_cache_key_of_a_layer(
     """A layer with a repository of this server is cached until something is pushed."""
     repo = await repos.create(account)
     work = await git.work_tree("work", {"file": "one"})
-    layer = Layer(repositories=(Repository(repo.id, "/srv/code", "main"),))
+    layer = Layer(repositories=(ClonedRepository(repo.id, "/srv/code", "main"),))
     order = SnapshotOrder(account, layer)
 
     async def pushed() -> SnapshotInfo:
@@ -642,7 +652,7 @@ async def test_a_large_repository_is_copied_in_bounded_memory(
 
     Path("/proc/self/clear_refs").write_text("5")
     before = peak()
-    top = Layer(repositories=(Repository(repo.id, "/srv/code"),))
+    top = Layer(repositories=(ClonedRepository(repo.id, "/srv/code"),))
     machine = await builder.create_machine(MachineOrder(account, top=top))
     assert peak() - before < 48
     assert await sh(machine, "git -C /srv/code status --short; stat -c %s /srv/code/large") == str(192 << 20)
@@ -661,7 +671,7 @@ async def test_a_cancelled_or_failed_clone_leaves_nothing(
 
     stuck = "#!/bin/sh\necho stuck\nexec sleep 600\n"
     command = f"printf '{stuck}' >/usr/local/bin/git; chmod +x /usr/local/bin/git"
-    layer = Layer(commands=(command,), repositories=(Repository(repo.id, "/srv/code"),))
+    layer = Layer(commands=(command,), repositories=(ClonedRepository(repo.id, "/srv/code"),))
     waiting = asyncio.create_task(builder.ensure_snapshot(SnapshotOrder(account, layer)))
     await until(lambda: said(lines, account, "stuck"), 180)
     waiting.cancel()

@@ -15,19 +15,19 @@ from stead.api.wire.creation import CreateSnapshot, CreateVm
 from stead.api.wire.layers import LayerFields, LayerModel, Spec
 from stead.api.wire.unknown import unknown_keys
 from stead.builds.dockerfile import commands_of
-from stead.builds.errors import CommandFailed, InvalidSpec, Rule, last_line
+from stead.builds.errors import InvalidSpec, ProgramFailed, Rule, last_line
 from stead.builds.layer_services import UnitState, command_of, late_units
 from stead.builds.plan import Base, plan_machine, plan_snapshot
 from stead.builds.records import BuildInfo, PhaseInfo
 from stead.builds.repositories import source_of
 from stead.builds.setup import planned
 from stead.builds.spec import (
+    ClonedRepository,
     File,
     GitUser,
     Group,
     Layer,
     Port,
-    Repository,
     Restart,
     Service,
     ServicePatch,
@@ -64,7 +64,7 @@ def service(**facts: Any) -> Layer:
 
 
 def repository(repo: str = "https://example.com/r.git", path: str = "/r", rev: str | None = None) -> Layer:
-    return Layer(repositories=(Repository(repo, path, rev),))
+    return Layer(repositories=(ClonedRepository(repo, path, rev),))
 
 
 INVALID = {
@@ -168,7 +168,9 @@ INVALID = {
         ("invalid_repository", repository(rev="a b")),
         (
             "invalid_repository",
-            Layer(repositories=(Repository("https://a/b", "/r"), Repository("https://a/c", "/r/"))),
+            Layer(
+                repositories=(ClonedRepository("https://a/b", "/r"), ClonedRepository("https://a/c", "/r/"))
+            ),
         ),
         ("invalid_value", Layer(git_user=GitUser(name="a\n[core]"))),
     ],
@@ -270,11 +272,11 @@ def test_valid_specs_pass() -> None:
                 "vim/trixie",
             ),
             repositories=(
-                Repository("https://user:pass@example.com:8443/a/b.git", "/srv/b", "feature/x"),
-                Repository("git@example.com:a/b.git", "/srv/c", "v1.0"),
-                Repository("ssh://git@example.com/a/b", "/srv/d"),
-                Repository("file:///srv/repo.git", "/srv/e", "0123abc"),
-                Repository("8f3c1a52-65d8-4dd0-9c0e-0f5e1a6d3a11", "/srv/f"),
+                ClonedRepository("https://user:pass@example.com:8443/a/b.git", "/srv/b", "feature/x"),
+                ClonedRepository("git@example.com:a/b.git", "/srv/c", "v1.0"),
+                ClonedRepository("ssh://git@example.com/a/b", "/srv/d"),
+                ClonedRepository("file:///srv/repo.git", "/srv/e", "0123abc"),
+                ClonedRepository("8f3c1a52-65d8-4dd0-9c0e-0f5e1a6d3a11", "/srv/f"),
             ),
             services=(
                 Service("getty@tty9", exec=("/bin/true",), workdir="~", user="1000", env={"A": "b\nc"}),
@@ -323,8 +325,8 @@ def test_layer_hash_covers_content_and_nothing_else() -> None:
         {"services": (*layer.services, Service("db", exec=("a",)))},
         {"workdir": "/"},
         {"git_user": GitUser("a")},
-        {"repositories": (Repository("https://a/b", "/a"),)},
-        {"repositories": (Repository("https://a/b", "/a", "main"),)},
+        {"repositories": (ClonedRepository("https://a/b", "/a"),)},
+        {"repositories": (ClonedRepository("https://a/b", "/a", "main"),)},
         {"discriminator": "x"},
         {"commands": ("true",)},
     ]
@@ -587,7 +589,7 @@ def test_a_failed_run_step_is_described_by_its_command_and_last_output() -> None
     assert len(described("x" * 10_000, "y" * 10_000)) < 800
     assert command_of(Service("web", exec=("/bin/prepare", "/bin/web")), {}) == "/bin/prepare"
     assert command_of(ServicePatch("web"), {}) == ""
-    failed = CommandFailed("image", "'make'", 2, "y" * 10_000)
+    failed = ProgramFailed("image", "'make'", 2, "y" * 10_000)
     assert str(failed).startswith("image: 'make' exited with 2: yyy") and len(str(failed)) < 800
     killed = replace(state, result="signal")
     assert killed.describe("make", "") == "'make' (freestyle-run-command-1.service) failed: signal"
@@ -707,7 +709,7 @@ def test_spec_of_the_npm_client_is_parsed() -> None:
     (service_,) = layer.services
     assert (service_.mode, service_.delete_after_success, service_.enable) == ("oneshot", True, None)
     assert layer.patches[0].restart == Restart("always")
-    assert layer.repositories == (Repository("https://example.com/r", "/r"),)
+    assert layer.repositories == (ClonedRepository("https://example.com/r", "/r"),)
     assert layer.idle_timeout is UNCHANGED
     assert layer.snapshot is not None
     assert (layer.snapshot.vcpus, layer.snapshot.memory_gb, layer.snapshot.skip_cache) == (2, 4, False)

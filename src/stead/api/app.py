@@ -32,11 +32,11 @@ from stead.api import (
     watching,
 )
 from stead.api.background import AFTER_HEADER, ID_HEADER
-from stead.api.callers import TOKEN_HEADER, USER_HEADER, Gate
+from stead.api.callers import TOKEN_HEADER, USER_HEADER, Authentication
 from stead.api.calls import TRACE_HEADER, Calls
 from stead.api.documentation import page
 from stead.api.parts import Installation, MachinesDep, SigningDep
-from stead.api.published import Published
+from stead.api.published import CredentialsInPath
 from stead.api.smart_http import SmartHttp
 from stead.api.wire import Wire
 from stead.api.wire.unknown import HEADER as UNKNOWN_KEYS_HEADER
@@ -123,15 +123,15 @@ def _failures() -> dict[int | str, dict[str, Any]]:
     return {status: {"model": ErrorBody, "description": text} for status, text in answers.items()}
 
 
-def surrounded(app: FastAPI, here: Installation) -> tuple[ASGIApp, Calls]:
+def with_middleware(app: FastAPI, here: Installation) -> tuple[ASGIApp, Calls]:
     """The routes with their middleware: authentication, git over HTTP, trace ids, limits, CORS."""
     settings = here.settings
-    gate = Gate(app, here.callers)
+    gate = Authentication(app, here.callers)
     git = SmartHttp(gate, here.callers, here.repos, here.access, here.serving)
     calls = Calls(git, settings.max_calls)
     return (
         CORSMiddleware(
-            Published(calls),
+            CredentialsInPath(calls),
             allow_origins=settings.origins,
             allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
             allow_headers=_HEADERS,

@@ -26,7 +26,7 @@ VmId = Annotated[str, Path(description="VM id.")]
 PUBLIC = frozenset({"/healthz", "/metrics", "/docs", "/openapi.json", "/.well-known/jwks.json", WEBHOOKS})
 
 
-class Gate:
+class Authentication:
     """ASGI middleware: authenticates a call by API key or token before its body is read."""
 
     def __init__(self, app: ASGIApp, callers: Callers) -> None:

@@ -86,7 +86,7 @@ class Calls:
         call = Call(scope)
         scope.setdefault("state", {})["call"] = call
         if self._clock is None:
-            self._clock = self._tasks.start(self._tick(), "timer of slow calls")
+            self._clock = self._tasks.start(self._watch_calls(), "timer of slow calls")
         answer = self._answer(call, send)
         if len(self._calls) >= self._most:
             await _send(busy(len(self._calls)), scope, answer)
@@ -95,7 +95,7 @@ class Calls:
         self._idle.clear()
         try:
             with structlog.contextvars.bound_contextvars(trace=call.trace):
-                await self._run(call, scope, self._limited(scope, receive), answer)
+                await self._run(call, scope, self._limit_body(scope, receive), answer)
         finally:
             self._calls.discard(call)
             if not self._calls:
@@ -137,9 +137,11 @@ class Calls:
         if not call.status:
             await _send(failure, scope, send)
         elif not call.complete and call.connection is not None:
-            await self._break_off(call, call.connection, failure, send)
+            await self._abort_response(call, call.connection, failure, send)
 
-    async def _break_off(self, call: Call, connection: Connection, failure: ApiError, send: Send) -> None:
+    async def _abort_response(
+        self, call: Call, connection: Connection, failure: ApiError, send: Send
+    ) -> None:
         """End a response that has begun: by an error event in its stream, else by closing the connection.
 
         Plain bytes (a file, an archive) cannot carry an error, and a proper end would make them look whole.
@@ -168,7 +170,7 @@ class Calls:
 
         return answer
 
-    def _limited(self, scope: Scope, receive: Receive) -> Receive:
+    def _limit_body(self, scope: Scope, receive: Receive) -> Receive:
         """Bounds the size of bodies that are read into memory: all but streamed files."""
         headers = dict(scope["headers"])
         if is_streamed(scope):
@@ -195,7 +197,7 @@ class Calls:
 
         return limited
 
-    async def _tick(self) -> None:
+    async def _watch_calls(self) -> None:
         while True:
             await asyncio.sleep(_TICK)
             now = time.monotonic()

@@ -76,7 +76,7 @@ async def create_vm(
         warnings=warnings,
     )
 
-    async def take_back(created: dict[str, Any]) -> None:
+    async def delete_created(created: dict[str, Any]) -> None:
         await machines.delete(created["id"], forget=True)
 
     async def make() -> dict[str, Any]:
@@ -84,11 +84,11 @@ async def create_vm(
         info = await machine.info()
         return Created(id=info.id, snapshot_id=info.snapshot).model_dump(by_alias=True)
 
-    work = _limited(creations, lambda: or_undo(make(), take_back))
+    work = _limited(creations, lambda: or_undo(make(), delete_created))
     if after is not None:
         return await background.run(owner.account, request, after, work, "CREATE_VM_BAD_REQUEST")
     created = await work
-    call.undo = lambda: take_back(created)
+    call.undo = lambda: delete_created(created)
     return created
 
 

@@ -19,14 +19,14 @@ from starlette.responses import JSONResponse
 from stead import errors as product
 from stead.api.wire.layers import WIRE_NAMES
 from stead.builds.errors import (
+    BaseSnapshotDeleted,
     BuildBudgetExceeded,
     BuildNotFound,
-    CommandFailed,
     Diagnostics,
     InvalidSpec,
+    ProgramFailed,
     Rule,
     SetupFailed,
-    SnapshotDeleted,
 )
 from stead.github.errors import GithubFailed, GithubNotConnected, GithubRefused, LinkConflict, NotLinked
 from stead.identity import errors as identity
@@ -248,7 +248,7 @@ def from_product(error: product.SteadError, invalid: str = "BAD_REQUEST") -> Api
             return _invalid_spec(error)
         case product.MachineNotFound():
             return ApiError("VM_NOT_FOUND", text, vmId=error.machine_id)
-        case SnapshotDeleted():
+        case BaseSnapshotDeleted():
             return ApiError("SOURCE_SNAPSHOT_DELETED", text, snapshotId=error.snapshot_id)
         case BuildNotFound():
             return ApiError("BUILD_NOT_FOUND", text, buildId=error.build_id)
@@ -285,7 +285,7 @@ def from_product(error: product.SteadError, invalid: str = "BAD_REQUEST") -> Api
             code = "SNAPSHOT_SETUP_FAILED" if invalid == "CREATE_SNAPSHOT_BAD_REQUEST" else "VM_SETUP_FAILED"
             extras = {"failedReason": text, "snapshotId": error.snapshot, "diagnostics": found}
             return ApiError(code, text, **_given(extras))
-        case CommandFailed():
+        case ProgramFailed():
             return ApiError("BUILD_FAILED", text, exitCode=error.exit_code, stderr=error.stderr)
         case BuildBudgetExceeded():
             return ApiError("BUILD_BUDGET_EXCEEDED", text, durationSecs=error.seconds)

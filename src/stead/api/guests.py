@@ -175,7 +175,7 @@ def _files(guest: GuestAccess) -> GuestFiles:
 
 
 @contextlib.contextmanager
-def _about(path: str) -> Iterator[None]:
+def _naming_in_errors(path: str) -> Iterator[None]:
     """Adds the path to a not-found error."""
     try:
         yield
@@ -197,7 +197,7 @@ async def read_file(guest: Guest, path: GuestPath, request: Request) -> Any:
     With `Accept: application/octet-stream` the answer is plain bytes of any size; JSON holds up to 64 MiB.
     """
     files = _files(guest)
-    with _about(path):
+    with _naming_in_errors(path):
         found = await files.stat(path)
         if request.headers.get("accept", "").startswith(_RAW):
             if found.kind == "directory":
@@ -256,7 +256,7 @@ async def write_file(guest: Guest, path: GuestPath, request: Request, mode: _Mod
     """
     files = _files(guest)
     permissions = None if mode is None else int(mode, 8)
-    with _about(path):
+    with _naming_in_errors(path):
         if request.headers.get("content-type", "").startswith(_RAW):
             length = request.headers.get("content-length")
             size = int(length) if length else None
@@ -280,7 +280,7 @@ async def _written(request: Request) -> bytes:
 @router.delete("/files/{path:path}")
 async def remove_file(guest: Guest, path: GuestPath, recursive: bool = False) -> Nothing:
     """Delete a file or an empty folder; with `recursive`, a folder and everything in it."""
-    with _about(path):
+    with _naming_in_errors(path):
         await _files(guest).remove(path, recursive=recursive)
     return Nothing()
 
@@ -288,7 +288,7 @@ async def remove_file(guest: Guest, path: GuestPath, recursive: bool = False) ->
 @router.get("/stat/{path:path}")
 async def stat_file(guest: Guest, path: GuestPath, follow: bool = True) -> FileFacts:
     """Get type, size, owner, permissions and times of a file or folder."""
-    with _about(path):
+    with _naming_in_errors(path):
         found = await _files(guest).stat(path, follow=follow)
     return FileFacts(
         name=_shown(found.name),
@@ -330,7 +330,7 @@ def _path_field(path: str, field: str) -> str:
 @router.post("/directories/{path:path}")
 async def make_directory(guest: Guest, path: GuestPath, parents: bool = False) -> Nothing:
     """Create a folder. With `parents`, create its parents too; an existing folder is not an error then."""
-    with _about(path):
+    with _naming_in_errors(path):
         await _files(guest).make_folder(path, parents=parents)
     return Nothing()
 
@@ -338,7 +338,7 @@ async def make_directory(guest: Guest, path: GuestPath, parents: bool = False) -
 @router.get("/archives/{path:path}", response_class=StreamingResponse)
 async def read_archive(guest: Guest, path: GuestPath) -> StreamingResponse:
     """Download the contents of a folder as a tar archive."""
-    with _about(path):
+    with _naming_in_errors(path):
         return await _streamed(_files(guest).download_tar(path), _TAR)
 
 
@@ -350,5 +350,5 @@ _ARCHIVE_BODY = {
 @router.put("/archives/{path:path}", openapi_extra=_ARCHIVE_BODY)
 async def write_archive(guest: Guest, path: GuestPath, request: Request) -> Unpacked:
     """Unpack a tar archive into a folder, which is created if it does not exist."""
-    with _about(path):
+    with _naming_in_errors(path):
         return Unpacked(files=await _files(guest).upload_tar(path, request.stream()))

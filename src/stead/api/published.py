@@ -15,7 +15,7 @@ from stead.identity.credentials import kind_of
 _PATH = re.compile(r"/(?P<login>x-access-token:(?P<secret>[^@/]+))@[^/]+(?P<rest>/.*)")
 
 
-class Published:
+class CredentialsInPath:
     """ASGI middleware that removes the secret from the path before the request is logged."""
 
     def __init__(self, app: ASGIApp) -> None:

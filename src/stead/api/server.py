@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 import uvicorn
 from starlette.types import ASGIApp
 
-from stead.api.app import create_app, surrounded
+from stead.api.app import create_app, with_middleware
 from stead.api.calls import Calls
 from stead.api.parts import Installation
 from stead.api.protocol import Protocol
@@ -74,7 +74,7 @@ async def serve(
     `ready` may start tasks that end with the server.
     """
     async with watching_the_loop(), opening as installation, TaskSet() as tasks:
-        server = _server(*surrounded(create_app(installation), installation))
+        server = _server(*with_middleware(create_app(installation), installation))
         loop = asyncio.get_running_loop()
 
         def stop() -> None:
@@ -114,7 +114,7 @@ def _server(app: ASGIApp, calls: Calls) -> _Server:
 @contextlib.asynccontextmanager
 async def running(settings: Settings, installation: Installation) -> AsyncIterator[str]:
     """A server inside this process for the duration of the block; yields its URL."""
-    async with running_app(settings, *surrounded(create_app(installation), installation)) as url:
+    async with running_app(settings, *with_middleware(create_app(installation), installation)) as url:
         yield url
 
 

@@ -50,13 +50,13 @@ async def list_snapshots(
 @router.get("/{snapshot_id}")
 async def get_snapshot(info: OwnedSnapshot) -> SnapshotModel:
     """Get one snapshot."""
-    return SnapshotModel.of(_there(info))
+    return SnapshotModel.of(_refuse_deleted(info))
 
 
 @router.patch("/{snapshot_id}")
 async def rename_snapshot(info: OwnedSnapshot, machines: MachinesDep, wanted: Rename) -> Renamed:
     """Change or remove a snapshot's name."""
-    renamed = await machines.snapshots.rename(_there(info).id, wanted.name)
+    renamed = await machines.snapshots.rename(_refuse_deleted(info).id, wanted.name)
     return Renamed(snapshot_id=renamed.id, name=renamed.name)
 
 
@@ -70,7 +70,7 @@ async def delete_snapshot(info: OwnedSnapshot, machines: MachinesDep) -> Snapsho
     return SnapshotDeleted(snapshot_id=info.id, snapshot_id_too=info.id)
 
 
-def _there(info: SnapshotInfo) -> SnapshotInfo:
+def _refuse_deleted(info: SnapshotInfo) -> SnapshotInfo:
     if info.deleted_at is not None:
         raise SnapshotNotFound(info.id)
     return info

@@ -15,7 +15,7 @@ router = APIRouter(prefix="/v1/vms/{vm_id}/terminals", tags=["terminals"])
 
 
 @contextlib.contextmanager
-def _about(guest: GuestAccess, name: str) -> Iterator[None]:
+def _naming_in_errors(guest: GuestAccess, name: str) -> Iterator[None]:
     try:
         yield
     except GuestError as error:
@@ -36,7 +36,7 @@ async def list_terminals(guest: Guest) -> TerminalList:
 @router.get("/{terminal}/logs")
 async def terminal_logs(guest: Guest, terminal: str) -> TerminalLogs:
     """Get the recorded output of a terminal as lines with times."""
-    with _about(guest, terminal):
+    with _naming_in_errors(guest, terminal):
         lines = await terminals.logs(guest.machine, terminal, guest.user)
     return TerminalLogs(logs=[TerminalLine.of(line) for line in lines])
 
@@ -44,6 +44,6 @@ async def terminal_logs(guest: Guest, terminal: str) -> TerminalLogs:
 @router.get("/{terminal}/xterm-256color")
 async def terminal_output(guest: Guest, terminal: str) -> TerminalOutput:
     """Get the recorded output of a terminal as it was printed, with escape sequences."""
-    with _about(guest, terminal):
+    with _naming_in_errors(guest, terminal):
         output = await terminals.output(guest.machine, terminal, guest.user)
     return TerminalOutput(output=output.decode(errors="replace"))

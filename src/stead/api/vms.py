@@ -186,7 +186,7 @@ async def fork_vm(
     wanted = wanted or Fork()
     kept = None if wanted.persistence is None else wanted.persistence.persistence()
 
-    async def take_back(ids: list[str]) -> None:
+    async def delete_created(ids: list[str]) -> None:
         for child in ids:
             await machines.delete(child, forget=True)
 
@@ -194,8 +194,8 @@ async def fork_vm(
         children = await machines.fork(info.id, wanted.count, persistence=kept, name=wanted.name)
         return [child.id for child in children]
 
-    children = await or_undo(fork(), take_back)
-    call.undo = lambda: take_back(children)
+    children = await or_undo(fork(), delete_created)
+    call.undo = lambda: delete_created(children)
     infos = [await machines.info(child) for child in children]
     return Forks(vm_id=info.id, forks=[Forked(id=child.id, name=child.name) for child in infos])
 

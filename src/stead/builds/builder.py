@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from stead.builds import repositories, setup
-from stead.builds.errors import BuildBudgetExceeded, BuildError, SnapshotDeleted
-from stead.builds.layer_services import Waiting
+from stead.builds.errors import BaseSnapshotDeleted, BuildBudgetExceeded, BuildError
+from stead.builds.layer_services import ReadyWait
 from stead.builds.plan import Base, Plan, plan_machine, plan_snapshot
-from stead.builds.records import BuildInfo, BuildState, Logbook, Part, Phase, PhaseInfo, Record, Records
+from stead.builds.records import BuildInfo, BuildLog, BuildState, Part, Phase, PhaseInfo, Record, Records
 from stead.builds.spec import Layer, layer_hash
 from stead.builds.validation import disk_out_of_range
 from stead.deadlines import scaled
@@ -99,7 +99,7 @@ class Builder:
         self,
         machines: Machines,
         store: BuildStore,
-        logbook: Logbook,
+        logbook: BuildLog,
         bundles: Bundles,
         *,
         budget: float = BUDGET,
@@ -141,7 +141,7 @@ class Builder:
     async def ensure_snapshot(self, order: SnapshotOrder) -> SnapshotInfo:
         """Return the snapshot of a chain of layers; build only the layers that are not cached."""
         check_name(order.name)
-        plan = await self._pinned(plan_snapshot(order.layer), order.account)
+        plan = await self._pin(plan_snapshot(order.layer), order.account)
         parent = await self._base(plan.base, order.account)
         steps = _steps(order.account, parent, plan.layers)
         if not steps:
@@ -150,16 +150,18 @@ class Builder:
             # The request asks for a snapshot of the base itself.
             empty = Layer(discriminator=order.layer.discriminator, skip_cache=order.layer.skip_cache)
             steps = [_step(order.account, 1, parent.identity, empty, rebuild=False)]
-        steps[-1] = _kept(steps[-1], order.persistence or plan.layers[-1].persistence or PERSISTENT)
-        async with self._recorded(order, steps) as record:
-            snapshot = (await self._built(parent, steps, record)).snapshot
+        steps[-1] = _with_retention(steps[-1], order.persistence or plan.layers[-1].persistence or PERSISTENT)
+        async with self._open_record(order, steps) as record:
+            snapshot = (await self._ensure_layers(parent, steps, record)).snapshot
             assert snapshot is not None  # noqa: S101  # there is at least one step
             if snapshot.name is None and order.name is not None:
                 snapshot = await self._machines.snapshots.rename(snapshot.id, order.name)
             await record.succeed()
         return snapshot
 
-    async def _claim(self, snapshot: SnapshotInfo, wanted: SnapshotPersistence | None) -> SnapshotInfo:
+    async def _extend_retention(
+        self, snapshot: SnapshotInfo, wanted: SnapshotPersistence | None
+    ) -> SnapshotInfo:
         """Extend the retention of a snapshot to what a request asks for; never shorten it."""
         kept = snapshot.persistence
         if wanted is None or not isinstance(kept, Sticky):
@@ -168,10 +170,10 @@ class Builder:
             snapshot = await self._machines.snapshots.set_persistence(snapshot.id, wanted)
         return snapshot
 
-    async def _pinned(self, plan: Plan, account: str) -> Plan:
+    async def _pin(self, plan: Plan, account: str) -> Plan:
         """The plan with the present content of this server's repositories, which is part of the hash."""
-        layers = [await repositories.pinned(layer, account, self._bundles) for layer in plan.layers]
-        own = await repositories.pinned(plan.own, account, self._bundles)
+        layers = [await repositories.pin_repositories(layer, account, self._bundles) for layer in plan.layers]
+        own = await repositories.pin_repositories(plan.own, account, self._bundles)
         return replace(plan, layers=tuple(layers), own=own)
 
     async def _base(self, base: Base, account: str) -> _Parent:
@@ -183,7 +185,7 @@ class Builder:
         if snapshot.account != account:
             raise SnapshotNotFound(base.snapshot)
         if snapshot.deleted_at is not None:
-            raise SnapshotDeleted(base.snapshot)
+            raise BaseSnapshotDeleted(base.snapshot)
         if snapshot.state is SnapshotState.BUILDING:
             raise WrongSnapshotState(snapshot.id, snapshot.state)
         size, own = base.size(snapshot.size), snapshot.size.disk_gib
@@ -192,15 +194,15 @@ class Builder:
             raise disk_out_of_range(text, size.disk_gib, own)
         return _Parent(f"snapshot {snapshot.id} {size.key}", size, snapshot)
 
-    async def _built(self, parent: _Parent, steps: Sequence[_Step], record: Record) -> _Parent:
+    async def _ensure_layers(self, parent: _Parent, steps: Sequence[_Step], record: Record) -> _Parent:
         """Build or find all steps; the layers below a cached one are not looked at."""
         if not steps:
             return parent
         *below, last = steps
         part = record.layer(last.number)
-        found = await self._cached(record.account, last)
+        found = await self._find_cached(record.account, last)
         if found is not None:
-            await self._reuse(part, found)
+            await self._note_cached(part, found)
         else:
             key = (record.account, last.hash, next(self._unshared) if last.rebuild else None)
 
@@ -208,26 +210,26 @@ class Builder:
                 if (task := asyncio.current_task()) is not None:
                     record.layer_tasks.append(task)
                 # Another request may have finished it since the lookup above.
-                if (found := await self._cached(record.account, last)) is not None:
-                    await self._reuse(part, found)
+                if (found := await self._find_cached(record.account, last)) is not None:
+                    await self._note_cached(part, found)
                     return found
-                return await self._build(await self._built(parent, below, record), last, part)
+                return await self._build_layer(await self._ensure_layers(parent, below, record), last, part)
 
             async def joined(build_id: str) -> None:
                 await record.skip(last.number, "waiting", wait=True)
                 await record.note(f"waiting for build {build_id}, which builds the same layer")
 
             found = await self._layers.run(key, work, name=record.id, joined=joined)
-        return _Parent(last.hash, found.size, await self._claim(found, last.layer.persistence))
+        return _Parent(last.hash, found.size, await self._extend_retention(found, last.layer.persistence))
 
-    async def _cached(self, account: str, step: _Step) -> SnapshotInfo | None:
+    async def _find_cached(self, account: str, step: _Step) -> SnapshotInfo | None:
         return None if step.rebuild else await self._machines.snapshots.find(account, step.hash)
 
-    async def _reuse(self, part: Part, snapshot: SnapshotInfo) -> None:
+    async def _note_cached(self, part: Part, snapshot: SnapshotInfo) -> None:
         await part.skip("cached")
         await part.note(f"layer cached: using snapshot {snapshot.id}")
 
-    async def _build(self, parent: _Parent, step: _Step, part: Part) -> SnapshotInfo:
+    async def _build_layer(self, parent: _Parent, step: _Step, part: Part) -> SnapshotInfo:
         """Build a layer: create a VM from the parent, set it up and take a snapshot of it."""
         async with self._attempt(part) as attempt:
             await part.start("vm")
@@ -239,7 +241,7 @@ class Builder:
                 idle_timeout=None,
                 build=part.id,
             )
-            await setup.apply(attempt.machine, step.layer, part, Waiting(), self._bundles)
+            await setup.apply(attempt.machine, step.layer, part, ReadyWait(), self._bundles)
             await part.start("snapshot")
             return await or_undo(
                 self._machines.snapshot(
@@ -264,7 +266,7 @@ class Builder:
         cached sends them in a `snapshot` layer, as the CLI does for --apt, --repo and --run.
         """
         check_name(order.name)
-        plan = await self._pinned(plan_machine(order.spec, order.template, order.top), order.account)
+        plan = await self._pin(plan_machine(order.spec, order.template, order.top), order.account)
         base = await self._base(plan.base, order.account)
         steps = _steps(order.account, base, plan.layers)
         if not steps and any(layer.persistence is not None for layer in plan.layers):
@@ -272,15 +274,15 @@ class Builder:
         if not steps and not plan.own.work:
             machine = await self._create(base, plan, order)
             for warning in order.warnings:
-                await self._warn(order, warning, machine.id)
+                await self._log_warning(order, warning, machine.id)
             return machine
-        async with self._recorded(order, steps, plan) as record:
-            parent = await self._built(base, steps, record)
+        async with self._open_record(order, steps, plan) as record:
+            parent = await self._ensure_layers(base, steps, record)
             async with self._attempt(record.vm) as attempt:
                 await record.vm.start("vm")
                 attempt.machine = machine = await self._create(parent, plan, order, record)
                 if plan.own.work:
-                    await setup.apply(machine, plan.own, record.vm, _waiting(plan), self._bundles)
+                    await setup.apply(machine, plan.own, record.vm, _ready_wait(plan), self._bundles)
                     if plan.wait_for_ready:
                         await record.vm.start("ready")
                         await self._machines.wait_until_ready(machine.id, plan.ready_timeout or READY_TIMEOUT)
@@ -311,7 +313,7 @@ class Builder:
             request=order.request,
         )
 
-    async def _warn(self, order: MachineOrder, message: str, machine_id: str) -> None:
+    async def _log_warning(self, order: MachineOrder, message: str, machine_id: str) -> None:
         await self._logbook.write(
             order.account,
             message,
@@ -324,7 +326,7 @@ class Builder:
     # Records and attempts
 
     @contextlib.asynccontextmanager
-    async def _recorded(
+    async def _open_record(
         self, order: SnapshotOrder | MachineOrder, steps: Sequence[_Step], plan: Plan | None = None
     ) -> AsyncIterator[Record]:
         """Open the record of a request, and finish it with the request unless it succeeded before.
@@ -333,7 +335,7 @@ class Builder:
         then the record is finished with them.
         """
         labelled = len(steps) > 1 or plan is not None
-        cached = [each.number for each in steps if await self._cached(order.account, each) is not None]
+        cached = [each.number for each in steps if await self._find_cached(order.account, each) is not None]
         reused = max(cached, default=0)
         planned = [Phase(reused, "cached", labelled)] if reused else []
         for step in steps[reused:]:
@@ -358,13 +360,13 @@ class Builder:
             await finished(_fail(record, error))
             raise
         except asyncio.CancelledError:
-            await finished(self._disconnected(record, snapshot=plan is None))
+            await finished(self._finish_after_disconnect(record, snapshot=plan is None))
             raise
         except BaseException:
             await finished(record.fail("internal error: see the log of the Stead server"))
             raise
 
-    async def _disconnected(self, record: Record, *, snapshot: bool) -> None:
+    async def _finish_after_disconnect(self, record: Record, *, snapshot: bool) -> None:
         running = [task for task in record.layer_tasks if not task.done()]
         if not running:
             await record.fail("cancelled: the client disconnected")
@@ -399,14 +401,14 @@ class Builder:
         except BuildError as error:
             error.build = part.id
             if attempt.machine is not None:
-                error.snapshot = await finished(self._keep_failed(attempt.machine, part.record, error))
+                error.snapshot = await finished(self._snapshot_failed_vm(attempt.machine, part.record, error))
             raise
         finally:
             if attempt.machine is not None:
                 with contextlib.suppress(MachineNotFound):
                     await finished(self._machines.delete(attempt.machine.id, forget=True))
 
-    async def _keep_failed(self, machine: Machine, record: Record, error: BuildError) -> str | None:
+    async def _snapshot_failed_vm(self, machine: Machine, record: Record, error: BuildError) -> str | None:
         """Take a snapshot of a VM whose set-up failed, and delete the account's oldest ones."""
         snapshots = self._machines.snapshots
         try:
@@ -450,11 +452,11 @@ def _steps(account: str, parent: _Parent, layers: Sequence[Layer]) -> list[_Step
             identity = steps[-1].hash
         elif steps and layer.persistence is not None:
             # The snapshot of a layer that changes nothing is that of the layer below.
-            steps[-1] = _kept(steps[-1], layer.persistence)
+            steps[-1] = _with_retention(steps[-1], layer.persistence)
     return steps
 
 
-def _kept(step: _Step, persistence: SnapshotPersistence) -> _Step:
+def _with_retention(step: _Step, persistence: SnapshotPersistence) -> _Step:
     return replace(step, layer=replace(step.layer, persistence=persistence))
 
 
@@ -462,8 +464,8 @@ def _step(account: str, number: int, parent: str, layer: Layer, *, rebuild: bool
     return _Step(number, layer, layer_hash(account, parent, layer), rebuild or layer.skip_cache)
 
 
-def _waiting(plan: Plan) -> Waiting:
+def _ready_wait(plan: Plan) -> ReadyWait:
     """Unless the request says otherwise, wait for services, but do not fail when they are late."""
     if plan.wait_for_ready is False:
-        return Waiting(0, must=False)
-    return Waiting(plan.ready_timeout or READY_TIMEOUT, must=plan.wait_for_ready is True)
+        return ReadyWait(0, must=False)
+    return ReadyWait(plan.ready_timeout or READY_TIMEOUT, must=plan.wait_for_ready is True)

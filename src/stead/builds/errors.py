@@ -70,7 +70,7 @@ class InvalidSpec(SteadError):
         return text
 
 
-class SnapshotDeleted(SnapshotNotFound):
+class BaseSnapshotDeleted(SnapshotNotFound):
     """The snapshot that a spec names as its base has been deleted."""
 
     code = "snapshot_deleted"
@@ -138,7 +138,7 @@ class SetupFailed(BuildError):
         self.diagnostics = diagnostics
 
 
-class CommandFailed(BuildError):
+class ProgramFailed(BuildError):
     """A program of the set-up failed in the guest; `stderr` is the end of its output."""
 
     code = "command_failed"

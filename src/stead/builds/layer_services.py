@@ -38,7 +38,7 @@ _EXEC_FAILED = "203"
 
 
 @dataclass(frozen=True)
-class Waiting:
+class ReadyWait:
     """How long to wait for services: for oneshots until they exit, for others until they are ready.
 
     None is no limit, 0 does not wait. `must`: whether a timeout is a failure.
@@ -148,7 +148,7 @@ class LayerServices:
             for target in patch.wanted_by or ():
                 await self._systemctl("add-wants", reference(target, self._own), unit_name(patch.name))
 
-    async def start(self, part: Part, waiting: Waiting) -> None:
+    async def start(self, part: Part, waiting: ReadyWait) -> None:
         """Start services in dependency order; SetupFailed, with diagnostics, when one fails."""
         units = [unit_name(service.name) for service in self._services if service.enable is not False]
         units += [unit_name(patch.name) for patch in self._patches if patch.enable]
@@ -166,19 +166,19 @@ class LayerServices:
                 await part.note(f"log of {each.unit}:\n{each.log}", service=each.unit)
             raise
 
-    async def _start(self, part: Part, units: list[str], waiting: Waiting) -> None:
+    async def _start(self, part: Part, units: list[str], waiting: ReadyWait) -> None:
         """`restart` and not `start`: a layer below may have started a service of the same name."""
         if waiting.timeout == 0:
             result = await self._run("systemctl", "restart", "--no-block", "--", *units)
             if not result.ok:
                 raise _refused(result)
-            await self._judge(await self._states(units))
+            await self._raise_failure(await self._states(units))
             return
         async with self._following(part, units):
             command = ["systemctl", "restart", "--", *units]
             result = await self._machine.exec(command, timeout=waiting.timeout)
         states = await self._states(units)
-        await self._judge(states)
+        await self._raise_failure(states)
         if result.timed_out:
             text = f"not ready within {waiting.timeout:g} s: {', '.join(late_units(states))}"
             if waiting.must:
@@ -188,16 +188,16 @@ class LayerServices:
             down = next((state for state in states if state.late), None)
             raise _refused(result) if down is None else await self._failure(down)
         else:
-            await self._forget_passing()
+            await self._unload_deleted_units()
 
-    async def _forget_passing(self) -> None:
+    async def _unload_deleted_units(self) -> None:
         """Unload units that deleted themselves, with the dependencies of other units on them."""
         gone = sorted(self._passing)
         if gone:
             await self._systemctl("daemon-reload")
             await self._run("systemctl", "stop", "--", *gone)
 
-    async def _judge(self, states: Sequence[UnitState]) -> None:
+    async def _raise_failure(self, states: Sequence[UnitState]) -> None:
         failed = [state for state in states if state.failed]
         if failed:
             raise await self._failure(failed[0])

@@ -4,7 +4,7 @@ import collections
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 
-from stead.builds.errors import CommandFailed
+from stead.builds.errors import ProgramFailed
 from stead.builds.records import Part
 from stead.guest.execution import Ended
 from stead.machines.machine import Machine
@@ -24,7 +24,7 @@ async def run_program(
     env: Mapping[str, str] | None = None,
     stdin: AsyncIterator[bytes] | None = None,
 ) -> None:
-    """Run a program; CommandFailed, with the end of its output, unless it exits with 0."""
+    """Run a program; ProgramFailed, with the end of its output, unless it exits with 0."""
     tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
     noted = 0
     async with contextlib.aclosing(_lines(machine, argv, env or {}, stdin)) as lines:
@@ -32,7 +32,7 @@ async def run_program(
             if isinstance(line, Ended):
                 if line.exit_code != 0:
                     output = "".join(f"{each}\n" for each in tail)[-_TAIL_CHARACTERS:]
-                    raise CommandFailed(part.step, what, line.exit_code, output)
+                    raise ProgramFailed(part.step, what, line.exit_code, output)
                 continue
             tail.append(line)
             noted += 1

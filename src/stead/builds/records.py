@@ -19,7 +19,7 @@ BuildState = Literal["pending", "running", "succeeded", "failed"]
 PhaseState = Literal["running", "succeeded", "failed"]
 
 
-class Logbook(Protocol):
+class BuildLog(Protocol):
     """Receives the log lines of a build."""
 
     async def write(
@@ -114,7 +114,7 @@ class Record:
     """The record of one request while it is built."""
 
     def __init__(
-        self, store: BuildStore, logbook: Logbook, row: BuildRow, planned: Sequence[Phase], labelled: bool
+        self, store: BuildStore, logbook: BuildLog, row: BuildRow, planned: Sequence[Phase], labelled: bool
     ) -> None:
         self._store = store
         self._logbook = logbook
@@ -234,7 +234,7 @@ class Part:
 class Records:
     """All builds of an installation; an account sees its own."""
 
-    def __init__(self, store: BuildStore, logbook: Logbook) -> None:
+    def __init__(self, store: BuildStore, logbook: BuildLog) -> None:
         self._store = store
         self._logbook = logbook
         self._pruned = time.monotonic()
@@ -254,10 +254,10 @@ class Records:
             await self._store.prune(time.time_ns() - _RETENTION)
         names = json.dumps([phase.name for phase in planned])
         row = BuildRow(f"bld-{new_id()}", account, "running", names, request, template_hash)
-        row = await or_undo(self._store.insert(row), self._forget)
+        row = await or_undo(self._store.insert(row), self._delete)
         return Record(self._store, self._logbook, row, planned, labelled)
 
-    async def _forget(self, row: BuildRow) -> None:
+    async def _delete(self, row: BuildRow) -> None:
         await self._store.delete(row.id)
 
     async def get(self, account: str, build_id: str) -> BuildInfo:

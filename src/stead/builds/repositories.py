@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from stead.builds.errors import InvalidSpec
 from stead.builds.programs import run_program
 from stead.builds.records import Part
-from stead.builds.spec import GitUser, Layer, Repository
+from stead.builds.spec import ClonedRepository, GitUser, Layer
 from stead.builds.validation import SCHEMES, clone_url
 from stead.machines.lifecycle import new_id
 from stead.machines.machine import Machine
@@ -63,14 +63,14 @@ _HELPER = '!f() { test "$1" = get && echo "username=$STEAD_USER" && echo "passwo
 
 
 @dataclass(frozen=True)
-class Source:
+class CloneSource:
     """A clone source: a URL without secrets, and the environment of git with them."""
 
     url: str
     environment: dict[str, str] = field(default_factory=dict, repr=False)
 
 
-def source_of(repo: str) -> Source:
+def source_of(repo: str) -> CloneSource:
     """Move credentials from a URL to a credential helper that answers for this host only."""
     address = clone_url(repo)
     url = urlsplit(address) if "://" in address else None
@@ -87,7 +87,7 @@ def source_of(repo: str) -> Source:
     elif url is not None and url.password is not None:
         user = f"{url.username}@" if url.username else ""
         address = urlunsplit(url._replace(netloc=user + url.netloc.rpartition("@")[2]))
-    return Source(address, _environment(settings) | secrets)
+    return CloneSource(address, _environment(settings) | secrets)
 
 
 def _environment(settings: Mapping[str, str]) -> dict[str, str]:
@@ -98,16 +98,16 @@ def _environment(settings: Mapping[str, str]) -> dict[str, str]:
     return environment
 
 
-async def pinned(layer: Layer, account: str, bundles: Bundles) -> Layer:
+async def pin_repositories(layer: Layer, account: str, bundles: Bundles) -> Layer:
     """The layer with the present content of this server's repositories; InvalidSpec if one does not exist."""
     if not layer.repositories:
         return layer
     return replace(
-        layer, repositories=tuple([await _pinned(each, account, bundles) for each in layer.repositories])
+        layer, repositories=tuple([await _pin(each, account, bundles) for each in layer.repositories])
     )
 
 
-async def _pinned(repository: Repository, account: str, bundles: Bundles) -> Repository:
+async def _pin(repository: ClonedRepository, account: str, bundles: Bundles) -> ClonedRepository:
     name = repository.repo if is_id(repository.repo) else source_of(repository.repo).url
     try:
         bundle = await bundles.find(account, repository.repo, repository.rev)
@@ -127,18 +127,18 @@ async def configure(machine: Machine, part: Part, user: GitUser) -> None:
             await run_program(machine, part, "git config", ["git", "config", "--system", key, value])
 
 
-async def clone(machine: Machine, part: Part, repository: Repository, bundles: Bundles) -> None:
+async def clone(machine: Machine, part: Part, repository: ClonedRepository, bundles: Bundles) -> None:
     source = source_of(repository.repo)
     at = "" if repository.rev is None else f" at {repository.rev}"
     await part.note(f"cloning {source.url}{at} to {repository.path}")
     if repository.bundle is not None:
-        await _clone_copied(machine, part, repository.path, repository.bundle, bundles)
+        await _clone_bundle(machine, part, repository.path, repository.bundle, bundles)
         return
     argv = ["/bin/sh", "-c", _CLONE, "sh", source.url, repository.path, repository.rev or ""]
     await run_program(machine, part, f"git clone of {source.url}", argv, source.environment)
 
 
-async def _clone_copied(machine: Machine, part: Part, path: str, bundle: Bundle, bundles: Bundles) -> None:
+async def _clone_bundle(machine: Machine, part: Part, path: str, bundle: Bundle, bundles: Bundles) -> None:
     """Clone a repository on this server. Git LFS files stay pointers."""
     # On the same disk, so that git hard-links the pack into the clone.
     folder = f"/var/tmp/stead-clone-{new_id()}"
@@ -147,11 +147,11 @@ async def _clone_copied(machine: Machine, part: Part, path: str, bundle: Bundle,
     argv = ["/bin/sh", "-c", _RECEIVE + _CLONE, "sh", bundle.url, path, bundle.branch or bundle.commit or ""]
     argv += [folder, bundle.head, str(len(bundle.refs)), str(len(bundle.shallow))]
     async with bundles.packed(bundle) as pack:
-        copied = _copied(part, bundle, pack)
+        copied = _copied_bundle(part, bundle, pack)
         await run_program(machine, part, f"git clone of {bundle.url}", argv, environment, copied)
 
 
-async def _copied(part: Part, bundle: Bundle, pack: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _copied_bundle(part: Part, bundle: Bundle, pack: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     yield bundle.refs + bundle.shallow
     clock = asyncio.get_running_loop().time
     size, logged = 0, clock()

@@ -129,7 +129,7 @@ class GuestServices:
         command = ["journalctl", f"--unit={unit}", f"--lines={count}", "--output=json", "--quiet"]
         command.append("--output-fields=MESSAGE,PRIORITY,UNIT,_SYSTEMD_UNIT")
         if since is not None:
-            command.append(f"--since={_moment(since)}")
+            command.append(f"--since={_parse_time(since)}")
         done = await self._machine.exec(command, user=self._user, timeout=_TIMEOUT, output_limit=_LOG_LIMIT)
         if b"parse timestamp" in done.stderr:
             raise InvalidRequest(f"since: {since!r} is not a time like 2026-01-31T12:00:00Z")
@@ -259,7 +259,7 @@ def _reason(done: ExecResult) -> str:
     return lines[0] if lines else f"systemctl exited with {done.exit_code or done.signal}"
 
 
-def _moment(since: str) -> str:
+def _parse_time(since: str) -> str:
     try:
         moment = datetime.fromisoformat(since)
     except ValueError:

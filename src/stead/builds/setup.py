@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from stead.builds import repositories
 from stead.builds.errors import BuildError, SetupFailed
-from stead.builds.layer_services import LayerServices, Waiting
+from stead.builds.layer_services import LayerServices, ReadyWait
 from stead.builds.programs import run_program
 from stead.builds.records import Part
 from stead.builds.spec import File, Group, Layer, User
@@ -57,16 +57,16 @@ def planned(layer: Layer) -> tuple[str, ...]:
     return tuple(name for name, wanted in named.items() if wanted)
 
 
-async def apply(machine: Machine, layer: Layer, part: Part, waiting: Waiting, bundles: Bundles) -> None:
+async def apply(machine: Machine, layer: Layer, part: Part, waiting: ReadyWait, bundles: Bundles) -> None:
     """Apply a layer to a VM; BuildError says which phase failed, and why."""
     phases: dict[str, Callable[[], Awaitable[None]]] = {
         "image": lambda: _run_commands(machine, part, layer.commands),
-        "groups": lambda: _make_groups(machine, part, layer.groups),
-        "users": lambda: _make_users(machine, part, layer.users),
-        "files": lambda: _write_files(machine, part, _apart_from_repositories(layer)),
+        "groups": lambda: _create_groups(machine, part, layer.groups),
+        "users": lambda: _create_users(machine, part, layer.users),
+        "files": lambda: _write_files(machine, part, _files_outside_repositories(layer)),
         "packages": lambda: _install(machine, part, layer.packages),
         "repositories": lambda: _clone(machine, part, layer, bundles),
-        "services": lambda: _serve(machine, part, layer, waiting),
+        "services": lambda: _start_services(machine, part, layer, waiting),
     }
     for phase in planned(layer):
         await part.start(phase)
@@ -89,15 +89,15 @@ async def _run_commands(machine: Machine, part: Part, commands: Sequence[str]) -
         await run_program(machine, part, f"{what!r}", argv, {"HOME": "/root"})
 
 
-async def _make_groups(machine: Machine, part: Part, groups: Sequence[Group]) -> None:
+async def _create_groups(machine: Machine, part: Part, groups: Sequence[Group]) -> None:
     script = ["set -e"]
     for group in groups:
         options = [*_option("--gid", group.gid), *(["--system"] if group.system else [])]
-        script.append(_unless_there("group", group.name, 3, group.gid, ["groupadd", *options, group.name]))
+        script.append(_unless_exists("group", group.name, 3, group.gid, ["groupadd", *options, group.name]))
     await run_program(machine, part, "groupadd", ["/bin/sh", "-c", "\n".join(script)])
 
 
-async def _make_users(machine: Machine, part: Part, users: Sequence[User]) -> None:
+async def _create_users(machine: Machine, part: Part, users: Sequence[User]) -> None:
     """Create users; an existing user only gets the additional groups."""
     script = ["set -e"]
     for user in users:
@@ -111,7 +111,7 @@ async def _make_users(machine: Machine, part: Part, users: Sequence[User]) -> No
         alone = shlex.join([*command, "--user-group", user.name])
         joined = shlex.join([*command, "--gid", user.name, user.name])
         make = f"if getent group {user.name} >/dev/null; then {joined}; else {alone}; fi"
-        script.append(_unless_there("passwd", user.name, 3, user.uid, make))
+        script.append(_unless_exists("passwd", user.name, 3, user.uid, make))
         for group in user.groups:
             script.append(f"getent group {shlex.quote(group)} >/dev/null || groupadd {shlex.quote(group)}")
         if user.groups:
@@ -119,7 +119,7 @@ async def _make_users(machine: Machine, part: Part, users: Sequence[User]) -> No
     await run_program(machine, part, "useradd", ["/bin/sh", "-c", "\n".join(script)])
 
 
-def _unless_there(
+def _unless_exists(
     database: str, name: str, column: int, number: int | None, make: Sequence[str] | str
 ) -> str:
     """A script that creates a user or group unless it exists; an existing one must have the same number."""
@@ -135,7 +135,7 @@ def _option(name: str, value: object) -> list[str]:
     return [] if value is None else [name, str(value)]
 
 
-def _apart_from_repositories(layer: Layer, *, within: bool = False) -> list[File]:
+def _files_outside_repositories(layer: Layer, *, within: bool = False) -> list[File]:
     """Files outside repositories, or those inside; git clones only into an empty folder."""
     folders = tuple(f"{each.path.rstrip('/')}/" for each in layer.repositories)
     return [file for file in layer.files if file.path.startswith(folders) == within]
@@ -157,12 +157,12 @@ async def _clone(machine: Machine, part: Part, layer: Layer, bundles: Bundles) -
         await repositories.configure(machine, part, layer.git_user)
     for repository in layer.repositories:
         await repositories.clone(machine, part, repository, bundles)
-    await _write_files(machine, part, _apart_from_repositories(layer, within=True))
+    await _write_files(machine, part, _files_outside_repositories(layer, within=True))
     if layer.workdir is not None and layer.workdir.rstrip("/"):
         await machine.files().make_folder(layer.workdir, parents=True)
 
 
-async def _serve(machine: Machine, part: Part, layer: Layer, waiting: Waiting) -> None:
+async def _start_services(machine: Machine, part: Part, layer: Layer, waiting: ReadyWait) -> None:
     files = {file.path: file.content for file in layer.files}
     services = LayerServices(machine, layer.services, layer.patches, files)
     await services.install()

@@ -76,7 +76,7 @@ def patch_unit(patch: ServicePatch, own: Collection[str] = ()) -> str:
     if patch.exec is not None:
         body += ["ExecStart=", "ExecStartPre=", *_commands(patch)]
     elif patch.delete_after_success:
-        body += _farewell(patch)
+        body += _delete_after_success(patch)
     return _text(Unit=unit, Service=[*body, *_settings(patch)])
 
 
@@ -107,10 +107,10 @@ def _commands(service: ServicePatch) -> list[str]:
         commands = [f"ExecStart={line}" for line in lines]
     else:
         commands = [*(f"ExecStartPre={line}" for line in lines[:-1]), f"ExecStart={lines[-1]}"]
-    return commands + (_farewell(service) if service.delete_after_success else [])
+    return commands + (_delete_after_success(service) if service.delete_after_success else [])
 
 
-def _farewell(service: ServicePatch) -> list[str]:
+def _delete_after_success(service: ServicePatch) -> list[str]:
     """Delete the files of a unit after success, without a reload: until the next one it stays active."""
     unit = unit_name(service.name)
     files = f"{FOLDER}/{unit} {FOLDER}/*.wants/{unit} {RUNTIME_FOLDER}/*.d/until-{unit}.conf"

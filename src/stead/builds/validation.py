@@ -7,12 +7,12 @@ from urllib.parse import urlsplit
 from stead.builds.errors import InvalidSpec, Rule
 from stead.builds.spec import (
     LEAF_FIELDS,
+    ClonedRepository,
     File,
     GitUser,
     Group,
     Layer,
     Port,
-    Repository,
     Service,
     ServicePatch,
     User,
@@ -163,7 +163,7 @@ def check_groups(groups: Sequence[Group]) -> None:
         if group.system and group.gid is not None and group.gid > MAX_SYSTEM_ID:
             text = f"the gid of system group {name} must be at most {MAX_SYSTEM_ID}, not {group.gid}"
             raise _invalid(text)
-    _no_twins("duplicate_group_name", "group", [group.name for group in groups])
+    _check_unique("duplicate_group_name", "group", [group.name for group in groups])
 
 
 def check_users(users: Sequence[User]) -> None:
@@ -187,7 +187,7 @@ def check_users(users: Sequence[User]) -> None:
         _check_user_path(user.shell, f"the shell of user {name}", "user_shell_invalid")
         if user.gecos is not None and (":" in user.gecos or _CONTROL.search(user.gecos)):
             raise _invalid(f"gecos of user {name} must not contain a colon or a line break")
-    _no_twins("duplicate_user_name", "user", [user.name for user in users])
+    _check_unique("duplicate_user_name", "user", [user.name for user in users])
 
 
 def _check_user_path(path: str | None, what: str, rule: Rule) -> None:
@@ -207,10 +207,10 @@ def check_files(files: Sequence[File]) -> None:
     if total > MAX_FILES_BYTES:
         text = f"the files of a layer have {total >> 20} MiB together (max {MAX_FILES_BYTES >> 20} MiB)"
         raise InvalidSpec("invalid_file", text)
-    _no_twins("invalid_file", "file", [file.path for file in files])
+    _check_unique("invalid_file", "file", [file.path for file in files])
 
 
-def check_repositories(repositories: Sequence[Repository]) -> None:
+def check_repositories(repositories: Sequence[ClonedRepository]) -> None:
     for each in repositories:
         if not is_id(each.repo):
             clone_url(each.repo)
@@ -224,7 +224,7 @@ def check_repositories(repositories: Sequence[Repository]) -> None:
                 f"rev {rev!r} of the repository at {each.path} is not a valid branch, tag or commit",
             )
     paths = [each.path.rstrip("/") for each in repositories]
-    _no_twins("invalid_repository", "path of a repository", paths)
+    _check_unique("invalid_repository", "path of a repository", paths)
 
 
 def clone_url(repo: str) -> str:
@@ -264,13 +264,13 @@ def unit_name(name: str) -> str:
 def check_services(services: Sequence[Service]) -> None:
     for service in services:
         check_service(service)
-    _no_twins("service_exists", "service", [unit_name(service.name) for service in services])
+    _check_unique("service_exists", "service", [unit_name(service.name) for service in services])
 
 
 def check_patches(patches: Sequence[ServicePatch]) -> None:
     for patch in patches:
         check_service(patch)
-    _no_twins("service_exists", "patched service", [unit_name(patch.name) for patch in patches])
+    _check_unique("service_exists", "patched service", [unit_name(patch.name) for patch in patches])
 
 
 def check_service(service: ServicePatch) -> None:
@@ -280,7 +280,7 @@ def check_service(service: ServicePatch) -> None:
     if service.exec is not None:
         if not service.exec or any(not line.strip() for line in service.exec):
             raise InvalidSpec("exec_empty", f"exec of service {name} is empty or has an empty line")
-        _no_breaks(f"exec of service {name}", service.exec)
+        _check_single_line(f"exec of service {name}", service.exec)
     for key, value in service.env.items():
         if not key:
             raise InvalidSpec("env_key_empty", f"env of service {name} has a variable with an empty name")
@@ -303,7 +303,7 @@ def check_service(service: ServicePatch) -> None:
             raise InvalidSpec("workdir_empty", f"workdir of service {name} is empty")
         if service.workdir != "~":
             _check_path(service.workdir, f"workdir of service {name}", "invalid_value")
-        _no_breaks(f"workdir of service {name}", [service.workdir])
+        _check_single_line(f"workdir of service {name}", [service.workdir])
     _check_units(name, service.after, "after_unit_empty")
     _check_units(name, service.requires, "requires_unit_empty")
     _check_units(name, service.on_failure, "on_failure_unit_empty")
@@ -356,7 +356,7 @@ def _check_units(service: str, units: Iterable[str], rule: Rule) -> None:
 # Shared checks
 
 
-def _no_breaks(what: str, lines: Iterable[str]) -> None:
+def _check_single_line(what: str, lines: Iterable[str]) -> None:
     for line in lines:
         if _CONTROL.search(line.replace("\t", "")):
             raise _invalid(f"{what} must not contain line breaks or control characters")
@@ -384,7 +384,7 @@ def _check_ports(ports: Sequence[Port]) -> None:
             raise _invalid(text)
 
 
-def _no_twins(rule: Rule, what: str, names: list[str]) -> None:
+def _check_unique(rule: Rule, what: str, names: list[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:

@@ -11,7 +11,7 @@ import typer
 from stead.cli import cloning
 from stead.cli.connection import connected, for_completion
 from stead.cli.output import Json, ago, bytes_text, note, print_facts, print_json, print_table, shown, working
-from stead.cli.references import SHORTEST, Candidate, matching
+from stead.cli.references import SHORTEST, Suggestion, matching
 
 if TYPE_CHECKING:
     from stead.sdk import Stead
@@ -43,11 +43,11 @@ def find_repo(stead: "Stead", given: str) -> str:
     return stead.git.repos.find(given).id
 
 
-def _candidates(stead: "Stead", search: str | None) -> Iterator[Candidate]:
+def _candidates(stead: "Stead", search: str | None) -> Iterator[Suggestion]:
     offset = 0
     while True:
         page = stead.git.repos.list(limit=_PAGE, offset=offset, search=search)
-        yield from (Candidate(each.id, each.name, each.visibility or "") for each in page)
+        yield from (Suggestion(each.id, each.name, each.visibility or "") for each in page)
         offset += len(page)
         if not len(page) or offset >= page.total:
             return

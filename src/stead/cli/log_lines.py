@@ -17,7 +17,7 @@ class Level(enum.StrEnum):
 def write_logs(level: Level, *, as_json: bool = False) -> None:
     """Log to standard error; of libraries only warnings and errors."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines() if as_json else Logfmt())
+    handler.setFormatter(JsonFormatter() if as_json else LogfmtFormatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("stead").setLevel(level.value.upper())
     # qemu.qmp logs every closed monitor as an error; Stead logs failures of VMs itself.
@@ -39,12 +39,12 @@ def _facts(formatter: logging.Formatter, record: logging.LogRecord) -> dict[str,
     return facts
 
 
-class JsonLines(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return json.dumps(_facts(self, record), default=str)
 
 
-class Logfmt(logging.Formatter):
+class LogfmtFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         import structlog
 

@@ -22,7 +22,7 @@ _PAGE = 1000
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Suggestion:
     """Something that shell completion offers."""
 
     id: str
@@ -58,7 +58,7 @@ def all_identities(stead: "Stead") -> "Iterator[IdentityInfo]":
 # Completion
 
 
-def matching(incomplete: str, known: Iterable[Candidate]) -> Iterator[tuple[str, str]]:
+def matching(incomplete: str, known: Iterable[Suggestion]) -> Iterator[tuple[str, str]]:
     """The candidates whose id or name starts with a text, each with a description."""
     for each in known:
         about = ", ".join(filter(None, (each.name, each.about)))
@@ -71,7 +71,7 @@ def matching(incomplete: str, known: Iterable[Candidate]) -> Iterator[tuple[str,
 Completion = Callable[[typer.Context, str], list[tuple[str, str]]]
 
 
-def completion(candidates: "Callable[[Stead, str], Iterable[Candidate]]") -> Completion:
+def completion(candidates: "Callable[[Stead, str], Iterable[Suggestion]]") -> Completion:
     """A completion function from one that lists candidates. Errors complete nothing."""
 
     def complete(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
@@ -84,21 +84,21 @@ def completion(candidates: "Callable[[Stead, str], Iterable[Candidate]]") -> Com
     return complete
 
 
-def _vms(stead: "Stead", _: str) -> Iterator[Candidate]:
-    return (Candidate(each.id, each.name, each.state) for each in stead.vms.list())
+def _vms(stead: "Stead", _: str) -> Iterator[Suggestion]:
+    return (Suggestion(each.id, each.name, each.state) for each in stead.vms.list())
 
 
-def _snapshots(stead: "Stead", _: str) -> Iterator[Candidate]:
-    return (Candidate(each.id, each.name, each.state) for each in stead.vms.snapshots.list())
+def _snapshots(stead: "Stead", _: str) -> Iterator[Suggestion]:
+    return (Suggestion(each.id, each.name, each.state) for each in stead.vms.snapshots.list())
 
 
-def _identities(stead: "Stead", _: str) -> Iterator[Candidate]:
-    return (Candidate(each.id, each.name) for each in all_identities(stead))
+def _identities(stead: "Stead", _: str) -> Iterator[Suggestion]:
+    return (Suggestion(each.id, each.name) for each in all_identities(stead))
 
 
-def _repos(stead: "Stead", incomplete: str) -> Iterator[Candidate]:
+def _repos(stead: "Stead", incomplete: str) -> Iterator[Suggestion]:
     found = stead.git.repos.list(limit=100, search=incomplete or None)
-    return (Candidate(each.id, each.name, each.visibility or "") for each in found)
+    return (Suggestion(each.id, each.name, each.visibility or "") for each in found)
 
 
 def _help(kind: str) -> str:
