@@ -149,52 +149,6 @@ def _log_failure(task: asyncio.Task[Any]) -> None:
         log.error("background task failed", task=task.get_name(), error=repr(error), exc_info=error)
 
 
-# Lock by key
-
-
-class KeyedLock:
-    """One asyncio lock per key, removed when no task holds or awaits it."""
-
-    def __init__(self) -> None:
-        self._locks: dict[Hashable, _CountedLock] = {}
-
-    def hold(self, key: Hashable) -> "_Hold":
-        """`async with locks.hold(key):` holds the lock of this key; waiters get it in their order."""
-        return _Hold(self._locks, key)
-
-
-class _CountedLock(asyncio.Lock):
-    users = 0
-    """Tasks that hold or await it."""
-
-
-class _Hold:
-    def __init__(self, locks: dict[Hashable, _CountedLock], key: Hashable) -> None:
-        self._locks = locks
-        self._key = key
-
-    async def __aenter__(self) -> None:
-        lock = self._locks.get(self._key)
-        if lock is None:
-            lock = self._locks[self._key] = _CountedLock()
-        lock.users += 1
-        try:
-            await lock.acquire()
-        except BaseException:
-            self._leave(lock)
-            raise
-
-    async def __aexit__(self, *_: object) -> None:
-        lock = self._locks[self._key]
-        lock.release()
-        self._leave(lock)
-
-    def _leave(self, lock: _CountedLock) -> None:
-        lock.users -= 1
-        if not lock.users:
-            del self._locks[self._key]
-
-
 # Single flight
 
 
@@ -288,7 +242,7 @@ class SingleFlight(Generic[T]):
         await self._tasks.close()
 
 
-# Limits by key
+# Limits and locks by key
 
 
 class KeyedLimit:
@@ -378,3 +332,10 @@ class KeyedLimit:
             self._waiting.remove(chosen)
             self._take(chosen[0])
             chosen[1].set_result(None)
+
+
+class KeyedLock(KeyedLimit):
+    """One lock per key, removed when no task holds or awaits it; waiters get it in their order."""
+
+    def __init__(self) -> None:
+        super().__init__(per_key=1)

@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from stead.builds import repositories
 from stead.builds.errors import InvalidSpec, ProgramFailed
-from stead.builds.spec import ClonedRepository, Layer, layer_hash
+from stead.builds.spec import Clone, Layer, layer_hash
 from stead.guest.execution import Ended, Output
 from stead.repos.errors import RepoDamaged, RepoNotFound
 from stead.repos.repository import Repository
@@ -137,7 +137,7 @@ async def cloned(
     bundle: Bundle, bundles: Bundles, git: GitClient, here: Here | None = None, told: Told | None = None
 ) -> Path:
     path = git.home / f"clone-{uuid.uuid4()}"
-    repository = ClonedRepository(bundle.url, str(path), None, bundle)
+    repository = Clone(bundle.url, str(path), None, bundle)
     machine: Any = here or Here(git)
     record: Any = told or Told()
     await repositories.clone(machine, record, repository, bundles)
@@ -185,7 +185,7 @@ async def test_inaccessible_repository_is_not_found(bundles: Bundles, stage: Sta
     public = (await stage.repos.create(stage.theirs, public=True)).id
 
     async def refusal(name: str, rev: str | None = None) -> str:
-        layer = Layer(repositories=(ClonedRepository(name, "/a", rev),))
+        layer = Layer(repositories=(Clone(name, "/a", rev),))
         with pytest.raises(InvalidSpec) as raised:
             await repositories.pin_repositories(layer, stage.ours, bundles)
         assert raised.value.rule == "invalid_repository"
@@ -307,7 +307,7 @@ async def test_failed_bundle_reports_the_reason(bundles: Bundles, stage: Stage, 
     place = git.home / "taken"
     place.mkdir()
     (place / "file").write_text("mine")
-    named = ClonedRepository(ROOT, str(place), None, await found(bundles, stage, repository.id))
+    named = Clone(ROOT, str(place), None, await found(bundles, stage, repository.id))
     with pytest.raises(ProgramFailed, match=r"git clone of \S+ exited with 128: .*not an empty directory"):
         await repositories.clone(Here(git), Told(), named, bundles)  # type: ignore[arg-type]
     assert gits_of(repository.path) == []
@@ -341,7 +341,7 @@ async def test_layer_key_changes_with_the_clone(bundles: Bundles, stage: Stage, 
     url = f"{ROOT}/{repository.id}"
 
     async def hash_of(name: str = repository.id, rev: str | None = None, path: str = "/a") -> str:
-        layer = Layer(repositories=(ClonedRepository(name, path, rev),))
+        layer = Layer(repositories=(Clone(name, path, rev),))
         return layer_hash(stage.ours, "base", await repositories.pin_repositories(layer, stage.ours, bundles))
 
     async def push(*refs: str) -> None:

@@ -25,7 +25,7 @@ from stead.builds.errors import (
 )
 from stead.builds.records import BuildInfo
 from stead.builds.spec import (
-    ClonedRepository,
+    Clone,
     File,
     GitUser,
     Group,
@@ -526,10 +526,10 @@ async def test_repositories_are_cloned_without_their_credentials(builder: Builde
     clones = Layer(
         snapshot_id=base.id,
         repositories=(
-            ClonedRepository("file:///srv/repo.git", "/root/plain"),
-            ClonedRepository("http://me:s3cr%40t@127.0.0.1:8000/repo.git", "/root/next/", "next"),
-            ClonedRepository("file:///srv/repo.git", "/root/tag", "v1"),
-            ClonedRepository("file:///srv/repo.git", "/root/commit", main),
+            Clone("file:///srv/repo.git", "/root/plain"),
+            Clone("http://me:s3cr%40t@127.0.0.1:8000/repo.git", "/root/next/", "next"),
+            Clone("file:///srv/repo.git", "/root/tag", "v1"),
+            Clone("file:///srv/repo.git", "/root/commit", main),
         ),
         files=(File("/root/plain/extra", b"mine"), File("/root/tag/file", b"mine")),
         workdir="/root/plain",
@@ -542,9 +542,7 @@ async def test_repositories_are_cloned_without_their_credentials(builder: Builde
     assert await sh(machine, "git -C /root/next remote get-url origin") == "http://127.0.0.1:8000/repo.git"
     assert (await machine.exec("grep -r s3cr /root /etc")).exit_code == 1
 
-    wrong = replace(
-        clones, repositories=(ClonedRepository("http://me:no@127.0.0.1:8000/repo.git", "/x"),), files=()
-    )
+    wrong = replace(clones, repositories=(Clone("http://me:no@127.0.0.1:8000/repo.git", "/x"),), files=())
     with pytest.raises(ProgramFailed, match=r"repositories: git clone of http://127\.0\.0\.1:8000/repo\.git"):
         await builder.create_machine(MachineOrder(account, spec=wrong))
     with pytest.raises(InvalidSpec):
@@ -572,11 +570,11 @@ async def test_repositories_of_this_server_are_cloned(
 
     clones = Layer(
         repositories=(
-            ClonedRepository(repo.id, "/root/plain"),
-            ClonedRepository(address, "/root/next/", "next"),
-            ClonedRepository(f"https://git.freestyle.sh/{repo.id}", "/root/tag", "v1"),
-            ClonedRepository(repo.id, "/root/commit", first),
-            ClonedRepository(empty.id, "/root/empty"),
+            Clone(repo.id, "/root/plain"),
+            Clone(address, "/root/next/", "next"),
+            Clone(f"https://git.freestyle.sh/{repo.id}", "/root/tag", "v1"),
+            Clone(repo.id, "/root/commit", first),
+            Clone(empty.id, "/root/empty"),
         ),
         files=(File("/root/plain/extra", b"mine"),),
         git_user=GitUser("me", "me@example.org"),
@@ -600,7 +598,7 @@ async def test_repositories_of_this_server_are_cloned(
     assert not any("s3cr3t" in line for line in lines.of(account))
 
     built = await builds_of(machines, account)
-    for refused in (ClonedRepository(repo.id, "/a", "none"), ClonedRepository(str(uuid.uuid4()), "/a")):
+    for refused in (Clone(repo.id, "/a", "none"), Clone(str(uuid.uuid4()), "/a")):
         with pytest.raises(InvalidSpec):
             await builder.create_machine(MachineOrder(account, top=Layer(repositories=(refused,))))
     with pytest.raises(InvalidSpec):
@@ -614,7 +612,7 @@ async def test_a_push_changes_the_cache_key_of_a_layer(
     """A layer with a repository of this server is cached until something is pushed."""
     repo = await repos.create(account)
     work = await git.work_tree("work", {"file": "one"})
-    layer = Layer(repositories=(ClonedRepository(repo.id, "/srv/code", "main"),))
+    layer = Layer(repositories=(Clone(repo.id, "/srv/code", "main"),))
     order = SnapshotOrder(account, layer)
 
     async def pushed() -> SnapshotInfo:
@@ -652,7 +650,7 @@ async def test_a_large_repository_is_copied_in_bounded_memory(
 
     Path("/proc/self/clear_refs").write_text("5")
     before = peak()
-    top = Layer(repositories=(ClonedRepository(repo.id, "/srv/code"),))
+    top = Layer(repositories=(Clone(repo.id, "/srv/code"),))
     machine = await builder.create_machine(MachineOrder(account, top=top))
     assert peak() - before < 48
     assert await sh(machine, "git -C /srv/code status --short; stat -c %s /srv/code/large") == str(192 << 20)
@@ -671,7 +669,7 @@ async def test_a_cancelled_or_failed_clone_leaves_nothing(
 
     stuck = "#!/bin/sh\necho stuck\nexec sleep 600\n"
     command = f"printf '{stuck}' >/usr/local/bin/git; chmod +x /usr/local/bin/git"
-    layer = Layer(commands=(command,), repositories=(ClonedRepository(repo.id, "/srv/code"),))
+    layer = Layer(commands=(command,), repositories=(Clone(repo.id, "/srv/code"),))
     waiting = asyncio.create_task(builder.ensure_snapshot(SnapshotOrder(account, layer)))
     await until(lambda: said(lines, account, "stuck"), 180)
     waiting.cancel()

@@ -22,7 +22,7 @@ from stead.builds.records import BuildInfo, PhaseInfo
 from stead.builds.repositories import source_of
 from stead.builds.setup import planned
 from stead.builds.spec import (
-    ClonedRepository,
+    Clone,
     File,
     GitUser,
     Group,
@@ -64,7 +64,7 @@ def service(**facts: Any) -> Layer:
 
 
 def repository(repo: str = "https://example.com/r.git", path: str = "/r", rev: str | None = None) -> Layer:
-    return Layer(repositories=(ClonedRepository(repo, path, rev),))
+    return Layer(repositories=(Clone(repo, path, rev),))
 
 
 INVALID = {
@@ -168,9 +168,7 @@ INVALID = {
         ("invalid_repository", repository(rev="a b")),
         (
             "invalid_repository",
-            Layer(
-                repositories=(ClonedRepository("https://a/b", "/r"), ClonedRepository("https://a/c", "/r/"))
-            ),
+            Layer(repositories=(Clone("https://a/b", "/r"), Clone("https://a/c", "/r/"))),
         ),
         ("invalid_value", Layer(git_user=GitUser(name="a\n[core]"))),
     ],
@@ -272,11 +270,11 @@ def test_valid_specs_pass() -> None:
                 "vim/trixie",
             ),
             repositories=(
-                ClonedRepository("https://user:pass@example.com:8443/a/b.git", "/srv/b", "feature/x"),
-                ClonedRepository("git@example.com:a/b.git", "/srv/c", "v1.0"),
-                ClonedRepository("ssh://git@example.com/a/b", "/srv/d"),
-                ClonedRepository("file:///srv/repo.git", "/srv/e", "0123abc"),
-                ClonedRepository("8f3c1a52-65d8-4dd0-9c0e-0f5e1a6d3a11", "/srv/f"),
+                Clone("https://user:pass@example.com:8443/a/b.git", "/srv/b", "feature/x"),
+                Clone("git@example.com:a/b.git", "/srv/c", "v1.0"),
+                Clone("ssh://git@example.com/a/b", "/srv/d"),
+                Clone("file:///srv/repo.git", "/srv/e", "0123abc"),
+                Clone("8f3c1a52-65d8-4dd0-9c0e-0f5e1a6d3a11", "/srv/f"),
             ),
             services=(
                 Service("getty@tty9", exec=("/bin/true",), workdir="~", user="1000", env={"A": "b\nc"}),
@@ -325,8 +323,8 @@ def test_layer_hash_covers_content_and_nothing_else() -> None:
         {"services": (*layer.services, Service("db", exec=("a",)))},
         {"workdir": "/"},
         {"git_user": GitUser("a")},
-        {"repositories": (ClonedRepository("https://a/b", "/a"),)},
-        {"repositories": (ClonedRepository("https://a/b", "/a", "main"),)},
+        {"repositories": (Clone("https://a/b", "/a"),)},
+        {"repositories": (Clone("https://a/b", "/a", "main"),)},
         {"discriminator": "x"},
         {"commands": ("true",)},
     ]
@@ -709,7 +707,7 @@ def test_spec_of_the_npm_client_is_parsed() -> None:
     (service_,) = layer.services
     assert (service_.mode, service_.delete_after_success, service_.enable) == ("oneshot", True, None)
     assert layer.patches[0].restart == Restart("always")
-    assert layer.repositories == (ClonedRepository("https://example.com/r", "/r"),)
+    assert layer.repositories == (Clone("https://example.com/r", "/r"),)
     assert layer.idle_timeout is UNCHANGED
     assert layer.snapshot is not None
     assert (layer.snapshot.vcpus, layer.snapshot.memory_gb, layer.snapshot.skip_cache) == (2, 4, False)

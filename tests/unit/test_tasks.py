@@ -239,7 +239,7 @@ class TestKeyedLock:
 
             await asyncio.gather(*(use(key) for key in users))
             assert most == len(set(users))
-            assert locks._locks == {}
+            assert (locks._held, locks._waiting) == (Counter(), [])
 
         asyncio.run(story())
 
@@ -257,7 +257,7 @@ class TestKeyedLock:
         second.cancel()  # the lock is its own by now
         await asyncio.gather(second, third, return_exceptions=True)
         assert order == ["3"]
-        assert locks._locks == {}
+        assert (locks._held, locks._waiting) == (Counter(), [])
 
 
 class TestSingleFlight:

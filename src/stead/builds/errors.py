@@ -27,44 +27,33 @@ _Services = _Service | _ServiceTaken | _Identity | _Units
 Rule = _Source | _Vcpus | _Memory | _Disk | _Content | _Accounts | _Services
 
 
+@dataclass(eq=False, repr=False)
 class InvalidSpec(SteadError):
     """A spec that breaks a rule.
 
-    `{field}` and `{other}` in the message stand for fields of the spec, which clients know by other names.
+    `{field}` and `{other}` in the template stand for fields of the spec, which clients know by other names.
     `got`, `lowest` and `highest` are MiB for memory and disk, but for `got` of sizes that are too large: GB.
     """
 
+    rule: Rule
+    template: str
+    field: str | None = None
+    other: str | None = None
+    depth: int | None = None
+    got: float | None = None
+    lowest: int | None = None
+    highest: int | None = None
+    service: str | None = None
+    image: str | None = None
+
     code = "invalid_spec"
 
-    def __init__(
-        self,
-        rule: Rule,
-        message: str,
-        *,
-        field: str | None = None,
-        other: str | None = None,
-        depth: int | None = None,
-        got: float | None = None,
-        lowest: int | None = None,
-        highest: int | None = None,
-        service: str | None = None,
-        image: str | None = None,
-    ) -> None:
-        self._template = message
-        self.rule = rule
-        self.field = field
-        self.other = other
-        self.depth = depth
-        self.got = got
-        self.lowest = lowest
-        self.highest = highest
-        self.service = service
-        self.image = image
-        super().__init__(self.worded(lambda name: name))
+    def __post_init__(self) -> None:
+        super().__init__(self.worded(str))
 
     def worded(self, name_of: Callable[[str], str]) -> str:
         """The message, with the fields named by this function."""
-        text = self._template
+        text = self.template
         for mark, name in (("{field}", self.field), ("{other}", self.other)):
             text = text if name is None else text.replace(mark, name_of(name), 1)
         return text

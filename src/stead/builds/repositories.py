@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from stead.builds.errors import InvalidSpec
 from stead.builds.programs import run_program
 from stead.builds.records import Part
-from stead.builds.spec import ClonedRepository, GitUser, Layer
+from stead.builds.spec import Clone, GitUser, Layer
 from stead.builds.validation import SCHEMES, clone_url
 from stead.machines.lifecycle import new_id
 from stead.machines.machine import Machine
@@ -107,7 +107,7 @@ async def pin_repositories(layer: Layer, account: str, bundles: Bundles) -> Laye
     )
 
 
-async def _pin(repository: ClonedRepository, account: str, bundles: Bundles) -> ClonedRepository:
+async def _pin(repository: Clone, account: str, bundles: Bundles) -> Clone:
     name = repository.repo if is_id(repository.repo) else source_of(repository.repo).url
     try:
         bundle = await bundles.find(account, repository.repo, repository.rev)
@@ -127,7 +127,7 @@ async def configure(machine: Machine, part: Part, user: GitUser) -> None:
             await run_program(machine, part, "git config", ["git", "config", "--system", key, value])
 
 
-async def clone(machine: Machine, part: Part, repository: ClonedRepository, bundles: Bundles) -> None:
+async def clone(machine: Machine, part: Part, repository: Clone, bundles: Bundles) -> None:
     source = source_of(repository.repo)
     at = "" if repository.rev is None else f" at {repository.rev}"
     await part.note(f"cloning {source.url}{at} to {repository.path}")

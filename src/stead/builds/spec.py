@@ -92,7 +92,7 @@ class GitUser:
 
 
 @dataclass(frozen=True)
-class ClonedRepository:
+class Clone:
     """A Git repository, by URL or id, to clone to a path."""
 
     repo: str
@@ -129,7 +129,7 @@ class Layer:
     files: tuple[File, ...] = ()
     packages: tuple[str, ...] = ()
     git_user: GitUser | None = None
-    repositories: tuple[ClonedRepository, ...] = ()
+    repositories: tuple[Clone, ...] = ()
     services: tuple[Service, ...] = ()
     patches: tuple[ServicePatch, ...] = ()
     workdir: str | None = None
@@ -226,7 +226,7 @@ def _plain(value: Any) -> Any:
         case File():
             digest = hashlib.sha256(value.content).hexdigest()
             return [value.path, digest, value.executable]
-        case ClonedRepository():
+        case Clone():
             named = {"repo": value.repo, "path": value.path, "rev": value.rev}
             return named if value.bundle is None else named | {"bundle": value.bundle.digest}
         case tuple():

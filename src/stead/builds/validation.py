@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from stead.builds.errors import InvalidSpec, Rule
 from stead.builds.spec import (
     LEAF_FIELDS,
-    ClonedRepository,
+    Clone,
     File,
     GitUser,
     Group,
@@ -210,7 +210,7 @@ def check_files(files: Sequence[File]) -> None:
     _check_unique("invalid_file", "file", [file.path for file in files])
 
 
-def check_repositories(repositories: Sequence[ClonedRepository]) -> None:
+def check_repositories(repositories: Sequence[Clone]) -> None:
     for each in repositories:
         if not is_id(each.repo):
             clone_url(each.repo)

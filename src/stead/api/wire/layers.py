@@ -11,7 +11,7 @@ from stead.api.wire.systemd import NewService, ServiceFields
 from stead.api.wire.unknown import Tracked
 from stead.api.wire.vms import PersistenceModel
 from stead.builds.errors import InvalidSpec
-from stead.builds.spec import ClonedRepository, File, GitUser, Group, Layer, Port, Service, ServicePatch, User
+from stead.builds.spec import Clone, File, GitUser, Group, Layer, Port, Service, ServicePatch, User
 from stead.machines.machine import UNCHANGED
 
 Size = Annotated[Gigabytes | None, Field(allow_inf_nan=False)]
@@ -115,8 +115,8 @@ class RepositoryModel(Tracked):
     path: str
     rev: str | None = None
 
-    def repository(self) -> ClonedRepository:
-        return ClonedRepository(self.repo, self.path, self.rev)
+    def repository(self) -> Clone:
+        return Clone(self.repo, self.path, self.rev)
 
 
 class GitUserModel(Tracked):
