@@ -24,7 +24,7 @@ import pytest
 
 from stead import AsyncStead, Stead, VmSpec
 from stead.sdk import errors
-from stead.sdk.models import Exited, LogEntry, Output, VmInfo
+from stead.sdk.models import Exited, LogEntry, Output, Token, VmInfo
 from stead.sdk.parsing import parse
 from stead.sdk.requests import GRACE
 from stead.sdk.retries import RetryPolicy
@@ -928,16 +928,14 @@ def test_loopback_requests_bypass_the_proxy(monkeypatch: pytest.MonkeyPatch) -> 
         assert stead.whoami().account_id == "a"
 
 
-def test_unknown_fields_of_a_newer_server_are_ignored() -> None:
-    """A missing required field is an error."""
+def test_unknown_fields_and_values_of_a_newer_server_are_accepted() -> None:
     info = parse(
         VmInfo,
         {
             "id": VM,
             "state": "hibernating",
-            "createdAt": "2026-01-31T12:00:00.123456789Z",
+            "createdAt": "2026-01-31T12:00:00.123456Z",
             "sizing": {"vcpuCount": 4, "novelty": True},
-            "persistence": {"type": "sticky", "priority": "high"},
             "cpuTimeSeconds": 3,
             "name": None,
             "colour": "green",
@@ -946,9 +944,33 @@ def test_unknown_fields_of_a_newer_server_are_ignored() -> None:
     assert str(info.state) == "hibernating" and info.name is None and info.cpu_time_seconds == 3.0
     assert info.created_at is not None and info.created_at.microsecond == 123456
     assert info.sizing is not None and info.sizing.vcpu_count == 4 and info.sizing.mem_size_mib is None
-    assert info.persistence is not None and info.persistence.priority is None
-    with pytest.raises(errors.UnexpectedAnswer, match="'id'"):
-        parse(VmInfo, {"state": "running"})
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"state": "running"}, "missing required field `id`"),
+        ({"id": VM, "state": None}, "Expected `str`, got `null` - at `$.state`"),
+        (
+            {"id": VM, "state": "running", "persistence": {"type": "sticky", "priority": "high"}},
+            "Expected `int | null`, got `str` - at `$.persistence.priority`",
+        ),
+        ({"id": VM, "state": "running", "createdAt": "today"}, "at `$.createdAt`"),
+        ([], "Expected `object`, got `array`"),
+    ],
+)
+def test_an_invalid_answer_is_an_error_with_the_path_of_the_field(data: object, message: str) -> None:
+    with pytest.raises(errors.UnexpectedAnswer) as refused:
+        parse(VmInfo, data)
+    assert str(refused.value).startswith("the answer is not a valid VmInfo: ") and message in str(
+        refused.value
+    )
+
+
+def test_repr_of_a_model_hides_secrets_and_contents() -> None:
+    token = parse(Token, {"id": "t", "token": "secret"})
+    assert repr(token) == "Token(id='t')" and token.__rich_repr__() == [("id", "t")]
+    assert token.token == "secret"
 
 
 # Package
@@ -971,9 +993,11 @@ def test_sdk_imports_nothing_else_of_the_package() -> None:
                 names = [alias.name for alias in node.names]
             for name in names:
                 top = name.partition(".")[0]
-                assert name.startswith("stead.sdk") or top == "httpx2" or top in sys.stdlib_module_names, (
-                    f"{path.name} imports {name}"
-                )
+                assert name.startswith("stead.sdk") or top in {
+                    "httpx2",
+                    "msgspec",
+                    *sys.stdlib_module_names,
+                }, f"{path.name} imports {name}"
 
 
 def test_import_of_stead_does_not_load_the_client() -> None:

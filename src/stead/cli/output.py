@@ -5,7 +5,6 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, NoReturn
 
@@ -87,9 +86,9 @@ def print_json(value: object, *, line: bool = False) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Dataclasses, times and tuples as JSON types. A `size` that is computed is included."""
-    if is_dataclass(value) and not isinstance(value, type):
-        plain = {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+    """Models, dataclasses, times and tuples as JSON types. A `size` that is computed is included."""
+    if names := getattr(value, "__struct_fields__", ()) or getattr(value, "__dataclass_fields__", ()):
+        plain = {name: _plain(getattr(value, name)) for name in names}
         if isinstance(size := inspect.getattr_static(value, "size", None), property) and size.fget:
             plain["size"] = size.fget(value)
         return plain

@@ -1,14 +1,13 @@
-"""Repositories, commits and files as frozen dataclasses."""
+"""Repositories, commits and files as immutable models."""
 
 import base64
-import binascii
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
+
+from msgspec import field
 
 from stead.sdk.errors import UnexpectedAnswer
-from stead.sdk.parsing import parse, serialise
+from stead.sdk.parsing import Model, Open, Time, parse, serialise
 
 Visibility = Literal["public", "private"]
 Order = Literal["desc", "asc"]
@@ -18,8 +17,7 @@ ObjectKind = Literal["blob", "tree", "commit"]
 # Sources and imports
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(Model, frozen=True):
     """Another repository, copied with its history: of one revision, or of all branches."""
 
     url: str
@@ -29,47 +27,38 @@ class Source:
     all_branches: bool | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Import:
+class _Import(Model, frozen=True, kw_only=True):
     commit_message: str
     author_name: str | None = None
     author_email: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class FilesImport(_Import):
+class FilesImport(_Import, frozen=True, kw_only=True, tag_field="type", tag="files"):
     """Import files as one commit: text by path."""
 
     files: Mapping[str, str]
-    type: Literal["files"] = field(default="files", init=False)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TarImport(_Import):
+class TarImport(_Import, frozen=True, kw_only=True, tag_field="type", tag="tar"):
     """Import a tar archive, or one folder of it, as one commit."""
 
     url: str
     dir: str | None = None
-    type: Literal["tar"] = field(default="tar", init=False)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ZipImport(_Import):
+class ZipImport(_Import, frozen=True, kw_only=True, tag_field="type", tag="zip"):
     """Import a zip archive, or one folder of it, as one commit."""
 
     url: str
     dir: str | None = None
-    type: Literal["zip"] = field(default="zip", init=False)
 
 
-@dataclass(frozen=True, kw_only=True)
-class GitImport(_Import):
+class GitImport(_Import, frozen=True, kw_only=True, tag_field="type", tag="git"):
     """Import the files of a revision of another repository, or one folder of them, as one commit."""
 
     url: str
     rev: str | None = None
     dir: str | None = None
-    type: Literal["git"] = field(default="git", init=False)
 
 
 Import = FilesImport | TarImport | ZipImport | GitImport
@@ -78,8 +67,7 @@ Import = FilesImport | TarImport | ZipImport | GitImport
 # Refs and commits
 
 
-@dataclass(frozen=True)
-class Branch:
+class Branch(Model, frozen=True):
     """A branch and its head."""
 
     name: str
@@ -93,17 +81,15 @@ class Branch:
         return parse(cls, {"name": name.removeprefix("refs/heads/"), "sha": data.get(sha)})
 
 
-@dataclass(frozen=True)
-class Signature:
+class Signature(Model, frozen=True):
     """The author, committer or tagger, and the time."""
 
     name: str
     email: str
-    date: datetime | None = None
+    date: Time | None = None
 
 
-@dataclass(frozen=True)
-class Tag:
+class Tag(Model, frozen=True):
     """A tag, lightweight or annotated."""
 
     name: str
@@ -119,8 +105,7 @@ class Tag:
         return parse(cls, {**data, "target": _sha(data.get("target"))})
 
 
-@dataclass(frozen=True)
-class Commit:
+class Commit(Model, frozen=True):
     """A commit."""
 
     sha: str
@@ -139,25 +124,23 @@ class Commit:
         return parse(cls, {**data, "tree": _sha(data.get("tree")), "parents": parents})
 
 
-@dataclass(frozen=True)
-class CommitPage:
+class CommitPage(Model, frozen=True):
     """One page of a branch's commits. Iterates over the commits."""
 
     commits: tuple[Commit, ...] = ()
-    order: Order = "desc"
+    order: Open[Order] = "desc"
     limit: int | None = None
     offset: int | None = None
     total: int | None = None
     """The number of commits of the branch; None if it was not counted."""
-    next_commit: str | None = None
+    next_commit: str | None = field(default=None, name="next_commit")
     """The first commit of the next page, for `until`, or with order "asc" for `since`; None on the last."""
 
     @classmethod
     def of(cls, data: object) -> "CommitPage":
-        found = _mapping(data)
-        commits = tuple(Commit.of(each) for each in found.get("commits") or [])
-        facts = {**found, "commits": None, "nextCommit": found.get("next_commit")}
-        return replace(parse(cls, facts), commits=commits)
+        return parse(
+            cls, {**_mapping(data), "commits": [Commit.of(each) for each in list_of(data, "commits")]}
+        )
 
     def __iter__(self) -> Iterator[Commit]:
         return iter(self.commits)
@@ -166,16 +149,14 @@ class CommitPage:
         return len(self.commits)
 
 
-@dataclass(frozen=True)
-class Author:
+class Author(Model, frozen=True):
     """The author of a new commit."""
 
     name: str
     email: str
 
 
-@dataclass(frozen=True)
-class FileChange:
+class FileChange(Model, frozen=True):
     """A change of a file in a commit: its new content as text or bytes, or None to delete it."""
 
     path: str
@@ -203,43 +184,40 @@ def _change_to_wire(change: FileChange) -> dict[str, Any]:
             return {"path": change.path, "content": content, "encoding": "base64"}
 
 
-@dataclass(frozen=True)
-class ComparedFile:
+class ComparedFile(Model, frozen=True):
     """A file that differs between two revisions."""
 
-    path: str = field(metadata={"wire": "filename"})
-    status: Literal["added", "removed", "modified", "renamed", "copied", "changed", "unchanged"]
+    path: str = field(name="filename")
+    status: Open[Literal["added", "removed", "modified", "renamed", "copied", "changed", "unchanged"]]
     additions: int = 0
     deletions: int = 0
     changes: int = 0
     sha: str | None = None
-    previous_path: str | None = field(default=None, metadata={"wire": "previous_filename"})
+    previous_path: str | None = field(default=None, name="previous_filename")
     """Its previous path, if it was renamed or copied."""
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(Model, frozen=True):
     """The difference between two revisions, base and head."""
 
-    status: Literal["identical", "ahead", "behind", "diverged"]
-    ahead_by: int = field(default=0, metadata={"wire": "ahead_by"})
-    behind_by: int = field(default=0, metadata={"wire": "behind_by"})
-    total_commits: int = field(default=0, metadata={"wire": "total_commits"})
+    status: Open[Literal["identical", "ahead", "behind", "diverged"]]
+    ahead_by: int = field(default=0, name="ahead_by")
+    behind_by: int = field(default=0, name="behind_by")
+    total_commits: int = field(default=0, name="total_commits")
     files: tuple[ComparedFile, ...] = ()
 
 
 # Repositories
 
 
-@dataclass(frozen=True)
-class RepoInfo:
+class RepoInfo(Model, frozen=True):
     """A repository with its branches and tags by name."""
 
     id: str
     name: str | None = None
-    visibility: Visibility | None = None
+    visibility: Open[Visibility] | None = None
     default_branch: str | None = None
-    created_at: datetime | None = None
+    created_at: Time | None = None
     size_bytes: int | None = None
     """Bytes on disk, LFS objects included, when it was last measured."""
     branches: dict[str, Branch] = field(default_factory=dict)
@@ -254,19 +232,17 @@ class RepoInfo:
         return parse(cls, facts)
 
 
-@dataclass(frozen=True)
-class RepoList:
+class RepoList(Model, frozen=True):
     """Repositories from `offset` on, newest first, out of `total`. Iterates over the repositories."""
 
-    repos: tuple[RepoInfo, ...] = ()
+    repos: tuple[RepoInfo, ...] = field(default=(), name="repositories")
     total: int = 0
     offset: int = 0
 
     @classmethod
     def of(cls, data: object) -> "RepoList":
-        found = _mapping(data)
-        repos = tuple(RepoInfo.of(each) for each in found.get("repositories") or [])
-        return replace(parse(cls, {**found, "repos": None}), repos=repos)
+        repos = [RepoInfo.of(each) for each in list_of(data, "repositories")]
+        return parse(cls, {**_mapping(data), "repositories": repos})
 
     def __iter__(self) -> Iterator[RepoInfo]:
         return iter(self.repos)
@@ -278,8 +254,7 @@ class RepoList:
 # Contents
 
 
-@dataclass(frozen=True)
-class FileEntry:
+class FileEntry(Model, frozen=True, tag_field="type", tag="file"):
     """A file in a folder, without its content."""
 
     name: str
@@ -288,19 +263,19 @@ class FileEntry:
     size: int = 0
 
 
-@dataclass(frozen=True)
-class RepoFile(FileEntry):
+class RepoFile(FileEntry, frozen=True, kw_only=True):
     """A file with its content."""
 
-    content: bytes = field(default=b"", repr=False)
+    content: bytes
+
+    _hidden: ClassVar[str] = "content"
 
     def text(self, encoding: str = "utf-8") -> str:
         """Its content as text."""
         return self.content.decode(encoding)
 
 
-@dataclass(frozen=True)
-class RepoFolder:
+class RepoFolder(Model, frozen=True, tag_field="type", tag="dir"):
     """A folder. Iterates over its entries, which are None in subfolders unless `recursive` was given."""
 
     name: str
@@ -331,55 +306,37 @@ class RepoFolder:
 
 
 def contents_of(data: object) -> RepoFile | RepoFolder:
-    found = _mapping(data)
-    if found.get("type") == "dir":
-        return _folder(found)
-    return parse(RepoFile, {**found, "content": _bytes(found)})
+    if _mapping(data).get("type") == "dir":
+        return parse(RepoFolder, data)
+    return parse(RepoFile, data)
 
 
-def _folder(data: Mapping[str, Any]) -> RepoFolder:
-    folder = parse(RepoFolder, {**data, "entries": None})
-    if data.get("entries") is None:
-        return folder
-    entries = tuple(
-        _folder(each) if each.get("type") == "dir" else parse(FileEntry, each)
-        for each in map(_mapping, data["entries"])
-    )
-    return replace(folder, entries=entries)
-
-
-@dataclass(frozen=True)
-class Blob:
+class Blob(Model, frozen=True, kw_only=True):
     """A Git blob: the content of a file."""
 
     sha: str
     size: int = 0
-    content: bytes = field(default=b"", repr=False)
+    content: bytes
 
-    @classmethod
-    def of(cls, data: object) -> "Blob":
-        found = _mapping(data)
-        return parse(cls, {**found, "content": _bytes(found)})
+    _hidden: ClassVar[str] = "content"
 
 
-@dataclass(frozen=True)
-class TreeEntry:
+class TreeEntry(Model, frozen=True):
     """An entry of a Git tree."""
 
     path: str
     sha: str
-    type: ObjectKind
+    type: Open[ObjectKind]
     """`blob` for a file, `tree` for a folder, `commit` for a submodule."""
     size: int | None = None
     mode: str | None = None
 
 
-@dataclass(frozen=True)
-class Tree:
+class Tree(Model, frozen=True):
     """A Git tree: a folder. Iterates over its entries."""
 
     sha: str
-    entries: tuple[TreeEntry, ...] = field(default=(), metadata={"wire": "tree"})
+    entries: tuple[TreeEntry, ...] = field(default=(), name="tree")
 
     def __iter__(self) -> Iterator[TreeEntry]:
         return iter(self.entries)
@@ -391,8 +348,7 @@ class Tree:
 # Triggers and GitHub
 
 
-@dataclass(frozen=True)
-class Trigger:
+class Trigger(Model, frozen=True):
     """A webhook for pushes, limited to `branches` and to changes of files that match `globs`, or for all."""
 
     id: str
@@ -403,7 +359,7 @@ class Trigger:
     globs: tuple[str, ...] | None = None
     managed: bool = False
     repository_id: str | None = None
-    created_at: datetime | None = None
+    created_at: Time | None = None
 
     @classmethod
     def of(cls, data: object) -> "Trigger":
@@ -411,8 +367,7 @@ class Trigger:
         return parse(cls, {**found, **_mapping(found.get("trigger")), **_mapping(found.get("action"))})
 
 
-@dataclass(frozen=True)
-class Delivery:
+class Delivery(Model, frozen=True):
     """A call of a webhook and its result."""
 
     id: str
@@ -420,11 +375,11 @@ class Delivery:
     body: str = ""
     """The JSON that the server sends."""
     attempts: int = 0
-    created_at: datetime | None = None
-    next_attempt_at: datetime | None = None
+    created_at: Time | None = None
+    next_attempt_at: Time | None = None
     """None after the last attempt."""
-    last_attempt_at: datetime | None = None
-    finished_at: datetime | None = None
+    last_attempt_at: Time | None = None
+    finished_at: Time | None = None
     status: int | None = None
     """The HTTP status of the last answer."""
     error: str | None = None
@@ -433,8 +388,7 @@ class Delivery:
     redelivery_of: str | None = None
 
 
-@dataclass(frozen=True)
-class DeliveryList:
+class DeliveryList(Model, frozen=True):
     """Deliveries from `offset` on, newest first, out of `total`. Iterates over the deliveries."""
 
     deliveries: tuple[Delivery, ...] = ()
@@ -448,8 +402,7 @@ class DeliveryList:
         return len(self.deliveries)
 
 
-@dataclass(frozen=True)
-class Divergence:
+class Divergence(Model, frozen=True):
     """A branch or tag that differs on both sides and that you have to reconcile."""
 
     ref: str
@@ -458,8 +411,7 @@ class Divergence:
     reason: str = ""
 
 
-@dataclass(frozen=True)
-class GithubSync:
+class GithubSync(Model, frozen=True):
     """The synchronisation with a repository on GitHub and its state."""
 
     github_repo_name: str
@@ -468,8 +420,8 @@ class GithubSync:
     """`pending`, `in_step`, `diverged` (see `divergences`) or `failed` (see `error`)."""
     error: str | None = None
     divergences: tuple[Divergence, ...] = ()
-    last_synced_at: datetime | None = None
-    created_at: datetime | None = None
+    last_synced_at: Time | None = None
+    created_at: Time | None = None
 
 
 # Parsing
@@ -499,13 +451,6 @@ def _named(data: Mapping[str, Any], key: str) -> list[tuple[str, Mapping[str, An
 def _sha(data: object) -> object:
     """An object id, given as text or in an object."""
     return data.get("sha") if isinstance(data, Mapping) else data
-
-
-def _bytes(data: Mapping[str, Any]) -> bytes:
-    try:
-        return base64.b64decode(data["content"], validate=True)
-    except (KeyError, TypeError, binascii.Error):
-        raise UnexpectedAnswer("the answer has no valid 'content'") from None
 
 
 def create_body(

@@ -1,12 +1,13 @@
-"""Answers of the server as frozen dataclasses. Times have a zone; names of sizes contain the unit."""
+"""Answers of the server as immutable models. Times have a zone; names of sizes contain the unit."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Literal
+from typing import ClassVar, Literal
+
+from msgspec import field
 
 from stead.sdk.errors import CommandFailed
-from stead.sdk.parsing import parse_time
+from stead.sdk.parsing import Model, Open, Time
 from stead.sdk.sizes import size_text
 
 VmState = Literal["building", "starting", "running", "suspending", "suspended", "stopped", "lost"]
@@ -17,8 +18,7 @@ FileKind = Literal["file", "directory", "symlink", "fifo", "socket", "device"]
 Permission = Literal["read", "write"]
 
 
-@dataclass(frozen=True)
-class Persistence:
+class Persistence(Model, frozen=True):
     """How long a VM or a snapshot is kept.
 
     `persistent`: until you delete it. `sticky`: the server may delete it to free disk space, low `priority`
@@ -26,13 +26,12 @@ class Persistence:
     `delete_event="OnStop"` only when it stops.
     """
 
-    type: Literal["persistent", "sticky", "ephemeral"]
+    type: Open[Literal["persistent", "sticky", "ephemeral"]]
     priority: int | None = None
-    delete_event: Literal["OnStop", "OnSuspend"] | None = None
+    delete_event: Open[Literal["OnStop", "OnSuspend"]] | None = None
 
 
-@dataclass(frozen=True)
-class Sizing:
+class Sizing(Model, frozen=True):
     """The size of a VM in the units of the wire."""
 
     vcpu_count: int | None = None
@@ -40,15 +39,14 @@ class Sizing:
     rootfs_size_mb: int | None = None
 
 
-@dataclass(frozen=True)
-class VmInfo:
+class VmInfo(Model, frozen=True):
     """The properties of a VM."""
 
     id: str
-    state: VmState
+    state: Open[VmState]
     name: str | None = None
-    created_at: datetime | None = None
-    last_network_activity: datetime | None = None
+    created_at: Time | None = None
+    last_network_activity: Time | None = None
     cpu_time_seconds: float | None = None
     snapshot_id: str | None = None
     build_id: str | None = None
@@ -73,8 +71,7 @@ class VmInfo:
         return size_text(found.vcpu_count, found.mem_size_mib, found.rootfs_size_mb)
 
 
-@dataclass(frozen=True)
-class VmList:
+class VmList(Model, frozen=True):
     """VMs, and their number in each state. Iterates over the VMs."""
 
     vms: tuple[VmInfo, ...] = ()
@@ -94,8 +91,7 @@ class VmList:
         return len(self.vms)
 
 
-@dataclass(frozen=True)
-class CreatedVm:
+class CreatedVm(Model, frozen=True):
     """A VM that was just created, and the host names that route to it."""
 
     id: str
@@ -103,8 +99,7 @@ class CreatedVm:
     name: str | None = None
 
 
-@dataclass(frozen=True)
-class ExecResult:
+class ExecResult(Model, frozen=True):
     """The result of a command. Output is text; bytes that are not UTF-8 become replacement characters."""
 
     status_code: int
@@ -131,8 +126,7 @@ class ExecResult:
         return self
 
 
-@dataclass(frozen=True)
-class Output:
+class Output(Model, frozen=True):
     """Output of a running command.
 
     `text` is decoded across chunks: a character that is split between two chunks comes with the second.
@@ -143,8 +137,7 @@ class Output:
     text: str
 
 
-@dataclass(frozen=True)
-class Exited:
+class Exited(Model, frozen=True):
     """The end of a command; always the last event."""
 
     status_code: int
@@ -161,8 +154,7 @@ class Exited:
 ExecEvent = Output | Exited
 
 
-@dataclass(frozen=True)
-class DirEntry:
+class DirEntry(Model, frozen=True):
     """An entry of a folder."""
 
     name: str
@@ -170,18 +162,17 @@ class DirEntry:
     """`file` or `directory`."""
 
 
-@dataclass(frozen=True)
-class FileStat:
+class FileStat(Model, frozen=True):
     """Type, size, permissions and owner of a file."""
 
     name: str
-    kind: FileKind
+    kind: Open[FileKind]
     size: int
     mode: int | None = None
     """Its permissions, for example 0o644."""
     uid: int | None = None
     gid: int | None = None
-    owner: str | None = field(default=None, metadata={"wire": "user"})
+    owner: str | None = field(default=None, name="user")
     group: str | None = None
     mtime_ms: float | None = None
     target: str | None = None
@@ -204,8 +195,7 @@ class FileStat:
         return None if self.mtime_ms is None else datetime.fromtimestamp(self.mtime_ms / 1000, UTC)
 
 
-@dataclass(frozen=True)
-class FileEvent:
+class FileEvent(Model, frozen=True):
     """A change of a file."""
 
     event_type: str
@@ -215,28 +205,26 @@ class FileEvent:
     """Events were lost: anything below `filename` may have changed."""
 
 
-@dataclass(frozen=True)
-class SnapshotRef:
+class SnapshotRef(Model, frozen=True):
     """A snapshot that was just created; pass its `id` to `vms.create(snapshot_id=...)`."""
 
-    id: str = field(metadata={"wire": "snapshotId"})
+    id: str = field(name="snapshotId")
     source_vm_id: str | None = None
     source_vm_instance_id: str | None = None
 
 
-@dataclass(frozen=True)
-class Snapshot:
+class Snapshot(Model, frozen=True):
     """A saved VM, disk and memory, from which new VMs can be created."""
 
-    id: str = field(metadata={"wire": "snapshotId"})
-    state: SnapshotState = "ready"
-    created_at: datetime | None = None
+    id: str = field(name="snapshotId")
+    state: Open[SnapshotState] = "ready"
+    created_at: Time | None = None
     name: str | None = None
     failed: bool = False
     cancelled: bool = False
     lost: bool = False
     deleted: bool = False
-    persistence: Persistence | None = field(default=None, metadata={"wire": "snapshotPersistence"})
+    persistence: Persistence | None = field(default=None, name="snapshotPersistence")
     source_vm_id: str | None = None
     account_id: str | None = None
     failure_reason: str | None = None
@@ -256,8 +244,7 @@ class Snapshot:
         return size_text(self.vcpu_count, self.mem_size_mib, self.rootfs_size_mb)
 
 
-@dataclass(frozen=True)
-class SnapshotList:
+class SnapshotList(Model, frozen=True):
     """Snapshots, and their number in each state. Iterates over the snapshots."""
 
     snapshots: tuple[Snapshot, ...] = ()
@@ -276,12 +263,11 @@ class SnapshotList:
         return len(self.snapshots)
 
 
-@dataclass(frozen=True)
-class Build:
+class Build(Model, frozen=True):
     """The build of a VM or snapshot from a spec."""
 
-    id: str = field(metadata={"wire": "buildId"})
-    state: BuildState
+    id: str = field(name="buildId")
+    state: Open[BuildState]
     account_id: str | None = None
     request_id: str | None = None
     template_hash: str | None = None
@@ -289,9 +275,9 @@ class Build:
     planned_phases: tuple[str, ...] = ()
     current_phase: str | None = None
     """The phase that runs now."""
-    started_at: datetime | None = None
-    finished_at: datetime | None = None
-    updated_at: datetime | None = None
+    started_at: Time | None = None
+    finished_at: Time | None = None
+    updated_at: Time | None = None
 
     @property
     def finished(self) -> bool:
@@ -299,22 +285,20 @@ class Build:
         return self.state in ("succeeded", "failed")
 
 
-@dataclass(frozen=True)
-class BuildPhase:
+class BuildPhase(Model, frozen=True):
     """A layer or step of a build. `snapshot_id` is a snapshot for debugging, if the server saved one."""
 
-    id: str = field(metadata={"wire": "phaseId"})
+    id: str = field(name="phaseId")
     name: str
     build_id: str | None = None
     snapshot_id: str | None = None
-    state: PhaseState | None = None
-    started_at: datetime | None = None
-    finished_at: datetime | None = None
+    state: Open[PhaseState] | None = None
+    started_at: Time | None = None
+    finished_at: Time | None = None
     """None while it runs."""
 
 
-@dataclass(frozen=True)
-class BuildList:
+class BuildList(Model, frozen=True):
     """Builds, newest first, and how many match in all. Iterates over the builds."""
 
     builds: tuple[Build, ...] = ()
@@ -327,8 +311,7 @@ class BuildList:
         return len(self.builds)
 
 
-@dataclass(frozen=True)
-class ServiceStates:
+class ServiceStates(Model, frozen=True):
     """The services in one state."""
 
     active_state: str
@@ -336,16 +319,14 @@ class ServiceStates:
     services: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class FailedServiceLog:
+class FailedServiceLog(Model, frozen=True):
     """The last log lines of a failed service."""
 
     unit_name: str
     log: str = ""
 
 
-@dataclass(frozen=True)
-class SetupDiagnostics:
+class SetupDiagnostics(Model, frozen=True):
     """The state of the services of a VM whose setup failed."""
 
     service_states: tuple[ServiceStates, ...] = ()
@@ -353,8 +334,7 @@ class SetupDiagnostics:
     additional_failed_service_logs: tuple[FailedServiceLog, ...] = ()
 
 
-@dataclass(frozen=True)
-class ServiceStatus:
+class ServiceStatus(Model, frozen=True):
     """The state of a systemd service, as systemd names it."""
 
     name: str
@@ -369,8 +349,7 @@ class ServiceStatus:
         return self.active_state == "active"
 
 
-@dataclass(frozen=True)
-class ServiceLogLine:
+class ServiceLogLine(Model, frozen=True):
     """A line that a service logged."""
 
     message: str
@@ -379,8 +358,7 @@ class ServiceLogLine:
     unit: str | None = None
 
 
-@dataclass(frozen=True)
-class ServiceResult:
+class ServiceResult(Model, frozen=True):
     """The result of starting, stopping or restarting one service."""
 
     service_id: str
@@ -388,8 +366,7 @@ class ServiceResult:
     message: str = ""
 
 
-@dataclass(frozen=True)
-class Terminal:
+class Terminal(Model, frozen=True):
     """A terminal session."""
 
     name: str
@@ -397,16 +374,14 @@ class Terminal:
     created: str | None = None
 
 
-@dataclass(frozen=True)
-class TerminalLine:
+class TerminalLine(Model, frozen=True):
     """A line of a terminal's output."""
 
     line: str
     timestamp: str | None = None
 
 
-@dataclass(frozen=True)
-class Whoami:
+class Whoami(Model, frozen=True):
     """The account, and the identity, of the credentials."""
 
     account_id: str
@@ -414,20 +389,18 @@ class Whoami:
     """Set if the credentials are an identity's access token."""
 
 
-@dataclass(frozen=True)
-class IdentityInfo:
+class IdentityInfo(Model, frozen=True):
     """An identity and how many VMs and repositories it has permissions for."""
 
     id: str
     managed: bool = False
     name: str | None = None
-    created_at: datetime | None = None
+    created_at: Time | None = None
     vm_grants: int | None = None
     repo_grants: int | None = None
 
 
-@dataclass(frozen=True)
-class IdentityList:
+class IdentityList(Model, frozen=True):
     """Identities from `offset` on, out of `total`. Iterates over the identities."""
 
     identities: tuple[IdentityInfo, ...] = ()
@@ -441,48 +414,45 @@ class IdentityList:
         return len(self.identities)
 
 
-@dataclass(frozen=True)
-class Token:
+class Token(Model, frozen=True):
     """A new access token. The server does not store or show the secret again."""
 
     id: str
-    token: str = field(repr=False)
+    token: str
+
+    _hidden: ClassVar[str] = "token"
 
 
-@dataclass(frozen=True)
-class VmPermission:
+class VmPermission(Model, frozen=True):
     """A permission of an identity for a VM: as any Linux user, or only as the allowed ones."""
 
     vm_id: str
     identity_id: str | None = None
     id: str | None = None
     allowed_users: tuple[str, ...] | None = None
-    granted_at: datetime | None = None
+    granted_at: Time | None = None
     granted_by: str | None = None
 
 
-@dataclass(frozen=True)
-class GitPermission:
+class GitPermission(Model, frozen=True):
     """A permission of an identity for a repository."""
 
     repo: str
     identity: str | None = None
-    access_level: Permission | None = None
+    access_level: Open[Permission] | None = None
 
 
-@dataclass(frozen=True)
-class GrantedRepo:
+class GrantedRepo(Model, frozen=True):
     """A repository that an identity may use."""
 
     id: str
     name: str | None = None
     account_id: str | None = None
-    permissions: Permission | None = None
-    visibility: Literal["public", "private"] | None = None
+    permissions: Open[Permission] | None = None
+    visibility: Open[Literal["public", "private"]] | None = None
 
 
-@dataclass(frozen=True)
-class LogEntry:
+class LogEntry(Model, frozen=True):
     """A log line. `str()` of it is its message."""
 
     message: str
@@ -500,14 +470,16 @@ class LogEntry:
     @property
     def time(self) -> datetime | None:
         """The timestamp as a datetime."""
-        return parse_time(self.timestamp)
+        try:
+            return datetime.fromisoformat(self.timestamp)
+        except ValueError:
+            return None
 
     def __str__(self) -> str:
         return self.message
 
 
-@dataclass(frozen=True)
-class LogPage:
+class LogPage(Model, frozen=True):
     """Log lines, and the token of the next page if there is one. Iterates over the lines."""
 
     logs: tuple[LogEntry, ...] = ()

@@ -2,11 +2,10 @@
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from stead.sdk.models import Persistence
-from stead.sdk.parsing import serialise
+from stead.sdk.parsing import Model, serialise
 
 SCRIPTS = "/opt/stead/scripts"
 """The folder of service scripts in a VM."""
@@ -14,8 +13,7 @@ SCRIPTS = "/opt/stead/scripts"
 PersistenceLike = Persistence | Literal["persistent", "sticky", "ephemeral"]
 
 
-@dataclass(frozen=True)
-class User:
+class User(Model, frozen=True):
     """A Linux user. Unless it is a `system` user, its home is `/home/<name>` and its shell is bash."""
 
     name: str
@@ -27,8 +25,7 @@ class User:
     system: bool | None = None
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(Model, frozen=True):
     """A Linux group."""
 
     name: str
@@ -36,8 +33,7 @@ class Group:
     system: bool | None = None
 
 
-@dataclass(frozen=True)
-class RestartPolicy:
+class RestartPolicy(Model, frozen=True):
     """When systemd restarts a service that has ended."""
 
     policy: Literal["no", "on-failure", "always", "on-abnormal"]
@@ -46,8 +42,7 @@ class RestartPolicy:
     start_limit_interval_sec: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class RepoRef:
+class RepoRef(Model, frozen=True, kw_only=True):
     """A Git repository to clone: its URL or id, and the path in the VM."""
 
     repo: str
@@ -55,8 +50,7 @@ class RepoRef:
     rev: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Git:
+class Git(Model, frozen=True, kw_only=True):
     """Repositories to clone, and the Git user of the VM."""
 
     repos: tuple[RepoRef, ...] = ()
@@ -73,8 +67,7 @@ class Git:
         return wire
 
 
-@dataclass(frozen=True, kw_only=True)
-class Service:
+class Service(Model, frozen=True, kw_only=True):
     """A systemd service: either `command` (one or more command lines, run in order) or `bash` (a script).
 
     `mode="oneshot"` runs once. Names of other units need no `.service` suffix.
@@ -118,7 +111,7 @@ class Service:
 
     def to_wire(self) -> dict[str, Any]:
         """The service in the server's format; its script belongs at `script_path`."""
-        wire: dict[str, Any] = serialise(self)
+        wire: dict[str, Any] = {"mode": self.mode, **serialise(self)}
         wire.pop("command", None)
         wire.pop("bash", None)
         if self.command is None:
@@ -131,8 +124,7 @@ class Service:
         return wire
 
 
-@dataclass(frozen=True)
-class FileContent:
+class FileContent(Model, frozen=True):
     """A file to write into a VM."""
 
     content: str | bytes

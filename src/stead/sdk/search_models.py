@@ -5,13 +5,12 @@ much: then the results and totals cover only a part of the repository.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
+from stead.sdk.parsing import Model, Time
 
-@dataclass(frozen=True)
-class LineMatch:
+
+class LineMatch(Model, frozen=True):
     """A matching line; the match is `line[start_column:end_column]`."""
 
     line_number: int
@@ -23,8 +22,7 @@ class LineMatch:
     context_after: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class MatchingFile:
+class MatchingFile(Model, frozen=True):
     """A file with matching lines. Iterates over the lines."""
 
     path: str
@@ -36,8 +34,7 @@ class MatchingFile:
         return iter(self.matches)
 
 
-@dataclass(frozen=True)
-class ContentResults:
+class ContentResults(Model, frozen=True):
     """Files with matching lines. Iterates over the files."""
 
     files: tuple[MatchingFile, ...] = ()
@@ -53,8 +50,7 @@ class ContentResults:
         return len(self.files)
 
 
-@dataclass(frozen=True)
-class FoundFile:
+class FoundFile(Model, frozen=True):
     """A file whose path matches."""
 
     path: str
@@ -62,8 +58,7 @@ class FoundFile:
     size: int = 0
 
 
-@dataclass(frozen=True)
-class FileResults:
+class FileResults(Model, frozen=True):
     """Files whose path matches. Iterates over the files."""
 
     files: tuple[FoundFile, ...] = ()
@@ -78,8 +73,7 @@ class FileResults:
         return len(self.files)
 
 
-@dataclass(frozen=True)
-class FoundCommit:
+class FoundCommit(Model, frozen=True):
     """A commit whose message matches."""
 
     sha: str
@@ -88,11 +82,10 @@ class FoundCommit:
     full_message: str = ""
     author_name: str = ""
     author_email: str = ""
-    timestamp: datetime | None = None
+    timestamp: Time | None = None
 
 
-@dataclass(frozen=True)
-class CommitResults:
+class CommitResults(Model, frozen=True):
     """Commits whose message matches. Iterates over the commits."""
 
     commits: tuple[FoundCommit, ...] = ()
@@ -107,8 +100,7 @@ class CommitResults:
         return len(self.commits)
 
 
-@dataclass(frozen=True)
-class ChangedLine:
+class ChangedLine(Model, frozen=True):
     """A line that a commit added or removed; the match is `line[start_column:end_column]`."""
 
     line: str
@@ -118,16 +110,14 @@ class ChangedLine:
     is_addition: bool = True
 
 
-@dataclass(frozen=True)
-class ChangedFile:
+class ChangedFile(Model, frozen=True):
     """A file with matching changes."""
 
     path: str
     matches: tuple[ChangedLine, ...] = ()
 
 
-@dataclass(frozen=True)
-class MatchingCommit:
+class MatchingCommit(Model, frozen=True):
     """A commit that added or removed matching lines."""
 
     sha: str
@@ -135,12 +125,11 @@ class MatchingCommit:
     """The first line."""
     author_name: str = ""
     author_email: str = ""
-    timestamp: datetime | None = None
+    timestamp: Time | None = None
     files: tuple[ChangedFile, ...] = ()
 
 
-@dataclass(frozen=True)
-class DiffResults:
+class DiffResults(Model, frozen=True):
     """Commits that added or removed matching lines. Iterates over the commits."""
 
     commits: tuple[MatchingCommit, ...] = ()

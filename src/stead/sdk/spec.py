@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
-from stead.sdk.parsing import serialise, wire_name
+from msgspec import structs
+
+from stead.sdk.parsing import serialise
 from stead.sdk.parts import (
     FileContent,
     FileLike,
@@ -153,12 +155,16 @@ class VmSpec:
     def repo(self, repo: str, path: str, *, rev: str | None = None) -> Self:
         """Clone a Git repository, given by its URL or id, to a path in the VM."""
         git = self._git or Git()
-        return replace(self, _git=replace(git, repos=(*git.repos, RepoRef(repo=repo, path=path, rev=rev))))
+        return replace(
+            self, _git=structs.replace(git, repos=(*git.repos, RepoRef(repo=repo, path=path, rev=rev)))
+        )
 
     def git_user(self, name: str, email: str, *, signing_key: str | None = None) -> Self:
         """Set the Git user name and email in the VM."""
         git = self._git or Git()
-        return replace(self, _git=replace(git, user_name=name, user_email=email, signing_key=signing_key))
+        return replace(
+            self, _git=structs.replace(git, user_name=name, user_email=email, signing_key=signing_key)
+        )
 
     def workdir(self, path: str) -> Self:
         """Set the default working directory of commands."""
@@ -244,7 +250,7 @@ class VmSpec:
         return wire
 
     def _with(self, **options: Any) -> Self:
-        given = {wire_name(name): value for name, value in options.items() if value is not None}
+        given = {_wire_name(name): value for name, value in options.items() if value is not None}
         return replace(self, _options={**(self._options or {}), **given})
 
     def _at_base(self, **options: Any) -> Self:
@@ -265,8 +271,13 @@ class VmSpec:
         """The service with a dependency on the generated one before it in this layer."""
         if self._last_step is None:
             return service
-        return replace(
+        return structs.replace(
             service,
             after=(*(service.after or ()), self._last_step),
             requires=(*(service.requires or ()), self._last_step),
         )
+
+
+def _wire_name(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(part.capitalize() for part in rest)

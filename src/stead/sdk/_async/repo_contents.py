@@ -93,7 +93,7 @@ class AsyncBlobs(AsyncRepoPart):
 
     async def get(self, sha: str) -> Blob:
         """The blob with this object id."""
-        return Blob.of(await self._call("GET", "/git/blobs/{}", sha))
+        return parse(Blob, await self._call("GET", "/git/blobs/{}", sha))
 
 
 class AsyncTrees(AsyncRepoPart):

@@ -94,7 +94,7 @@ class Blobs(RepoPart):
 
     def get(self, sha: str) -> Blob:
         """The blob with this object id."""
-        return Blob.of(self._call("GET", "/git/blobs/{}", sha))
+        return parse(Blob, self._call("GET", "/git/blobs/{}", sha))
 
 
 class Trees(RepoPart):
