@@ -26,7 +26,6 @@ from stead.api import server as server_module
 from stead.api.app import create_app
 from stead.api.background import BackgroundRequests
 from stead.api.callers import current_caller, owned_vm
-from stead.api.documentation import page
 from stead.api.parts import limit_creations
 from stead.api.server import running
 from stead.api.wire import Wire
@@ -950,7 +949,7 @@ async def test_logbook_pages(server: Server) -> None:
 # Pages of the server's own
 
 
-async def test_health_metrics_openapi_and_docs_pages(server: Server, vm: Machine) -> None:
+async def test_health_metrics_and_openapi_pages(server: Server, vm: Machine) -> None:
     """They need no API key."""
     async with httpx2.AsyncClient(base_url=server.url) as http:
         assert (await http.get("/healthz")).json()["status"] == "ok"
@@ -958,20 +957,7 @@ async def test_health_metrics_openapi_and_docs_pages(server: Server, vm: Machine
         assert 'stead_http_requests_total{method="GET",route="/healthz",status="200"}' in counts
         assert 'stead_machines{state="running"}' in counts
         schema = (await http.get("/openapi.json")).json()
-        docs = (await http.get("/docs")).text
     assert "/v1/vms/{vm_id}/exec-await" in schema["paths"]
-    for path in schema["paths"]:
-        assert path in docs
-    assert "src=" not in docs and "http" not in docs.replace("http-equiv", "")
-
-
-def test_docs_page_escapes_html() -> None:
-    schema = {
-        "info": {"title": "<b>", "version": "1", "description": "&"},
-        "paths": {"/<x>": {"get": {"description": "<script>", "responses": {}}}},
-    }
-    shown = page(schema)
-    assert "<script>" not in shown and "/<x>" not in shown
 
 
 async def test_cors_preflight_allows_all_methods_and_headers(server: Server) -> None:

@@ -8,7 +8,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ConfigDict
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from stead.api import (
@@ -34,7 +34,7 @@ from stead.api import (
 from stead.api.background import AFTER_HEADER, ID_HEADER
 from stead.api.callers import TOKEN_HEADER, USER_HEADER, Authentication
 from stead.api.calls import TRACE_HEADER, Calls
-from stead.api.documentation import page
+from stead.api.documentation import DESCRIPTION, Api, add_documentation
 from stead.api.parts import Installation, MachinesDep, SigningDep
 from stead.api.published import CredentialsInPath
 from stead.api.smart_http import SmartHttp
@@ -63,10 +63,10 @@ class Health(Wire):
 
 def create_app(installation: Installation | None = None) -> FastAPI:
     """The routes of an open installation; without one it can only make its OpenAPI description."""
-    app = FastAPI(
+    app = Api(
         title="Stead",
         version=version("stead"),
-        description="Real Linux VMs and Git repositories for AI agents, on your own hosts.",
+        description=DESCRIPTION,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
@@ -102,9 +102,7 @@ def _add_own_pages(app: FastAPI) -> None:
         """Get the public keys for webhook signatures, as a JWK set."""
         return signing.jwks()
 
-    @app.get("/docs", include_in_schema=False)
-    async def docs() -> HTMLResponse:
-        return HTMLResponse(page(app.openapi()))
+    add_documentation(app)
 
 
 class ErrorBody(Wire):

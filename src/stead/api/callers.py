@@ -23,7 +23,8 @@ USER_HEADER = "X-Freestyle-Vm-Linux-User-Id"
 VmId = Annotated[str, Path(description="VM id.")]
 
 
-PUBLIC = frozenset({"/healthz", "/metrics", "/docs", "/openapi.json", "/.well-known/jwks.json", WEBHOOKS})
+_DOCS = ("/docs", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css", "/docs/favicon-32x32.png")
+PUBLIC = frozenset({"/healthz", "/metrics", "/openapi.json", "/.well-known/jwks.json", WEBHOOKS, *_DOCS})
 
 
 class Authentication:
