@@ -6,11 +6,11 @@ from typing import Any, cast
 import httpx2
 
 from stead.api.app import create_app
-from stead.api.callers import PUBLIC, Gate
+from stead.api.callers import PUBLIC, Authentication
 
 
 async def test_the_docs_page_loads_only_assets_of_this_server() -> None:
-    app = Gate(create_app(), cast("Any", None))  # it asks no one about public paths
+    app = Authentication(create_app(), cast("Any", None))  # it asks no one about public paths
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://stead.test") as http:
         page = await http.get("/docs")
         assets = re.findall(r'(?:src|href)="([^"]+)"', page.text)
