@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from stead.repos.committing import Change
-from stead.repos.errors import ConflictingParent
+from stead.repos.errors import ConflictingParent, TooLarge
 from stead.repos.quotas import QuotaExceeded
 from stead.repos.repository import Repository
 from stead.repos.search.search import Search
@@ -108,6 +108,22 @@ async def test_cancelled_commit_that_moved_the_ref_is_notified(
     commit.cancel()
     with pytest.raises(asyncio.CancelledError):
         await commit
+    assert (len(await repository.branches()), recorder) == (1, [repository.id])
+
+
+async def test_timed_out_git_that_moved_the_ref_is_notified(
+    stage: Stage, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = await stage.repository()
+    move = Repository.move
+
+    async def move_too_late(self: Repository, branch: str, sha: str, expected: str | None) -> bool:
+        await move(self, branch, sha, expected)
+        raise TooLarge("git update-ref timed out")
+
+    monkeypatch.setattr(Repository, "move", move_too_late)
+    with pytest.raises(TooLarge):
+        await stage.writer.commit(repository, FILE, "first")
     assert (len(await repository.branches()), recorder) == (1, [repository.id])
 
 

@@ -13,6 +13,7 @@ from stead.errors import SteadError
 from stead.logs import get_logger
 from stead.repos import committing
 from stead.repos.committing import Change
+from stead.repos.errors import RepoDamaged, TooLarge
 from stead.repos.fast_import import Author
 from stead.repos.model import Branch, Commit
 from stead.repos.quotas import QuotaReservation
@@ -71,11 +72,10 @@ class RepoWriter:
         async with self.writing(repo_id) as write:
             try:
                 yield write.quota
-            except SteadError:
-                raise
-            except BaseException:
-                # A cancelled call may have moved the ref.
-                await write.refs_changed()
+            except BaseException as error:
+                # A call that was cancelled, timed out or failed in git may have moved the ref.
+                if not isinstance(error, SteadError) or isinstance(error, RepoDamaged | TooLarge):
+                    await write.refs_changed()
                 raise
             await write.refs_changed()
 
