@@ -124,12 +124,12 @@ async def _modes(repository: Repository, parent: str | None, changes: Sequence[C
 def _tree(data: bytes) -> dict[str, str]:
     """Names and modes in a tree object: a sequence of `mode name NUL id`."""
     entries = {}
-    place = 0
-    while place < len(data):
-        end = data.index(b"\0", place)
-        mode, _, name = data[place:end].partition(b" ")
+    position = 0
+    while position < len(data):
+        end = data.index(b"\0", position)
+        mode, _, name = data[position:end].partition(b" ")
         entries[name.decode(errors="surrogateescape")] = mode.decode()
-        place = end + 21
+        position = end + 21
     return entries
 
 
@@ -174,8 +174,8 @@ def _quarantine(repository: Repository) -> Iterator[Mapping[str, str]]:
         os.chown(folder, owner.st_uid, owner.st_gid)
         yield {"GIT_OBJECT_DIRECTORY": str(folder), "GIT_ALTERNATE_OBJECT_DIRECTORIES": str(objects)}
         # Move the pack before its index: readers that see an index expect its pack.
-        for made in sorted((folder / "pack").iterdir(), key=lambda made: made.suffix == ".idx"):
-            made.rename(objects / "pack" / made.name)
+        for packed in sorted((folder / "pack").iterdir(), key=lambda packed: packed.suffix == ".idx"):
+            packed.rename(objects / "pack" / packed.name)
     except FileNotFoundError:
         raise RepoNotFound(repository.id) from None
     except BaseException:

@@ -184,10 +184,10 @@ class GitFailed(RepoDamaged):
         self.finished = finished
 
 
-def is_full(place: Path) -> bool:
+def is_full(path: Path) -> bool:
     """Whether the disk of this path is full."""
     with contextlib.suppress(FileNotFoundError):
-        disk = os.statvfs(place)
+        disk = os.statvfs(path)
         return disk.f_bavail * disk.f_frsize < _FULL_BELOW or bool(disk.f_files and not disk.f_favail)
     return False
 

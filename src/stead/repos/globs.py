@@ -78,21 +78,21 @@ class _Way:
     def matches(self, parts: Sequence[str]) -> bool:
         """Backtrack only to the last `**`: each `**` first matches nothing, then more components."""
         wanted = self._parts
-        place = seen = 0
-        many, from_here = -1, 0
-        while seen < len(parts):
-            if place < len(wanted) and (part := wanted[place]) is None:
-                many, from_here = place, seen
-                place += 1
-            elif place < len(wanted) and part is not None and part(parts[seen]):
-                place += 1
-                seen += 1
-            elif many >= 0:
-                from_here += 1
-                place, seen = many + 1, from_here
+        position = matched = 0
+        last_globstar, restart = -1, 0
+        while matched < len(parts):
+            if position < len(wanted) and (part := wanted[position]) is None:
+                last_globstar, restart = position, matched
+                position += 1
+            elif position < len(wanted) and part is not None and part(parts[matched]):
+                position += 1
+                matched += 1
+            elif last_globstar >= 0:
+                restart += 1
+                position, matched = last_globstar + 1, restart
             else:
                 return False
-        return all(part is None for part in wanted[place:])
+        return all(part is None for part in wanted[position:])
 
 
 def _part(text: str) -> _Matches:
@@ -115,7 +115,7 @@ def _check_components(text: str, parts: Sequence[str]) -> None:
 def _expand_braces(text: str) -> list[str]:
     """The alternatives; an unbalanced brace is a literal character."""
     try:
-        # As many braces as alternatives: bracex recurses for each.
+        # No more braces than alternatives: bracex recurses for each.
         if text.count("{") <= MAX_ALTERNATIVES:
             return list(dict.fromkeys(bracex.expand(text, keep_escapes=True, limit=MAX_ALTERNATIVES)))
     except bracex.ExpansionLimitException:
@@ -143,16 +143,16 @@ def _rooted(text: str, way: str) -> list[str]:
 
 
 def _check_brackets(text: str, path: str) -> None:
-    place = 0
-    while place < len(path):
-        if path[place] == "\\":
-            place += 1
-            if place == len(path):
+    position = 0
+    while position < len(path):
+        if path[position] == "\\":
+            position += 1
+            if position == len(path):
                 raise InvalidPattern(text, "ends with a backslash")
-        elif path[place] == "[":
+        elif path[position] == "[":
             # A ] right after [, [! or [^ is a literal.
-            start = place + 2 + (path[place + 1 : place + 2] in ("!", "^"))
-            place = path.find("]", start)
-            if place < 0:
+            start = position + 2 + (path[position + 1 : position + 2] in ("!", "^"))
+            position = path.find("]", start)
+            if position < 0:
                 raise InvalidPattern(text, "unclosed [")
-        place += 1
+        position += 1

@@ -110,20 +110,20 @@ class Repos:
             await repos._removals.join()
 
     async def _recover(self) -> None:
-        for made in list((self._folder / "new").iterdir()):
+        for staged in list((self._folder / "new").iterdir()):
             try:
-                await self._finish_creation(made)
+                await self._finish_creation(staged)
             except (HostError, OSError) as error:
-                log.error("cannot recover a new repository", path=str(made), error=str(error))
-        for gone in list((self._folder / "gone").iterdir()):
-            await self._store.delete(gone.name)
-            await in_thread(shutil.rmtree, gone, ignore_errors=True)
+                log.error("cannot recover a new repository", path=str(staged), error=str(error))
+        for removed in list((self._folder / "gone").iterdir()):
+            await self._store.delete(removed.name)
+            await in_thread(shutil.rmtree, removed, ignore_errors=True)
 
-    async def _finish_creation(self, made: Path) -> None:
-        if await self._store.get(made.name) is not None and not exists(self._path(made.name)):
-            self._publish(made, self._path(made.name))
+    async def _finish_creation(self, staged: Path) -> None:
+        if await self._store.get(staged.name) is not None and not exists(self._path(staged.name)):
+            self._publish(staged, self._path(staged.name))
         else:
-            await in_thread(shutil.rmtree, made, ignore_errors=True)
+            await in_thread(shutil.rmtree, staged, ignore_errors=True)
 
     async def _clean_up_after_crash(self, started: float, orphans: Sequence[ProcessId]) -> None:
         """Remove incomplete writes in repositories after a crash, and measure their sizes."""
@@ -151,26 +151,28 @@ class Repos:
         branch = check_branch(default_branch or DEFAULT_BRANCH)
         await self._check_room(account)
         repo_id = str(uuid.uuid4())
-        made = self._folder / "new" / repo_id
+        staged = self._folder / "new" / repo_id
         async with contextlib.AsyncExitStack() as stack:
             size = RepoSize(0, 0, 0)
             try:
-                await in_thread(self._init_bare, made, branch)
+                await in_thread(self._init_bare, staged, branch)
                 if fill is not None:
                     await stack.enter_async_context(self._imports.hold(account))
                     quota = await stack.enter_async_context(self.quotas.creating(account))
-                    size = await self._fill(Repository(repo_id, made, self.git, self.cat_files), fill, quota)
+                    size = await self._fill(
+                        Repository(repo_id, staged, self.git, self.cat_files), fill, quota
+                    )
                 async with self._creating:
                     await self._check_room(account)
                     row = RepoRow(
                         repo_id, account, name, public, size=size.objects, lfs_size=0, refs=size.refs
                     )
                     row = await self._store.add(row)
-                await in_thread(self._publish, made, self._path(repo_id))
+                await in_thread(self._publish, staged, self._path(repo_id))
             except BaseException:
                 if not self._path(repo_id).exists():
                     await self._store.delete(repo_id)
-                    await in_thread(shutil.rmtree, made, ignore_errors=True)
+                    await in_thread(shutil.rmtree, staged, ignore_errors=True)
                 raise
         return _info(row)
 
@@ -191,27 +193,27 @@ class Repos:
         if limit is not None and await self._store.count(account) >= limit:
             raise RepoLimitExceeded(f"too many repositories: this account has {limit} (its limit)")
 
-    def _init_bare(self, place: Path, branch: str) -> None:
+    def _init_bare(self, path: Path, branch: str) -> None:
         """Write what `git init --bare` would create, without a process."""
-        place.mkdir(mode=0o700)
+        path.mkdir(mode=0o700)
         for folder in _FOLDERS:
-            (place / folder).mkdir(mode=0o755)
+            (path / folder).mkdir(mode=0o755)
         for name, text in (("HEAD", f"ref: refs/heads/{branch}\n"), ("config", _CONFIG)):
-            with (place / name).open("w") as file:
+            with (path / name).open("w") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
         if self._uid is not None:
-            for each in (place, *(place / folder for folder in _FOLDERS), place / "HEAD", place / "config"):
+            for each in (path, *(path / folder for folder in _FOLDERS), path / "HEAD", path / "config"):
                 os.chown(each, self._uid, self._uid)
-        sync_folder(place)
+        sync_folder(path)
         # Create the target folder before the row is written, so that a full disk fails here.
-        self._path(place.name).parent.mkdir(mode=0o711, exist_ok=True)
+        self._path(path.name).parent.mkdir(mode=0o711, exist_ok=True)
 
-    def _publish(self, made: Path, place: Path) -> None:
-        place.parent.mkdir(mode=0o711, exist_ok=True)
-        made.rename(place)
-        sync_folder(place.parent)
+    def _publish(self, staged: Path, path: Path) -> None:
+        path.parent.mkdir(mode=0o711, exist_ok=True)
+        staged.rename(path)
+        sync_folder(path.parent)
 
     async def get(self, repo_id: str) -> RepoInfo:
         row = await self._store.get(repo_id)
@@ -251,16 +253,16 @@ class Repos:
 
     async def delete(self, repo_id: str) -> None:
         """Delete a repository permanently, with everything that refers to it."""
-        gone = self._folder / "gone" / repo_id
+        removed = self._folder / "gone" / repo_id
         try:
-            self._path(repo_id).rename(gone)
+            self._path(repo_id).rename(removed)
         except FileNotFoundError:
             if await self._store.get(repo_id) is None:
                 raise RepoNotFound(repo_id) from None
-        sync_folder(gone.parent)
+        sync_folder(removed.parent)
         await self._store.delete(repo_id)
         await self.cat_files.stop(self._path(repo_id))
-        self._removals.start(in_thread(shutil.rmtree, gone, ignore_errors=True))
+        self._removals.start(in_thread(shutil.rmtree, removed, ignore_errors=True))
 
 
 def _check_reachable(folder: Path) -> None:

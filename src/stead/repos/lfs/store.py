@@ -66,9 +66,9 @@ class StoredLfsObject:
             first += len(piece)
             yield piece
 
-    async def read(self, place: int, most: int) -> bytes:
+    async def read(self, offset: int, most: int) -> bytes:
         """At least one byte from an offset."""
-        piece = await in_thread(os.pread, self.descriptor, min(PIECE, most), place)
+        piece = await in_thread(os.pread, self.descriptor, min(PIECE, most), offset)
         if not piece:
             raise LfsObjectMismatch("the LFS object is shorter than recorded")
         return piece
@@ -150,7 +150,7 @@ class LfsObjects:
 
     async def write_reserved(self, quota: QuotaReservation, oid: str, body: AsyncIterator[bytes]) -> None:
         """Store an object as part of a larger write."""
-        place = self._path(oid)
+        path = self._path(oid)
         descriptor, temporary = await in_thread(self._begin)
         hashed = hashlib.sha256()
         size = 0
@@ -172,7 +172,7 @@ class LfsObjects:
                 await in_thread(put, pieces)
             if hashed.hexdigest() != oid:
                 raise LfsObjectMismatch(f"checksum mismatch: received {hashed.hexdigest()}, expected {oid}")
-            if await in_thread(self._finish, descriptor, temporary, place):
+            if await in_thread(self._finish, descriptor, temporary, path):
                 quota.lfs += on_disk(size)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -200,20 +200,20 @@ class LfsObjects:
                 if left.lstat().st_mtime < time.time() - _ABANDONED_AFTER:
                     left.unlink()
 
-    def _finish(self, descriptor: int, temporary: Path, place: Path) -> bool:
+    def _finish(self, descriptor: int, temporary: Path, path: Path) -> bool:
         """Publish the object; returns whether it is new."""
         os.fsync(descriptor)
         made = []
         try:
-            for folder in reversed([place.parent, *place.parent.parents][:3]):
+            for folder in reversed([path.parent, *path.parent.parents][:3]):
                 with contextlib.suppress(FileExistsError):
                     folder.mkdir(mode=0o700)
                     made.append(folder.parent)
-            new = not place.exists()
-            temporary.rename(place)
+            new = not path.exists()
+            temporary.rename(path)
         except FileNotFoundError:
             raise RepoNotFound(self._repository.id) from None
-        for folder in (place.parent, *reversed(made)):
+        for folder in (path.parent, *reversed(made)):
             sync_folder(folder)
         return new
 

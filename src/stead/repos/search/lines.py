@@ -136,7 +136,7 @@ async def matching_lines(
     bounds = ["-m", str(per_blob + 1 + context), *([f"-C{context}"] if context else [])]
     arguments = ["grep", "-I", "-n", "--column", *bounds, *query.options, *query.expression]
 
-    async def look(blobs: list[str], reading: _Reading) -> tuple[dict[str, BlobHits], bool]:
+    async def search_blobs(blobs: list[str], reading: _Reading) -> tuple[dict[str, BlobHits], bool]:
         for first in range(0, len(blobs), _BLOBS):
             some = [*arguments, *blobs[first : first + _BLOBS]]
             if not await run(repository, some, reading, until, query=query):
@@ -144,12 +144,12 @@ async def matching_lines(
         return reading.blobs, True
 
     try:
-        return await look(wanted, _Reading(room, per_blob))
+        return await search_blobs(wanted, _Reading(room, per_blob))
     except LargeFile:
         async with repository.cat_files.lease(repository.path) as reader:
             infos = await reader.infos(wanted)
         small = [info.sha for info in infos if info is not None and info.size < MAX_SEARCHED]
-        return await look(small, _Reading(room, per_blob))
+        return await search_blobs(small, _Reading(room, per_blob))
 
 
 async def match_ends(

@@ -174,12 +174,12 @@ class Imports:
     async def _drop_temporary_refs(self, repository: Repository) -> None:
         """Delete the temporary refs and objects that only they need."""
         await repository.cat_files.stop(repository.path)
-        git, place = repository.git, repository.path
+        git, path = repository.git, repository.path
         form = "--format=delete %(refname)"
-        deletions = await git.run(place, "for-each-ref", form, _TEMPORARY)
-        await git.run(place, "update-ref", "--stdin", stdin=deletions)
-        await git.run(place, "repack", "-a", "-d", "-n", "-q", timeout=self._timeout)
-        await git.run(place, "prune", "--expire=now", timeout=self._timeout)
+        deletions = await git.run(path, "for-each-ref", form, _TEMPORARY)
+        await git.run(path, "update-ref", "--stdin", stdin=deletions)
+        await git.run(path, "repack", "-a", "-d", "-n", "-q", timeout=self._timeout)
+        await git.run(path, "prune", "--expire=now", timeout=self._timeout)
 
     # Files
 
@@ -210,14 +210,14 @@ class Imports:
 
         Symbolic links and executable bits are kept; `.git` folders are skipped.
         """
-        place = check_directory(folder or "")
+        subfolder = check_directory(folder or "")
 
         async def fill(repository: Repository, quota: QuotaReservation) -> None:
             async with self._deadline(url):
                 archive = repository.path / "import"
                 name = await self._download(url, archive, quota)
-                snapshot = ArchiveTree(place)
-                script = self._script(kind, archive, snapshot, repository, name, message, author or Author())
+                tree = ArchiveTree(subfolder)
+                script = self._script(kind, archive, tree, repository, name, message, author or Author())
                 try:
                     await run_fast_import(repository, script)
                 except ArchiveInvalid as error:
@@ -231,17 +231,17 @@ class Imports:
         self,
         kind: Kind,
         archive: Path,
-        snapshot: ArchiveTree,
+        tree: ArchiveTree,
         repository: Repository,
         name: str,
         message: str,
         author: Author,
     ) -> Iterator[bytes]:
         with reading(kind):
-            yield from snapshot.blobs(members(kind, archive, self._bounds))
-        if not snapshot.folder_found:
-            raise SubdirNotFound(name, snapshot.folder)
-        yield from one_commit(repository.default_branch, message, author, snapshot.lines())
+            yield from tree.blobs(members(kind, archive, self._bounds))
+        if not tree.folder_found:
+            raise SubdirNotFound(name, tree.folder)
+        yield from one_commit(repository.default_branch, message, author, tree.lines())
 
     def tree(
         self,
@@ -253,7 +253,7 @@ class Imports:
         author: Author | None = None,
     ) -> Fill:
         """Import one revision of another repository, or one folder of it, without history."""
-        place = check_directory(folder or "")
+        subfolder = check_directory(folder or "")
 
         async def fill(repository: Repository, quota: QuotaReservation) -> None:
             remotes = self._remotes(quota)
@@ -267,10 +267,11 @@ class Imports:
                 else:
                     await self._fetch_commit(remotes, repository, remote, wanted.sha or "", _WANTED, 1)
                 sha = await repository.resolve(_WANTED)
+                name = f"{sha}:{subfolder}" if subfolder else f"{sha}^{{tree}}"
                 async with repository.cat_files.lease(repository.path) as reader:
-                    found = (await reader.infos([f"{sha}:{place}" if place else f"{sha}^{{tree}}"]))[0]
+                    found = (await reader.infos([name]))[0]
                 if found is None or found.kind != "tree":
-                    raise SubdirNotFound(remote.url, place)
+                    raise SubdirNotFound(remote.url, subfolder)
                 lines = [f'M 040000 {found.sha} ""\n'.encode()]
                 branch = repository.default_branch
                 await run_fast_import(repository, one_commit(branch, message, author or Author(), lines))
@@ -278,7 +279,7 @@ class Imports:
 
         return fill
 
-    async def _download(self, url: str, place: Path, quota: QuotaReservation) -> str:
+    async def _download(self, url: str, path: Path, quota: QuotaReservation) -> str:
         """Download a file; returns its name."""
         most = _download_limit(quota, self._most)
         with _over_quota(quota, self._most):
@@ -286,7 +287,7 @@ class Imports:
                 url, most_bytes=most, timeout=self._timeout, credentials=True
             ) as answer:
                 check_status(answer)
-                with await in_thread(place.open, "xb") as file:
+                with await in_thread(path.open, "xb") as file:
                     async for piece in answer.pieces:
                         file.write(piece)
                 return answer.target.shown

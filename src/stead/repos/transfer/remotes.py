@@ -293,7 +293,7 @@ def check_status(answer: RemoteResponse, suffix: str = "") -> None:
 def last_message(finished: Finished, kind: str) -> str:
     """The last line of git's errors of this kind; text from the remote server is untrusted."""
     lines = [line for line in finished.stderr.splitlines() if line.strip()]
-    chosen = [line for line in lines if line.startswith(f"{kind}:")] or lines or ["git ended without a word"]
+    chosen = [line for line in lines if line.startswith(f"{kind}:")] or lines or ["git gave no message"]
     return printable(chosen[-1].removeprefix(f"{kind}: "))
 
 

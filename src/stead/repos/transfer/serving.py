@@ -103,23 +103,23 @@ class PushCommands:
 
     def feed(self, data: bytes) -> int:
         """Consume a piece; returns the number of bytes after the end of the list."""
-        place = 0
-        while place < len(data) and not self.complete:
+        position = 0
+        while position < len(data) and not self.complete:
             if self._left:
-                taken = data[place : place + self._left]
+                taken = data[position : position + self._left]
                 self._line += taken
                 self._left -= len(taken)
-                place += len(taken)
+                position += len(taken)
                 if not self._left:
                     self._end_line(self._line)
                 continue
             wanted = 4 - len(self._head)
-            self._head += data[place : place + wanted]
-            place += wanted
+            self._head += data[position : position + wanted]
+            position += wanted
             if len(self._head) == 4:
                 self._begin_line(self._head)
                 self._head = b""
-        return max(0, len(data) - place)
+        return max(0, len(data) - position)
 
     def _begin_line(self, head: bytes) -> None:
         if not re.fullmatch(rb"[0-9a-fA-F]{4}", head):
@@ -158,11 +158,11 @@ class PushCommands:
 class IncomingPush:
     """A push, checked against limits while it is received."""
 
-    def __init__(self, commands: PushCommands, write: Write, place: Path) -> None:
+    def __init__(self, commands: PushCommands, write: Write, path: Path) -> None:
         self.commands = commands
         self.refs_changed = write.refs_changed
         self._quota = write.quota
-        self._place = place
+        self._path = path
 
     async def check(self, piece: bytes) -> None:
         """Refuse data over the quota before git receives it. A push that only deletes refs has none."""
@@ -172,7 +172,7 @@ class IncomingPush:
             await self._quota.reserve_refs(self.commands.created)
             self._quota.superseded += self.commands.superseded
         await self._quota.reserve(of_pack)
-        if of_pack and is_full(self._place):
+        if of_pack and is_full(self._path):
             raise DiskFull
 
     @property
@@ -284,8 +284,8 @@ class PackTransfer:
 
 def _is_error(last: bytes) -> bool:
     """Whether a response ends with an error message for the client."""
-    place = last.rfind(b"ERR ")
-    return place >= 4 and last[place - 4 : place] == b"%04x" % (len(last) - place + 4)
+    position = last.rfind(b"ERR ")
+    return position >= 4 and last[position - 4 : position] == b"%04x" % (len(last) - position + 4)
 
 
 class PackServer:
