@@ -2,8 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 GUEST := $(wildcard guest/*.go) guest/go.mod
-# Tests that need neither root nor a VM, without the longest ones.
-FAST := -m 'not slow and not heavy and not vm and not root' --numprocesses 2 --dist worksteal
+# Tests that need neither root, a VM nor the internet, without the longest ones.
+FAST := -m 'not (slow or heavy or qemu or root or network)' --numprocesses 2 --dist worksteal
 
 .PHONY: demo test test-fast coverage trials trial-kvm check style types guest fix setup hooks bench clean
 

@@ -22,33 +22,35 @@ from stead.machines import Machine, Machines
 from stead.machines.events import MachineEvent
 from stead.settings import Settings
 from support.installations import Server, delete_all, leftovers, small_installation
+from support.npm import Npm, install
 
 if threading.current_thread() is threading.main_thread():
     # A shell may have had SIGINT ignored for what it runs in the background, and programs inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-HEAVY = {
-    "test_bombs.py",
-    "test_bundles.py",
-    "test_git_survival.py",
-    "test_github_large_files.py",
-    "test_github_sync.py",
-    "test_hostile_agent.py",
-    "test_refs_model.py",
-}
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by what their fixtures need, so that `make test-fast` can leave them out."""
+    """Mark tests by what they need: `root`, `qemu` and `network` are fixtures that others build on."""
     for item in items:
-        if item.path.name in HEAVY or item.nodeid.endswith("::TestHistories::runTest"):
-            item.add_marker("heavy")
-        fixtures = set(getattr(item, "fixturenames", ()))
-        if fixtures & {"image", "installation"}:
-            item.add_marker("vm")
-        elif "settings" in fixtures:
-            item.add_marker("root")  # an installation that shares the host's cache
+        for need in {"root", "qemu", "network"}.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(need)
+
+
+@pytest.fixture(scope="session")
+def root() -> None:
+    """For mounts, other users' files, network namespaces, and the cache of the host."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+
+
+@pytest.fixture(scope="session")
+def qemu(root: None) -> None:
+    """For VMs."""
+
+
+@pytest.fixture(scope="session")
+def network() -> None:
+    """For packages from Debian and the npm registry."""
 
 
 @pytest.fixture(scope="session")
@@ -58,20 +60,26 @@ def cache() -> Path:
 
 
 @pytest.fixture(scope="session")
-def settings(cache: Path) -> Iterator[Settings]:
+def settings(root: None, cache: Path) -> Iterator[Settings]:
     with tempfile.TemporaryDirectory(prefix="stead-test-", dir="/var/tmp") as folder:
         yield small_installation(Path(folder), cache).replace(dial_private=(IPv4Network("127.0.0.1/32"),))
 
 
 @pytest.fixture
-def open_folder() -> Iterator[Path]:
+def open_folder(root: None) -> Iterator[Path]:
     """A folder that git reaches although it is another user; those of the tests are closed to all others."""
     with tempfile.TemporaryDirectory(prefix="stead-test-", dir="/var/tmp") as folder:
         yield Path(folder)
 
 
 @pytest_asyncio.fixture(scope="session")
-async def image(settings: Settings) -> BaseImage:
+async def package(network: None, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Npm:
+    """The npm package `freestyle` in a folder with the scripts of tests/conformance."""
+    return await install(cache, tmp_path_factory.mktemp("npm"))
+
+
+@pytest_asyncio.fixture(scope="session")
+async def image(qemu: None, settings: Settings) -> BaseImage:
     return await ensure_image(settings)
 
 

@@ -67,11 +67,6 @@ class User:
 
 
 @pytest_asyncio.fixture(scope="module")
-async def package(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Npm:
-    return await npm.install(cache, tmp_path_factory.mktemp("npm"))
-
-
-@pytest_asyncio.fixture(scope="module")
 async def someone(server: Server, package: Npm) -> AsyncIterator[User]:
     accounts = server.installation.accounts
     account = (await accounts.create("npm")).id

@@ -18,6 +18,8 @@ from support.git_hosting import GitClient
 from support.git_packs import Pack
 from support.git_site import Site, served
 
+pytestmark = pytest.mark.heavy
+
 MIB = 1 << 20
 FLAT = 150 * MIB
 

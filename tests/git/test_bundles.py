@@ -25,6 +25,8 @@ from support.git_hosting import GitClient, gits_of
 from support.git_stage import Stage, staged
 from support.waiting import until
 
+pytestmark = pytest.mark.heavy
+
 ROOT = "https://git.example.org:8443/code"
 NOBODYS = "8f3c1a52-65d8-4dd0-9c0e-0f5e1a6d3a11"
 SECRET = "s3cr3t"

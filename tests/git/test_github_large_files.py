@@ -5,12 +5,15 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 
+import pytest
 import pytest_asyncio
 
 from stead.github.links import LinkState
 from stead.repos.lfs.pointers import parse_pointer, pointed_objects
 from stead.repos.lfs.store import LfsObject, LfsObjects
 from support.github_scene import NAME, Scene, playing
+
+pytestmark = pytest.mark.heavy
 
 
 @pytest_asyncio.fixture

@@ -34,6 +34,8 @@ from support.github import APP_ID, Github, playing_github
 from support.github_scene import LIMIT, LOOPBACK, NAME, Scene, playing
 from support.waiting import until
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest_asyncio.fixture
 async def scene(tmp_path: Path) -> AsyncIterator[Scene]:

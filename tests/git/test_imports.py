@@ -521,25 +521,21 @@ async def test_submodules_are_not_fetched(
     assert not any("origin" in request.path for request in server.requests)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give git a user of its own")
-async def test_import_runs_as_the_git_user(sources: Imports, server: GitServer, origin: Path) -> None:
-    folder = Path("/var/tmp") / f"stead-sources-{os.getpid()}"
-    folder.mkdir(mode=0o711)
-    try:
-        async with staged(folder, NOBODY) as stage:
-            url = f"{server.url}/origin.git"
-            server.pages["/a.tar"] = Page(tar_of(file("a/b", b"text")))
-            for fill in (
-                sources.source(url),
-                sources.source(url, rev="v1"),
-                sources.tree(url, "all", folder="dir"),
-                sources.files({"a": "b"}, "all"),
-                sources.archive("tar", f"{server.url}/a.tar", "all"),
-            ):
-                repository = await stage.repository(fill=fill)
-                assert all(each.lstat().st_uid == NOBODY for each in repository.path.rglob("*"))
-    finally:
-        shutil.rmtree(folder)
+async def test_import_runs_as_the_git_user(
+    sources: Imports, server: GitServer, origin: Path, open_folder: Path
+) -> None:
+    async with staged(open_folder, NOBODY) as stage:
+        url = f"{server.url}/origin.git"
+        server.pages["/a.tar"] = Page(tar_of(file("a/b", b"text")))
+        for fill in (
+            sources.source(url),
+            sources.source(url, rev="v1"),
+            sources.tree(url, "all", folder="dir"),
+            sources.files({"a": "b"}, "all"),
+            sources.archive("tar", f"{server.url}/a.tar", "all"),
+        ):
+            repository = await stage.repository(fill=fill)
+            assert all(each.lstat().st_uid == NOBODY for each in repository.path.rglob("*"))
 
 
 # Files

@@ -125,7 +125,6 @@ async def test_launcher_exits_when_its_stdin_closes(launchers: PreforkPool) -> N
     assert await ended(process) == (1, b"", b"")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can let git be another user")
 async def test_launched_git_has_the_same_user_and_limits(open_folder: Path) -> None:
     """The same user, capabilities and limits."""
     async with staged(open_folder, NOBODY) as stage:

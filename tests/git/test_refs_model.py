@@ -26,6 +26,8 @@ from support.git_objects import Objects
 from support.git_site import Site, served
 
 HEADS, TAGS = "refs/heads/", "refs/tags/"
+pytestmark = pytest.mark.heavy
+
 BRANCHES = ("main", "topic", "topic/deep")
 REFS = (*(HEADS + name for name in BRANCHES), TAGS + "one", TAGS + "two")
 UNKNOWN = "1234567890" * 4

@@ -621,7 +621,6 @@ async def test_search_file_names(repository: Repository, search: Search) -> None
     assert len({file.path for page in pages for file in page.files}) == pages[0].total_files == 5
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can let git be another user")
 async def test_file_name_regex_runs_as_the_git_user(open_folder: Path) -> None:
     async with staged(open_folder, NOBODY) as stage:
         repository = await stage.repository()

@@ -179,7 +179,6 @@ async def test_crash_during_create_leaves_a_complete_repository_or_none(stage: S
         assert list((folder / "new").iterdir()) == []
 
 
-@pytest.mark.root
 async def test_git_runs_as_its_own_user(open_folder: Path) -> None:
     """The git user cannot read files of others, and only root can read its files."""
     async with staged(open_folder, NOBODY) as stage:

@@ -55,7 +55,7 @@ from stead.repos.webhooks.triggers import (
 )
 from stead.store import tables
 from stead.store.database import Database, open_database
-from support.npm import install
+from support.npm import Npm
 from support.waiting import until
 
 LIMIT = 20.0
@@ -391,10 +391,8 @@ async def test_signature_of_another_installation_is_rejected(
 
 
 async def test_node_receiver_verifies_webhooks_with_jwks(
-    world: World, endpoint: Endpoint, cache: Path, tmp_path: Path
+    world: World, endpoint: Endpoint, package: Npm
 ) -> None:
-    (tmp_path / "node").mkdir()
-    npm = await install(cache, tmp_path / "node")
     repo = await world.repo()
     async with world.opened() as triggers:
         await triggers.create(repo, endpoint.url + "/")
@@ -410,7 +408,7 @@ async def test_node_receiver_verifies_webhooks_with_jwks(
         "BODY": seen.body.decode(),
         "COMMIT": sha,
     }
-    await npm.script("webhooks", environment, limit=60)
+    await package.script("webhooks", environment, limit=60)
 
 
 # Which pushes are delivered

@@ -459,6 +459,7 @@ async def test_create_waits_for_the_ready_signal_as_requested(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("network")
 async def test_apt_packages_are_installed_and_a_failure_says_why(
     builder: Builder, account: str, lines: Lines
 ) -> None:

@@ -32,7 +32,7 @@ from stead.store.machines import LayerRow, MachineRow, MachineStore
 from stead.store.snapshots import SnapshotRow, SnapshotStore
 from support.waiting import until
 
-pytestmark = pytest.mark.root  # frozen layers are given to root
+pytestmark = pytest.mark.usefixtures("root")  # frozen layers are given to root
 
 T = TypeVar("T")
 
@@ -440,7 +440,7 @@ Histories.TestCase.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
-TestHistories = Histories.TestCase
+TestHistories = pytest.mark.heavy(Histories.TestCase)
 
 
 # Adoption

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
+import pytest
 import pytest_asyncio
 
 from stead import addresses
@@ -156,6 +157,7 @@ async def interfaces(settings: Settings) -> set[str]:
         thread.close()
 
 
+@pytest.mark.usefixtures("network")
 async def test_a_machine_reaches_the_internet_by_name(shared: Machine) -> None:
     """What its own package manager is set up to use resolves and answers."""
     shown = await sh(shared, "apt-get update --print-uris")

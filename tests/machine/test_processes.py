@@ -73,7 +73,7 @@ def test_process_names_with_parentheses() -> None:
     assert ProcessId.of(os.getpid()) is not None
 
 
-@pytest.mark.root
+@pytest.mark.usefixtures("root")
 @pytest.mark.parametrize(
     ("name", "uid", "program"),
     [

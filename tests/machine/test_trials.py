@@ -24,6 +24,7 @@ async def sh(machine: Machine, command: str) -> str:
     return result.stdout.decode().strip()
 
 
+@pytest.mark.usefixtures("network")
 async def test_a_firewall_from_the_distribution_does_not_cut_the_agent_off(machine: Machine) -> None:
     """The guest installs ufw from Debian's packages, through NAT and DNS, and denies everything."""
     await sh(
@@ -131,6 +132,7 @@ async def test_a_write_storm_survives_thirty_rounds(settings: Settings, machines
         await machine.delete()
 
 
+@pytest.mark.usefixtures("network")
 async def test_a_database_that_runs_in_a_snapshot_answers_at_once(machines: Machines) -> None:
     """Redis is installed and filled once; machines from the snapshot have it running, with what it holds."""
     builder = await machines.create()

@@ -35,6 +35,8 @@ from support.installations import fill_up, other_settings, small_disk
 from support.serve_process import Process, client_of, end, start
 from support.waiting import until
 
+pytestmark = pytest.mark.heavy
+
 LARGE = 3 << 20
 REFS_AT_ONCE = 100
 _LEFT = re.compile(r".*\.lock|\.?tmp[_-].*|fast_import_crash_.*|packed-refs\.new|trace|import")
@@ -523,7 +525,7 @@ class Said:
 
 
 @pytest_asyncio.fixture(scope="module")
-async def hosting(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Hosting]:
+async def hosting(root: None, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Hosting]:
     home = tmp_path_factory.mktemp("home")
     (home / "served").mkdir()
     objects = await Objects.make(GitClient(home), "objects")
@@ -624,7 +626,6 @@ _LARGE = (_large_push, _large_files, _large_commit, _import_files, _import_archi
 _SMALL = (_small_push, _branch_by_push, _small_commit, _branch, _default_branch, _create)
 
 
-@pytest.mark.root  # mounts a small disk
 @pytest.mark.parametrize(
     ("attempt", "left"), [*((each, _SOME) for each in _LARGE), *((each, 0) for each in _SMALL)]
 )

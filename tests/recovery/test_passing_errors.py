@@ -31,7 +31,7 @@ from stead.store.database import open_database
 from stead.store.layers import LayerStore
 from stead.store.machines import LayerRow, MachineRow, MachineStore
 
-pytestmark = pytest.mark.root  # frozen layers are given to root
+pytestmark = pytest.mark.usefixtures("root")  # frozen layers are given to root
 
 SIZE = Size(1, 512, 20)
 PLATFORM = Platform("tcg", (7, 2, 0), "pc-q35-7.2")

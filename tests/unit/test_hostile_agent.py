@@ -24,7 +24,7 @@ from stead.guest.identity import Identity, confer
 from stead.guest.watchdog import Watchdog, parsing
 from stead.guest.watching import watch
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(60)]
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"

@@ -845,7 +845,7 @@ Histories.TestCase.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
-TestHistories = Histories.TestCase
+TestHistories = pytest.mark.heavy(Histories.TestCase)
 
 
 @given(

@@ -128,7 +128,7 @@ def test_an_invalid_file_is_refused_with_the_key_and_what_is_allowed(
     assert str(refused.value) == message.format(file=file)
 
 
-@pytest.mark.root
+@pytest.mark.usefixtures("root")
 @pytest.mark.parametrize("place", ["file", "folder", "owner"])
 def test_root_refuses_a_file_that_others_can_write(file: Path, place: str) -> None:
     file.write_text("pool = 3")
