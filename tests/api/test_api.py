@@ -190,32 +190,54 @@ async def test_concurrent_creates_are_bounded(server: Server) -> None:
 # Clients that leave, and long calls
 
 
-async def leave_during(server: Server, method: str, path: str, body: object, seconds: float) -> None:
-    """Send a request and disconnect before the answer."""
+@contextlib.asynccontextmanager
+async def asking(server: Server, path: str, body: object) -> AsyncIterator[None]:
+    """A request whose client disconnects at the end of the block, before the answer."""
     host, port = server.url.removeprefix("http://").split(":")
     content = json.dumps(body).encode()
     _, writer = await asyncio.open_connection(host, int(port))
-    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {server.key}\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {server.key}\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
     writer.write(head.encode() + content)
     await writer.drain()
     try:
-        await asyncio.sleep(seconds)
+        yield
     finally:
         writer.transport.abort()
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.05, 0.3])
-async def test_disconnect_during_create_leaves_no_vm(server: Server, seconds: float) -> None:
-    store = server.installation.machines._lifecycle.store
-    before = {row.id for row in await store.list(account=server.account)}
-    await leave_during(server, "POST", "/v1/vms", {}, seconds)
+@pytest.mark.parametrize("recorded", [False, True], ids=["at once", "with a row"])
+async def test_disconnect_during_create_leaves_no_vm(
+    server: Server, monkeypatch: pytest.MonkeyPatch, recorded: bool
+) -> None:
+    """The client disconnects when the server has begun to create a VM, or has stored a row of it."""
+    store, builder = server.installation.machines._lifecycle.store, server.installation.builder
+    build, begun, ended = builder.create_machine, asyncio.Event(), asyncio.Event()
+
+    async def create(*arguments: Any, **options: Any) -> Machine:
+        begun.set()
+        try:
+            machine: Machine = await build(*arguments, **options)
+        finally:
+            ended.set()
+        return machine
+
+    async def rows() -> set[str]:
+        return {row.id for row in await store.list(account=server.account)}
+
+    async def more() -> bool:
+        return await rows() > before
 
     async def gone() -> bool:
-        rows = {row.id for row in await store.list(account=server.account)}
-        return rows == before
+        return await rows() == before
 
-    await asyncio.sleep(0.3)
+    before = await rows()
+    monkeypatch.setattr(builder, "create_machine", create)
+    async with asking(server, "/v1/vms", {}):
+        await begun.wait()
+        if recorded:
+            await until(more, 60)
+    await ended.wait()
     await until(gone, 60)
 
 
@@ -243,10 +265,8 @@ async def test_undelivered_create_is_rolled_back(
     monkeypatch.setattr(server.installation.builder, "create_machine", create_and_wait)
     settings = server.installation.settings.replace(listen="127.0.0.1:0")
     async with running(settings, server.installation) as url:
-        task = asyncio.create_task(leave_during(replace(server, url=url), "POST", "/v1/vms", {}, 60))
-        await leaving.wait()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        async with asking(replace(server, url=url), "/v1/vms", {}):
+            await leaving.wait()
         await until(gone, 60)
     assert len(made) == 1
 
@@ -275,22 +295,25 @@ async def test_undelivered_snapshot_is_deleted(
     settings = server.installation.settings.replace(listen="127.0.0.1:0")
     async with running(settings, server.installation) as url:
         path = f"/v1/vms/{vm.id}/snapshot"
-        task = asyncio.create_task(leave_during(replace(server, url=url), "POST", path, {}, 60))
-        await complete.wait()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        async with asking(replace(server, url=url), path, {}):
+            await complete.wait()
         await until(gone, 60)
     assert len(taken) == 1
 
 
+async def runs(vm: Machine, command: str) -> bool:
+    return (await vm.exec(f"pgrep -fx '{command}'")).ok
+
+
+async def ended(vm: Machine, command: str) -> bool:
+    return not await runs(vm, command)
+
+
 async def test_command_is_killed_when_its_client_disconnects(server: Server, vm: Machine) -> None:
-    mark = "sleep 4321"
-    await leave_during(server, "POST", f"/v1/vms/{vm.id}/exec-await", {"command": mark}, 1.0)
-
-    async def ended() -> bool:
-        return (await vm.exec(f"pgrep -fx '{mark}'")).exit_code == 1
-
-    await until(ended, 30)
+    command = "sleep 4321"
+    async with asking(server, f"/v1/vms/{vm.id}/exec-await", {"command": command}):
+        await until(lambda: runs(vm, command), 30)
+    await until(lambda: ended(vm, command), 30)
 
 
 async def test_slow_calls_send_102_processing(
@@ -396,13 +419,31 @@ async def test_background_requests_survive_a_crash(tmp_path: Path) -> None:
 
 
 async def test_calls_finish_within_the_grace_period_of_a_stop(server: Server, vm: Machine) -> None:
+    """The command ends when the server already refuses new connections."""
     settings = server.installation.settings.replace(listen="127.0.0.1:0")
+    command = "touch /run/begun; until [ -e /run/end ]; do sleep 0.2; done; echo done"
+
+    async def begun() -> bool:
+        return (await vm.exec("test -e /run/begun")).ok
+
+    async def refuses() -> bool:
+        try:
+            _, writer = await asyncio.open_connection(*url.removeprefix("http://").split(":"))
+        except ConnectionRefusedError:
+            return True
+        writer.close()
+        return False
+
+    async def end_during_the_stop() -> None:
+        await until(refuses, 30)
+        await vm.exec("touch /run/end")
+
     async with running(settings, server.installation) as url:
         http = client_of(url, server.key)
-        call = asyncio.create_task(
-            http.post(f"/v1/vms/{vm.id}/exec-await", json={"command": "sleep 1; echo done"})
-        )
-        await asyncio.sleep(0.5)
+        call = asyncio.create_task(http.post(f"/v1/vms/{vm.id}/exec-await", json={"command": command}))
+        await until(begun, 30)
+        ending = asyncio.create_task(end_during_the_stop())
+    await ending
     assert (await call).json()["stdout"] == "done\n"
     await http.aclose()
 
@@ -415,7 +456,7 @@ async def test_calls_over_the_grace_period_get_an_error_without_retry_after(
     async with running(settings, server.installation) as url:
         http = client_of(url, server.key)
         call = asyncio.create_task(http.post(f"/v1/vms/{vm.id}/exec-await", json={"command": "sleep 600"}))
-        await asyncio.sleep(0.5)
+        await until(lambda: runs(vm, "sleep 600"), 30)
     answer = await call
     body = refused(answer, 503, "SERVICE_UNAVAILABLE")
     # The command has run: a client that took this for an invitation to retry would run it twice.
@@ -445,11 +486,7 @@ async def test_exec_stream_ends_with_an_error_event_when_the_server_stops(
         rest = [json.loads(line) async for line in lines]
     assert [(event["type"], event["code"]) for event in rest] == [("error", "SERVICE_UNAVAILABLE")]
     assert "stopping" in rest[0]["message"]
-
-    async def killed() -> bool:
-        return (await vm.exec("pgrep -f 'sleep 432[1]'")).exit_code == 1
-
-    await until(killed, 30)
+    await until(lambda: ended(vm, "sleep 4321"), 30)
 
 
 async def test_file_watch_does_not_delay_a_stop(

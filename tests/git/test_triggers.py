@@ -36,10 +36,11 @@ from stead.repos.committing import Change, commit
 from stead.repos.errors import RepoNotFound
 from stead.repos.globs import InvalidPattern
 from stead.repos.repos import Repos
+from stead.repos.repository import Repository
 from stead.repos.ssrf import AddressRefused, SsrfGuard
 from stead.repos.webhooks import triggers as triggers_module
 from stead.repos.webhooks.deliveries import Clock
-from stead.repos.webhooks.pushes import MAX_CHANGED_FILES, BranchUpdate, changed_files
+from stead.repos.webhooks.pushes import MAX_CHANGED_FILES, BranchUpdate, branches_of, changed_files
 from stead.repos.webhooks.retries import DELAYS, JITTER, MAX_ATTEMPTS, DeliveryState
 from stead.repos.webhooks.signing import EdDsaRegistry, WebhookSigner
 from stead.repos.webhooks.triggers import (
@@ -604,11 +605,23 @@ async def test_every_changed_branch_is_delivered_once(world: World, endpoint: En
     )
 
 
-async def test_repository_without_triggers_is_not_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_repository_without_triggers_is_not_read(
+    world: World, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     repo = await world.repo()
+    read: list[str] = []
+
+    async def recorded(repository: Repository) -> dict[str, str]:
+        read.append(repository.id)
+        return await branches_of(repository)
+
     async with world.opened() as triggers:
-        monkeypatch.setattr(world.repos.git, "start", None)
-        await triggers.refs_changed(repo)
+        monkeypatch.setattr(triggers_module, "branches_of", recorded)
+        await world.push(repo)
+        assert read == []
+        await triggers.create(repo, endpoint.url + "/")
+        await world.push(repo)
+        assert read == [repo] * 2, "by the create and by the push"
 
 
 # Order and retries

@@ -2,13 +2,21 @@
 
 import json
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from stead.errors import HostError
 from stead.host import accelerator
-from stead.host.accelerator import choose_accelerator, machine_type, newest_machine_type, probe, qemu_version
+from stead.host.accelerator import (
+    AcceleratorChoice,
+    choose_accelerator,
+    machine_type,
+    newest_machine_type,
+    probe,
+    qemu_version,
+)
 from stead.host.commands import run
 from stead.host.image import BaseImage
 from stead.settings import Settings
@@ -34,52 +42,61 @@ async def test_the_probe_reports_what_qemu_says(tmp_path: Path) -> None:
     assert problem and problem.startswith("QEMU does not start with tcg (")
 
 
-async def test_the_choice_is_that_of_the_probe_and_is_remembered(
-    image: BaseImage, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mine = settings.replace(cache=tmp_path, accelerator="auto")
-    choice = await choose_accelerator(mine, image.kernel)
+@dataclass
+class Probes:
+    """Stands in for the probe of KVM, on hosts with and without KVM."""
 
-    async def probed_again(*_: object) -> str:
-        raise AssertionError("the result of the first probe was not used")
+    settings: Settings
+    kernel: Path
+    problem: str | None = None
+    number: int = 0
 
-    monkeypatch.setattr(accelerator, "probe_kvm", probed_again)
-    assert await choose_accelerator(mine, image.kernel) == choice
-    monkeypatch.undo()
-    known = (
-        json.loads((tmp_path / "kvm-probe.json").read_text())
-        if Path("/dev/kvm").exists()
-        else {"problem": ""}
-    )
-    assert (choice.name == "kvm") == (known["problem"] is None)
-    if choice.name == "tcg":
-        assert choice.cost == "VMs run in emulation (TCG), about 15 to 30 times slower"
-        with pytest.raises(HostError, match="STEAD_ACCELERATOR is kvm, but "):
-            await choose_accelerator(mine.replace(accelerator="kvm"), image.kernel)
+    async def probe(self, _: Path) -> str | None:
+        self.number += 1
+        return self.problem
+
+    async def choice(self, **options: bool) -> AcceleratorChoice:
+        return await choose_accelerator(self.settings, self.kernel, **options)
 
 
-async def test_a_result_of_another_boot_is_not_believed(
-    image: BaseImage, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def probes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Probes:
+    kernel = tmp_path / "kernel"
+    kernel.write_bytes(b"a kernel")
+    probes = Probes(Settings(cache=tmp_path, accelerator="auto"), kernel)
     monkeypatch.setattr(accelerator, "_DEVICE", Path("/dev/null"))
-    asked: list[Path] = []
+    monkeypatch.setattr(accelerator, "probe_kvm", probes.probe)
+    return probes
 
-    async def answer(kernel: Path) -> str | None:
-        asked.append(kernel)
-        return None
 
-    monkeypatch.setattr(accelerator, "probe_kvm", answer)
-    mine = settings.replace(cache=tmp_path, accelerator="auto")
+async def test_the_choice_is_that_of_the_probe_and_is_remembered(probes: Probes) -> None:
     for _ in range(2):
-        assert (await choose_accelerator(mine, image.kernel)).name == "kvm"
-    assert len(asked) == 1
-    memory = tmp_path / "kvm-probe.json"
+        assert await probes.choice() == AcceleratorChoice("kvm", "KVM works (a kernel booted in it)")
+    assert probes.number == 1
+
+
+async def test_a_failed_probe_means_emulation_until_it_is_repeated(probes: Probes) -> None:
+    probes.problem = "no kernel boots"
+    cost = "VMs run in emulation (TCG), about 15 to 30 times slower"
+    for _ in range(2):
+        assert await probes.choice() == AcceleratorChoice("tcg", "no kernel boots", cost)
+    with pytest.raises(HostError, match="STEAD_ACCELERATOR is kvm, but no kernel boots"):
+        await choose_accelerator(probes.settings.replace(accelerator="kvm"), probes.kernel)
+    assert probes.number == 1
+    probes.problem = None
+    assert (await probes.choice(again=True)).name == "kvm"
+    assert probes.number == 2
+
+
+async def test_a_result_of_another_boot_is_not_believed(probes: Probes) -> None:
+    await probes.choice()
+    memory = probes.settings.cache_folder / "kvm-probe.json"
     memory.write_text(json.dumps({**json.loads(memory.read_text()), "boot_id": "another"}))
-    await choose_accelerator(mine, image.kernel)
-    assert len(asked) == 2
+    await probes.choice()
+    assert probes.number == 2
     memory.write_text("{")
-    await choose_accelerator(mine, image.kernel)
-    assert len(asked) == 3
+    await probes.choice()
+    assert probes.number == 3
 
 
 async def test_no_device_and_no_kernel_mean_emulation(

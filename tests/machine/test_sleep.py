@@ -15,6 +15,7 @@ from cryptography.x509.oid import NameOID
 from stead.deadlines import scaled
 from stead.errors import (
     CapacityExceeded,
+    GuestUnreachable,
     InvalidRequest,
     MachineNotFound,
     ReadyTimeout,
@@ -184,11 +185,16 @@ async def test_wake_sets_the_clock_of_the_guest(sleeper: Machine) -> None:
 
 
 async def test_a_process_continues_after_suspend_and_wake(sleeper: Machine) -> None:
-    running = asyncio.create_task(sleeper.exec("sleep 2; echo done > /root/outcome", timeout=60))
-    await asyncio.sleep(1)
+    command = "touch /run/begun; sleep 2; echo done > /root/outcome"
+    running = asyncio.create_task(sleeper.exec(command, timeout=60))
+
+    async def begun() -> bool:
+        return (await sleeper.exec("test -e /run/begun")).ok
+
+    await until(begun, 30)
     await sleeper.suspend()
-    (cut,) = await asyncio.gather(running, return_exceptions=True)
-    assert isinstance(cut, Exception), "a connected client gets the error"
+    with pytest.raises(GuestUnreachable):  # a connected client gets the error
+        await running
 
     async def outcome() -> bool:
         return await sh(sleeper, "cat /root/outcome 2>/dev/null || true") == "done"
