@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from stead.api.app import create_app, with_middleware
 from stead.identity.identities import Identities
 from stead.repos.repos import Repos
-from support.git_stage import staged
+from support.git_hosting import staged
 
 BASE = "/identity/v1/identities"
 NOWHERE = "00000000-0000-4000-8000-000000000000"

@@ -14,9 +14,9 @@ import pytest_asyncio
 from stead.repos.repository import ZERO_SHA, Repository
 from stead.repos.search.search import Search
 from stead.repos.transfer.serving import packet
-from support.git_hosting import GitClient
+from support.git_client import GitClient
+from support.git_hosting import Site, served
 from support.git_packs import Pack
-from support.git_site import Site, served
 
 pytestmark = pytest.mark.heavy
 

@@ -21,8 +21,8 @@ from stead.guest.execution import Ended, Output
 from stead.repos.errors import RepoDamaged, RepoNotFound
 from stead.repos.repository import Repository
 from stead.repos.transfer.bundles import Bundle, Bundles
-from support.git_hosting import GitClient, gits_of
-from support.git_stage import Stage, staged
+from support.git_client import GitClient, gits_of
+from support.git_hosting import Stage, staged
 from support.waiting import until
 
 pytestmark = pytest.mark.heavy

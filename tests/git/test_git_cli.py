@@ -19,8 +19,8 @@ from stead import AsyncStead
 from stead.cli.main import app
 from stead.processes import command_lines
 from stead.sdk import ConflictingParent, RepoFile, RepoFolder, RepoNotFound
-from support.git_hosting import GitClient
-from support.git_site import Site, served
+from support.git_client import GitClient
+from support.git_hosting import Site, served
 from support.scripted_server import Pieces, Reply, scripted
 from support.typed import PROGRAM, Result, Shell
 from support.waiting import until

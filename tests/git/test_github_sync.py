@@ -28,8 +28,8 @@ from stead.repos.lfs.client import LfsClient
 from stead.repos.lfs.store import LfsObjects
 from stead.repos.ssrf import SsrfGuard
 from stead.repos.transfer.remotes import Remotes
-from support.git_hosting import GitClient
-from support.git_site import Site, served
+from support.git_client import GitClient
+from support.git_hosting import Site, served
 from support.github import APP_ID, Github, playing_github
 from support.github_scene import LIMIT, LOOPBACK, NAME, Scene, playing
 from support.waiting import until

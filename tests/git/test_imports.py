@@ -49,8 +49,8 @@ from stead.repos.transfer.archives import (
 )
 from stead.repos.transfer.imports import Imports, SubdirNotFound
 from stead.repos.transfer.remotes import SourceInvalid, SourceNotFound, SourceUnauthorized
+from support.git_hosting import Stage, staged
 from support.git_server import GitServer, Page, redirect, serving
-from support.git_stage import Stage, staged
 
 LOCAL = SsrfGuard([IPv4Network("127.0.0.0/8")])
 NOBODY = 1_899_999_999

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from stead.processes import command_lines
 from stead.repos.prefork import READY, PreforkPool
-from support.git_stage import staged
+from support.git_hosting import staged
 from support.waiting import until
 
 LIMIT = 20.0

@@ -18,9 +18,8 @@ from stead.repos.maintenance import housekeeping
 from stead.repos.maintenance.pruning import EVERY, GRACE
 from stead.repos.repository import Repository
 from stead.store.repos import RepoRow, RepoStore
-from support.git_hosting import GitClient
-from support.git_site import served
-from support.git_stage import Stage, staged
+from support.git_client import GitClient
+from support.git_hosting import Stage, served, staged
 from support.waiting import until
 
 NO_GRACE = -2.0

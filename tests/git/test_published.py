@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from support.git_hosting import GitClient
-from support.git_site import served
+from support.git_client import GitClient
+from support.git_hosting import served
 
 ELSEWHERE = "git.freestyle.sh"
 

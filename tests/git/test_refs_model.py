@@ -21,9 +21,9 @@ from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
 from stead.repos.maintenance import housekeeping
-from support.git_hosting import GitClient
+from support.git_client import GitClient
+from support.git_hosting import Site, served
 from support.git_objects import Objects
-from support.git_site import Site, served
 
 HEADS, TAGS = "refs/heads/", "refs/tags/"
 pytestmark = pytest.mark.heavy

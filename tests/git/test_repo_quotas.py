@@ -23,9 +23,9 @@ from stead.repos.repos import Repos
 from stead.repos.transfer import serving as native
 from stead.store.repos import RepoStore
 from stead.tasks import KeyedLimit
-from support.git_hosting import GitClient
+from support.git_client import GitClient
+from support.git_hosting import Site, served
 from support.git_server import Page, serving
-from support.git_site import Site, served
 
 MIB = 1 << 20
 REPOS = "/git/v1/repo"

@@ -32,7 +32,7 @@ from stead.repos.search.query import (
     pathspecs,
 )
 from stead.repos.search.search import ContentFound, Search
-from support.git_stage import Stage, staged
+from support.git_hosting import Stage, staged
 from support.waiting import until
 
 NOBODY = 1_899_999_998
@@ -270,7 +270,7 @@ def _changed_lines(repository: Repository, sha: str, asked: Asked) -> set[tuple[
         elif line.startswith(("--- ", "+++ ")):
             name = line[4:].rstrip("\t")
             path = path if name == "/dev/null" else name
-        elif hunk := re.match(r"@@ -(\d+)\S* \+(\d+)", line):
+        elif hunk := re.match(r" -(\d+)\S* \+(\d+)", line):
             numbers = {"-": int(hunk[1]), "+": int(hunk[2])}
         elif line[:1] in numbers:
             if columns := asked.find(line[1:]):

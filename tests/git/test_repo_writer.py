@@ -13,7 +13,7 @@ from stead.repos.quotas import QuotaExceeded
 from stead.repos.repository import Repository
 from stead.repos.search.search import Search
 from stead.repos.writer import RepoWriter
-from support.git_stage import Recorder, Stage, staged
+from support.git_hosting import Recorder, Stage, staged
 
 FILE = [Change("file", b"needle\n")]
 

@@ -51,7 +51,7 @@ from stead.repos.maintenance.housekeeping import MAX_PACKS
 from stead.repos.names import check_path, is_ref
 from stead.repos.repos import Repos
 from stead.repos.repository import Repository
-from support.git_stage import Stage, staged
+from support.git_hosting import Stage, staged
 
 NOBODY = 1_899_999_999
 

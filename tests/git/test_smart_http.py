@@ -17,16 +17,17 @@ from stead.api.smart_http import is_streamed
 from stead.processes import command_lines
 from stead.repos.repos import RepoInfo
 from stead.repos.transfer.serving import InvalidStream, PushCommands, TooManyCommands, packet
-from support.git_hosting import GitClient, Hosting, basic, hosting
+from support.git_client import GitClient, basic
+from support.git_hosting import Recorder, Site, served
 from support.waiting import until
 
 NOWHERE = "0" * 40
 
 
 @pytest_asyncio.fixture(scope="module")
-async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Hosting]:
-    async with hosting(tmp_path_factory.mktemp("hosting")) as served:
-        yield served
+async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
+    async with served(tmp_path_factory.mktemp("hosting")) as site:
+        yield site
 
 
 @pytest.fixture
@@ -35,24 +36,24 @@ def git(tmp_path: Path) -> GitClient:
 
 
 @pytest_asyncio.fixture
-async def host(served: Hosting, git: GitClient) -> AsyncIterator[Hosting]:
+async def host(site: Site) -> AsyncIterator[Site]:
     """The server; after each test its repositories pass fsck and no git process is left."""
-    yield served
-    await served.check_all(git)
-    for info in (await served.repos.list(served.account, limit=1000)).items:
-        await served.repos.delete(info.id)
-    assert _gits(served) == []
+    yield site
+    await site.stage.check()
+    for info in (await site.stage.repos.list(site.stage.ours, limit=1000)).items:
+        await site.stage.repos.delete(info.id)
+    assert _gits(site) == []
 
 
 @pytest_asyncio.fixture
-async def http(host: Hosting) -> AsyncIterator[httpx2.AsyncClient]:
+async def http(host: Site) -> AsyncIterator[httpx2.AsyncClient]:
     async with httpx2.AsyncClient(base_url=host.url, timeout=30) as client:
         yield client
 
 
-def _gits(served: Hosting) -> list[int]:
+def _gits(site: Site) -> list[int]:
     """All git processes of these repositories, except pooled readers."""
-    folder = str(served.folder).encode()
+    folder = str(site.stage.folder).encode()
     lines = [(pid, b" ".join(line)) for pid, line in command_lines()]
     return [pid for pid, line in lines if folder in line and b"cat-file" not in line]
 
@@ -75,7 +76,7 @@ async def _histories(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
 
 
 async def _filled(
-    host: Hosting, git: GitClient, commits: int = 1, *, public: bool = False
+    host: Site, git: GitClient, commits: int = 1, *, public: bool = False
 ) -> tuple[RepoInfo, Path]:
     """A repository with some commits on main, and the work tree that they came from."""
     repo = await host.repo(public=public)
@@ -93,17 +94,15 @@ async def _filled(
 # Clone, fetch, push
 
 
-async def test_clone_of_empty_repository_has_its_default_branch(host: Hosting, git: GitClient) -> None:
-    repo = await host.repos.create(host.account, default_branch="trunk")
+async def test_clone_of_empty_repository_has_its_default_branch(host: Site, git: GitClient) -> None:
+    repo = await host.stage.repos.create(host.stage.ours, default_branch="trunk")
     ran = await git.run("clone", host.remote(repo), "mine")
     assert ran.status == 0, ran.err
     assert await git("symbolic-ref", "HEAD", cwd=git.home / "mine") == "refs/heads/trunk"
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
-async def test_clone_and_push_with_every_protocol_version(
-    host: Hosting, git: GitClient, version: int
-) -> None:
+async def test_clone_and_push_with_every_protocol_version(host: Site, git: GitClient, version: int) -> None:
     """Clone, push and fetch behave the same in each version."""
     repo, work = await _filled(host, git, 3)
     setting = ("-c", f"protocol.version={version}")
@@ -118,7 +117,7 @@ async def test_clone_and_push_with_every_protocol_version(
 
 
 @pytest.mark.parametrize("form", ["/{}", "/{}.git", "/git/{}", "/git/{}.git"])
-async def test_clone_with_every_url_form(host: Hosting, git: GitClient, form: str) -> None:
+async def test_clone_with_every_url_form(host: Site, git: GitClient, form: str) -> None:
     repo, work = await _filled(host, git)
     place = host.url.replace("http://", f"http://x:{host.key}@") + form.format(repo.id)
     assert (await git("ls-remote", place, "refs/heads/main")).split()[0] == await git(
@@ -127,11 +126,11 @@ async def test_clone_with_every_url_form(host: Hosting, git: GitClient, form: st
 
 
 async def test_advertisement_equals_git_http_backend(
-    host: Hosting, git: GitClient, http: httpx2.AsyncClient
+    host: Site, git: GitClient, http: httpx2.AsyncClient
 ) -> None:
     """The same headers and bytes as from `git http-backend`, in all versions and for both services."""
     repo, _ = await _filled(host, git)
-    settings = {"GIT_CONFIG_GLOBAL": str(host.folder / "gitconfig"), "GIT_CONFIG_COUNT": "2"}
+    settings = {"GIT_CONFIG_GLOBAL": str(host.stage.folder / "repos" / "gitconfig"), "GIT_CONFIG_COUNT": "2"}
     settings |= {"GIT_CONFIG_KEY_0": "uploadpack.allowAnySHA1InWant", "GIT_CONFIG_VALUE_0": "true"}
     settings |= {"GIT_CONFIG_KEY_1": "uploadpack.allowRefInWant", "GIT_CONFIG_VALUE_1": "false"}
     for protocol in ("", "version=1", "version=2"):
@@ -158,7 +157,7 @@ async def test_advertisement_equals_git_http_backend(
                 assert answer.headers[name] == value
 
 
-async def test_shallow_clone_and_deepen(host: Hosting, git: GitClient) -> None:
+async def test_shallow_clone_and_deepen(host: Site, git: GitClient) -> None:
     repo, _ = await _filled(host, git, 6)
     await git("clone", "-q", "--depth=1", host.remote(repo), "mine")
     mine = git.home / "mine"
@@ -169,7 +168,7 @@ async def test_shallow_clone_and_deepen(host: Hosting, git: GitClient) -> None:
     assert counts == ["1", "3", "6"]
 
 
-async def test_push_from_shallow_clone(host: Hosting, git: GitClient) -> None:
+async def test_push_from_shallow_clone(host: Site, git: GitClient) -> None:
     repo, work = await _filled(host, git, 4)
     await git("clone", "-q", "--depth=1", host.remote(repo), "mine")
     made = await git.commit(git.home / "mine", {"more": "1"})
@@ -179,7 +178,7 @@ async def test_push_from_shallow_clone(host: Hosting, git: GitClient) -> None:
 
 
 @pytest.mark.parametrize("version", [0, 2])
-async def test_partial_clone_fetches_missing_blobs(host: Hosting, git: GitClient, version: int) -> None:
+async def test_partial_clone_fetches_missing_blobs(host: Site, git: GitClient, version: int) -> None:
     repo, work = await _filled(host, git, 5)
     setting = ("-c", f"protocol.version={version}")
     await git(*setting, "clone", "-q", "--filter=blob:none", "--no-checkout", host.remote(repo), "mine")
@@ -190,7 +189,7 @@ async def test_partial_clone_fetches_missing_blobs(host: Hosting, git: GitClient
     assert (mine / "file4").read_text() == (work / "file4").read_text()
 
 
-async def test_force_push_delete_branch_and_push_tags(host: Hosting, git: GitClient) -> None:
+async def test_force_push_delete_branch_and_push_tags(host: Site, git: GitClient) -> None:
     repo, work = await _filled(host, git, 2)
     await git("push", "-q", "origin", "main:side", cwd=work)
     await git("commit", "-q", "--amend", "-m", "otherwise", cwd=work)
@@ -215,7 +214,7 @@ async def test_force_push_delete_branch_and_push_tags(host: Hosting, git: GitCli
     )
 
 
-async def test_push_larger_than_post_buffer_is_chunked(host: Hosting, git: GitClient) -> None:
+async def test_push_larger_than_post_buffer_is_chunked(host: Site, git: GitClient) -> None:
     repo, work = await _filled(host, git)
     await git.commit(work, {"large": os.urandom(5 << 20)})
     traced = await git.run("push", "origin", "main", cwd=work, env={"GIT_CURL_VERBOSE": "1"})
@@ -225,16 +224,18 @@ async def test_push_larger_than_post_buffer_is_chunked(host: Hosting, git: GitCl
     assert (git.home / "mine" / "large").read_bytes() == (work / "large").read_bytes()
 
 
-async def test_push_hook_is_called_for_each_push(host: Hosting, git: GitClient) -> None:
+async def test_push_hook_is_called_for_each_push(host: Site, git: GitClient) -> None:
     repo, work = await _filled(host, git)
+    pushes = Recorder()
+    host.stage.writer.subscribe(pushes)
     await git("clone", "-q", host.remote(repo), "mine")
     await git("push", "-q", "origin", "main:one", cwd=work)
     await git("push", "-q", "origin", "main:other", "main:third", cwd=work)
-    assert host.pushes.count(repo.id) == 2
+    assert pushes == [repo.id] * 2
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(3000, marks=pytest.mark.slow)])
-async def test_many_refs_in_one_push(host: Hosting, git: GitClient, count: int) -> None:
+async def test_many_refs_in_one_push(host: Site, git: GitClient, count: int) -> None:
     """Every ref is synced to disk before the push is acknowledged."""
     repo, work = await _filled(host, git)
     sha = await git("rev-parse", "main", cwd=work)
@@ -249,9 +250,7 @@ async def test_many_refs_in_one_push(host: Hosting, git: GitClient, count: int) 
 
 
 @pytest.mark.parametrize("clients", [10, pytest.param(50, marks=pytest.mark.slow)], ids=["ten", "fifty"])
-async def test_concurrent_pushes_to_one_branch_lose_nothing(
-    host: Hosting, git: GitClient, clients: int
-) -> None:
+async def test_concurrent_pushes_to_one_branch_lose_nothing(host: Site, git: GitClient, clients: int) -> None:
     """Three rounds: all clients build on the same commit and push; each round has exactly one winner."""
     repo, work = await _filled(host, git)
     winners = []
@@ -281,12 +280,12 @@ async def test_concurrent_pushes_to_one_branch_lose_nothing(
 # Access
 
 
-async def test_access_levels_for_clone_and_push(host: Hosting, git: GitClient) -> None:
+async def test_access_levels_for_clone_and_push(host: Site, git: GitClient) -> None:
     """All callers against all kinds of repositories, with the real git."""
     private, work = await _filled(host, git)
     public, _ = await _filled(host, git, public=True)
-    stranger = await host.accounts.create(f"other-{private.id[:8]}")
-    _, foreign = await host.accounts.create_key(stranger.id)
+    stranger = await host.stage.accounts.create(f"other-{private.id[:8]}")
+    _, foreign = await host.stage.accounts.create_key(stranger.id)
     secrets = {
         "nobody": "",
         "owner": host.key,
@@ -315,7 +314,7 @@ async def test_access_levels_for_clone_and_push(host: Hosting, git: GitClient) -
     assert [line.split("/")[-1] for line in branches.splitlines()] == ["from-1", "main"]
 
 
-async def test_credentials_as_basic_or_bearer(host: Hosting, git: GitClient) -> None:
+async def test_credentials_as_basic_or_bearer(host: Site, git: GitClient) -> None:
     repo, _ = await _filled(host, git)
     token = await host.token(repo)
     for secret in (host.key, token):
@@ -326,7 +325,7 @@ async def test_credentials_as_basic_or_bearer(host: Hosting, git: GitClient) -> 
 
 
 async def test_inaccessible_and_missing_repositories_look_alike(
-    host: Hosting, git: GitClient, http: httpx2.AsyncClient
+    host: Site, git: GitClient, http: httpx2.AsyncClient
 ) -> None:
     private, _ = await _filled(host, git)
     missing = "12345678-1234-4234-8234-123456789abc"
@@ -352,27 +351,27 @@ async def test_inaccessible_and_missing_repositories_look_alike(
     assert answers[0].headers["content-type"].startswith("text/plain")
 
 
-async def test_revoked_permission_applies_to_the_next_request(host: Hosting, git: GitClient) -> None:
+async def test_revoked_permission_applies_to_the_next_request(host: Site, git: GitClient) -> None:
     repo, work = await _filled(host, git)
-    identity = await host.identities.create(host.account)
-    await host.access.grant(host.account, identity.id, repo.id, "write")
-    info, token = await host.identities.create_token(host.account, identity.id)
+    identity = await host.stage.identities.create(host.stage.ours)
+    await host.stage.access.grant(host.stage.ours, identity.id, repo.id, "write")
+    info, token = await host.stage.identities.create_token(host.stage.ours, identity.id)
     place = host.remote(repo, token)
     await git("push", "-q", place, "main:a", cwd=work)
-    await host.access.change(identity.id, repo.id, "read")
+    await host.stage.access.change(identity.id, repo.id, "read")
     assert (await git.run("push", place, "main:b", cwd=work)).status != 0
     await git("ls-remote", place)
-    await host.access.revoke(identity.id, repo.id)
+    await host.stage.access.revoke(identity.id, repo.id)
     assert "or no access to it" in (await git.run("ls-remote", place)).err
-    await host.access.grant(host.account, identity.id, repo.id, "read")
-    await host.identities.revoke_token(host.account, identity.id, info.id)
+    await host.stage.access.grant(host.stage.ours, identity.id, repo.id, "read")
+    await host.stage.identities.revoke_token(host.stage.ours, identity.id, info.id)
     assert "Authentication failed" in (await git.run("ls-remote", place)).err
 
 
 # Refusals
 
 
-async def test_push_to_reserved_refs_is_refused(host: Hosting, git: GitClient) -> None:
+async def test_push_to_reserved_refs_is_refused(host: Site, git: GitClient) -> None:
     """Internal refs are neither pushed nor listed, and invalid names are refused."""
     repo, work = await _filled(host, git)
     await git("--git-dir", str(host.path(repo)), "update-ref", "refs/stead/own", "refs/heads/main")
@@ -388,7 +387,7 @@ async def test_push_to_reserved_refs_is_refused(host: Hosting, git: GitClient) -
 
 
 @pytest.mark.parametrize("name", [".git", "..", ".GIT", "git~1"])
-async def test_push_of_malicious_tree_is_refused(host: Hosting, git: GitClient, name: str) -> None:
+async def test_push_of_malicious_tree_is_refused(host: Site, git: GitClient, name: str) -> None:
     repo, work = await _filled(host, git)
     blob = await git("hash-object", "-w", "--stdin", cwd=work, stdin=b"evil")
     inner = await git("mktree", cwd=work, stdin=f"100644 blob {blob}\tconfig\n".encode())
@@ -404,7 +403,7 @@ async def test_push_of_malicious_tree_is_refused(host: Hosting, git: GitClient, 
 
 async def test_push_size_and_ref_limits(tmp_path: Path, git: GitClient) -> None:
     """Both refusals are printed by git, and nothing changes."""
-    async with hosting(tmp_path / "hosting", max_push=1 << 20, max_commands=10) as host:
+    async with served(tmp_path / "hosting", max_push=1 << 20, max_commands=10) as host:
         repo, work = await _filled(host, git)
         await git.commit(work, {"large": os.urandom(3 << 20)})
         ran = await git.run("push", "origin", "main:large", cwd=work)
@@ -417,7 +416,7 @@ async def test_push_size_and_ref_limits(tmp_path: Path, git: GitClient) -> None:
         assert "max 10" in ran.err
         await git("push", "-q", "origin", *(f"main~1:refs/heads/b{number}" for number in range(10)), cwd=work)
         assert len((await git("ls-remote", "--heads", host.remote(repo))).splitlines()) == 11
-        await host.check_all(git)
+        await host.stage.check()
 
 
 def test_push_commands_are_parsed_across_chunk_boundaries() -> None:
@@ -460,7 +459,7 @@ def test_only_packs_and_lfs_objects_are_streamed() -> None:
 
 
 async def test_invalid_smart_http_requests_are_refused(
-    host: Hosting, git: GitClient, http: httpx2.AsyncClient
+    host: Site, git: GitClient, http: httpx2.AsyncClient
 ) -> None:
     repo, _ = await _filled(host, git)
     http.headers["authorization"] = f"Bearer {host.key}"
@@ -496,18 +495,19 @@ async def test_invalid_smart_http_requests_are_refused(
         ),
         (http.build_request("POST", upload, headers=question, content=b"nonsense"), 500),
         (bad_push, 400),
-        (http.build_request("GET", "/12345678-1234-1234-8234-123456789abc/info/refs"), 418),
-        (http.build_request("GET", f"/{repo.id}"), 418),
     ]
     for request, status in tries:
         answer = await http.send(request)
         assert answer.status_code == status, (request.method, request.url, answer.text)
         assert answer.headers["content-type"].startswith("text/plain")
-        assert str(host.folder) not in answer.text
+        assert str(host.stage.folder) not in answer.text
+    for path in ("/12345678-1234-1234-8234-123456789abc/info/refs", f"/{repo.id}"):
+        answer = await http.get(path)
+        assert (answer.status_code, answer.headers["content-type"]) == (404, "application/json"), path
 
 
 async def test_gzip_request_is_accepted_and_gzip_bomb_refused(
-    host: Hosting, git: GitClient, http: httpx2.AsyncClient
+    host: Site, git: GitClient, http: httpx2.AsyncClient
 ) -> None:
     repo, work = await _filled(host, git, 3)
     sha = await git("rev-parse", "main", cwd=work)
@@ -526,7 +526,7 @@ async def test_gzip_request_is_accepted_and_gzip_bomb_refused(
         assert answer.status_code == 400
 
 
-async def test_long_negotiation_from_git_is_gzipped(host: Hosting, git: GitClient) -> None:
+async def test_long_negotiation_from_git_is_gzipped(host: Site, git: GitClient) -> None:
     """A client with many commits of its own negotiates with a long request."""
     repo, work = await _filled(host, git)
     await git("clone", "-q", host.remote(repo), "mine")
@@ -543,7 +543,7 @@ async def test_long_negotiation_from_git_is_gzipped(host: Hosting, git: GitClien
     assert await git("rev-parse", "origin/main", cwd=mine) == made
 
 
-async def test_fetch_of_missing_object_gets_git_error(host: Hosting, git: GitClient) -> None:
+async def test_fetch_of_missing_object_gets_git_error(host: Site, git: GitClient) -> None:
     _, work = await _filled(host, git)
     for version in (0, 2):
         ran = await git.run("-c", f"protocol.version={version}", "fetch", "origin", "1" * 40, cwd=work)
@@ -555,9 +555,7 @@ async def test_fetch_of_missing_object_gets_git_error(host: Hosting, git: GitCli
 
 
 @contextlib.asynccontextmanager
-async def _half_a_push(
-    host: Hosting, repo: str, size: int, body: bytes
-) -> AsyncIterator[asyncio.StreamReader]:
+async def _half_a_push(host: Site, repo: str, size: int, body: bytes) -> AsyncIterator[asyncio.StreamReader]:
     """A client that announces more than it sends, and disconnects at the end of the block."""
     name, port = host.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(name, int(port))
@@ -573,7 +571,7 @@ async def _half_a_push(
             await writer.wait_closed()
 
 
-async def test_aborted_push_leaves_nothing(host: Hosting, git: GitClient) -> None:
+async def test_aborted_push_leaves_nothing(host: Site, git: GitClient) -> None:
     """No git process, object or lock is left, and the next push works."""
     repo, work = await _filled(host, git)
     before = sorted(str(path) for path in host.path(repo).rglob("*"))
@@ -599,7 +597,7 @@ async def test_aborted_push_leaves_nothing(host: Hosting, git: GitClient) -> Non
     await git("push", "-q", "origin", "main", cwd=work)
 
 
-async def test_aborted_clone_leaves_no_process(host: Hosting, git: GitClient) -> None:
+async def test_aborted_clone_leaves_no_process(host: Site, git: GitClient) -> None:
     repo, work = await _filled(host, git)
     sha = await git.commit(work, {"large": os.urandom(24 << 20)})
     await git("push", "-q", "origin", "main", cwd=work)
@@ -619,7 +617,7 @@ async def test_aborted_clone_leaves_no_process(host: Hosting, git: GitClient) ->
 
 
 async def test_incomplete_git_response_aborts_the_connection(
-    host: Hosting, git: GitClient, http: httpx2.AsyncClient
+    host: Site, git: GitClient, http: httpx2.AsyncClient
 ) -> None:
     """An object is corrupt: the client detects an incomplete pack, and the response has no host paths."""
     repo, work = await _filled(host, git)
@@ -635,13 +633,13 @@ async def test_incomplete_git_response_aborts_the_connection(
         await http.post(f"/{repo.id}/git-upload-pack", headers=headers, content=question)
     ran = await git.run("clone", host.remote(repo), "mine")
     assert ran.status != 0
-    assert str(host.folder) not in ran.err
+    assert str(host.stage.folder) not in ran.err
     damaged.write_bytes(whole)
     await git("clone", "-q", host.remote(repo), "again")
 
 
 async def test_concurrency_limit_answers_retry_later(tmp_path: Path, git: GitClient) -> None:
-    async with hosting(tmp_path / "hosting", per_repo=1, max_wait=0.2) as host:
+    async with served(tmp_path / "hosting", per_repo=1, max_wait=0.2) as host:
         repo, work = await _filled(host, git)
         other, _ = await _filled(host, git)
         async with _half_a_push(host, repo.id, 100, b""):
@@ -664,7 +662,7 @@ async def test_concurrency_limit_answers_retry_later(tmp_path: Path, git: GitCli
 
 
 async def test_transfer_has_a_time_limit(tmp_path: Path, git: GitClient) -> None:
-    async with hosting(tmp_path / "hosting", timeout=0.5) as host:
+    async with served(tmp_path / "hosting", timeout=0.5) as host:
         repo = await host.repo()
 
         async with _half_a_push(host, repo.id, 100, b"00") as reader:
@@ -674,10 +672,10 @@ async def test_transfer_has_a_time_limit(tmp_path: Path, git: GitClient) -> None
         assert _gits(host) == []
 
 
-async def test_deleted_repository_is_gone_for_git(host: Hosting, git: GitClient) -> None:
+async def test_deleted_repository_is_gone_for_git(host: Site, git: GitClient) -> None:
     repo, work = await _filled(host, git)
     await git("ls-remote", host.remote(repo))
-    await host.repos.delete(repo.id)
+    await host.stage.repos.delete(repo.id)
     for version in (0, 2):
         ran = await git.run("-c", f"protocol.version={version}", "ls-remote", host.remote(repo))
         assert "or no access to it" in ran.err
@@ -696,7 +694,7 @@ def _resident() -> int:
 
 
 @pytest.mark.slow
-async def test_two_gigabytes_are_streamed_in_bounded_memory(host: Hosting, git: GitClient) -> None:
+async def test_two_gigabytes_are_streamed_in_bounded_memory(host: Site, git: GitClient) -> None:
     """The server runs in this process: its peak memory is sampled during a 2 GB transfer."""
     repo, work = await _filled(host, git)
     for number in range(32):

@@ -44,7 +44,7 @@ from stead.repos.access import RepoAccess
 from stead.repos.repos import Repos
 from stead.repos.transfer.bundles import Bundles
 from stead.store.builds import BuildRow, BuildStore
-from support.git_hosting import GitClient, gits_of
+from support.git_client import GitClient, gits_of
 from support.installations import Server
 from support.waiting import until
 

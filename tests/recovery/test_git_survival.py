@@ -25,12 +25,11 @@ from stead.machines import Machines
 from stead.repos.committing import Change, commit
 from stead.repos.transfer import serving
 from stead.settings import Settings
-from support.git_hosting import GitClient
+from support.git_client import GitClient
+from support.git_hosting import Site, served, staged
 from support.git_objects import Objects
 from support.git_server import GitServer, Page
 from support.git_server import serving as serving_git
-from support.git_site import Site, served
-from support.git_stage import staged
 from support.installations import fill_up, other_settings, small_disk
 from support.serve_process import Process, client_of, end, start
 from support.waiting import until

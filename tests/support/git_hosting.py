@@ -1,199 +1,134 @@
-"""A git server on its own port for tests, and a git client."""
+"""Repositories without VMs: a database, accounts and real git; and the API server in front of them."""
 
-import asyncio
-import base64
 import contextlib
-import os
-from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+import dataclasses
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from starlette.responses import PlainTextResponse
-from starlette.types import Receive, Scope, Send
-
-from stead.api.calls import Calls
-from stead.api.server import running_app
-from stead.api.smart_http import SmartHttp
+from stead.api.parts import Installation
+from stead.api.server import running
+from stead.host.commands import run
 from stead.identity.accounts import Accounts
 from stead.identity.identities import Identities
+from stead.installation import open_without_vms
 from stead.repos.access import Level, RepoAccess
 from stead.repos.repos import RepoInfo, Repos
+from stead.repos.repository import Repository
+from stead.repos.ssrf import Network
 from stead.repos.transfer.serving import PackServer
+from stead.repos.writer import RepoWriter
 from stead.settings import Settings
-from support.git_stage import Recorder, staged
-
-_TIMEOUT = 60.0
-
-
-@dataclass(frozen=True)
-class Ran:
-    status: int
-    stdout: bytes
-    err: str
-
-    @property
-    def out(self) -> str:
-        return self.stdout.decode(errors="replace")
+from stead.store.database import Database
+from stead.store.installation_id import open_database_of
 
 
-class GitClient:
-    """The real git, with an isolated configuration."""
+class Recorder(list[str]):
+    """The repositories whose refs changed."""
 
-    def __init__(self, home: Path) -> None:
-        self.home = home
-        # The client's own disk is not tested: skip fsync.
-        (home / ".gitconfig").write_text(
-            "[core]\n\tfsync = none\n\tcompression = 0\n\tbigFileThreshold = 1m\n[gc]\n\tauto = 0\n"
-        )
-
-    def environment(self) -> dict[str, str]:
-        who = {
-            f"GIT_{role}_{what}": "tests@stead.invalid"
-            for role in ("AUTHOR", "COMMITTER")
-            for what in ("NAME", "EMAIL")
-        }
-        own = {
-            "HOME": str(self.home),
-            "GIT_TERMINAL_PROMPT": "0",
-            "GIT_CONFIG_NOSYSTEM": "1",
-            "LC_ALL": "C.UTF-8",
-        }
-        return {"PATH": os.environ["PATH"], **who, **own}
-
-    async def run(
-        self,
-        *arguments: str,
-        cwd: Path | None = None,
-        stdin: bytes = b"",
-        timeout: float = _TIMEOUT,
-        env: Mapping[str, str] | None = None,
-    ) -> Ran:
-        process = await asyncio.create_subprocess_exec(
-            "git",
-            *arguments,
-            cwd=cwd or self.home,
-            env=self.environment() | dict(env or {}),
-            stdin=PIPE if stdin else DEVNULL,
-            stdout=PIPE,
-            stderr=PIPE,
-        )
-        try:
-            async with asyncio.timeout(timeout):
-                out, err = await process.communicate(stdin or None)
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        assert process.returncode is not None
-        return Ran(process.returncode, out, err.decode(errors="replace"))
-
-    async def printed(self, *arguments: str, cwd: Path | None = None, stdin: bytes = b"") -> bytes:
-        """The output of git, which must succeed."""
-        ran = await self.run(*arguments, cwd=cwd, stdin=stdin)
-        assert ran.status == 0, f"git {' '.join(arguments)}: {ran.err}"
-        return ran.stdout
-
-    async def __call__(self, *arguments: str, cwd: Path | None = None, stdin: bytes = b"") -> str:
-        return (await self.printed(*arguments, cwd=cwd, stdin=stdin)).decode(errors="replace").strip()
-
-    async def work_tree(self, name: str, files: dict[str, str | bytes] | None = None) -> Path:
-        """A new repository of the user, with one commit on main."""
-        folder = self.home / name
-        await self("init", "-q", "-b", "main", str(folder))
-        await self.commit(folder, files or {"README": "hello\n"})
-        return folder
-
-    async def commit(self, folder: Path, files: dict[str, str | bytes], message: str = "change") -> str:
-        for path, content in files.items():
-            place = folder / path
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(content.encode() if isinstance(content, str) else content)
-        await self("add", "-A", cwd=folder)
-        await self("commit", "-q", "--allow-empty", "-m", message, cwd=folder)
-        return await self("rev-parse", "HEAD", cwd=folder)
+    async def refs_changed(self, repo_id: str) -> None:
+        self.append(repo_id)
 
 
 @dataclass
-class Hosting:
-    """An account with an API key, and the server of its repositories."""
+class Stage:
+    """An installation with repositories of two accounts."""
 
-    url: str
+    installation: Installation
+    folder: Path
+    database: Database
+    repos: Repos
+    writer: RepoWriter
+    access: RepoAccess
     accounts: Accounts
     identities: Identities
-    repos: Repos
-    access: RepoAccess
-    account: str
-    key: str
-    folder: Path
-    pushes: list[str] = field(default_factory=list)
+    ours: str
+    theirs: str
 
-    async def repo(self, *, public: bool = False) -> RepoInfo:
-        return await self.repos.create(self.account, public=public)
+    async def repository(self, **options: object) -> Repository:
+        """A new repository of the first account."""
+        info = await self.repos.create(self.ours, **options)  # type: ignore[arg-type]  # as create takes them
+        return self.repos.repository(info.id)
 
-    def path(self, repo: RepoInfo) -> Path:
-        return self.repos.repository(repo.id).path
-
-    def remote(self, repo: RepoInfo | str, secret: str | None = None, user: str = "x-access-token") -> str:
-        """The clone URL, with the account's key by default."""
-        repo_id = repo if isinstance(repo, str) else repo.id
-        secret = self.key if secret is None else secret
-        login = f"{user}:{secret}@" if secret else ""
-        return self.url.replace("http://", f"http://{login}") + f"/{repo_id}"
-
-    async def token(self, repo: RepoInfo | None = None, level: Level = "read") -> str:
-        """The token of a new identity, with a permission on a repository."""
-        identity = await self.identities.create(self.account)
-        if repo is not None:
-            await self.access.grant(self.account, identity.id, repo.id, level)
-        _, token = await self.identities.create_token(self.account, identity.id)
-        return token
-
-    async def settled(self) -> None:
-        """Wait for background work after a change."""
+    async def check(self) -> None:
+        """Every repository passes fsck and has no leftovers."""
         await self.repos.quotas.flush()
         await self.repos.housekeeping.join()
-
-    async def check_all(self, client: GitClient) -> None:
-        """Every repository passes fsck and has no leftovers."""
-        await self.settled()
-        for path in self.folder.glob("??/*.git"):
-            ran = await client.run("--git-dir", str(path), "fsck", "--strict", "--full", "--no-dangling")
-            assert ran.status == 0, ran.err
-            left = [str(each) for each in path.rglob("*") if each.suffix == ".lock" or "tmp_" in each.name]
-            assert left == []
-
-
-async def _nothing_else(scope: Scope, receive: Receive, send: Send) -> None:
-    await PlainTextResponse("the API", 418)(scope, receive, send)
+        folder = self.folder / "repos"
+        for repository in folder.glob("??/*.git"):
+            fsck = ("git", "-c", "safe.directory=*", "fsck", "--strict", "--no-dangling")
+            await run(*fsck, cwd=repository, timeout=60)
+            assert [*repository.rglob("*.lock"), *(repository / "objects").rglob("tmp_*")] == []
+        assert list((folder / "new").iterdir()) == []
 
 
 @contextlib.asynccontextmanager
-async def hosting(folder: Path, **limits: Any) -> AsyncIterator[Hosting]:
-    """Serve repositories in a folder until the end of the block."""
-    max_lfs = limits.pop("max_lfs_object", 1 << 30)
-    pushes = Recorder()
-    async with staged(folder) as stage:
-        stage.writer.subscribe(pushes)
-        _, key = await stage.accounts.create_key(stage.ours)
+async def staged(folder: Path, uid: int | None = None, **changes: Any) -> AsyncIterator[Stage]:
+    database = await open_database_of(folder)
+    try:
+        async with open_without_vms(Settings(data=folder, **changes), database, uid) as opened:
+            stage = Stage(
+                installation=opened,
+                folder=folder,
+                database=database,
+                repos=opened.repos,
+                writer=opened.writer,
+                access=opened.access,
+                accounts=opened.accounts,
+                identities=opened.identities,
+                ours=await _account(opened.accounts, "ours"),
+                theirs=await _account(opened.accounts, "theirs"),
+            )
+            yield stage
+            await stage.check()
+    finally:
+        await database.dispose()
+
+
+async def _account(accounts: Accounts, name: str) -> str:
+    found = [account.id for account in await accounts.list() if account.name == name]
+    return found[0] if found else (await accounts.create(name)).id
+
+
+@dataclass(frozen=True)
+class Site:
+    """A server, with a key for each of two accounts."""
+
+    url: str
+    stage: Stage
+    key: str
+    their_key: str
+
+    async def repo(self, *, public: bool = False) -> RepoInfo:
+        return await self.stage.repos.create(self.stage.ours, public=public)
+
+    def path(self, repo: RepoInfo) -> Path:
+        return self.stage.repos.repository(repo.id).path
+
+    def remote(self, repo: RepoInfo, secret: str | None = None) -> str:
+        """The clone URL, with the first account's key by default."""
+        secret = self.key if secret is None else secret
+        login = f"x-access-token:{secret}@" if secret else ""
+        return self.url.replace("http://", f"http://{login}") + f"/{repo.id}"
+
+    async def token(self, repo: RepoInfo | None = None, level: Level = "read") -> str:
+        """The token of a new identity, with a permission on a repository."""
+        stage = self.stage
+        identity = await stage.identities.create(stage.ours)
+        if repo is not None:
+            await stage.access.grant(stage.ours, identity.id, repo.id, level)
+        _, token = await stage.identities.create_token(stage.ours, identity.id)
+        return token
+
+
+@contextlib.asynccontextmanager
+async def served(folder: Path, dialled: Sequence[Network] = (), **limits: Any) -> AsyncIterator[Site]:
+    """Serve the API without VMs until the end of the block; `limits` are those of clones and pushes."""
+    async with staged(folder, git_url="http://stead.test", dial_private=tuple(dialled)) as stage:
         serving = PackServer(stage.repos, stage.writer, **limits)
-        callers = stage.installation.callers
-        calls = Calls(SmartHttp(_nothing_else, callers, stage.repos, stage.access, serving, max_lfs), 1000)
-        async with running_app(Settings(listen="127.0.0.1:0"), calls, calls) as url:
-            parts = (stage.accounts, stage.identities, stage.repos, stage.access)
-            yield Hosting(url, *parts, stage.ours, key, folder / "repos", pushes)
-
-
-def basic(user: str, password: str) -> str:
-    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
-
-
-def gits_of(repository: Path) -> list[str]:
-    """Git processes of a repository, except pooled readers."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if f"GIT_DIR={repository}\0".encode() in (process / "environ").read_bytes():
-                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-    return [each for each in found if "cat-file" not in each]
+        installation = dataclasses.replace(stage.installation, serving=serving)
+        async with running(Settings(listen="127.0.0.1:0"), installation) as url:
+            _, key = await stage.accounts.create_key(stage.ours)
+            _, their_key = await stage.accounts.create_key(stage.theirs)
+            yield Site(url, stage, key, their_key)

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from support.git_hosting import GitClient
+from support.git_client import GitClient
 
 _WHO = "tests <tests@stead.invalid> 1700000000 +0000"
 

@@ -12,8 +12,8 @@ from stead.github.links import Link, Links
 from stead.repos.committing import Change, commit
 from stead.repos.repository import Repository
 from stead.repos.ssrf import SsrfGuard
-from support.git_hosting import GitClient
-from support.git_stage import Recorder, Stage, staged
+from support.git_client import GitClient
+from support.git_hosting import Recorder, Stage, staged
 from support.github import Github, playing_github
 
 LIMIT = 30.0
