@@ -49,7 +49,7 @@ class Credential:
 
 
 @dataclass(frozen=True)
-class Clone:
+class ClonedRepo:
     repo_id: str
     path: str
     permission: "Permission | None"
@@ -57,7 +57,7 @@ class Clone:
     token_id: str | None
 
 
-def clone(stead: "Stead", info: "RepoInfo", folder: Path, permission: "Permission") -> Clone:
+def clone(stead: "Stead", info: "RepoInfo", folder: Path, permission: "Permission") -> ClonedRepo:
     """Clone a repository into a missing or empty folder."""
     url = stead.git.repos.ref(info.id).clone_url()
     with signals_as_exits(), _credential(stead, info, permission) as credential:
@@ -66,7 +66,7 @@ def clone(stead: "Stead", info: "RepoInfo", folder: Path, permission: "Permissio
             _keep(url, info.id, folder, credential)
     found = credential or Credential("")
     path = str(folder.absolute())
-    return Clone(info.id, path, found.permission, found.identity_id, found.token_id)
+    return ClonedRepo(info.id, path, found.permission, found.identity_id, found.token_id)
 
 
 @contextlib.contextmanager

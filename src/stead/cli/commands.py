@@ -28,7 +28,7 @@ GLOBAL = "Global options"
 
 
 @dataclass(frozen=True)
-class Entry:
+class LazyApp:
     """The place of a command as `module:app`, and its panel in the help."""
 
     place: str
@@ -40,19 +40,19 @@ class Entry:
     """The command talks to a server, so `--url` and `--key` apply to it."""
 
 
-def _local(place: str, text: str, *, alone: bool = False) -> Entry:
-    return Entry(place, text, INSTALLATION, alone, remote=False)
+def _local(place: str, text: str, *, alone: bool = False) -> LazyApp:
+    return LazyApp(place, text, INSTALLATION, alone, remote=False)
 
 
 ENTRIES = {
-    "vm": Entry("stead.cli.vms:app", "Create, use, fork and suspend VMs.", VMS),
-    "snapshot": Entry("stead.cli.snapshots:app", "Snapshots: saved VMs to create others from.", VMS),
-    "build": Entry("stead.cli.builds:app", "Builds of VMs and snapshots: state, phases and logs.", VMS),
-    "git": Entry("stead.cli.git:app", "Create, clone and search Git repositories.", REPOSITORIES),
-    "identity": Entry(
+    "vm": LazyApp("stead.cli.vms:app", "Create, use, fork and suspend VMs.", VMS),
+    "snapshot": LazyApp("stead.cli.snapshots:app", "Snapshots: saved VMs to create others from.", VMS),
+    "build": LazyApp("stead.cli.builds:app", "Builds of VMs and snapshots: state, phases and logs.", VMS),
+    "git": LazyApp("stead.cli.git:app", "Create, clone and search Git repositories.", REPOSITORIES),
+    "identity": LazyApp(
         "stead.cli.identities:app", "Identities: access for others to some VMs and repositories.", VMS
     ),
-    "whoami": Entry("stead.cli.identities:alone", "Show the account of the API key.", VMS, alone=True),
+    "whoami": LazyApp("stead.cli.identities:alone", "Show the account of the API key.", VMS, alone=True),
     "serve": _local("stead.cli.installation.serve:app", "Run the API server until Ctrl-C.", alone=True),
     "keys": _local("stead.cli.installation.keys:keys", "Create, list and revoke API keys."),
     "accounts": _local("stead.cli.installation.keys:accounts", "Accounts and their limits."),
@@ -65,7 +65,7 @@ ENTRIES = {
         "Build the image and the template before the first create.",
         alone=True,
     ),
-    "demo": Entry(
+    "demo": LazyApp(
         "stead.cli.installation.demo:app",
         "Create, fork, suspend and snapshot a VM, and print the times.",
         INSTALLATION,
@@ -99,7 +99,7 @@ class Commands(TyperGroup):
         sys.exit(code)
 
 
-def _described(name: str, entry: Entry) -> TyperCommand:
+def _described(name: str, entry: LazyApp) -> TyperCommand:
     return TyperCommand(name, help=entry.help, rich_help_panel=entry.panel)
 
 

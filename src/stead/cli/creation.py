@@ -13,7 +13,7 @@ import typer
 from stead.cli.connection import connected
 from stead.cli.output import Json, fail, note, print_json, working
 from stead.cli.references import SnapshotOption
-from stead.cli.remote import Command, Ending, run
+from stead.cli.remote import Ending, RemoteCommand, run
 from stead.cli.signals import signals_as_exits, undisturbed
 from stead.cli.sizes import Cpu, Disk, Memory, SizeOption, wanted_size
 
@@ -204,9 +204,9 @@ def _run_in(vm: "Handle", command: str, *, delete: bool, collect: bool) -> Endin
     if not delete:
         if not collect:
             note(f"VM {vm.id}")
-        return run(vm, Command(command), collect=collect)
+        return run(vm, RemoteCommand(command), collect=collect)
     try:
-        return run(vm, Command(command), collect=collect)
+        return run(vm, RemoteCommand(command), collect=collect)
     finally:
         _delete(vm)
 

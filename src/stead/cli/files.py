@@ -168,14 +168,14 @@ def _permissions(text: str) -> int:
 
 
 @dataclass(frozen=True)
-class Place:
+class CopyPath:
     """One end of a copy: a path on this host, or in a VM."""
 
     path: str
     vm: str | None = None
 
     @classmethod
-    def parse(cls, text: str) -> "Place":
+    def parse(cls, text: str) -> "CopyPath":
         """`VM:PATH` is in a VM. Text without a colon, or with a slash before it, is a path on this host."""
         vm, colon, path = text.partition(":")
         if not colon or not vm or "/" in vm:
@@ -197,7 +197,7 @@ def copy(
 
     A copy into an existing directory keeps its name.
     """
-    origin, goal = Place.parse(source), Place.parse(target)
+    origin, goal = CopyPath.parse(source), CopyPath.parse(target)
     if (origin.vm is None) == (goal.vm is None):
         wrong = (
             "one of them must be in a VM: VM:PATH"
@@ -218,7 +218,7 @@ def copy(
         print_json({"path": placed, "skipped": skipped})
 
 
-def _upload(files: "Files", origin: Place, goal: str) -> str:
+def _upload(files: "Files", origin: CopyPath, goal: str) -> str:
     if origin.is_stream:
         files.write(goal, _standard_input())
         return goal
@@ -248,7 +248,7 @@ def _is_folder(files: "Files", path: str) -> bool:
         return False
 
 
-def _download(files: "Files", path: str, goal: Place) -> tuple[str, list[str]]:
+def _download(files: "Files", path: str, goal: CopyPath) -> tuple[str, list[str]]:
     if goal.is_stream:
         with files.read_chunks(path) as chunks:
             _write_out(chunks)

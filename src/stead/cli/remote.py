@@ -27,7 +27,7 @@ _INTERACTIVE = frozenset(
 
 
 @dataclass(frozen=True)
-class Command:
+class RemoteCommand:
     """What to run: a command line for the shell, or a program with its arguments."""
 
     command: str | Sequence[str]
@@ -54,7 +54,7 @@ class Ending:
         return TIMED_OUT if self.timed_out else self.status_code & 0xFF
 
 
-def run(vm: "Handle", wanted: Command, *, collect: bool = False) -> Ending:
+def run(vm: "Handle", wanted: RemoteCommand, *, collect: bool = False) -> Ending:
     """Run a command to its end and print its output as it arrives, or collect it."""
     from stead.sdk.models import Exited
 
@@ -168,7 +168,7 @@ def exec_(
         handle = stead.vms.find(vm)
         line = command[0] if len(command) == 1 else command
         given = read_standard_input(stdin)
-        ending = run(handle, Command(line, user, cwd, variables, timeout, given.data), collect=as_json)
+        ending = run(handle, RemoteCommand(line, user, cwd, variables, timeout, given.data), collect=as_json)
     given.warn_if_late()
     if as_json:
         print_json(ending)
