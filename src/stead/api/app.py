@@ -12,7 +12,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from stead.api import (
-    absent,
     account,
     builds,
     creation,
@@ -28,15 +27,16 @@ from stead.api import (
     systemd,
     terminals,
     triggers,
+    unimplemented,
     vms,
     watching,
 )
 from stead.api.background import AFTER_HEADER, ID_HEADER
 from stead.api.callers import TOKEN_HEADER, USER_HEADER, Authentication
 from stead.api.calls import TRACE_HEADER, Calls
+from stead.api.credentials_in_path import CredentialsInPath
 from stead.api.documentation import DESCRIPTION, Api, add_documentation
 from stead.api.parts import Installation, MachinesDep, SigningDep
-from stead.api.published import CredentialsInPath
 from stead.api.smart_http import SmartHttp
 from stead.api.wire import Wire
 from stead.api.wire.unknown import HEADER as UNKNOWN_KEYS_HEADER
@@ -76,7 +76,7 @@ def create_app(installation: Installation | None = None) -> FastAPI:
     # The order matters: /v1/vms/snapshots must not match /v1/vms/{vm_id}.
     for module in (creation, snapshots, builds, vms, guests, watching, terminals, systemd, identities):
         app.include_router(module.router)
-    for module in (repos, repo_search, triggers, github_sync, logs, account, absent):
+    for module in (repos, repo_search, triggers, github_sync, logs, account, unimplemented):
         app.include_router(module.router)
     _add_own_pages(app)
     app.add_exception_handler(errors.ApiError, errors.on_api_error)

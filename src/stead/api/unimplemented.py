@@ -27,11 +27,11 @@ def _refuse(text: str) -> NoReturn:
 
 
 def _place(prefix: str, text: str) -> None:
-    async def absent(caller: AnyCaller) -> None:
+    async def unimplemented(caller: AnyCaller) -> None:
         _refuse(text)
 
     for path in (prefix, f"{prefix}/{{rest:path}}"):
-        router.add_api_route(path, absent, methods=_METHODS)
+        router.add_api_route(path, unimplemented, methods=_METHODS)
 
 
 for _prefix, _what in _NEVER.items():
