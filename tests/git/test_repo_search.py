@@ -270,7 +270,7 @@ def _changed_lines(repository: Repository, sha: str, asked: Asked) -> set[tuple[
         elif line.startswith(("--- ", "+++ ")):
             name = line[4:].rstrip("\t")
             path = path if name == "/dev/null" else name
-        elif hunk := re.match(r" -(\d+)\S* \+(\d+)", line):
+        elif hunk := re.match(r"@@ -(\d+)\S* \+(\d+)", line):
             numbers = {"-": int(hunk[1]), "+": int(hunk[2])}
         elif line[:1] in numbers:
             if columns := asked.find(line[1:]):
