@@ -167,4 +167,4 @@ class _MachineEvents:
             instance=event.instance,
         )
         if event.row_removed:
-            await self._identities.forget_machine(row.id)
+            await self._identities.delete_machine_permissions(row.id)

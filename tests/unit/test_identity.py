@@ -567,7 +567,7 @@ async def test_forget_machine_deletes_all_its_permissions(here: Installation, ou
     one, two = [await here.identities.create(ours.id) for _ in range(2)]
     for identity, machine in itertools.product((one, two), ("m1", "m2")):
         await here.identities.grant(ours.id, identity.id, here.machine(ours, machine))
-    await here.identities.forget_machine("m1")
+    await here.identities.delete_machine_permissions("m1")
     assert [await here.identities.granted(each.id) for each in (one, two)] == [{"m2"}, {"m2"}]
 
 
@@ -806,7 +806,7 @@ class Histories(RuleBasedStateMachine):
     @rule(machine=machines)
     def delete_machine(self, machine: str) -> None:
         self.here.machines.pop(machine, None)
-        self.run(self.here.identities.forget_machine(machine))
+        self.run(self.here.identities.delete_machine_permissions(machine))
         self.permissions = {key: users for key, users in self.permissions.items() if key[1] != machine}
 
     @rule()

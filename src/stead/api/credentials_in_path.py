@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from stead.identity.credentials import kind_of
+from stead.identity.credentials import credential_kind
 
 _PATH = re.compile(r"/(?P<login>x-access-token:(?P<secret>[^@/]+))@[^/]+(?P<rest>/.*)")
 
@@ -23,7 +23,7 @@ class CredentialsInPath:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         found = _PATH.fullmatch(scope["path"]) if scope["type"] == "http" else None
-        if found is not None and kind_of(found["secret"]) is not None:
+        if found is not None and credential_kind(found["secret"]) is not None:
             login = base64.b64encode(found["login"].encode())
             others = [(name, value) for name, value in scope["headers"] if name != b"authorization"]
             scope["headers"] = [*others, (b"authorization", b"Basic " + login)]

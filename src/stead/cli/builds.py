@@ -117,13 +117,13 @@ def build_logs(
 
 def _follow(stead: "Stead", build_id: str, as_json: bool) -> bool:
     """Print lines as they appear. Whether the build failed."""
-    from stead.sdk.following import NewLines
+    from stead.sdk.log_deduplication import LogDeduplicator
 
-    new = NewLines()
+    new = LogDeduplicator()
     while True:
         # The state first: lines that are read after a final state are all there are.
         build = stead.vms.builds.get(build_id)
-        for entry in new.among(_lines(stead, build_id)):
+        for entry in new.unseen(_lines(stead, build_id)):
             print_entry(entry, as_json)
         if build.finished:
             return build.state == "failed"

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from stead.cli.connection import target
 from stead.cli.output import fail, note
-from stead.cli.signals import signals_as_exits, undisturbed
+from stead.cli.signals import ignore_repeated_signals, signals_as_exits
 
 if TYPE_CHECKING:
     from stead.sdk import Identity, Stead
@@ -63,7 +63,7 @@ def clone(stead: "Stead", info: "RepoInfo", folder: Path, permission: "Permissio
     with signals_as_exits(), _credential(stead, info, permission) as credential:
         _run_git(url, folder, credential)
         if credential is not None:
-            _keep(url, info.id, folder, credential)
+            _store_credential(url, info.id, folder, credential)
     found = credential or Credential("")
     path = str(folder.absolute())
     return ClonedRepo(info.id, path, found.permission, found.identity_id, found.token_id)
@@ -103,7 +103,7 @@ def _credential(stead: "Stead", info: "RepoInfo", permission: "Permission") -> I
 
 def _delete(identity: "Identity") -> None:
     try:
-        with undisturbed():
+        with ignore_repeated_signals():
             identity.delete()
     except BaseException:
         note(f"identity {identity.id} was not deleted: run `stead identity delete {identity.id}`")
@@ -135,7 +135,7 @@ def _run_git(url: str, folder: Path, credential: Credential | None) -> None:
 
 def _end(git: "subprocess.Popen[bytes]") -> None:
     """Stop git with SIGTERM, so that it can remove the partial clone."""
-    with undisturbed():
+    with ignore_repeated_signals():
         os.killpg(git.pid, signal.SIGTERM)
         try:
             git.wait(_GRACE)
@@ -148,7 +148,7 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
 
 
-def _keep(url: str, repo_id: str, folder: Path, credential: Credential) -> None:
+def _store_credential(url: str, repo_id: str, folder: Path, credential: Credential) -> None:
     """Store the token in the clone and configure git's credential helper."""
     place = folder / ".git" / _FILE
     descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

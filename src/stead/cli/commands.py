@@ -155,8 +155,8 @@ def _connection_options() -> list[Any]:
 
 
 def _use_url(value: str | None) -> None:
-    connection.use_instead(url=value)
+    connection.override_target(url=value)
 
 
 def _use_key(value: str | None) -> None:
-    connection.use_instead(key=value)
+    connection.override_target(key=value)

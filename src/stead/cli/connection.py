@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
-from stead.cli.output import fail, json_wanted, note, shown_lines
+from stead.cli.output import fail, json_wanted, note, printable_lines
 
 if TYPE_CHECKING:
     from stead.sdk import Stead
@@ -32,13 +32,13 @@ class Target:
 _target = Target()
 
 
-def use(url: str | None, key: str | None) -> None:
+def set_target(url: str | None, key: str | None) -> None:
     """Set the target of this run, from the options before the command."""
     global _target
     _target = Target(url or None, key or None)
 
 
-def use_instead(*, url: str | None = None, key: str | None = None) -> None:
+def override_target(*, url: str | None = None, key: str | None = None) -> None:
     """Override the target with the options after the command."""
     global _target
     _target = Target(url or _target.url, key or _target.key)
@@ -53,24 +53,24 @@ def connected() -> "Iterator[Stead]":
     """A client for one command; an error ends the command with an error message."""
     from stead.sdk import Stead
 
-    with failures(_target.url or ""):
+    with report_errors(_target.url or ""):
         try:
             client = Stead(_target.key, base_url=_target.url, max_retries=1)
         except ValueError as error:
             fail(str(error), code="INVALID_URL")
-    with failures(client.base_url), client as stead:
+    with report_errors(client.base_url), client as stead:
         yield stead
 
 
 @contextlib.contextmanager
-def failures(url: str) -> Iterator[None]:
+def report_errors(url: str) -> Iterator[None]:
     """Turn errors of the block into an error message and an exit code."""
     try:
         yield
     except (typer.Exit, BrokenPipeError):
         raise
     except Exception as error:
-        _explain(error, url)
+        _report_error(error, url)
 
 
 @contextlib.contextmanager
@@ -84,7 +84,7 @@ def for_completion(context: typer.Context) -> "Iterator[Stead]":
         yield stead
 
 
-def _explain(error: Exception, url: str) -> NoReturn:
+def _report_error(error: Exception, url: str) -> NoReturn:
     from stead.sdk import errors
 
     match error:
@@ -99,7 +99,7 @@ def _explain(error: Exception, url: str) -> NoReturn:
         case errors.ServerUnreachable(sent=False):
             fail(f"cannot reach Stead at {url}: is `stead serve` running?", code="SERVER_UNREACHABLE")
         case errors.SteadApiError():
-            _explain_answer(error)
+            _report_api_error(error)
         case errors.SteadException():
             fail(str(error), code=_code_of(error))
         case OSError():
@@ -113,7 +113,7 @@ def _code_of(error: Exception) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).upper()
 
 
-def _explain_answer(error: "SteadApiError") -> NoReturn:
+def _report_api_error(error: "SteadApiError") -> NoReturn:
     from stead.sdk import errors
 
     details: dict[str, object] = {}
@@ -139,6 +139,6 @@ def _show_diagnostics(error: "SetupFailed") -> None:
     found = error.diagnostics
     for log in () if found is None else (*found.failed_service_logs, *found.additional_failed_service_logs):
         note(f"{log.unit_name}:")
-        note(shown_lines(log.log))
+        note(printable_lines(log.log))
     if error.snapshot_id:
         note(f"to inspect it: stead vm create --snapshot {error.snapshot_id}")

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stead.cli.connection import connected
-from stead.cli.output import Json, fail, note, print_json, working
+from stead.cli.output import Json, fail, note, print_json, show_progress
 from stead.cli.references import SnapshotOption
-from stead.cli.remote import Ending, RemoteCommand, run
-from stead.cli.signals import signals_as_exits, undisturbed
+from stead.cli.remote import CommandResult, RemoteCommand, run
+from stead.cli.signals import ignore_repeated_signals, signals_as_exits
 from stead.cli.sizes import Cpu, Disk, Memory, SizeOption, wanted_size
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def create(
     """
     if delete and command is None:
         raise typer.BadParameter("needs --exec: the VM is deleted after that command", param_hint="--delete")
-    setup = _Setup(apt or [], [_Clone.parse(each) for each in repo or ()], run_ or [], no_cache)
+    setup = _Setup(apt or [], [_CloneOption.parse(each) for each in repo or ()], run_ or [], no_cache)
     options: dict[str, Any] = {
         "name": name,
         "snapshot_id": snapshot,
@@ -123,7 +123,7 @@ def create(
 
 
 @dataclass(frozen=True)
-class _Clone:
+class _CloneOption:
     """A repository and the path in the VM to clone it to."""
 
     repo: str
@@ -131,7 +131,7 @@ class _Clone:
     rev: str | None
 
     @classmethod
-    def parse(cls, text: str) -> "_Clone":
+    def parse(cls, text: str) -> "_CloneOption":
         """The parts of `site#main:/srv/site`. The `:` of `https://` does not separate a path."""
         repo, _, path = text.rpartition(":")
         repo, _, rev = repo.partition("#")
@@ -155,7 +155,7 @@ class _Setup:
     """`--apt`, `--repo` and `--run`: a layer that the server builds once and caches as a snapshot."""
 
     packages: list[str]
-    clones: list[_Clone]
+    clones: list[_CloneOption]
     commands: list[str]
     no_cache: bool = False
 
@@ -182,7 +182,7 @@ def _make(stead: "Stead", options: dict[str, Any]) -> "tuple[Handle, float]":
     built = options["spec"] is not None
     start = time.perf_counter()
     try:
-        with working("building a VM" if built else "creating a VM") as report:
+        with show_progress("building a VM" if built else "creating a VM") as report:
             vm = stead.vms.create(**options, progress=report if built else None)
     except (KeyboardInterrupt, SystemExit):
         if built:
@@ -200,7 +200,7 @@ def _print_created(vm: "Handle", seconds: float, as_json: bool) -> None:
         note(f"running after {seconds:.2f} s; run a command in it: stead vm exec {vm.id[:6]} uname -a")
 
 
-def _run_in(vm: "Handle", command: str, *, delete: bool, collect: bool) -> Ending:
+def _run_in(vm: "Handle", command: str, *, delete: bool, collect: bool) -> CommandResult:
     if not delete:
         if not collect:
             note(f"VM {vm.id}")
@@ -216,7 +216,7 @@ def _delete(vm: "Handle") -> None:
 
     try:
         # An ephemeral VM may already be gone.
-        with undisturbed(), contextlib.suppress(NotFound):
+        with ignore_repeated_signals(), contextlib.suppress(NotFound):
             vm.delete()
     except BaseException:
         note(f"VM {vm.id} may still exist: stead vm delete {vm.id}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stead.cli.connection import connected
-from stead.cli.output import Json, local_time, note, print_facts, print_json, print_table, working
+from stead.cli.output import Json, local_time, note, print_facts, print_json, print_table, show_progress
 from stead.cli.references import Vm
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ def _upload(files: "Files", origin: CopyPath, goal: str) -> str:
     name = source.resolve().name
     placed = posixpath.join(goal, name) if goal.endswith("/") or _is_folder(files, goal) else goal
     if source.is_dir():
-        with working(f"copying {name}"):
+        with show_progress(f"copying {name}"):
             files.upload(source, placed)
         return placed
     found = source.stat()
@@ -260,7 +260,7 @@ def _download(files: "Files", path: str, goal: CopyPath) -> tuple[str, list[str]
         target.mkdir(exist_ok=True)
         target = target / name
     if found.is_directory:
-        with working(f"copying {name}"):
+        with show_progress(f"copying {name}"):
             return str(target), files.download(path, target)
     with _bar(name, found.size) as advance:
         if advance is None:

@@ -10,7 +10,17 @@ import typer
 
 from stead.cli import cloning
 from stead.cli.connection import connected, for_completion
-from stead.cli.output import Json, ago, bytes_text, note, print_facts, print_json, print_table, shown, working
+from stead.cli.output import (
+    Json,
+    ago,
+    bytes_text,
+    note,
+    print_facts,
+    print_json,
+    print_table,
+    printable,
+    show_progress,
+)
 from stead.cli.references import SHORTEST, Suggestion, matching
 
 if TYPE_CHECKING:
@@ -75,7 +85,7 @@ def create_repo(
         from stead.sdk.git_models import Source
 
         source = None if source_url is None else Source(source_url, source_rev)
-        with working("creating repository"):
+        with show_progress("creating repository"):
             repo = stead.git.repos.create(
                 name=name, public=public, default_branch=default_branch, source=source
             )
@@ -226,7 +236,7 @@ def sync_repo(
             github.disable()
         elif with_ is not None:
             github.enable(with_)
-        with working("syncing") if now else contextlib.nullcontext():
+        with show_progress("syncing") if now else contextlib.nullcontext():
             link = github.run() if now else github.get()
     if as_json:
         print_json({"github_sync": link})
@@ -300,7 +310,7 @@ def _line(path: str, match: "LineMatch") -> str:
     """A match in the colours of grep."""
     line, start, end = match.line, match.start_column, match.end_column
     parts = (
-        typer.style(shown(path), fg="magenta"),
+        typer.style(printable(path), fg="magenta"),
         typer.style(str(match.line_number), fg="green"),
         _text(line[:start]) + typer.style(_text(line[start:end]), fg="red", bold=True) + _text(line[end:]),
     )
@@ -308,4 +318,4 @@ def _line(path: str, match: "LineMatch") -> str:
 
 
 def _text(line: str) -> str:
-    return "\t".join(map(shown, line.split("\t")))
+    return "\t".join(map(printable, line.split("\t")))

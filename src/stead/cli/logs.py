@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stead.cli.connection import connected
-from stead.cli.output import Json, note, print_json, shown_lines
+from stead.cli.output import Json, note, print_json, printable_lines
 from stead.cli.references import Vm
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def print_entry(entry: "LogEntry", as_json: bool) -> None:
     colour = {"error": "red", "warning": "yellow"}.get(entry.level or "")
     typer.echo(
         f"{typer.style(time, dim=True)} {typer.style(where, fg='cyan')} "
-        + typer.style(shown_lines(entry.message), fg=colour)
+        + typer.style(printable_lines(entry.message), fg=colour)
     )
 
 

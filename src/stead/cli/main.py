@@ -44,7 +44,7 @@ def main(
     ] = False,
 ) -> None:
     use_json(False)
-    connection.use(url, key)
+    connection.set_target(url, key)
 
 
 if __name__ == "__main__":

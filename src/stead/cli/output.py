@@ -64,7 +64,7 @@ def fail(
         raise typer.Exit(exit_code)
     typer.secho("error: ", fg="red", err=True, nl=False)
     suffix = ", ".join(filter(None, (code, trace_id and f"trace {trace_id}"))) if named else ""
-    typer.echo(shown_lines(message) + (f" ({suffix})" if suffix else ""), err=True)
+    typer.echo(printable_lines(message) + (f" ({suffix})" if suffix else ""), err=True)
     raise typer.Exit(exit_code)
 
 
@@ -104,7 +104,7 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]], when_
     if not rows:
         note(when_empty)
         return
-    texts = [["" if cell is None else shown(str(cell)) for cell in row] for row in rows]
+    texts = [["" if cell is None else printable(str(cell)) for cell in row] for row in rows]
     if sys.stdout.isatty():
         _print_rich_table(headings, texts)
         return
@@ -134,7 +134,9 @@ def _print_rich_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) ->
 
 def print_facts(facts: Sequence[tuple[str, object]]) -> None:
     """Print each fact that is known; further lines of a value are indented."""
-    known = [(name, shown_lines(str(value))) for name, value in facts if value is not None and value != ""]
+    known = [
+        (name, printable_lines(str(value))) for name, value in facts if value is not None and value != ""
+    ]
     width = max(len(name) for name, _ in known)
     for name, value in known:
         colour = _STATE_COLOURS.get(value) if name == "state" else None
@@ -142,14 +144,14 @@ def print_facts(facts: Sequence[tuple[str, object]]) -> None:
         typer.echo(typer.style(name.ljust(width), bold=True) + "  " + typer.style(text, fg=colour))
 
 
-def shown(text: str) -> str:
+def printable(text: str) -> str:
     """Text with control characters escaped: names and messages of others must not control the terminal."""
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
-def shown_lines(text: str) -> str:
+def printable_lines(text: str) -> str:
     """The same for text of several lines."""
-    return "\n".join(shown(line) for line in text.splitlines())
+    return "\n".join(printable(line) for line in text.splitlines())
 
 
 def ago(moment: datetime | None) -> str:
@@ -180,7 +182,7 @@ def local_time(moment: datetime | None) -> str | None:
 
 
 @contextlib.contextmanager
-def working(text: str) -> Iterator[Callable[[object], None]]:
+def show_progress(text: str) -> Iterator[Callable[[object], None]]:
     """Show progress on a terminal; yields a function that reports the current step.
 
     Without a terminal each step is a line. With `--json` nothing is printed, so that standard error is either
@@ -190,10 +192,10 @@ def working(text: str) -> Iterator[Callable[[object], None]]:
         yield lambda now: None
         return
     if not sys.stderr.isatty():
-        yield lambda now: note(shown_lines(str(now)))
+        yield lambda now: note(printable_lines(str(now)))
         return
     from rich.console import Console
     from rich.markup import escape
 
     with Console(stderr=True).status(escape(text)) as status:
-        yield lambda now: status.update(f"{escape(text)} [dim]{escape(shown(str(now))[:70])}[/dim]")
+        yield lambda now: status.update(f"{escape(text)} [dim]{escape(printable(str(now))[:70])}[/dim]")

@@ -39,7 +39,7 @@ class RemoteCommand:
 
 
 @dataclass(frozen=True)
-class Ending:
+class CommandResult:
     """How a command ended, and its output if that was collected instead of printed."""
 
     status_code: int
@@ -54,7 +54,7 @@ class Ending:
         return TIMED_OUT if self.timed_out else self.status_code & 0xFF
 
 
-def run(vm: "Handle", wanted: RemoteCommand, *, collect: bool = False) -> Ending:
+def run(vm: "Handle", wanted: RemoteCommand, *, collect: bool = False) -> CommandResult:
     """Run a command to its end and print its output as it arrives, or collect it."""
     from stead.sdk.models import Exited
 
@@ -82,7 +82,7 @@ def run(vm: "Handle", wanted: RemoteCommand, *, collect: bool = False) -> Ending
     if ended is None:
         fail("the connection to the VM ended before the command did", code="STREAM_ENDED")
     texts = {name: data.decode(errors="replace") for name, data in collected.items()}
-    return Ending(ended.status_code, ended.signal, ended.timed_out, ended.duration, **texts)
+    return CommandResult(ended.status_code, ended.signal, ended.timed_out, ended.duration, **texts)
 
 
 class ExecCommand(TyperCommand):

@@ -22,7 +22,7 @@ def signals_as_exits() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
+def ignore_repeated_signals() -> Iterator[None]:
     """For cleanup: ignore duplicates of a signal, which come to the process and to its group. A later signal
     ends the cleanup."""
     began = time.monotonic()

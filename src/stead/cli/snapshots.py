@@ -15,7 +15,7 @@ from stead.cli.output import (
     print_facts,
     print_json,
     print_table,
-    working,
+    show_progress,
 )
 from stead.cli.references import SnapshotArgument, SnapshotArguments
 
@@ -36,7 +36,7 @@ def create_snapshot(
     `stead vm snapshot` saves a running VM.
     """
     wanted = read_spec(spec)
-    with connected() as stead, working("building a snapshot") as report:
+    with connected() as stead, show_progress("building a snapshot") as report:
         created = stead.vms.snapshots.ensure(wanted, name=name, progress=report)
     if as_json:
         print_json(created)

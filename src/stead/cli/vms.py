@@ -8,7 +8,7 @@ import typer
 
 from stead.cli import creation, files, logs, remote
 from stead.cli.connection import connected
-from stead.cli.output import Json, ago, local_time, print_facts, print_json, print_table, working
+from stead.cli.output import Json, ago, local_time, print_facts, print_json, print_table, show_progress
 from stead.cli.references import Vm, Vms, find_vms
 from stead.cli.sizes import Cpu, Disk, Memory, SizeOption, wanted_size
 
@@ -128,7 +128,7 @@ def _each(vms: list[str], doing: str, done: str, action: "Callable[[Handle], obj
     with connected() as stead:
         found = find_vms(stead, vms)
         for vm in found:
-            with working(f"{doing} {vm.id}"):
+            with show_progress(f"{doing} {vm.id}"):
                 action(vm)
             if not as_json:
                 typer.echo(f"{done} {vm.id}")
@@ -185,7 +185,7 @@ def await_exit(
     """Wait until a VM no longer runs, and print the reason."""
     with connected() as stead:
         handle = stead.vms.find(vm)
-        with working(f"waiting until {handle.id} no longer runs"):
+        with show_progress(f"waiting until {handle.id} no longer runs"):
             status = handle.wait_for_exit(timeout=timeout)
     if as_json:
         print_json({"id": handle.id, "exit_status": status})
@@ -214,7 +214,7 @@ def fork(
     """Create VMs with the current memory, processes and disk of this one; print their ids."""
     with connected() as stead:
         handle = stead.vms.find(vm)
-        with working(f"forking {handle.id}"):
+        with show_progress(f"forking {handle.id}"):
             children = handle.fork(count=count, name=name, persistence="ephemeral" if ephemeral else None)
     if as_json:
         print_json({"vm_id": handle.id, "forks": [{"id": each.id, "name": each.name} for each in children]})
@@ -232,7 +232,7 @@ def snapshot(
     """Save the current memory and disk of a VM as a snapshot; print its id. The VM keeps running."""
     with connected() as stead:
         handle = stead.vms.find(vm)
-        with working(f"saving {handle.id}"):
+        with show_progress(f"saving {handle.id}"):
             saved = handle.snapshot(name=name)
     if as_json:
         print_json(saved)
@@ -257,7 +257,7 @@ def resize(
         )
     with connected() as stead:
         handle = stead.vms.find(vm)
-        with working(f"resizing {handle.id}"):
+        with show_progress(f"resizing {handle.id}"):
             handle.resize(wanted)
         info = handle.info()
     if as_json:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from stead.errors import InvalidRequest
-from stead.identity.credentials import Kind, digest, hint, new_secret
+from stead.identity.credentials import CredentialKind, digest, hint, new_secret
 from stead.identity.errors import AccountExists, AccountNotFound, KeyNotFound
 from stead.limits import UNLIMITED, Limits
 from stead.store.accounts import AccountRow, AccountStore, KeyRow, KeyStore
@@ -109,7 +109,7 @@ class Accounts:
         """Create an API key. Returns its secret too, which is not stored and cannot be read later."""
         if name is not None and not (0 < len(name) <= MAX_KEY_NAME and name.strip() and name.isprintable()):
             raise InvalidRequest(f"invalid key name: must be 1 to {MAX_KEY_NAME} printable characters")
-        secret = new_secret(Kind.API_KEY)
+        secret = new_secret(CredentialKind.API_KEY)
         row = KeyRow(secrets.token_hex(10), account_id, name, digest(secret), hint(secret))
         added = await self._keys.add(row)
         if added is None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from stead.identity.credentials import Kind, digest, kind_of
+from stead.identity.credentials import CredentialKind, credential_kind, digest
 from stead.store.accounts import KeyStore
 from stead.store.database import Database
 from stead.store.identities import TokenStore
@@ -34,12 +34,12 @@ class Callers:
 
     async def authenticate(self, secret: str) -> Caller | None:
         """The caller of a secret; None if it is unknown or revoked."""
-        kind = kind_of(secret)
-        if kind is Kind.API_KEY and (key := await self._keys.valid(digest(secret))) is not None:
-            self._note_use(key.id, key.used_at, self._keys.update)
+        kind = credential_kind(secret)
+        if kind is CredentialKind.API_KEY and (key := await self._keys.find_valid(digest(secret))):
+            self._record_use(key.id, key.used_at, self._keys.update)
             return Caller(key.account)
-        if kind is Kind.TOKEN and (holder := await self._tokens.holder(digest(secret))) is not None:
-            self._note_use(holder.token, holder.used_at, self._tokens.update)
+        if kind is CredentialKind.TOKEN and (holder := await self._tokens.find_holder(digest(secret))):
+            self._record_use(holder.token, holder.used_at, self._tokens.update)
             return Caller(holder.account, holder.identity)
         return None
 
@@ -47,7 +47,7 @@ class Callers:
         """Wait for pending writes."""
         await self._writes.join()
 
-    def _note_use(
+    def _record_use(
         self, row: str, used_at: int | None, update: Callable[..., Coroutine[Any, Any, object]]
     ) -> None:
         """Record the time of use in the background, at most once a minute."""

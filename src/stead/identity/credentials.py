@@ -6,7 +6,7 @@ import secrets
 from enum import StrEnum
 
 
-class Kind(StrEnum):
+class CredentialKind(StrEnum):
     """The kind of a secret, by its prefix."""
 
     API_KEY = "stead_"
@@ -14,17 +14,17 @@ class Kind(StrEnum):
 
 
 _SECRET = re.compile(r"(stead_|stid_)[A-Za-z0-9_-]{43}")
-HINT_LENGTH = len(Kind.API_KEY) + 4
+HINT_LENGTH = len(CredentialKind.API_KEY) + 4
 
 
-def new_secret(kind: Kind) -> str:
+def new_secret(kind: CredentialKind) -> str:
     return kind + secrets.token_urlsafe(32)
 
 
-def kind_of(secret: str) -> Kind | None:
+def credential_kind(secret: str) -> CredentialKind | None:
     """The kind of a secret; None if it does not have the format of one."""
     match = _SECRET.fullmatch(secret)
-    return None if match is None else Kind(match[1])
+    return None if match is None else CredentialKind(match[1])
 
 
 def digest(secret: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from stead.errors import InvalidRequest, MachineNotFound
-from stead.identity.credentials import Kind, digest, new_secret
+from stead.identity.credentials import CredentialKind, digest, new_secret
 from stead.identity.errors import (
     AccountNotFound,
     IdentityNotFound,
@@ -139,7 +139,7 @@ class Identities:
     async def create_token(self, account: str, identity: str) -> tuple[TokenInfo, str]:
         """Create a token. Returns its secret too, which is not stored and cannot be read later."""
         await self.get(account, identity)
-        secret = new_secret(Kind.TOKEN)
+        secret = new_secret(CredentialKind.TOKEN)
         added = await self._tokens.add(TokenRow(str(uuid.uuid4()), identity, digest(secret)))
         if added is None:
             raise IdentityNotFound(identity)
@@ -182,7 +182,7 @@ class Identities:
     ) -> Permission:
         """Change the allowed Linux users of a permission."""
         await self.get(account, identity)
-        row = await self._permissions.change(identity, machine, _encode(allowed_users))
+        row = await self._permissions.set_allowed_users(identity, machine, _encode(allowed_users))
         if row is None:
             raise PermissionNotFound(identity, machine)
         return _permission(row)
@@ -218,13 +218,13 @@ class Identities:
         """The ids of the VMs that an identity may use."""
         return await self._permissions.machines(identity)
 
-    async def forget_machine(self, machine: str) -> None:
+    async def delete_machine_permissions(self, machine: str) -> None:
         """Delete all permissions for a VM. Call it after the VM was deleted."""
-        await self._permissions.forget(machine)
+        await self._permissions.delete_for_machine(machine)
 
     async def recover(self) -> None:
         """Delete permissions for VMs that do not exist, which a crash may leave."""
-        await self._permissions.forget_missing()
+        await self._permissions.delete_orphans()
 
     async def _check_owned(self, account: str, machine: str) -> None:
         if not await self._owns(account, machine):

@@ -9,10 +9,10 @@ from stead.sdk.errors import SteadApiError, UnexpectedAnswer, api_error
 from stead.sdk.requests import TRACE_HEADER
 
 
-def json_of(response: httpx2.Response, *, idempotent: bool = True) -> Any:
+def decode_json(response: httpx2.Response, *, idempotent: bool = True) -> Any:
     """The JSON of a success, an empty object for an empty body; raises the error of any other answer."""
     if not response.is_success:
-        raise error_of(response, idempotent=idempotent)
+        raise decode_error(response, idempotent=idempotent)
     if not response.content.strip():
         return {}
     try:
@@ -22,7 +22,7 @@ def json_of(response: httpx2.Response, *, idempotent: bool = True) -> Any:
         raise UnexpectedAnswer(f"the answer of {response.request.url} is not JSON: {shown!r}") from None
 
 
-def error_of(response: httpx2.Response, *, idempotent: bool = True) -> SteadApiError:
+def decode_error(response: httpx2.Response, *, idempotent: bool = True) -> SteadApiError:
     """The error for an answer; see `api_error`."""
     try:
         body = json.loads(response.content)

@@ -73,7 +73,7 @@ class ExecEvents:
             case "exit":
                 self.finished = True
                 yield from self._undecoded()
-                yield exited(line)
+                yield parse_exit(line)
             case "error":
                 self.finished = True
                 raise _stream_error(line)
@@ -100,7 +100,7 @@ def _stream_error(line: dict[str, Any]) -> SteadApiError:
     return error
 
 
-def exited(line: dict[str, Any]) -> Exited:
+def parse_exit(line: dict[str, Any]) -> Exited:
     code, signal, taken = line.get("statusCode"), line.get("signal"), line.get("durationMs")
     return Exited(
         status_code=code if isinstance(code, int) else -1,

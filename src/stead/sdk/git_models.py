@@ -75,7 +75,7 @@ class Branch(Model, frozen=True):
     """The commit at its head; None if it has no commit yet."""
 
     @classmethod
-    def of(cls, data: Mapping[str, Any], sha: str) -> "Branch":
+    def from_wire(cls, data: Mapping[str, Any], sha: str) -> "Branch":
         """`sha` is the key of the commit, which differs between answers."""
         name = str(data.get("name", ""))
         return parse(cls, {"name": name.removeprefix("refs/heads/"), "sha": data.get(sha)})
@@ -101,7 +101,7 @@ class Tag(Model, frozen=True):
     message: str | None = None
 
     @classmethod
-    def of(cls, data: Mapping[str, Any]) -> "Tag":
+    def from_wire(cls, data: Mapping[str, Any]) -> "Tag":
         return parse(cls, {**data, "target": _sha(data.get("target"))})
 
 
@@ -117,7 +117,7 @@ class Commit(Model, frozen=True):
     parents: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, data: object) -> "Commit":
+    def from_wire(cls, data: object) -> "Commit":
         if not isinstance(data, Mapping):
             raise UnexpectedAnswer("the answer has no valid 'commit'")
         parents = [_sha(each) for each in data.get("parents") or []]
@@ -137,10 +137,9 @@ class CommitPage(Model, frozen=True):
     """The first commit of the next page, for `until`, or with order "asc" for `since`; None on the last."""
 
     @classmethod
-    def of(cls, data: object) -> "CommitPage":
-        return parse(
-            cls, {**_mapping(data), "commits": [Commit.of(each) for each in list_of(data, "commits")]}
-        )
+    def from_wire(cls, data: object) -> "CommitPage":
+        commits = [Commit.from_wire(each) for each in objects_at(data, "commits")]
+        return parse(cls, {**_mapping(data), "commits": commits})
 
     def __iter__(self) -> Iterator[Commit]:
         return iter(self.commits)
@@ -224,10 +223,10 @@ class RepoInfo(Model, frozen=True):
     tags: dict[str, Tag] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, data: object) -> "RepoInfo":
+    def from_wire(cls, data: object) -> "RepoInfo":
         found = _mapping(data)
-        branches = {name: Branch.of(each, "target") for name, each in _named(found, "branches")}
-        tags = {name: Tag.of(each) for name, each in _named(found, "tags")}
+        branches = {name: Branch.from_wire(each, "target") for name, each in _named(found, "branches")}
+        tags = {name: Tag.from_wire(each) for name, each in _named(found, "tags")}
         facts = {**found, "id": found.get("id") or found.get("repoId"), "branches": branches, "tags": tags}
         return parse(cls, facts)
 
@@ -240,8 +239,8 @@ class RepoList(Model, frozen=True):
     offset: int = 0
 
     @classmethod
-    def of(cls, data: object) -> "RepoList":
-        repos = [RepoInfo.of(each) for each in list_of(data, "repositories")]
+    def from_wire(cls, data: object) -> "RepoList":
+        repos = [RepoInfo.from_wire(each) for each in objects_at(data, "repositories")]
         return parse(cls, {**_mapping(data), "repositories": repos})
 
     def __iter__(self) -> Iterator[RepoInfo]:
@@ -305,7 +304,7 @@ class RepoFolder(Model, frozen=True, tag_field="type", tag="dir"):
         return self.entries
 
 
-def contents_of(data: object) -> RepoFile | RepoFolder:
+def parse_contents(data: object) -> RepoFile | RepoFolder:
     if _mapping(data).get("type") == "dir":
         return parse(RepoFolder, data)
     return parse(RepoFile, data)
@@ -362,7 +361,7 @@ class Trigger(Model, frozen=True):
     created_at: Time | None = None
 
     @classmethod
-    def of(cls, data: object) -> "Trigger":
+    def from_wire(cls, data: object) -> "Trigger":
         found = _mapping(data)
         return parse(cls, {**found, **_mapping(found.get("trigger")), **_mapping(found.get("action"))})
 
@@ -427,7 +426,7 @@ class GithubSync(Model, frozen=True):
 # Parsing
 
 
-def list_of(data: object, key: str) -> list[Mapping[str, Any]]:
+def objects_at(data: object, key: str) -> list[Mapping[str, Any]]:
     """The objects under `key`."""
     found = _mapping(data).get(key)
     if not isinstance(found, list):

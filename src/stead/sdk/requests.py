@@ -99,7 +99,7 @@ def _text(value: object) -> str:
 
 
 @dataclass(frozen=True)
-class Settings:
+class ConnectionSettings:
     """The server's URL and the credentials."""
 
     base_url: str
@@ -116,9 +116,9 @@ class Settings:
         return self.base_url.startswith("https:")
 
 
-def find_settings(
+def connection_settings(
     api_key: str | None, access_token: str | None, base_url: str | None, timeout: float | None
-) -> Settings:
+) -> ConnectionSettings:
     """The given settings, with defaults from the environment: STEAD_* first, then FREESTYLE_*."""
     if api_key and access_token:
         raise ValueError("give either api_key or access_token, not both")
@@ -134,7 +134,7 @@ def find_settings(
         if not key:
             raise MissingCredentials("no API key: pass api_key or set STEAD_API_KEY")
         headers["Authorization"] = f"Bearer {key}"
-    return Settings(url.rstrip("/"), headers, timeout)
+    return ConnectionSettings(url.rstrip("/"), headers, timeout)
 
 
 def _from_environment(name: str) -> str | None:

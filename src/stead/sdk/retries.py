@@ -56,7 +56,7 @@ class RetryPolicy:
         return full * random.uniform(0.5, 1.0)  # noqa: S311
 
 
-def leaves_doubt(status: int) -> bool:
+def may_have_executed(status: int) -> bool:
     """Whether the server may have executed the request although the answer is an error."""
     return status in _AMBIGUOUS
 

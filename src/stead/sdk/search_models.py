@@ -144,15 +144,15 @@ class DiffResults(Model, frozen=True):
         return len(self.commits)
 
 
-def in_characters(data: Any) -> Any:
+def columns_in_characters(data: Any) -> Any:
     """Convert columns from UTF-16 code units, as the wire has them, to characters."""
     if isinstance(data, list):
-        return [in_characters(each) for each in data]
+        return [columns_in_characters(each) for each in data]
     if not isinstance(data, Mapping):
         return data
     line = data.get("line")
     if not isinstance(line, str):
-        return {key: in_characters(each) for key, each in data.items()}
+        return {key: columns_in_characters(each) for key, each in data.items()}
     columns = {key: _characters(line, data.get(key)) for key in ("startColumn", "endColumn")}
     return {**data, **columns}
 

@@ -8,13 +8,13 @@ from urllib.request import getproxies
 import httpx2
 
 from stead.sdk.errors import NoAnswerInTime, ServerUnreachable
-from stead.sdk.requests import CONNECT_TIMEOUT, Request, Settings, Unset
+from stead.sdk.requests import CONNECT_TIMEOUT, ConnectionSettings, Request, Unset
 
 LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=4.0)
 """Idle connections expire before common servers close them, so that no request hits a closed connection."""
 
 _NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError)
-_HOPELESS = (httpx2.UnsupportedProtocol, httpx2.LocalProtocolError)
+_PERMANENT = (httpx2.UnsupportedProtocol, httpx2.LocalProtocolError)
 
 
 def _keepalive() -> list[tuple[int, int, int]]:
@@ -26,30 +26,30 @@ def _keepalive() -> list[tuple[int, int, int]]:
     return options
 
 
-def _options(settings: Settings) -> dict[str, Any]:
+def _options(settings: ConnectionSettings) -> dict[str, Any]:
     # Loading the system's certificates takes longer than a request: do it only for HTTPS.
     return {"verify": settings.encrypted, "limits": LIMITS}
 
 
-def _direct(settings: Settings) -> bool:
+def _direct(settings: ConnectionSettings) -> bool:
     return settings.loopback or not getproxies()
 
 
-def async_client(settings: Settings) -> httpx2.AsyncClient:
+def async_client(settings: ConnectionSettings) -> httpx2.AsyncClient:
     options = _options(settings)
     if not _direct(settings):
         return httpx2.AsyncClient(**options)
     return httpx2.AsyncClient(transport=httpx2.AsyncHTTPTransport(socket_options=_keepalive(), **options))
 
 
-def sync_client(settings: Settings) -> httpx2.Client:
+def sync_client(settings: ConnectionSettings) -> httpx2.Client:
     options = _options(settings)
     if not _direct(settings):
         return httpx2.Client(**options)
     return httpx2.Client(transport=httpx2.HTTPTransport(socket_options=_keepalive(), **options))
 
 
-def timeouts(request: Request, settings: Settings) -> httpx2.Timeout:
+def timeouts(request: Request, settings: ConnectionSettings) -> httpx2.Timeout:
     """Each call sets the read timeout; the connect timeout is the same for all."""
     seconds = settings.timeout if isinstance(request.timeout, Unset) else request.timeout
     connect = CONNECT_TIMEOUT if seconds is None else min(CONNECT_TIMEOUT, seconds)
@@ -57,26 +57,28 @@ def timeouts(request: Request, settings: Settings) -> httpx2.Timeout:
 
 
 def was_sent(error: httpx2.TransportError) -> bool:
-    return not isinstance(error, (*_NEVER_SENT, *_HOPELESS))
+    return not isinstance(error, (*_NEVER_SENT, *_PERMANENT))
 
 
-def is_hopeless(error: httpx2.TransportError) -> bool:
+def is_permanent(error: httpx2.TransportError) -> bool:
     """A retry cannot succeed: the request is malformed or the server's certificate is invalid."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
             return True
         cause = cause.__cause__ or cause.__context__
-    return isinstance(error, _HOPELESS)
+    return isinstance(error, _PERMANENT)
 
 
 def is_timeout(error: httpx2.TransportError) -> bool:
     return isinstance(error, httpx2.TimeoutException)
 
 
-def unreachable(error: httpx2.TransportError, request: Request, settings: Settings) -> ServerUnreachable:
+def unreachable(
+    error: httpx2.TransportError, request: Request, settings: ConnectionSettings
+) -> ServerUnreachable:
     sent = was_sent(error)
-    retryable = (not sent or request.idempotent) and not is_hopeless(error)
+    retryable = (not sent or request.idempotent) and not is_permanent(error)
     call = f"{request.method} {settings.base_url}{request.path}"
     reason = str(error) or type(error).__name__
     if sent and is_timeout(error):

@@ -50,7 +50,7 @@ class AccountStore(Rows[AccountRow]):
             return None
 
     async def by_name(self, name: str) -> AccountRow | None:
-        return self._look_up(sa.select(accounts).where(accounts.c.name == name))
+        return self._select_one(sa.select(accounts).where(accounts.c.name == name))
 
     async def list(self) -> list[AccountRow]:
         return await self._select(sa.select(accounts).order_by(accounts.c.created_at, accounts.c.id))
@@ -62,7 +62,7 @@ class AccountStore(Rows[AccountRow]):
             .where(accounts.c.id == account_id, accounts.c.limits == before)
             .values(limits=after)
         )
-        return await self._changed(statement)
+        return await self._update_returning(statement)
 
 
 class KeyStore(Rows[KeyRow]):
@@ -76,9 +76,9 @@ class KeyStore(Rows[KeyRow]):
         except sa.exc.IntegrityError:
             return None
 
-    async def valid(self, key_hash: str) -> KeyRow | None:
+    async def find_valid(self, key_hash: str) -> KeyRow | None:
         """The key with this hash, unless it was revoked."""
-        return self._look_up(_VALID_KEY, wanted=key_hash)
+        return self._select_one(_VALID_KEY, wanted=key_hash)
 
     async def list(self, account: str | None = None) -> list[KeyRow]:
         statement = sa.select(api_keys).order_by(api_keys.c.created_at, api_keys.c.id)

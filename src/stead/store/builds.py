@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from stead.store.rows import Rows, made
+from stead.store.rows import Rows, build_rows
 from stead.store.tables import build_phases, builds
 
 
@@ -94,7 +94,9 @@ class BuildStore(Rows[BuildRow]):
     async def phases(self, build_id: str) -> list[PhaseRow]:
         statement = sa.select(build_phases).where(build_phases.c.build == build_id)
         statement = statement.order_by(build_phases.c.position)
-        return await self.database.read(lambda connection: made(PhaseRow, connection.execute(statement)))
+        return await self.database.read(
+            lambda connection: build_rows(PhaseRow, connection.execute(statement))
+        )
 
     async def fail_unfinished(self, reason: str) -> int:
         """After a crash: fail every build that had not finished, and return how many there were."""

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import sqlalchemy as sa
 
-from stead.store.rows import Rows, made
+from stead.store.rows import Rows, build_rows
 from stead.store.tables import git_permissions, identities, machines, tokens, vm_permissions
 
 R = TypeVar("R")
@@ -99,7 +99,7 @@ class IdentityStore(Rows[IdentityRow]):
     async def find(self, account: str, identity: str) -> CountedIdentity | None:
         statement = _COUNTED.where(identities.c.id == identity, identities.c.account == account)
         with self.database.look_up() as connection:
-            found = made(CountedIdentity, connection.execute(statement))
+            found = build_rows(CountedIdentity, connection.execute(statement))
         return found[0] if found else None
 
     async def page(
@@ -112,7 +112,7 @@ class IdentityStore(Rows[IdentityRow]):
         total = sa.select(sa.func.count()).select_from(identities).where(*wanted)
         page = _COUNTED.where(*wanted).order_by(identities.c.created_at, identities.c.id)
         with self.database.look_up() as connection:
-            rows = made(CountedIdentity, connection.execute(page.limit(limit).offset(offset)))
+            rows = build_rows(CountedIdentity, connection.execute(page.limit(limit).offset(offset)))
             return rows, connection.execute(total).scalar_one()
 
     async def remove(self, account: str, identity: str) -> bool:
@@ -134,7 +134,7 @@ class TokenStore(Rows[TokenRow]):
         except sa.exc.IntegrityError:
             return None
 
-    async def holder(self, token_hash: str) -> Holder | None:
+    async def find_holder(self, token_hash: str) -> Holder | None:
         with self.database.look_up() as connection:
             found = connection.execute(_HOLDER, {"wanted": token_hash}).one_or_none()
         return None if found is None else Holder(*found)
@@ -161,7 +161,7 @@ class PermissionStore(Rows[PermissionRow]):
             return None
 
     async def find(self, identity: str, machine: str) -> PermissionRow | None:
-        return self._look_up(sa.select(vm_permissions).where(*_of(identity, machine)))
+        return self._select_one(sa.select(vm_permissions).where(*_matching(identity, machine)))
 
     async def page(self, identity: str, limit: int, offset: int) -> tuple[list[PermissionRow], int]:
         """A page of an identity's permissions, oldest first, and their total."""
@@ -173,23 +173,25 @@ class PermissionStore(Rows[PermissionRow]):
         statement = sa.select(vm_permissions.c.machine).where(vm_permissions.c.identity == identity)
         return await self.database.read(lambda connection: set(connection.execute(statement).scalars()))
 
-    async def change(self, identity: str, machine: str, allowed_users: str | None) -> PermissionRow | None:
-        statement = vm_permissions.update().where(*_of(identity, machine))
-        return await self._changed(statement.values(allowed_users=allowed_users))
+    async def set_allowed_users(
+        self, identity: str, machine: str, allowed_users: str | None
+    ) -> PermissionRow | None:
+        statement = vm_permissions.update().where(*_matching(identity, machine))
+        return await self._update_returning(statement.values(allowed_users=allowed_users))
 
     async def remove(self, identity: str, machine: str) -> bool:
         """Delete a permission; returns whether the identity had it."""
-        return await self.database.execute(vm_permissions.delete().where(*_of(identity, machine))) > 0
+        return await self.database.execute(vm_permissions.delete().where(*_matching(identity, machine))) > 0
 
-    async def forget_missing(self) -> None:
+    async def delete_orphans(self) -> None:
         """Delete the permissions for VMs that have no row."""
         known = sa.select(machines.c.id)
         await self.database.execute(vm_permissions.delete().where(vm_permissions.c.machine.not_in(known)))
 
-    async def forget(self, machine: str) -> None:
+    async def delete_for_machine(self, machine: str) -> None:
         """Delete all permissions for a VM."""
         await self.database.execute(vm_permissions.delete().where(vm_permissions.c.machine == machine))
 
 
-def _of(identity: str, machine: str) -> tuple[sa.ColumnElement[bool], ...]:
+def _matching(identity: str, machine: str) -> tuple[sa.ColumnElement[bool], ...]:
     return vm_permissions.c.identity == identity, vm_permissions.c.machine == machine

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from stead.store.database import Database
-from stead.store.rows import made
+from stead.store.rows import build_rows
 from stead.store.tables import log_entries
 
 
@@ -80,7 +80,7 @@ class LogStore:
             wanted.append(sa.tuple_(columns.at, columns.id) > sa.tuple_(*map(sa.literal, query.after)))
         statement = sa.select(log_entries).where(*wanted).order_by(columns.at, columns.id)
         page = statement.limit(query.limit)
-        return await self.database.read(lambda connection: made(LogRow, connection.execute(page)))
+        return await self.database.read(lambda connection: build_rows(LogRow, connection.execute(page)))
 
     async def runs(self, account: str, machine: str) -> list[tuple[str, int]]:
         """The recorded runs of a VM, each with the time of its last line, oldest first."""

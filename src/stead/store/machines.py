@@ -135,7 +135,7 @@ class MachineStore(Rows[MachineRow]):
             .where(machines.c.id == oldest, machines.c.state == from_state)
             .values(**changes, updated_at=time.time_ns())
         )
-        return await self._changed(statement)
+        return await self._update_returning(statement)
 
     async def list(
         self, *, excluding: Sequence[str] = (), account: str | None = None, purpose: str | None = None

@@ -109,7 +109,7 @@ class GitPermissionStore(Rows[GitPermissionRow]):
             return None
 
     async def find(self, identity: str, repo: str) -> GitPermissionRow | None:
-        return self._look_up(sa.select(git_permissions).where(*_of(identity, repo)))
+        return self._select_one(sa.select(git_permissions).where(*_of(identity, repo)))
 
     async def page(self, identity: str, limit: int, offset: int) -> tuple[list[GitPermissionRow], int]:
         """One page of an identity's permissions, oldest first, and the total count."""
@@ -124,7 +124,7 @@ class GitPermissionStore(Rows[GitPermissionRow]):
 
     async def change(self, identity: str, repo: str, level: str) -> GitPermissionRow | None:
         statement = git_permissions.update().where(*_of(identity, repo)).values(level=level)
-        return await self._changed(statement)
+        return await self._update_returning(statement)
 
     async def remove(self, identity: str, repo: str) -> bool:
         """Delete a permission; returns whether it existed."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from stead.store.rows import Rows, made
+from stead.store.rows import Rows, build_rows
 from stead.store.tables import deliveries, observed_refs, repos, triggers
 
 
@@ -79,7 +79,7 @@ class TriggerStore(Rows[TriggerRow]):
         statement = sa.select(triggers.c.endpoint, repos.c.account).join(repos, repos.c.id == triggers.c.repo)
         with self.database.look_up() as connection:
             found = connection.execute(statement.where(triggers.c.id == trigger))
-            return next(iter(made(DestinationRow, found)), None)
+            return next(iter(build_rows(DestinationRow, found)), None)
 
     async def add(self, row: TriggerRow, branches: Mapping[str, str] | None) -> bool:
         """Insert a trigger; the first of a repository with its current branches.
@@ -143,7 +143,7 @@ class DeliveryStore(Rows[DeliveryRow]):
 
     async def next(self, trigger: str) -> DeliveryRow | None:
         """The oldest unfinished delivery of a trigger: deliveries are sent in order."""
-        return self._look_up(_NEXT, wanted=trigger)
+        return self._select_one(_NEXT, wanted=trigger)
 
     async def find(self, trigger: str, delivery: str) -> DeliveryRow | None:
         found = await self.get(delivery)

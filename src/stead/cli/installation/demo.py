@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from stead.cli.connection import failures, target
-from stead.cli.installation.demo_server import Server, server
+from stead.cli.connection import report_errors, target
+from stead.cli.installation.demo_server import DemoServer, server
 from stead.cli.output import Json, fail, print_json
-from stead.cli.signals import signals_as_exits, undisturbed
+from stead.cli.signals import ignore_repeated_signals, signals_as_exits
 
 if TYPE_CHECKING:
     from stead.sdk import Stead, Vm
@@ -40,10 +40,10 @@ def demo(as_json: Json = False) -> None:
 
 
 @contextlib.contextmanager
-def _client(found: Server) -> "Iterator[Stead]":
+def _client(found: DemoServer) -> "Iterator[Stead]":
     from stead.sdk import Stead
 
-    with failures(found.url), Stead(found.key, base_url=found.url) as stead:
+    with report_errors(found.url), Stead(found.key, base_url=found.url) as stead:
         yield stead
 
 
@@ -101,7 +101,7 @@ def _show(stead: "Stead", steps: _Steps) -> None:
         )
         steps.say("the file is there, and the programs are still running")
     finally:
-        with undisturbed(), steps.timed("delete", "delete everything"):
+        with ignore_repeated_signals(), steps.timed("delete", "delete everything"):
             for vm in vms:
                 vm.delete()
             for snapshot in snapshots:

@@ -11,18 +11,18 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from stead.cli.connection import Target
-from stead.cli.installation.host import Display
+from stead.cli.installation.host import ProgressDisplay
 from stead.cli.installation.keys import open_accounts
 from stead.cli.installation.terminal import run
 from stead.cli.output import fail
-from stead.cli.signals import undisturbed
+from stead.cli.signals import ignore_repeated_signals
 
 ACCOUNT = "demo"
 _STOP_TIMEOUT = 60.0
 
 
 @dataclass
-class Server:
+class DemoServer:
     url: str
     key: str
     prepared: threading.Event = field(default_factory=threading.Event)
@@ -31,20 +31,20 @@ class Server:
 
 
 @contextlib.contextmanager
-def server(given: Target) -> Iterator[Server]:
+def server(given: Target) -> Iterator[DemoServer]:
     """A server for the demo. A process or key that was created for the demo is removed at the end."""
-    if given.key is not None and (found := _answering(given.url, given.key)) is not None:
+    if given.key is not None and (found := _running_server(given.url, given.key)) is not None:
         yield found
         return
     with _own_key() as key:
-        if (found := _answering(given.url, key)) is not None:
+        if (found := _running_server(given.url, key)) is not None:
             yield found
             return
         with _own_server(key) as found:
             yield found
 
 
-def _answering(url: str | None, key: str) -> Server | None:
+def _running_server(url: str | None, key: str) -> DemoServer | None:
     """The server at the URL if it accepts this key."""
     from stead.sdk import Stead
     from stead.sdk.errors import SteadException
@@ -54,7 +54,7 @@ def _answering(url: str | None, key: str) -> Server | None:
             stead.whoami()
         except SteadException:
             return None
-        return Server(stead.base_url, key)
+        return DemoServer(stead.base_url, key)
 
 
 @contextlib.contextmanager
@@ -79,12 +79,12 @@ def _own_key() -> Iterator[str]:
     try:
         yield created[0][1]
     finally:
-        with undisturbed():
+        with ignore_repeated_signals():
             asyncio.run(revoke())
 
 
 @contextlib.contextmanager
-def _own_server(key: str) -> Iterator[Server]:
+def _own_server(key: str) -> Iterator[DemoServer]:
     """`stead serve` on a free port, in a session of its own: Ctrl-C reaches only the demo, which stops it."""
     command = (
         sys.executable,
@@ -106,9 +106,9 @@ def _own_server(key: str) -> Iterator[Server]:
                 process.wait(_STOP_TIMEOUT)
                 logs.join()
                 fail(logs.last_error or "the server of the demo ended during its start")
-            yield Server(json.loads(line)["url"], key, logs.prepared, own=True)
+            yield DemoServer(json.loads(line)["url"], key, logs.prepared, own=True)
         finally:
-            with undisturbed():
+            with ignore_repeated_signals():
                 _end(process)
                 logs.join()
 
@@ -132,7 +132,7 @@ class _Logs(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        display = Display()
+        display = ProgressDisplay()
         for line in self._lines or ():
             try:
                 entry: dict[str, Any] = json.loads(line)

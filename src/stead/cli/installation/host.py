@@ -68,7 +68,7 @@ def prepare(
     with_display(work)
 
 
-class Display:
+class ProgressDisplay:
     """A progress bar for the builds of image and template; it appears with the first progress report."""
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class Display:
 
 
 def with_display(work: "Callable[[Callable[[Step], None]], Coroutine[Any, Any, None]]") -> None:
-    display = Display()
+    display = ProgressDisplay()
     try:
         run(work(display))
     finally:

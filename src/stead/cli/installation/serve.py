@@ -72,7 +72,7 @@ async def _serve(settings: "Settings", changes: dict[str, Any], as_json: bool) -
         tasks.start(_greet(installation, listening, as_json), "print the address")
         tasks.start(_prepare(installation), "prepare the template")
 
-    with _end_by_signal(), server.bind(settings) as listening, _explained(settings):
+    with _end_by_signal(), server.bind(settings) as listening, _explain_lock_timeout(settings):
         await server.serve(open_installation(settings), listening, ready)
 
 
@@ -102,7 +102,7 @@ def _end_by_signal() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _explained(settings: "Settings") -> Iterator[None]:
+def _explain_lock_timeout(settings: "Settings") -> Iterator[None]:
     """A lock timeout means that another server uses the data directory: say so."""
     from stead.errors import HostError
     from stead.files import LockTimeout

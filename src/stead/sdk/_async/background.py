@@ -5,10 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 from stead.sdk._async.connection import AsyncConnection
-from stead.sdk.answers import error_of, json_of
+from stead.sdk.answers import decode_error, decode_json
 from stead.sdk.blocking import async_sleep
 from stead.sdk.errors import ServerUnreachable, SteadException, UnexpectedAnswer
-from stead.sdk.following import NewLines
+from stead.sdk.log_deduplication import LogDeduplicator
 from stead.sdk.models import LogEntry, LogPage
 from stead.sdk.parsing import parse
 from stead.sdk.requests import BACKGROUND_HEADER, BACKGROUND_ID_HEADER, Request, request
@@ -27,13 +27,13 @@ async def call_in_background(connection: AsyncConnection, call: Request, progres
     """Make a call that may become a background request; `progress` is called with each line that it logs."""
     response = await connection.send(call)
     if response.status_code != 202:
-        return json_of(response, idempotent=call.idempotent)
-    accepted = json_of(response)
+        return decode_json(response, idempotent=call.idempotent)
+    accepted = decode_json(response)
     said = accepted.get("requestId") if isinstance(accepted, dict) else None
     request_id = response.headers.get(BACKGROUND_ID_HEADER) or said
     if not isinstance(request_id, str):
         raise UnexpectedAnswer("the server answered 202 without a background request id")
-    lines = NewLines()
+    lines = LogDeduplicator()
     heard = time.monotonic()
     turn = 0
     while True:
@@ -47,7 +47,7 @@ async def call_in_background(connection: AsyncConnection, call: Request, progres
             if progress is not None:
                 await _report(connection, request_id, lines, progress)
             if result.status_code != 202:
-                return json_of(result, idempotent=call.idempotent)
+                return decode_json(result, idempotent=call.idempotent)
         await async_sleep(_PAUSES[min(turn, len(_PAUSES) - 1)])
         turn += 1
 
@@ -63,12 +63,14 @@ async def _poll(connection: AsyncConnection, request_id: str) -> Any:
         response = await connection.send(poll)
     except ServerUnreachable:
         return None
-    if not response.is_success and error_of(response).code is None:
+    if not response.is_success and decode_error(response).code is None:
         return None
     return response
 
 
-async def _report(connection: AsyncConnection, request_id: str, lines: NewLines, progress: Progress) -> None:
+async def _report(
+    connection: AsyncConnection, request_id: str, lines: LogDeduplicator, progress: Progress
+) -> None:
     """Call `progress` with the new lines. An error here does not fail the request."""
     token: str | None = None
     while True:
@@ -79,7 +81,7 @@ async def _report(connection: AsyncConnection, request_id: str, lines: NewLines,
             )
         except SteadException:
             return
-        for entry in lines.among(page):
+        for entry in lines.unseen(page):
             progress(entry)
         token = page.next_page_token
         if token is None:

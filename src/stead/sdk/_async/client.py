@@ -13,7 +13,7 @@ from stead.sdk._async.logs import AsyncLogs
 from stead.sdk._async.vms import AsyncVms
 from stead.sdk.models import Whoami
 from stead.sdk.parsing import parse
-from stead.sdk.requests import DEFAULT_TIMEOUT, UNSET, Unset, find_settings, request
+from stead.sdk.requests import DEFAULT_TIMEOUT, UNSET, Unset, connection_settings, request
 from stead.sdk.retries import RetryPolicy
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class AsyncStead:
         max_retries: int = 4,
         http_client: httpx2.AsyncClient | None = None,
     ) -> None:
-        settings = find_settings(api_key, access_token, base_url, timeout)
+        settings = connection_settings(api_key, access_token, base_url, timeout)
         self._connection = AsyncConnection(settings, RetryPolicy(attempts=max_retries + 1), http_client)
         self.vms = AsyncVms(self._connection)
         """VMs, snapshots and builds."""

@@ -5,12 +5,12 @@ from typing import Any
 
 import httpx2
 
-from stead.sdk.answers import error_of, json_of
+from stead.sdk.answers import decode_error, decode_json
 from stead.sdk.blocking import async_sleep
 from stead.sdk.errors import Gone, NotFound, SnapshotAlreadyDeleted
-from stead.sdk.requests import Request, Settings, Unset
-from stead.sdk.retries import RetryPolicy, leaves_doubt
-from stead.sdk.transport import async_client, is_hopeless, is_timeout, timeouts, unreachable, was_sent
+from stead.sdk.requests import ConnectionSettings, Request, Unset
+from stead.sdk.retries import RetryPolicy, may_have_executed
+from stead.sdk.transport import async_client, is_permanent, is_timeout, timeouts, unreachable, was_sent
 
 Body = Callable[[], AsyncIterable[bytes]]
 """Returns the body of a request; called once for each attempt."""
@@ -20,7 +20,7 @@ class AsyncConnection:
     """A pool of connections to one server."""
 
     def __init__(
-        self, settings: Settings, policy: RetryPolicy, http_client: httpx2.AsyncClient | None = None
+        self, settings: ConnectionSettings, policy: RetryPolicy, http_client: httpx2.AsyncClient | None = None
     ) -> None:
         self.settings = settings
         self.policy = policy
@@ -36,7 +36,7 @@ class AsyncConnection:
         """Send a request and return the JSON of its answer."""
         response, doubtful = await self._exchange(request, body, stream=False)
         if not response.is_success:
-            error = error_of(response, idempotent=request.idempotent)
+            error = decode_error(response, idempotent=request.idempotent)
             # The retry of a delete whose first answer was lost finds nothing: the delete has succeeded.
             if (
                 doubtful
@@ -45,7 +45,7 @@ class AsyncConnection:
             ):
                 return {}
             raise error
-        return json_of(response)
+        return decode_json(response)
 
     async def send(self, request: Request, body: Body | None = None) -> httpx2.Response:
         """Send a request and return its complete answer, also if it is an error."""
@@ -57,7 +57,7 @@ class AsyncConnection:
         response, _ = await self._exchange(request, body, stream=True)
         try:
             if not response.is_success:
-                raise error_of(response, idempotent=request.idempotent)
+                raise decode_error(response, idempotent=request.idempotent)
             async for chunk in response.aiter_bytes():
                 yield chunk
         except httpx2.TransportError as error:
@@ -83,20 +83,20 @@ class AsyncConnection:
                 delay = self.policy.after_failure(
                     attempt, sent=sent, idempotent=request.idempotent, timed_out=is_timeout(error)
                 )
-                if delay is None or is_hopeless(error):
+                if delay is None or is_permanent(error):
                     raise unreachable(error, request, self.settings) from error
                 doubtful = doubtful or sent
             else:
                 if response.is_success:
                     return response, doubtful
-                status, code = response.status_code, error_of(response).code
+                status, code = response.status_code, decode_error(response).code
                 found = self.policy.after_answer(
                     attempt, status, code, response.headers, idempotent=request.idempotent
                 )
                 if found is None:
                     return response, doubtful
                 delay = found
-                doubtful = doubtful or leaves_doubt(status)
+                doubtful = doubtful or may_have_executed(status)
             attempt += 1
             await async_sleep(delay)
 

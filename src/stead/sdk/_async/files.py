@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 from stead.sdk._async.connection import AsyncConnection
 from stead.sdk._async.streams import AsyncStream
-from stead.sdk.answers import error_of
+from stead.sdk.answers import decode_error
 from stead.sdk.archives import CHUNK, pack, unpack
 from stead.sdk.blocking import async_call
 from stead.sdk.errors import FileNotFound
@@ -37,7 +37,7 @@ class AsyncFiles:
         """Read a whole file."""
         response = await self._connection.send(self._on("GET", "files", path, headers=_BYTES))
         if not response.is_success:
-            raise error_of(response)
+            raise decode_error(response)
         return response.content
 
     async def read_text(self, path: GuestPath, encoding: str = "utf-8") -> str:

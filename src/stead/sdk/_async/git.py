@@ -67,7 +67,7 @@ class AsyncRepos:
         `limit` is 10 by default and at most 100.
         """
         call = request("GET", ROOT, query={"limit": limit, "offset": offset, "search": search})
-        return RepoList.of(await self._connection.call(call))
+        return RepoList.from_wire(await self._connection.call(call))
 
     async def find(self, repo: str) -> "AsyncRepo":
         """A handle on the repository with this id, unique id prefix (4 characters or more), or unique name.
@@ -125,7 +125,7 @@ class AsyncRepo(AsyncRepoSearch):
 
     async def info(self) -> RepoInfo:
         """Its name, size, branches and tags; `RepoNotFound` if it does not exist."""
-        return RepoInfo.of(await self._call("GET", ""))
+        return RepoInfo.from_wire(await self._call("GET", ""))
 
     async def compare(self, base: str, head: str) -> Comparison:
         """The commits and files that the revision `head` has and `base` does not."""

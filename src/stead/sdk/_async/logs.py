@@ -7,7 +7,7 @@ from typing import Any
 from stead.sdk._async.connection import AsyncConnection
 from stead.sdk._async.streams import AsyncStream
 from stead.sdk.blocking import async_sleep
-from stead.sdk.following import NewLines
+from stead.sdk.log_deduplication import LogDeduplicator
 from stead.sdk.models import LogEntry, LogPage
 from stead.sdk.parsing import parse
 from stead.sdk.requests import request
@@ -74,17 +74,17 @@ class AsyncLogs:
     async def _follow(
         self, query: dict[str, Any], include_existing: bool, interval: float
     ) -> AsyncGenerator[LogEntry]:
-        lines = NewLines()
+        lines = LogDeduplicator()
         start = None if include_existing else (datetime.now(UTC) - _SKEW).isoformat()
         if not include_existing:
             for page in [page async for page in self._pages(query, start)]:
-                for _ in lines.among(page):
+                for _ in lines.unseen(page):
                     pass
         while True:
             async for page in self._pages(query, lines.newest or start):
-                for entry in lines.among(page):
+                for entry in lines.unseen(page):
                     yield entry
-            lines.forget_before_newest()
+            lines.prune()
             await async_sleep(interval)
 
     async def _pages(self, query: dict[str, Any], start: str | None) -> AsyncGenerator[LogPage]:

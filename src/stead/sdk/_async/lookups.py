@@ -41,7 +41,7 @@ async def find_repo(connection: AsyncConnection, reference: str) -> str:
     known: list[RepoInfo] = []
     while True:
         query = {"limit": _REPO_PAGE, "offset": len(known), "search": reference}
-        page = RepoList.of(await connection.call(request("GET", "/git/v1/repo", query=query)))
+        page = RepoList.from_wire(await connection.call(request("GET", "/git/v1/repo", query=query)))
         known += page.repos
         if not len(page) or len(known) >= page.total:
             return resolve("repository", reference, [Candidate(info.id, info.name) for info in known])

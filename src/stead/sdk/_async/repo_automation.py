@@ -5,7 +5,7 @@ from typing import Any
 
 from stead.sdk._async.repo_part import AsyncRepoPart
 from stead.sdk.errors import NotFound, RepoNotFound, UnexpectedAnswer
-from stead.sdk.git_models import Delivery, DeliveryList, GithubSync, Trigger, list_of
+from stead.sdk.git_models import Delivery, DeliveryList, GithubSync, Trigger, objects_at
 from stead.sdk.parsing import parse
 
 
@@ -36,7 +36,9 @@ class AsyncTriggers(AsyncRepoPart):
 
     async def list(self) -> list[Trigger]:
         """The repository's webhooks."""
-        return [Trigger.of(each) for each in list_of(await self._call("GET", "/trigger"), "triggers")]
+        return [
+            Trigger.from_wire(each) for each in objects_at(await self._call("GET", "/trigger"), "triggers")
+        ]
 
     async def delete(self, trigger_id: str) -> None:
         """Delete a webhook."""

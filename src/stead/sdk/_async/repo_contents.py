@@ -9,7 +9,7 @@ from typing import BinaryIO, overload
 
 from stead.sdk._async.repo_part import AsyncRepoPart
 from stead.sdk.blocking import async_call
-from stead.sdk.git_models import Blob, RepoFile, RepoFolder, Tree, contents_of
+from stead.sdk.git_models import Blob, RepoFile, RepoFolder, Tree, parse_contents
 from stead.sdk.parsing import parse
 from stead.sdk.requests import LIFECYCLE_TIMEOUT, Request
 
@@ -30,8 +30,8 @@ class AsyncContents(AsyncRepoPart):
     async def _get(self, path: RepoPath, query: Mapping[str, str | bool | None]) -> RepoFile | RepoFolder:
         place = os.fspath(path).strip("/")
         if place in ("", "."):
-            return contents_of(await self._call("GET", "/contents/", query=query))
-        return contents_of(await self._call("GET", "/contents/{}", place, query=query))
+            return parse_contents(await self._call("GET", "/contents/", query=query))
+        return parse_contents(await self._call("GET", "/contents/{}", place, query=query))
 
     async def read_bytes(self, path: RepoPath, rev: str | None = None) -> bytes:
         """Read a file. Raises `IsADirectoryError` if the path is a folder."""

@@ -15,7 +15,7 @@ from stead.sdk.git_models import (
     Order,
     Tag,
     changes_to_wire,
-    list_of,
+    objects_at,
 )
 from stead.sdk.parsing import serialise
 from stead.sdk.requests import LIFECYCLE_TIMEOUT
@@ -27,16 +27,16 @@ class AsyncBranches(AsyncRepoPart):
     async def list(self) -> list[Branch]:
         """All branches."""
         answer = await self._call("GET", "/git/refs/heads/")
-        return [Branch.of(each, "commit") for each in list_of(answer, "branches")]
+        return [Branch.from_wire(each, "commit") for each in objects_at(answer, "branches")]
 
     async def get(self, name: str) -> Branch:
         """A branch by its name; `BranchNotFound` if there is none."""
-        return Branch.of(await self._call("GET", "/git/refs/heads/{}", name), "sha")
+        return Branch.from_wire(await self._call("GET", "/git/refs/heads/{}", name), "sha")
 
     async def create(self, name: str, sha: str | None = None) -> Branch:
         """Create a branch at a commit; at the head of the default branch if `sha` is None."""
         body = {} if sha is None else {"sha": sha}
-        return Branch.of(await self._call("POST", "/git/refs/heads/{}", name, json=body), "sha")
+        return Branch.from_wire(await self._call("POST", "/git/refs/heads/{}", name, json=body), "sha")
 
     async def get_default(self) -> str:
         """The name of the default branch, which clones check out."""
@@ -57,11 +57,11 @@ class AsyncTags(AsyncRepoPart):
     async def list(self) -> list[Tag]:
         """All tags."""
         answer = await self._call("GET", "/git/refs/tags/")
-        return [Tag.of(each) for each in list_of(answer, "tags")]
+        return [Tag.from_wire(each) for each in objects_at(answer, "tags")]
 
     async def get(self, name: str) -> Tag:
         """A tag by its name; `TagNotFound` if there is none."""
-        return Tag.of(await self._call("GET", "/git/refs/tags/{}", name))
+        return Tag.from_wire(await self._call("GET", "/git/refs/tags/{}", name))
 
 
 class AsyncCommits(AsyncRepoPart):
@@ -69,7 +69,7 @@ class AsyncCommits(AsyncRepoPart):
 
     async def get(self, sha: str) -> Commit:
         """A commit by its id; `CommitNotFound` if there is none."""
-        return Commit.of(await self._call("GET", "/git/commits/{}", sha))
+        return Commit.from_wire(await self._call("GET", "/git/commits/{}", sha))
 
     async def list(
         self,
@@ -102,7 +102,7 @@ class AsyncCommits(AsyncRepoPart):
             "offset": offset,
             "disableTotalCount": None if count_total else True,
         }
-        return CommitPage.of(await self._call("GET", "/git/commits", query=query))
+        return CommitPage.from_wire(await self._call("GET", "/git/commits", query=query))
 
     def iterate(
         self,
@@ -157,4 +157,4 @@ class AsyncCommits(AsyncRepoPart):
         options = {"branch": branch, "author": serialise(author), "expectedSha": expected_sha}
         body |= {key: value for key, value in options.items() if value is not None}
         answer = await self._call("POST", "/commits", json=body, timeout=LIFECYCLE_TIMEOUT)
-        return Commit.of(answer.get("commit") if isinstance(answer, dict) else None)
+        return Commit.from_wire(answer.get("commit") if isinstance(answer, dict) else None)

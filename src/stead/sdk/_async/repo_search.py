@@ -16,7 +16,7 @@ from stead.sdk.search_models import (
     FoundFile,
     MatchingCommit,
     MatchingFile,
-    in_characters,
+    columns_in_characters,
 )
 
 _PAGE = 100
@@ -175,7 +175,7 @@ class AsyncRepoSearch(AsyncRepoPart):
     ) -> T:
         query = {**options, "maxResults": limit, "offset": offset or None}
         answer = await self._call("GET", f"/search{path}", query=query, timeout=LIFECYCLE_TIMEOUT)
-        return parse(model, in_characters(answer))
+        return parse(model, columns_in_characters(answer))
 
     async def _pages(
         self, model: "type[_Results[T]]", path: str, options: dict[str, Any], limit: int

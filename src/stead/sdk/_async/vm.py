@@ -15,7 +15,7 @@ from stead.sdk._async.services import AsyncServices
 from stead.sdk._async.streams import AsyncStream
 from stead.sdk._async.terminals import AsyncTerminals
 from stead.sdk.errors import NotFound, SteadException, UnexpectedAnswer
-from stead.sdk.events import ExecEvents, exited
+from stead.sdk.events import ExecEvents, parse_exit
 from stead.sdk.models import Build, CreatedVm, ExecEvent, ExecResult, LogPage, SnapshotRef, VmInfo
 from stead.sdk.parsing import parse, parse_list
 from stead.sdk.parts import PersistenceLike, persistence_to_wire
@@ -127,7 +127,7 @@ class AsyncVm:
         )
         if not isinstance(answer, dict):
             raise UnexpectedAnswer("the answer to exec is not a JSON object")
-        end = exited(answer)
+        end = parse_exit(answer)
         result = ExecResult(
             status_code=end.status_code,
             stdout=str(answer.get("stdout") or ""),

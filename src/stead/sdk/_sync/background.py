@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from stead.sdk._sync.connection import Connection
-from stead.sdk.answers import error_of, json_of
+from stead.sdk.answers import decode_error, decode_json
 from stead.sdk.blocking import sync_sleep
 from stead.sdk.errors import ServerUnreachable, SteadException, UnexpectedAnswer
-from stead.sdk.following import NewLines
+from stead.sdk.log_deduplication import LogDeduplicator
 from stead.sdk.models import LogEntry, LogPage
 from stead.sdk.parsing import parse
 from stead.sdk.requests import BACKGROUND_HEADER, BACKGROUND_ID_HEADER, Request, request
@@ -28,13 +28,13 @@ def call_in_background(connection: Connection, call: Request, progress: Progress
     """Make a call that may become a background request; `progress` is called with each line that it logs."""
     response = connection.send(call)
     if response.status_code != 202:
-        return json_of(response, idempotent=call.idempotent)
-    accepted = json_of(response)
+        return decode_json(response, idempotent=call.idempotent)
+    accepted = decode_json(response)
     said = accepted.get("requestId") if isinstance(accepted, dict) else None
     request_id = response.headers.get(BACKGROUND_ID_HEADER) or said
     if not isinstance(request_id, str):
         raise UnexpectedAnswer("the server answered 202 without a background request id")
-    lines = NewLines()
+    lines = LogDeduplicator()
     heard = time.monotonic()
     turn = 0
     while True:
@@ -48,7 +48,7 @@ def call_in_background(connection: Connection, call: Request, progress: Progress
             if progress is not None:
                 _report(connection, request_id, lines, progress)
             if result.status_code != 202:
-                return json_of(result, idempotent=call.idempotent)
+                return decode_json(result, idempotent=call.idempotent)
         sync_sleep(_PAUSES[min(turn, len(_PAUSES) - 1)])
         turn += 1
 
@@ -64,12 +64,12 @@ def _poll(connection: Connection, request_id: str) -> Any:
         response = connection.send(poll)
     except ServerUnreachable:
         return None
-    if not response.is_success and error_of(response).code is None:
+    if not response.is_success and decode_error(response).code is None:
         return None
     return response
 
 
-def _report(connection: Connection, request_id: str, lines: NewLines, progress: Progress) -> None:
+def _report(connection: Connection, request_id: str, lines: LogDeduplicator, progress: Progress) -> None:
     """Call `progress` with the new lines. An error here does not fail the request."""
     token: str | None = None
     while True:
@@ -78,7 +78,7 @@ def _report(connection: Connection, request_id: str, lines: NewLines, progress: 
             page = parse(LogPage, connection.call(request("GET", "/observability/v1/logs", query=query)))
         except SteadException:
             return
-        for entry in lines.among(page):
+        for entry in lines.unseen(page):
             progress(entry)
         token = page.next_page_token
         if token is None:

@@ -14,7 +14,7 @@ from stead.sdk._sync.logs import Logs
 from stead.sdk._sync.vms import Vms
 from stead.sdk.models import Whoami
 from stead.sdk.parsing import parse
-from stead.sdk.requests import DEFAULT_TIMEOUT, UNSET, Unset, find_settings, request
+from stead.sdk.requests import DEFAULT_TIMEOUT, UNSET, Unset, connection_settings, request
 from stead.sdk.retries import RetryPolicy
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Stead:
         max_retries: int = 4,
         http_client: httpx2.Client | None = None,
     ) -> None:
-        settings = find_settings(api_key, access_token, base_url, timeout)
+        settings = connection_settings(api_key, access_token, base_url, timeout)
         self._connection = Connection(settings, RetryPolicy(attempts=max_retries + 1), http_client)
         self.vms = Vms(self._connection)
         """VMs, snapshots and builds."""

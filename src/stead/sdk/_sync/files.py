@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 from stead.sdk._sync.connection import Connection
 from stead.sdk._sync.streams import Stream
-from stead.sdk.answers import error_of
+from stead.sdk.answers import decode_error
 from stead.sdk.archives import CHUNK, pack, unpack
 from stead.sdk.blocking import sync_call
 from stead.sdk.errors import FileNotFound
@@ -38,7 +38,7 @@ class Files:
         """Read a whole file."""
         response = self._connection.send(self._on("GET", "files", path, headers=_BYTES))
         if not response.is_success:
-            raise error_of(response)
+            raise decode_error(response)
         return response.content
 
     def read_text(self, path: GuestPath, encoding: str = "utf-8") -> str:

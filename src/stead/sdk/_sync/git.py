@@ -68,7 +68,7 @@ class Repos:
         `limit` is 10 by default and at most 100.
         """
         call = request("GET", ROOT, query={"limit": limit, "offset": offset, "search": search})
-        return RepoList.of(self._connection.call(call))
+        return RepoList.from_wire(self._connection.call(call))
 
     def find(self, repo: str) -> "Repo":
         """A handle on the repository with this id, unique id prefix (4 characters or more), or unique name.
@@ -126,7 +126,7 @@ class Repo(RepoSearch):
 
     def info(self) -> RepoInfo:
         """Its name, size, branches and tags; `RepoNotFound` if it does not exist."""
-        return RepoInfo.of(self._call("GET", ""))
+        return RepoInfo.from_wire(self._call("GET", ""))
 
     def compare(self, base: str, head: str) -> Comparison:
         """The commits and files that the revision `head` has and `base` does not."""

@@ -8,7 +8,7 @@ from typing import Any
 from stead.sdk._sync.connection import Connection
 from stead.sdk._sync.streams import Stream
 from stead.sdk.blocking import sync_sleep
-from stead.sdk.following import NewLines
+from stead.sdk.log_deduplication import LogDeduplicator
 from stead.sdk.models import LogEntry, LogPage
 from stead.sdk.parsing import parse
 from stead.sdk.requests import request
@@ -73,16 +73,16 @@ class Logs:
         return Stream(self._follow(query, include_existing, interval))
 
     def _follow(self, query: dict[str, Any], include_existing: bool, interval: float) -> Generator[LogEntry]:
-        lines = NewLines()
+        lines = LogDeduplicator()
         start = None if include_existing else (datetime.now(UTC) - _SKEW).isoformat()
         if not include_existing:
             for page in list(self._pages(query, start)):
-                for _ in lines.among(page):
+                for _ in lines.unseen(page):
                     pass
         while True:
             for page in self._pages(query, lines.newest or start):
-                yield from lines.among(page)
-            lines.forget_before_newest()
+                yield from lines.unseen(page)
+            lines.prune()
             sync_sleep(interval)
 
     def _pages(self, query: dict[str, Any], start: str | None) -> Generator[LogPage]:

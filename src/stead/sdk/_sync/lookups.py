@@ -42,7 +42,7 @@ def find_repo(connection: Connection, reference: str) -> str:
     known: list[RepoInfo] = []
     while True:
         query = {"limit": _REPO_PAGE, "offset": len(known), "search": reference}
-        page = RepoList.of(connection.call(request("GET", "/git/v1/repo", query=query)))
+        page = RepoList.from_wire(connection.call(request("GET", "/git/v1/repo", query=query)))
         known += page.repos
         if not len(page) or len(known) >= page.total:
             return resolve("repository", reference, [Candidate(info.id, info.name) for info in known])

@@ -6,7 +6,7 @@ from typing import Any
 
 from stead.sdk._sync.repo_part import RepoPart
 from stead.sdk.errors import NotFound, RepoNotFound, UnexpectedAnswer
-from stead.sdk.git_models import Delivery, DeliveryList, GithubSync, Trigger, list_of
+from stead.sdk.git_models import Delivery, DeliveryList, GithubSync, Trigger, objects_at
 from stead.sdk.parsing import parse
 
 
@@ -37,7 +37,7 @@ class Triggers(RepoPart):
 
     def list(self) -> list[Trigger]:
         """The repository's webhooks."""
-        return [Trigger.of(each) for each in list_of(self._call("GET", "/trigger"), "triggers")]
+        return [Trigger.from_wire(each) for each in objects_at(self._call("GET", "/trigger"), "triggers")]
 
     def delete(self, trigger_id: str) -> None:
         """Delete a webhook."""

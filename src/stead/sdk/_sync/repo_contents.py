@@ -10,7 +10,7 @@ from typing import BinaryIO, overload
 
 from stead.sdk._sync.repo_part import RepoPart
 from stead.sdk.blocking import sync_call
-from stead.sdk.git_models import Blob, RepoFile, RepoFolder, Tree, contents_of
+from stead.sdk.git_models import Blob, RepoFile, RepoFolder, Tree, parse_contents
 from stead.sdk.parsing import parse
 from stead.sdk.requests import LIFECYCLE_TIMEOUT, Request
 
@@ -31,8 +31,8 @@ class Contents(RepoPart):
     def _get(self, path: RepoPath, query: Mapping[str, str | bool | None]) -> RepoFile | RepoFolder:
         place = os.fspath(path).strip("/")
         if place in ("", "."):
-            return contents_of(self._call("GET", "/contents/", query=query))
-        return contents_of(self._call("GET", "/contents/{}", place, query=query))
+            return parse_contents(self._call("GET", "/contents/", query=query))
+        return parse_contents(self._call("GET", "/contents/{}", place, query=query))
 
     def read_bytes(self, path: RepoPath, rev: str | None = None) -> bytes:
         """Read a file. Raises `IsADirectoryError` if the path is a folder."""

@@ -16,7 +16,7 @@ from stead.sdk.git_models import (
     Order,
     Tag,
     changes_to_wire,
-    list_of,
+    objects_at,
 )
 from stead.sdk.parsing import serialise
 from stead.sdk.requests import LIFECYCLE_TIMEOUT
@@ -28,16 +28,16 @@ class Branches(RepoPart):
     def list(self) -> list[Branch]:
         """All branches."""
         answer = self._call("GET", "/git/refs/heads/")
-        return [Branch.of(each, "commit") for each in list_of(answer, "branches")]
+        return [Branch.from_wire(each, "commit") for each in objects_at(answer, "branches")]
 
     def get(self, name: str) -> Branch:
         """A branch by its name; `BranchNotFound` if there is none."""
-        return Branch.of(self._call("GET", "/git/refs/heads/{}", name), "sha")
+        return Branch.from_wire(self._call("GET", "/git/refs/heads/{}", name), "sha")
 
     def create(self, name: str, sha: str | None = None) -> Branch:
         """Create a branch at a commit; at the head of the default branch if `sha` is None."""
         body = {} if sha is None else {"sha": sha}
-        return Branch.of(self._call("POST", "/git/refs/heads/{}", name, json=body), "sha")
+        return Branch.from_wire(self._call("POST", "/git/refs/heads/{}", name, json=body), "sha")
 
     def get_default(self) -> str:
         """The name of the default branch, which clones check out."""
@@ -58,11 +58,11 @@ class Tags(RepoPart):
     def list(self) -> list[Tag]:
         """All tags."""
         answer = self._call("GET", "/git/refs/tags/")
-        return [Tag.of(each) for each in list_of(answer, "tags")]
+        return [Tag.from_wire(each) for each in objects_at(answer, "tags")]
 
     def get(self, name: str) -> Tag:
         """A tag by its name; `TagNotFound` if there is none."""
-        return Tag.of(self._call("GET", "/git/refs/tags/{}", name))
+        return Tag.from_wire(self._call("GET", "/git/refs/tags/{}", name))
 
 
 class Commits(RepoPart):
@@ -70,7 +70,7 @@ class Commits(RepoPart):
 
     def get(self, sha: str) -> Commit:
         """A commit by its id; `CommitNotFound` if there is none."""
-        return Commit.of(self._call("GET", "/git/commits/{}", sha))
+        return Commit.from_wire(self._call("GET", "/git/commits/{}", sha))
 
     def list(
         self,
@@ -103,7 +103,7 @@ class Commits(RepoPart):
             "offset": offset,
             "disableTotalCount": None if count_total else True,
         }
-        return CommitPage.of(self._call("GET", "/git/commits", query=query))
+        return CommitPage.from_wire(self._call("GET", "/git/commits", query=query))
 
     def iterate(
         self,
@@ -155,4 +155,4 @@ class Commits(RepoPart):
         options = {"branch": branch, "author": serialise(author), "expectedSha": expected_sha}
         body |= {key: value for key, value in options.items() if value is not None}
         answer = self._call("POST", "/commits", json=body, timeout=LIFECYCLE_TIMEOUT)
-        return Commit.of(answer.get("commit") if isinstance(answer, dict) else None)
+        return Commit.from_wire(answer.get("commit") if isinstance(answer, dict) else None)

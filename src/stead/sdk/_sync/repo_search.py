@@ -17,7 +17,7 @@ from stead.sdk.search_models import (
     FoundFile,
     MatchingCommit,
     MatchingFile,
-    in_characters,
+    columns_in_characters,
 )
 
 _PAGE = 100
@@ -174,7 +174,7 @@ class RepoSearch(RepoPart):
     def _find(self, model: type[T], path: str, options: dict[str, Any], limit: int | None, offset: int) -> T:
         query = {**options, "maxResults": limit, "offset": offset or None}
         answer = self._call("GET", f"/search{path}", query=query, timeout=LIFECYCLE_TIMEOUT)
-        return parse(model, in_characters(answer))
+        return parse(model, columns_in_characters(answer))
 
     def _pages(
         self, model: "type[_Results[T]]", path: str, options: dict[str, Any], limit: int

@@ -16,7 +16,7 @@ from stead.sdk._sync.services import Services
 from stead.sdk._sync.streams import Stream
 from stead.sdk._sync.terminals import Terminals
 from stead.sdk.errors import NotFound, SteadException, UnexpectedAnswer
-from stead.sdk.events import ExecEvents, exited
+from stead.sdk.events import ExecEvents, parse_exit
 from stead.sdk.models import Build, CreatedVm, ExecEvent, ExecResult, LogPage, SnapshotRef, VmInfo
 from stead.sdk.parsing import parse, parse_list
 from stead.sdk.parts import PersistenceLike, persistence_to_wire
@@ -128,7 +128,7 @@ class Vm:
         )
         if not isinstance(answer, dict):
             raise UnexpectedAnswer("the answer to exec is not a JSON object")
-        end = exited(answer)
+        end = parse_exit(answer)
         result = ExecResult(
             status_code=end.status_code,
             stdout=str(answer.get("stdout") or ""),
