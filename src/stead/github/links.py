@@ -146,7 +146,7 @@ class Links:
             await cancel_and_wait(link_task.task)
         with contextlib.suppress(RepoNotFound):
             await self._repos.get(repo)
-            await sync.forget(self._repos.repository(repo))
+            await sync.remove_hidden_refs(self._repos.repository(repo))
 
     async def sync(self, repo: str) -> Link:
         """Sync now and return the result."""
@@ -225,16 +225,11 @@ class Links:
             log.info("github sync failed", repo=row.id, github=row.name, error=str(error))
             await self._store.record(row.id, LinkState.FAILED, error=str(error))
             return False
-        state = (
-            LinkState.DIVERGED
-            if result.conflicts
-            else LinkState.SYNCED
-            if result.settled
-            else LinkState.PENDING
-        )
-        await self._store.record(
-            row.id, state, left_over=[asdict(each) for each in result.conflicts[:MAX_CONFLICTS]]
-        )
+        state = LinkState.SYNCED if result.settled else LinkState.PENDING
+        if result.conflicts:
+            state = LinkState.DIVERGED
+        conflicts = [asdict(each) for each in result.conflicts[:MAX_CONFLICTS]]
+        await self._store.record(row.id, state, left_over=conflicts)
         return result.settled
 
     async def _sync_with_fresh_token(self, row: LinkRow) -> SyncResult:

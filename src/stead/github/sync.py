@@ -89,8 +89,8 @@ async def sync_refs(
     return SyncResult([*conflicts, *rejected], settled)
 
 
-async def forget(repository: Repository) -> None:
-    """Remove the hidden refs."""
+async def remove_hidden_refs(repository: Repository) -> None:
+    """Remove what syncs recorded in the repository."""
     refs = await _refs(repository, HIDDEN)
     await repository.change([RefChange(name, None, guarded=False) for name in refs])
 

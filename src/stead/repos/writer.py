@@ -1,7 +1,7 @@
 """The one write path of existing repositories: reserve quota, write, then notify what follows changed refs.
 
 Pushes, commits and branches by API and GitHub sync all write through it. A repository is created and filled
-by `Repos.create`: nothing can follow it yet.
+by `Repos.create`: nothing can follow it yet. Uploads of LFS objects reserve quota and change no refs.
 """
 
 import contextlib
