@@ -9,18 +9,15 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from stead.limits import Limits
-from stead.logs import get_logger
 from stead.repos.errors import RepoError, RepoNotFound
 from stead.repos.repository import MAX_REFS
 from stead.repos.sizes import RepoSize, lfs_size, measure_repo
 from stead.store.repos import RepoRow, RepoStore
-from stead.tasks import in_thread
+from stead.tasks import TaskSet, in_thread
 
 DELAY = 1.0
 """Debounce in seconds: changes within this time are measured together."""
 _MIB = 1 << 20
-
-log = get_logger("stead.repos")
 
 LimitsOf = Callable[[str], Awaitable[Limits]]
 Message = Callable[[int, int], str]
@@ -168,6 +165,7 @@ class RepoQuotas:
         self._writers: dict[str, set[QuotaReservation]] = {}
         self._next: dict[str, _Measurement] = {}
         self._measurements: set[_Measurement] = set()
+        self._tasks = TaskSet()
         self._measuring = asyncio.Lock()
 
     # Writes
@@ -239,7 +237,8 @@ class RepoQuotas:
         if measurement is None:
             measurement = self._next[repo_id] = _Measurement(repo_id)
             self._measurements.add(measurement)
-            measurement.task = asyncio.create_task(self._measure_later(measurement))
+            work = self._measure_later(measurement)
+            measurement.task = self._tasks.start(work, f"measure repository {repo_id}")
             measurement.task.add_done_callback(lambda _: self._measurements.discard(measurement))
         if quota is not None:
             measurement.reservations.append(quota)
@@ -251,20 +250,14 @@ class RepoQuotas:
         # Writers that finish from here on may have written data that this measurement misses.
         del self._next[measurement.repo]
         try:
-            try:
-                size = await self.measure(
-                    measurement.repo, more_lfs=sum(quota.lfs for quota in measurement.reservations)
-                )
-            finally:
-                for quota in measurement.reservations:
-                    quota.release()
-            if size is not None:
-                superseded = [each for quota in measurement.reservations for each in quota.superseded]
-                await self._on_measured(measurement.repo, size, superseded)
-        except Exception as error:
-            log.error(
-                "repository change hook failed", repo=measurement.repo, error=repr(error), exc_info=error
-            )
+            more_lfs = sum(quota.lfs for quota in measurement.reservations)
+            size = await self.measure(measurement.repo, more_lfs=more_lfs)
+        finally:
+            for quota in measurement.reservations:
+                quota.release()
+        if size is not None:
+            superseded = [each for quota in measurement.reservations for each in quota.superseded]
+            await self._on_measured(measurement.repo, size, superseded)
 
     async def measure(self, repo_id: str, *, more_lfs: int | None = 0) -> RepoSize | None:
         """Measure a repository and record its size; None if it does not exist.
