@@ -43,7 +43,7 @@ from stead.api.wire.repos import (
 from stead.repos import contents, history
 from stead.repos.access import Level
 from stead.repos.committing import Change
-from stead.repos.errors import InvalidContent, RepoNotFound
+from stead.repos.errors import RepoNotFound
 from stead.repos.fast_import import Author
 from stead.repos.history import MAX_COMMITS, Order
 from stead.repos.repos import Fill, RepoInfo
@@ -398,7 +398,8 @@ def _change(file: FileChangeModel) -> Change:
     try:
         return Change(file.path, base64.b64decode(file.content, validate=True))
     except ValueError:
-        raise InvalidContent(file.path) from None
+        text = f"the content of {file.path!r} is not valid base64"
+        raise ApiError("INVALID_BASE64_CONTENT", text, path=file.path) from None
 
 
 @router.get("/{repo_id}/compare")

@@ -144,12 +144,6 @@ class InvalidChange(RepoError):
         self.path = path
 
 
-class InvalidContent(RepoError):
-    def __init__(self, path: str) -> None:
-        super().__init__(f"the content of {path!r} is not valid base64")
-        self.path = path
-
-
 class ConflictingParent(RepoError):
     """The branch is not at the expected commit."""
 
