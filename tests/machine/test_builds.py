@@ -45,6 +45,7 @@ from stead.repos.repos import Repos
 from stead.repos.transfer.bundles import Bundles
 from stead.store.builds import BuildRow, BuildStore
 from support.git_client import GitClient, gits_of
+from support.guests import sh
 from support.installations import Server
 from support.waiting import until
 
@@ -123,12 +124,6 @@ async def hidden(machines: Machines, account: str) -> list[str]:
     """VMs of builds, which their account cannot see."""
     rows = await machines._lifecycle.store.list(account=account, purpose="build")
     return [row.id for row in rows]
-
-
-async def sh(machine: Machine, command: str, user: str | None = None) -> str:
-    result = await machine.exec(command, user=user, timeout=60)
-    assert result.ok, (command, result)
-    return result.stdout.decode().strip()
 
 
 async def said(lines: Lines, account: str, message: str) -> bool:

@@ -13,6 +13,7 @@ from stead.host.memory_delta import Delta, save_pages
 from stead.host.page_scan import Region, Runs
 from stead.machines import Machine, Machines, SnapshotState, State
 from stead.settings import Settings
+from support.guests import sh
 from support.installations import another_installation, fill_up, small_disk
 from support.waiting import until
 
@@ -20,13 +21,6 @@ FILL = """
 echo kept > /root/data; sync; echo memory > /run/data
 setsid sleep 100000 > /dev/null 2>&1 & echo $! > /run/pid
 """
-
-
-async def sh(machine: Machine, command: str) -> str:
-    """What a command that must succeed prints."""
-    result = await machine.exec(command, timeout=60)
-    assert result.ok, (command, result)
-    return result.stdout.decode().strip()
 
 
 async def it_is_all_there(machine: Machine) -> None:

@@ -8,6 +8,7 @@ import pytest_asyncio
 
 from stead.machines import Machine, Machines, State
 from stead.settings import Settings
+from support.guests import sh
 from support.installations import another_installation
 from support.waiting import until
 
@@ -20,12 +21,6 @@ async def installation(settings: Settings, machines: Machines) -> AsyncIterator[
     async with another_installation(settings, idle_timeout=None, idle_check=CHECK) as installation:
         other = installation.machines
         yield other
-
-
-async def sh(machine: Machine, command: str) -> str:
-    result = await machine.exec(command, timeout=60)
-    assert result.ok, (command, result)
-    return result.stdout.decode().strip()
 
 
 async def test_an_idle_vm_is_suspended_close_to_its_timeout(installation: Machines) -> None:

@@ -32,6 +32,7 @@ from stead.processes import ProcessId
 from stead.settings import Settings
 from stead.store.machines import MachineRow
 from support.crash_driver import Hold, held_points, run_held
+from support.guests import sh
 from support.installations import (
     another_installation,
     delete_all,
@@ -41,13 +42,6 @@ from support.installations import (
     small_disk,
 )
 from support.waiting import until
-
-
-async def sh(machine: Machine, command: str) -> str:
-    """What a command that must succeed prints."""
-    result = await machine.exec(command, timeout=60)
-    assert result.ok, (command, result)
-    return result.stdout.decode().strip()
 
 
 async def stopped(machine: Machine, limit: float) -> MachineInfo:

@@ -22,6 +22,7 @@ from stead.host.namespaces import NamespaceThread
 from stead.host.network import namespace_path
 from stead.machines import Machine, Machines
 from stead.settings import Settings
+from support.guests import sh
 from support.installations import another_installation, leftovers, other_settings
 from support.waiting import until
 
@@ -116,13 +117,6 @@ async def insider(settings: Settings, private: Server) -> AsyncIterator[Machine]
     async with another_installation(settings, allow_private=(PRIVATE,)) as installation:
         machines = installation.machines
         yield await machines.create()
-
-
-async def sh(machine: Machine, command: str) -> str:
-    """What a command that must succeed prints."""
-    result = await machine.exec(command, timeout=60)
-    assert result.ok, (command, result)
-    return result.stdout.decode().strip()
 
 
 async def reached(machine: Machine, urls: Iterable[str]) -> set[str]:

@@ -31,6 +31,7 @@ from stead.machines.idle import Activity
 from stead.machines.persistence import Evictable, eviction_order
 from stead.settings import Settings
 from stead.store.machines import MachineRow
+from support.guests import sh
 from support.installations import another_installation
 from support.waiting import until
 
@@ -49,13 +50,6 @@ ExecStart=/bin/sh -c "sleep 3; systemd-notify --ready; exec sleep 1000"
 [Install]
 WantedBy=multi-user.target
 """
-
-
-async def sh(machine: Machine, command: str, timeout: float = 60) -> str:
-    """What a command that must succeed prints."""
-    result = await machine.exec(command, timeout=timeout)
-    assert result.ok, (command, result)
-    return result.stdout.decode().strip()
 
 
 async def reported(events: list[MachineEvent], message: str) -> MachineEvent:

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stead.deadlines import scaled
 from stead.guest.agent import Agent
 from stead.host.vm import Vm
 from stead.machines import Machine, Machines
@@ -40,7 +41,7 @@ _ORDERS = frozenset(
         "/v1/shutdown",
     }
 )
-_HOLD_LIMIT = 120.0
+_HOLD_LIMIT = scaled(120.0)
 
 
 @dataclass
