@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import httpx2
 import pytest
-import uvicorn
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -15,8 +14,8 @@ from starlette.types import Receive, Scope, Send
 from stead.api.calls import Call, Calls
 from stead.api.errors import ApiError
 from stead.api.guests import error_event
-from stead.api.protocol import Protocol
-from stead.api.server import _Server
+from stead.api.server import running_app
+from stead.settings import Settings
 
 Handler = Callable[[Call], Awaitable[Response]]
 
@@ -31,19 +30,11 @@ async def served(handler: Handler) -> AsyncIterator[tuple[httpx2.AsyncClient, Ca
         await response(scope, receive, send)
 
     calls = Calls(app, 10)
-    config = uvicorn.Config(
-        calls, port=0, http=Protocol, ws="none", loop="none", lifespan="off", log_config=None
-    )
-    server = _Server(config, calls)
-    serving = asyncio.create_task(server._serve())
-    await server.up.wait()
-    port = server.servers[0].sockets[0].getsockname()[1]
-    try:
-        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
-            yield http, calls
-    finally:
-        server.should_exit = True
-        await serving
+    async with (
+        running_app(Settings(listen="127.0.0.1:0"), calls, calls) as url,
+        httpx2.AsyncClient(base_url=url, timeout=30) as http,
+    ):
+        yield http, calls
 
 
 async def forever() -> AsyncIterator[bytes]:
