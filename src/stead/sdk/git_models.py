@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from msgspec import field
 
 from stead.sdk.errors import UnexpectedAnswer
-from stead.sdk.parsing import Model, Open, Time, parse, serialise
+from stead.sdk.parsing import Listing, Model, Open, Time, parse, serialise
 
 Visibility = Literal["public", "private"]
 Order = Literal["desc", "asc"]
@@ -124,7 +124,7 @@ class Commit(Model, frozen=True):
         return parse(cls, {**data, "tree": _sha(data.get("tree")), "parents": parents})
 
 
-class CommitPage(Model, frozen=True):
+class CommitPage(Listing[Commit], frozen=True):
     """One page of a branch's commits. Iterates over the commits."""
 
     commits: tuple[Commit, ...] = ()
@@ -140,12 +140,6 @@ class CommitPage(Model, frozen=True):
     def from_wire(cls, data: object) -> "CommitPage":
         commits = [Commit.from_wire(each) for each in objects_at(data, "commits")]
         return parse(cls, {**_mapping(data), "commits": commits})
-
-    def __iter__(self) -> Iterator[Commit]:
-        return iter(self.commits)
-
-    def __len__(self) -> int:
-        return len(self.commits)
 
 
 class Author(Model, frozen=True):
@@ -231,7 +225,7 @@ class RepoInfo(Model, frozen=True):
         return parse(cls, facts)
 
 
-class RepoList(Model, frozen=True):
+class RepoList(Listing[RepoInfo], frozen=True):
     """Repositories from `offset` on, newest first, out of `total`. Iterates over the repositories."""
 
     repos: tuple[RepoInfo, ...] = field(default=(), name="repositories")
@@ -242,12 +236,6 @@ class RepoList(Model, frozen=True):
     def from_wire(cls, data: object) -> "RepoList":
         repos = [RepoInfo.from_wire(each) for each in objects_at(data, "repositories")]
         return parse(cls, {**_mapping(data), "repositories": repos})
-
-    def __iter__(self) -> Iterator[RepoInfo]:
-        return iter(self.repos)
-
-    def __len__(self) -> int:
-        return len(self.repos)
 
 
 # Contents
@@ -387,18 +375,12 @@ class Delivery(Model, frozen=True):
     redelivery_of: str | None = None
 
 
-class DeliveryList(Model, frozen=True):
+class DeliveryList(Listing[Delivery], frozen=True):
     """Deliveries from `offset` on, newest first, out of `total`. Iterates over the deliveries."""
 
     deliveries: tuple[Delivery, ...] = ()
     total: int = 0
     offset: int = 0
-
-    def __iter__(self) -> Iterator[Delivery]:
-        return iter(self.deliveries)
-
-    def __len__(self) -> int:
-        return len(self.deliveries)
 
 
 class Divergence(Model, frozen=True):

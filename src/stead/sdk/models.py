@@ -1,13 +1,12 @@
 """Answers of the server as immutable models. Times have a zone; names of sizes contain the unit."""
 
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import ClassVar, Literal
 
 from msgspec import field
 
 from stead.sdk.errors import CommandFailed
-from stead.sdk.parsing import Model, Open, Time
+from stead.sdk.parsing import Listing, Model, Open, Time
 from stead.sdk.sizes import size_text
 
 VmState = Literal["building", "starting", "running", "suspending", "suspended", "stopped", "lost"]
@@ -71,7 +70,7 @@ class VmInfo(Model, frozen=True):
         return size_text(found.vcpu_count, found.mem_size_mib, found.rootfs_size_mb)
 
 
-class VmList(Model, frozen=True):
+class VmList(Listing[VmInfo], frozen=True):
     """VMs, and their number in each state. Iterates over the VMs."""
 
     vms: tuple[VmInfo, ...] = ()
@@ -83,12 +82,6 @@ class VmList(Model, frozen=True):
     building_count: int = 0
     suspending_count: int = 0
     lost_count: int = 0
-
-    def __iter__(self) -> Iterator[VmInfo]:
-        return iter(self.vms)
-
-    def __len__(self) -> int:
-        return len(self.vms)
 
 
 class CreatedVm(Model, frozen=True):
@@ -244,7 +237,7 @@ class Snapshot(Model, frozen=True):
         return size_text(self.vcpu_count, self.mem_size_mib, self.rootfs_size_mb)
 
 
-class SnapshotList(Model, frozen=True):
+class SnapshotList(Listing[Snapshot], frozen=True):
     """Snapshots, and their number in each state. Iterates over the snapshots."""
 
     snapshots: tuple[Snapshot, ...] = ()
@@ -255,12 +248,6 @@ class SnapshotList(Model, frozen=True):
     cancelled_count: int = 0
     lost_count: int = 0
     deleted_count: int = 0
-
-    def __iter__(self) -> Iterator[Snapshot]:
-        return iter(self.snapshots)
-
-    def __len__(self) -> int:
-        return len(self.snapshots)
 
 
 class Build(Model, frozen=True):
@@ -298,17 +285,11 @@ class BuildPhase(Model, frozen=True):
     """None while it runs."""
 
 
-class BuildList(Model, frozen=True):
+class BuildList(Listing[Build], frozen=True):
     """Builds, newest first, and how many match in all. Iterates over the builds."""
 
     builds: tuple[Build, ...] = ()
     total_count: int = 0
-
-    def __iter__(self) -> Iterator[Build]:
-        return iter(self.builds)
-
-    def __len__(self) -> int:
-        return len(self.builds)
 
 
 class ServiceStates(Model, frozen=True):
@@ -400,18 +381,12 @@ class IdentityInfo(Model, frozen=True):
     repo_grants: int | None = None
 
 
-class IdentityList(Model, frozen=True):
+class IdentityList(Listing[IdentityInfo], frozen=True):
     """Identities from `offset` on, out of `total`. Iterates over the identities."""
 
     identities: tuple[IdentityInfo, ...] = ()
     offset: int = 0
     total: int = 0
-
-    def __iter__(self) -> Iterator[IdentityInfo]:
-        return iter(self.identities)
-
-    def __len__(self) -> int:
-        return len(self.identities)
 
 
 class Token(Model, frozen=True):
@@ -479,14 +454,8 @@ class LogEntry(Model, frozen=True):
         return self.message
 
 
-class LogPage(Model, frozen=True):
+class LogPage(Listing[LogEntry], frozen=True):
     """Log lines, and the token of the next page if there is one. Iterates over the lines."""
 
     logs: tuple[LogEntry, ...] = ()
     next_page_token: str | None = None
-
-    def __iter__(self) -> Iterator[LogEntry]:
-        return iter(self.logs)
-
-    def __len__(self) -> int:
-        return len(self.logs)

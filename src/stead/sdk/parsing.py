@@ -1,9 +1,9 @@
 """Decodes answers into typed models by msgspec. A newer server may add fields and values: unknown fields are
 ignored, missing ones get their default, and values of `Open` types are not checked."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
@@ -36,6 +36,16 @@ class Model(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
         return (
             f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
         )
+
+
+class Listing(Model, Generic[T], frozen=True):
+    """Items, which are its first field, and facts about them. Iterates over the items."""
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(getattr(self, self.__struct_fields__[0]))
+
+    def __len__(self) -> int:
+        return len(getattr(self, self.__struct_fields__[0]))
 
 
 def parse(model: type[T], data: object) -> T:

@@ -7,7 +7,7 @@ much: then the results and totals cover only a part of the repository.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from stead.sdk.parsing import Model, Time
+from stead.sdk.parsing import Listing, Model, Time
 
 
 class LineMatch(Model, frozen=True):
@@ -34,7 +34,7 @@ class MatchingFile(Model, frozen=True):
         return iter(self.matches)
 
 
-class ContentResults(Model, frozen=True):
+class ContentResults(Listing[MatchingFile], frozen=True):
     """Files with matching lines. Iterates over the files."""
 
     files: tuple[MatchingFile, ...] = ()
@@ -42,12 +42,6 @@ class ContentResults(Model, frozen=True):
     total_matches: int = 0
     has_more: bool = False
     stopped_early: bool = False
-
-    def __iter__(self) -> Iterator[MatchingFile]:
-        return iter(self.files)
-
-    def __len__(self) -> int:
-        return len(self.files)
 
 
 class FoundFile(Model, frozen=True):
@@ -58,19 +52,13 @@ class FoundFile(Model, frozen=True):
     size: int = 0
 
 
-class FileResults(Model, frozen=True):
+class FileResults(Listing[FoundFile], frozen=True):
     """Files whose path matches. Iterates over the files."""
 
     files: tuple[FoundFile, ...] = ()
     total_files: int = 0
     has_more: bool = False
     stopped_early: bool = False
-
-    def __iter__(self) -> Iterator[FoundFile]:
-        return iter(self.files)
-
-    def __len__(self) -> int:
-        return len(self.files)
 
 
 class FoundCommit(Model, frozen=True):
@@ -85,19 +73,13 @@ class FoundCommit(Model, frozen=True):
     timestamp: Time | None = None
 
 
-class CommitResults(Model, frozen=True):
+class CommitResults(Listing[FoundCommit], frozen=True):
     """Commits whose message matches. Iterates over the commits."""
 
     commits: tuple[FoundCommit, ...] = ()
     total_commits: int = 0
     has_more: bool = False
     stopped_early: bool = False
-
-    def __iter__(self) -> Iterator[FoundCommit]:
-        return iter(self.commits)
-
-    def __len__(self) -> int:
-        return len(self.commits)
 
 
 class ChangedLine(Model, frozen=True):
@@ -129,19 +111,13 @@ class MatchingCommit(Model, frozen=True):
     files: tuple[ChangedFile, ...] = ()
 
 
-class DiffResults(Model, frozen=True):
+class DiffResults(Listing[MatchingCommit], frozen=True):
     """Commits that added or removed matching lines. Iterates over the commits."""
 
     commits: tuple[MatchingCommit, ...] = ()
     total_commits: int = 0
     has_more: bool = False
     stopped_early: bool = False
-
-    def __iter__(self) -> Iterator[MatchingCommit]:
-        return iter(self.commits)
-
-    def __len__(self) -> int:
-        return len(self.commits)
 
 
 def columns_in_characters(data: Any) -> Any:
