@@ -4,6 +4,7 @@ Several processes may share the tests: each is then an installation of its own, 
 """
 
 import os
+import secrets
 import signal
 import tempfile
 import threading
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from stead import AsyncStead, Stead
 from stead.api.parts import Installation
 from stead.api.server import running
 from stead.host.image import BaseImage, ensure_image
@@ -21,8 +23,11 @@ from stead.installation import open_installation
 from stead.machines import Machine, Machines
 from stead.machines.events import MachineEvent
 from stead.settings import Settings
+from support.git_client import GitClient
+from support.git_hosting import Stage, staged
 from support.installations import Server, delete_all, leftovers, small_installation
 from support.npm import Npm, install
+from support.sdk_clients import Client
 
 if threading.current_thread() is threading.main_thread():
     # A shell may have had SIGINT ignored for what it runs in the background, and programs inherit that.
@@ -136,3 +141,31 @@ async def machine(machines: Machines) -> AsyncIterator[Machine]:
     yield machine
     if any(info.id == machine.id for info in await machines.list()):
         await machine.delete()
+
+
+@pytest_asyncio.fixture
+async def folder(shared: Machine) -> AsyncIterator[str]:
+    """A folder of the shared VM that every user may write to, for one test."""
+    path = f"/srv/{secrets.token_hex(8)}"
+    await shared.files().make_folder(path, mode=0o777)
+    yield path
+    await shared.files().remove(path, recursive=True)
+
+
+@pytest_asyncio.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+    """Repositories without VMs."""
+    async with staged(tmp_path) as stage:
+        yield stage
+
+
+@pytest.fixture
+def git(tmp_path: Path) -> GitClient:
+    (tmp_path / "home").mkdir()
+    return GitClient(tmp_path / "home")
+
+
+@pytest.fixture(params=[Stead, AsyncStead])
+def client(request: pytest.FixtureRequest) -> Client:
+    """Makes a client of the SDK, of each of the two kinds in turn."""
+    return lambda url, **options: request.param(api_key="key", base_url=url, **options)

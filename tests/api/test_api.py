@@ -37,6 +37,7 @@ from stead.settings import Settings
 from stead.store.database import open_database
 from stead.store.requests import RequestRow, RequestStore
 from support.installations import Server, another_installation
+from support.serve_process import client_of
 from support.waiting import until
 
 TRACE = "x-freestyle-trace-id"
@@ -46,10 +47,6 @@ TRACE = "x-freestyle-trace-id"
 async def http(server: Server) -> AsyncIterator[httpx2.AsyncClient]:
     async with client_of(server.url, server.key) as client:
         yield client
-
-
-def client_of(url: str, key: str) -> httpx2.AsyncClient:
-    return httpx2.AsyncClient(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=120)
 
 
 @pytest_asyncio.fixture(scope="module")
@@ -429,7 +426,7 @@ async def test_calls_finish_within_the_grace_period_of_a_stop(server: Server, vm
     async def refuses() -> bool:
         try:
             _, writer = await asyncio.open_connection(*url.removeprefix("http://").split(":"))
-        except ConnectionRefusedError:
+        except ConnectionError:
             return True
         writer.close()
         return False

@@ -6,7 +6,6 @@ Each test runs with both clients, the asynchronous and the synchronous one.
 import ast
 import asyncio
 import base64
-import inspect
 import io
 import json
 import pickle
@@ -30,30 +29,9 @@ from stead.sdk.requests import GRACE
 from stead.sdk.retries import RetryPolicy
 from support import ROOT
 from support.scripted_server import Drop, Pieces, Reply, Step, free_port, scripted
+from support.sdk_clients import Client, attempt, close, done
 
 VM = "abcdefghij0123456789"
-Client = Callable[..., Any]
-
-
-@pytest.fixture(params=[Stead, AsyncStead])
-def client(request: pytest.FixtureRequest) -> Client:
-    """A factory of one of the two clients."""
-
-    def make(url: str, **options: Any) -> Any:
-        return request.param(api_key="key", base_url=url, **options)
-
-    return make
-
-
-async def done(result: Any) -> Any:
-    """The result of a call of either client."""
-    return await result if inspect.isawaitable(result) else result
-
-
-async def events(stream: Any) -> list[Any]:
-    if hasattr(stream, "__aiter__"):
-        return [event async for event in stream]
-    return list(stream)
 
 
 async def first(stream: Any) -> Any:
@@ -63,26 +41,6 @@ async def first(stream: Any) -> Any:
             return await anext(stream)
     with stream:
         return next(stream)
-
-
-async def close(stead: Any) -> None:
-    await done(stead.aclose() if hasattr(stead, "aclose") else stead.close())
-
-
-async def attempt(
-    client: Client, call: Callable[[Any], Any], *steps: Step, **options: Any
-) -> tuple[Any, list[Any]]:
-    """The result or the error of a call, and the requests that the server received."""
-    with scripted(*steps) as server:
-        stead = client(server.url, **options)
-        result: Any
-        try:
-            result = await done(call(stead))
-        except errors.SteadException as error:
-            result = error
-        finally:
-            await close(stead)
-        return result, server.seen
 
 
 def read(stead: Any) -> Any:
@@ -549,7 +507,7 @@ async def test_exec_stream_decodes_events_across_chunks(client: Client) -> None:
         pieces = [whole[start : start + size] for start in range(0, len(whole), size)]
         with scripted(Pieces(pieces)) as server:
             stead = client(server.url)
-            found = await events(stead.vms.ref(VM).exec_stream("x", timeout=60))
+            found = await done(stead.vms.ref(VM).exec_stream("x", timeout=60))
             await close(stead)
         assert found[:-1] == [
             Output("stdout", b"a" + coin[:1], "a"),
@@ -570,7 +528,7 @@ async def test_exec_stream_that_is_cut_is_server_unreachable(client: Client, com
         with scripted(Pieces(pieces, complete=complete)) as server:
             stead = client(server.url)
             with pytest.raises(errors.ServerUnreachable) as caught:
-                await events(stead.vms.ref(VM).exec_stream("x"))
+                await done(stead.vms.ref(VM).exec_stream("x"))
             assert caught.value.sent and not caught.value.retryable
             await close(stead)
 
@@ -580,9 +538,9 @@ async def test_error_event_of_a_lost_vm_is_the_matching_error(client: Client) ->
     with scripted(Pieces([said("stdout", b"begun"), gone]), Reply(404, {"code": "VM_NOT_FOUND"})) as server:
         stead = client(server.url)
         with pytest.raises(errors.VmNotRunning, match="the VM was stopped"):
-            await events(stead.vms.ref(VM).exec_stream("x"))
+            await done(stead.vms.ref(VM).exec_stream("x"))
         with pytest.raises(errors.VmNotFound):
-            await events(stead.vms.ref(VM).exec_stream("x"))
+            await done(stead.vms.ref(VM).exec_stream("x"))
         await close(stead)
 
 
@@ -592,10 +550,10 @@ async def test_error_event_of_a_stopping_server_is_the_matching_error(client: Cl
     with scripted(Pieces([said("stdout", b"begun"), stopped]), Pieces([stopped])) as server:
         stead = client(server.url)
         with pytest.raises(errors.ServiceUnavailable, match="the server is stopping") as caught:
-            await events(stead.vms.ref(VM).exec_stream("x"))
+            await done(stead.vms.ref(VM).exec_stream("x"))
         assert not caught.value.retryable
         with pytest.raises(errors.ServiceUnavailable):
-            await events(stead.vms.ref(VM).fs.watch())
+            await done(stead.vms.ref(VM).fs.watch())
         await close(stead)
 
 
@@ -615,7 +573,7 @@ async def test_watch_yields_file_events(client: Client) -> None:
     last = b'{"eventType": "rename", "filename": "/tmp/x", "overflow": true}'
     with scripted(Pieces([b"\n", change + b"\n\n", last])) as server:
         stead = client(server.url)
-        found = await events(stead.vms.ref(VM).fs.watch())
+        found = await done(stead.vms.ref(VM).fs.watch())
         await close(stead)
     assert [(event.event_type, event.filename, event.overflow) for event in found] == [
         ("change", "/etc/hosts", False),

@@ -4,7 +4,6 @@ Each test runs with both clients.
 """
 
 import base64
-import inspect
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from stead import AsyncStead, Stead
+from stead import Stead
 from stead.sdk import (
     Author,
     Branch,
@@ -29,47 +28,19 @@ from stead.sdk import (
     ZipImport,
     errors,
 )
+from support import sdk_clients
 from support.scripted_server import Drop, Pieces, Reply, Seen, Step, scripted
+from support.sdk_clients import Client, close, done
 
 REPO = "0f8fad5b-d9cb-469f-a165-70867728950e"
 ROOT = f"/git/v1/repo/{REPO}"
 ONE, TWO, THREE = "1" * 40, "2" * 40, "3" * 40
 WHO = {"name": "Ann", "email": "ann@example.com", "date": "2026-01-31T12:00:00+02:00"}
-Client = Callable[..., Any]
-
-
-@pytest.fixture(params=[Stead, AsyncStead])
-def client(request: pytest.FixtureRequest) -> Client:
-    """A factory of one of the two clients."""
-
-    def make(url: str, **options: Any) -> Any:
-        return request.param(api_key="key", base_url=url, **options)
-
-    return make
-
-
-async def done(result: Any) -> Any:
-    return await result if inspect.isawaitable(result) else result
 
 
 async def attempt(client: Client, call: Callable[[Any], Any], *steps: Step) -> tuple[Any, list[Seen]]:
-    """The result, all events, or the error of a call on a repository, and the requests that it sent."""
-    with scripted(*steps) as server:
-        stead = client(server.url)
-        result: Any
-        try:
-            result = call(stead.git.repos.ref(REPO))
-            if hasattr(result, "__aiter__"):
-                result = [each async for each in result]
-            elif hasattr(result, "__next__"):
-                result = list(result)
-            else:
-                result = await done(result)
-        except errors.SteadException as error:
-            result = error
-        finally:
-            await done(stead.aclose() if hasattr(stead, "aclose") else stead.close())
-        return result, server.seen
+    """The result or the error of a call on a repository, and the requests that it sent."""
+    return await sdk_clients.attempt(client, lambda stead: call(stead.git.repos.ref(REPO)), *steps)
 
 
 def query(seen: Seen) -> dict[str, str]:
@@ -154,7 +125,7 @@ async def test_create_sends_the_description_of_a_repository(
         repo = await done(stead.git.repos.create(**options))
         assert repo.id == REPO and REPO in repr(repo)
         assert repo.clone_url() == f"{server.url}/{REPO}"
-        await done(stead.aclose() if hasattr(stead, "aclose") else stead.close())
+        await close(stead)
     assert (server.seen[0].method, server.seen[0].target) == ("POST", "/git/v1/repo")
     assert server.seen[0].json == body
 
@@ -168,7 +139,7 @@ async def test_create_is_not_retried_once_sent(client: Client) -> None:
         with pytest.raises(ValueError, match="not both"):
             both = {"source": "u", "import_": FilesImport(files={}, commit_message="m")}
             await done(stead.git.repos.create(**both))
-        await done(stead.aclose() if hasattr(stead, "aclose") else stead.close())
+        await close(stead)
     assert caught.value.sent and len(server.seen) == 1
 
 
@@ -191,7 +162,7 @@ async def test_repositories_are_listed_with_their_branches_and_tags(client: Clie
         stead = client(server.url)
         found = await done(stead.git.repos.list(limit=2, offset=2, search="we b"))
         info = await done(stead.git.repos.ref(REPO).info())
-        await done(stead.aclose() if hasattr(stead, "aclose") else stead.close())
+        await close(stead)
     assert [each.id for each in found] == [REPO, "other"]
     assert (len(found), found.total, found.offset) == (2, 7, 2)
     assert query(server.seen[0]) == {"limit": "2", "offset": "2", "search": "we b"}

@@ -9,7 +9,7 @@ from stead import VmSpec
 from stead.sdk import errors
 from stead.sdk.references import Candidate, resolve
 from support.scripted_server import Reply
-from support.sdk_clients import CLIENTS, Client, attempt
+from support.sdk_clients import Client, attempt
 
 VM = "abcdefghij0123456789"
 TWIN = "abcdezzzzz0123456789"
@@ -17,8 +17,6 @@ SNAPSHOT = "sc-abcdefghij0123456789"
 IDENTITY = "0f8fad5b-d9cb-469f-a165-70867728950e"
 REPO = "7c9e6679-7425-40de-944b-e07fc1f90ae7"
 CREATED = Reply(content={"id": VM, "domains": []})
-
-pytestmark = pytest.mark.parametrize("client", CLIENTS)
 
 
 def vm(vm_id: str, name: str | None) -> dict[str, Any]:

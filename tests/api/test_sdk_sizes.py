@@ -10,7 +10,7 @@ from stead.sdk.models import Snapshot, VmInfo
 from stead.sdk.parsing import parse
 from stead.sdk.sizes import size_text, wanted_size
 from support.scripted_server import Reply
-from support.sdk_clients import CLIENTS, Client, attempt
+from support.sdk_clients import Client, attempt
 
 VM = "abcdefghij0123456789"
 CREATED = Reply(content={"id": VM, "domains": []})
@@ -68,7 +68,6 @@ def test_infos_show_the_size_that_create_takes() -> None:
     assert size_text(1, 1536, 10240) == "1x1536Mx10G"
 
 
-@pytest.mark.parametrize("client", CLIENTS)
 async def test_create_and_resize_send_a_size(client: Client) -> None:
     _, seen = await attempt(client, lambda stead: stead.vms.create(size="2x4Gx20G"), CREATED)
     assert seen[0].json == {"template": WIRE}

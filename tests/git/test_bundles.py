@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from stead.builds import repositories
 from stead.builds.errors import InvalidSpec, ProgramFailed
@@ -22,7 +21,7 @@ from stead.repos.errors import RepoDamaged, RepoNotFound
 from stead.repos.repository import Repository
 from stead.repos.transfer.bundles import Bundle, Bundles
 from support.git_client import GitClient, gits_of
-from support.git_hosting import Stage, staged
+from support.git_hosting import Stage
 from support.waiting import until
 
 pytestmark = pytest.mark.heavy
@@ -98,19 +97,6 @@ class Here:
             raise
         finally:
             process.stdin.close()
-
-
-@pytest_asyncio.fixture
-async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
-    async with staged(tmp_path) as stage:
-        yield stage
-
-
-@pytest.fixture
-def git(tmp_path: Path) -> GitClient:
-    home = tmp_path / "home"
-    home.mkdir()
-    return GitClient(home)
 
 
 @pytest.fixture

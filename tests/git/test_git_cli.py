@@ -67,13 +67,6 @@ def inside(shell: Shell) -> Inside:
     return Inside(shell.url, shell.key)
 
 
-@pytest.fixture
-def git(tmp_path: Path) -> GitClient:
-    home = tmp_path / "home"
-    home.mkdir()
-    return GitClient(home)
-
-
 async def identities(site: Site) -> list[str]:
     async with AsyncStead(site.key, base_url=site.url) as stead:
         return [each.id for each in await stead.identities.list()]

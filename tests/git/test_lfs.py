@@ -44,11 +44,6 @@ async def repo(host: Site) -> RepoInfo:
     return await host.repo()
 
 
-@pytest.fixture
-def git(tmp_path: Path) -> GitClient:
-    return GitClient(tmp_path)
-
-
 @pytest_asyncio.fixture
 async def http(host: Site) -> AsyncIterator[httpx2.AsyncClient]:
     headers = {"authorization": f"Bearer {host.key}", "accept": "application/vnd.git-lfs+json"}

@@ -26,12 +26,6 @@ NO_GRACE = -2.0
 """Seconds: also prunes objects that became unreachable in this second."""
 
 
-@pytest_asyncio.fixture
-async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
-    async with staged(tmp_path) as stage:
-        yield stage
-
-
 async def superseded(repository: Repository, size: int = 1 << 20, name: str = "side") -> str:
     """An unreachable commit with this many unique bytes."""
     made = await commit(repository, [Change("large", os.urandom(size))], "lost", branch=name)

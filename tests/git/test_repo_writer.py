@@ -1,11 +1,8 @@
 """The write path of repositories: quota, then the write, then the observers of refs. Without HTTP."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from stead.repos.committing import Change
 from stead.repos.errors import ConflictingParent, TooLarge
@@ -13,15 +10,9 @@ from stead.repos.quotas import QuotaExceeded
 from stead.repos.repository import Repository
 from stead.repos.search.search import Search
 from stead.repos.writer import RepoWriter
-from support.git_hosting import Recorder, Stage, staged
+from support.git_hosting import Recorder, Stage
 
 FILE = [Change("file", b"needle\n")]
-
-
-@pytest_asyncio.fixture
-async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
-    async with staged(tmp_path) as stage:
-        yield stage
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +53,6 @@ from stead.repos.repository import Repository
 from support.git_hosting import Stage, staged
 
 NOBODY = 1_899_999_999
-
-
-@pytest_asyncio.fixture
-async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
-    async with staged(tmp_path) as stage:
-        yield stage
 
 
 @pytest_asyncio.fixture

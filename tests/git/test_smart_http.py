@@ -30,11 +30,6 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
         yield site
 
 
-@pytest.fixture
-def git(tmp_path: Path) -> GitClient:
-    return GitClient(tmp_path)
-
-
 @pytest_asyncio.fixture
 async def host(site: Site) -> AsyncIterator[Site]:
     """The server; after each test its repositories pass fsck and no git process is left."""

@@ -545,11 +545,6 @@ async def test_repositories_are_cloned_without_their_credentials(builder: Builde
         await builder.create_machine(MachineOrder(account, spec=replace(clones, base_image="FROM alpine")))
 
 
-@pytest.fixture
-def git(tmp_path: Path) -> GitClient:
-    return GitClient(tmp_path)
-
-
 async def test_repositories_of_this_server_are_cloned(
     builder: Builder, repos: Repos, machines: Machines, account: str, lines: Lines, git: GitClient
 ) -> None:

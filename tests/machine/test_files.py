@@ -28,15 +28,6 @@ def files(shared: Machine) -> GuestFiles:
     return shared.files()
 
 
-@pytest_asyncio.fixture
-async def folder(shared: Machine) -> AsyncIterator[str]:
-    """A folder of the shared machine that anybody may write to, for one test."""
-    path = f"/srv/{secrets.token_hex(8)}"
-    await shared.files().make_folder(path, mode=0o777)
-    yield path
-    await shared.files().remove(path, recursive=True)
-
-
 @pytest_asyncio.fixture(scope="module")
 async def alice(shared: Machine) -> GuestFiles:
     assert (await shared.exec("useradd --create-home --groups video alice")).ok

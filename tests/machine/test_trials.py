@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+import functools
 import json
 import shutil
 import tempfile
@@ -12,16 +13,11 @@ import pytest
 from stead.host.commands import run
 from stead.machines import Machine, Machines
 from stead.settings import Settings
-from support import ROOT
+from support import ROOT, guests
 from support.installations import another_installation
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
-
-async def sh(machine: Machine, command: str) -> str:
-    result = await machine.exec(command, timeout=600)
-    assert result.ok, (command, result)
-    return result.stdout.decode().strip()
+sh = functools.partial(guests.sh, timeout=600)
 
 
 @pytest.mark.usefixtures("network")

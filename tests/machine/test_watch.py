@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
 
 import httpx2
@@ -18,15 +17,6 @@ from support.installations import Server
 from support.waiting import until
 
 Events = AsyncGenerator[FileEvent, None]
-
-
-@pytest_asyncio.fixture
-async def folder(shared: Machine) -> AsyncIterator[str]:
-    """A folder of the shared machine that anybody may write to, for one test."""
-    path = f"/srv/{secrets.token_hex(8)}"
-    await shared.files().make_folder(path, mode=0o777)
-    yield path
-    await shared.files().remove(path, recursive=True)
 
 
 @pytest_asyncio.fixture(scope="module")

@@ -4,17 +4,24 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from stead import AsyncStead, Stead
 from stead.sdk import errors
 from support.scripted_server import Seen, Step, scripted
 
-CLIENTS = [Stead, AsyncStead]
-Client = type[Stead] | type[AsyncStead]
+Client = Callable[..., Any]
+"""Makes a client of either kind for a URL: the fixture `client`."""
 
 
-async def awaited(result: Any) -> Any:
-    """The result of a call of either client."""
+async def done(result: Any) -> Any:
+    """The result of a call of either client; of a stream, all its events."""
+    if hasattr(result, "__aiter__"):
+        return [each async for each in result]
+    if hasattr(result, "__next__"):
+        return list(result)
     return await result if inspect.isawaitable(result) else result
+
+
+async def close(stead: Any) -> None:
+    await done(stead.aclose() if hasattr(stead, "aclose") else stead.close())
 
 
 async def attempt(
@@ -22,12 +29,12 @@ async def attempt(
 ) -> tuple[Any, list[Seen]]:
     """The result or the error of a call, and the requests that the server received."""
     with scripted(*steps) as server:
-        stead: Any = client(api_key="key", base_url=server.url, **options)
+        stead = client(server.url, **options)
         result: Any
         try:
-            result = await awaited(call(stead))
+            result = await done(call(stead))
         except errors.SteadException as error:
             result = error
         finally:
-            await awaited(stead.aclose() if hasattr(stead, "aclose") else stead.close())
+            await close(stead)
         return result, server.seen
