@@ -33,6 +33,8 @@ if threading.current_thread() is threading.main_thread():
     # A shell may have had SIGINT ignored for what it runs in the background, and programs inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+pytest_plugins = ["support.webhooks"]
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests by what they need: `root`, `qemu` and `network` are fixtures that others build on."""
