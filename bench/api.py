@@ -105,7 +105,7 @@ async def create_overhead(
 
 async def list_many(client: Client, sent: bytes, machines: Machines, account: str, samples: int) -> Figure:
     """A list of a thousand machines; they are rows only, and go before anyone takes them for more."""
-    store = machines._lifecycle.store
+    store = machines.journal.store
     rows = [
         MachineRow(
             id=f"b{number:019d}",

@@ -29,11 +29,11 @@ from measuring import (
     timed,
 )
 
-from stead.host.checkpoints import Pause
+from stead.host.interface import Pause
 from stead.host.memory_delta import Delta
 from stead.machines import Machine, Machines
+from stead.machines.records import Record
 from stead.settings import Size
-from stead.store.machines import MachineRow
 
 DIRTY_MIB = 100
 USES = ((0, ""), (DIRTY_MIB, f"_dirty{DIRTY_MIB}"))
@@ -105,17 +105,10 @@ async def touch(machine: Machine) -> None:
 
 
 def last_pause(machines: Machines) -> Pause:
-    pause = machines._checkpointing.last_pause
+    pause = machines.capture.last_pause
     if pause is None:
         raise RuntimeError("no machine has stood still")
     return pause
-
-
-async def row_of(machines: Machines, machine: Machine) -> MachineRow:
-    row = await machines._lifecycle.store.get(machine.id)
-    if row is None:
-        raise RuntimeError(f"machine {machine.id} is gone")
-    return row
 
 
 async def snapshots(machines: Machines, machine: Machine, count: int) -> Samples:
@@ -255,16 +248,16 @@ async def wake_storm(machines: Machines, amounts: Amounts) -> Results:
     """Many commands at one sleeping machine, all at once."""
     machine = await new_machine(machines)
     await machine.suspend()
-    wake = machines._checkpointing.wake
+    wake = machines._wake.wake
     wakes = 0
 
-    async def counted(row: MachineRow, why: str) -> MachineRow:
+    async def counted(*arguments: Any) -> Record:
         nonlocal wakes
         wakes += 1
-        return await wake(row, why)
+        return await wake(*arguments)
 
     start = time.perf_counter()
-    with patch.object(machines._checkpointing, "wake", counted):
+    with patch.object(machines._wake, "wake", counted):
         commands = (machine.exec(f"echo {number}") for number in range(STORM))
         answers = await asyncio.gather(*commands, return_exceptions=True)
     duration = since(start)
@@ -321,7 +314,7 @@ async def chain(machines: Machines, amounts: Amounts) -> Results:
         await machine.delete()
         machine = child
     first, last = statistics.median(answers[:5]), statistics.median(answers[-5:])
-    layers = await machines._lifecycle.layers.chain((await row_of(machines, machine)).layer)
+    layers = await machines.layers.chain((await machine.info()).layer)
     return {
         f"chain_{amounts.depth}_first_exec_ms": figure(answers),
         f"chain_{amounts.depth}_first_ms": round(first, 2),

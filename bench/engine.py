@@ -27,14 +27,14 @@ from measuring import (
 )
 
 from stead.guest.execution import ExecResult
-from stead.host.qemu import Platform
+from stead.host.interface import HostPlatform
 from stead.host.vm import Spawner, VmFiles
 from stead.machines import Machine, Machines
 from stead.processes import kill
 from stead.settings import Size
 
 
-def floor_arguments(facts: Platform, qmp: int) -> list[str]:
+def floor_arguments(facts: HostPlatform, qmp: int) -> list[str]:
     """The least QEMU that answers QMP: what no machine can start faster than."""
     return [
         "qemu-system-x86_64",
@@ -45,7 +45,7 @@ def floor_arguments(facts: Platform, qmp: int) -> list[str]:
     ]
 
 
-async def qmp_floor(facts: Platform, samples: int) -> Figure:
+async def qmp_floor(facts: HostPlatform, samples: int) -> Figure:
     """QEMU's own start, from exec to the monitor's greeting: nothing of ours, no guest."""
     spawner = Spawner()
     results = []

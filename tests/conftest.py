@@ -108,14 +108,13 @@ def machines(installation: Installation) -> Machines:
 @pytest.fixture
 def events(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> list[MachineEvent]:
     """The lifecycle events of VMs during a test."""
-    lifecycle, seen = machines._lifecycle, list[MachineEvent]()
-    listener = lifecycle._on_event
+    listener, seen = machines.events._on_event, list[MachineEvent]()
 
     def listen(event: MachineEvent) -> None:
         seen.append(event)
         listener(event)
 
-    monkeypatch.setattr(lifecycle, "_on_event", listen)
+    monkeypatch.setattr(machines.events, "_on_event", listen)
     return seen
 
 

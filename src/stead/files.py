@@ -9,10 +9,13 @@ import resource
 import secrets
 import shutil
 import stat
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 from stead.errors import HostError
+from stead.logs import get_logger
+
+log = get_logger("stead.files")
 
 _MAX_DESCRIPTORS = 1 << 20
 """Limit of the limit: some programs that Stead runs close every descriptor that they might have."""
@@ -78,6 +81,20 @@ def remove_folder(path: Path) -> None:
             raise HostError(f"cannot remove {path}: {error.strerror}") from error
 
 
+def remove_garbage(paths: Iterable[Path]) -> None:
+    """Remove files and folders. A failure is logged, and the others are removed nevertheless."""
+    for path in paths:
+        try:
+            remove_folder(path)
+        except HostError as error:
+            log.error("cannot remove garbage", path=str(path), error=str(error))
+
+
+def allocated(path: Path) -> int:
+    """Bytes that a file occupies on the host's disk."""
+    return path.stat().st_blocks * 512
+
+
 ABSENT = (FileNotFoundError, NotADirectoryError)
 """The errors that prove that a file does not exist. All others (EMFILE, ENOMEM, EIO) may pass."""
 
@@ -91,6 +108,16 @@ def exists(path: Path) -> bool:
     except OSError as error:
         raise HostError(f"cannot read {path}: {error.strerror}") from error
     return True
+
+
+def give_to(uid: int, *paths: Path) -> None:
+    """Make a user and its group the owner of files; no link is followed."""
+    for path in paths:
+        try:
+            if path.lstat().st_uid != uid:
+                os.lchown(path, uid, uid)
+        except OSError as error:
+            raise HostError(f"cannot change the owner of {path}: {error.strerror}") from error
 
 
 def raise_descriptor_limit() -> None:

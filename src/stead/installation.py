@@ -147,24 +147,24 @@ class _MachineEvents:
         self._writes = TaskSet()
 
     def __call__(self, event: MachineEvent) -> None:
-        if event.row.account is not None:
-            self._writes.start(self._write(event, event.row.account), f"log event of VM {event.row.id}")
+        if event.record.account is not None:
+            self._writes.start(self._write(event, event.record.account), f"log event of VM {event.record.id}")
 
     async def close(self) -> None:
         """Wait for pending writes."""
         await self._writes.join()
 
     async def _write(self, event: MachineEvent, account: str) -> None:
-        row = event.row
+        record = event.record
         await self._logbook.write(
             account,
             event.message,
             level="error" if event.failed else "info",
             source="vm",
-            machine=row.id,
-            build=row.build,
-            request=row.request,
+            machine=record.id,
+            build=record.properties.build,
+            request=record.properties.request,
             instance=event.instance,
         )
         if event.row_removed:
-            await self._identities.delete_machine_permissions(row.id)
+            await self._identities.delete_machine_permissions(record.id)

@@ -208,7 +208,7 @@ async def test_disconnect_during_create_leaves_no_vm(
     server: Server, monkeypatch: pytest.MonkeyPatch, recorded: bool
 ) -> None:
     """The client disconnects when the server has begun to create a VM, or has stored a row of it."""
-    store, builder = server.installation.machines._lifecycle.store, server.installation.builder
+    store, builder = server.installation.machines.journal.store, server.installation.builder
     build, begun, ended = builder.create_machine, asyncio.Event(), asyncio.Event()
 
     async def create(*arguments: Any, **options: Any) -> Machine:

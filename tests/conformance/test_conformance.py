@@ -62,7 +62,7 @@ class User:
 
     async def everything(self) -> list[str]:
         """The same, including VMs of running builds."""
-        found = await self.server.installation.machines._lifecycle.store.list(account=self.account)
+        found = await self.server.installation.machines.journal.store.list(account=self.account)
         return [row.id for row in found if row.id != self.vm and row.state != State.DELETED]
 
 

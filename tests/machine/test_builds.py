@@ -122,7 +122,7 @@ async def layers_built(builder: Builder, account: str) -> int:
 
 async def hidden(machines: Machines, account: str) -> list[str]:
     """VMs of builds, which their account cannot see."""
-    rows = await machines._lifecycle.store.list(account=account, purpose="build")
+    rows = await machines.journal.store.list(account=account, purpose="build")
     return [row.id for row in rows]
 
 

@@ -29,7 +29,7 @@ async def it_is_all_there(machine: Machine) -> None:
 
 async def kept(machines: Machines) -> list[set[str]]:
     """Layers and checkpoints: file names and rows."""
-    await machines._lifecycle.layers.collect()
+    await machines.layers.collect()
     folders = (machines.settings.data / name for name in ("layers", "checkpoints"))
     return [
         *({path.name for path in folder.iterdir()} for folder in folders),
@@ -92,7 +92,7 @@ async def test_a_capture_on_a_full_disk_leaves_the_vm_running(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The capture is refused and leaves nothing; it works once there is space."""
-    monkeypatch.setattr("stead.host.host._DISK_FLOOR", 0)
+    monkeypatch.setattr("stead.host.local._DISK_FLOOR", 0)
     with small_disk(800) as disk:
         async with another_installation(settings, data=disk / "data") as installation:
             machines = installation.machines

@@ -18,12 +18,13 @@ from stead.errors import (
     SnapshotNotFound,
     StartFailed,
 )
+from stead.files import allocated
 from stead.host import checkpoints
-from stead.host.merging import allocated
 from stead.machines import Machine, Machines, SnapshotState, State, Sticky
 from stead.machines.snapshots import SnapshotInfo
 from stead.settings import Size
 from support.guests import sh
+from support.installations import local_host
 from support.waiting import until
 
 COUNTER = """
@@ -197,7 +198,7 @@ async def test_deleting_a_snapshot_keeps_layers_that_vms_need(machines: Machines
     await machines.snapshots.delete(info.id)
     with pytest.raises(SnapshotNotFound):
         await machines.snapshots.get(info.id)
-    await machines._lifecycle.layers.collect()
+    await machines.layers.collect()
     assert await read_again(copy, "/root/file") == "on-disk"
     await copy.delete()
 
@@ -261,15 +262,15 @@ async def test_a_flipped_byte_in_saved_memory_is_detected(
     row = await machines.snapshots.row(snapshot.id)
     assert row.checkpoint is not None
     kept = tmp_path / "kept"
-    shutil.copytree(machines._lifecycle.layers.checkpoint_folder(row.checkpoint), kept)
-    platform = await machines.platform()
+    shutil.copytree(local_host(machines).checkpoints.folder(row.checkpoint), kept)
+    platform = await local_host(machines).platform()
 
     def use() -> None:
-        moment = checkpoints.read(kept, platform, snapshot.size)
+        state = checkpoints.read(kept, platform, snapshot.size)
         try:
-            moment.memory.verify()
+            state.memory.verify()
         finally:
-            moment.close()
+            state.close()
 
     use()
     flip(kept / part)
@@ -283,7 +284,7 @@ async def test_create_from_a_damaged_snapshot_boots_from_its_disk(
     info = await source.snapshot()
     row = await machines.snapshots.row(info.id)
     assert row.checkpoint is not None
-    flip(machines._lifecycle.layers.checkpoint_folder(row.checkpoint) / "memory")
+    flip(local_host(machines).checkpoints.folder(row.checkpoint) / "memory")
     copy = await machines.create(snapshot=info.id)
     told = (await copy.info()).reason
     assert told is not None
@@ -309,7 +310,7 @@ async def test_saved_memory_of_another_platform_is_refused(
 ) -> None:
     row = await machines.snapshots.row(snapshot.id)
     assert row.checkpoint is not None
-    folder = machines._lifecycle.layers.checkpoint_folder(row.checkpoint)
+    folder = local_host(machines).checkpoints.folder(row.checkpoint)
     facts = json.loads((folder / "checkpoint.json").read_bytes())["facts"]
     (facts if field == "format" else facts["platform"])[field] = value
     checkpoints.copy(folder, tmp_path / "altered")
@@ -317,7 +318,7 @@ async def test_saved_memory_of_another_platform_is_refused(
     altered.unlink()
     altered.write_text(json.dumps({"facts": facts, "sha256": checkpoints._checksum(facts)}))
     with pytest.raises(CheckpointUnusable, match=re.escape(words)):
-        checkpoints.read(tmp_path / "altered", await machines.platform(), snapshot.size)
+        checkpoints.read(tmp_path / "altered", await local_host(machines).platform(), snapshot.size)
 
 
 # Failing captures
@@ -381,12 +382,12 @@ async def test_snapshots_record_their_size_on_disk(
 ) -> None:
     row = await machines.snapshots.row(snapshot.id)
     assert row.checkpoint is not None
-    layers = machines._lifecycle.layers
-    memory = sum(allocated(path) for path in layers.checkpoint_folder(row.checkpoint).iterdir())
-    disk = sum(allocated(path) for path in await layers.chain(row.layer))
+    host = local_host(machines)
+    memory = sum(allocated(path) for path in host.checkpoints.folder(row.checkpoint).iterdir())
+    disk = sum(allocated(host.layers.path(file)) for file in await machines.layers.chain(row.layer))
     assert memory > 0 < disk
     assert snapshot.size_bytes == memory + disk
-    await machines.snapshots._store.update(snapshot.id, size_bytes=None)
+    await machines.snapshots.store.update(snapshot.id, size_bytes=None)
     await machines.snapshots.recover()
     assert (await machines.snapshots.get(snapshot.id)).size_bytes is not None, "measured on the next start"
     info = await source.snapshot()

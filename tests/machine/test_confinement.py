@@ -19,6 +19,7 @@ from stead.host import cgroups
 from stead.host.vm import running_machines
 from stead.machines import Machine, Machines
 from stead.settings import Settings
+from support.installations import local_template
 
 
 def qemu_of(settings: Settings, machine: Machine) -> Path:
@@ -41,7 +42,7 @@ def folder(settings: Settings, shared: Machine) -> Path:
 @pytest_asyncio.fixture(scope="module")
 async def top(machines: Machines, shared: Machine) -> str:
     """The name of the file with the disk layer that is the machine's own to write."""
-    row = await machines._lifecycle.store.get(shared.id)
+    row = await machines.journal.store.get(shared.id)
     assert row is not None
     return f"{row.top}.qcow2"
 
@@ -178,7 +179,7 @@ async def test_nothing_it_may_write_is_outside_of_its_own(
 
 
 async def test_the_layers_below_are_open_for_reading_only(machines: Machines, process: Path) -> None:
-    template = await machines.template()
+    template = local_template(await machines.template())
     below = {str(template.disk): 0, str(template.image.disk): 0}
     for each in descriptors(process):
         if each.target in below:
@@ -212,7 +213,7 @@ async def test_the_templates_memory_cannot_be_poisoned(process: Path) -> None:
 
 
 async def test_what_machines_stand_on_belongs_to_root(machines: Machines) -> None:
-    template = await machines.template()
+    template = local_template(await machines.template())
     files = [
         *template.folder.iterdir(),
         *template.image.folder.iterdir(),

@@ -11,7 +11,7 @@ import pytest
 from stead.errors import HostError
 from stead.files import raise_descriptor_limit, sync_file
 from stead.host import checkpoints, disks
-from stead.host.host import _host_cpu
+from stead.host.local import _host_cpu
 from stead.machines import Machines
 from stead.settings import Settings
 from support.installations import other_settings

@@ -47,7 +47,7 @@ async def test_an_idle_vm_is_suspended_close_to_its_timeout(installation: Machin
 async def test_last_traffic_is_the_last_network_traffic(installation: Machines) -> None:
     machine = await installation.create()
     await sh(machine, "echo commands are no network traffic")
-    await installation._idle.look()
+    await installation.idle.find_idle()
     assert (await machine.info()).last_traffic is None
 
     async def traffic_after(moment: float) -> float | None:
@@ -62,7 +62,7 @@ async def test_last_traffic_is_the_last_network_traffic(installation: Machines) 
     await machine.suspend()
     assert (await machine.info()).last_traffic == first, "suspending is no traffic"
     await sh(machine, "true")
-    await installation._idle.look()
+    await installation.idle.find_idle()
     assert (await machine.info()).last_traffic == first, "waking is no traffic"
 
     again = time.time()

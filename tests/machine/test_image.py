@@ -17,7 +17,8 @@ from stead.guest_agent import agent_path
 from stead.host import image as image_module
 from stead.host.bootstrap import OutputReader, explain, read_packages
 from stead.host.commands import run
-from stead.host.image import BaseImage, Progress, ensure_image, find_image, image_key
+from stead.host.image import BaseImage, ensure_image, find_image, image_key
+from stead.host.interface import Progress
 from stead.host.templates import image_build
 from stead.machines import Machine
 from stead.settings import Settings

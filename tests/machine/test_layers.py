@@ -13,7 +13,8 @@ import tempfile
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
+from unittest.mock import AsyncMock
 
 import pytest
 import pytest_asyncio
@@ -22,7 +23,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from stead.errors import HostError
-from stead.host.merging import allocated
+from stead.files import allocated
+from stead.host import layer_files
+from stead.host.checkpoints import CheckpointFolders
+from stead.host.interface import Host
+from stead.host.layer_files import LayerFiles
+from stead.host.quarantine import Quarantine
+from stead.host.templates import LocalTemplate
 from stead.machines import layers as layers_module
 from stead.machines.chains import how_many_to_merge, needed
 from stead.machines.layers import MAX_CHAIN, Collected, Layers
@@ -30,6 +37,7 @@ from stead.store.database import Database, open_database
 from stead.store.layers import LayerStore
 from stead.store.machines import LayerRow, MachineRow, MachineStore
 from stead.store.snapshots import SnapshotRow, SnapshotStore
+from stead.tasks import TaskSet
 from support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("root")  # frozen layers are given to root
@@ -38,6 +46,29 @@ T = TypeVar("T")
 
 MIB = 1 << 20
 TEMPLATE = "template"
+
+
+class Bottom(LocalTemplate):
+    """A template whose disk is these files."""
+
+    files: tuple[Path, ...]
+
+    def __init__(self, *files: Path) -> None:
+        vars(self)["files"] = files
+
+    @property
+    def layers(self) -> tuple[Path, ...]:
+        return self.files
+
+
+class Files:
+    """What `Layers` needs of a host."""
+
+    def __init__(self, data: Path) -> None:
+        for folder in ("layers", "checkpoints"):
+            (data / folder).mkdir(exist_ok=True)
+        self.layers = LayerFiles(data / "layers", data / "machines", Quarantine(data))
+        self.checkpoints = CheckpointFolders(data / "checkpoints", AsyncMock(), bool, Quarantine(data))
 
 
 class Stage:
@@ -49,8 +80,15 @@ class Stage:
         self.store = LayerStore(database)
         self.machines = MachineStore(database)
         self.snapshots = SnapshotStore(database)
-        self.layers = Layers(data, self.store)
         self._made = 0
+        self.open()
+
+    def open(self) -> None:
+        self.host = Files(self.data)
+        self.layers = Layers(cast("Host", self.host), self.store, TaskSet())
+
+    async def chain(self, layer: str | None) -> list[Path]:
+        return [self.host.layers.path(file) for file in await self.layers.chain(layer)]
 
     def new_id(self, kind: str) -> str:
         self._made += 1
@@ -72,14 +110,15 @@ class Stage:
         """Record a VM's top layer as read-only without moving its file."""
         row = await self.machines.get(machine)
         assert row is not None
-        await self.machines.freeze(LayerRow(layer, row.layer, TEMPLATE, f"{layer}.qcow2"), machine, **changes)
+        frozen = LayerRow(layer, row.layer, TEMPLATE, f"{layer}.qcow2")
+        assert await self.machines.transition(machine, {}, changes | {"layer": layer}, frozen)
 
     async def frozen(self, machine: str, content: bytes = b"content") -> str:
         """A new read-only layer below a VM."""
         layer = self.new_id("layer")
         self.top(machine, layer).write_bytes(content)
         await self.record(machine, layer)
-        await self.layers.adopt(layer, self.top(machine, layer))
+        await self.layers.adopt(layer, machine)
         return layer
 
     async def snapshot(self, layer: str | None, checkpoint: str | None = None) -> str:
@@ -230,7 +269,7 @@ class Histories(RuleBasedStateMachine):
         folder = self.exits.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm"))
         self.runner = self.exits.enter_context(asyncio.Runner())
         self.patch = self.exits.enter_context(pytest.MonkeyPatch.context())
-        self.patch.setattr(layers_module, "merge", join)
+        self.patch.setattr(layer_files, "merge", join)
         self.model = Model()
         self.data = Path(folder)
 
@@ -258,23 +297,22 @@ class Histories(RuleBasedStateMachine):
     def freeze(self, machine: str, *, adopt: bool = True, **changes: object) -> str:
         layer = self.stage.new_id("layer")
         text = f"<{layer}>"
-        frozen = self.stage.top(machine, layer)
-        frozen.write_text(text)
+        self.stage.top(machine, layer).write_text(text)
         self.run(self.stage.record(machine, layer, **changes))
         self.model.freeze(machine, layer, text)
         if adopt:
-            self.run(self.stage.layers.adopt(layer, frozen))
+            self.run(self.stage.layers.adopt(layer, machine))
         return layer
 
     def make_checkpoint(self) -> str:
         checkpoint = self.stage.new_id("checkpoint")
-        folder = self.stage.layers.checkpoint_folder(checkpoint)
+        folder = self.stage.host.checkpoints.folder(checkpoint)
         folder.mkdir()
         (folder / "memory").write_text("memory")
         return checkpoint
 
     def restart(self) -> None:
-        self.stage.layers = Layers(self.data, self.stage.store)
+        self.stage.open()
         self.run(self.stage.layers.finish_adoptions())
         self.collect()
 
@@ -356,7 +394,7 @@ class Histories(RuleBasedStateMachine):
     @rule(data=st.data())
     def merge(self, data: st.DataObject) -> None:
         layer, count = self.choose_merge(data)
-        assert self.run(self.stage.layers.merge_if_long(layer, ()))
+        assert self.run(self.stage.layers.merge_if_long(layer, Bottom()))
         self.model.merge(layer, count)
 
     @rule()
@@ -408,7 +446,7 @@ class Histories(RuleBasedStateMachine):
 
         with pytest.MonkeyPatch.context() as patch, pytest.raises(PowerCut):
             patch.setattr(self.stage.store, "rebase", cut)
-            self.run(self.stage.layers.merge_if_long(layer, ()))
+            self.run(self.stage.layers.merge_if_long(layer, Bottom()))
         if recorded:
             self.model.merge(layer, count)
         self.restart()
@@ -419,7 +457,7 @@ class Histories(RuleBasedStateMachine):
             raise PowerCut
 
         with pytest.MonkeyPatch.context() as patch, pytest.raises(PowerCut):
-            patch.setattr(layers_module, "in_thread", cut)
+            patch.setattr(layer_files, "in_thread", cut)
             self.run(self.stage.layers.collect())
         self.restart()
 
@@ -430,7 +468,7 @@ class Histories(RuleBasedStateMachine):
         """Every reference reads the content that was frozen, whatever was collected and merged since."""
         users = [*self.model.machines.values(), *(layer for layer, _ in self.model.snapshots.values())]
         for layer in set(users):
-            files = self.run(self.stage.layers.chain(layer))
+            files = self.run(self.stage.chain(layer))
             assert "".join(file.read_text() for file in reversed(files)) == self.model.content(layer)
 
 
@@ -456,8 +494,8 @@ async def test_adopt_moves_a_layer_to_root_and_is_idempotent(stage: Stage) -> No
     with pytest.raises(HostError, match="a disk layer is missing"):
         await stage.layers.chain("frozen")
     for _ in range(2):
-        await stage.layers.adopt("frozen", top)
-    (file,) = await stage.layers.chain("frozen")
+        await stage.layers.adopt("frozen", machine)
+    (file,) = await stage.chain("frozen")
     facts = file.stat()
     assert (facts.st_uid, facts.st_gid, facts.st_mode & 0o777) == (0, 0, 0o600)
     assert file.read_bytes() == b"disk"
@@ -477,7 +515,7 @@ async def test_adopt_refuses_links_and_pipes(stage: Stage) -> None:
         await stage.record(machine, layer)
     for layer in ("link", "pipe"):
         with pytest.raises(HostError, match="disk layer"):
-            await stage.layers.adopt(layer, stage.top(hostile, layer))
+            await stage.layers.adopt(layer, hostile)
     await stage.layers.finish_adoptions()
     assert stage.files() == {"disk.qcow2"}
     assert secret.stat().st_mode & 0o777 == 0o640
@@ -486,14 +524,14 @@ async def test_adopt_refuses_links_and_pipes(stage: Stage) -> None:
 async def test_a_layer_without_file_or_row_is_reported_as_missing(stage: Stage) -> None:
     machine = await stage.machine()
     below, above = await stage.frozen(machine), await stage.frozen(machine)
-    assert [path.stem for path in await stage.layers.chain(above)] == [above, below]
+    assert [path.stem for path in await stage.chain(above)] == [above, below]
     assert await stage.layers.chain(None) == []
     (stage.data / "layers" / f"{below}.qcow2").unlink()
     for layer in (above, "unknown"):
         with pytest.raises(HostError, match="a disk layer is missing"):
             await stage.layers.chain(layer)
     with pytest.raises(HostError, match="a disk layer is missing"):
-        await stage.layers.adopt(below, stage.top(machine, below))
+        await stage.layers.adopt(below, machine)
 
 
 # Garbage collection
@@ -502,7 +540,7 @@ async def test_a_layer_without_file_or_row_is_reported_as_missing(stage: Stage) 
 async def test_collect_returns_what_it_removed(stage: Stage) -> None:
     machine = await stage.machine()
     layers = {await stage.frozen(machine), await stage.frozen(machine)}
-    stage.layers.checkpoint_folder("checkpoint").mkdir()
+    stage.host.checkpoints.folder("checkpoint").mkdir()
     assert await stage.layers.collect() == Collected(checkpoints=frozenset({"checkpoint"}))
     await stage.remove_machine(machine)
     files = frozenset(f"{layer}.qcow2" for layer in layers)
@@ -514,7 +552,7 @@ async def test_collect_waits_for_readers(stage: Stage, monkeypatch: pytest.Monke
     """Files stay while a reader that got them is active; later readers do not delay their removal."""
     machine = await stage.machine()
     layer = await stage.frozen(machine)
-    stage.layers.checkpoint_folder("checkpoint").mkdir()
+    stage.host.checkpoints.folder("checkpoint").mkdir()
     looked = asyncio.Event()
     checkpoints = stage.store.checkpoints
 
@@ -526,7 +564,7 @@ async def test_collect_waits_for_readers(stage: Stage, monkeypatch: pytest.Monke
     monkeypatch.setattr(stage.store, "checkpoints", look)
     async with contextlib.AsyncExitStack() as later:
         async with stage.layers.reading():
-            files = await stage.layers.chain(layer)
+            files = await stage.chain(layer)
             await stage.remove_machine(machine)
             collecting = asyncio.create_task(stage.layers.collect())
             await asyncio.wait_for(looked.wait(), 10)
@@ -575,7 +613,7 @@ async def test_collect_keeps_a_checkpoint_that_gets_its_row_meanwhile(
         return found
 
     building.__enter__()
-    stage.layers.checkpoint_folder("memory").mkdir()
+    stage.host.checkpoints.folder("memory").mkdir()
     with monkeypatch.context() as patch:
         patch.setattr(stage.store, "checkpoints", just_before)
         await stage.layers.collect()
@@ -622,7 +660,7 @@ class Disk:
         self.layer: str | None = None
 
     async def chain(self) -> list[Path]:
-        return await self.stage.layers.chain(self.layer)
+        return await self.stage.chain(self.layer)
 
     async def add_layer(self, writes: int, size: int = 0, large: bool = False) -> str:
         """Freeze a layer with data, zeros and discards here and there."""
@@ -638,7 +676,7 @@ class Disk:
         output = call("qemu-io", f"json:{json.dumps(node)}", stdin="\n".join((*commands, "")))
         assert output.count("bytes at offset") == writes
         await self.stage.record(self.machine, layer)
-        await self.stage.layers.adopt(layer, top)
+        await self.stage.layers.adopt(layer, self.machine)
         self.layer = layer
         return layer
 
@@ -698,7 +736,7 @@ async def test_a_merge_does_not_change_the_content_of_a_disk(
     count = how_many_to_merge([allocated(path) for path in before], MAX_CHAIN)
     assert count == 12 - large
 
-    assert await stage.layers.merge_if_long(disk.layer, bottom)
+    assert await stage.layers.merge_if_long(disk.layer, Bottom(*bottom))
 
     after = await disk.chain()
     assert after[1:] == before[count:]
@@ -708,7 +746,7 @@ async def test_a_merge_does_not_change_the_content_of_a_disk(
     # It holds what the merged layers held, and nothing of what is below them.
     assert allocated(after[0]) <= sum(allocated(path) for path in before[:count])
     assert after[0].stat().st_mode & 0o777 == 0o600
-    assert not await stage.layers.merge_if_long(disk.layer, bottom)
+    assert not await stage.layers.merge_if_long(disk.layer, Bottom(*bottom))
 
     collected = await stage.layers.collect()
     assert collected.files == {path.name for path in before[:count]}
@@ -725,11 +763,11 @@ async def test_repeated_merges_keep_a_chain_short_and_its_content(stage: Stage, 
         if number == 6:
             await stage.snapshot(layer)
             middle, expected = layer, bytes(disk.expected)
-        await stage.layers.merge_if_long(layer, bottom)
+        await stage.layers.merge_if_long(layer, Bottom(*bottom))
         await stage.layers.collect()
         assert len(await disk.chain()) <= MAX_CHAIN
     assert content([*await disk.chain(), *bottom]) == disk.expected
-    assert content([*await stage.layers.chain(middle), *bottom]) == expected
+    assert content([*await stage.chain(middle), *bottom]) == expected
 
 
 async def test_a_merge_keeps_zeros_of_a_grown_disk(stage: Stage, tmp_path: Path) -> None:
@@ -741,7 +779,7 @@ async def test_a_merge_keeps_zeros_of_a_grown_disk(stage: Stage, tmp_path: Path)
     for number in range(MAX_CHAIN + 1):
         await disk.add_layer(writes=2, size=(64 if number > 4 else 32) * MIB)
     assert disk.layer is not None
-    assert await stage.layers.merge_if_long(disk.layer, (image,))
+    assert await stage.layers.merge_if_long(disk.layer, Bottom(image))
     assert len(await disk.chain()) == 1
     assert content([*await disk.chain(), image]) == disk.expected
 
@@ -790,9 +828,9 @@ async def test_a_killed_merge_changes_nothing(long_disk: Disk, other_qemu_img: P
     )
     async with nothing_changes(long_disk) as layer:
         with pytest.raises(HostError, match="signal 9"):
-            await long_disk.stage.layers.merge_if_long(layer, long_disk.bottom)
+            await long_disk.stage.layers.merge_if_long(layer, Bottom(*long_disk.bottom))
     other_qemu_img.write_text("")
-    assert await long_disk.stage.layers.merge_if_long(layer, long_disk.bottom)
+    assert await long_disk.stage.layers.merge_if_long(layer, Bottom(*long_disk.bottom))
     assert content([*await long_disk.chain(), *long_disk.bottom]) == long_disk.expected
 
 
@@ -804,7 +842,7 @@ async def test_a_cancelled_merge_changes_nothing(long_disk: Disk, other_qemu_img
         return begun.exists()
 
     async with nothing_changes(long_disk) as layer:
-        merging = asyncio.create_task(long_disk.stage.layers.merge_if_long(layer, long_disk.bottom))
+        merging = asyncio.create_task(long_disk.stage.layers.merge_if_long(layer, Bottom(*long_disk.bottom)))
         await until(has_begun, 10)
         merging.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -826,9 +864,9 @@ async def test_a_merge_on_a_full_disk_changes_nothing(tmp_path: Path) -> None:
         filler.write_bytes(bytes(free))
         async with nothing_changes(disk) as layer:
             with pytest.raises(HostError, match="No space left on device"):
-                await disk.stage.layers.merge_if_long(layer, disk.bottom)
+                await disk.stage.layers.merge_if_long(layer, Bottom(*disk.bottom))
         filler.unlink()
-        assert await disk.stage.layers.merge_if_long(layer, disk.bottom)
+        assert await disk.stage.layers.merge_if_long(layer, Bottom(*disk.bottom))
         assert content([*await disk.chain(), *disk.bottom]) == disk.expected
         await database.dispose()
     finally:
@@ -844,7 +882,7 @@ async def test_a_layer_with_a_backing_file_of_the_host_is_not_merged(long_disk: 
         file.write_bytes(original[:place] + changed + original[place + len(changed) :])
         async with nothing_changes(long_disk) as layer:
             with pytest.raises(HostError, match="disk layer"):
-                await long_disk.stage.layers.merge_if_long(layer, long_disk.bottom)
+                await long_disk.stage.layers.merge_if_long(layer, Bottom(*long_disk.bottom))
 
 
 async def test_a_layer_deleted_during_its_merge_leaves_nothing(
@@ -859,8 +897,8 @@ async def test_a_layer_deleted_during_its_merge_leaves_nothing(
         await stage.remove_machine(machine)
         assert await stage.store.remove(list(await stage.rows()))
 
-    monkeypatch.setattr(layers_module, "merge", meanwhile)
-    assert not await stage.layers.merge_if_long(layer, ())
+    monkeypatch.setattr(layer_files, "merge", meanwhile)
+    assert not await stage.layers.merge_if_long(layer, Bottom())
     assert len((await stage.layers.collect()).files) == MAX_CHAIN + 1
     assert stage.files() == set()
-    assert not await stage.layers.merge_if_long(layer, ())
+    assert not await stage.layers.merge_if_long(layer, Bottom())

@@ -22,15 +22,15 @@ from stead.errors import (
     SteadError,
     WrongState,
 )
-from stead.host.templates import Template
-from stead.host.vm import running_machines
+from stead.host.interface import Template, narrowed
+from stead.host.vm import QemuVm, running_machines
 from stead.machines import Machine, MachineInfo, Machines, State
-from stead.machines import lifecycle as lifecycle_module
+from stead.machines import bring_up as bring_up_module
 from stead.machines.events import MachineEvent
-from stead.machines.live import Live
+from stead.machines.processes import Live
+from stead.machines.records import Record, record_of
 from stead.processes import ProcessId
 from stead.settings import Settings
-from stead.store.machines import MachineRow
 from support.crash_driver import Hold, held_points, run_held
 from support.guests import sh
 from support.installations import (
@@ -38,6 +38,7 @@ from support.installations import (
     delete_all,
     fill_up,
     leftovers,
+    local_template,
     other_settings,
     small_disk,
 )
@@ -64,7 +65,7 @@ def qemu_pid(settings: Settings, machine: Machine) -> int:
 
 async def rows(machines: Machines) -> dict[str, str]:
     """All rows with their state, pool VMs included."""
-    return {row.id: row.state for row in await machines._lifecycle.store.list()}
+    return {row.id: row.state for row in await machines.journal.store.list()}
 
 
 # Create and find
@@ -129,7 +130,7 @@ cat /proc/sys/kernel/random/uuid; head -c 32 /dev/urandom | base64; ip -4 -o add
 
 async def test_create_sets_the_clock_of_the_guest(machines: Machines) -> None:
     """The template was saved long ago; the guest has the current time."""
-    template = await machines.template()
+    template = local_template(await machines.template())
     assert time.time() - template.devices.stat().st_mtime > 1, "a clock that was not set would show"
     machine = await machines.create()
     before = time.time()
@@ -181,7 +182,7 @@ async def test_stop_start_and_guest_reboot_keep_disk_and_identity(
         return False
 
     await until(rebooted, 120)
-    assert [event.message for event in events if event.row.id == machine.id] == [
+    assert [event.message for event in events if event.record.id == machine.id] == [
         f"VM {machine.id} stopped: requested",
         f"VM {machine.id} started: start request",
         f"VM {machine.id} stopped: guest rebooted",
@@ -253,7 +254,7 @@ async def test_a_guest_kernel_panic_is_recorded_as_a_crash(
     with pytest.raises(GuestUnreachable):
         await machine.exec("echo 1 > /proc/sys/kernel/sysrq; echo c > /proc/sysrq-trigger", timeout=30)
     assert (await stopped(machine, 10)).reason == "crashed: guest kernel panicked"
-    event = next(event for event in events if event.row.id == machine.id)
+    event = next(event for event in events if event.record.id == machine.id)
     assert (event.message, event.failed) == (f"VM {machine.id} crashed: guest kernel panicked", True)
 
 
@@ -281,27 +282,27 @@ async def test_a_hanging_boot_is_retried_once(
     machines: Machines, settings: Settings, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The log has the guest's console output; after a second hang the start fails and no process is left."""
-    adopt, hanging = machines._lifecycle.adopt, 1
+    adopt, hanging = machines.processes.adopt, 1
     said: list[tuple[tuple[str, ...], dict[str, str]]] = []
 
-    async def adopt_and_hang(row: MachineRow, process: ProcessId) -> Live:
+    async def adopt_and_hang(record: Record, process: ProcessId) -> Live:
         nonlocal hanging
-        live = await adopt(row, process)
+        live = await adopt(record, process)
         if hanging:
             hanging -= 1
             await live.vm.pause()
         return live
 
-    monkeypatch.setattr(machines._lifecycle, "adopt", adopt_and_hang)
-    monkeypatch.setattr(lifecycle_module, "BOOT_TIMEOUTS", (scaled(3.0), scaled(120.0)))
-    monkeypatch.setattr(lifecycle_module.log, "warning", lambda *words, **facts: said.append((words, facts)))
+    monkeypatch.setattr(machines.processes, "adopt", adopt_and_hang)
+    monkeypatch.setattr(bring_up_module, "BOOT_TIMEOUTS", (scaled(3.0), scaled(120.0)))
+    monkeypatch.setattr(bring_up_module.log, "warning", lambda *words, **facts: said.append((words, facts)))
     await sh(machine, "echo kept > /root/note && sync")
     await machine.kill()
     assert await sh(machine, "cat /root/note") == "kept"
     assert [(words, facts["vm"]) for words, facts in said] == [(("guest does not boot",), machine.id)]
     assert isinstance(said[0][1]["console"], str)
 
-    monkeypatch.setattr(lifecycle_module, "BOOT_TIMEOUTS", (scaled(3.0), scaled(3.0), scaled(120.0)))
+    monkeypatch.setattr(bring_up_module, "BOOT_TIMEOUTS", (scaled(3.0), scaled(3.0), scaled(120.0)))
     hanging = 3
     await machine.kill()
     with pytest.raises(StartFailed, match="did not answer"):
@@ -309,7 +310,7 @@ async def test_a_hanging_boot_is_retried_once(
     assert hanging == 1
     assert machine.id not in running_machines(settings).values()
     hanging = 0
-    monkeypatch.setattr(lifecycle_module, "BOOT_TIMEOUTS", (scaled(120.0),))
+    monkeypatch.setattr(bring_up_module, "BOOT_TIMEOUTS", (scaled(120.0),))
     assert await sh(machine, "cat /root/note") == "kept"
 
 
@@ -324,17 +325,17 @@ async def test_create_retries_once_when_the_new_guest_ends_at_once(
 ) -> None:
     """As by a kernel panic. After a second end the create fails and leaves nothing."""
     before = leftovers(settings)
-    restore, ending = machines._lifecycle.restore, 1
+    restore, ending = machines.bring_up.restore, 1
 
-    async def restore_and_end(row: MachineRow, template: Template) -> Live:
+    async def restore_and_end(record: Record, template: Template) -> tuple[Record, Live]:
         nonlocal ending
-        live = await restore(row, template)
+        record, live = await restore(record, template)
         if ending:
             ending -= 1
-            live.vm.process.kill()
-        return live
+            os.kill(live.vm.process.pid, signal.SIGKILL)
+        return record, live
 
-    monkeypatch.setattr(machines._lifecycle, "restore", restore_and_end)
+    monkeypatch.setattr(machines.bring_up, "restore", restore_and_end)
     machine = await machines.create()
     assert ending == 0
     assert await sh(machine, "hostname") == machine.id
@@ -406,10 +407,10 @@ async def test_a_cancelled_create_leaves_nothing(settings: Settings, source: str
             before = await ready()
             with held_points():
                 await _give_up(create, hold)
-            for row in await machines._lifecycle.store.list():
+            for row in await machines.journal.store.list():
                 if before.get(row.id) != row.state:
                     left.append((hold.number, hold.before, row.state, row.step))
-                    await machines._lifecycle.remove(row)
+                    await machines._deletion.remove(record_of(row))
             known = await rows(machines)
             assert known.keys() <= before.keys()
             assert set(running_machines(machines.settings).values()) == known.keys()
@@ -446,7 +447,7 @@ async def test_a_guest_pauses_while_the_host_disk_is_full_and_loses_no_write(set
         async with another_installation(settings, data=disk / "data") as installation:
             machines = installation.machines
             machine = await machines.create()
-            vm = machines._lifecycle.lives[machine.id].vm
+            vm = narrowed(machines.processes._lives[machine.id].vm, QemuVm)
             filler = fill_up(disk, 24 << 20)
             write = "head -c 48M /dev/zero | tr '\\0' x >/var/tmp/big && sync && echo written"
             writing = asyncio.create_task(machine.exec(write, timeout=120))
@@ -466,7 +467,7 @@ async def test_a_guest_pauses_while_the_host_disk_is_full_and_loses_no_write(set
 async def test_a_second_process_on_the_same_data_folder_is_refused(
     machines: Machines, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stead.machines.machines._LOCK_TIMEOUT", 0.3)
+    monkeypatch.setattr("stead.host.local._LOCK_TIMEOUT", 0.3)
     with pytest.raises(HostError, match=r"another process has held \S+/stead.lock"):
         async with Machines.open(settings):
             pass
@@ -529,4 +530,4 @@ async def test_close_during_a_pool_refill_leaves_nothing(
         await asyncio.sleep(delay)
         await other.pool.close()
         assert list((other.settings.data / "machines").glob("*")) == []
-        assert await other._lifecycle.store.list() == []
+        assert await other.journal.store.list() == []

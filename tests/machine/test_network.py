@@ -23,7 +23,7 @@ from stead.host.network import namespace_path
 from stead.machines import Machine, Machines
 from stead.settings import Settings
 from support.guests import sh
-from support.installations import another_installation, leftovers, other_settings
+from support.installations import another_installation, leftovers, local_host, other_settings
 from support.waiting import until
 
 # Another process may run tests on this host at the same time.
@@ -395,7 +395,7 @@ print(nic)
 async def test_arp_and_ipv6_are_no_traffic(settings: Settings, machines: Machines, shared: Machine) -> None:
     """Guests send both unasked: as traffic, they would keep an idle VM awake."""
     row = await machines._row(shared.id)
-    network = machines._lifecycle.host.network
+    network = local_host(machines).network
     tap = addresses.data_tap(row.slot)
 
     async def received() -> int:

@@ -3,7 +3,7 @@
 import asyncio
 import datetime
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 import pytest
 import pytest_asyncio
@@ -25,14 +25,14 @@ from stead.errors import (
 )
 from stead.host.vm import running_machines
 from stead.machines import Ephemeral, Machine, Machines, Persistent, State, Sticky
-from stead.machines.checkpointing import Checkpointing
 from stead.machines.events import EventKind, MachineEvent
 from stead.machines.idle import Activity
 from stead.machines.persistence import Evictable, eviction_order
+from stead.machines.wake import WakeOperation
 from stead.settings import Settings
-from stead.store.machines import MachineRow
+from stead.store.machines import LayerRow, MachineRow
 from support.guests import sh
-from support.installations import another_installation
+from support.installations import another_installation, local_host
 from support.waiting import until
 
 LAST_SERVICE = b"""
@@ -110,14 +110,14 @@ async def test_every_kind_of_use_wakes_a_suspended_vm(sleeper: Machine) -> None:
 
 async def test_concurrent_uses_wake_a_vm_once(sleeper: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     wakes = 0
-    wake = Checkpointing.wake
+    wake = WakeOperation.wake
 
     async def counted(*arguments: object) -> object:
         nonlocal wakes
         wakes += 1
         return await wake(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Checkpointing, "wake", counted)
+    monkeypatch.setattr(WakeOperation, "wake", counted)
     await sleeper.suspend()
     answers = await asyncio.gather(*(sh(sleeper, f"echo {number}") for number in range(50)))
     assert answers == [str(number) for number in range(50)]
@@ -138,7 +138,7 @@ async def test_repeated_suspends_lose_no_file(machines: Machines, sleeper: Machi
     row = await machines._row(sleeper.id)
 
     async def merged() -> bool:
-        return len(await machines._lifecycle.layers.chain(row.layer)) <= 9
+        return len(await machines.layers.chain(row.layer)) <= 9
 
     await until(merged, 30)
     assert "EXT4-fs error" not in await sh(sleeper, "dmesg")
@@ -201,7 +201,7 @@ async def test_a_vm_with_damaged_memory_boots_from_its_disk(machines: Machines, 
     await sleeper.suspend()
     row = await machines._row(sleeper.id)
     assert row.checkpoint is not None
-    memory = machines._lifecycle.layers.checkpoint_folder(row.checkpoint) / "memory"
+    memory = local_host(machines).checkpoints.folder(row.checkpoint) / "memory"
     content = bytearray(memory.read_bytes())
     content[len(content) // 2] ^= 1
     memory.write_bytes(content)
@@ -324,7 +324,7 @@ async def test_a_use_during_an_idle_suspend_is_answered(settings: Settings, mach
         other = installation.machines
         machine = await other.create()
         for delay in (0.0, 0.005, 0.02, 0.1, 0.2):
-            dozing = asyncio.create_task(other._doze_off(machine.id))
+            dozing = asyncio.create_task(other.idle._suspend.suspend_if_idle(machine.id))
             await asyncio.sleep(delay)
             assert await sh(machine, "echo here") == "here"
             await dozing
@@ -348,7 +348,7 @@ async def test_ephemeral_vms_are_deleted_on_suspend_or_only_on_stop(
     await stays.suspend()
     assert await state(stays) is State.SUSPENDED
     await stays.kill()
-    assert [event.message for event in events if event.row.id == stays.id] == [
+    assert [event.message for event in events if event.record.id == stays.id] == [
         f"VM {stays.id} created: forked from {machine.id}",
         f"VM {stays.id} suspended: requested",
         f"VM {stays.id} killed: requested",
@@ -368,17 +368,19 @@ async def test_ephemeral_vms_are_deleted_on_suspend_or_only_on_stop(
 async def test_wait_for_exit_sees_an_exit_during_the_call(
     machines: Machines, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = machines._lifecycle.store
-    update = store.update
+    store = machines.journal.store
+    transition = store.transition
     asked: list[asyncio.Task[str]] = []
 
-    async def update_after_a_question(row_id: str, **changes: object) -> MachineRow | None:
-        if changes.get("state") == State.STOPPED:
+    async def write_after_a_question(
+        row_id: str, expected: Mapping[str, object], changes: Mapping[str, object], *frozen: LayerRow | None
+    ) -> MachineRow | None:
+        if changes["state"] == State.STOPPED:
             asked.append(asyncio.create_task(machine.wait_for_exit()))
             await asyncio.sleep(0.05)
-        return await update(row_id, **changes)
+        return await transition(row_id, expected, changes, *frozen)
 
-    monkeypatch.setattr(store, "update", update_after_a_question)
+    monkeypatch.setattr(store, "transition", write_after_a_question)
     await machine.kill()
     async with asyncio.timeout(scaled(10)):
         assert await asyncio.gather(*asked) == ["killed"]
@@ -417,7 +419,7 @@ async def test_a_deleted_vm_with_recreate_is_recreated_under_its_id(
     assert [event.row_removed for event in events if event.kind is EventKind.DELETED] == [False, False, True]
     with pytest.raises(MachineNotFound):
         await machine.info()
-    assert [event.message for event in events if event.row.id == machine.id] == [
+    assert [event.message for event in events if event.record.id == machine.id] == [
         f"VM {machine.id} created: from snapshot {info.id}",
         f"VM {machine.id} deleted: requested",
         f"VM {machine.id} created: recreated for command",
@@ -534,8 +536,8 @@ async def test_sticky_vms_are_evicted_when_the_disk_is_full(
     sticky = await machines.create(persistence=Sticky(1))
     running = await machines.create(persistence=Sticky(0))
     await sticky.kill()
-    folder = machines._lifecycle.host.files(sticky.id).folder
-    monkeypatch.setattr(machines._lifecycle.host, "has_disk_room", lambda: not folder.exists())
+    folder = local_host(machines).files(sticky.id).folder
+    monkeypatch.setattr(local_host(machines), "has_disk_room", lambda: not folder.exists())
     with pytest.raises(CapacityExceeded):
         # A VM is not evicted for its own start.
         await asyncio.wait_for(sticky.start(), 30)

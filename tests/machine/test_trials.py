@@ -12,9 +12,10 @@ import pytest
 
 from stead.host.commands import run
 from stead.machines import Machine, Machines
+from stead.machines.states import Stopped
 from stead.settings import Settings
 from support import ROOT, guests
-from support.installations import another_installation
+from support.installations import another_installation, local_host, local_template
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 sh = functools.partial(guests.sh, timeout=600)
@@ -40,7 +41,7 @@ async def test_a_firewall_from_the_distribution_does_not_cut_the_agent_off(machi
 
 async def test_an_image_that_was_deleted_is_built_again(settings: Settings, machines: Machines) -> None:
     """Machines that run go on from the files they hold; the next create builds image and template anew."""
-    template = await machines.template()
+    template = local_template(await machines.template())
     with tempfile.TemporaryDirectory(prefix="stead-trial-", dir=settings.cache_folder.parent) as folder:
         cache = Path(folder)
         for part in (template.image.folder, template.folder):
@@ -75,12 +76,12 @@ async def weathered(machine: Machine) -> dict[str, int]:
 async def whole(machines: Machines, machine: Machine, folder: Path) -> None:
     """After a clean stop the file system has nothing to repair."""
     await machine.stop()
-    row = await machines._row(machine.id)
-    template = machines._lifecycle.host.load_template(row.template)
-    assert template is not None
-    async with machines._lifecycle.disk(row, template) as layers:
+    record = await machines.journal.find(machine.id)
+    assert isinstance(record.state, Stopped) and record.state.top is not None
+    template = machines.disks.template_of(record)
+    async with machines.disks.opened(record, record.state.top, template) as disk:
         node: dict[str, object] | None = None
-        for layer in reversed(layers):
+        for layer in reversed(local_host(machines).disk_files(machine.id, disk)):
             below = {} if node is None else {"backing": node}
             file = {"driver": "file", "filename": str(layer), "locking": "off"}
             node = {"driver": layer.suffix.strip("."), "file": file, "read-only": True} | below

@@ -15,26 +15,24 @@ import pytest_asyncio
 
 from stead.errors import CheckpointUnusable, HostError, StartFailed
 from stead.host import checkpoints, templates
-from stead.host.checkpoints import Moment
-from stead.host.host import Host
+from stead.host.checkpoints import CapturedState
 from stead.host.image import BaseImage
+from stead.host.local import LocalHost
 from stead.host.memory_delta import Delta
 from stead.host.network import Network
-from stead.host.qemu import Platform
-from stead.host.templates import Template
-from stead.machines import State
-from stead.machines.checkpointing import Checkpointing
-from stead.machines.layers import LayerMissing, Layers
-from stead.machines.lifecycle import Lifecycle
+from stead.host.qemu import QemuPlatform
+from stead.host.templates import LocalTemplate
+from stead.machines import Machines
+from stead.machines.layers import LayerMissing
+from stead.machines.records import Properties, Record
+from stead.machines.states import Lost, MachineState, Stopped, Suspended
 from stead.settings import Settings, Size
 from stead.store.database import open_database
-from stead.store.layers import LayerStore
-from stead.store.machines import LayerRow, MachineRow, MachineStore
 
 pytestmark = pytest.mark.usefixtures("root")  # frozen layers are given to root
 
 SIZE = Size(1, 512, 20)
-PLATFORM = Platform("tcg", (7, 2, 0), "pc-q35-7.2")
+PLATFORM = QemuPlatform("tcg", (7, 2, 0), "pc-q35-7.2")
 ERRORS = (errno.EMFILE, errno.ENOMEM, errno.EIO)
 passing = pytest.mark.parametrize("number", ERRORS, ids=lambda number: errno.errorcode[number])
 
@@ -76,16 +74,16 @@ def no_descriptor_left() -> Iterator[None]:
 class Stage:
     """An installation with one template, whose VMs are only rows and files."""
 
-    def __init__(self, data: Path, lifecycle: Lifecycle, image: BaseImage) -> None:
+    def __init__(self, data: Path, machines: Machines, host: LocalHost, image: BaseImage) -> None:
         self.data = data
-        self.lifecycle = lifecycle
+        self.machines = machines
+        self.host = host
         self.image = image
-        self.checkpointing = Checkpointing(lifecycle)
         self.template = f"{templates.template_key(image, SIZE, PLATFORM)}-1"
 
     @property
     def template_folder(self) -> Path:
-        return self.lifecycle.host.templates_folder / self.template
+        return self.host.templates_folder / self.template
 
     def make_template(self) -> None:
         self.template_folder.mkdir(parents=True)
@@ -95,19 +93,19 @@ class Stage:
         facts = {"image": self.image.key, "image_build": build, "size": SIZE.key}
         (self.template_folder / "template.json").write_text(json.dumps(facts))
 
-    async def machine(self, state: State, **facts: Any) -> MachineRow:
-        columns = ("one", None, state, None, SIZE.vcpus, SIZE.memory_mib, SIZE.disk_gib, 0, self.template)
+    async def machine(self, state: MachineState) -> Record:
+        """A VM in a state, recorded without the transitions that lead there."""
         (self.data / "machines/one").mkdir(parents=True)
-        return await self.lifecycle.store.insert(MachineRow(*columns, "one", "one", **facts))
+        record = Record("one", 0, SIZE, self.template, "one", "one", None, Properties(), state)
+        await self.machines.journal.store.insert(record.to_row())
+        return await self.record()
 
-    async def row(self) -> MachineRow:
-        row = await self.lifecycle.store.get("one")
-        assert row is not None
-        return row
+    async def record(self) -> Record:
+        return await self.machines.journal.find("one")
 
-    def save_memory(self, checkpoint: str = "saved", platform: Platform = PLATFORM) -> Path:
-        folder = self.lifecycle.layers.checkpoint_folder(checkpoint)
-        moment = Moment(SIZE, self.template, platform, b"devices", Delta.prepare(0))
+    def save_memory(self, checkpoint: str = "saved", platform: QemuPlatform = PLATFORM) -> Path:
+        folder = self.host.checkpoints.folder(checkpoint)
+        moment = CapturedState(SIZE, self.template, platform, b"devices", Delta.prepare(0))
         checkpoints.save(moment, folder)
         moment.close()
         return folder
@@ -121,13 +119,11 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
     for path in (image.disk, image.kernel, image.initrd):
         path.touch()
     database = await open_database(tmp_path / "stead.db")
-    host = Host(settings, cast(Network, None))
+    host = LocalHost(settings, cast(Network, None))
     host._image, host._platform = image, PLATFORM
-    lifecycle = Lifecycle(host, MachineStore(database), Layers(tmp_path, LayerStore(database)))
-    stage = Stage(tmp_path, lifecycle, image)
+    stage = Stage(tmp_path, Machines(settings, database, host), host, image)
     stage.make_template()
     yield stage
-    await lifecycle.close()
     host._spawner.close()
     await database.dispose()
 
@@ -140,12 +136,12 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
 async def test_a_template_that_cannot_be_read_is_not_taken_for_a_missing_one(
     stage: Stage, number: int, part: str
 ) -> None:
-    host = stage.lifecycle.host
+    host = stage.host
 
-    def load() -> Template | None:
-        return host.load_template(stage.template)
+    def load() -> LocalTemplate | None:
+        return host.templates.load(stage.template)
 
-    def find() -> Template | None:
+    def find() -> LocalTemplate | None:
         return templates.find(host.templates_folder, stage.image, SIZE, PLATFORM)
 
     for call in (load, find):
@@ -161,45 +157,45 @@ async def test_a_template_that_cannot_be_read_is_not_taken_for_a_missing_one(
 async def test_an_unreadable_image_is_not_taken_for_a_missing_one(stage: Stage) -> None:
     for path in (stage.image.disk, stage.image.kernel):
         with failing(path, errno.EIO), pytest.raises(HostError, match="Input/output error"):
-            stage.lifecycle.host.load_template(stage.template)
+            stage.host.templates.load(stage.template)
     with failing(stage.image.disk, errno.EIO), pytest.raises(HostError, match="Input/output error"):
-        await stage.lifecycle.host.image()
-    assert stage.lifecycle.host.load_template(stage.template) is not None
+        await stage.host.image()
+    assert stage.host.templates.load(stage.template) is not None
 
 
 # Disks
 
 
-async def unchanged(stage: Stage, row: MachineRow) -> bool:
-    return await stage.row() == row
+async def unchanged(stage: Stage, record: Record) -> bool:
+    return await stage.record() == record
 
 
 async def test_without_descriptors_a_vm_is_not_lost(stage: Stage) -> None:
-    row = await stage.machine(State.STOPPED)
+    record = await stage.machine(Stopped(None, "stopped"))
     with no_descriptor_left(), pytest.raises(HostError, match="Too many open files"):
-        await stage.lifecycle.whole_disk(row)
-    assert await unchanged(stage, row)
-    assert (await stage.lifecycle.whole_disk(row)).id == stage.template
+        await stage.machines.disks.whole(record)
+    assert await unchanged(stage, record)
+    assert (await stage.machines.disks.whole(record)).id == stage.template
 
 
 @passing
 @pytest.mark.parametrize("part", ["top", "layer"])
 async def test_an_unreadable_layer_does_not_make_a_vm_lost(stage: Stage, number: int, part: str) -> None:
-    row = await stage.machine(State.STOPPED, top="top")
-    top = stage.lifecycle.host.layer("one", "top")
+    record = await stage.machine(Stopped("top", "stopped"))
+    top = stage.host.layer("one", "top")
     top.touch()
     if part == "layer":
-        row = await stage.lifecycle.record_frozen(row, top=None) or row
+        record = await stage.machines.disks.freeze(record, Stopped(None, "stopped"))
     path = top if part == "top" else stage.data / "layers/top.qcow2"
     with failing(path, number), pytest.raises(HostError, match=os.strerror(number)) as raised:
-        await stage.lifecycle.whole_disk(row)
+        await stage.machines.disks.whole(record)
     assert not isinstance(raised.value, LayerMissing)
-    assert await unchanged(stage, row)
-    assert (await stage.lifecycle.whole_disk(row)).id == stage.template
+    assert await unchanged(stage, record)
+    assert (await stage.machines.disks.whole(record)).id == stage.template
     path.unlink()
     with pytest.raises(StartFailed, match="is lost"):
-        await stage.lifecycle.whole_disk(row)
-    assert (await stage.row()).state == State.LOST
+        await stage.machines.disks.whole(record)
+    assert isinstance((await stage.record()).state, Lost)
 
 
 @passing
@@ -207,11 +203,10 @@ async def test_a_frozen_layer_that_cannot_be_adopted_now_does_not_make_a_vm_lost
     stage: Stage, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A crash came between the record of the frozen layer and the move of its file."""
-    row = await stage.machine(State.STOPPED, top="top")
-    frozen = stage.lifecycle.host.layer("one", "top")
+    record = await stage.machine(Stopped("top", "stopped"))
+    frozen = stage.host.layer("one", "top")
     frozen.touch()
-    await stage.lifecycle.store.freeze(LayerRow("top", None, stage.template, "top.qcow2"), "one", top=None)
-    row = await stage.row()
+    record = await stage.machines.journal.freeze(record, Stopped(None, "stopped"))
     with monkeypatch.context() as patch:
         opened = os.open
 
@@ -222,9 +217,9 @@ async def test_a_frozen_layer_that_cannot_be_adopted_now_does_not_make_a_vm_lost
 
         patch.setattr(os, "open", refused)
         with pytest.raises(HostError, match="cannot adopt the disk layer"):
-            await stage.lifecycle.whole_disk(row)
-    assert await unchanged(stage, row)
-    assert (await stage.lifecycle.whole_disk(row)).id == stage.template
+            await stage.machines.disks.whole(record)
+    assert await unchanged(stage, record)
+    assert (await stage.machines.disks.whole(record)).id == stage.template
     assert (stage.data / "layers/top.qcow2").exists()
 
 
@@ -235,23 +230,24 @@ async def test_a_frozen_layer_that_cannot_be_adopted_now_does_not_make_a_vm_lost
 @pytest.mark.parametrize("part", ["checkpoint.json", "devices", "pages", "memory"])
 async def test_memory_that_cannot_be_read_now_is_kept(stage: Stage, number: int, part: str) -> None:
     folder = stage.save_memory()
-    row = await stage.machine(State.SUSPENDED, checkpoint="saved")
+    suspended = Suspended("saved", "suspended")
+    record = await stage.machine(suspended)
     with failing(folder / part, number), pytest.raises(HostError, match=os.strerror(number)):
-        await stage.checkpointing.wake(row, "requested")
-    assert await unchanged(stage, row)
-    moment, _ = await stage.checkpointing.read("saved", SIZE)
-    moment.memory.verify()
-    moment.close()
+        await stage.machines._wake.wake(record, suspended, "requested")
+    assert await unchanged(stage, record)
+    state = await stage.host.checkpoints.read("saved", SIZE)
+    state.memory.verify()
+    state.close()
     (folder / part).unlink()
     with pytest.raises(CheckpointUnusable, match="No such file"):
-        await stage.checkpointing.read("saved", SIZE)
+        await stage.host.checkpoints.read("saved", SIZE)
 
 
 async def test_memory_whose_template_cannot_be_read_now_is_kept(stage: Stage) -> None:
     stage.save_memory()
     with failing(stage.template_folder, errno.EMFILE), pytest.raises(HostError, match="Too many open files"):
-        await stage.checkpointing.read("saved", SIZE)
-    (await stage.checkpointing.read("saved", SIZE))[0].close()
+        await stage.host.checkpoints.read("saved", SIZE)
+    (await stage.host.checkpoints.read("saved", SIZE)).close()
 
 
 def test_memory_that_cannot_be_verified_now_is_usable_later(
@@ -275,33 +271,35 @@ def test_memory_that_cannot_be_verified_now_is_usable_later(
     "platform", [replace(PLATFORM, version=(8, 0, 0)), replace(PLATFORM, host_cpu="other")]
 )
 async def test_memory_of_another_platform_is_set_aside(
-    stage: Stage, platform: Platform, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, platform: QemuPlatform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The VM boots from its disk; its memory is not garbage: it fits the QEMU or CPU from before."""
     content = {path.name: path.read_bytes() for path in stage.save_memory(platform=platform).iterdir()}
-    started: list[MachineRow] = []
+    started: list[Record] = []
 
-    async def start(row: MachineRow, why: str, note: str | None) -> MachineRow:
-        started.append(row)
-        return row
+    async def boot(record: Record, why: str, note: str | None) -> Record:
+        started.append(record)
+        return record
 
-    monkeypatch.setattr(stage.lifecycle, "start", start)
-    row = await stage.machine(State.SUSPENDED, checkpoint="saved")
-    await stage.checkpointing.wake(row, "requested")
-    await stage.lifecycle.layers.collect()
+    monkeypatch.setattr(stage.machines._wake.boot, "boot", boot)
+    suspended = Suspended("saved", "suspended")
+    record = await stage.machine(suspended)
+    await stage.machines._wake.wake(record, suspended, "requested")
+    await stage.machines.layers.collect()
     (kept,) = (stage.data / "quarantine").glob("*/checkpoints/saved")
     assert {path.name: path.read_bytes() for path in kept.iterdir()} == content
-    assert [(each.state, each.checkpoint) for each in started] == [(State.STOPPED, None)]
-    assert not stage.lifecycle.layers.checkpoint_folder("saved").exists()
+    assert [type(each.state) for each in started] == [Stopped]
+    assert not stage.host.checkpoints.folder("saved").exists()
 
 
 async def test_a_vm_whose_memory_is_missing_boots_from_its_disk(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def start(row: MachineRow, why: str, note: str | None) -> MachineRow:
-        return row
+    async def boot(record: Record, why: str, note: str | None) -> Record:
+        return record
 
-    monkeypatch.setattr(stage.lifecycle, "start", start)
-    row = await stage.machine(State.SUSPENDED, checkpoint="missing")
-    assert (await stage.checkpointing.wake(row, "requested")).state == State.STOPPED
+    monkeypatch.setattr(stage.machines._wake.boot, "boot", boot)
+    suspended = Suspended("missing", "suspended")
+    record = await stage.machine(suspended)
+    assert isinstance((await stage.machines._wake.wake(record, suspended, "requested")).state, Stopped)
     assert not (stage.data / "quarantine").exists()

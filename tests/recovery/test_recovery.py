@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,22 @@ from stead.host.image import BaseImage
 from stead.host.vm import running_machines
 from stead.machines import Machine, Machines, SnapshotState, State
 from stead.machines.events import MachineEvent
-from stead.machines.states import PASSING, STEPS
+from stead.machines.records import Properties, Record, record_of
+from stead.machines.states import (
+    KINDS,
+    Deleted,
+    Lost,
+    MachineState,
+    Run,
+    Running,
+    Starting,
+    Stopped,
+    Stopping,
+    Suspended,
+    Suspending,
+    Waking,
+    steps,
+)
 from stead.processes import ProcessId
 from stead.settings import Settings
 from stead.store.database import open_database
@@ -34,7 +49,14 @@ from stead.store.layers import LayerStore
 from stead.store.machines import MachineRow, MachineStore
 from support import ROOT
 from support.crash_driver import Report
-from support.installations import another_installation, delete_all, leftovers, other_settings
+from support.installations import (
+    another_installation,
+    delete_all,
+    leftovers,
+    local_host,
+    local_template,
+    other_settings,
+)
 from support.waiting import until
 
 
@@ -63,7 +85,7 @@ async def rows_of(settings: Settings) -> AsyncIterator[MachineStore]:
 
 
 async def states(machines: Machines) -> dict[str, State]:
-    return {row.id: State(row.state) for row in await machines._lifecycle.store.list()}
+    return {row.id: State(row.state) for row in await machines.journal.store.list()}
 
 
 async def taps(machines: Machines) -> set[int]:
@@ -75,17 +97,16 @@ async def taps(machines: Machines) -> set[int]:
 
 async def in_step(machines: Machines) -> None:
     """Processes, files, groups and taps on the host are exactly those of the rows."""
-    lifecycle = machines._lifecycle
-    rows = await lifecycle.store.list()
-    inventory = lifecycle.host.inventory()
+    rows = await machines.journal.store.list()
+    inventory = machines.host.inventory()
     alive = {row.id: row.pid for row in rows if row.state in (State.RUNNING, State.PREPARED)}
-    assert {machine: pid for pid, machine in inventory.processes.items()} == alive
+    assert {machine: process.pid for process, machine in inventory.processes.items()} == alive
     assert inventory.folders == {row.id for row in rows if row.state != State.DELETED}
     assert inventory.groups <= alive.keys()
     assert await taps(machines) == {row.slot for row in rows if row.id in alive}
     assert [row for row in rows if row.step is not None or row.next_top is not None] == []
-    await lifecycle.layers.collect()
-    store = LayerStore(machines._database)
+    await machines.layers.collect()
+    store = LayerStore(machines.database)
     assert names(machines.settings.data / "layers") == {layer.file for layer in await store.list()}
     assert names(machines.settings.data / "checkpoints") == await store.checkpoints()
     for row in rows:
@@ -97,11 +118,12 @@ async def in_step(machines: Machines) -> None:
 
 async def _writes_its_own_disk(machines: Machines, row: MachineRow) -> None:
     """The files that a QEMU has open are the layers of its row."""
-    lifecycle = machines._lifecycle
-    assert await lifecycle.lives[row.id].vm.written_layer() == row.top
-    template = lifecycle.host.load_template(row.template)
-    assert template is not None
-    async with lifecycle.disk(row, template) as layers:
+    live = machines.processes.get(row.id)
+    assert live is not None and row.top is not None
+    assert await live.vm.written_layer() == row.top
+    record, host = record_of(row), local_host(machines)
+    async with machines.disks.opened(record, row.top, machines.disks.template_of(record)) as disk:
+        layers = host.disk_files(row.id, disk)
         opened = [each.readlink() for each in Path(f"/proc/{row.pid}/fd").iterdir()]
         assert {path for path in opened if path.suffix in (".qcow2", ".raw")} == set(layers)
 
@@ -195,7 +217,7 @@ async def test_recovery_from_a_crash_at_every_step(
             try:
                 await until(recovered, 60)
             except TimeoutError:
-                reasons = {row.id: row.reason for row in await machines._lifecycle.store.list()}
+                reasons = {row.id: row.reason for row in await machines.journal.store.list()}
                 assert await states(machines) == expected, (report, reasons)
             extra = [state for machine, state in (await states(machines)).items() if machine not in expected]
             assert extra == ([State.PREPARED] if operation == "create_from_pool" else [])
@@ -336,50 +358,46 @@ async def test_recovery_of_every_state_and_step_without_a_process(
 ) -> None:
     """All states at all their steps, with no pid, a dead pid and a reused pid."""
     settled = {
-        State.RUNNING: State.STOPPED,
-        State.SUSPENDING: State.STOPPED,
-        State.SUSPENDED: State.SUSPENDED,
-        State.STOPPING: State.STOPPED,
-        State.STARTING: State.STOPPED,
-        State.STOPPED: State.STOPPED,
-        State.DELETED: State.DELETED,
-        State.LOST: State.LOST,
+        Running: State.STOPPED,
+        Suspending: State.STOPPED,
+        Suspended: State.SUSPENDED,
+        Stopping: State.STOPPED,
+        Starting: State.STOPPED,
+        Waking: State.SUSPENDED,
+        Stopped: State.STOPPED,
+        Deleted: State.DELETED,
+        Lost: State.LOST,
     }
-    without_process = (State.SUSPENDED, State.STOPPED, State.DELETED, State.LOST)
     with other_settings(settings) as other, stranger() as somebody:
-        pids = [(None, None), (4_194_303, 1), (somebody.pid, somebody.started), (somebody.pid, 1)]
-        rows = [
-            MachineRow(
-                id=f"{state.value}{number}x{step or ''}".ljust(20, "x")[:20],
-                name=None,
-                state=state,
-                step=step,
-                vcpus=2,
-                memory_mib=512,
-                disk_gib=20,
-                slot=0,
-                template="gone",
-                hostname="somebody",
-                guest_machine_id="0" * 32,
-                pid=pid,
-                pid_started=started,
-            )
-            for state in State
-            for step in (*STEPS.get(state, ()), *(() if state in PASSING else (None,)))
-            for number, (pid, started) in enumerate(pids[:1] if state in without_process else pids)
-        ]
+        dead, reused = ProcessId(4_194_303, 1), ProcessId(somebody.pid, 1)
+        runs = [None, *(Run(process, None) for process in (dead, somebody, reused))]
+        kinds: dict[str, type[MachineState]] = {}
+        rows: list[MachineRow] = []
+        for kind, run in itertools.product(KINDS, runs):
+            given = {"run": run, "reason": "why", "recreated": False, "next_top": None}
+            for step in steps(kind) or (None,):
+                values: Any = {
+                    field.name: (given | {"step": step}).get(field.name, "a") for field in fields(kind)
+                }
+                name = f"{kind.__name__.lower()}{runs.index(run)}x{step or ''}".ljust(20, "x")[:20]
+                machine = (name, len(rows), other.default_size, "gone", "somebody", "0" * 32, None)
+                rows.append(Record(*machine, Properties(), kind(**values)).to_row())
+                kinds[name] = kind
+        (other.data / "checkpoints/a").mkdir(parents=True)
         async with rows_of(other) as store:
-            for slot, row in enumerate(rows):
-                await store.insert(replace(row, slot=slot))
+            for row in rows:
+                await store.insert(row)
                 if row.state != State.DELETED:
                     (other.data / "machines" / row.id).mkdir(parents=True)
+                if row.top:
+                    (other.data / "machines" / row.id / "a.qcow2").touch()
         async with Machines.open(other) as machines:
 
             async def all_settled() -> bool:
                 return set((await states(machines)).values()) <= set(settled.values())
 
             await until(all_settled, 10)
-            expected = {row.id: settled[State(row.state)] for row in rows if row.state in settled}
+            expected = {row.id: settled[kinds[row.id]] for row in rows if kinds[row.id] in settled}
             assert await states(machines) == expected
             await in_step(machines)
             assert somebody.alive()
@@ -516,7 +534,7 @@ async def test_a_vm_without_its_template_is_lost(settings: Settings, image: Base
             machines = installation.machines
             template = await machines.template()
             machine = await _stopped_machine(machines)
-            shutil.rmtree(template.folder)
+            shutil.rmtree(local_template(template).folder)
             await _is_lost(machine)
             await machine.delete()
             assert await states(machines) == {}
@@ -526,7 +544,7 @@ async def test_a_vm_is_lost_when_its_image_was_rebuilt(settings: Settings, image
     """A rebuilt image under the same key does not match the VM's disk."""
     with own_cache(settings) as cache, other_settings(settings, cache=cache) as other:
         async with Machines.open(other) as machines:
-            template = await machines.template()
+            template = local_template(await machines.template())
             machine, second = await _stopped_machine(machines), await _stopped_machine(machines)
             template.image.disk.unlink()
             template.image.disk.touch()
@@ -537,7 +555,7 @@ async def test_a_vm_is_lost_when_its_image_was_rebuilt(settings: Settings, image
             await _is_lost(second)
             await delete_all(machines)
         async with Machines.open(other) as machines:
-            assert await machines._lifecycle.host.find_template(other.default_size) is None
+            assert await local_host(machines).templates.find(other.default_size) is None
 
 
 async def test_files_of_an_interrupted_template_build_are_removed(
@@ -547,7 +565,7 @@ async def test_files_of_an_interrupted_template_build_are_removed(
     key, _ = template.id.split("-")
     with own_cache(settings) as cache, other_settings(settings, cache=cache) as other:
         async with Machines.open(other) as others:
-            host = others._lifecycle.host
+            host = local_host(others)
             shutil.rmtree(cache / "templates" / template.id)
             leftover, foreign = (cache / "templates" / f".building-{name}-1" for name in (key, "another"))
             for folder in (leftover, foreign):
@@ -555,7 +573,7 @@ async def test_files_of_an_interrupted_template_build_are_removed(
                 (folder / "memory").write_bytes(b"half")
             seen: list[bool] = []
 
-            async def build(*_: object) -> templates.Template:
+            async def build(*_: object) -> templates.LocalTemplate:
                 seen.append(leftover.exists())
                 raise TemplateError("not in this test")
 

@@ -20,9 +20,10 @@ from typing import Any
 
 from stead.deadlines import scaled
 from stead.guest.agent import Agent
-from stead.host.vm import Vm
+from stead.host.interface import narrowed
+from stead.host.vm import QemuVm
 from stead.machines import Machine, Machines
-from stead.machines.lifecycle import Lifecycle
+from stead.machines.bring_up import BringUp
 from stead.machines.restore_slots import RestoreSlots
 from stead.store.layers import LayerStore
 from stead.store.machines import MachineRow, MachineStore
@@ -30,7 +31,7 @@ from stead.store.snapshots import SnapshotStore
 from support.installations import small_installation
 
 _WRITES: dict[type, tuple[str, ...]] = {
-    MachineStore: ("insert", "update", "take", "freeze", "delete"),
+    MachineStore: ("insert", "update", "take", "transition", "delete"),
     SnapshotStore: ("insert", "update", "delete"),
     LayerStore: ("insert", "update", "delete", "remove"),
 }
@@ -118,7 +119,7 @@ def held_points() -> Iterator[None]:
         for store, names in _WRITES.items():
             for name in names:
                 put(store, name, _held(getattr(store, name), name))
-        put(Vm, "execute", _held(Vm.execute))
+        put(QemuVm, "execute", _held(QemuVm.execute))
         put(Agent, "call", _held(Agent.call))
         yield
 
@@ -160,13 +161,13 @@ class Report:
 class Driver:
     def __init__(self, machines: Machines) -> None:
         self.machines = machines
-        self.lifecycle: Lifecycle = machines._lifecycle
         # Operations that are held keep what they hold: none of it may be in the way of the others.
-        self.machines._creation.slots = RestoreSlots(1000)
-        self.lifecycle.quotas._lock = contextlib.nullcontext()  # type: ignore[assignment]
-        self.lifecycle.layers._collecting = contextlib.nullcontext()  # type: ignore[assignment]
+        machines._create.slots = machines._start._slots = RestoreSlots(1000)
+        machines.journal._allocating = contextlib.nullcontext()  # type: ignore[assignment]
+        machines.quotas._lock = contextlib.nullcontext()  # type: ignore[assignment]
+        machines.layers._collecting = contextlib.nullcontext()  # type: ignore[assignment]
         # What is removed in the background would be now in one operation, now in another.
-        self.lifecycle.sweep = lambda: None  # type: ignore[method-assign]
+        machines.layers.sweep = lambda: None  # type: ignore[method-assign]
         Agent.call = self._shut_down_at_once(Agent.call)  # type: ignore[method-assign,assignment]
 
     def _shut_down_at_once(self, call: Call) -> Call:
@@ -176,8 +177,8 @@ class Driver:
             hold = _current.get()
             if target != "/v1/shutdown" or hold is None or hold.point == target:
                 return await call(agent, method, target, **options)
-            (live,) = (each for each in self.lifecycle.lives.values() if each.agent is agent)
-            await live.vm.quit()
+            (live,) = (each for each in self.machines.processes._lives.values() if each.agent is agent)
+            await narrowed(live.vm, QemuVm).quit()
             return {}
 
         return told
@@ -228,7 +229,7 @@ class Driver:
 
     async def _delete_and_collect(self, machine: Machine) -> None:
         await machine.delete()
-        await self.lifecycle.layers.collect()
+        await self.machines.layers.collect()
 
     async def crash_everywhere(self, operation: str) -> Report:
         # The orders of a fork are those of a snapshot and of waking up, and so many machines have no room.
@@ -255,7 +256,7 @@ class Driver:
 
     async def _quiet(self, operation: str, hold: Hold) -> None:
         """Boots that nobody will wait for need not take the processor from the others."""
-        if operation.startswith("start") and (live := self.lifecycle.lives.get(str(hold.machine))):
+        if operation.startswith("start") and (live := self.machines.processes.get(str(hold.machine))):
             await live.vm.pause()
 
     async def crash_while_running(self) -> Report:
@@ -283,7 +284,7 @@ async def opened(data: Path, cache: Path) -> AsyncIterator[Driver]:
 
 async def _without_waiting_for_the_boot(start: Callable[[], Awaitable[None]]) -> None:
     """All steps of a start, one after the other, while the guest still boots."""
-    call, identify = Agent.call, Lifecycle.identify
+    call, identify = Agent.call, BringUp.identify
 
     async def answered(self: Agent, method: str, target: str, **options: Any) -> Any:
         return {} if target == "/v1/health" else await call(self, method, target, **options)
@@ -291,11 +292,11 @@ async def _without_waiting_for_the_boot(start: Callable[[], Awaitable[None]]) ->
     async def confirmed(*_: object, **__: object) -> None:
         return None
 
-    Agent.call, Lifecycle.identify = answered, confirmed  # type: ignore[method-assign]
+    Agent.call, BringUp.identify = answered, confirmed  # type: ignore[method-assign]
     try:
         await start()
     finally:
-        Agent.call, Lifecycle.identify = call, identify  # type: ignore[method-assign]
+        Agent.call, BringUp.identify = call, identify  # type: ignore[method-assign]
 
 
 async def main(data: str, cache: str, operation: str) -> None:

@@ -17,6 +17,9 @@ from typing import Any, cast
 from stead.api.parts import Installation
 from stead.host import network
 from stead.host.cgroups import ControlGroups
+from stead.host.interface import narrowed
+from stead.host.local import LocalHost
+from stead.host.templates import LocalTemplate
 from stead.host.vm import running_machines
 from stead.installation import open_installation
 from stead.machines import Machines, State
@@ -147,9 +150,18 @@ async def delete_all(machines: Machines) -> None:
     """Delete everything that users can make, also names that are kept; what nobody needs then is removed."""
     for info in await machines.list():
         await machines.delete(info.id, forget=True)
-    for row in await machines._lifecycle.store.list():
+    for row in await machines.journal.store.list():
         if row.state == State.DELETED:
             await machines.delete(row.id, forget=True)
     for snapshot in await machines.snapshots.list():
         await machines.snapshots.delete(snapshot.id)
-    await machines._lifecycle.layers.collect()
+    await machines.layers.collect()
+
+
+def local_host(machines: Machines) -> LocalHost:
+    """The host of an engine with real VMs."""
+    return narrowed(machines.host, LocalHost)
+
+
+def local_template(template: object) -> LocalTemplate:
+    return narrowed(template, LocalTemplate)

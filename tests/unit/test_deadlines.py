@@ -39,7 +39,7 @@ def test_every_deadline_is_scaled_by_the_setting() -> None:
     assert {
         "stead.host.accelerator._DEADLINE": [10.0],
         "stead.host.vm.QMP_TIMEOUT": [20.0],
-        "stead.machines.lifecycle.STOP_TIMEOUT": [60.0],
+        "stead.machines.stop.STOP_TIMEOUT": [60.0],
     }.items() <= usual.items()
     assert longer == {name: [2.5 * value for value in values] for name, values in usual.items()}
     assert invalid == usual  # a server refuses to start with it: Settings.load

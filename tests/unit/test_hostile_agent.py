@@ -20,7 +20,7 @@ from stead.errors import GuestError, GuestUnreachable, HostError, StartFailed, S
 from stead.guest.agent import Agent
 from stead.guest.execution import ExecRequest, collect, follow
 from stead.guest.files import GuestFiles
-from stead.guest.identity import Identity, confer
+from stead.guest.identity import GuestIdentity, confer
 from stead.guest.watchdog import Watchdog, parsing
 from stead.guest.watching import watch
 
@@ -185,11 +185,8 @@ MALFORMED = {
 
 
 async def _ask_everything(agent: Agent) -> list[object]:
-    async def connected() -> Agent:
-        return agent
-
-    files = GuestFiles(connected)
-    identity = Identity("vm", "host", "0" * 32, IPv4Address("100.64.0.4"))
+    files = GuestFiles(lambda: contextlib.nullcontext(agent))
+    identity = GuestIdentity("vm", "host", "0" * 32, IPv4Address("100.64.0.4"))
 
     async def first_event() -> None:
         async with watch(agent) as events:
@@ -301,11 +298,7 @@ async def test_a_listing_is_parsed_entry_by_entry() -> None:
     entry = {"name_b64": "YQ==", "type": "file", "size": 1, "mode": "0644", "uid": 0, "gid": 0, "mtime_ns": 5}
     body = json.dumps({"entries": [entry] * 5000}, separators=(",", ":")).encode()
     async with hostile(lambda: whole(body)) as agent, turning() as turns:
-
-        async def connected() -> Agent:
-            return agent
-
-        found = await GuestFiles(connected).list("/")
+        found = await GuestFiles(lambda: contextlib.nullcontext(agent)).list("/")
     assert len(found) == 5000 and found[0].name == "a"
     assert len(turns) > 50
 

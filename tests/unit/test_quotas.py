@@ -11,14 +11,18 @@ import pytest_asyncio
 
 from stead.errors import LimitExceeded
 from stead.limits import Limits
-from stead.machines.machines import Machines
 from stead.machines.quotas import Quotas
-from stead.machines.states import State
-from stead.settings import Settings, Size
+from stead.machines.records import Properties, Record
+from stead.machines.states import Deleted, Lost, MachineState, Run, Running, State, Stopped, Suspended
+from stead.machines.templates import Templates
+from stead.processes import ProcessId
+from stead.settings import Size
 from stead.store.database import open_database
-from stead.store.machines import MachineRow, MachineStore
+from stead.store.machines import MachineStore
 
 ALICE, BOB = "alice", "bob"
+RUNNING, STOPPED = Running("top", Run(ProcessId(1, 1), None)), Stopped("top", "stopped")
+SUSPENDED = Suspended("saved", "suspended")
 SIZE = Size(vcpus=2, memory_mib=1024, disk_gib=20)
 
 
@@ -29,24 +33,11 @@ async def store(tmp_path: Path) -> AsyncIterator[MachineStore]:
     await database.dispose()
 
 
-async def add(store: MachineStore, account: str | None = ALICE, state: State = State.RUNNING) -> MachineRow:
+async def add(store: MachineStore, account: str | None = ALICE, state: MachineState = RUNNING) -> Record:
     slot = len(await store.slots())
-    return await store.insert(
-        MachineRow(
-            id=f"m{slot}",
-            name=None,
-            state=state,
-            step=None,
-            vcpus=SIZE.vcpus,
-            memory_mib=SIZE.memory_mib,
-            disk_gib=SIZE.disk_gib,
-            slot=slot,
-            template="t",
-            hostname="h",
-            guest_machine_id="g",
-            account=account,
-        )
-    )
+    record = Record(f"m{slot}", slot, SIZE, "t", "h", "g", None, Properties(account=account), state)
+    await store.insert(record.to_row())
+    return record
 
 
 def quotas_of(store: MachineStore, **limits: int) -> Quotas:
@@ -106,7 +97,7 @@ async def test_concurrent_creates_do_not_exceed_a_limit(store: MachineStore) -> 
 
 async def test_a_starting_vm_counts_as_running_at_once(store: MachineStore) -> None:
     quotas = quotas_of(store, running=1)
-    one, other = await add(store, state=State.STOPPED), await add(store, state=State.SUSPENDED)
+    one, other = await add(store, state=STOPPED), await add(store, state=SUSPENDED)
     async with quotas.starting(one, SIZE):
         with pytest.raises(LimitExceeded):
             async with quotas.starting(other, SIZE):
@@ -116,7 +107,7 @@ async def test_a_starting_vm_counts_as_running_at_once(store: MachineStore) -> N
 
 
 async def test_vms_that_are_down_count_for_disk_only(store: MachineStore) -> None:
-    for state in (State.STOPPED, State.SUSPENDED, State.LOST):
+    for state in (STOPPED, SUSPENDED, Lost("lost")):
         await add(store, state=state)
     async with quotas_of(store, running=1, total_memory_gib=1).admitting(ALICE, SIZE):
         pass
@@ -126,7 +117,7 @@ async def test_vms_that_are_down_count_for_disk_only(store: MachineStore) -> Non
 
 
 async def test_deleted_vms_do_not_count(store: MachineStore) -> None:
-    await add(store, state=State.DELETED)
+    await add(store, state=Deleted("deleted"))
     async with quotas_of(store, vms=1, total_disk_gib=20).admitting(ALICE, SIZE):
         pass
 
@@ -155,12 +146,12 @@ async def test_only_one_of_two_concurrent_resizes_gets_the_last_of_a_limit(
     rows = [await add(store), await add(store)]
     admitted = asyncio.Barrier(2)
 
-    async def resize(row: MachineRow) -> str:
+    async def resize(record: Record) -> str:
         try:
-            async with quotas.resizing(row, larger):
+            async with quotas.resizing(record, larger):
                 await admitted.wait()  # its row changes only after both were judged
                 changes = {"disk_gib": larger.disk_gib, "memory_mib": larger.memory_mib}
-                await store.update(row.id, **changes)
+                await store.update(record.id, **changes)
                 return "resized"
         except LimitExceeded as refused:
             await admitted.wait()
@@ -198,24 +189,34 @@ async def test_snapshots_are_limited(store: MachineStore) -> None:
 
 
 async def test_a_limit_is_checked_before_a_template_is_built(
-    store: MachineStore, monkeypatch: pytest.MonkeyPatch
+    store: MachineStore,
 ) -> None:
     built: list[Size] = []
 
-    async def ensure_template(_: object, size: Size, __: object) -> Any:
+    async def ensure(size: Size, _: object) -> Any:
         built.append(size)
         return SimpleNamespace(size=size)
 
-    async def find_template(_: Size) -> None:
+    async def find(_: Size) -> None:
         return None
 
-    monkeypatch.setattr("stead.machines.machines.ensure_template", ensure_template)
-    host = SimpleNamespace(find_template=find_template, network=None)
-    parts: Any = SimpleNamespace(host=host, quotas=quotas_of(store, vcpus=1))
-    machines = Machines(Settings(), parts, parts, parts, parts)
+    nothing: Any = None
+    host: Any = SimpleNamespace(templates=SimpleNamespace(find=find, ensure=ensure))
+    templates = Templates(host, quotas_of(store, vcpus=1), nothing, nothing, Size())
     with pytest.raises(LimitExceeded):
-        await machines.template(SIZE, account=ALICE)
+        await templates.ensure(SIZE, account=ALICE)
     assert not built
-    await machines.template(SIZE, account=BOB)
-    await machines.template(SIZE)
+    await templates.ensure(SIZE, account=BOB)
+    await templates.ensure(SIZE)
     assert built == [SIZE, SIZE]
+
+
+async def test_a_recreated_vm_counts_like_a_new_one(store: MachineStore) -> None:
+    deleted = await add(store, state=Deleted("deleted"))
+    await add(store, state=STOPPED)
+    for limits in ({"vms": 1}, {"total_disk_gib": 20}):
+        with pytest.raises(LimitExceeded):
+            async with quotas_of(store, **limits).starting(deleted, SIZE):
+                pytest.fail("there was no room")
+    async with quotas_of(store, vms=2, total_disk_gib=40).starting(deleted, SIZE):
+        pass

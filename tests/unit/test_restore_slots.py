@@ -1,7 +1,6 @@
 """Restore slots and the pool: no account waits for the guests of another."""
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -101,8 +100,8 @@ async def test_a_create_that_lasts_too_long_does_not_keep_the_pool_from_refillin
 ) -> None:
     monkeypatch.setattr("stead.machines.pool._LONGEST_WAIT", 0.05)
     monkeypatch.setattr("stead.machines.pool._QUIET", 0.0)
-    lifecycle: Any = SimpleNamespace(on_unowned_end=None)
-    pool = Pool(lifecycle, 1)
+    nothing: Any = None
+    pool = Pool(nothing, nothing, nothing, nothing, nothing, 1)
     with pool.giving_way():
         assert pool._busy == 1
         async with asyncio.timeout(30):

@@ -39,7 +39,7 @@ from stead.builds.units import passing_units, patch_unit, reference, service_uni
 from stead.builds.validation import check, check_service
 from stead.errors import InvalidRequest
 from stead.machines import Persistent, Sticky
-from stead.machines.machine import UNCHANGED
+from stead.machines.unchanged import UNCHANGED
 from stead.settings import Size
 
 SNAPSHOT = "sc-" + "a" * 20

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stead.errors import StartFailed
-from stead.host.vm import Spawner, Vm, VmFiles, bound_log, last_words
+from stead.host.vm import QemuVm, Spawner, VmFiles, bound_log, last_words
 from stead.processes import ProcessId, WatchedProcess
 from support.waiting import until
 
@@ -80,7 +80,7 @@ async def test_a_flood_of_events_is_neither_kept_nor_holds_the_loop(
     process: ProcessId, files: VmFiles, event: str
 ) -> None:
     async with flooding(files.qmp, {"event": event, "data": {}}):
-        vm = await Vm.connect(process, files)
+        vm = await QemuVm.connect(process, files)
         turns = 0
 
         async def turning() -> None:
@@ -133,7 +133,7 @@ async def test_an_event_that_comes_before_the_first_answer_is_no_failure(
 ) -> None:
     """A guest that wakes from saved state begins to run just when its monitor is connected to."""
     async with monitor(files.qmp, early_events=2):
-        vm = await Vm.connect(process, files)
+        vm = await QemuVm.connect(process, files)
         assert await vm.execute("query-status") == {"status": "running"}
         await vm.release()
 
@@ -141,4 +141,4 @@ async def test_an_event_that_comes_before_the_first_answer_is_no_failure(
 async def test_a_monitor_that_never_answers_in_order_is_refused(process: ProcessId, files: VmFiles) -> None:
     async with monitor(files.qmp, early_events=100):
         with pytest.raises(StartFailed, match=r"^QEMU monitor failed: .*Negotiation failed"):
-            await Vm.connect(process, files)
+            await QemuVm.connect(process, files)

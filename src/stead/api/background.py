@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse
 from stead.api.errors import ApiError, from_anything, from_product
 from stead.errors import SteadError
 from stead.logs import get_logger
-from stead.machines.lifecycle import new_id
+from stead.machines.records import new_id
 from stead.store.requests import RequestRow, RequestStore
 from stead.tasks import TaskSet, cancel_and_wait
 

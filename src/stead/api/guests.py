@@ -31,9 +31,10 @@ from stead.api.wire.guests import (
     decoded,
 )
 from stead.errors import GuestError, SteadError
+from stead.guest import terminals
 from stead.guest.execution import Ended, ExecResult, Output
 from stead.guest.files import FileInfo, GuestFiles
-from stead.machines import terminals
+from stead.machines.events import Use
 
 router = APIRouter(prefix="/v1/vms/{vm_id}", tags=["guests"])
 
@@ -54,7 +55,8 @@ async def exec_await(guest: Guest, wanted: Exec, call: CurrentCall) -> Executed:
     arguments = _arguments(guest, wanted)
     await _wake(guest, call)
     if wanted.terminal:
-        result = await terminals.run(guest.machine, wanted.terminal, wanted.command, **arguments)
+        async with guest.machine.using(Use.TERMINAL) as agent:
+            result = await terminals.run(agent, wanted.terminal, wanted.command, **arguments)
     else:
         result = await guest.machine.exec(wanted.command, **arguments)
     stdout, stderr = _text(result.stdout), _text(result.stderr)
@@ -74,7 +76,7 @@ async def exec_await(guest: Guest, wanted: Exec, call: CurrentCall) -> Executed:
 
 async def _wake(guest: GuestAccess, call: Call) -> None:
     """Bring the VM up. Failures up to here can be retried; after it, the command may have started."""
-    await guest.machine.agent()
+    await guest.machine.ensure_up(Use.COMMAND)
     call.command_started = True
 
 

@@ -9,7 +9,8 @@ from stead.api.callers import Guest, GuestAccess
 from stead.api.errors import ApiError
 from stead.api.wire.terminals import Terminal, TerminalLine, TerminalList, TerminalLogs, TerminalOutput
 from stead.errors import GuestError
-from stead.machines import terminals
+from stead.guest import terminals
+from stead.machines.events import Use
 
 router = APIRouter(prefix="/v1/vms/{vm_id}/terminals", tags=["terminals"])
 
@@ -29,7 +30,8 @@ def _naming_in_errors(guest: GuestAccess, name: str) -> Iterator[None]:
 @router.get("")
 async def list_terminals(guest: Guest) -> TerminalList:
     """List the terminals of the Linux user; root sees all."""
-    found = await terminals.find(guest.machine, guest.user)
+    async with guest.machine.using(Use.TERMINAL) as agent:
+        found = await terminals.find(agent, guest.user)
     return TerminalList(terminals=[Terminal.of(each) for each in found])
 
 
@@ -37,7 +39,8 @@ async def list_terminals(guest: Guest) -> TerminalList:
 async def terminal_logs(guest: Guest, terminal: str) -> TerminalLogs:
     """Get the recorded output of a terminal as lines with times."""
     with _naming_in_errors(guest, terminal):
-        lines = await terminals.logs(guest.machine, terminal, guest.user)
+        async with guest.machine.using(Use.TERMINAL) as agent:
+            lines = await terminals.logs(agent, terminal, guest.user)
     return TerminalLogs(logs=[TerminalLine.of(line) for line in lines])
 
 
@@ -45,5 +48,6 @@ async def terminal_logs(guest: Guest, terminal: str) -> TerminalLogs:
 async def terminal_output(guest: Guest, terminal: str) -> TerminalOutput:
     """Get the recorded output of a terminal as it was printed, with escape sequences."""
     with _naming_in_errors(guest, terminal):
-        output = await terminals.output(guest.machine, terminal, guest.user)
+        async with guest.machine.using(Use.TERMINAL) as agent:
+            output = await terminals.output(agent, terminal, guest.user)
     return TerminalOutput(output=output.decode(errors="replace"))

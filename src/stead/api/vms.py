@@ -11,7 +11,6 @@ from stead.api.parts import BuilderDep, IdentitiesDep, MachinesDep
 from stead.api.wire import LARGEST, Nothing
 from stead.api.wire.builds import BuildRecord
 from stead.api.wire.vms import (
-    Deleted,
     Exited,
     Fork,
     Forked,
@@ -23,20 +22,21 @@ from stead.api.wire.vms import (
     Snapshotted,
     Start,
     Started,
-    Stopped,
-    Suspended,
+    VmDeleted,
     VmDetails,
     VmList,
     VmRef,
     VmRow,
     VmState,
+    VmStopped,
+    VmSuspended,
     wire_state,
 )
 from stead.errors import MachineNotFound, WrongState
 from stead.machines import MachineInfo, State
-from stead.machines.machine import UNCHANGED
-from stead.machines.machines import READY_TIMEOUT
 from stead.machines.persistence import PERSISTENT
+from stead.machines.start import READY_TIMEOUT
+from stead.machines.unchanged import UNCHANGED
 from stead.settings import Size
 from stead.tasks import or_undo
 
@@ -98,10 +98,10 @@ async def rename_vm(info: OwnedVm, machines: MachinesDep, wanted: RenameVm) -> V
 
 
 @router.delete("/{vm_id}")
-async def delete_vm(info: OwnedVm, machines: MachinesDep) -> Deleted:
+async def delete_vm(info: OwnedVm, machines: MachinesDep) -> VmDeleted:
     """Delete a VM with its disk and memory. One with `recreate` keeps its id: a start creates it again."""
     await machines.delete(info.id)
-    return Deleted(id=info.id, recreate=info.recreate)
+    return VmDeleted(id=info.id, recreate=info.recreate)
 
 
 @router.post("/{vm_id}/start")
@@ -124,15 +124,15 @@ def ready_timeout(wait: bool | None, seconds: float | None) -> float | None:
 
 
 @router.post("/{vm_id}/stop")
-async def stop_vm(info: OwnedVm, machines: MachinesDep) -> Stopped:
+async def stop_vm(info: OwnedVm, machines: MachinesDep) -> VmStopped:
     """Shut a VM down cleanly. It keeps its disk and loses its memory."""
     _refuse_if_down(info, "stop", State.STOPPED, State.DELETED)
     await machines.stop(info.id)
-    return Stopped(vm_id=info.id, vm_instance_id=info.instance or info.id)
+    return VmStopped(vm_id=info.id, vm_instance_id=info.instance or info.id)
 
 
 @router.post("/{vm_id}/suspend")
-async def suspend_vm(info: OwnedVm, machines: MachinesDep) -> Suspended:
+async def suspend_vm(info: OwnedVm, machines: MachinesDep) -> VmSuspended:
     """Save a VM's memory and disk and end its process. The next command or connection wakes it."""
     _refuse_if_down(info, "suspend", State.STOPPED, State.DELETED)
     await machines.suspend(info.id)
@@ -140,7 +140,9 @@ async def suspend_vm(info: OwnedVm, machines: MachinesDep) -> Suspended:
         layer = (await machines.info(info.id)).layer
     except MachineNotFound:
         layer = None  # an ephemeral VM is deleted when it is suspended
-    return Suspended(id=info.id, vm_instance_id=info.instance or info.id, snapshot_layer_id=layer or info.id)
+    return VmSuspended(
+        id=info.id, vm_instance_id=info.instance or info.id, snapshot_layer_id=layer or info.id
+    )
 
 
 def _refuse_if_down(info: MachineInfo, operation: str, *states: State) -> None:

@@ -10,16 +10,27 @@ from stead.builds import repositories, setup
 from stead.builds.errors import BaseSnapshotDeleted, BuildBudgetExceeded, BuildError
 from stead.builds.layer_services import ReadyWait
 from stead.builds.plan import Base, Plan, plan_machine, plan_snapshot
-from stead.builds.records import BuildInfo, BuildLog, BuildState, Part, Phase, PhaseInfo, Record, Records
+from stead.builds.records import (
+    BuildInfo,
+    BuildLog,
+    BuildState,
+    Part,
+    Phase,
+    PhaseInfo,
+    RecordedBuild,
+    Records,
+)
 from stead.builds.spec import Layer, layer_hash
 from stead.builds.validation import disk_out_of_range
 from stead.deadlines import scaled
 from stead.errors import MachineNotFound, SnapshotNotFound, SteadError, WrongSnapshotState
 from stead.logs import get_logger
 from stead.machines.machine import Machine
-from stead.machines.machines import READY_TIMEOUT, Machines
+from stead.machines.machines import Machines
+from stead.machines.names import check_name
 from stead.machines.persistence import PERSISTENT, Persistence, SnapshotPersistence, Sticky
-from stead.machines.snapshots import SnapshotInfo, SnapshotState, check_name
+from stead.machines.snapshots import SnapshotInfo, SnapshotState
+from stead.machines.start import READY_TIMEOUT
 from stead.repos.transfer.bundles import Bundles
 from stead.settings import Size
 from stead.store.builds import BuildStore
@@ -194,7 +205,7 @@ class Builder:
             raise disk_out_of_range(text, size.disk_gib, own)
         return _Parent(f"snapshot {snapshot.id} {size.key}", size, snapshot)
 
-    async def _ensure_layers(self, parent: _Parent, steps: Sequence[_Step], record: Record) -> _Parent:
+    async def _ensure_layers(self, parent: _Parent, steps: Sequence[_Step], record: RecordedBuild) -> _Parent:
         """Build or find all steps; the layers below a cached one are not looked at."""
         if not steps:
             return parent
@@ -293,7 +304,7 @@ class Builder:
         return machine
 
     async def _create(
-        self, parent: _Parent, plan: Plan, order: MachineOrder, record: Record | None = None
+        self, parent: _Parent, plan: Plan, order: MachineOrder, record: RecordedBuild | None = None
     ) -> Machine:
         """Create the VM. While it is set up its account cannot see it, and a restart deletes it."""
         ready = plan.wait_for_ready and not plan.own.work
@@ -328,7 +339,7 @@ class Builder:
     @contextlib.asynccontextmanager
     async def _open_record(
         self, order: SnapshotOrder | MachineOrder, steps: Sequence[_Step], plan: Plan | None = None
-    ) -> AsyncIterator[Record]:
+    ) -> AsyncIterator[RecordedBuild]:
         """Open the record of a request, and finish it with the request unless it succeeded before.
 
         When the client disconnects, layers that this request started to build may be finished for others;
@@ -366,7 +377,7 @@ class Builder:
             await finished(record.fail("internal error: see the log of the Stead server"))
             raise
 
-    async def _finish_after_disconnect(self, record: Record, *, snapshot: bool) -> None:
+    async def _finish_after_disconnect(self, record: RecordedBuild, *, snapshot: bool) -> None:
         running = [task for task in record.layer_tasks if not task.done()]
         if not running:
             await record.fail("cancelled: the client disconnected")
@@ -408,7 +419,9 @@ class Builder:
                 with contextlib.suppress(MachineNotFound):
                     await finished(self._machines.delete(attempt.machine.id, forget=True))
 
-    async def _snapshot_failed_vm(self, machine: Machine, record: Record, error: BuildError) -> str | None:
+    async def _snapshot_failed_vm(
+        self, machine: Machine, record: RecordedBuild, error: BuildError
+    ) -> str | None:
         """Take a snapshot of a VM whose set-up failed, and delete the account's oldest ones."""
         snapshots = self._machines.snapshots
         try:
@@ -434,7 +447,7 @@ class _Attempt:
     machine: Machine | None = None
 
 
-async def _fail(record: Record, error: BaseException) -> None:
+async def _fail(record: RecordedBuild, error: BaseException) -> None:
     if isinstance(error, SteadError):
         await record.fail(str(error), error.snapshot if isinstance(error, BuildError) else None)
     else:

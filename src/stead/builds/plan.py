@@ -6,7 +6,7 @@ from stead.builds.dockerfile import commands_of
 from stead.builds.errors import InvalidSpec
 from stead.builds.spec import LEAF_FIELDS, Layer, Port, bare, chain, combine
 from stead.builds.validation import check, conflict
-from stead.machines.machine import UNCHANGED, Unchanged
+from stead.machines.unchanged import UNCHANGED, Unchanged
 from stead.settings import Size
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
 
 from stead.builds.errors import BuildNotFound
-from stead.machines.lifecycle import new_id
+from stead.machines.records import new_id
 from stead.store.builds import BuildRow, BuildStore, PhaseRow
 from stead.tasks import or_undo
 
@@ -110,7 +110,7 @@ class Phase:
         return f"layer {self.layer}: {self.step}" if self.layer is not None and self.labelled else self.step
 
 
-class Record:
+class RecordedBuild:
     """The record of one request while it is built."""
 
     def __init__(
@@ -207,7 +207,7 @@ class Record:
 class Part:
     """The part of a record that belongs to one layer, or to the VM itself."""
 
-    record: Record
+    record: RecordedBuild
     number: int | None
 
     @property
@@ -247,7 +247,7 @@ class Records:
         labelled: bool = True,
         request: str | None = None,
         template_hash: str | None = None,
-    ) -> Record:
+    ) -> RecordedBuild:
         """Start a build with these phases; layers are numbered in their names if `labelled`."""
         if time.monotonic() - self._pruned > _PRUNE_EVERY:
             self._pruned = time.monotonic()
@@ -255,7 +255,7 @@ class Records:
         names = json.dumps([phase.name for phase in planned])
         row = BuildRow(f"bld-{new_id()}", account, "running", names, request, template_hash)
         row = await or_undo(self._store.insert(row), self._delete)
-        return Record(self._store, self._logbook, row, planned, labelled)
+        return RecordedBuild(self._store, self._logbook, row, planned, labelled)
 
     async def _delete(self, row: BuildRow) -> None:
         await self._store.delete(row.id)

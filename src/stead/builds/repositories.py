@@ -14,8 +14,8 @@ from stead.builds.programs import run_program
 from stead.builds.records import Part
 from stead.builds.spec import Clone, GitUser, Layer
 from stead.builds.validation import SCHEMES, clone_url
-from stead.machines.lifecycle import new_id
 from stead.machines.machine import Machine
+from stead.machines.records import new_id
 from stead.repos.errors import AmbiguousRevision, InvalidRevision, ReferenceNotFound, RepoNotFound
 from stead.repos.transfer.bundles import Bundle, Bundles, is_id
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, TypeVar
 
-from stead.machines.machine import UNCHANGED, Unchanged
 from stead.machines.persistence import SnapshotPersistence
+from stead.machines.unchanged import UNCHANGED, Unchanged
 from stead.repos.transfer.bundles import Bundle
 
 _FORMAT = 1

@@ -7,7 +7,6 @@ an exchange that still holds the loop for too long.
 
 import asyncio
 import contextlib
-import copy
 import json
 import os
 import select
@@ -67,7 +66,7 @@ def parsing(what: str) -> Iterator[None]:
         raise GuestError("malformed_answer", f"the guest agent sent a malformed answer to {what}") from None
 
 
-class Turns:
+class Pacer:
     """Lets other tasks run while a guest's data is processed piece by piece.
 
     Each piece costs the same however short it is. A guest that sends very many short ones is slowed down, so
@@ -99,10 +98,10 @@ class Answer:
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """The body in pieces, as they arrive."""
-        turns = Turns()
+        pacer = Pacer()
         async for piece in self._response.aiter_stream():
             yield piece
-            await turns.took(len(piece))
+            await pacer.took(len(piece))
 
     async def read(self, limit: int = MAX_ANSWER) -> bytes:
         """The whole body; GuestError when it is longer than `limit`."""
@@ -123,19 +122,19 @@ class Answer:
             raise GuestError("malformed_answer", f"the guest agent sent a malformed answer to {self._what}")
         inner = body[len(start) : -2]
         texts = inner[1:-1].split(_BETWEEN) if inner else []
-        turns = Turns()
+        pacer = Pacer()
         for text in texts:
             if len(text) > MAX_LINE:
                 raise GuestError(
                     "malformed_answer", f"the guest agent sent a malformed answer to {self._what}"
                 )
             yield parse_object(b"{%s}" % text, self._what)
-            await turns.took(len(text))
+            await pacer.took(len(text))
 
     async def lines(self, limit: int = MAX_LINE) -> AsyncGenerator[bytes, None]:
         """The lines of the body, without their ends; GuestError when one is longer than `limit`."""
         rest = bytearray()
-        turns = Turns()
+        pacer = Pacer()
         async for piece in self.chunks():
             rest += piece
             if b"\n" not in piece and len(rest) <= limit:
@@ -146,7 +145,7 @@ class Answer:
                 if len(line) > limit:
                     break
                 yield bytes(line)
-                await turns.took(len(line))
+                await pacer.took(len(line))
             else:
                 if len(rest) <= limit:
                     continue
@@ -252,22 +251,9 @@ class Agent:
 
     def __init__(self, dial: Dial, guest: str) -> None:
         self._backend = _Backend(dial, guest)
-        self.in_flight = 0
-        """Calls in progress, including running commands."""
-        self.last_used = 0.0
-        """When a call last ended, by the loop's clock."""
         self._pool = httpcore2.AsyncConnectionPool(
             max_connections=None, max_keepalive_connections=16, network_backend=self._backend
         )
-
-    def uncounted(self) -> "Agent":
-        """A handle on the same connections whose calls do not count as activity of the VM.
-
-        Idle detection does not see them: the VM may be suspended during such a call, which then fails.
-        """
-        handle = copy.copy(self)
-        handle.in_flight = 0
-        return handle
 
     def abort(self, reason: str) -> None:
         """The guest has ended: fail every call in progress with the first reason that was given."""
@@ -309,7 +295,6 @@ class Agent:
         elif body is None and method != "GET":
             sent["Content-Length"] = "0"
         timeouts = {"connect": connect_timeout, "read": read_timeout, "write": None}
-        self.in_flight += 1
         try:
             async with contextlib.AsyncExitStack() as exchange:
                 sending = _sending(body, connect_timeout, header_timeout)
@@ -335,9 +320,6 @@ class Agent:
         except (httpcore2.NetworkError, httpcore2.TimeoutException, httpcore2.ProtocolError) as error:
             reason = self._backend.ended or str(error) or type(error).__name__
             raise GuestUnreachable(f"the guest agent did not answer {what}: {reason}") from error
-        finally:
-            self.in_flight -= 1
-            self.last_used = asyncio.get_running_loop().time()
 
     async def call(
         self,

@@ -11,7 +11,7 @@ from typing import Literal
 
 from stead.deadlines import scaled
 from stead.errors import GuestError, GuestUnreachable, InvalidRequest, SteadError
-from stead.guest.agent import Agent, Answer, Turns, parse_object, parsing, small
+from stead.guest.agent import Agent, Answer, Pacer, parse_object, parsing, small
 
 DEFAULT_OUTPUT_LIMIT = 16 << 20
 _INLINE_STDIN = 64 << 10
@@ -159,7 +159,7 @@ class _Frames:
     def __init__(self, answer: Answer) -> None:
         self._chunks = answer.chunks()
         self._buffer = bytearray()
-        self._turns = Turns()
+        self._pacer = Pacer()
 
     async def next(self) -> tuple[int, bytes]:
         await self._fill(_HEADER)
@@ -170,7 +170,7 @@ class _Frames:
         kind = self._buffer[0]
         payload = bytes(self._buffer[_HEADER : _HEADER + length])
         del self._buffer[: _HEADER + length]
-        await self._turns.took(length)
+        await self._pacer.took(length)
         return kind, payload
 
     async def finish(self) -> None:

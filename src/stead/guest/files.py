@@ -3,7 +3,8 @@
 import asyncio
 import base64
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -38,8 +39,11 @@ class FileInfo:
 class GuestFiles:
     """The files of one guest, seen as one Linux user."""
 
-    def __init__(self, agent: Callable[[], Awaitable[Agent]], user: str | None = None) -> None:
-        self._agent = agent
+    def __init__(
+        self, using: Callable[[], AbstractAsyncContextManager[Agent]], user: str | None = None
+    ) -> None:
+        """`using` leases the guest for one call."""
+        self._using = using
         self._user = user
 
     async def read(self, path: GuestPath, start: int = 0, length: int | None = None) -> bytes:
@@ -59,11 +63,12 @@ class GuestFiles:
         if start or length is not None:
             last = "" if length is None else min(start + length, _LARGEST) - 1
             headers["Range"] = f"bytes={start}-{last}"
-        agent = await self._agent()
+        target = f"/v1/file?path={path_query(path)}"
         try:
-            async with agent.stream(
-                "GET", f"/v1/file?path={path_query(path)}", headers=headers, user=self._user
-            ) as answer:
+            async with (
+                self._using() as agent,
+                agent.stream("GET", target, headers=headers, user=self._user) as answer,
+            ):
                 async for chunk in answer.chunks():
                     yield chunk
         except GuestError as error:
@@ -95,8 +100,10 @@ class GuestFiles:
         if size is not None and not isinstance(content, bytes):
             headers["Content-Length"] = str(size)
             content = _exactly(size, content)
-        agent = await self._agent()
-        answer = await agent.call("PUT", target, headers=headers, user=self._user, body=content, timeout=None)
+        async with self._using() as agent:
+            answer = await agent.call(
+                "PUT", target, headers=headers, user=self._user, body=content, timeout=None
+            )
         with parsing("PUT /v1/file"):
             return small(answer["size"])
 
@@ -104,10 +111,10 @@ class GuestFiles:
         return _info(await self._call("GET", f"/v1/stat?path={path_query(path)}&follow={int(follow)}"))
 
     async def list(self, path: GuestPath) -> list[FileInfo]:
-        agent = await self._agent()
         target = f"/v1/directory?path={path_query(path)}"
         try:
             async with (
+                self._using() as agent,
                 asyncio.timeout(_TIMEOUT),
                 agent.stream("GET", target, user=self._user, header_timeout=None) as answer,
             ):
@@ -128,23 +135,22 @@ class GuestFiles:
 
     async def download_tar(self, path: GuestPath) -> AsyncGenerator[bytes, None]:
         """A folder's contents as a tar stream."""
-        agent = await self._agent()
-        async with agent.stream("GET", f"/v1/archive?path={path_query(path)}", user=self._user) as answer:
+        target = f"/v1/archive?path={path_query(path)}"
+        async with self._using() as agent, agent.stream("GET", target, user=self._user) as answer:
             async for chunk in answer.chunks():
                 yield chunk
 
     async def upload_tar(self, path: GuestPath, archive: Body) -> int:
         """Unpack a tar stream into a folder, made if missing; returns the number of entries."""
-        agent = await self._agent()
-        answer = await agent.call(
-            "PUT", f"/v1/archive?path={path_query(path)}", user=self._user, body=archive, timeout=None
-        )
+        target = f"/v1/archive?path={path_query(path)}"
+        async with self._using() as agent:
+            answer = await agent.call("PUT", target, user=self._user, body=archive, timeout=None)
         with parsing("PUT /v1/archive"):
             return small(answer["files"])
 
     async def _call(self, method: str, target: str) -> Any:
-        agent = await self._agent()
-        return await agent.call(method, target, user=self._user, timeout=_TIMEOUT)
+        async with self._using() as agent:
+            return await agent.call(method, target, user=self._user, timeout=_TIMEOUT)
 
 
 async def _exactly(size: int, content: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

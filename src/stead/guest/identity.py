@@ -21,7 +21,7 @@ CLOCK_TOLERANCE = 0.5
 
 
 @dataclass(frozen=True)
-class Identity:
+class GuestIdentity:
     machine: str
     hostname: str
     machine_id: str
@@ -58,7 +58,9 @@ def ssh_host_keys(comment: str) -> dict[str, str]:
     return files
 
 
-async def confer(agent: Agent, identity: Identity, *, timeout: float, new_keys: bool = True) -> Confirmed:
+async def confer(
+    agent: Agent, identity: GuestIdentity, *, timeout: float, new_keys: bool = True
+) -> Confirmed:
     """Give a guest its identity; StartFailed unless every part of it is confirmed."""
     nonce = secrets.token_hex(16)
     keys = ssh_host_keys(f"root@{identity.hostname}") if new_keys else {}
@@ -91,7 +93,12 @@ async def confer(agent: Agent, identity: Identity, *, timeout: float, new_keys: 
 
 
 def _confirmed(
-    answer: dict[str, Any], identity: Identity, nonce: str, keys: dict[str, str], sent: int, received: int
+    answer: dict[str, Any],
+    identity: GuestIdentity,
+    nonce: str,
+    keys: dict[str, str],
+    sent: int,
+    received: int,
 ) -> Confirmed:
     expected = {
         "nonce": nonce,

@@ -133,7 +133,7 @@ class _Probed:
 
 
 async def probe_kvm(kernel: Path, deadline: float = _DEADLINE) -> str | None:
-    """Boot a kernel under KVM until it looks for its root disk; returns None, or the problem."""
+    """KernelBoot a kernel under KVM until it looks for its root disk; returns None, or the problem."""
     return await probe(kernel, "kvm", "host", deadline)
 
 

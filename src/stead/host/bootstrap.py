@@ -3,24 +3,14 @@
 import os
 import re
 import shlex
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from stead.deadlines import scaled
 from stead.errors import HostError, ImageError
 from stead.host.commands import CommandFailed, run
+from stead.host.interface import Progress, Report
 
 _TIMEOUT = scaled(1800.0)
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Progress of a build: the phase, the current item, and the fraction done when it is known."""
-
-    phase: str
-    detail: str
-    fraction: float | None
 
 
 async def bootstrap(
@@ -31,7 +21,7 @@ async def bootstrap(
     root: Path,
     *,
     out: Path,
-    progress: Callable[[Progress], None],
+    progress: Report,
 ) -> None:
     """Fill `root` with the packages listed in `files` and with `stage`; put kernel and initrd in `out`."""
     packages = read_packages(files / "packages.txt")

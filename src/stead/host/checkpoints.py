@@ -8,7 +8,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from mmap import PAGESIZE
@@ -16,12 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from stead.errors import CheckpointUnusable, HostError
-from stead.files import ABSENT, open_regular, sync_folder, write_atomically
+from stead.files import ABSENT, allocated, exists, open_regular, remove_garbage, sync_folder, write_atomically
+from stead.host import interface
+from stead.host.interface import LayerSwitch, Pause, narrowed
 from stead.host.memory import check_memory
 from stead.host.memory_delta import Delta, save_pages
 from stead.host.page_scan import find_ram, minus, written_pages
-from stead.host.qemu import Platform, Saved
-from stead.host.vm import Vm
+from stead.host.qemu import QemuPlatform, Saved
+from stead.host.quarantine import Quarantine
+from stead.host.vm import QemuVm
 from stead.settings import Size
 from stead.tasks import finished, in_thread
 
@@ -31,95 +34,141 @@ _FACTS = "checkpoint.json"
 
 
 @dataclass(frozen=True)
-class Moment:
+class CapturedState:
     """Memory and devices of one paused instant. The disk of the same instant is a frozen layer."""
 
     size: Size
     base: str | None
     """The template whose memory `memory` is the difference to; None when it is the whole of it."""
-    platform: Platform
+    platform: QemuPlatform
     devices: bytes
     memory: Delta
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.memory.size
 
     def close(self) -> None:
         self.memory.close()
 
 
-@dataclass(frozen=True)
-class Pause:
-    """How long the VM was paused, and how much was copied meanwhile."""
+class LocalVm(QemuVm):
+    """A QEMU whose state can be captured."""
 
-    seconds: float
-    pages: int
+    checkpoints: "CheckpointFolders"
 
+    async def capture(self, size: Size, base: str | None, switch: LayerSwitch) -> tuple[CapturedState, Pause]:
+        """Pause the guest, capture its memory and devices, and resume it on a new disk layer.
 
-@dataclass(frozen=True)
-class DiskSwitch:
-    """The disk layers before and after the capture."""
-
-    layer: str
-    to: str
-
-
-async def take(
-    vm: Vm, size: Size, base: str | None, platform: Platform, switch: DiskSwitch
-) -> tuple[Moment, Pause]:
-    """Pause the guest, capture its memory and devices, and resume it on a new disk layer.
-
-    All that can be done while the guest runs is done before: finding the pages that differ from the
-    template's, making room for them, opening the new layer. On failure the guest stays paused: what happens
-    to it is for the caller to say.
-    """
-    pid = vm.process.identity.pid
-    region = await in_thread(find_ram, pid, size.memory_mib << 20, base is not None)
-    expected = await in_thread(written_pages, pid, region)
-    check_memory(expected.pages * PAGESIZE)
-    memory = await in_thread(Delta.prepare, expected.pages)
-    try:
-        await in_thread(_flush, vm.files.folder)
-        started = time.perf_counter()
-        await vm.pause()
-        devices = await vm.save_devices()
-        copying = asyncio.ensure_future(in_thread(memory.copy_from, pid, region, expected))
+        All that can be done while the guest runs is done before: finding the pages that differ from the
+        template's, making room for them, opening the new layer. On failure the guest stays paused: what
+        happens to it is for the caller to say.
+        """
+        platform = await self.checkpoints.platform()
+        pid = self.process.pid
+        region = await in_thread(find_ram, pid, size.memory_mib << 20, base is not None)
+        expected = await in_thread(written_pages, pid, region)
+        check_memory(expected.pages * PAGESIZE)
+        memory = await in_thread(Delta.prepare, expected.pages)
         try:
-            await vm.switch_layer(switch.layer, switch.to)
-            found = await in_thread(written_pages, pid, region)
+            await in_thread(_flush, self.files.folder)
+            started = time.perf_counter()
+            await self.pause()
+            devices = await self.save_devices()
+            copying = asyncio.ensure_future(in_thread(memory.copy_from, pid, region, expected))
+            try:
+                await self.switch_layer(switch.layer, switch.to)
+                found = await in_thread(written_pages, pid, region)
+            finally:
+                await finished(copying)
+            await in_thread(memory.copy_from, pid, region, minus(found, expected))
+            await self.resume()
+            pause = Pause(time.perf_counter() - started, memory.pages)
+            return CapturedState(size, base, platform, _read_devices(devices), memory), pause
+        except BaseException:
+            memory.close()
+            raise
         finally:
-            await finished(copying)
-        await in_thread(memory.copy_from, pid, region, minus(found, expected))
-        await vm.resume()
-        pause = Pause(time.perf_counter() - started, memory.pages)
-        return Moment(size, base, platform, _read_devices(devices), memory), pause
-    except BaseException:
-        memory.close()
-        raise
-    finally:
-        vm.files.drop_devices()
+            self.files.drop_devices()
+
+    async def save_and_pause(self, size: Size, base: str | None, checkpoint: str) -> None:
+        """Pause the guest for good and save its memory and devices; they are durable when this returns.
+
+        The guest is not resumed, so its memory is streamed to disk without a copy in RAM.
+        """
+        platform = await self.checkpoints.platform()
+        pid = self.process.pid
+        region = await in_thread(find_ram, pid, size.memory_mib << 20, base is not None)
+        await in_thread(_flush, self.files.folder)
+        await self.pause()
+        try:
+            devices = _read_devices(await self.save_devices())
+        finally:
+            self.files.drop_devices()
+        pages = await in_thread(written_pages, pid, region)
+        write_memory = partial(save_pages, pid, region, pages)
+        folder = self.checkpoints.folder(checkpoint)
+        await in_thread(_save, folder, size, base, platform, devices, write_memory)
+
+    async def load_state(self, state: CapturedState, saved: Saved) -> None:
+        """Load captured state into a QEMU that waits for it; the guest stays paused."""
+        pid = self.process.pid
+        region = await in_thread(find_ram, pid, state.size.memory_mib << 20, state.base is not None)
+        await in_thread(state.memory.apply_to, pid, region)
+        await self.load(saved)
 
 
-async def keep(vm: Vm, size: Size, base: str | None, platform: Platform, folder: Path) -> None:
-    """Pause the guest for good and save its memory and devices; they are durable when this returns.
+class CheckpointFolders:
+    """Saved state on disk: one folder per checkpoint."""
 
-    The guest is not resumed, so its memory is streamed to disk without a copy in RAM.
-    """
-    pid = vm.process.identity.pid
-    region = await in_thread(find_ram, pid, size.memory_mib << 20, base is not None)
-    await in_thread(_flush, vm.files.folder)
-    await vm.pause()
-    try:
-        devices = _read_devices(await vm.save_devices())
-    finally:
-        vm.files.drop_devices()
-    pages = await in_thread(written_pages, pid, region)
-    await in_thread(_save, folder, size, base, platform, devices, partial(save_pages, pid, region, pages))
+    def __init__(
+        self,
+        folder: Path,
+        platform: Callable[[], Awaitable[QemuPlatform]],
+        has_template: Callable[[str], bool],
+        quarantine: Quarantine,
+    ) -> None:
+        self._folder = folder
+        self.platform = platform
+        self._has_template = has_template
+        self._quarantine = quarantine
 
+    def folder(self, checkpoint: str) -> Path:
+        return self._folder / checkpoint
 
-async def load(vm: Vm, moment: Moment, saved: Saved, copied: bool) -> None:
-    """Load saved state into a QEMU that waits for it; the guest stays paused."""
-    pid = vm.process.identity.pid
-    region = await in_thread(find_ram, pid, moment.size.memory_mib << 20, copied)
-    await in_thread(moment.memory.apply_to, pid, region)
-    await vm.load(saved)
+    def ids(self) -> list[str]:
+        return [path.name for path in self._folder.iterdir()]
+
+    async def read(self, checkpoint: str, size: Size) -> CapturedState:
+        """Saved state and the check that it fits this host; CheckpointUnusable has the reason if not."""
+        state = await in_thread(read, self.folder(checkpoint), await self.platform(), size)
+        try:
+            if state.base is not None and not self._has_template(state.base):
+                raise CheckpointUnusable("the template that its memory is based on is missing")
+        except BaseException:
+            state.close()
+            raise
+        return state
+
+    async def save(self, state: interface.VmState, checkpoint: str) -> None:
+        await in_thread(save, narrowed(state, CapturedState), self.folder(checkpoint))
+
+    async def copy(self, checkpoint: str, to: str) -> None:
+        await in_thread(copy, self.folder(checkpoint), self.folder(to))
+
+    def allocated(self, checkpoint: str) -> int:
+        return sum(allocated(path) for path in self.folder(checkpoint).iterdir())
+
+    async def remove(self, checkpoints: Sequence[str]) -> None:
+        await in_thread(remove_garbage, [self.folder(each) for each in checkpoints])
+
+    async def set_aside(self, checkpoint: str) -> bool:
+        """Move saved memory to the quarantine: with the QEMU or CPU that it fits, it could still be used."""
+        if not exists(self.folder(checkpoint)):
+            return False
+        await in_thread(self._quarantine.keep, [self.folder(checkpoint)])
+        await in_thread(self._quarantine.prune)
+        return True
 
 
 @contextlib.asynccontextmanager
@@ -161,16 +210,16 @@ def _read_devices(path: Path) -> bytes:
 # On disk
 
 
-def save(moment: Moment, folder: Path) -> None:
+def save(state: CapturedState, folder: Path) -> None:
     """Save captured state; it is durable when this returns."""
-    _save(folder, moment.size, moment.base, moment.platform, moment.devices, moment.memory.write_to)
+    _save(folder, state.size, state.base, state.platform, state.devices, state.memory.write_to)
 
 
 def _save(
     folder: Path,
     size: Size,
     base: str | None,
-    platform: Platform,
+    platform: QemuPlatform,
     devices: bytes,
     write_memory: Callable[[Path], dict[str, object]],
 ) -> None:
@@ -208,7 +257,7 @@ def copy(source: Path, target: Path) -> None:
         raise HostError(f"cannot save the memory: {error.strerror}") from error
 
 
-def read(folder: Path, platform: Platform, size: Size) -> Moment:
+def read(folder: Path, platform: QemuPlatform, size: Size) -> CapturedState:
     """Read saved state and check that it fits this host; CheckpointUnusable has the reason if not.
 
     HostError when the host cannot read it now, as with too many open files: the next call may succeed.
@@ -228,7 +277,7 @@ def read(folder: Path, platform: Platform, size: Size) -> Moment:
         if hashlib.sha256(devices).hexdigest() != facts["devices_sha256"]:
             raise CheckpointUnusable("checksum mismatch in the device state")
         memory = Delta.load(folder, facts["memory"], size.memory_mib << 20)
-        return Moment(size, facts["base"], platform, devices, memory)
+        return CapturedState(size, facts["base"], platform, devices, memory)
     except ABSENT as error:
         raise CheckpointUnusable(f"cannot read it: {error.strerror}") from error
     except OSError as error:
@@ -238,7 +287,7 @@ def read(folder: Path, platform: Platform, size: Size) -> Moment:
         raise CheckpointUnusable(f"invalid {_FACTS}") from error
 
 
-def _check_platform(kept: dict[str, Any], platform: Platform) -> None:
+def _check_platform(kept: dict[str, Any], platform: QemuPlatform) -> None:
     present = asdict(platform)
     names = {
         "accelerator": "accelerator",

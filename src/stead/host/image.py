@@ -7,7 +7,7 @@ import importlib.resources
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,12 +15,11 @@ from stead.deadlines import scaled
 from stead.errors import HostError, ImageError
 from stead.files import exists, locked, sync_file, sync_folder, write_atomically
 from stead.guest_agent import agent_path
-from stead.host.bootstrap import Progress, bootstrap
+from stead.host.bootstrap import bootstrap
 from stead.host.commands import run
+from stead.host.interface import Progress, Report
 from stead.settings import Settings
 from stead.tasks import in_thread
-
-__all__ = ["BaseImage", "Progress", "ensure_image", "find_image", "image_key"]
 
 SUITE = "trixie"
 DISK_GIB = 20
@@ -92,7 +91,7 @@ def find_image(settings: Settings, key: str) -> BaseImage | None:
 
 async def ensure_image(
     settings: Settings,
-    progress: Callable[[Progress], None] = lambda _: None,
+    progress: Report = lambda _: None,
     *,
     agent: Path | None = None,
 ) -> BaseImage:
@@ -144,9 +143,7 @@ def _check_space(folder: Path) -> None:
         )
 
 
-async def _build(
-    settings: Settings, agent: Path, building: Path, progress: Callable[[Progress], None]
-) -> None:
+async def _build(settings: Settings, agent: Path, building: Path, progress: Report) -> None:
     stage, root = building / "stage", building / "root"
     progress(Progress("prepare", "collecting files", 0.0))
     await in_thread(_stage, settings, agent, stage)

@@ -21,11 +21,6 @@ _HEADER = struct.Struct(">24xQ40xQ8xQ")
 Node = dict[str, object]
 
 
-def allocated(path: Path) -> int:
-    """Bytes that a file occupies on the host's disk."""
-    return path.stat().st_blocks * 512
-
-
 async def merge(layers: Sequence[Path], below: Sequence[Path], target: Path) -> None:
     """Make the file `target` hold what `layers` hold together, to stand in their place on `below`.
 

@@ -15,7 +15,7 @@ _KERNEL_ARGUMENTS = (
 
 
 @dataclass(frozen=True)
-class Platform:
+class QemuPlatform:
     """The platform of saved memory: it can be restored only on the same one."""
 
     accelerator: Literal["kvm", "tcg"]
@@ -52,7 +52,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Boot:
+class KernelBoot:
     kernel: Path
     initrd: Path
 
@@ -74,7 +74,7 @@ class Saved:
 class Command:
     """One QEMU process. `layers` is the disk chain, top first; only the top is written."""
 
-    platform: Platform
+    platform: QemuPlatform
     name: str
     size: Size
     memory: Memory
@@ -84,7 +84,7 @@ class Command:
     data_tap: int
     management_tap: int
     qmp: int
-    wake: Boot | Saved
+    wake: KernelBoot | Saved
 
     def arguments(self) -> list[str]:
         return [

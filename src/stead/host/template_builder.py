@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stead import addresses
 from stead.deadlines import scaled
@@ -15,13 +16,16 @@ from stead.errors import SteadError, TemplateError
 from stead.files import locked, sync_file, sync_folder, write_atomically
 from stead.guest.execution import ExecRequest, collect
 from stead.host import disks, templates
-from stead.host.host import Host, Place
-from stead.host.image import DISK_GIB, BaseImage, Progress
-from stead.host.qemu import Platform
-from stead.host.templates import Template, template_key
-from stead.host.vm import Vm
+from stead.host.image import DISK_GIB, BaseImage
+from stead.host.interface import Place, Progress, Report
+from stead.host.qemu import KernelBoot, Memory, QemuPlatform
+from stead.host.templates import LocalTemplate, template_key
+from stead.host.vm import QemuVm
 from stead.settings import Size
 from stead.tasks import in_thread
+
+if TYPE_CHECKING:
+    from stead.host.local import LocalHost
 
 BOOT_TIMEOUT = scaled(180.0)
 _WARM_UP_TIMEOUT = scaled(300.0)
@@ -37,9 +41,7 @@ def machine_slots() -> range:
     return range(addresses.MAX_SLOTS - _SLOTS)
 
 
-async def ensure_template(
-    host: Host, size: Size, progress: Callable[[Progress], None] = lambda _: None
-) -> Template:
+async def ensure_template(host: "LocalHost", size: Size, progress: Report = lambda _: None) -> LocalTemplate:
     """The template of a size, built if it is missing. A lock makes concurrent callers build it once."""
     image = await host.image(progress)
     platform = await host.platform()
@@ -62,8 +64,8 @@ async def ensure_template(
 
 
 async def _build(
-    host: Host, image: BaseImage, platform: Platform, size: Size, progress: Callable[[Progress], None]
-) -> Template:
+    host: "LocalHost", image: BaseImage, platform: QemuPlatform, size: Size, progress: Report
+) -> LocalTemplate:
     global _next_slot
     _next_slot = (_next_slot + 1) % _SLOTS
     key = template_key(image, size, platform)
@@ -71,7 +73,7 @@ async def _build(
     place = Place(f"{TEMPLATE_PREFIX}{template_id}", addresses.MAX_SLOTS - 1 - _next_slot)
     building = host.templates_folder / f".building-{template_id}"
     building.mkdir(mode=0o711)
-    template = Template(template_id, building, size, image)
+    template = LocalTemplate(template_id, building, size, image)
     try:
         await _freeze(host, place, template, progress)
         facts = {
@@ -86,23 +88,27 @@ async def _build(
         building.rename(final)
         sync_folder(host.templates_folder)
         progress(Progress("template", "ready", 1.0))
-        return Template(template_id, final, size, image)
+        return LocalTemplate(template_id, final, size, image)
     finally:
         await asyncio.shield(host.discard(place.machine))
         await in_thread(shutil.rmtree, building, ignore_errors=True)
 
 
-async def _freeze(host: Host, place: Place, template: Template, progress: Callable[[Progress], None]) -> None:
+async def _freeze(host: "LocalHost", place: Place, template: LocalTemplate, progress: Report) -> None:
     files = host.files(place.machine)
     uid = host.uid(place.slot)
     files.folder.mkdir(parents=True, mode=0o700)
     os.chown(files.folder, uid, uid)
     await disks.make_layer(template.disk, template.image.disk, template.size.disk_gib)
-    with template.memory.open("xb") as memory:
-        os.truncate(memory.fileno(), template.size.memory_mib << 20)
+    with template.memory.open("xb") as ram:
+        os.truncate(ram.fileno(), template.size.memory_mib << 20)
     layers = (template.disk, template.image.disk)
     progress(Progress("template", f"booting {template.size}", 0.1))
-    process = await host.boot(place, template.size, layers, template.image, template.memory)
+    memory, boot = (
+        Memory("template", str(template.memory)),
+        KernelBoot(template.image.kernel, template.image.initrd),
+    )
+    process = await host.launch(place, template.size, memory, layers, boot)
     vm = await host.connect(place.machine, process)
     try:
         await _warm_up(host, place, vm, template, progress)
@@ -118,7 +124,7 @@ async def _freeze(host: Host, place: Place, template: Template, progress: Callab
 
 
 async def _warm_up(
-    host: Host, place: Place, vm: Vm, template: Template, progress: Callable[[Progress], None]
+    host: "LocalHost", place: Place, vm: QemuVm, template: LocalTemplate, progress: Report
 ) -> None:
     agent = host.agent(place)
     ended = asyncio.create_task(_abort_with(vm, agent.abort))
@@ -143,7 +149,7 @@ async def _warm_up(
         await agent.close()
 
 
-async def _abort_with(vm: Vm, abort: Callable[[str], None]) -> None:
+async def _abort_with(vm: QemuVm, abort: Callable[[str], None]) -> None:
     how = await vm.wait()
     abort(f"QEMU {how}")
 

@@ -1,8 +1,10 @@
 """Templates: a VM of each size, booted once and saved, from which new VMs are restored."""
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,11 +12,16 @@ from typing import Any
 from stead.errors import HostError
 from stead.files import ABSENT, exists
 from stead.host.image import BaseImage
-from stead.host.qemu import Platform
+from stead.host.interface import TemplateUnreadable
+from stead.host.qemu import QemuPlatform
 from stead.settings import Size
 
 _FORMAT = 1
 _FACTS = "template.json"
+_USED = "used"
+_DAY = 24 * 3600.0
+RETENTION = 7 * _DAY
+"""Seconds that a template is kept after its last use when no VM or snapshot needs it."""
 WARM_UP = (
     "systemctl is-system-running --wait || true",
     "ls / && cat /etc/hostname && id && env",
@@ -27,18 +34,18 @@ WARM_UP = (
 """Run once so that every clone starts with these programs in its page cache, shared by all of them."""
 
 
-class TemplateUnreadable(HostError):
-    """A template may exist, but the host cannot read it now."""
-
-
 @dataclass(frozen=True)
-class Template:
+class LocalTemplate:
     """The saved state that VMs are restored from. It is shared and never changes."""
 
     id: str
     folder: Path
     size: Size
     image: BaseImage
+
+    @property
+    def image_key(self) -> str:
+        return self.image.key
 
     @property
     def memory(self) -> Path:
@@ -58,7 +65,7 @@ class Template:
         return self.disk, self.image.disk
 
 
-def template_key(image: BaseImage, size: Size, platform: Platform) -> str:
+def template_key(image: BaseImage, size: Size, platform: QemuPlatform) -> str:
     """The cache key: saved memory is valid only for the same image, size and platform."""
     parts = [_FORMAT, image.key, str(size), asdict(platform), platform.kernel_arguments, WARM_UP]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
@@ -77,19 +84,19 @@ def image_build(image: BaseImage) -> str | int:
         return changed
 
 
-def find(folder: Path, image: BaseImage, size: Size, platform: Platform) -> Template | None:
+def find(folder: Path, image: BaseImage, size: Size, platform: QemuPlatform) -> LocalTemplate | None:
     """The newest complete template of a size, if there is one; HostError when the host cannot tell."""
     key = template_key(image, size, platform)
     try:
         found = [
-            (path, _facts_changed_at(path)) for path in folder.iterdir() if path.name.startswith(f"{key}-")
+            (path, _changed_at(path / _FACTS)) for path in folder.iterdir() if path.name.startswith(f"{key}-")
         ]
     except ABSENT:
         return None
     except OSError as error:
         raise TemplateUnreadable(f"cannot list the templates in {folder}: {error.strerror}") from error
     for path, _ in sorted(found, key=lambda each: each[1], reverse=True):
-        template = Template(path.name, path, size, image)
+        template = LocalTemplate(path.name, path, size, image)
         try:
             if _valid(template):
                 return template
@@ -98,14 +105,14 @@ def find(folder: Path, image: BaseImage, size: Size, platform: Platform) -> Temp
     return None
 
 
-def _facts_changed_at(folder: Path) -> int:
+def _changed_at(path: Path) -> int:
     try:
-        return (folder / _FACTS).stat().st_mtime_ns
+        return path.stat().st_mtime_ns
     except ABSENT:
         return 0
 
 
-def _valid(template: Template) -> bool:
+def _valid(template: LocalTemplate) -> bool:
     facts = _read_facts(template.folder)
     files = (template.memory, template.devices, template.disk)
     if facts is None or "image_build" not in facts or not all(exists(path) for path in files):
@@ -129,7 +136,7 @@ def _read_facts(folder: Path) -> dict[str, Any] | None:
     return facts if isinstance(facts, dict) else None
 
 
-def load(folder: Path, template_id: str, images: Callable[[str], BaseImage | None]) -> Template | None:
+def load(folder: Path, template_id: str, images: Callable[[str], BaseImage | None]) -> LocalTemplate | None:
     """The template of a stopped VM; None when it or its image was removed or rebuilt.
 
     HostError when the host cannot tell, as with too many open files: the next call may succeed.
@@ -138,7 +145,26 @@ def load(folder: Path, template_id: str, images: Callable[[str], BaseImage | Non
     try:
         if facts is None or (image := images(facts["image"])) is None:
             return None
-        template = Template(template_id, folder / template_id, Size.parse(facts["size"]), image)
+        template = LocalTemplate(template_id, folder / template_id, Size.parse(facts["size"]), image)
     except (ValueError, KeyError):
         return None
     return template if _valid(template) else None
+
+
+def note_use(template: LocalTemplate) -> None:
+    """Renew the time of the last use, at most once a day: unused templates are removed after a while."""
+    used = template.folder / _USED
+    with contextlib.suppress(OSError):
+        if not used.exists() or time.time() - used.stat().st_mtime > _DAY:
+            used.touch(mode=0o600)
+
+
+def unused(folder: Path, needed: Collection[str]) -> list[Path]:
+    """Templates that no row refers to and that have not been used for as long as the retention."""
+    found = []
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            last = max(_changed_at(path / _USED), _changed_at(path / _FACTS))
+            if path.name not in needed and last and time.time() - last / 1e9 > RETENTION:
+                found.append(path)
+    return found

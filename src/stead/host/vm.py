@@ -118,11 +118,11 @@ class Spawner:
         self._thread.close()
 
 
-class Vm:
+class QemuVm:
     """A QEMU process with its monitor connected."""
 
-    def __init__(self, process: WatchedProcess, files: VmFiles, monitor: "_Monitor") -> None:
-        self.process = process
+    def __init__(self, watched: WatchedProcess, files: VmFiles, monitor: "_Monitor") -> None:
+        self._watched = watched
         self.files = files
         self._monitor = monitor
         self.stop_cause: str | None = None
@@ -147,13 +147,25 @@ class Vm:
             raise
         return cls(process, files, monitor)
 
+    @property
+    def process(self) -> ProcessId:
+        return self._watched.identity
+
+    @property
+    def ended(self) -> bool:
+        return self._watched.ended
+
+    async def ends_now(self) -> bool:
+        """Whether it has ended, or does so in a moment: its files are closed a little earlier."""
+        return await self._watched.ends_now()
+
     async def execute(self, command: str, **arguments: Any) -> Any:
         """One monitor command, with a deadline."""
         try:
             async with asyncio.timeout(QMP_TIMEOUT):
                 return await self._monitor.execute(command, arguments or None)
         except QMPError as error:
-            if self.process.ended or not self.process.identity.alive():
+            if self.ended or not self.process.alive():
                 raise HostError(f"QEMU exited: {last_words(self.files)}") from error
             raise HostError(f"QEMU rejected {command}: {error}") from error
         except TimeoutError as error:
@@ -211,6 +223,24 @@ class Vm:
     async def resume(self) -> None:
         await self.execute("cont")
 
+    async def resume_if_paused(self) -> None:
+        if (await self.execute("query-status"))["status"] == "paused":
+            await self.resume()
+
+    async def resume_after_crash(self) -> None:
+        """Resume a guest whose capture was interrupted by a crash of the server."""
+        if (await self.execute("query-status"))["status"] == "io-error":
+            self.retry_disk()
+        await self.resume_if_paused()
+        self.files.drop_devices()
+
+    async def power_down(self) -> None:
+        """Press the ACPI power button."""
+        await self.execute("system_powerdown")
+
+    def bound_log(self) -> None:
+        bound_log(self.files)
+
     async def save_devices(self) -> Path:
         """Write all device and CPU state of the paused guest, without its memory, into QEMU's own folder."""
         await self.execute("xen-save-devices-state", filename=f"/{self.files.devices.name}", live=False)
@@ -249,7 +279,7 @@ class Vm:
         """Quit QEMU cleanly, with its disk closed."""
         with contextlib.suppress(HostError):
             await self.execute("quit")
-        await self.process.wait()
+        await self._watched.wait()
 
     async def console(self) -> str:
         """The end of the guest's serial console output."""
@@ -257,7 +287,7 @@ class Vm:
 
     async def wait(self) -> str:
         """Wait until QEMU has ended; returns how."""
-        how = await self.process.wait()
+        how = await self._watched.wait()
         # The monitor's last event may still be on its way through the loop.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(scaled(0.2)):
@@ -265,8 +295,8 @@ class Vm:
         return how
 
     async def kill(self) -> None:
-        self.process.kill()
-        await self.process.wait()
+        self._watched.kill()
+        await self._watched.wait()
 
     async def release(self) -> None:
         """Disconnect without ending the process."""
@@ -275,7 +305,7 @@ class Vm:
             await asyncio.gather(self._disk_errors, return_exceptions=True)
         with contextlib.suppress(QMPError, OSError, EOFError):
             await self._monitor.disconnect()
-        self.process.forget()
+        self._watched.forget()
 
 
 class _Monitor(QMPClient):

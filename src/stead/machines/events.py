@@ -1,13 +1,18 @@
-"""Lifecycle events of VMs: what happened and why, for the log that users read."""
+"""Lifecycle events of VMs: what happened and why, for the log that users read and for callers that wait."""
 
+import asyncio
+import contextlib
 import hashlib
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stead.store.machines import MachineRow
+from stead.machines.records import Record
+from stead.processes import ProcessId
 
 REQUESTED = "requested"
+_MAX_UNHEARD = 1000
 
 
 class EventKind(StrEnum):
@@ -47,7 +52,7 @@ class Use(StrEnum):
 @dataclass(frozen=True)
 class MachineEvent:
     kind: EventKind
-    row: MachineRow
+    record: Record
     """The VM as it was before the event when it ended its run; else as it is now."""
     reason: str | None = None
     row_removed: bool = False
@@ -56,7 +61,7 @@ class MachineEvent:
     @property
     def message(self) -> str:
         """`VM abc suspended: idle for 300 s`."""
-        return f"VM {self.row.id} {status(self.kind, self.reason)}"
+        return f"VM {self.record.id} {status(self.kind, self.reason)}"
 
     @property
     def failed(self) -> bool:
@@ -64,7 +69,8 @@ class MachineEvent:
 
     @property
     def instance(self) -> str | None:
-        return instance_of(self.row)
+        run = self.record.run
+        return None if run is None else instance_id(self.record.id, run.process)
 
 
 OnEvent = Callable[[MachineEvent], None]
@@ -75,8 +81,45 @@ def status(kind: EventKind, reason: str | None) -> str:
     return kind.value if reason is None else f"{kind.value}: {reason}"
 
 
-def instance_of(row: MachineRow) -> str | None:
-    """The id of a VM's current run: a new one after every start; None when it has no process."""
-    if row.pid is None:
-        return None
-    return hashlib.sha256(f"{row.id} {row.pid} {row.pid_started}".encode()).hexdigest()[:20]
+def instance_id(machine_id: str, process: ProcessId) -> str:
+    """The id of a VM's run: a new one after every start."""
+    return hashlib.sha256(f"{machine_id} {process.pid} {process.started}".encode()).hexdigest()[:20]
+
+
+class Events:
+    """Reports lifecycle events to one listener, and the end of a run to callers that wait for it."""
+
+    def __init__(self) -> None:
+        # Recovery comes before the listener: its events wait here.
+        self._unheard: deque[MachineEvent] = deque(maxlen=_MAX_UNHEARD)
+        self._on_event: OnEvent = self._unheard.append
+        self._exits: dict[str, set[asyncio.Future[str]]] = {}
+
+    def listen(self, on_event: OnEvent) -> None:
+        """Report every event to this, first those of the recovery at start."""
+        self._on_event = on_event
+        while self._unheard:
+            on_event(self._unheard.popleft())
+
+    def report(self, kind: EventKind, record: Record, *reasons: str | None, removed: bool = False) -> None:
+        said = "; ".join(reason for reason in reasons if reason)
+        self._on_event(MachineEvent(kind, record, said or None, removed))
+
+    @contextlib.contextmanager
+    def exiting(self, machine_id: str) -> "Iterator[asyncio.Future[str]]":
+        """The end of a VM's run if it comes inside the block: the result is why."""
+        waiting: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        waiters = self._exits.setdefault(machine_id, set())
+        waiters.add(waiting)
+        try:
+            yield waiting
+        finally:
+            waiting.cancel()
+            waiters.discard(waiting)
+            if not waiters:
+                self._exits.pop(machine_id, None)
+
+    def tell_exit(self, machine_id: str, how: str) -> None:
+        for waiting in list(self._exits.get(machine_id, ())):
+            if not waiting.done():
+                waiting.set_result(how)

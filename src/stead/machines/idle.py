@@ -2,14 +2,16 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stead.errors import SteadError
-from stead.host.network import Network
-from stead.host.vm import bound_log
+from stead.host.interface import Host
 from stead.logs import get_logger
-from stead.machines.lifecycle import Lifecycle
+from stead.machines.journal import Journal
+from stead.machines.processes import Processes
+from stead.machines.suspend import SuspendOperation
+from stead.tasks import TaskSet
 
 log = get_logger("stead.idle")
 
@@ -40,69 +42,63 @@ class IdleWatch:
     """Checks all VMs every `interval` seconds, records their traffic and suspends the idle ones."""
 
     def __init__(
-        self,
-        lifecycle: Lifecycle,
-        network: Network,
-        suspend: Callable[[str], Awaitable[None]],
-        interval: float,
+        self, host: Host, journal: Journal, processes: Processes, suspend: SuspendOperation, interval: float
     ) -> None:
-        self._lifecycle = lifecycle
-        self._network = network
+        self._host = host
+        self._journal = journal
+        self._processes = processes
         self._suspend = suspend
         self._interval = interval
         self._activities: dict[str, Activity] = {}
-        self._counters: dict[int, int] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._counters: Mapping[int, int] = {}
+        self._tasks = TaskSet()
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run())
+        self._tasks.start(self._run(), "idle check")
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._tasks.close()
 
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._interval)
             try:
-                for machine_id in await self.look():
-                    self._lifecycle.background(self._put_to_sleep(machine_id))
+                for machine_id in await self.find_idle():
+                    self._tasks.start(self._suspend_idle(machine_id), f"idle suspend of VM {machine_id}")
             except (SteadError, OSError) as error:
                 log.warning("idle check failed", error=str(error))
 
-    async def look(self) -> list[str]:
+    async def find_idle(self) -> list[str]:
         """Read the traffic counters; returns the VMs whose idle timeout has passed."""
         now = asyncio.get_running_loop().time()
-        counters = await self._network.traffic()
+        counters = await self._host.traffic()
         before, self._counters = self._counters, counters
         idle = []
         with_traffic = []
         seen: dict[str, Activity] = {}
-        for row in await self._lifecycle.store.list():
+        for row in await self._journal.store.list():
             count, previous = counters.get(row.slot, 0), before.get(row.slot, 0)
             # Also of a VM that was suspended or stopped since the last check: the counter outlives its tap.
             if count != previous:
                 with_traffic.append(row.id)
-            live = self._lifecycle.lives.get(row.id)
-            if live is None or not live.running:
+            live = self._processes.running(row.id)
+            if live is None:
                 continue
-            bound_log(live.vm.files)
+            live.vm.bound_log()
             activity = self._activities.get(row.id) or Activity(count, now)
-            agent = live.agent
             resting = activity.observe(
-                now, count, row.activity_threshold, busy=agent.in_flight > 0, last_call=agent.last_used
+                now, count, row.activity_threshold, busy=live.leases > 0, last_call=live.last_used
             )
             seen[row.id] = activity
             if row.idle_timeout is not None and resting >= row.idle_timeout:
                 idle.append(row.id)
         self._activities = seen
-        await self._lifecycle.store.record_traffic(with_traffic, time.time_ns())
+        await self._journal.store.record_traffic(with_traffic, time.time_ns())
         return idle
 
-    async def _put_to_sleep(self, machine_id: str) -> None:
+    async def _suspend_idle(self, machine_id: str) -> None:
         try:
-            await self._suspend(machine_id)
+            await self._suspend.suspend_if_idle(machine_id)
         except SteadError as error:
             log.warning("idle suspend failed", vm=machine_id, error=str(error))
             # Back-off: wait a whole idle timeout before the next attempt.

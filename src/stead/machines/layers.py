@@ -2,24 +2,19 @@
 
 import asyncio
 import contextlib
-import os
 import secrets
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from stead.errors import HostError
-from stead.files import ABSENT, exists, open_regular, remove_folder, sync_folder
-from stead.host.merging import allocated, merge
-from stead.host.quarantine import Quarantine
+from stead.host.interface import Host, Template
 from stead.logs import get_logger
 from stead.machines.chains import how_many_to_merge, needed
 from stead.store.layers import LayerStore
 from stead.store.machines import LayerRow
-from stead.tasks import finished, in_thread
+from stead.tasks import TaskSet, finished, in_thread
 
 MAX_CHAIN = 8
-_TEMPORARY = ".merging-"
 
 log = get_logger("stead.layers")
 
@@ -48,28 +43,25 @@ class Layers:
     crash, a file without a row is garbage, unless it is being built.
     """
 
-    def __init__(self, data: Path, store: LayerStore) -> None:
+    def __init__(self, host: Host, store: LayerStore, tasks: TaskSet) -> None:
+        self._host = host
         self._store = store
-        self._layers = data / "layers"
-        self._checkpoints = data / "checkpoints"
-        self._machines = data / "machines"
-        for folder in (self._layers, self._checkpoints):
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._tasks = tasks
         self._collecting = asyncio.Lock()
         self._merging = asyncio.Lock()
         self._merged: set[str] = set()
-        """Files of the merge under way: they have no row yet."""
+        """The file of the merge under way: it has no row yet."""
         self._readers: set[asyncio.Event] = set()
         self._building: set[str] = set()
-        self._stuck: set[Path] = set()
+        self._stuck: set[str] = set()
         """Files without rows that could not be set aside at start-up; they stay until the next."""
+        self._sweeping = False
+        self._sweep_again = False
+        self._sweeps_allowed = False
 
     # Reading
 
-    def checkpoint_folder(self, checkpoint_id: str) -> Path:
-        return self._checkpoints / checkpoint_id
-
-    async def chain(self, layer_id: str | None) -> list[Path]:
+    async def chain(self, layer_id: str | None) -> list[str]:
         """The files of a layer and of all layers below it, newest first."""
         if layer_id is None:
             return []
@@ -81,9 +73,14 @@ class Layers:
     async def size(self, layer_id: str | None, checkpoint_id: str | None) -> int:
         """Disk space in bytes of saved memory and of a layer with all layers below it."""
         async with self.reading():
-            files = await self.chain(layer_id)
-            folder = None if checkpoint_id is None else self.checkpoint_folder(checkpoint_id)
-            return await in_thread(_disk_space, files, folder)
+            return await in_thread(self._disk_space, await self.chain(layer_id), checkpoint_id)
+
+    def _disk_space(self, files: Sequence[str], checkpoint: str | None) -> int:
+        try:
+            saved = 0 if checkpoint is None else self._host.checkpoints.allocated(checkpoint)
+            return saved + sum(map(self._host.layers.allocated, files))
+        except OSError as error:
+            raise HostError(f"cannot measure {error.filename}: {error.strerror}") from error
 
     @contextlib.asynccontextmanager
     async def reading(self) -> AsyncIterator[None]:
@@ -96,14 +93,21 @@ class Layers:
             self._readers.remove(end)
             end.set()
 
+    @contextlib.contextmanager
+    def building(self, checkpoint_id: str) -> Iterator[None]:
+        """Inside the block, a checkpoint without a row is not garbage."""
+        self._building.add(checkpoint_id)
+        try:
+            yield
+        finally:
+            self._building.discard(checkpoint_id)
+
     # Adopting
 
-    async def adopt(self, layer_id: str, frozen: Path) -> None:
+    async def adopt(self, layer_id: str, machine: str) -> None:
         """Move the file of a frozen layer out of its VM's folder; idempotent."""
         row = await self._store.get(layer_id)
-        if row is None:
-            raise LayerMissing(layer_id)
-        if not await in_thread(_take, frozen, self._layers / row.file):
+        if row is None or not await self._host.layers.adopt(machine, layer_id, row.file):
             raise LayerMissing(layer_id)
 
     async def finish_adoptions(self) -> dict[str, HostError]:
@@ -122,73 +126,78 @@ class Layers:
 
     async def _finish_adoption(self, row: LayerRow) -> None:
         failure: HostError | None = None
-        for frozen in await in_thread(self._not_adopted, row):
+        for machine in await self._host.layers.not_adopted(row.id, row.file):
             try:
-                await self.adopt(row.id, frozen)
+                await self.adopt(row.id, machine)
                 return
             except HostError as error:
                 failure = error
         if failure is not None:
             raise failure
 
-    def _not_adopted(self, row: LayerRow) -> list[Path]:
-        """Files in the folders of VMs that a layer may be, when it is not at its place."""
-        if exists(self._layers / row.file):
-            return []
-        try:
-            folders = list(self._machines.iterdir())
-        except ABSENT:
-            return []
-        except OSError as error:
-            raise HostError(f"cannot list {self._machines}: {error.strerror}") from error
-        return [path for folder in folders if exists(path := folder / f"{row.id}.qcow2")]
-
-    @contextlib.contextmanager
-    def building(self, checkpoint_id: str) -> Iterator[None]:
-        """Inside the block, a checkpoint without a row is not garbage."""
-        self._building.add(checkpoint_id)
-        try:
-            yield
-        finally:
-            self._building.discard(checkpoint_id)
-
     # Garbage collection
 
-    async def collect(self, quarantine: Quarantine | None = None) -> Collected:
+    def sweep(self) -> None:
+        """Collect garbage in the background; calls during a run lead to one more."""
+        self._sweep_again = True
+        if self._sweeps_allowed and not self._sweeping:
+            self._sweeping = True
+            self._tasks.start(self._sweep(), "garbage collection of layers")
+
+    def allow_sweeps(self) -> None:
+        """Called when recovery has set files without rows aside: before that, a sweep would remove them."""
+        self._sweeps_allowed = True
+        if self._sweep_again:
+            self.sweep()
+
+    async def _sweep(self) -> None:
+        try:
+            while self._sweep_again:
+                self._sweep_again = False
+                await self.collect()
+        finally:
+            self._sweeping = False
+
+    async def collect(self, *, set_aside: bool = False) -> Collected:
         """Remove files and rows without references. Waits for readers: never call it inside `reading`.
 
-        With a quarantine, as at start-up, only files whose rows are removed here are garbage for sure. Files
-        without rows are set aside: the database may be older than they are.
+        With `set_aside`, as at start-up, only files whose rows are removed here are garbage for sure. Files
+        without rows go to the quarantine: the database may be older than they are.
         """
+        host = self._host
         async with self._collecting:
             rows = {row.id: row.file for row in await self._store.list()}
             layers = await self._forget_layers()
             # List files before rows: a file whose row is inserted meanwhile is then not taken for garbage.
-            files, checkpoints = self._list(self._layers), self._list(self._checkpoints)
+            files, checkpoints = host.layers.names(), host.checkpoints.ids()
             building, merged = set(self._building), set(self._merged)
             known_files = merged | {row.file for row in await self._store.list()}
             known_checkpoints = building | await self._store.checkpoints()
-        files = [path for path in files if path.name not in known_files]
-        checkpoints = [path for path in checkpoints if path.name not in known_checkpoints]
+        files = sorted({*files} - known_files - self._stuck)
+        checkpoints = sorted({*checkpoints} - known_checkpoints - self._stuck)
         # Readers that start from here on cannot get any of these files.
         for reader in list(self._readers):
             await reader.wait()
-        collected = Collected(layers, _names(files), _names(checkpoints))
-        if quarantine is not None:
+        collected = Collected(layers, frozenset(files), frozenset(checkpoints))
+        if set_aside:
             forgotten = {rows[layer] for layer in layers}
-            unknown = [path for path in files if path.name not in forgotten and not _is_temporary(path)]
-            for path in (*unknown, *checkpoints):
-                try:
-                    await in_thread(quarantine.keep, [path])
-                except HostError as error:
-                    log.error("cannot set a file without a row aside", path=str(path), error=str(error))
-                    self._stuck.add(path)
-            files, checkpoints = [path for path in files if path not in unknown], []
-        await in_thread(_remove, (*files, *checkpoints))
+            unknown = [file for file in files if file not in forgotten and not host.layers.is_temporary(file)]
+            await self._set_aside(unknown, checkpoints)
+            files, checkpoints = [file for file in files if file not in unknown], []
+        await host.layers.remove(files)
+        await host.checkpoints.remove(checkpoints)
         return collected
 
-    def _list(self, folder: Path) -> list[Path]:
-        return [path for path in folder.iterdir() if path not in self._stuck]
+    async def _set_aside(self, files: Sequence[str], checkpoints: Sequence[str]) -> None:
+        for name in (*files, *checkpoints):
+            try:
+                if name in files:
+                    await self._host.layers.set_aside(name)
+                else:
+                    await self._host.checkpoints.set_aside(name)
+            except HostError as error:
+                log.error("cannot set a file without a row aside", file=name, error=str(error))
+                self._stuck.add(name)
 
     async def _forget_layers(self) -> frozenset[str]:
         parents = {row.id: row.parent for row in await self._store.list()}
@@ -198,114 +207,46 @@ class Layers:
 
     # Merging
 
-    async def merge_if_long(self, layer_id: str, bottom: tuple[Path, ...]) -> bool:
-        """Merge the newest layers of a chain on `bottom` that is too long; returns whether it did.
+    def merge_in_background(self, layer_id: str | None, template_id: str) -> None:
+        """Merge a long chain of layers in the background: each layer makes a disk slower to open."""
+        template = self._host.templates.load(template_id)
+        if layer_id is not None and template is not None:
+            self._tasks.start(self._merge_and_sweep(layer_id, template), "merge of disk layers")
+
+    async def _merge_and_sweep(self, layer_id: str, template: Template) -> None:
+        if await self.merge_if_long(layer_id, template):
+            self.sweep()
+
+    async def merge_if_long(self, layer_id: str, template: Template) -> bool:
+        """Merge the newest layers of a chain on a template that is too long; returns whether it did.
 
         The layer keeps its id and content. The merged layers below it stay for other references.
         """
         async with self._merging:
             rows = await self._store.lineage(layer_id)
             files = self._files(rows) if rows else []
-            count = how_many_to_merge([allocated(file) for file in files], MAX_CHAIN)
+            count = how_many_to_merge([self._host.layers.allocated(file) for file in files], MAX_CHAIN)
             if count == 0:
                 return False
-            merged = self._layers / f"{secrets.token_hex(10)}.qcow2"
-            temporary = merged.with_name(f"{_TEMPORARY}{merged.name}")
-            self._merged = {temporary.name, merged.name}
+            merged = f"{secrets.token_hex(10)}.qcow2"
+            self._merged = {merged}
             try:
-                temporary.touch(mode=0o600)
-                await merge(files[:count], (*files[count:], *bottom), temporary)
-                return await finished(self._replace(layer_id, temporary, merged, rows[count - 1].parent))
+                await self._host.layers.merge(files[:count], files[count:], template, merged)
+                # An error leaves the merged file: the row may refer to it already.
+                if await finished(self._store.rebase(layer_id, merged, rows[count - 1].parent)):
+                    return True
+                await self._host.layers.remove([merged])
+                return False
             except HostError:
                 if await self._store.get(layer_id) is None:
                     # The layer was garbage-collected during the merge.
                     return False
                 raise
-            except OSError as error:
-                raise HostError(f"cannot merge disk layers: {error.strerror}") from error
             finally:
-                temporary.unlink(missing_ok=True)
                 self._merged = set()
 
-    async def _replace(self, layer_id: str, temporary: Path, merged: Path, parent: str | None) -> bool:
-        """Switch a layer to its merged file. An error leaves the file: the row may refer to it already."""
-        await in_thread(_rename, temporary, merged)
-        if await self._store.rebase(layer_id, merged.name, parent):
-            return True
-        merged.unlink()
-        return False
-
-    def _files(self, rows: Sequence[LayerRow]) -> list[Path]:
-        files = [self._layers / row.file for row in rows]
-        for row, file in zip(rows, files, strict=True):
-            if not exists(file):
+    def _files(self, rows: Sequence[LayerRow]) -> list[str]:
+        for row in rows:
+            if not self._host.layers.exists(row.file):
                 raise LayerMissing(row.id)
-        return files
-
-
-def _disk_space(files: Sequence[Path], folder: Path | None) -> int:
-    try:
-        saved = [] if folder is None else list(folder.iterdir())
-        return sum(allocated(path) for path in (*files, *saved))
-    except OSError as error:
-        raise HostError(f"cannot measure {error.filename}: {error.strerror}") from error
-
-
-def _is_temporary(path: Path) -> bool:
-    return path.name.startswith(_TEMPORARY)
-
-
-def _names(paths: Iterable[Path]) -> frozenset[str]:
-    return frozenset(path.name for path in paths)
-
-
-def _take(frozen: Path, target: Path) -> bool:
-    """Move a file to root's folder. It is hostile: QEMU could write anything into its own folder.
-
-    False when it is neither there nor here.
-    """
-    try:
-        descriptor = open_regular(frozen)
-    except ABSENT:
-        if not exists(target):
-            return False
-    except OSError as error:
-        raise HostError(f"cannot adopt the disk layer {frozen}: {error.strerror}") from error
-    else:
-        try:
-            _move(frozen, descriptor, target)
-        except OSError as error:
-            raise HostError(f"cannot adopt the disk layer {frozen}: {error.strerror}") from error
-        finally:
-            os.close(descriptor)
-    try:
-        for folder in (target.parent, frozen.parent):
-            if folder.is_dir():
-                sync_folder(folder)
-    except OSError as error:
-        raise HostError(f"cannot sync the disk layer {target}: {error.strerror}") from error
-    return True
-
-
-def _move(frozen: Path, descriptor: int, target: Path) -> None:
-    facts = os.fstat(descriptor)
-    os.fchown(descriptor, 0, 0)
-    os.fchmod(descriptor, 0o600)
-    frozen.rename(target)
-    if not os.path.samestat(facts, target.lstat()):
-        target.unlink()
-        raise HostError(f"cannot adopt the disk layer {frozen}: it was replaced by another file")
-
-
-def _rename(source: Path, target: Path) -> None:
-    source.rename(target)
-    sync_folder(target.parent)
-
-
-def _remove(paths: Iterable[Path]) -> None:
-    for path in paths:
-        try:
-            remove_folder(path)
-        except HostError as error:
-            # The next collection tries again; the others are removed nevertheless.
-            log.error("cannot remove garbage", path=str(path), error=str(error))
+        return [row.file for row in rows]

@@ -1,14 +1,14 @@
-"""A handle on one VM."""
+"""A handle on one VM, and what is recorded of it."""
 
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from functools import partial
 from ipaddress import IPv4Address
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from stead import addresses
-from stead.guest.agent import Agent, parsing
+from stead.guest.agent import parsing
 from stead.guest.execution import (
     DEFAULT_OUTPUT_LIMIT,
     Ended,
@@ -22,22 +22,16 @@ from stead.guest.execution import (
 )
 from stead.guest.files import GuestFiles
 from stead.guest.watching import FileEvent, watch
-from stead.machines.events import Use, instance_of
-from stead.machines.lifecycle import STOP_TIMEOUT, persistence_of, size_of
-from stead.machines.persistence import PERSISTENT, Persistence, SnapshotPersistence
-from stead.machines.snapshots import SnapshotInfo
+from stead.machines.events import Use, instance_id
+from stead.machines.persistence import Persistence
+from stead.machines.records import persistence_of, size_of
 from stead.machines.states import State
+from stead.processes import ProcessId
 from stead.settings import Size
 from stead.store.machines import MachineRow
 
-
-class Unchanged(Enum):
-    """Sentinel for "do not change" where None has a meaning."""
-
-    UNCHANGED = "unchanged"
-
-
-UNCHANGED = Unchanged.UNCHANGED
+if TYPE_CHECKING:
+    from stead.machines.machines import Machines
 
 
 @dataclass(frozen=True)
@@ -72,11 +66,17 @@ class MachineInfo:
     """The read-only disk layer below its own."""
 
 
+_STATES = {state.value: state for state in State}
+
+
 def machine_info(row: MachineRow) -> MachineInfo:
+    instance = None
+    if row.pid is not None and row.pid_started is not None:
+        instance = instance_id(row.id, ProcessId(row.pid, row.pid_started))
     return MachineInfo(
         id=row.id,
         name=row.name,
-        state=State(row.state),
+        state=_STATES.get(row.state, State.LOST),
         size=size_of(row),
         address=addresses.machine_address(row.slot),
         hostname=row.hostname,
@@ -92,60 +92,30 @@ def machine_info(row: MachineRow) -> MachineInfo:
         purpose=row.purpose,
         workdir=row.workdir,
         build=row.build,
-        instance=instance_of(row),
+        instance=instance,
         layer=row.layer,
     )
 
 
-class Keeper(Protocol):
-    """What a handle needs of `Machines`."""
-
-    async def info(self, machine_id: str) -> MachineInfo: ...
-    async def agent(self, machine_id: str, use: Use = Use.GUEST) -> Agent: ...
-    async def start(
-        self,
-        machine_id: str,
-        *,
-        idle_timeout: int | Unchanged | None = UNCHANGED,
-        activity_threshold: int | Unchanged = UNCHANGED,
-        ready_timeout: float | None = None,
-    ) -> None: ...
-    async def suspend(self, machine_id: str) -> None: ...
-    async def snapshot(
-        self, machine_id: str, *, name: str | None = None, persistence: SnapshotPersistence = ...
-    ) -> SnapshotInfo: ...
-    async def fork(
-        self,
-        machine_id: str,
-        count: int = 1,
-        *,
-        persistence: Persistence | None = None,
-        name: str | None = None,
-    ) -> list["Machine"]: ...
-    async def rename(self, machine_id: str, name: str | None) -> MachineInfo: ...
-    async def resize(
-        self,
-        machine_id: str,
-        *,
-        vcpus: int | None = None,
-        memory_mib: int | None = None,
-        disk_gib: int | None = None,
-    ) -> None: ...
-    async def wait_for_exit(self, machine_id: str) -> str: ...
-    async def stop(self, machine_id: str, timeout: float = STOP_TIMEOUT) -> None: ...
-    async def kill(self, machine_id: str) -> None: ...
-    async def delete(self, machine_id: str, *, forget: bool = False) -> None: ...
-
-
 class Machine:
-    """A handle on one VM; cheap, and valid as long as the VM exists."""
+    """A handle on one VM, with the operations of `Machines` on it; cheap, valid as long as the VM exists."""
 
-    def __init__(self, machines: Keeper, machine_id: str) -> None:
-        self._machines = machines
+    def __init__(self, machines: "Machines", machine_id: str) -> None:
         self.id = machine_id
-
-    async def info(self) -> MachineInfo:
-        return await self._machines.info(self.id)
+        self._machines = machines
+        self.info = partial(machines.info, machine_id)
+        self.using = partial(machines.using, machine_id)
+        self.ensure_up = partial(machines.ensure_up, machine_id)
+        self.start = partial(machines.start, machine_id)
+        self.suspend = partial(machines.suspend, machine_id)
+        self.snapshot = partial(machines.snapshot, machine_id)
+        self.fork = partial(machines.fork, machine_id)
+        self.rename = partial(machines.rename, machine_id)
+        self.resize = partial(machines.resize, machine_id)
+        self.wait_for_exit = partial(machines.wait_for_exit, machine_id)
+        self.stop = partial(machines.stop, machine_id)
+        self.kill = partial(machines.kill, machine_id)
+        self.delete = partial(machines.delete, machine_id)
 
     async def exec(
         self,
@@ -160,7 +130,8 @@ class Machine:
     ) -> ExecResult:
         """Run a command to its end. A string runs in a non-login `sh`, a list without a shell."""
         request = ExecRequest(command, cwd, env or {}, stdin, user, timeout)
-        return await collect(await self._machines.agent(self.id, Use.COMMAND), request, output_limit)
+        async with self.using(Use.COMMAND) as agent:
+            return await collect(agent, request, output_limit)
 
     async def stream(
         self,
@@ -174,14 +145,16 @@ class Machine:
     ) -> AsyncGenerator[Output | Ended, None]:
         """Run a command; yields its output as it arrives, then how it ended."""
         request = ExecRequest(command, cwd, env or {}, stdin, user, timeout)
-        agent = await self._machines.agent(self.id, Use.COMMAND)
-        async with contextlib.aclosing(follow(agent, request)) as events:
+        async with (
+            self.using(Use.COMMAND) as agent,
+            contextlib.aclosing(follow(agent, request)) as events,
+        ):
             async for event in events:
                 yield event
 
     def files(self, user: str | None = None) -> GuestFiles:
         """The VM's files with the permissions of a Linux user; root by default."""
-        return GuestFiles(lambda: self._machines.agent(self.id, Use.FILES), user)
+        return GuestFiles(partial(self.using, Use.FILES), user)
 
     @contextlib.asynccontextmanager
     async def watch(self, user: str | None = None) -> AsyncIterator[AsyncGenerator[FileEvent, None]]:
@@ -189,74 +162,12 @@ class Machine:
 
         An open watch counts as activity: the VM is not suspended for being idle.
         """
-        async with watch(await self.agent(Use.WATCH), user) as events:
+        async with self.using(Use.WATCH) as agent, watch(agent, user) as events:
             yield events
-
-    async def agent(self, use: Use = Use.GUEST) -> Agent:
-        """The connection to its guest; wakes or starts a VM that is down. The log names `use` then."""
-        return await self._machines.agent(self.id, use)
 
     async def out_of_memory(self) -> list[OutOfMemory]:
         """The last processes that the guest's OOM killer ended."""
-        agent = await self._machines.agent(self.id)
-        answer = await agent.call("GET", "/v1/oom")
+        async with self.using() as agent:
+            answer = await agent.call("GET", "/v1/oom")
         with parsing("GET /v1/oom"):
             return [parse_oom(event) for event in answer["events"]]
-
-    async def start(
-        self,
-        *,
-        idle_timeout: int | Unchanged | None = UNCHANGED,
-        activity_threshold: int | Unchanged = UNCHANGED,
-        ready_timeout: float | None = None,
-    ) -> None:
-        """Wake or boot it. With `ready_timeout`, wait up to that many seconds for its services."""
-        await self._machines.start(
-            self.id,
-            idle_timeout=idle_timeout,
-            activity_threshold=activity_threshold,
-            ready_timeout=ready_timeout,
-        )
-
-    async def suspend(self) -> None:
-        """Save its memory and end its process; the next use wakes it."""
-        await self._machines.suspend(self.id)
-
-    async def snapshot(
-        self, name: str | None = None, persistence: SnapshotPersistence = PERSISTENT
-    ) -> SnapshotInfo:
-        """Capture its memory and disk while it keeps running."""
-        return await self._machines.snapshot(self.id, name=name, persistence=persistence)
-
-    async def fork(
-        self, count: int = 1, persistence: Persistence | None = None, name: str | None = None
-    ) -> "list[Machine]":
-        """New VMs, each with the current memory, processes and files of this one.
-
-        One child gets `name`; several get `name-1`, `name-2` and so on.
-        """
-        return await self._machines.fork(self.id, count, persistence=persistence, name=name)
-
-    async def rename(self, name: str | None) -> MachineInfo:
-        """Change or remove its name; its hostname and id stay."""
-        return await self._machines.rename(self.id, name)
-
-    async def resize(
-        self, *, vcpus: int | None = None, memory_mib: int | None = None, disk_gib: int | None = None
-    ) -> None:
-        """Change its size; a running VM is restarted for it."""
-        await self._machines.resize(self.id, vcpus=vcpus, memory_mib=memory_mib, disk_gib=disk_gib)
-
-    async def wait_for_exit(self) -> str:
-        """Wait until it is no longer running; returns why."""
-        return await self._machines.wait_for_exit(self.id)
-
-    async def stop(self, timeout: float = STOP_TIMEOUT) -> None:
-        await self._machines.stop(self.id, timeout)
-
-    async def kill(self) -> None:
-        await self._machines.kill(self.id)
-
-    async def delete(self, *, forget: bool = False) -> None:
-        """Delete it. One with `recreate` keeps its id, unless `forget` is set."""
-        await self._machines.delete(self.id, forget=forget)

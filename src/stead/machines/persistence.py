@@ -54,6 +54,10 @@ Persistence = Persistent | Sticky | Ephemeral
 SnapshotPersistence = Persistent | Sticky
 
 
+def sticky(priority: int | None) -> Sticky:
+    return Sticky(DEFAULT_PRIORITY if priority is None else priority)
+
+
 def columns(persistence: Persistence) -> dict[str, object]:
     return {
         "persistence": persistence.type,
@@ -66,11 +70,16 @@ def columns(persistence: Persistence) -> dict[str, object]:
 def from_columns(persistence: str, priority: int | None, delete_event: str | None) -> Persistence:
     match persistence:
         case "sticky":
-            return Sticky(DEFAULT_PRIORITY if priority is None else priority)
+            return sticky(priority)
         case "ephemeral":
             return Ephemeral("OnStop" if delete_event == "OnStop" else "OnSuspend")
         case _:
             return Persistent()
+
+
+def snapshot_persistence(persistence: str, priority: int | None) -> SnapshotPersistence:
+    kept = from_columns(persistence, priority, None)
+    return Persistent() if isinstance(kept, Ephemeral) else kept
 
 
 def ends_with(persistence: Persistence, *, suspended: bool) -> bool:

@@ -2,17 +2,20 @@
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Iterator
 
 from stead.deadlines import scaled
-from stead.host.templates import Template
+from stead.errors import StartFailed
+from stead.guest.execution import ExecRequest, collect
+from stead.guest.identity import GuestIdentity, confer, new_machine_id
+from stead.host.interface import Host, Template
 from stead.logs import get_logger
-from stead.machines.lifecycle import Lifecycle
-from stead.machines.live import Live
-from stead.machines.states import State
-from stead.settings import Size
-from stead.store.machines import MachineRow
+from stead.machines.bring_up import CONFIRM_TIMEOUT, BringUp, coming_up
+from stead.machines.deletion import DeleteOperation
+from stead.machines.journal import Journal
+from stead.machines.processes import Live, Processes
+from stead.machines.records import Properties, Record
+from stead.machines.states import Prepared, Preparing
 from stead.tasks import finished, or_undo
 
 _PAUSE_AFTER_FAILURE = 5.0
@@ -22,14 +25,28 @@ _QUIET = 0.5
 _LONGEST_WAIT = scaled(10.0)
 """Seconds that one create keeps the pool from refilling."""
 
+_PLACEHOLDER = "prepared"
+
 log = get_logger("stead.pool")
 
 
 class Pool:
     """Keeps `target` prepared VMs of one template; does not refill while a create is under way."""
 
-    def __init__(self, lifecycle: Lifecycle, target: int) -> None:
-        self._lifecycle = lifecycle
+    def __init__(
+        self,
+        host: Host,
+        journal: Journal,
+        processes: Processes,
+        bring_up: BringUp,
+        deletion: DeleteOperation,
+        target: int,
+    ) -> None:
+        self._host = host
+        self._journal = journal
+        self._processes = processes
+        self._bring_up = bring_up
+        self._deletion = deletion
         self._target = target
         self._template: Template | None = None
         self._wanted = asyncio.Event()
@@ -37,7 +54,6 @@ class Pool:
         self._busy = 0
         self._full = False
         self._worker: asyncio.Task[None] | None = None
-        lifecycle.on_unowned_end = self._wanted.set
 
     def keep(self, template: Template) -> None:
         """Keep VMs of this template ready from now on."""
@@ -75,29 +91,24 @@ class Pool:
             timer.cancel()
             end()
 
-    async def take(self, template: Template, **facts: object) -> tuple[MachineRow, Live] | None:
+    async def claim(self, template: Template, properties: Properties) -> tuple[Record, Live] | None:
         """Take a prepared VM out of the pool, now in state creating; None when the pool is empty."""
-        store = self._lifecycle.store
         while True:
-            row = await store.take(
-                State.PREPARED,
-                template.id,
-                state=State.CREATING,
-                step="identify",
-                created_at=time.time_ns(),
-                **facts,
-            )
+            record = await self._journal.claim(template.id, properties)
             self._full = False
-            if row is None:
+            if record is None:
                 return None
-            live = self._lifecycle.lives.get(row.id)
-            if live is not None and not live.vm.process.ended:
-                return row, live
-            await self._lifecycle.remove(row)
+            live = self._processes.get(record.id)
+            if live is not None and not live.vm.ended:
+                return record, live
+            await self._deletion.remove(record)
 
-    async def prepared(self) -> list[MachineRow]:
-        rows = await self._lifecycle.store.list()
-        return [row for row in rows if row.state == State.PREPARED]
+    def refill(self) -> None:
+        """A prepared VM is gone."""
+        self._wanted.set()
+
+    async def prepared(self) -> list[Record]:
+        return [record for record in await self._journal.list() if isinstance(record.state, Prepared)]
 
     async def filled(self, timeout: float) -> bool:
         """Wait until the pool is full; False when it is not in time, as on a full host."""
@@ -124,11 +135,11 @@ class Pool:
         while self._template is not None and self._busy == 0:
             template = self._template
             ready = 0
-            for row in await self.prepared():
-                if row.template == template.id:
+            for record in await self.prepared():
+                if record.template == template.id:
                     ready += 1
                 else:
-                    await finished(self._lifecycle.remove(row))
+                    await finished(self._deletion.remove(record))
             async with self._changed:
                 self._full = ready >= self._target
                 self._changed.notify_all()
@@ -137,18 +148,31 @@ class Pool:
             await self._prepare(template)
 
     async def _prepare(self, template: Template) -> None:
-        lifecycle = self._lifecycle
-        lifecycle.host.check_capacity()
-        size: Size = template.size
-        allocation = lifecycle.allocate(State.PREPARING, size, template.id)
-        row = await or_undo(allocation, lifecycle.remove)
+        self._host.check_capacity()
+        allocation = self._journal.allocate(Preparing, template.size, template.id, Properties())
+        record = await or_undo(allocation, self._deletion.remove)
         try:
-            live = await lifecycle.restore(row, template)
-            await lifecycle.warm(row, live)
-            await lifecycle.store.update(row.id, state=State.PREPARED, step=None)
+            up, live = await self._bring_up.restore(record, template)
+            await self._warm(up, live)
         except BaseException:
-            await finished(lifecycle.remove(row))
+            await finished(self._deletion.remove(record))
             raise
+
+    async def _warm(self, record: Record, live: Live) -> None:
+        """Run what the first user of the VM will need, so that its code is translated, then pause it.
+
+        The identity is a placeholder: a create confers the real one.
+        """
+        record = await self._bring_up.step(record, "warm")
+        identity = GuestIdentity(record.id, _PLACEHOLDER, new_machine_id(), record.address)
+        await confer(live.agent, identity, timeout=CONFIRM_TIMEOUT)
+        for _ in range(2):
+            await collect(live.agent, ExecRequest("true", timeout=CONFIRM_TIMEOUT))
+        await live.vm.pause()
+        state = coming_up(record)
+        if state.run is None:
+            raise StartFailed(f"VM {record.id} has no process")
+        await self._journal.transition(record, Prepared(state.top, state.run))
 
     async def close(self) -> None:
         """Stop refilling and delete the VMs in the pool."""
@@ -156,5 +180,5 @@ class Pool:
             self._worker.cancel()
             await asyncio.gather(self._worker, return_exceptions=True)
             self._worker = None
-        for row in await self.prepared():
-            await self._lifecycle.remove(row)
+        for record in await self.prepared():
+            await self._deletion.remove(record)

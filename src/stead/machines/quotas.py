@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from stead.errors import LimitExceeded
 from stead.limits import UNLIMITED, Limits
+from stead.machines.records import Record
 from stead.machines.states import DOWN, State
 from stead.settings import Size
-from stead.store.machines import MachineRow, MachineStore, Usage
+from stead.store.machines import MachineStore, Usage
 
 _NOT_UP = (*DOWN, State.LOST)
 
@@ -47,40 +48,44 @@ class Quotas:
                 limits = await self.limits_of(account)
                 check_size(size, limits)
                 usage = await self._usage(account)
-                _check("vms", limits.vms, usage.machines, 1)
-                _check("total_disk_gib", limits.total_disk_gib, usage.disk_gib, size.disk_gib)
+                _check_new(usage, size, limits)
                 _check_up(usage, size, limits)
             yield
 
     @contextlib.asynccontextmanager
-    async def starting(self, row: MachineRow, size: Size) -> AsyncIterator[None]:
+    async def starting(self, record: Record, size: Size) -> AsyncIterator[None]:
         """Bring a VM up in this block; it counts as up from the beginning."""
-        if row.account is None:
+        account = record.account
+        if account is None:
             yield
             return
-        async with self._lock:
-            limits = await self.limits_of(row.account)
-            _check_up(await self._usage(row.account, without=row.id), size, limits)
-            reserved = self._reserve(row, size, up=True)
-        with reserved:
+        with contextlib.ExitStack() as stack:
+            async with self._lock:
+                limits = await self.limits_of(account)
+                usage = await self._usage(account, without=record.id)
+                if record.state.name is State.DELETED:
+                    _check_new(usage, size, limits)
+                _check_up(usage, size, limits)
+                stack.enter_context(self._reserve(account, record, size, up=True))
             yield
 
     @contextlib.asynccontextmanager
-    async def resizing(self, row: MachineRow, size: Size) -> AsyncIterator[None]:
+    async def resizing(self, record: Record, size: Size) -> AsyncIterator[None]:
         """Change a VM's size in this block; it counts with the larger of both sizes from the beginning."""
-        if row.account is None:
+        account = record.account
+        if account is None:
             yield
             return
-        up = row.state not in _NOT_UP
-        async with self._lock:
-            limits = await self.limits_of(row.account)
-            check_size(size, limits)
-            usage = await self._usage(row.account, without=row.id)
-            _check("total_disk_gib", limits.total_disk_gib, usage.disk_gib, size.disk_gib)
-            if up:
-                _check_up(usage, size, limits)
-            reserved = self._reserve(row, size, up=up)
-        with reserved:
+        up = record.state.name not in _NOT_UP
+        with contextlib.ExitStack() as stack:
+            async with self._lock:
+                limits = await self.limits_of(account)
+                check_size(size, limits)
+                usage = await self._usage(account, without=record.id)
+                _check("total_disk_gib", limits.total_disk_gib, usage.disk_gib, size.disk_gib)
+                if up:
+                    _check_up(usage, size, limits)
+                stack.enter_context(self._reserve(account, record, size, up=up))
             yield
 
     @contextlib.asynccontextmanager
@@ -95,19 +100,15 @@ class Quotas:
                     _check("snapshots", limits.snapshots, await count(account), 1)
             yield
 
-    def _reserve(self, row: MachineRow, size: Size, *, up: bool) -> contextlib.AbstractContextManager[None]:
-        assert row.account is not None  # noqa: S101  # only accounts have limits
-        self._reserved[row.id] = Reservation(
-            row.account, max(row.disk_gib, size.disk_gib), max(row.memory_mib, size.memory_mib), up
-        )
-        return self._release(row.id)
-
     @contextlib.contextmanager
-    def _release(self, machine_id: str) -> Iterator[None]:
+    def _reserve(self, account: str, record: Record, size: Size, *, up: bool) -> Iterator[None]:
+        disk_gib = max(record.size.disk_gib, size.disk_gib)
+        memory_mib = max(record.size.memory_mib, size.memory_mib)
+        self._reserved[record.id] = Reservation(account, disk_gib, memory_mib, up)
         try:
             yield
         finally:
-            del self._reserved[machine_id]
+            del self._reserved[record.id]
 
     async def _usage(self, account: str, without: str | None = None) -> Usage:
         """What an account has, apart from one VM; reservations count in place of their VMs' rows."""
@@ -131,6 +132,11 @@ def check_size(size: Size, limits: Limits) -> None:
     _check("vcpus", limits.vcpus, 0, size.vcpus)
     _check("memory_gib", limits.memory_gib, 0, size.memory_mib / 1024)
     _check("disk_gib", limits.disk_gib, 0, size.disk_gib)
+
+
+def _check_new(usage: Usage, size: Size, limits: Limits) -> None:
+    _check("vms", limits.vms, usage.machines, 1)
+    _check("total_disk_gib", limits.total_disk_gib, usage.disk_gib, size.disk_gib)
 
 
 def _check_up(usage: Usage, size: Size, limits: Limits) -> None:

@@ -1,32 +1,41 @@
 """Capacity of the host: admission check, and eviction of sticky VMs and snapshots."""
 
 import contextlib
+from dataclasses import dataclass
 
 from stead.errors import CapacityExceeded, SnapshotNotFound, WrongSnapshotState
+from stead.host.interface import Host
 from stead.logs import get_logger
-from stead.machines.lifecycle import Lifecycle, persistence_of
-from stead.machines.persistence import DEFAULT_PRIORITY, Evictable, Sticky, eviction_order
+from stead.machines.deletion import DeleteOperation
+from stead.machines.journal import Journal
+from stead.machines.layers import Layers
+from stead.machines.locks import Locks
+from stead.machines.persistence import Evictable, Sticky, eviction_order, sticky
+from stead.machines.records import Record
 from stead.machines.snapshots import Snapshots
-from stead.machines.states import State
-from stead.store.machines import MachineRow
+from stead.machines.states import Stopped, Suspended
 from stead.tasks import finished
 
 log = get_logger("stead.room")
 
 
+@dataclass(eq=False)
 class Room:
     """Refuses requests that exceed the host's capacity, after evicting what may be evicted."""
 
-    def __init__(self, lifecycle: Lifecycle, snapshots: Snapshots) -> None:
-        self._lifecycle = lifecycle
-        self._snapshots = snapshots
+    host: Host
+    journal: Journal
+    layers: Layers
+    deletion: DeleteOperation
+    snapshots: Snapshots
+    locks: Locks
 
     async def make(self, keeping: str | None = None) -> None:
         """Free disk space for one more VM; CapacityExceeded when eviction is not enough.
 
         `keeping` is never evicted. Deadlock: never call this with a VM's lock, it takes those of others.
         """
-        host = self._lifecycle.host
+        host = self.host
         try:
             host.check_capacity()
             return
@@ -39,35 +48,35 @@ class Room:
             log.warning("evicted to free disk space", id=candidate.id, priority=candidate.priority)
             with contextlib.suppress(SnapshotNotFound, WrongSnapshotState):
                 await candidate.delete(candidate.id)
-            await self._lifecycle.layers.collect()
+            await self.layers.collect()
             if host.has_disk_room():
                 break
         host.check_capacity()
 
     async def _evictable(self) -> list[Evictable]:
         machines = [
-            Evictable(row.id, _priority(row.priority), row.active_at, self._delete_machine)
-            for row in await self._lifecycle.store.list()
-            if _can_go(row)
+            Evictable(record.id, priority, record.active_at, self._delete_machine)
+            for record in await self.journal.list()
+            if (priority := _evictable(record)) is not None
         ]
         snapshots = [
-            Evictable(row.id, _priority(row.priority), row.used_at, self._snapshots.delete)
-            for row in await self._snapshots.sticky()
+            Evictable(row.id, sticky(row.priority).priority, row.used_at, self.snapshots.delete)
+            for row in await self.snapshots.sticky()
         ]
         return machines + snapshots
 
     async def _delete_machine(self, machine_id: str) -> None:
-        async with self._lifecycle.turns.of(machine_id):
-            row = await self._lifecycle.store.get(machine_id)
+        async with self.locks.hold(machine_id):
+            record = await self.journal.get(machine_id)
             # It may have been woken while this waited for its lock.
-            if row is not None and _can_go(row):
-                why = f"evicted to free disk space (sticky, priority {_priority(row.priority)})"
-                await finished(self._lifecycle.remove(row, why, forget=False))
+            if record is not None and (priority := _evictable(record)) is not None:
+                why = f"evicted to free disk space (sticky, priority {priority})"
+                await finished(self.deletion.remove(record, why, forget=False))
 
 
-def _can_go(row: MachineRow) -> bool:
-    return isinstance(persistence_of(row), Sticky) and row.state in (State.STOPPED, State.SUSPENDED)
-
-
-def _priority(recorded: int | None) -> int:
-    return DEFAULT_PRIORITY if recorded is None else recorded
+def _evictable(record: Record) -> int | None:
+    """The priority of a VM that may be evicted; None for any other."""
+    kept = record.properties.persistence
+    return (
+        kept.priority if isinstance(kept, Sticky) and isinstance(record.state, Stopped | Suspended) else None
+    )

@@ -2,25 +2,35 @@
 
 import contextlib
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Sequence
+from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
-from stead.errors import HostError, InvalidRequest, SnapshotNotFound, WrongSnapshotState
-from stead.host import checkpoints
-from stead.host.checkpoints import Moment
+from stead.errors import HostError, SnapshotNotFound, WrongSnapshotState
+from stead.host.interface import Host, VmState
 from stead.logs import get_logger
-from stead.machines.checkpointing import Checkpointing
-from stead.machines.lifecycle import Lifecycle, new_id, size_of
-from stead.machines.persistence import PERSISTENT, SnapshotPersistence, Sticky, columns, from_columns
-from stead.machines.states import State
+from stead.machines.capture import CaptureOperation, sync_guest
+from stead.machines.disks import Disks
+from stead.machines.layers import Layers
+from stead.machines.locks import Locks, wrong_state
+from stead.machines.names import check_name
+from stead.machines.persistence import (
+    PERSISTENT,
+    SnapshotPersistence,
+    Sticky,
+    columns,
+    snapshot_persistence,
+)
+from stead.machines.processes import Processes
+from stead.machines.quotas import Quotas
+from stead.machines.records import Record, new_id, size_of
+from stead.machines.states import Operation, Running, Stopped, Suspended
 from stead.settings import Size
-from stead.store.machines import MachineRow
 from stead.store.snapshots import SnapshotRow, SnapshotStore
-from stead.tasks import finished, in_thread
+from stead.tasks import finished
 
-MAX_NAME = 200
+T = TypeVar("T")
 REMEMBERED = 30 * 24 * 3600 * 10**9
 """Retention of the rows of deleted snapshots, in nanoseconds."""
 
@@ -62,8 +72,6 @@ class SnapshotInfo:
 
 
 def snapshot_info(row: SnapshotRow) -> SnapshotInfo:
-    persistence = from_columns(row.persistence, row.priority, None)
-    assert isinstance(persistence, SnapshotPersistence)  # noqa: S101  # no other is ever recorded
     return SnapshotInfo(
         id=row.id,
         name=row.name,
@@ -71,7 +79,7 @@ def snapshot_info(row: SnapshotRow) -> SnapshotInfo:
         source_machine=row.source_machine,
         size=size_of(row),
         has_memory=row.checkpoint is not None,
-        persistence=persistence,
+        persistence=snapshot_persistence(row.persistence, row.priority),
         created_at=row.created_at / 1e9,
         account=row.account,
         failure=row.failure,
@@ -80,13 +88,6 @@ def snapshot_info(row: SnapshotRow) -> SnapshotInfo:
         deleted_at=None if row.deleted_at is None else row.deleted_at / 1e9,
         size_bytes=row.size_bytes,
     )
-
-
-def check_name(name: str | None) -> None:
-    if name is not None and (not name.strip() or len(name) > MAX_NAME or not name.isprintable()):
-        raise InvalidRequest(
-            f"invalid name {name[:MAX_NAME]!r}: must be 1 to {MAX_NAME} printable characters"
-        )
 
 
 @dataclass(frozen=True)
@@ -100,43 +101,40 @@ class About:
     failure: str | None = None
 
 
-@dataclass(frozen=True)
-class Taken:
-    """A running VM's captured memory, and its row right after the capture."""
-
-    machine: MachineRow
-    moment: Moment
-
-
+@dataclass(eq=False)
 class Snapshots:
     """All snapshots of one installation."""
 
-    def __init__(self, store: SnapshotStore, lifecycle: Lifecycle, checkpointing: Checkpointing) -> None:
-        self._store = store
-        self._lifecycle = lifecycle
-        self._checkpointing = checkpointing
+    host: Host
+    store: SnapshotStore
+    processes: Processes
+    disks: Disks
+    layers: Layers
+    capture: CaptureOperation
+    quotas: Quotas
+    locks: Locks
 
     async def list(self, account: str | None = None, *, deleted: bool = False) -> list[SnapshotInfo]:
         """All snapshots, or those of an account; with `deleted`, also the rows of deleted ones."""
-        rows = await self._store.list(account)
+        rows = await self.store.list(account)
         return [snapshot_info(row) for row in rows if deleted or row.deleted_at is None]
 
     async def get(self, snapshot_id: str, *, deleted: bool = False) -> SnapshotInfo:
         """A snapshot; with `deleted`, also a deleted one."""
-        row = await self._store.get(snapshot_id) if deleted else await self.row(snapshot_id)
+        row = await self.store.get(snapshot_id) if deleted else await self.row(snapshot_id)
         if row is None:
             raise SnapshotNotFound(snapshot_id)
         return snapshot_info(row)
 
     async def find(self, account: str, template_hash: str) -> SnapshotInfo | None:
         """The newest ready snapshot of an account with this template hash (the build cache)."""
-        row = await self._store.newest(account, template_hash, SnapshotState.READY)
+        row = await self.store.newest(account, template_hash, SnapshotState.READY)
         return None if row is None else snapshot_info(row)
 
     async def rename(self, snapshot_id: str, name: str | None) -> SnapshotInfo:
         check_name(name)
         await self.row(snapshot_id)
-        row = await self._store.update(snapshot_id, name=name)
+        row = await self.store.update(snapshot_id, name=name)
         if row is None:
             raise SnapshotNotFound(snapshot_id)
         return snapshot_info(row)
@@ -146,7 +144,7 @@ class Snapshots:
         await self.row(snapshot_id)
         kept = columns(persistence)
         kept.pop("delete_event")
-        row = await self._store.update(snapshot_id, **kept)
+        row = await self.store.update(snapshot_id, **kept)
         if row is None:
             raise SnapshotNotFound(snapshot_id)
         return snapshot_info(row)
@@ -155,11 +153,11 @@ class Snapshots:
         """Delete a snapshot; layers that VMs still need stay."""
         await self.ready(snapshot_id)
         gone: dict[str, object] = dict.fromkeys(("layer", "checkpoint", "size_bytes"))
-        await self._store.update(snapshot_id, deleted_at=time.time_ns(), **gone)
-        self._lifecycle.sweep()
+        await self.store.update(snapshot_id, deleted_at=time.time_ns(), **gone)
+        self.layers.sweep()
 
     async def row(self, snapshot_id: str) -> SnapshotRow:
-        row = await self._store.get(snapshot_id)
+        row = await self.store.get(snapshot_id)
         if row is None or row.deleted_at is not None:
             raise SnapshotNotFound(snapshot_id)
         return row
@@ -172,99 +170,111 @@ class Snapshots:
 
     async def touch(self, snapshot_id: str) -> None:
         """Record a use, for the order of eviction."""
-        await self._store.update(snapshot_id, used_at=time.time_ns())
+        await self.store.update(snapshot_id, used_at=time.time_ns())
 
     async def sticky(self) -> Sequence[SnapshotRow]:
-        rows = await self._store.list()
+        rows = await self.store.list()
         kept = [row for row in rows if row.deleted_at is None and row.state in USABLE]
         return [row for row in kept if row.persistence == Sticky().type]
 
-    # Capture: `begin` and `take` with the VM's lock, `keep` after it is released
+    # Capture
 
-    async def begin(self, machine: MachineRow, about: About) -> SnapshotRow:
+    async def create(self, machine_id: str, about: About) -> SnapshotInfo:
+        """Capture a VM's memory and disk while it keeps running; of a stopped VM, the disk."""
+        async with self.locks.operation(machine_id, Operation.SNAPSHOT) as record:
+            snapshot = await self._begin(record, about)
+            captured = await self._or_give_up(snapshot, self._capture_into(snapshot, record))
+        if captured is not None:
+            # The VM's lock is released: writing its memory to disk does not block it.
+            await self._or_give_up(snapshot, self._save(snapshot, *captured))
+        return await self.get(snapshot.id)
+
+    async def _or_give_up(self, snapshot: SnapshotRow, work: Awaitable[T]) -> T:
+        try:
+            return await work
+        except BaseException:
+            await finished(self.store.delete(snapshot.id))
+            self.layers.sweep()
+            raise
+
+    async def _begin(self, record: Record, about: About) -> SnapshotRow:
         kept: dict[str, Any] = columns(about.persistence)
         kept.pop("delete_event")
         row = SnapshotRow(
             id=f"sc-{new_id()}",
             name=about.name,
             state=SnapshotState.BUILDING,
-            source_machine=machine.id,
-            vcpus=machine.vcpus,
-            memory_mib=machine.memory_mib,
-            disk_gib=machine.disk_gib,
-            template=machine.template,
-            account=machine.account,
+            source_machine=record.id,
+            **asdict(record.size),
+            template=record.template,
+            account=record.account,
             build=about.build,
             template_hash=about.template_hash,
             failure=about.failure,
             **kept,
         )
-        async with self._lifecycle.quotas.keeping(machine.account, self._store.count):
-            return await self._store.insert(row)
+        async with self.quotas.keeping(record.account, self.store.count):
+            return await self.store.insert(row)
 
-    async def take(self, snapshot: SnapshotRow, machine: MachineRow) -> Taken | None:
-        """Capture what the snapshot will hold; `keep` then writes the memory of a running VM to disk."""
-        match State(machine.state):
-            case State.RUNNING:
-                return await self._take_running(snapshot, machine)
-            case State.SUSPENDED:
-                await self._take_suspended(snapshot, machine)
+    async def _capture_into(self, snapshot: SnapshotRow, record: Record) -> tuple[Record, VmState] | None:
+        """Capture what the snapshot will hold; `_save` then writes the memory of a running VM to disk."""
+        match record.state:
+            case Running():
+                return await self._capture_running(snapshot, record)
+            case Suspended(checkpoint=checkpoint):
+                await self._copy_suspended(snapshot, record, checkpoint)
+            case Stopped(top=str(), reason=reason):
+                record = await self.disks.freeze(record, Stopped(None, reason))
+                await self._complete(snapshot, layer=record.layer, checkpoint=None)
             case _:
-                if machine.top is not None:
-                    machine = await self._lifecycle.record_frozen(machine, top=None) or machine
-                await self._complete(snapshot, layer=machine.layer, checkpoint=None)
+                await self._complete(snapshot, layer=record.layer, checkpoint=None)
         return None
 
-    async def _take_running(self, snapshot: SnapshotRow, machine: MachineRow) -> Taken:
-        live = self._lifecycle.lives[machine.id]
-        await self._checkpointing.sync_guest(live)
-        machine, moment = await self._checkpointing.take(machine, live)
+    async def _capture_running(self, snapshot: SnapshotRow, record: Record) -> tuple[Record, VmState]:
+        live = self.processes.running(record.id)
+        if live is None:
+            raise wrong_state(record, Operation.SNAPSHOT)
+        await sync_guest(live)
+        record, state = await self.capture.take(record, live)
         try:
-            await self._store.update(snapshot.id, layer=machine.layer)
+            await self.store.update(snapshot.id, layer=record.layer)
         except BaseException:
-            moment.close()
+            state.close()
             raise
-        return Taken(machine, moment)
+        return record, state
 
-    async def _take_suspended(self, snapshot: SnapshotRow, machine: MachineRow) -> None:
-        assert machine.checkpoint is not None  # noqa: S101
+    async def _copy_suspended(self, snapshot: SnapshotRow, record: Record, saved: str) -> None:
         checkpoint = new_id()
-        folder = self._lifecycle.layers.checkpoint_folder
-        with self._lifecycle.layers.building(checkpoint):
-            await in_thread(checkpoints.copy, folder(machine.checkpoint), folder(checkpoint))
-            await self._complete(snapshot, layer=machine.layer, checkpoint=checkpoint)
+        with self.layers.building(checkpoint):
+            await self.host.checkpoints.copy(saved, checkpoint)
+            await self._complete(snapshot, layer=record.layer, checkpoint=checkpoint)
 
-    async def keep(self, snapshot: SnapshotRow, taken: Taken) -> None:
-        """Write the captured memory of a running VM to disk; the VM is not blocked meanwhile."""
+    async def _save(self, snapshot: SnapshotRow, record: Record, state: VmState) -> None:
+        """Make captured memory and the disk layer of the same instant durable."""
         checkpoint = new_id()
         try:
-            with self._lifecycle.layers.building(checkpoint):
-                async with self._lifecycle.layers.reading():
-                    (layer, *_) = await self._lifecycle.layers.chain(taken.machine.layer)
-                    await self._checkpointing.keep(taken.moment, checkpoint, layer)
-                await self._complete(snapshot, layer=taken.machine.layer, checkpoint=checkpoint)
+            with self.layers.building(checkpoint):
+                async with self.layers.reading():
+                    (layer, *_) = await self.layers.chain(record.layer)
+                    await self.host.sync_frozen(layer)
+                    await self.host.checkpoints.save(state, checkpoint)
+                await self._complete(snapshot, layer=record.layer, checkpoint=checkpoint)
         finally:
-            taken.moment.close()
-        self._checkpointing.merge_if_long(taken.machine)
+            state.close()
+        self.layers.merge_in_background(record.layer, record.template)
 
     async def _complete(self, snapshot: SnapshotRow, *, layer: str | None, checkpoint: str | None) -> None:
         """Record what a snapshot holds and how large it is; from here on VMs can be made from it."""
-        size = await self._lifecycle.layers.size(layer, checkpoint)
+        size = await self.layers.size(layer, checkpoint)
         state = SnapshotState.READY if snapshot.failure is None else SnapshotState.FAILED
-        await self._store.update(
-            snapshot.id, layer=layer, checkpoint=checkpoint, state=state, size_bytes=size
-        )
-
-    async def give_up(self, snapshot: SnapshotRow) -> None:
-        await finished(self._store.delete(snapshot.id))
-        self._lifecycle.sweep()
+        await self.store.update(snapshot.id, layer=layer, checkpoint=checkpoint, state=state, size_bytes=size)
 
     async def recover(self) -> None:
         """On start: drop snapshots that a crash left unfinished and rows of ones deleted long ago.
 
         Snapshots captured before sizes were recorded get theirs.
         """
-        for row in await self._store.list():
+        for row in await self.store.list():
             try:
                 await self._recover(row)
             except Exception as error:
@@ -272,11 +282,11 @@ class Snapshots:
 
     async def _recover(self, row: SnapshotRow) -> None:
         if row.state == SnapshotState.BUILDING or _long_gone(row):
-            await self._store.delete(row.id)
+            await self.store.delete(row.id)
         elif row.size_bytes is None and row.deleted_at is None:
             with contextlib.suppress(HostError):
-                size = await self._lifecycle.layers.size(row.layer, row.checkpoint)
-                await self._store.update(row.id, size_bytes=size)
+                size = await self.layers.size(row.layer, row.checkpoint)
+                await self.store.update(row.id, size_bytes=size)
 
 
 def _long_gone(row: SnapshotRow) -> bool:

@@ -1,11 +1,16 @@
-"""State machine of a VM: states, operations and recovery decisions, without IO."""
+"""State machine of a VM, without IO: typed states, legal transitions, operations and recovery decisions."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
+from typing import Any, Literal, cast, get_args
+
+from stead.processes import ProcessId
 
 
 class State(StrEnum):
+    """The name of a state, in the database and for users."""
+
     PREPARING = "preparing"
     """In the pool: being restored ahead of time."""
     PREPARED = "prepared"
@@ -27,17 +32,295 @@ class State(StrEnum):
     """Layers of its disk are missing; it can only be deleted."""
 
 
-UNOWNED = frozenset({State.PREPARING, State.PREPARED})
-PASSING = frozenset(
-    {
-        State.PREPARING,
-        State.CREATING,
-        State.SUSPENDING,
-        State.STOPPING,
-        State.STARTING,
-        State.DELETING,
-    }
+# States with exactly their data. `step` is recorded before the side effects of the step.
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a VM: its process, and the template whose memory it maps (None when it was booted)."""
+
+    process: ProcessId
+    memory_base: str | None
+
+
+@dataclass(frozen=True)
+class Preparing:
+    name = State.PREPARING
+    step: Literal["allocate", "disk", "process", "restore", "warm"]
+    top: str
+    """The disk layer that the VM writes."""
+    run: Run | None = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    name = State.PREPARED
+    top: str
+    run: Run
+
+
+@dataclass(frozen=True)
+class Creating:
+    name = State.CREATING
+    step: Literal["allocate", "disk", "process", "restore", "boot", "identify"]
+    top: str
+    run: Run | None = None
+    recreated: bool = False
+    """Under the id of a deleted VM, which callers know."""
+
+
+@dataclass(frozen=True)
+class Running:
+    name = State.RUNNING
+    top: str
+    run: Run
+    next_top: str | None = None
+    """The layer that will replace `top`; recorded before QEMU switches to it."""
+    reason: str | None = None
+    """A note on how it came up."""
+
+
+@dataclass(frozen=True)
+class Suspending:
+    name = State.SUSPENDING
+    top: str
+    run: Run
+
+
+@dataclass(frozen=True)
+class Suspended:
+    name = State.SUSPENDED
+    checkpoint: str
+    """Its saved memory."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class Starting:
+    """Boots from its disk."""
+
+    name = State.STARTING
+    step: Literal["disk", "process", "boot", "identify"]
+    top: str
+    run: Run | None = None
+
+
+@dataclass(frozen=True)
+class Waking:
+    """Is restored from its saved memory."""
+
+    name = State.STARTING
+    step: Literal["disk", "process", "restore", "identify"]
+    top: str
+    checkpoint: str
+    reason: str
+    """Why it was suspended: a failure leaves it so."""
+    run: Run | None = None
+
+
+@dataclass(frozen=True)
+class Stopping:
+    name = State.STOPPING
+    step: Literal["shutdown", "clean"]
+    top: str | None
+    run: Run | None = None
+    next_top: str | None = None
+
+
+@dataclass(frozen=True)
+class Stopped:
+    name = State.STOPPED
+    top: str | None
+    """None while all of its disk is read-only."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class Deleting:
+    name = State.DELETING
+    step: Literal["end", "clean"]
+    run: Run | None = None
+
+
+@dataclass(frozen=True)
+class Deleted:
+    name = State.DELETED
+    reason: str
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Keeps what it refers to, so that nothing of it is collected as garbage."""
+
+    name = State.LOST
+    reason: str
+    top: str | None = None
+    next_top: str | None = None
+    checkpoint: str | None = None
+    run: Run | None = None
+
+
+MachineState = (
+    Preparing
+    | Prepared
+    | Creating
+    | Running
+    | Suspending
+    | Suspended
+    | Starting
+    | Waking
+    | Stopping
+    | Stopped
+    | Deleting
+    | Deleted
+    | Lost
 )
+KINDS: tuple[type[MachineState], ...] = get_args(MachineState)
+_CAPTURE = "freeze"
+"""The step of a running VM whose state is being captured."""
+
+
+def steps(kind: type[MachineState]) -> tuple[str, ...]:
+    """The journal steps of a state, in their order."""
+    annotation = next((field.type for field in fields(kind) if field.name == "step"), None)
+    return get_args(annotation)
+
+
+# Columns
+
+
+def to_columns(state: MachineState) -> dict[str, Any]:
+    """What a row holds in this state; all else that belongs to a state is null."""
+    run = getattr(state, "run", None)
+    capturing = isinstance(state, Suspending) or (isinstance(state, Running) and state.next_top is not None)
+    reason = getattr(state, "reason", None)
+    if isinstance(state, Creating) and state.recreated:
+        reason = "being recreated"
+    return {
+        "state": state.name.value,
+        "step": getattr(state, "step", _CAPTURE if capturing else None),
+        "top": getattr(state, "top", None),
+        "next_top": getattr(state, "next_top", None),
+        "checkpoint": getattr(state, "checkpoint", None),
+        "reason": reason,
+        "pid": None if run is None else run.process.pid,
+        "pid_started": None if run is None else run.process.started,
+        "memory_base": None if run is None else run.memory_base,
+    }
+
+
+def from_columns(columns: Mapping[str, Any]) -> MachineState:
+    """The state of a row. A row that fits no state is read as the state that its VM really is in.
+
+    Without a process a VM has stopped, and a new VM that lacks something is removed. Any other is lost; what
+    its row refers to is kept.
+    """
+    run = None
+    if columns["pid"] is not None and columns["pid_started"] is not None:
+        run = Run(ProcessId(columns["pid"], columns["pid_started"]), columns["memory_base"])
+    values = {name: columns[name] for name in ("step", "top", "next_top", "checkpoint", "reason")}
+    values |= {"run": run, "recreated": columns["reason"] is not None}
+    kind = _kind(columns["state"], columns["checkpoint"])
+    if kind is not None:
+        if "reason" in _REQUIRED[kind]:
+            values["reason"] = columns["reason"] or columns["state"]
+        if steps(kind):
+            # Not `disk` for a boot: the layer of that step is only being made, so recovery removes it.
+            values["step"] = columns["step"] or ("process" if kind is Starting else steps(kind)[0])
+        state = kind(**{field.name: values[field.name] for field in fields(kind)})
+        if _complete(state):
+            return state
+    if kind in (Preparing, Prepared, Creating):
+        return Deleting("end", run)
+    if kind in (Running, Suspending) and columns["top"] is not None:
+        return Stopping("clean", columns["top"], None, columns["next_top"])
+    found = f"state {columns['state']!r}, step {columns['step']!r}"
+    text = f"{State.LOST}: its row in the database is inconsistent ({found})"
+    return Lost(text, columns["top"], columns["next_top"], columns["checkpoint"], run)
+
+
+def _kind(name: str, checkpoint: str | None) -> type[MachineState] | None:
+    if name == State.STARTING:
+        return Starting if checkpoint is None else Waking
+    return next((kind for kind in KINDS if kind.name == name), None)
+
+
+_REQUIRED: Mapping[type[MachineState], tuple[str, ...]] = {
+    kind: tuple(
+        field.name for field in fields(kind) if "None" not in str(field.type) and field.name != "recreated"
+    )
+    for kind in KINDS
+}
+
+
+def _complete(state: MachineState) -> bool:
+    """Whether a state that was read has all of its data, and a step that it can be in."""
+    if any(getattr(state, name) is None for name in _REQUIRED[type(state)]):
+        return False
+    allowed = steps(type(state))
+    return not allowed or cast("Any", state).step in allowed
+
+
+# Transitions
+
+_NEXT: Mapping[type[MachineState] | None, tuple[type[MachineState], ...]] = {
+    None: (Preparing, Creating),
+    Preparing: (Preparing, Prepared, Deleting),
+    Prepared: (Creating, Deleting),
+    Creating: (Creating, Running, Deleting),
+    Running: (Running, Suspending, Stopping, Stopped, Deleting),
+    Suspending: (Running, Suspended, Stopped, Deleting),
+    Suspended: (Waking, Stopping, Stopped, Lost, Deleting),
+    Starting: (Starting, Running, Stopped, Deleting),
+    Waking: (Waking, Running, Suspended, Deleting),
+    Stopping: (Stopping, Stopped, Deleting),
+    Stopped: (Stopped, Starting, Lost, Deleting),
+    Deleting: (Deleting, Deleted),
+    Deleted: (Creating, Deleting),
+    Lost: (Deleting,),
+}
+"""Which state may follow which; None is a VM without a row."""
+
+
+class IllegalTransition(Exception):
+    """A defect of this program: it tried to record a state that cannot follow the recorded one."""
+
+
+def check_transition(before: MachineState | None, after: MachineState) -> None:
+    """IllegalTransition unless `after` may be recorded when `before` is."""
+    if type(after) not in _NEXT[None if before is None else type(before)]:
+        raise IllegalTransition(f"{before} -> {after}")
+    if isinstance(before, Running | Suspending) and isinstance(after, Running | Suspending):
+        # It is one run: QEMU is never replaced under a running VM.
+        legal = before.run == after.run
+    elif isinstance(before, Suspended | Waking) and isinstance(after, Suspended | Waking):
+        # Saved memory is given up only by a VM that runs or has stopped.
+        legal = before.checkpoint == after.checkpoint
+    elif before is None:
+        legal = isinstance(after, Preparing | Creating) and after.step == "allocate" and after.run is None
+    elif isinstance(before, Creating) and isinstance(after, Creating):
+        legal = before.recreated == after.recreated
+    elif isinstance(before, Deleted) and isinstance(after, Creating):
+        legal = after.recreated and after.run is None
+    else:
+        legal = True
+    if not legal or not _in_order(before, after):
+        raise IllegalTransition(f"{before} -> {after}")
+
+
+def _in_order(before: MachineState | None, after: MachineState) -> bool:
+    """Steps of one state go forward; only an attempt to bring a guest up may be repeated."""
+    order = steps(type(after))
+    if before is None or type(before) is not type(after) or not order:
+        return True
+    earlier, later = order.index(cast("Any", before).step), order.index(cast("Any", after).step)
+    return later >= earlier or cast("Any", after).step in ("disk", "process")
+
+
+# Operations
+
+UNOWNED = frozenset({State.PREPARING, State.PREPARED})
+PASSING = frozenset(kind.name for kind in KINDS if steps(kind)) | {State.SUSPENDING}
 """Transient states: other operations wait for their end."""
 DOWN = frozenset({State.STOPPED, State.SUSPENDED, State.DELETED})
 """States without a process from which a VM can be started."""
@@ -59,22 +342,10 @@ class Verdict(StrEnum):
     GO = "go"
     WAKE = "wake"
     """Wake or start it first."""
-    WAIT = "wait"
     REFUSE = "refuse"
     DONE = "done"
     """Already in the requested state."""
 
-
-STEPS: Mapping[State, tuple[str, ...]] = {
-    State.PREPARING: ("allocate", "disk", "process", "restore", "warm"),
-    State.CREATING: ("allocate", "disk", "process", "restore", "boot", "identify"),
-    State.RUNNING: ("freeze",),
-    State.SUSPENDING: ("freeze",),
-    State.STARTING: ("disk", "process", "boot", "restore", "identify"),
-    State.STOPPING: ("shutdown", "clean"),
-    State.DELETING: ("end", "clean"),
-}
-"""Journal steps of each state: a step is recorded before its side effects."""
 
 _GO: Mapping[Operation, frozenset[State]] = {
     Operation.USE: frozenset({State.RUNNING}),
@@ -85,7 +356,7 @@ _GO: Mapping[Operation, frozenset[State]] = {
     Operation.SNAPSHOT: frozenset({State.RUNNING, State.STOPPED, State.SUSPENDED}),
     Operation.FORK: frozenset({State.RUNNING}),
     Operation.RESIZE: frozenset({State.RUNNING, State.STOPPED}),
-    Operation.DELETE: frozenset(State) - PASSING | {State.STOPPING},
+    Operation.DELETE: frozenset(State) - PASSING - UNOWNED | {State.STOPPING},
 }
 _WAKE: Mapping[Operation, frozenset[State]] = {
     Operation.USE: DOWN,
@@ -103,14 +374,14 @@ _DONE: Mapping[Operation, frozenset[State]] = {
 
 
 def decide(operation: Operation, state: State) -> Verdict:
-    """Whether an operation may start in this state."""
-    if state in UNOWNED or state is State.DELETING:
-        # To callers these VMs do not exist.
-        return Verdict.REFUSE
+    """What to do with an operation on a VM in this state, once no other operation is under way."""
     for verdict, table in ((Verdict.GO, _GO), (Verdict.WAKE, _WAKE), (Verdict.DONE, _DONE)):
         if state in table.get(operation, ()):
             return verdict
-    return Verdict.WAIT if state in PASSING else Verdict.REFUSE
+    return Verdict.REFUSE
+
+
+# Recovery
 
 
 class Recovery(StrEnum):
@@ -130,20 +401,22 @@ class Recovery(StrEnum):
     KEEP = "keep"
 
 
-def recover(state: State, *, alive: bool, asleep: bool) -> Recovery:
-    """What to do with a row, given whether its process is alive and whether it has saved memory."""
+def recover(state: MachineState, *, alive: bool) -> Recovery:
+    """What to do with a VM after a restart, given whether its process is alive."""
     match state:
-        case State.RUNNING | State.SUSPENDING:
+        case Running() | Suspending():
             return Recovery.ADOPT if alive else Recovery.STOPPED
-        case State.PREPARED:
+        case Prepared():
             return Recovery.ADOPT if alive else Recovery.REMOVE
-        case State.PREPARING | State.CREATING | State.DELETING:
+        case Preparing() | Creating() | Deleting():
             return Recovery.REMOVE
-        case State.STARTING:
-            return Recovery.END_AND_SLEEP if asleep else Recovery.END_AND_STOP
-        case State.STOPPING:
+        case Starting():
+            return Recovery.END_AND_STOP
+        case Waking():
+            return Recovery.END_AND_SLEEP
+        case Stopping():
             return Recovery.FINISH_STOP
-        case State.STOPPED | State.SUSPENDED | State.DELETED | State.LOST:
+        case Stopped() | Suspended() | Deleted() | Lost():
             # A process of such a row is an orphan, which recovery kills.
             return Recovery.KEEP
 

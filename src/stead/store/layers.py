@@ -36,6 +36,16 @@ class LayerStore(Rows[LayerRow]):
         found = sa.union(*(sa.select(table.c[column]) for table in (machines, snapshots)))
         return await self.database.read(lambda connection: set(connection.execute(found).scalars()) - {None})
 
+    async def templates(self) -> set[str]:
+        """The templates that a VM, a snapshot or a layer refers to."""
+        found = sa.union(
+            sa.select(machines.c.template),
+            sa.select(machines.c.memory_base).where(machines.c.memory_base.is_not(None)),
+            sa.select(layers.c.template),
+            sa.select(snapshots.c.template).where(snapshots.c.deleted_at.is_(None)),
+        )
+        return await self.database.read(lambda connection: set(connection.execute(found).scalars()))
+
     async def rebase(self, layer_id: str, file: str, parent: str | None) -> bool:
         """Give a layer another file and parent; returns whether it exists."""
         return await self.update(layer_id, file=file, parent=parent) is not None

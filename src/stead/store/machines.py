@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -108,16 +108,30 @@ class MachineStore(Rows[MachineRow]):
             changed = machines.update().where(machines.c.id.in_(machine_ids)).values(traffic_at=at)
             await self.database.execute(changed)
 
-    async def freeze(self, layer: LayerRow, machine_id: str, **changes: object) -> MachineRow | None:
-        """Record a VM's top layer as read-only and the VM's new layers, in one transaction."""
+    async def transition(
+        self,
+        machine_id: str,
+        expected: Mapping[str, object],
+        changes: Mapping[str, object],
+        frozen: LayerRow | None = None,
+    ) -> MachineRow | None:
+        """Change a VM's state if its row is as expected, and insert its frozen layer, in one transaction.
+
+        None when there is no such row.
+        """
         now = time.time_ns()
-        frozen = layers.insert().values(**dataclasses.asdict(dataclasses.replace(layer, created_at=now)))
-        values = changes | {"layer": layer.id, "next_top": None, "updated_at": now}
-        stands = machines.update().where(machines.c.id == machine_id).values(**values).returning(machines)
+        same = [machines.c[name].is_not_distinct_from(value) for name, value in expected.items()]
+        here = machines.c.id == machine_id, *same
+        changed = machines.update().where(*here).values(**changes, updated_at=now)
+        if frozen is None:
+            return await self._update_returning(changed)
+        layer = layers.insert().values(**dataclasses.asdict(dataclasses.replace(frozen, created_at=now)))
 
         def freeze(connection: sa.Connection) -> MachineRow | None:
-            connection.execute(frozen)
-            return self._one(connection.execute(stands))
+            if connection.execute(sa.select(machines.c.id).where(*here)).first() is None:
+                return None
+            connection.execute(layer)
+            return self._one(connection.execute(changed.returning(machines)))
 
         return await self.database.write(freeze)
 

@@ -12,7 +12,7 @@ from stead.api.wire.unknown import Tracked
 from stead.api.wire.vms import PersistenceModel
 from stead.builds.errors import InvalidSpec
 from stead.builds.spec import Clone, File, GitUser, Group, Layer, Port, Service, ServicePatch, User
-from stead.machines.machine import UNCHANGED
+from stead.machines.unchanged import UNCHANGED
 
 Size = Annotated[Gigabytes | None, Field(allow_inf_nan=False)]
 Seconds = Annotated[float | None, Field(allow_inf_nan=False)]

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from stead.api.wire import Time, Wire
-from stead.machines.terminals import LogLine, TerminalInfo
+from stead.guest.terminals import LogLine, TerminalInfo
 
 
 class Terminal(Wire):

@@ -164,7 +164,7 @@ class Created(Wire):
     snapshot_id: str | None = None
 
 
-class Deleted(Wire):
+class VmDeleted(Wire):
     id: str
     recreate: bool
 
@@ -194,12 +194,12 @@ class Started(Wire):
     console_url: Annotated[str | None, Field(serialization_alias="console_url")] = None
 
 
-class Stopped(Wire):
+class VmStopped(Wire):
     vm_id: str
     vm_instance_id: str
 
 
-class Suspended(Wire):
+class VmSuspended(Wire):
     id: str
     vm_instance_id: str
     snapshot_layer_id: str

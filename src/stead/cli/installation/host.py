@@ -13,7 +13,7 @@ from stead.cli.output import Json
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from stead.host.image import Progress as Step
+    from stead.host.interface import Progress as Step
 
 app = typer.Typer()
 
@@ -62,7 +62,7 @@ def prepare(
         async with Machines.open(given) as machines:
             wanted = Size.parse(size) if size else given.default_size
             template = await machines.template(wanted, report)
-        facts = {"template": template.id, "image": template.image.key, "size": str(template.size)}
+        facts = {"template": template.id, "image": template.image_key, "size": str(template.size)}
         typer.echo(json.dumps(facts) if as_json else f"ready: template {template.id}, size {template.size}")
 
     with_display(work)

@@ -20,7 +20,7 @@ from stead.cli.output import Json
 
 if TYPE_CHECKING:
     from stead.api.parts import Installation
-    from stead.host.image import Progress
+    from stead.host.interface import Progress
     from stead.settings import Settings
     from stead.tasks import TaskSet
 
@@ -62,7 +62,7 @@ def serve(
 
 async def _serve(settings: "Settings", changes: dict[str, Any], as_json: bool) -> None:
     from stead.api import server
-    from stead.host.host import require_root
+    from stead.host.local import require_root
     from stead.installation import open_installation
 
     require_root()

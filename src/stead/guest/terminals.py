@@ -12,10 +12,8 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 from stead.errors import GuestError, InvalidRequest
-from stead.guest.agent import parse_object, parsing
+from stead.guest.agent import Agent, parse_object, parsing
 from stead.guest.execution import DEFAULT_OUTPUT_LIMIT, ExecRequest, ExecResult, collect
-from stead.machines.events import Use
-from stead.machines.machine import Machine
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 _MAX_LINE = 256 << 10
@@ -50,7 +48,7 @@ class _Piece:
 
 
 async def run(
-    machine: Machine,
+    agent: Agent,
     name: str,
     command: str | Sequence[str],
     *,
@@ -70,12 +68,11 @@ async def run(
             f"invalid terminal name {name!r}: must be 1 to 64 letters, digits, '.', '_' or '-'"
         )
     request = ExecRequest(command, cwd, env or {}, stdin, user, timeout, terminal=name)
-    return await collect(await machine.agent(Use.TERMINAL), request, output_limit)
+    return await collect(agent, request, output_limit)
 
 
-async def find(machine: Machine, user: str | None = None) -> list[TerminalInfo]:
+async def find(agent: Agent, user: str | None = None) -> list[TerminalInfo]:
     """The terminals that a Linux user may see, oldest first."""
-    agent = await machine.agent(Use.TERMINAL)
     answer = await agent.call("GET", "/v1/terminals", user=user)
     with parsing("GET /v1/terminals"):
         return [
@@ -89,16 +86,16 @@ async def find(machine: Machine, user: str | None = None) -> list[TerminalInfo]:
         ]
 
 
-async def output(machine: Machine, name: str, user: str | None = None) -> bytes:
+async def output(agent: Agent, name: str, user: str | None = None) -> bytes:
     """The recorded output, both streams interleaved: about the last MiB."""
-    return b"".join(piece.data for piece in await _pieces(machine, name, user))
+    return b"".join(piece.data for piece in await _pieces(agent, name, user))
 
 
-async def logs(machine: Machine, name: str, user: str | None = None) -> list[LogLine]:
+async def logs(agent: Agent, name: str, user: str | None = None) -> list[LogLine]:
     """The recorded output in lines."""
     lines: list[LogLine] = []
     begun, began = bytearray(), 0.0
-    for piece in await _pieces(machine, name, user):
+    for piece in await _pieces(agent, name, user):
         for part in _parts(piece.data):
             if not begun:
                 began = piece.at
@@ -120,10 +117,9 @@ def _line(data: bytes | bytearray, at: float) -> LogLine:
     return LogLine(bytes(data).removesuffix(b"\n").removesuffix(b"\r").decode(errors="replace"), at)
 
 
-async def _pieces(machine: Machine, name: str, user: str | None) -> list[_Piece]:
+async def _pieces(agent: Agent, name: str, user: str | None) -> list[_Piece]:
     if not _NAME.fullmatch(name):
         raise GuestError("not_found", f"terminal {name!r} not found")
-    agent = await machine.agent(Use.TERMINAL)
     what = f"/v1/terminals/{quote(name, safe='')}"
     pieces: list[_Piece] = []
     size = 0

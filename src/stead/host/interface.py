@@ -1,0 +1,310 @@
+"""What the product knows of a host: VMs, disk layers, saved memory and capacity, all named by ids.
+
+QMP, QEMU's command line, paths, namespaces and cgroups stay behind it. `local.py` implements it with QEMU;
+tests of rules have a host in memory.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from stead.errors import HostError
+from stead.guest.agent import Agent
+from stead.processes import ProcessId
+from stead.settings import Size
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Progress of a build: the phase, the current item, and the fraction done when it is known."""
+
+    phase: str
+    detail: str
+    fraction: float | None
+
+
+Report = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A VM's id and slot, which determine all of its resources on this host."""
+
+    machine: str
+    slot: int
+
+
+class TemplateUnreadable(HostError):
+    """A template may exist, but the host cannot read it now."""
+
+
+class Template(Protocol):
+    """A VM of one size, booted once and saved: new VMs are restored from it. It never changes."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def size(self) -> Size: ...
+    @property
+    def image_key(self) -> str:
+        """Hash of what the base image below it is made of."""
+
+
+@dataclass(frozen=True)
+class Disk:
+    """The layers of a VM's disk: the one that it writes, read-only files (newest first), the template's."""
+
+    top: str
+    frozen: Sequence[str]
+    template: Template
+
+
+@dataclass(frozen=True)
+class LayerSwitch:
+    """The writable disk layers before and after a capture."""
+
+    layer: str
+    to: str
+
+
+class VmState(Protocol):
+    """Memory and devices of one paused instant. The disk of the same instant is a frozen layer."""
+
+    @property
+    def size(self) -> Size: ...
+    @property
+    def base(self) -> str | None:
+        """The template whose memory it is a delta to; None when it is complete."""
+
+    @property
+    def memory_bytes(self) -> int: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Pause:
+    """How long a VM was paused for a capture, and how many pages were copied meanwhile."""
+
+    seconds: float
+    pages: int
+
+
+class Vm(Protocol):
+    """A VM's process. Every order raises HostError when the process has ended."""
+
+    @property
+    def process(self) -> ProcessId: ...
+    @property
+    def ended(self) -> bool: ...
+    @property
+    def stop_cause(self) -> str | None:
+        """Why the guest ended: guest-shutdown, guest-reset, guest-panic, ..."""
+
+    async def wait(self) -> str:
+        """Wait until the process has ended; returns how."""
+
+    async def ends_now(self) -> bool:
+        """Whether it has ended, or does so in a moment."""
+
+    async def kill(self) -> None: ...
+    async def release(self) -> None:
+        """Disconnect without ending the process."""
+
+    async def running(self) -> None:
+        """Wait until a VM that is being restored has loaded its state and runs."""
+
+    async def pause(self) -> None: ...
+    async def resume(self) -> None: ...
+    async def resume_if_paused(self) -> None: ...
+    async def resume_after_crash(self) -> None:
+        """Resume a VM whose capture was interrupted by a crash of the server."""
+
+    async def power_down(self) -> None:
+        """Press the power button: the guest shuts down if it wants to."""
+
+    async def console(self) -> str:
+        """The end of the guest's console output."""
+
+    async def add_layer(self, layer: str) -> None:
+        """Open an empty layer that can become the writable one."""
+
+    async def drop_layer(self, layer: str) -> None: ...
+    async def written_layer(self) -> str:
+        """The current writable layer."""
+
+    async def capture(self, size: Size, base: str | None, switch: LayerSwitch) -> tuple[VmState, Pause]:
+        """Pause the guest, capture its memory and devices, and resume it on another disk layer.
+
+        On failure the guest may stay paused: what happens to it is for the caller to say.
+        """
+
+    async def save_and_pause(self, size: Size, base: str | None, checkpoint: str) -> None:
+        """Pause the guest for good and save its memory; it is durable when this returns."""
+
+    def bound_log(self) -> None:
+        """Cut the log of a process that prints without end, which a guest can make it do."""
+
+
+class Restore(Protocol):
+    """A process that waits for the state of a captured VM."""
+
+    @property
+    def process(self) -> ProcessId: ...
+    async def load(self, vm: Vm) -> None:
+        """Put memory and devices in place and verify the memory's checksum; the guest stays paused."""
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """Processes and resources that exist on this host, whether or not the database knows them."""
+
+    processes: Mapping[ProcessId, str]
+    folders: frozenset[str]
+    groups: frozenset[str]
+
+    @property
+    def machines(self) -> frozenset[str]:
+        return frozenset(self.processes.values()) | self.folders | self.groups
+
+
+class HostPlatform(Protocol):
+    """What VMs run on."""
+
+    @property
+    def accelerator(self) -> str: ...
+    @property
+    def version(self) -> tuple[int, int, int]: ...
+    @property
+    def machine(self) -> str: ...
+
+
+class TemplateStorage(Protocol):
+    async def find(self, size: Size) -> Template | None:
+        """The template of a size, without making one."""
+
+    def load(self, template_id: str) -> Template | None:
+        """None when it was removed; HostError when the host cannot tell."""
+
+    async def ensure(self, size: Size, report: Report) -> Template:
+        """The template of a size, built when it is missing."""
+
+    async def remove_unused(self, used: Collection[str]) -> list[str]:
+        """Remove templates that cannot be restored here any more, but for those `used`; returns their ids."""
+
+
+class LayerStorage(Protocol):
+    """Files of read-only disk layers, by name."""
+
+    def names(self) -> list[str]:
+        """All files, but for those of a merge under way."""
+
+    def exists(self, file: str) -> bool: ...
+    def is_temporary(self, file: str) -> bool:
+        """Whether it is what an interrupted merge left."""
+
+    async def adopt(self, machine: str, layer: str, file: str) -> bool:
+        """Move a frozen layer out of its VM's folder; idempotent. False when it is neither there nor here."""
+
+    async def not_adopted(self, layer: str, file: str) -> list[str]:
+        """The VMs whose folders have a layer that is not at its place."""
+
+    def allocated(self, file: str) -> int:
+        """Bytes that a file occupies on disk."""
+
+    async def merge(
+        self, files: Sequence[str], below: Sequence[str], template: Template, target: str
+    ) -> None:
+        """Make the file `target` hold what `files` hold together, to stand in their place on `below`."""
+
+    async def remove(self, files: Sequence[str]) -> None: ...
+    async def set_aside(self, file: str) -> None:
+        """Move it to the quarantine."""
+
+
+class CheckpointStorage(Protocol):
+    """Saved memory, by id."""
+
+    def ids(self) -> list[str]: ...
+    async def read(self, checkpoint: str, size: Size) -> VmState:
+        """CheckpointUnusable when this host cannot use it; HostError when the next call may succeed."""
+
+    async def save(self, state: VmState, checkpoint: str) -> None:
+        """It is durable when this returns."""
+
+    async def copy(self, checkpoint: str, to: str) -> None: ...
+    def allocated(self, checkpoint: str) -> int: ...
+    async def remove(self, checkpoints: Sequence[str]) -> None: ...
+    async def set_aside(self, checkpoint: str) -> bool:
+        """Move it to the quarantine; False when it does not exist."""
+
+
+class Host(Protocol):
+    """One host with its VMs."""
+
+    @property
+    def slots(self) -> range:
+        """The slots of VMs of users."""
+
+    @property
+    def templates(self) -> TemplateStorage: ...
+    @property
+    def layers(self) -> LayerStorage: ...
+    @property
+    def checkpoints(self) -> CheckpointStorage: ...
+    async def platform(self) -> HostPlatform: ...
+    def check_capacity(self) -> None:
+        """CapacityExceeded when the host lacks memory or disk space for another VM."""
+
+    def check_memory(self, wanted: int) -> None:
+        """CapacityExceeded when `wanted` bytes would leave the host with too little memory."""
+
+    def has_disk_room(self) -> bool: ...
+
+    # The folder and the writable layers of a VM
+    def make_folder(self, place: Place) -> None: ...
+    async def make_layer(self, place: Place, layer: str, size_gib: int) -> None: ...
+    async def grow_layer(self, machine: str, layer: str, size_gib: int) -> None: ...
+    def has_layer(self, machine: str, layer: str) -> bool:
+        """HostError when the host cannot tell."""
+
+    def remove_layer(self, machine: str, layer: str) -> None: ...
+    async def sync_layer(self, machine: str, layer: str) -> None: ...
+    async def sync_frozen(self, file: str) -> None: ...
+
+    # Processes
+    async def restore(self, place: Place, disk: Disk) -> ProcessId:
+        """Start a VM from the memory of its disk's template."""
+
+    async def boot(self, place: Place, size: Size, disk: Disk) -> ProcessId: ...
+    def restore_state(self, place: Place, state: VmState, disk: Disk) -> AbstractAsyncContextManager[Restore]:
+        """Start a VM that waits for captured state; load it inside the block."""
+
+    async def connect(self, machine: str, process: ProcessId) -> Vm:
+        """ProcessLookupError when it has ended."""
+
+    def agent(self, place: Place) -> Agent: ...
+    async def kill(self, process: ProcessId) -> None: ...
+    def inventory(self) -> Inventory: ...
+    def tidy(self, machine: str) -> None:
+        """Remove the runtime files of a VM whose process has ended."""
+
+    async def discard(self, machine: str) -> None:
+        """Remove all files of a VM whose process has ended."""
+
+    async def set_aside(self, machine: str) -> None:
+        """Move the files of a VM without a row to the quarantine, and discard the rest of it."""
+
+    async def prune_quarantine(self) -> None: ...
+    async def traffic(self) -> Mapping[int, int]:
+        """Bytes of IPv4 traffic of each slot so far."""
+
+
+T = TypeVar("T")
+
+
+def narrowed(thing: object, kind: type[T]) -> T:
+    """A host gets back what it handed out: TypeError for what another host made."""
+    if not isinstance(thing, kind):
+        raise TypeError(f"{thing!r} is not of this host")
+    return thing

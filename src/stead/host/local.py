@@ -1,0 +1,454 @@
+"""This host's VMs: starts, restores, adopts and discards QEMU processes and their files."""
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import shutil
+from collections.abc import AsyncIterator, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from stead.deadlines import scaled
+from stead.errors import CheckpointUnusable, DiskSpaceExceeded, HostError
+from stead.files import (
+    exists,
+    give_to,
+    locked,
+    nearest_existing,
+    raise_descriptor_limit,
+    remove_folder,
+    remove_garbage,
+    sync_file,
+)
+from stead.guest.agent import Agent
+from stead.guest_agent import agent_path
+from stead.host import disks, interface, network, templates
+from stead.host.accelerator import choose_accelerator, machine_type, qemu_version
+from stead.host.cgroups import ControlGroups
+from stead.host.checkpoints import CapturedState, CheckpointFolders, LocalVm, device_state
+from stead.host.image import BaseImage, ensure_image, find_image, image_key
+from stead.host.interface import Disk, Inventory, Place, Report, narrowed
+from stead.host.layer_files import LayerFiles
+from stead.host.memory import check_memory, sealed_copy
+from stead.host.network import Network
+from stead.host.qemu import Command, KernelBoot, Memory, QemuPlatform, Saved
+from stead.host.quarantine import Quarantine
+from stead.host.template_builder import TEMPLATE_PREFIX, ensure_template, machine_slots
+from stead.host.templates import LocalTemplate
+from stead.host.vm import Spawner, VmFiles, launch, process_name, running_machines
+from stead.logs import get_logger
+from stead.processes import ProcessId, kill
+from stead.settings import Settings, Size
+from stead.tasks import finished, in_thread
+
+log = get_logger("stead.host")
+
+_DISK_FLOOR = 1 << 30
+_LOCK_TIMEOUT = scaled(5.0)
+
+
+def require_root() -> None:
+    if os.geteuid() != 0:
+        raise HostError(
+            "Stead must run as root: it creates taps, network namespaces and processes of other users"
+        )
+
+
+@contextlib.asynccontextmanager
+async def installation_locked(settings: Settings) -> AsyncIterator[None]:
+    """Make the folders of an installation and hold its lock: one process at a time has it open."""
+    require_root()
+    raise_descriptor_limit()
+    if not settings.data.exists():
+        settings.data.mkdir(parents=True)
+        settings.data.chmod(0o711)
+    async with locked(settings.data / "stead.lock", _LOCK_TIMEOUT):
+        (settings.runtime / settings.instance).mkdir(parents=True, exist_ok=True, mode=0o711)
+        yield
+
+
+class LocalTemplates:
+    """Templates in the cache folder, for the image and the platform of this host."""
+
+    def __init__(self, host: "LocalHost") -> None:
+        self._host = host
+        self._folder = host.templates_folder
+
+    async def find(self, size: Size) -> LocalTemplate | None:
+        image = await self._host.find_current_image()
+        if image is None:
+            return None
+        return _used(templates.find(self._folder, image, size, await self._host.platform()))
+
+    def load(self, template_id: str) -> LocalTemplate | None:
+        return templates.load(self._folder, template_id, self._host.find_image)
+
+    async def ensure(self, size: Size, report: Report) -> LocalTemplate:
+        return await ensure_template(self._host, size, report)
+
+    async def remove_unused(self, used: Collection[str]) -> list[str]:
+        # VMs of other installations may need the templates of a cache that is not this installation's own.
+        if self._host.settings.cache is not None:
+            return []
+        unused = await in_thread(templates.unused, self._folder, used)
+        await in_thread(remove_garbage, unused)
+        return [path.name for path in unused]
+
+
+def _used(template: LocalTemplate | None) -> LocalTemplate | None:
+    if template is not None:
+        templates.note_use(template)
+    return template
+
+
+@dataclass(frozen=True)
+class _Restore:
+    """A QEMU that waits for captured state."""
+
+    process: ProcessId
+    state: CapturedState
+    saved: Saved
+    verifying: "asyncio.Future[None]"
+
+    async def load(self, vm: interface.Vm) -> None:
+        await narrowed(vm, LocalVm).load_state(self.state, self.saved)
+        # The guest is resumed only after the checksum of its memory is verified.
+        await finished(self.verifying)
+
+
+class LocalHost:
+    """This host: VMs are QEMU processes."""
+
+    def __init__(self, settings: Settings, own_network: Network) -> None:
+        self.settings = settings
+        self.network = own_network
+        self.groups = ControlGroups(settings)
+        self._quarantine = Quarantine(settings.data)
+        self._spawner = Spawner()
+        self._ready = asyncio.Lock()
+        self._image: BaseImage | None = None
+        self._platform: QemuPlatform | None = None
+        self._sealed: dict[str, int] = {}
+        self._empty_layers = disks.EmptyLayers()
+        folders = [settings.data / name for name in ("layers", "checkpoints")]
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.templates = LocalTemplates(self)
+        self.layers = LayerFiles(folders[0], settings.data / "machines", self._quarantine)
+        self.checkpoints = CheckpointFolders(
+            folders[1], self.platform, lambda each: self.templates.load(each) is not None, self._quarantine
+        )
+
+    @classmethod
+    async def open(cls, settings: Settings) -> Self:
+        return cls(settings, await Network.open(settings))
+
+    async def close(self) -> None:
+        self._spawner.close()
+        for descriptor in self._sealed.values():
+            os.close(descriptor)
+        self._sealed.clear()
+        await self.network.close()
+
+    async def remove_network(self) -> None:
+        """Remove the namespace, link, rules and cgroups, after `close` and without any VM left."""
+        self.groups.remove()
+        with contextlib.suppress(OSError):
+            (self.settings.runtime / self.settings.instance).rmdir()
+        await network.remove(self.settings)
+
+    # Image and platform
+
+    @property
+    def templates_folder(self) -> Path:
+        return self.settings.cache_folder / "templates"
+
+    async def image(self, progress: Report = lambda _: None) -> BaseImage:
+        """The base image, built when it is missing."""
+        async with self._ready:
+            if self._image is None or not exists(self._image.disk):
+                self._image = await ensure_image(self.settings, progress)
+            return self._image
+
+    def find_image(self, key: str) -> BaseImage | None:
+        return find_image(self.settings, key)
+
+    async def find_current_image(self) -> BaseImage | None:
+        """The base image of this version, without building it."""
+        if self._image is None and self.find_image(image_key(self.settings, agent_path())) is None:
+            return None
+        return await self.image()
+
+    async def platform(self) -> QemuPlatform:
+        image = await self.image()
+        async with self._ready:
+            if self._platform is None:
+                choice = await choose_accelerator(self.settings, image.kernel)
+                if choice.name == "tcg" and self.settings.accelerator == "auto":
+                    log.warning("kvm not used", reason=choice.reason, cost=choice.cost)
+                version = await qemu_version()
+                self._platform = QemuPlatform(
+                    choice.name,
+                    version,
+                    await machine_type(version),
+                    _host_cpu() if choice.name == "kvm" else "",
+                )
+            return self._platform
+
+    # Capacity
+
+    def check_capacity(self) -> None:
+        check_memory()
+        if not self.has_disk_room():
+            raise DiskSpaceExceeded(
+                f"less than {_DISK_FLOOR >> 30} GiB of disk space is free under {self.settings.data}"
+            )
+
+    def check_memory(self, wanted: int) -> None:
+        check_memory(wanted)
+
+    def has_disk_room(self) -> bool:
+        return shutil.disk_usage(nearest_existing(self.settings.data)).free >= _DISK_FLOOR
+
+    # Folders and writable layers
+
+    @property
+    def slots(self) -> range:
+        return machine_slots()
+
+    def uid(self, slot: int) -> int:
+        return self.settings.uid(slot)
+
+    def files(self, machine: str) -> VmFiles:
+        instance = self.settings.instance
+        return VmFiles(self.settings.data / "machines" / machine, self.settings.runtime / instance / machine)
+
+    def make_folder(self, place: Place) -> None:
+        """The VM's own folder, which its QEMU is confined to."""
+        folder = self.files(place.machine).folder
+        try:
+            folder.mkdir(parents=True, mode=0o711)
+            folder.chmod(0o700)
+            os.chown(folder, self.uid(place.slot), self.uid(place.slot))
+        except OSError as error:
+            raise HostError(f"cannot create {folder}: {error.strerror}") from error
+
+    def layer(self, machine: str, layer: str) -> Path:
+        return self.files(machine).folder / f"{layer}.qcow2"
+
+    async def make_layer(self, place: Place, layer: str, size_gib: int) -> None:
+        """An empty disk layer in the VM's folder."""
+        await self._empty_layers.make(self.layer(place.machine, layer), size_gib, self.uid(place.slot))
+
+    async def grow_layer(self, machine: str, layer: str, size_gib: int) -> None:
+        await disks.grow_layer(self.layer(machine, layer), size_gib)
+
+    def has_layer(self, machine: str, layer: str) -> bool:
+        return exists(self.layer(machine, layer))
+
+    def remove_layer(self, machine: str, layer: str) -> None:
+        self.layer(machine, layer).unlink(missing_ok=True)
+
+    async def sync_layer(self, machine: str, layer: str) -> None:
+        await in_thread(_sync, self.layer(machine, layer))
+
+    async def sync_frozen(self, file: str) -> None:
+        await in_thread(_sync, self.layers.path(file))
+
+    def disk_files(self, machine: str, disk: Disk) -> tuple[Path, ...]:
+        """All layers of a VM's disk, top first."""
+        frozen = map(self.layers.path, disk.frozen)
+        return self.layer(machine, disk.top), *frozen, *narrowed(disk.template, LocalTemplate).layers
+
+    # Processes
+
+    async def restore(self, place: Place, disk: Disk) -> ProcessId:
+        """Start a QEMU that restores the template's memory."""
+        template = narrowed(disk.template, LocalTemplate)
+        try:
+            devices = os.open(template.devices, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise HostError(f"cannot read template {template.id}: {error.strerror}") from error
+        try:
+            return await self._restore(place, template.size, template, disk, Saved(devices))
+        finally:
+            os.close(devices)
+
+    @contextlib.asynccontextmanager
+    async def restore_state(
+        self, place: Place, state: interface.VmState, disk: Disk
+    ) -> AsyncIterator[_Restore]:
+        captured = narrowed(state, CapturedState)
+        base = None if captured.base is None else self.templates.load(captured.base)
+        if captured.base is not None and base is None:
+            raise CheckpointUnusable("the template that its memory is based on is missing")
+        verifying = asyncio.ensure_future(in_thread(captured.memory.verify))
+        try:
+            async with device_state(captured.devices) as descriptor:
+                saved = Saved(descriptor, deferred=True)
+                process = await self._restore(place, captured.size, base, disk, saved)
+                yield _Restore(process, captured, saved, verifying)
+        finally:
+            await finished(verifying)
+
+    async def _restore(
+        self, place: Place, size: Size, base: LocalTemplate | None, disk: Disk, saved: Saved
+    ) -> ProcessId:
+        """Start a QEMU from saved device state; its RAM is a private copy of the template's, or empty."""
+        if base is None:
+            return await self._launch(place, size, Memory("own"), disk, saved, (saved.descriptor,))
+        platform = await self.platform()
+        inherited: tuple[int, ...] = (saved.descriptor,)
+        memory = Memory("copy", str(base.memory))
+        if not platform.read_only_memory_files:
+            sealed = await self._sealed_memory(base)
+            inherited, memory = (*inherited, sealed), Memory("copy", f"/proc/self/fd/{sealed}")
+        return await self._launch(place, size, memory, disk, saved, inherited)
+
+    async def boot(self, place: Place, size: Size, disk: Disk) -> ProcessId:
+        """Start a QEMU that boots from its disk."""
+        image = narrowed(disk.template, LocalTemplate).image
+        return await self._launch(place, size, Memory("own"), disk, KernelBoot(image.kernel, image.initrd))
+
+    async def _launch(
+        self,
+        place: Place,
+        size: Size,
+        memory: Memory,
+        disk: Disk,
+        start: KernelBoot | Saved,
+        inherited: tuple[int, ...] = (),
+    ) -> ProcessId:
+        layers = self.disk_files(place.machine, disk)
+        await in_thread(self._check_disk, place, layers)
+        return await self.launch(place, size, memory, layers, start, inherited)
+
+    def _check_disk(self, place: Place, layers: tuple[Path, ...]) -> None:
+        for layer in layers:
+            if layer.suffix == ".qcow2":
+                disks.check_layer(layer)
+        # A data folder that was restored at another path has other uids.
+        give_to(self.uid(place.slot), layers[0].parent, layers[0])
+
+    async def launch(
+        self,
+        place: Place,
+        size: Size,
+        memory: Memory,
+        layers: tuple[Path, ...],
+        start: KernelBoot | Saved,
+        inherited: tuple[int, ...] = (),
+    ) -> ProcessId:
+        files = self.files(place.machine)
+        taps = await self.network.attach(place.slot)
+        command = Command(
+            platform=await self.platform(),
+            name=process_name(self.settings.instance, place.machine),
+            size=size,
+            memory=memory,
+            layers=layers,
+            folder=files.folder,
+            uid=self.uid(place.slot),
+            data_tap=taps.data,
+            management_tap=taps.management,
+            qmp=-1,
+            wake=start,
+        )
+        process = await launch(self._spawner, command, files, taps, inherited)
+        await in_thread(self.groups.confine, place.machine, size, process.pid)
+        return process
+
+    async def connect(self, machine: str, process: ProcessId) -> LocalVm:
+        vm = await LocalVm.connect(process, self.files(machine))
+        vm.checkpoints = self.checkpoints
+        return vm
+
+    def agent(self, place: Place) -> Agent:
+        return Agent(lambda: self.network.agent_socket(place.slot), place.machine)
+
+    async def kill(self, process: ProcessId) -> None:
+        await kill(process)
+
+    def tidy(self, machine: str) -> None:
+        """Remove the runtime files of a VM whose process has ended."""
+        files = self.files(machine)
+        shutil.rmtree(files.runtime, ignore_errors=True)
+        files.drop_devices()
+        self.groups.release(machine)
+
+    async def discard(self, machine: str) -> None:
+        """Remove all files of a VM whose process has ended."""
+        self.tidy(machine)
+        await in_thread(remove_folder, self.files(machine).folder)
+
+    async def set_aside(self, machine: str) -> None:
+        folder = self.files(machine).folder
+        if os.path.lexists(folder) and not machine.startswith(TEMPLATE_PREFIX):
+            await in_thread(self._quarantine.keep, [folder])
+        await self.discard(machine)
+
+    async def prune_quarantine(self) -> None:
+        await in_thread(self._quarantine.prune)
+
+    async def traffic(self) -> dict[int, int]:
+        return await self.network.traffic()
+
+    def inventory(self) -> Inventory:
+        roots = (self.settings.data / "machines", self.settings.runtime / self.settings.instance)
+        folders: set[str] = set()
+        for root in roots:
+            with contextlib.suppress(FileNotFoundError):
+                folders.update(path.name for path in root.iterdir())
+        processes = {ProcessId.of(pid): machine for pid, machine in running_machines(self.settings).items()}
+        found = {process: machine for process, machine in processes.items() if process is not None}
+        return Inventory(found, frozenset(folders), frozenset(self.groups.machines()))
+
+    async def _sealed_memory(self, template: LocalTemplate) -> int:
+        async with self._ready:
+            if template.id not in self._sealed:
+                self._sealed[template.id] = await in_thread(sealed_copy, template.memory)
+            return self._sealed[template.id]
+
+
+def _sync(path: Path) -> None:
+    try:
+        sync_file(path)
+    except OSError as error:
+        raise HostError(f"cannot sync the disk layer {path.name}: {error.strerror}") from error
+
+
+_CPU_IDENTITY = ("vendor_id", "cpu family", "model", "model name", "stepping")
+_GUEST_FLAGS = frozenset(
+    """
+    3dnowprefetch abm adx aes amx_bf16 amx_int8 amx_tile arch_capabilities avx avx2 avx512_4fmaps
+    avx512_4vnniw avx512_bf16 avx512_bitalg avx512_fp16 avx512_vbmi2 avx512_vnni avx512_vp2intersect
+    avx512_vpopcntdq avx512bw avx512cd avx512dq avx512er avx512f avx512ifma avx512pf avx512vbmi avx512vl
+    avx_vnni bmi1 bmi2 cldemote clflush clflushopt clwb clzero cmov cx16 cx8 erms f16c flush_l1d fma fma4
+    fsgsbase fsrm fxsr fxsr_opt gfni hle ibpb ibrs invpcid la57 lahf_lm lm md_clear misalignsse mmx mmxext
+    movbe movdir64b movdiri nx ospke pcid pclmulqdq pdpe1gb pku pni popcnt rdpid rdrand rdseed rdtscp rtm
+    serialize sha_ni smap smep ssbd sse sse2 sse4_1 sse4_2 sse4a ssse3 stibp svm syscall tbm tsc tsc_adjust
+    tsc_deadline_timer tsxldtrk umip vaes virt_ssbd vmx vpclmulqdq waitpkg x2apic xgetbv1 xop xsave xsavec
+    xsaveopt xsaves
+    """.split()  # noqa: SIM905  # readable
+)
+"""CPU features that a guest sees and may use: instructions, register state, modes, speculation control.
+
+All other flags are left out: a new kernel adds names for features and for workarounds of its own.
+"""
+
+
+def _host_cpu(cpuinfo: str | None = None) -> str:
+    """Hash of the host's CPU: memory saved with the host's own CPU model fits only the same CPU.
+
+    It stays the same through updates of the kernel and of the microcode that change nothing for a guest.
+    """
+    facts = set()
+    for line in (cpuinfo or Path("/proc/cpuinfo").read_text()).splitlines():
+        name, _, value = (part.strip() for part in line.partition(":"))
+        if name in _CPU_IDENTITY:
+            facts.add(f"{name}: {value}")
+        elif name == "flags":
+            facts.add(f"flags: {' '.join(sorted(_GUEST_FLAGS.intersection(value.split())))}")
+    return hashlib.sha256("\n".join(sorted(facts)).encode()).hexdigest()[:16]

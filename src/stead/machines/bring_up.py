@@ -1,0 +1,164 @@
+"""How a guest comes up: restored from a template, restored from captured memory, or booted from its disk.
+
+Each way works in the states `creating` and, as far as it applies, `preparing`, `starting` and `waking`; it
+records every step before it takes it. On failure the caller cleans up.
+"""
+
+from dataclasses import dataclass, replace
+
+from stead.deadlines import scaled
+from stead.errors import GuestUnreachable, HostError, StartFailed
+from stead.guest.execution import ExecRequest, collect
+from stead.guest.identity import GuestIdentity, confer
+from stead.host.interface import Host, Template, Vm, VmState
+from stead.logs import get_logger
+from stead.machines.disks import Disks
+from stead.machines.events import EventKind, Events
+from stead.machines.journal import Journal
+from stead.machines.processes import Live, Processes
+from stead.machines.records import Record
+from stead.machines.states import Creating, Preparing, Run, Running, Starting, Waking, steps, unexpected_end
+from stead.processes import ProcessId
+
+CONFIRM_TIMEOUT = scaled(60.0)
+BOOT_TIMEOUTS = (scaled(120.0), scaled(240.0), scaled(240.0))
+"""Seconds that each attempt of a boot may take."""
+_GROW_TIMEOUT = scaled(300.0)
+_CONSOLE_END = 2000
+
+log = get_logger("stead.machines")
+
+ComingUp = Preparing | Creating | Starting | Waking
+
+
+def coming_up(record: Record) -> ComingUp:
+    if not isinstance(record.state, ComingUp):
+        raise StartFailed(f"VM {record.id} is {record.state.name}")
+    return record.state
+
+
+def _at(record: Record, step: str, run: Run | None = None) -> ComingUp:
+    """The state of a VM at another step. An attempt that is repeated has no process yet."""
+    state = coming_up(record)
+    if step not in steps(type(state)):
+        raise ValueError(f"{state} has no step {step!r}")
+    kept = None if step in ("disk", "process") else run or state.run
+    return replace(state, step=step, run=kept)  # type: ignore[arg-type]  # the step is checked above
+
+
+@dataclass(eq=False)
+class BringUp:
+    host: Host
+    journal: Journal
+    processes: Processes
+    disks: Disks
+    events: Events
+
+    async def step(self, record: Record, step: str) -> Record:
+        """Journal a step before its side effects."""
+        return await self.journal.transition(record, _at(record, step))
+
+    async def make_disk(self, record: Record) -> Record:
+        """Make the folder and the top disk layer of a new VM."""
+        record = await self.step(record, "disk")
+        self.host.make_folder(record.place)
+        await self.disks.make_top(record, coming_up(record).top)
+        return record
+
+    async def restore(self, record: Record, template: Template) -> tuple[Record, Live]:
+        """Restore a new VM from its template."""
+        record = await self.step(await self.make_disk(record), "process")
+        async with self.disks.opened(record, coming_up(record).top, template) as disk:
+            process = await self.host.restore(record.place, disk)
+            record, live = await self._hold(record, process, "restore", template.id)
+        await live.while_alive(live.vm.running())
+        return record, live
+
+    async def restore_state(
+        self, record: Record, template: Template, state: VmState, *, new_keys: bool
+    ) -> tuple[Record, Live]:
+        """Restore captured memory on a VM's disk, and confer its identity."""
+        record = await self.step(record, "process")
+        async with (
+            self.disks.opened(record, coming_up(record).top, template) as disk,
+            self.host.restore_state(record.place, state, disk) as restore,
+        ):
+            record, live = await self._hold(record, restore.process, "restore", state.base)
+            await live.while_alive(restore.load(live.vm))
+        await live.vm.resume()
+        record = await self.step(record, "identify")
+        await self.identify(record, live, new_keys=new_keys)
+        return record, live
+
+    async def boot(self, record: Record, template: Template, *, new_keys: bool) -> tuple[Record, Live]:
+        """Boot a VM, confer its identity and grow its file system to the size of its disk."""
+        record, live = await self._boot(record, template)
+        record = await self.step(record, "identify")
+        await self.identify(record, live, new_keys=new_keys)
+        if record.size.disk_gib > template.size.disk_gib:
+            await _grow_root(live)
+        return record, live
+
+    async def _boot(self, record: Record, template: Template) -> tuple[Record, Live]:
+        """Boot from the disk; retries when the guest resets on its way up (fsck) or hangs once."""
+        for attempt, timeout in enumerate(BOOT_TIMEOUTS, 1):
+            record = await self.step(record, "process")
+            async with self.disks.opened(record, coming_up(record).top, template) as disk:
+                process = await self.host.boot(record.place, record.size, disk)
+                record, live = await self._hold(record, process, "boot", None)
+            try:
+                await live.agent.call("GET", "/v1/health", timeout=timeout, connect_timeout=timeout)
+                break
+            except GuestUnreachable:
+                if live.vm.ended:
+                    again = unexpected_end(live.vm.stop_cause, await live.vm.wait()).restart
+                else:
+                    # Emulated kernels hang now and then; one that hangs twice is broken.
+                    again = attempt == 1
+                    log.warning("guest does not boot", vm=record.id, console=await _console(live.vm))
+                if not again or attempt == len(BOOT_TIMEOUTS):
+                    raise
+                await self.processes.end(record)
+        return record, live
+
+    async def _hold(
+        self, record: Record, process: ProcessId, step: str, memory_base: str | None
+    ) -> tuple[Record, Live]:
+        held = _at(record, step, Run(process, memory_base))
+        return await self.processes.hold(record, process, held)
+
+    async def identify(self, record: Record, live: Live, *, new_keys: bool) -> None:
+        """Confer the identity and keys of a VM on its guest; StartFailed unless it confirms."""
+        identity = GuestIdentity(record.id, record.hostname, record.guest_machine_id, record.address)
+        try:
+            await confer(live.agent, identity, timeout=CONFIRM_TIMEOUT, new_keys=new_keys)
+        except GuestUnreachable as error:
+            raise StartFailed(f"guest did not confirm its identity: {error}") from error
+
+    async def record_running(
+        self, record: Record, live: Live, kind: EventKind, why: str | None, note: str | None = None
+    ) -> Record:
+        """Record that a VM is up and report `kind` with `why`; `note` becomes its reason."""
+        state = coming_up(record)
+        if state.run is None or live.vm.ended:
+            raise StartFailed(f"VM {record.id} ended while it started")
+        record = await self.journal.transition(record, Running(state.top, state.run, reason=note))
+        # If it has just ended, the watcher of the process records that.
+        live.running = not live.vm.ended
+        self.events.report(kind, record, why, note)
+        return record
+
+
+async def _grow_root(live: Live) -> None:
+    """Grow the root file system to the size of the disk; does nothing when it fills it already."""
+    result = await collect(live.agent, ExecRequest("resize2fs /dev/vda", timeout=_GROW_TIMEOUT))
+    if not result.ok:
+        said = result.stderr.decode(errors="replace").strip()
+        raise StartFailed(f"cannot grow the root file system: {said}")
+
+
+async def _console(vm: Vm) -> str:
+    try:
+        return (await vm.console())[-_CONSOLE_END:]
+    except HostError as error:
+        return f"console not readable: {error}"

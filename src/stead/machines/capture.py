@@ -1,0 +1,84 @@
+"""Capture of a running VM: its memory, and its disk of the same instant as a read-only layer."""
+
+import contextlib
+from dataclasses import dataclass
+
+from stead.deadlines import scaled
+from stead.errors import GuestError, GuestUnreachable, HostError, WrongState
+from stead.host.interface import Host, LayerSwitch, Pause, VmState
+from stead.logs import get_logger
+from stead.machines.disks import Disks
+from stead.machines.journal import Journal
+from stead.machines.processes import Live
+from stead.machines.records import Record, new_id
+from stead.machines.states import Operation, Running
+from stead.tasks import finished
+
+_SYNC_TIMEOUT = scaled(30.0)
+
+log = get_logger("stead.checkpoints")
+
+
+def running(record: Record, operation: Operation) -> Running:
+    if not isinstance(record.state, Running):
+        raise WrongState(record.id, operation, record.state.name, record.reason or "")
+    return record.state
+
+
+@dataclass(eq=False)
+class CaptureOperation:
+    """Every call needs the VM's lock."""
+
+    host: Host
+    journal: Journal
+    disks: Disks
+    last_pause: Pause | None = None
+    """The pause of the last capture, for benchmarks."""
+
+    async def take(self, record: Record, live: Live) -> tuple[Record, VmState]:
+        """Capture a running VM's memory; its disk of the same instant becomes its read-only layer.
+
+        The VM keeps running, also after a failure, on the layer that its process really writes.
+        """
+        before = running(record, Operation.SNAPSHOT)
+        to = new_id()
+        state = Running(before.top, before.run, to, before.reason)
+        record = await self.journal.transition(record, state)
+        try:
+            await self.host.make_layer(record.place, to, record.size.disk_gib)
+            await live.vm.add_layer(to)
+            switch = LayerSwitch(before.top, to)
+            captured, pause = await finished(live.vm.capture(record.size, before.run.memory_base, switch))
+        except BaseException:
+            await finished(self.settle(record, live))
+            raise
+        self.last_pause = pause
+        try:
+            return await finished(self.settle(record, live)), captured
+        except BaseException:
+            captured.close()
+            raise
+
+    async def settle(self, record: Record, live: Live) -> Record:
+        """Make the row agree with the layer that the process writes after a switch that may have failed."""
+        state = running(record, Operation.SNAPSHOT)
+        if live.vm.ended:
+            # The watcher of the process records its end and its disk.
+            raise HostError("the VM ended while its state was captured")
+        await live.vm.resume_if_paused()
+        if state.next_top is None:
+            return record
+        if await live.vm.written_layer() == state.next_top:
+            return await self.disks.freeze(record, Running(state.next_top, state.run, None, state.reason))
+        with contextlib.suppress(HostError):
+            await live.vm.drop_layer(state.next_top)
+        self.host.remove_layer(record.id, state.next_top)
+        return await self.journal.transition(record, Running(state.top, state.run, None, state.reason))
+
+
+async def sync_guest(live: Live) -> None:
+    """Flush the guest's page cache: a disk without its memory is like one after a power cut."""
+    try:
+        await live.agent.call("POST", "/v1/sync", timeout=_SYNC_TIMEOUT)
+    except (GuestUnreachable, GuestError) as error:
+        log.warning("guest did not sync its disk before the capture", error=str(error))

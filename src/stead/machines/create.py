@@ -1,0 +1,208 @@
+"""Create: a new VM from a template or a snapshot, or again under the id of a deleted VM."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from stead.errors import CapacityExceeded, CheckpointUnusable, InvalidRequest, StartFailed, SteadError
+from stead.host.interface import Host, Report, Template, VmState
+from stead.logs import get_logger
+from stead.machines.bring_up import BringUp
+from stead.machines.deletion import DeleteOperation
+from stead.machines.disks import Disks
+from stead.machines.events import EventKind
+from stead.machines.journal import Journal
+from stead.machines.locks import Locks
+from stead.machines.pool import Pool
+from stead.machines.processes import Live, Processes
+from stead.machines.quotas import Quotas
+from stead.machines.records import Properties, Record, size_of
+from stead.machines.restore_slots import RestoreSlots
+from stead.machines.snapshots import Snapshots
+from stead.machines.states import Creating
+from stead.machines.templates import Templates
+from stead.settings import Size
+from stead.store.snapshots import SnapshotRow
+from stead.tasks import finished, or_undo
+
+_CANCELLED = "the creation was cancelled"
+Up = tuple[Record, Live, str | None]
+"""A VM that is up, and a note on how it came up."""
+
+log = get_logger("stead.machines")
+
+
+@dataclass(eq=False)
+class CreateOperation:
+    """Creates VMs, all or nothing: a failure removes everything that it made."""
+
+    host: Host
+    journal: Journal
+    processes: Processes
+    disks: Disks
+    bring_up: BringUp
+    deletion: DeleteOperation
+    locks: Locks
+    quotas: Quotas
+    pool: Pool
+    slots: RestoreSlots
+    templates: Templates
+    snapshots: Snapshots
+
+    async def from_template(self, size: Size | None, properties: Properties, report: Report) -> Record:
+        template = await self.templates.ensure(size, report, account=properties.account)
+        with self.pool.giving_way():
+            claimed = await or_undo(self._claim(template, properties), self._give_up)
+            if claimed is not None:
+                record, live = claimed
+                return await self._finish(record, self._resume(record, live))
+            record = await self.allocate(template.size, template.id, properties, None)
+            return await self._finish(record, self._restore(record, template))
+
+    async def from_snapshot(self, snapshot: SnapshotRow, size: Size | None, properties: Properties) -> Record:
+        """Restore the snapshot's memory when sizes match; else boot from its disk."""
+        own = size_of(snapshot)
+        size = size or own
+        if size.disk_gib < own.disk_gib:
+            raise InvalidRequest(
+                f"cannot create a {size.disk_gib} GiB disk from snapshot {snapshot.id}:"
+                f" its disk has {own.disk_gib} GiB, and disks cannot shrink"
+            )
+        with self.pool.giving_way():
+            record = await self.allocate(size, snapshot.template, properties, snapshot.layer)
+            work = self._from_snapshot(record, snapshot, size == own)
+            return await self._finish(record, work, f"from snapshot {snapshot.id}")
+
+    async def again(self, record: Record, why: str) -> Record:
+        """Recreate a deleted VM under its id from its snapshot or template. Call with its lock held."""
+        why = f"recreated for {why}"
+        source = record.properties.snapshot
+        if source is None:
+            template = await self.templates.ensure(record.size)
+            record = await self.journal.recreate(record, template.id, None)
+            return await self._finish_locked(record, self._restore(record, template), why, forget=False)
+        snapshot = await self.snapshots.ready(source)
+        record = await self.journal.recreate(record, snapshot.template, snapshot.layer)
+        work = self._from_snapshot(record, snapshot, record.size == size_of(snapshot))
+        created = await self._finish_locked(record, work, why, forget=False)
+        await self.snapshots.touch(snapshot.id)
+        return created
+
+    async def allocate(self, size: Size, template: str, properties: Properties, layer: str | None) -> Record:
+        return await or_undo(self._allocate(size, template, properties, layer), self._undo)
+
+    async def _allocate(self, size: Size, template: str, properties: Properties, layer: str | None) -> Record:
+        async with self.quotas.admitting(properties.account, size):
+            return await self.journal.allocate(Creating, size, template, properties, layer)
+
+    async def _claim(self, template: Template, properties: Properties) -> tuple[Record, Live] | None:
+        async with self.quotas.admitting(properties.account, template.size):
+            return await self.pool.claim(template, properties)
+
+    async def _give_up(self, claimed: tuple[Record, Live] | None) -> None:
+        if claimed is not None:
+            await self._undo(claimed[0])
+
+    async def _undo(self, record: Record) -> None:
+        await self.deletion.remove(record, _CANCELLED)
+
+    # Bringing a guest up
+
+    async def _tried_twice(self, record: Record, bring_up: Callable[[Record], Awaitable[Up]]) -> Up:
+        """Bring a new guest up in a restore slot, after a second check of the host's capacity.
+
+        Retries once when the guest ends before the create is answered: emulated kernels panic now and then.
+        """
+        async with self.slots.held(record.account):
+            self.host.check_capacity()
+            try:
+                return await bring_up(record)
+            except StartFailed as error:
+                live = self.processes.get(record.id)
+                if live is None or not await live.vm.ends_now():
+                    raise
+                log.warning("new guest ended at once, retrying", vm=record.id, reason=str(error))
+            record = await self.journal.find(record.id)
+            await self.processes.end(record)
+            await self.host.discard(record.id)
+            return await bring_up(record)
+
+    async def _resume(self, record: Record, live: Live) -> Up:
+        async with self.slots.held(record.account):
+            await live.vm.resume()
+            await self.bring_up.identify(record, live, new_keys=True)
+        return record, live, None
+
+    async def _restore(self, record: Record, template: Template) -> Up:
+        async def restore(record: Record) -> Up:
+            record, live = await self.bring_up.restore(record, template)
+            record = await self.bring_up.step(record, "identify")
+            await self.bring_up.identify(record, live, new_keys=True)
+            return record, live, None
+
+        return await self._tried_twice(record, restore)
+
+    async def from_state(self, record: Record, state: VmState, why: str) -> Record:
+        """Bring up a VM with the captured memory of another one."""
+
+        async def restore(record: Record) -> Up:
+            template = self.disks.template_of(record)
+            record = await self.bring_up.make_disk(record)
+            return *await self.bring_up.restore_state(record, template, state, new_keys=True), None
+
+        return await self._finish(record, self._tried_twice(record, restore), why)
+
+    async def _from_snapshot(self, record: Record, snapshot: SnapshotRow, same_size: bool) -> Up:
+        async def bring_up(record: Record) -> Up:
+            template = self.disks.template_of(record)
+            record = await self.bring_up.make_disk(record)
+            note = None
+            if snapshot.checkpoint is not None and same_size:
+                try:
+                    return await self._with_memory(record, template, snapshot.checkpoint)
+                except CheckpointUnusable as error:
+                    note = f"saved memory of the snapshot was unusable, booted from disk: {error}"
+                    log.warning(
+                        "saved memory of a snapshot unusable", snapshot=snapshot.id, reason=str(error)
+                    )
+                    record = await self.journal.find(record.id)
+                    await self.processes.end(record)
+                    self.host.tidy(record.id)
+            return *await self.bring_up.boot(record, template, new_keys=True), note
+
+        return await self._tried_twice(record, bring_up)
+
+    async def _with_memory(self, record: Record, template: Template, checkpoint: str) -> Up:
+        state = await self.host.checkpoints.read(checkpoint, record.size)
+        try:
+            self.host.check_memory(state.memory_bytes)
+            return *await self.bring_up.restore_state(record, template, state, new_keys=True), None
+        finally:
+            state.close()
+
+    # Recording the result
+
+    async def _finish(self, record: Record, work: Awaitable[Up], why: str | None = None) -> Record:
+        async with self.locks.hold(record.id):
+            return await self._finish_locked(record, work, why, forget=True)
+
+    async def _finish_locked(
+        self, record: Record, work: Awaitable[Up], why: str | None, *, forget: bool
+    ) -> Record:
+        try:
+            up, live, note = await work
+            return await self.bring_up.record_running(up, live, EventKind.CREATED, why, note)
+        except BaseException as error:
+            cause = _failure(error)
+            await finished(self.deletion.remove(record, cause or _CANCELLED, forget=forget))
+            if cause is None or isinstance(error, StartFailed | CapacityExceeded):
+                raise
+            raise StartFailed(cause) from error
+
+
+def _failure(error: BaseException) -> str | None:
+    """Why a creation failed, in words for its caller and the log; None when it was cancelled or is a bug."""
+    if isinstance(error, SteadError):
+        return f"cannot create a VM: {error}"
+    if isinstance(error, OSError):
+        return f"cannot create a VM: {error.strerror}"
+    return None

@@ -1,0 +1,140 @@
+"""Fork: new VMs with the current memory, processes and files of a running one."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from stead.errors import InvalidRequest
+from stead.host.interface import Host, VmState
+from stead.machines.capture import CaptureOperation
+from stead.machines.create import CreateOperation
+from stead.machines.deletion import DeleteOperation
+from stead.machines.events import Use
+from stead.machines.layers import Layers
+from stead.machines.locks import Locks, wrong_state
+from stead.machines.names import check_name
+from stead.machines.persistence import Persistence
+from stead.machines.pool import Pool
+from stead.machines.processes import Processes
+from stead.machines.records import Properties, Record
+from stead.machines.room import Room
+from stead.machines.start import StartOperation
+from stead.machines.states import Operation
+from stead.tasks import TaskSet, finished
+
+if TYPE_CHECKING:
+    from stead.machines.machine import Machine
+
+MAX_FORKS = 100
+_CHILD_OVERHEAD = 64 << 20
+"""Memory of a QEMU process itself and of its guest's first writes."""
+
+
+@dataclass(eq=False)
+class ForkOperation:
+    host: Host
+    processes: Processes
+    layers: Layers
+    capture: CaptureOperation
+    create: CreateOperation
+    deletion: DeleteOperation
+    pool: Pool
+    room: Room
+    start: StartOperation
+    locks: Locks
+    tasks: TaskSet
+    handle: "Callable[[str], Machine]"
+
+    async def fork(
+        self,
+        machine_id: str,
+        count: int = 1,
+        *,
+        persistence: Persistence | None = None,
+        name: str | None = None,
+    ) -> "list[Machine]":
+        """New VMs with the current memory, processes and files of this one: all of them, or none.
+
+        One child gets `name`; several get `name-1`, `name-2` and so on.
+        """
+        if not 1 <= count <= MAX_FORKS:
+            raise InvalidRequest(f"cannot fork {count} VMs: must be 1 to {MAX_FORKS}")
+        names = _names(name, count)
+        await self.room.make(keeping=machine_id)
+        return await self.tasks.run(self._fork(machine_id, names, persistence))
+
+    async def _fork(
+        self, machine_id: str, names: Sequence[str | None], persistence: Persistence | None
+    ) -> "list[Machine]":
+        await self.start.ensure_up(machine_id, Use.FORK, Operation.FORK)
+        async with self.locks.operation(machine_id, Operation.FORK) as record:
+            live = self.processes.running(machine_id)
+            if live is None:
+                raise wrong_state(record, Operation.FORK)
+            parent, state = await self.capture.take(record, live)
+            try:
+                children = await self._allocate(parent, state, names, persistence)
+            except BaseException:
+                state.close()
+                raise
+        try:
+            await self._bring_up(children, state, f"forked from {machine_id}")
+        finally:
+            state.close()
+        self.layers.merge_in_background(parent.layer, parent.template)
+        return [self.handle(child.id) for child in children]
+
+    async def _allocate(
+        self,
+        parent: Record,
+        state: VmState,
+        names: Sequence[str | None],
+        persistence: Persistence | None,
+    ) -> list[Record]:
+        of = parent.properties
+        properties = Properties(
+            persistence=persistence or of.persistence,
+            idle_timeout=of.idle_timeout,
+            activity_threshold=of.activity_threshold,
+            account=of.account,
+            workdir=of.workdir,
+            build=of.build,
+            snapshot=of.snapshot,
+        )
+        # Pages of the template are shared copy-on-write; each child needs its own copy of the others.
+        self.host.check_memory(len(names) * (state.memory_bytes + _CHILD_OVERHEAD))
+        children: list[Record] = []
+        try:
+            for name in names:
+                own = replace(properties, name=name)
+                children.append(await self.create.allocate(state.size, parent.template, own, parent.layer))
+        except BaseException:
+            await self._remove(children)
+            raise
+        return children
+
+    async def _bring_up(self, children: Sequence[Record], state: VmState, why: str) -> None:
+        """Bring up the children: all of them, or none."""
+        with self.pool.giving_way():
+            work = [self.create.from_state(child, state, why) for child in children]
+            results = await finished(asyncio.gather(*work, return_exceptions=True))
+        failures = [result for result in results if isinstance(result, BaseException)]
+        if failures:
+            await self._remove([result for result in results if isinstance(result, Record)])
+            raise failures[0]
+
+    async def _remove(self, children: Sequence[Record]) -> None:
+        for child in children:
+            await finished(self.deletion.remove(child, "the fork failed"))
+
+
+def _names(name: str | None, count: int) -> list[str | None]:
+    """The name of each child of a fork, checked like the name of any other VM."""
+    if name is None or count == 1:
+        names = [name] * count
+    else:
+        names = [f"{name}-{number}" for number in range(1, count + 1)]
+    check_name(name)
+    check_name(names[-1])
+    return names

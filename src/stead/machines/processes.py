@@ -1,0 +1,125 @@
+"""VMs that have a process now: the process, the connection to its guest, and leases on it."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from stead.errors import StartFailed
+from stead.guest.agent import Agent
+from stead.host.interface import Host, Vm
+from stead.machines.journal import Journal
+from stead.machines.records import Record
+from stead.machines.states import MachineState, unexpected_end
+from stead.processes import ProcessId
+from stead.tasks import TaskSet, cancel_and_wait, finished, in_background
+
+
+@dataclass(eq=False)
+class Live:
+    """The process of a VM and the connection to its guest."""
+
+    vm: Vm
+    agent: Agent
+    running: bool = False
+    """Recorded as running: leases need no query of the store."""
+    ending: bool = False
+    """An operation ends it and records that end; the watcher does not."""
+    leases: int = 0
+    """Uses of its guest under way, such as a running command: meanwhile it is not suspended as idle."""
+    last_used: float = 0.0
+    """When a lease last ended, by the loop's clock."""
+    watcher: asyncio.Task[None] | None = field(default=None, repr=False)
+
+    @contextlib.contextmanager
+    def leased(self) -> Iterator[Agent]:
+        self.leases += 1
+        try:
+            yield self.agent
+        finally:
+            self.leases -= 1
+            self.last_used = asyncio.get_running_loop().time()
+
+    async def release(self) -> None:
+        """Disconnect from the process without ending it."""
+        self.ending = True
+        if self.watcher is not None:
+            await cancel_and_wait(self.watcher)
+        await self.agent.close()
+        await self.vm.release()
+
+    async def while_alive(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run work that needs the guest; StartFailed when its process ends first."""
+        async with in_background(work) as task, in_background(self.vm.wait()) as end:
+            await asyncio.wait({task, end}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise StartFailed(f"QEMU {end.result()}")
+            task.result()
+
+
+class Processes:
+    """Connects to VMs' processes, watches them and ends them."""
+
+    def __init__(self, host: Host, journal: Journal, tasks: TaskSet) -> None:
+        self._host = host
+        self._journal = journal
+        self._tasks = tasks
+        self._lives: dict[str, Live] = {}
+        self.on_unexpected_end: Callable[[str, Live, str], Coroutine[Any, Any, None]] | None = None
+
+    def get(self, machine_id: str) -> Live | None:
+        return self._lives.get(machine_id)
+
+    def running(self, machine_id: str) -> Live | None:
+        """The process of a VM that is recorded as running."""
+        live = self._lives.get(machine_id)
+        return live if live is not None and live.running else None
+
+    async def hold(self, record: Record, process: ProcessId, to: MachineState) -> tuple[Record, Live]:
+        """Record a process that was just started and connect to it."""
+        try:
+            record = await self._journal.transition(record, to)
+            return record, await self.adopt(record, process)
+        except BaseException:
+            await finished(self._host.kill(process))
+            raise
+
+    async def adopt(self, record: Record, process: ProcessId) -> Live:
+        """Connect to a running process and watch for its end."""
+        live = Live(await self._host.connect(record.id, process), self._host.agent(record.place))
+        self._lives[record.id] = live
+        live.watcher = asyncio.create_task(self._watch(record.id, live))
+        return live
+
+    async def _watch(self, machine_id: str, live: Live) -> None:
+        how = await live.vm.wait()
+        live.running = False
+        live.agent.abort(f"the VM ended: {unexpected_end(live.vm.stop_cause, how).reason}")
+        if not live.ending and self.on_unexpected_end is not None:
+            self._tasks.start(self.on_unexpected_end(machine_id, live, how), f"end of VM {machine_id}")
+
+    async def end(self, record: Record) -> None:
+        """Kill a VM's process, connected or orphaned, and close its connections."""
+        live = self._lives.pop(record.id, None)
+        if live is not None:
+            live.running, live.ending = False, True
+            live.agent.abort("the VM was ended")
+            await live.vm.kill()
+            await live.release()
+            return
+        # The recorded pid may be another program's by now: only processes that carry the VM's id are killed.
+        for process, machine in self._host.inventory().processes.items():
+            if machine == record.id:
+                await self._host.kill(process)
+
+    async def forget(self, machine_id: str) -> None:
+        """Disconnect from a VM; its process keeps running."""
+        live = self._lives.pop(machine_id, None)
+        if live is not None:
+            await live.release()
+
+    async def close(self) -> None:
+        """Disconnect from every VM; VMs keep running."""
+        for machine_id in list(self._lives):
+            await self.forget(machine_id)

@@ -1,0 +1,136 @@
+"""Start and use: a suspended VM is woken, a stopped one booted, a deleted one created again."""
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from stead.deadlines import scaled
+from stead.errors import GuestUnreachable, ReadyTimeout
+from stead.guest.agent import Agent
+from stead.guest.execution import ExecRequest, collect
+from stead.machines.boot import BootOperation
+from stead.machines.create import CreateOperation
+from stead.machines.events import Use
+from stead.machines.journal import Journal
+from stead.machines.locks import Locks
+from stead.machines.processes import Processes
+from stead.machines.quotas import Quotas
+from stead.machines.records import Record, check_idle
+from stead.machines.restore_slots import RestoreSlots
+from stead.machines.room import Room
+from stead.machines.states import Operation, Stopped, Suspended, Verdict
+from stead.machines.unchanged import UNCHANGED, Unchanged
+from stead.machines.wake import WakeOperation
+from stead.tasks import SingleFlight
+
+READY_TIMEOUT = scaled(120.0)
+
+
+class StartOperation:
+    def __init__(
+        self,
+        journal: Journal,
+        processes: Processes,
+        locks: Locks,
+        quotas: Quotas,
+        room: Room,
+        slots: RestoreSlots,
+        wake: WakeOperation,
+        boot: BootOperation,
+        create: CreateOperation,
+    ) -> None:
+        self._journal = journal
+        self._processes = processes
+        self._locks = locks
+        self._quotas = quotas
+        self._room = room
+        self._slots = slots
+        self._wake = wake
+        self._boot = boot
+        self._create = create
+        self._starts: SingleFlight[None] = SingleFlight()
+
+    @contextlib.asynccontextmanager
+    async def using(self, machine_id: str, use: Use = Use.GUEST) -> AsyncIterator[Agent]:
+        """A lease on a VM's guest: the VM is not suspended for being idle inside the block.
+
+        A suspended VM is woken and a stopped one started first; the log line names `use`.
+        """
+        live = self._processes.running(machine_id)
+        if live is None:
+            await self.ensure_up(machine_id, use)
+            live = self._processes.running(machine_id)
+        if live is None:
+            raise GuestUnreachable(f"VM {machine_id} has just ended")
+        with live.leased() as agent:
+            yield agent
+
+    def observer(self, machine_id: str) -> Agent | None:
+        """The agent of a running VM without a lease: the VM may be suspended during a call, which then fails.
+
+        None when the VM is not running.
+        """
+        live = self._processes.running(machine_id)
+        return None if live is None else live.agent
+
+    async def ensure_up(self, machine_id: str, use: Use, operation: Operation = Operation.USE) -> None:
+        """Wait for the operation under way, then wake or start the VM if this operation needs it."""
+        if self._processes.running(machine_id) is not None:
+            return
+        if await self._locks.verdict(machine_id, operation) is Verdict.WAKE:
+            await self._bring_up(machine_id, use)
+
+    async def start(
+        self,
+        machine_id: str,
+        *,
+        idle_timeout: int | Unchanged | None = UNCHANGED,
+        activity_threshold: int | Unchanged = UNCHANGED,
+        ready_timeout: float | None = None,
+    ) -> None:
+        """Wake or boot a VM. With `ready_timeout`, wait up to that many seconds for its services."""
+        properties = (await self._journal.find(machine_id)).properties
+        timeout = properties.idle_timeout if isinstance(idle_timeout, Unchanged) else idle_timeout
+        threshold = activity_threshold
+        if isinstance(threshold, Unchanged):
+            threshold = properties.activity_threshold
+        check_idle(timeout, threshold)
+        if (timeout, threshold) != (properties.idle_timeout, properties.activity_threshold):
+            await self._journal.set_idle(machine_id, timeout, threshold)
+        await self._bring_up(machine_id, Use.START)
+        if ready_timeout is not None:
+            await self.wait_until_ready(machine_id, ready_timeout)
+
+    async def wait_until_ready(self, machine_id: str, timeout: float = READY_TIMEOUT) -> None:
+        """Wait until systemd has started all services, and `Type=notify` services reported ready."""
+        request = ExecRequest("systemctl is-system-running --wait", timeout=timeout)
+        async with self.using(machine_id) as agent:
+            result = await collect(agent, request)
+        if result.timed_out:
+            raise ReadyTimeout(f"VM {machine_id} was not ready within {timeout:g} s")
+
+    async def _bring_up(self, machine_id: str, use: Use) -> None:
+        """Wake or start a VM, single-flight: concurrent callers share one attempt and its log line."""
+        await self._starts.run(
+            machine_id, lambda: self._start(machine_id, use), name=f"start of VM {machine_id}"
+        )
+
+    async def _start(self, machine_id: str, use: Use) -> None:
+        await self._room.make(keeping=machine_id)
+        async with self._locks.unless_done(machine_id, Operation.START) as record:
+            if record is not None:
+                async with self._quotas.starting(record, record.size):
+                    await self._start_locked(record, use)
+
+    async def _start_locked(self, record: Record, use: Use) -> None:
+        match record.state:
+            case Suspended() as suspended:
+                async with self._slots.held(record.account):
+                    await self._wake.wake(record, suspended, use)
+            case Stopped():
+                async with self._slots.held(record.account):
+                    await self._boot.boot(record, use)
+            case _:
+                await self._create.again(record, use)
+
+    async def close(self) -> None:
+        await self._starts.close()

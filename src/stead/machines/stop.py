@@ -1,0 +1,111 @@
+"""Stop and kill: a VM's process ends, its disk stays."""
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+
+from stead.deadlines import scaled
+from stead.errors import GuestError, GuestUnreachable, HostError
+from stead.host.interface import Host
+from stead.machines.deletion import DeleteOperation
+from stead.machines.disks import Disks
+from stead.machines.events import REQUESTED, EventKind, Events, status
+from stead.machines.journal import Journal
+from stead.machines.layers import Layers
+from stead.machines.locks import Locks
+from stead.machines.persistence import ends_with
+from stead.machines.processes import Live, Processes
+from stead.machines.records import Record
+from stead.machines.states import Operation, Stopped, Stopping
+from stead.tasks import TaskSet
+
+STOP_TIMEOUT = scaled(60.0)
+_SHUTDOWN_TIMEOUT = scaled(5.0)
+
+
+@dataclass(eq=False)
+class StopOperation:
+    host: Host
+    journal: Journal
+    processes: Processes
+    disks: Disks
+    layers: Layers
+    deletion: DeleteOperation
+    events: Events
+    locks: Locks
+    tasks: TaskSet
+
+    async def kill(self, machine_id: str) -> None:
+        """End a VM at once, like a power cut; its disk stays."""
+        await self.tasks.run(self._kill(machine_id))
+
+    async def _kill(self, machine_id: str) -> None:
+        await self.hurry(machine_id)
+        async with self.locks.unless_done(machine_id, Operation.KILL) as record:
+            if record is not None:
+                await self.record_stopped(await self._stopping(record, "clean"), EventKind.KILLED)
+                self.layers.sweep()
+
+    async def hurry(self, machine_id: str) -> None:
+        """Kill a VM that is shutting down instead of waiting for it."""
+        record = await self.journal.find(machine_id)
+        live = self.processes.get(machine_id)
+        if isinstance(record.state, Stopping) and live is not None:
+            await live.vm.kill()
+
+    async def _stopping(self, record: Record, step: str) -> Record:
+        state = record.state
+        top, next_top = getattr(state, "top", None), getattr(state, "next_top", None)
+        stopping = Stopping("shutdown" if step == "shutdown" else "clean", top, record.run, next_top)
+        return await self.journal.transition(record, stopping)
+
+    async def shut_down(
+        self, record: Record, timeout: float, why: str | None = None, *, for_good: bool = True
+    ) -> Record | None:
+        """Shut a running VM down and record it as stopped. Call with its lock held."""
+        live = self.processes.get(record.id)
+        record = await self._stopping(record, "shutdown")
+        forced = None if live is None else await self.power_off(live, timeout)
+        record = await self._stopping(record, "clean")
+        kind = EventKind.STOPPED if forced is None else EventKind.KILLED
+        return await self.record_stopped(record, kind, forced or why, for_good=for_good)
+
+    async def power_off(self, live: Live, timeout: float = STOP_TIMEOUT) -> str | None:
+        """Ask the guest to power off and wait; returns why the caller has to kill it, None when it ended."""
+        live.running, live.ending = False, True
+        try:
+            await live.agent.call(
+                "POST", "/v1/shutdown", timeout=_SHUTDOWN_TIMEOUT, connect_timeout=_SHUTDOWN_TIMEOUT
+            )
+        except (GuestUnreachable, GuestError):
+            # Never both: the agent would take the refusal of a second shutdown for a broken guest.
+            with contextlib.suppress(HostError):
+                await live.vm.power_down()
+        try:
+            async with asyncio.timeout(timeout):
+                await live.vm.wait()
+        except TimeoutError:
+            return f"did not shut down within {timeout:g} s"
+        return None
+
+    async def record_stopped(
+        self, record: Record, kind: EventKind, why: str | None = None, *, for_good: bool = True
+    ) -> Record | None:
+        """The process has ended: remove what only a running VM has and record why; None is on request.
+
+        An ephemeral VM is deleted, unless it is started again at once (`for_good=False`).
+        """
+        reason = status(kind, why)
+        await self.processes.end(record)
+        self.events.report(kind, record, why or REQUESTED)
+        self.host.tidy(record.id)
+        record = await self.disks.settle(record)
+        if for_good and ends_with(record.properties.persistence, suspended=False):
+            self.events.tell_exit(record.id, reason)
+            await self.deletion.remove(record, f"ephemeral: {reason}", forget=False)
+            return None
+        stopped = await self.journal.transition(record, Stopped(self.disks.left_by_start(record), reason))
+        if for_good:
+            # After the row: a caller that reads the old state before this then still gets the exit.
+            self.events.tell_exit(record.id, reason)
+        return stopped

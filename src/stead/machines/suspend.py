@@ -1,0 +1,105 @@
+"""Suspend: a VM's memory is saved and its process ends; the next use wakes it."""
+
+import contextlib
+from dataclasses import dataclass
+
+from stead.errors import HostError
+from stead.host.interface import Host
+from stead.machines.capture import running, sync_guest
+from stead.machines.deletion import DeleteOperation
+from stead.machines.disks import Disks
+from stead.machines.events import REQUESTED, EventKind, Events, status
+from stead.machines.journal import Journal
+from stead.machines.layers import Layers
+from stead.machines.locks import Locks, wrong_state
+from stead.machines.persistence import ends_with
+from stead.machines.processes import Live, Processes
+from stead.machines.records import Record, new_id
+from stead.machines.states import Operation, Running, Suspended, Suspending
+from stead.tasks import TaskSet, finished
+
+
+@dataclass(eq=False)
+class SuspendOperation:
+    host: Host
+    journal: Journal
+    processes: Processes
+    disks: Disks
+    layers: Layers
+    deletion: DeleteOperation
+    events: Events
+    locks: Locks
+    tasks: TaskSet
+
+    async def suspend(self, machine_id: str) -> None:
+        """Save a VM's memory and end its process; the next use wakes it."""
+        await self.tasks.run(self._suspend(machine_id))
+
+    async def _suspend(self, machine_id: str) -> None:
+        async with self.locks.unless_done(machine_id, Operation.SUSPEND) as record:
+            if record is None:
+                return
+            live = self.processes.running(machine_id)
+            if live is None:
+                raise wrong_state(record, Operation.SUSPEND)
+            await self._save(record, live, None)
+
+    async def suspend_if_idle(self, machine_id: str) -> None:
+        """Suspend an idle VM, unless its guest is in use again."""
+        async with self.locks.hold(machine_id):
+            record = await self.journal.get(machine_id)
+            live = self.processes.running(machine_id)
+            if record is None or not isinstance(record.state, Running) or live is None or live.leases:
+                return
+            await self._save(record, live, f"idle for {record.properties.idle_timeout} s")
+
+    async def _save(self, record: Record, live: Live, why: str | None) -> None:
+        """Save a running VM's memory and end its process; a failure leaves it running.
+
+        `why` is None on request. An ephemeral VM with `OnSuspend` is deleted instead.
+        """
+        # From here on, new leases wait for the VM's lock.
+        live.running = False
+        reason = status(EventKind.SUSPENDED, why)
+        if ends_with(record.properties.persistence, suspended=True):
+            await self.deletion.remove(record, f"ephemeral: {reason}", forget=False)
+            return
+        state = running(record, Operation.SUSPEND)
+        checkpoint = new_id()
+        await sync_guest(live)
+        try:
+            with self.layers.building(checkpoint):
+                saving = await self.journal.transition(record, Suspending(state.top, state.run))
+                await finished(live.vm.save_and_pause(record.size, state.run.memory_base, checkpoint))
+                await self.host.sync_layer(record.id, state.top)
+                # Point of no return: from here on the saved memory is the VM, not its process.
+                live.ending = True
+                suspended = await finished(self.disks.freeze(saving, Suspended(checkpoint, reason)))
+        except BaseException:
+            await finished(self._stay_awake(record.id, live, state.reason))
+            raise
+        await finished(self.processes.end(saving))
+        self.host.tidy(record.id)
+        self.events.tell_exit(record.id, reason)
+        self.events.report(EventKind.SUSPENDED, record, why or REQUESTED)
+        self.layers.merge_in_background(suspended.layer, suspended.template)
+
+    async def _stay_awake(self, machine_id: str, live: Live, note: str | None) -> None:
+        recorded = await self.journal.get(machine_id)
+        self.layers.sweep()
+        if recorded is None:
+            return
+        if isinstance(recorded.state, Suspended):
+            # The suspend is recorded: finish it.
+            await self.processes.end(recorded)
+            self.host.tidy(machine_id)
+            return
+        live.ending = False
+        if not live.vm.ended:
+            with contextlib.suppress(HostError):
+                await live.vm.resume_if_paused()
+            live.running = not live.vm.ended
+        # If its process has ended, the watcher records its end from this state.
+        if isinstance(recorded.state, Suspending):
+            saved = recorded.state
+            await self.journal.transition(recorded, Running(saved.top, saved.run, reason=note))
