@@ -17,16 +17,15 @@ CHECK = 0.5
 
 
 @pytest_asyncio.fixture(scope="module")
-async def installation(settings: Settings, machines: Machines) -> AsyncIterator[Machines]:
-    async with another_installation(settings, idle_timeout=None, idle_check=CHECK) as installation:
-        other = installation.machines
-        yield other
+async def others(settings: Settings, machines: Machines) -> AsyncIterator[Machines]:
+    async with another_installation(settings, idle_timeout=None, idle_check=CHECK) as other:
+        yield other.machines
 
 
-async def test_an_idle_vm_is_suspended_close_to_its_timeout(installation: Machines) -> None:
+async def test_an_idle_vm_is_suspended_close_to_its_timeout(others: Machines) -> None:
     """Wall time, because it is the feature. One guest turns IPv6 on again, so that it solicits routers."""
-    plain = await installation.create(idle_timeout=None)
-    noisy = await installation.create(idle_timeout=None)
+    plain = await others.create(idle_timeout=None)
+    noisy = await others.create(idle_timeout=None)
     await sh(noisy, "for nic in /proc/sys/net/ipv6/conf/e*; do echo 0 > $nic/disable_ipv6; done")
 
     async def time_to_sleep(machine: Machine) -> float:
@@ -44,10 +43,10 @@ async def test_an_idle_vm_is_suspended_close_to_its_timeout(installation: Machin
         await machine.delete()
 
 
-async def test_last_traffic_is_the_last_network_traffic(installation: Machines) -> None:
-    machine = await installation.create()
+async def test_last_traffic_is_the_last_network_traffic(others: Machines) -> None:
+    machine = await others.create()
     await sh(machine, "echo commands are no network traffic")
-    await installation.idle.find_idle()
+    await others.idle.find_idle()
     assert (await machine.info()).last_traffic is None
 
     async def traffic_after(moment: float) -> float | None:
@@ -62,7 +61,7 @@ async def test_last_traffic_is_the_last_network_traffic(installation: Machines) 
     await machine.suspend()
     assert (await machine.info()).last_traffic == first, "suspending is no traffic"
     await sh(machine, "true")
-    await installation.idle.find_idle()
+    await others.idle.find_idle()
     assert (await machine.info()).last_traffic == first, "waking is no traffic"
 
     again = time.time()
