@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from stead.api.parts import Installation
 from stead.guest.execution import ExecResult
 from stead.host.vm import running_machines
-from stead.installation import open_installation
+from stead.installation import open_installation, open_machines
 from stead.machines import Machine, Machines, SnapshotState
 from stead.settings import Settings, Size
 from stead.tasks import finished
@@ -102,7 +102,7 @@ async def _remove_remains(settings: Settings) -> None:
     """Opened anew, an installation knows of all that an interrupted operation left behind."""
     if (settings.data / "stead.db").exists():
         say("nothing more: removing the machines")
-        async with Machines.open(settings.replace(pool=0)) as machines:
+        async with open_machines(settings.replace(pool=0)) as machines:
             await clear(machines)
 
 

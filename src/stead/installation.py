@@ -13,6 +13,7 @@ from stead.api.wire.triggers import push_payload
 from stead.builds.builder import Builder
 from stead.errors import MachineNotFound
 from stead.github.links import Links
+from stead.host.local import LocalHost, installation_locked
 from stead.identity.accounts import Accounts
 from stead.identity.callers import Callers
 from stead.identity.errors import AccountNotFound
@@ -34,16 +35,38 @@ from stead.repos.writer import RepoWriter
 from stead.settings import Settings
 from stead.store.builds import BuildStore
 from stead.store.database import Database
+from stead.store.installation_id import open_database_of
 from stead.store.logs import LogStore
 from stead.store.requests import RequestStore
 from stead.tasks import TaskSet
 
 
 @contextlib.asynccontextmanager
+async def open_machines(settings: Settings) -> AsyncIterator[Machines]:
+    """Open the VMs of an installation under its lock, after crash recovery. Needs root.
+
+    On leaving, VMs keep running; the pool is removed, and without any VM the network is too.
+    """
+    async with installation_locked(settings), contextlib.AsyncExitStack() as stack:
+        database = await open_database_of(settings.data)
+        stack.push_async_callback(database.dispose)
+        host = await LocalHost.open(settings)
+        machines = Machines(settings, database, host)
+        try:
+            async with machines.recovered():
+                yield machines
+        finally:
+            empty = not await machines.count()
+            await host.close()
+            if empty:
+                await host.remove_network()
+
+
+@contextlib.asynccontextmanager
 async def open_installation(settings: Settings) -> AsyncIterator[Installation]:
     """Open an installation after crash recovery. Needs root."""
     async with (
-        Machines.open(settings) as machines,
+        open_machines(settings) as machines,
         _connected(settings, machines.database, machines, settings.git_uid) as installation,
     ):
         yield installation

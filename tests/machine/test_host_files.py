@@ -12,7 +12,7 @@ from stead.errors import HostError
 from stead.files import raise_descriptor_limit, sync_file
 from stead.host import checkpoints, disks
 from stead.host.local import _host_cpu
-from stead.machines import Machines
+from stead.installation import open_machines
 from stead.settings import Settings
 from support.installations import other_settings
 
@@ -78,7 +78,7 @@ async def test_an_open_installation_may_open_many_files(
     settings: Settings, low_limit: int, tmp_path: Path
 ) -> None:
     with other_settings(settings, cache=tmp_path) as other:
-        async with Machines.open(other):
+        async with open_machines(other):
             assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == low_limit
 
 

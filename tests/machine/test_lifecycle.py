@@ -24,6 +24,7 @@ from stead.errors import (
 )
 from stead.host.interface import Template, narrowed
 from stead.host.vm import QemuVm, running_machines
+from stead.installation import open_machines
 from stead.machines import Machine, MachineInfo, Machines, State
 from stead.machines import bring_up as bring_up_module
 from stead.machines.events import MachineEvent
@@ -469,7 +470,7 @@ async def test_a_second_process_on_the_same_data_folder_is_refused(
 ) -> None:
     monkeypatch.setattr("stead.host.local._LOCK_TIMEOUT", 0.3)
     with pytest.raises(HostError, match=r"another process has held \S+/stead.lock"):
-        async with Machines.open(settings):
+        async with open_machines(settings):
             pass
     assert await rows(machines) is not None, "the first one does not notice"
 
@@ -479,7 +480,7 @@ async def test_a_second_process_on_the_same_data_folder_is_refused(
 
 async def test_create_takes_a_pool_vm_and_the_pool_refills(settings: Settings) -> None:
     with other_settings(settings, pool=1) as other:
-        async with Machines.open(other) as machines:
+        async with open_machines(other) as machines:
             await machines.pool.filled(60)
             (prepared,) = await machines.pool.prepared()
             assert await machines.list() == [], "pool VMs are not listed"

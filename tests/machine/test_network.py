@@ -20,6 +20,7 @@ from stead import addresses
 from stead.host.commands import run
 from stead.host.namespaces import NamespaceThread
 from stead.host.network import namespace_path
+from stead.installation import open_machines
 from stead.machines import Machine, Machines
 from stead.settings import Settings
 from support.guests import sh
@@ -365,7 +366,7 @@ table inet {table} {{
         before = foreign_rules()
         assert any(table in json.dumps(rule) for rule in before)
         with other_settings(settings) as other:
-            async with Machines.open(other) as machines:
+            async with open_machines(other) as machines:
                 machine = await machines.create()
                 assert foreign_rules() == before
                 assert [found for found in leftovers(other) if found.startswith("table inet stead_")]

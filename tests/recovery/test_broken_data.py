@@ -14,6 +14,7 @@ from stead.api.background import BackgroundRequests
 from stead.host.interface import Inventory, TemplateUnreadable
 from stead.host.local import LocalHost, LocalTemplates
 from stead.identity.accounts import Accounts
+from stead.installation import open_machines
 from stead.limits import Limits
 from stead.machines import Machines, State
 from stead.machines.processes import Processes
@@ -62,7 +63,7 @@ async def states(machines: Machines) -> dict[str, str]:
 async def test_an_unknown_state_makes_only_its_own_vm_unusable(settings: Settings, tmp_path: Path) -> None:
     with other_settings(settings, cache=tmp_path) as other:
         await insert(other, machine("bad", 0, "flying"), machine("gone", 1, State.DELETING))
-        async with Machines.open(other) as machines:
+        async with open_machines(other) as machines:
             (info,) = await machines.list()
             assert (info.id, info.state) == ("bad", State.LOST)
             assert info.reason is not None
@@ -84,7 +85,7 @@ async def test_a_folder_that_cannot_be_removed_keeps_no_server_from_starting(
             undeletable(other.data / "checkpoints/before"),
             undeletable(other.data / "quarantine/2020-01-01"),
         ):
-            async with Machines.open(other) as machines:
+            async with open_machines(other) as machines:
                 assert await states(machines) == {"a": State.DELETING}, "tried again at the next start"
                 (other.data / "checkpoints/before/memory").touch()
                 await machines.layers.collect()
@@ -92,7 +93,7 @@ async def test_a_folder_that_cannot_be_removed_keeps_no_server_from_starting(
             assert not (other.data / "machines/b").exists()
             (day,) = (path for path in (other.data / "quarantine").iterdir() if path.name != "2020-01-01")
             assert [path.name for path in (day / "checkpoints").iterdir()] == ["after"]
-        async with Machines.open(other) as machines:
+        async with open_machines(other) as machines:
             assert await states(machines) == {}
 
 
@@ -104,7 +105,7 @@ async def test_recovery_sets_files_without_rows_aside_before_any_garbage_collect
         await insert(other, machine("gone", 0, State.DELETING), machine("gone too", 1, State.DELETING))
         for name in ("checkpoints/saved", "layers/layer.qcow2"):
             (other.data / name).mkdir(parents=True)
-        async with Machines.open(other) as machines:
+        async with open_machines(other) as machines:
             await machines.layers.collect()
         (day,) = (other.data / "quarantine").iterdir()
         assert (day / "checkpoints/saved").exists()
@@ -115,7 +116,7 @@ async def test_garbage_that_cannot_be_removed_does_not_keep_the_rest(
     settings: Settings, tmp_path: Path
 ) -> None:
     with other_settings(settings, cache=tmp_path) as other:
-        async with Machines.open(other) as machines:
+        async with open_machines(other) as machines:
             with undeletable(other.data / "checkpoints/a"):
                 for name in ("b", "0"):
                     (other.data / "checkpoints" / name).mkdir()
@@ -134,7 +135,7 @@ async def test_files_in_place_of_vm_folders_are_set_aside_or_removed(
             os.mkfifo(folder / name)
         (folder / "file").touch()
         (folder / "link").symlink_to("/nowhere")
-        async with Machines.open(other) as machines:
+        async with open_machines(other) as machines:
             assert await states(machines) == {"kept": State.STOPPED}
             assert [path.name for path in folder.iterdir()] == ["kept"]
             (day,) = (other.data / "quarantine").iterdir()
@@ -166,10 +167,10 @@ async def test_a_vm_that_cannot_be_adopted_is_left_running(
         with monkeypatch.context() as patch:
             patch.setattr(Processes, "adopt", adopt)
             patch.setattr(LocalHost, "inventory", lambda _: found)
-            async with Machines.open(other) as machines:
+            async with open_machines(other) as machines:
                 assert await states(machines) == {"bad": State.RUNNING}
             assert process.alive(), "what is not understood is not killed"
-        async with Machines.open(other) as machines:
+        async with open_machines(other) as machines:
             # The next start looks again: here it is no QEMU.
             assert await states(machines) == {"bad": State.STOPPED}
             await delete_all(machines)
@@ -187,7 +188,7 @@ async def test_a_bad_snapshot_keeps_no_server_from_starting(
             raise RuntimeError("a bug")
 
         monkeypatch.setattr("stead.machines.layers.Layers.size", size)
-        async with Machines.open(other) as machines:
+        async with open_machines(other) as machines:
             assert [info.id for info in await machines.snapshots.list()] == ["a"]
             await delete_all(machines)
 
@@ -200,7 +201,7 @@ async def test_an_unreadable_template_keeps_no_server_from_starting(
 
     monkeypatch.setattr(LocalTemplates, "find", unreadable)
     with other_settings(settings, cache=tmp_path) as other:
-        async with Machines.open(other) as machines:
+        async with open_machines(other) as machines:
             assert await machines.list() == []
 
 

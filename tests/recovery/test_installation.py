@@ -11,7 +11,8 @@ import sqlalchemy as sa
 from stead.errors import HostError
 from stead.host.image import BaseImage
 from stead.host.quarantine import Quarantine
-from stead.machines import Machine, Machines
+from stead.installation import open_machines
+from stead.machines import Machine
 from stead.settings import Settings
 from stead.store.database import open_database
 from stead.store.installation_id import open_database_of
@@ -98,10 +99,10 @@ def test_the_quarantine_keeps_files_for_days(tmp_path: Path) -> None:
 async def test_an_older_database_costs_no_vm(settings: Settings, image: BaseImage) -> None:
     """The VM that it does not know is set aside, and is back with its memory once the database is."""
     with other_settings(settings) as other:
-        async with Machines.open(other):
+        async with open_machines(other):
             pass
         shutil.copy(other.data / "stead.db", other.data / "older")
-        async with Machines.open(other) as machines:
+        async with open_machines(other) as machines:
             machine = await machines.create()
             await machine.exec("echo precious > /dev/shm/file")
             await machine.suspend()
@@ -109,7 +110,7 @@ async def test_an_older_database_costs_no_vm(settings: Settings, image: BaseImag
             assert not (other.data / f"{name}-wal").exists(), "closed databases have no log"
         (other.data / "stead.db").rename(other.data / "newer")
         (other.data / "older").rename(other.data / "stead.db")
-        async with Machines.open(other) as machines:
+        async with open_machines(other) as machines:
             assert await machines.list() == []
         (day,) = (other.data / "quarantine").iterdir()
         aside = {path.name for path in day.iterdir()}
@@ -119,7 +120,7 @@ async def test_an_older_database_costs_no_vm(settings: Settings, image: BaseImag
                 path.rename(other.data / folder.name / path.name)
         shutil.rmtree(other.data / "quarantine")
         (other.data / "newer").rename(other.data / "stead.db")
-        async with Machines.open(other) as machines:
+        async with open_machines(other) as machines:
             found = Machine(machines, machine.id)
             assert (await found.exec("cat /dev/shm/file")).stdout == b"precious\n"
             await delete_all(machines)

@@ -24,6 +24,7 @@ from stead.host import cgroups, network, template_builder, templates
 from stead.host.commands import run
 from stead.host.image import BaseImage
 from stead.host.vm import running_machines
+from stead.installation import open_machines
 from stead.machines import Machine, Machines, SnapshotState, State
 from stead.machines.events import MachineEvent
 from stead.machines.records import Properties, Record, record_of
@@ -208,7 +209,7 @@ async def test_recovery_from_a_crash_at_every_step(
         report = await crash(other, operation)
         expected = expected_of(operation, report)
         assert len(expected) > report.points >= 1, "a VM was held at every step"
-        async with Machines.open(other) as machines:
+        async with open_machines(other) as machines:
 
             async def recovered() -> bool:
                 found = await states(machines)
@@ -321,7 +322,7 @@ async def test_a_running_vm_survives_a_crash_of_stead(settings: Settings, image:
     with other_settings(settings) as other:
         report = await crash(other, "run")
         (pid,) = running_machines(other)
-        async with Machines.open(other) as machines:
+        async with open_machines(other) as machines:
             machine = await machines.get(str(report.cases[0].machine))
             assert (await machine.info()).state is State.RUNNING
             boot = await machine.exec("cat /proc/sys/kernel/random/boot_id")
@@ -391,7 +392,7 @@ async def test_recovery_of_every_state_and_step_without_a_process(
                     (other.data / "machines" / row.id).mkdir(parents=True)
                 if row.top:
                     (other.data / "machines" / row.id / "a.qcow2").touch()
-        async with Machines.open(other) as machines:
+        async with open_machines(other) as machines:
 
             async def all_settled() -> bool:
                 return set((await states(machines)).values()) <= set(settled.values())
@@ -408,12 +409,12 @@ async def test_recovery_of_every_state_and_step_without_a_process(
 async def test_recovery_does_not_touch_a_reused_pid(settings: Settings, image: BaseImage) -> None:
     """The pid of the row is now another program's: it is not killed, and the VM is recorded as crashed."""
     with other_settings(settings) as other, stranger() as somebody:
-        async with Machines.open(other) as machines:
+        async with open_machines(other) as machines:
             machine = await machines.create()
         async with rows_of(other) as store:
             await store.update(machine.id, pid=somebody.pid, pid_started=somebody.started)
         events: list[MachineEvent] = []
-        async with Machines.open(other) as machines:
+        async with open_machines(other) as machines:
             machines.watch(events.append)
             assert [event.message for event in events] == [
                 f"VM {machine.id} crashed: QEMU ended while Stead was not running"
@@ -430,7 +431,7 @@ async def test_recovery_removes_orphaned_processes_files_and_groups(
 ) -> None:
     """A QEMU without a row, a folder without a row, a group without a row."""
     with other_settings(settings) as other:
-        async with Machines.open(other) as machines:
+        async with open_machines(other) as machines:
             forgotten, kept = await machines.create(), await machines.create()
         async with rows_of(other) as store:
             await store.delete(forgotten.id)
@@ -443,7 +444,7 @@ async def test_recovery_removes_orphaned_processes_files_and_groups(
                 "/sys/fs/cgroup", "memory" if hierarchy.version == 1 else "", f"stead-{other.instance}"
             )
             (base / "group-of-nobody").mkdir()
-        async with Machines.open(other) as machines:
+        async with open_machines(other) as machines:
             assert await states(machines) == {kept.id: State.RUNNING}
             await in_step(machines)
             assert (await Machine(machines, kept.id).exec("true")).ok
@@ -487,7 +488,7 @@ async def test_recovery_completes_a_partial_network(
                     break
             if limit == 0:
                 Path("/run/netns", f"stead-{other.instance}").touch()
-            async with Machines.open(other):
+            async with open_machines(other):
                 found = await _network_facts(other)
             assert leftovers(other) == []
             done.clear()
@@ -543,7 +544,7 @@ async def test_a_vm_without_its_template_is_lost(settings: Settings, image: Base
 async def test_a_vm_is_lost_when_its_image_was_rebuilt(settings: Settings, image: BaseImage) -> None:
     """A rebuilt image under the same key does not match the VM's disk."""
     with own_cache(settings) as cache, other_settings(settings, cache=cache) as other:
-        async with Machines.open(other) as machines:
+        async with open_machines(other) as machines:
             template = local_template(await machines.template())
             machine, second = await _stopped_machine(machines), await _stopped_machine(machines)
             template.image.disk.unlink()
@@ -554,7 +555,7 @@ async def test_a_vm_is_lost_when_its_image_was_rebuilt(settings: Settings, image
             template.image.disk.unlink()
             await _is_lost(second)
             await delete_all(machines)
-        async with Machines.open(other) as machines:
+        async with open_machines(other) as machines:
             assert await local_host(machines).templates.find(other.default_size) is None
 
 
@@ -564,7 +565,7 @@ async def test_files_of_an_interrupted_template_build_are_removed(
     template = await machines.template()
     key, _ = template.id.split("-")
     with own_cache(settings) as cache, other_settings(settings, cache=cache) as other:
-        async with Machines.open(other) as others:
+        async with open_machines(other) as others:
             host = local_host(others)
             shutil.rmtree(cache / "templates" / template.id)
             leftover, foreign = (cache / "templates" / f".building-{name}-1" for name in (key, "another"))

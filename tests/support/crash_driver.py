@@ -22,6 +22,7 @@ from stead.deadlines import scaled
 from stead.guest.agent import Agent
 from stead.host.interface import narrowed
 from stead.host.vm import QemuVm
+from stead.installation import open_machines
 from stead.machines import Machine, Machines
 from stead.machines.bring_up import BringUp
 from stead.machines.restore_slots import RestoreSlots
@@ -277,7 +278,7 @@ def _must_not_end(task: asyncio.Task[None]) -> None:
 
 @contextlib.asynccontextmanager
 async def opened(data: Path, cache: Path) -> AsyncIterator[Driver]:
-    async with Machines.open(small_installation(data, cache)) as machines:
+    async with open_machines(small_installation(data, cache)) as machines:
         await machines.template()
         yield Driver(machines)
 

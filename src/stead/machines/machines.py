@@ -3,11 +3,9 @@
 import contextlib
 import os
 from collections.abc import AsyncIterator
-from typing import Self
 
 from stead.errors import MachineNotFound
 from stead.host.interface import Host, HostPlatform, Report
-from stead.host.local import LocalHost, installation_locked
 from stead.machines.boot import BootOperation
 from stead.machines.bring_up import BringUp
 from stead.machines.capture import CaptureOperation
@@ -43,7 +41,6 @@ from stead.machines.unchanged import UNCHANGED, Unchanged
 from stead.machines.wake import WakeOperation
 from stead.settings import Settings, Size
 from stead.store.database import Database
-from stead.store.installation_id import open_database_of
 from stead.store.layers import LayerStore
 from stead.store.machines import MachineRow, MachineStore
 from stead.store.snapshots import SnapshotStore
@@ -53,7 +50,7 @@ _UNLISTED = (*HIDDEN, State.DELETED)
 
 
 class Machines:
-    """All VMs of one installation. One process at a time has it open; VMs outlive that process.
+    """All VMs of one installation. One process at a time has them open; VMs outlive that process.
 
     Operations on one VM take its id first; `Machine` is a handle with the same operations.
     """
@@ -142,27 +139,6 @@ class Machines:
         self.resize = resize.resize
         self.template = self._templates.ensure
         self.watch = events.listen
-
-    @classmethod
-    @contextlib.asynccontextmanager
-    async def open(cls, settings: Settings) -> AsyncIterator[Self]:
-        """Open an installation under its lock and recover from a crash of the process before.
-
-        On leaving, VMs keep running; the pool is removed, and without any VM the network is too.
-        """
-        async with installation_locked(settings):
-            database = await open_database_of(settings.data)
-            host = await LocalHost.open(settings)
-            machines = cls(settings, database, host)
-            try:
-                async with machines.recovered():
-                    yield machines
-            finally:
-                empty = not await machines._store.list()
-                await host.close()
-                if empty:
-                    await host.remove_network()
-                await database.dispose()
 
     @contextlib.asynccontextmanager
     async def recovered(self) -> AsyncIterator[None]:

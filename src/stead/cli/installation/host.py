@@ -52,14 +52,14 @@ def prepare(
 
     A server does this when it starts.
     """
-    from stead.machines import Machines
+    from stead.installation import open_machines
     from stead.settings import Size
 
     write_logs(Level.WARNING)
 
     async def work(report: "Callable[[Step], None]") -> None:
         given = settings()
-        async with Machines.open(given) as machines:
+        async with open_machines(given) as machines:
             wanted = Size.parse(size) if size else given.default_size
             template = await machines.template(wanted, report)
         facts = {"template": template.id, "image": template.image_key, "size": str(template.size)}
