@@ -33,7 +33,7 @@ if threading.current_thread() is threading.main_thread():
     # A shell may have had SIGINT ignored for what it runs in the background, and programs inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ["support.webhooks"]
+pytest_plugins = ["support.api_calls", "support.webhooks"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,0 +1,47 @@
+"""Calls of the served API: clients, their VM, and refusals."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2
+import pytest_asyncio
+
+from stead.machines import Machine
+from support.installations import Server
+from support.serve_process import client_of
+
+TRACE = "x-freestyle-trace-id"
+
+
+@pytest_asyncio.fixture(scope="module")
+async def http(server: Server) -> AsyncIterator[httpx2.AsyncClient]:
+    async with client_of(server.url, server.key) as client:
+        yield client
+
+
+@pytest_asyncio.fixture(scope="module")
+async def vm(server: Server) -> AsyncIterator[Machine]:
+    """One VM of the tests' account, shared by the tests of this module."""
+    machine = await server.installation.machines.create(account=server.account, name="shared")
+    yield machine
+    await machine.delete()
+
+
+@contextlib.asynccontextmanager
+async def another_account(server: Server, name: str, **limits: int) -> AsyncIterator[httpx2.AsyncClient]:
+    account = await server.installation.accounts.create(name, limits)
+    _, key = await server.installation.accounts.create_key(account.id)
+    async with client_of(server.url, key) as client:
+        yield client
+        for each in (await client.get("/v1/vms")).json()["vms"]:
+            assert (await client.delete(f"/v1/vms/{each['id']}")).status_code == 200
+
+
+def refused(answer: httpx2.Response, status: int, code: str) -> dict[str, Any]:
+    """Checks the form of an error answer and returns its body."""
+    body: dict[str, Any] = answer.json()
+    assert (answer.status_code, body["code"]) == (status, code), answer.text
+    assert body["message"] == body["description"]
+    assert answer.headers[TRACE]
+    return body
