@@ -81,8 +81,10 @@ class Processes:
         try:
             record = await self._journal.transition(record, to)
             return record, await self.adopt(record, process)
-        except BaseException:
+        except BaseException as error:
             await finished(self._host.kill(process))
+            if isinstance(error, ProcessLookupError):
+                raise StartFailed("QEMU ended at once") from error
             raise
 
     async def adopt(self, record: Record, process: ProcessId) -> Live:
