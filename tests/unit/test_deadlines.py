@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 
-from stead import builds, host, machines
+from stead import builds, guest, host, machines
 
 DEADLINE = re.compile(r"_?[A-Z_]*(TIMEOUT|TIMEOUTS|DEADLINE|GRACE|LONGEST|LONGEST_WAIT|STUCK_AFTER|BUDGET)")
 
@@ -17,7 +17,7 @@ def deadlines() -> dict[str, list[float]]:
     """All constants of the packages that are deadlines by their names."""
     names = [
         module.name
-        for package in (host, machines, builds)
+        for package in (guest, host, machines, builds)
         for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}.")
     ]
     found = [(name, *item) for name in names for item in vars(importlib.import_module(name)).items()]
