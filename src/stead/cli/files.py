@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stead.cli.connection import connected
-from stead.cli.output import Json, local_time, note, print_facts, print_json, print_table, show_progress
+from stead.cli.output import (
+    Json,
+    local_time,
+    note,
+    print_facts,
+    print_json,
+    print_table,
+    show_progress,
+    to_plain,
+)
 from stead.cli.references import Vm
 
 if TYPE_CHECKING:
@@ -138,7 +147,7 @@ def show_file(vm: Vm, path: GuestPath, user: User = None, as_json: Json = False)
     with connected() as stead:
         found = _files(stead, vm, user).stat(path)
     if as_json:
-        print_json({"path": path} | vars(found))
+        print_json({"path": path} | to_plain(found))
         return
     print_facts(
         [

@@ -72,7 +72,7 @@ def print_json_error(
     message: str, code: str, trace_id: str | None = None, details: Mapping[str, object] | None = None
 ) -> None:
     error = {"code": code, "message": message, "traceId": trace_id, **(details or {})}
-    typer.echo(json.dumps({"error": _plain(error)}, ensure_ascii=False), err=True)
+    typer.echo(json.dumps({"error": to_plain(error)}, ensure_ascii=False), err=True)
 
 
 def note(text: str) -> None:
@@ -82,20 +82,20 @@ def note(text: str) -> None:
 
 def print_json(value: object, *, line: bool = False) -> None:
     """Print a JSON document, indented, or on one line."""
-    typer.echo(json.dumps(_plain(value), indent=None if line else 2, ensure_ascii=False))
+    typer.echo(json.dumps(to_plain(value), indent=None if line else 2, ensure_ascii=False))
 
 
-def _plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """Models, dataclasses, times and tuples as JSON types. A `size` that is computed is included."""
     if names := getattr(value, "__struct_fields__", ()) or getattr(value, "__dataclass_fields__", ()):
-        plain = {name: _plain(getattr(value, name)) for name in names}
+        plain = {name: to_plain(getattr(value, name)) for name in names}
         if isinstance(size := inspect.getattr_static(value, "size", None), property) and size.fget:
             plain["size"] = size.fget(value)
         return plain
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: to_plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [to_plain(each) for each in value]
     return value.isoformat() if isinstance(value, datetime) else value
 
 
