@@ -120,6 +120,13 @@ def give_to(uid: int, *paths: Path) -> None:
             raise HostError(f"cannot change the owner of {path}: {error.strerror}") from error
 
 
+def give_tree_to(uid: int, folder: Path) -> None:
+    """Make a user the owner of a folder and all that is in it; the folder itself comes last."""
+    for root, folders, files in os.walk(folder, topdown=False):
+        give_to(uid, *(Path(root, name) for name in (*folders, *files)))
+    give_to(uid, folder)
+
+
 def raise_descriptor_limit() -> None:
     """Raise the soft limit of open files to the hard one: every VM and every call needs several."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from stead.errors import HostError
-from stead.files import exists, sync_folder, write_atomically
+from stead.files import exists, give_tree_to, sync_folder, write_atomically
 from stead.identity.identities import Page
 from stead.logs import get_logger
 from stead.processes import ProcessId, end_of
@@ -92,6 +92,7 @@ class Repos:
             each.mkdir(mode=0o711, exist_ok=True)
         if uid is not None:
             _check_reachable(folder)
+            await in_thread(_take_over, folder, uid)
         write_atomically(folder / "gitconfig", SETTINGS.encode(), 0o644)
         repos = cls(database, folder, limits_of, uid)
         orphans = await repos.git.end_orphans()
@@ -263,6 +264,14 @@ class Repos:
         await self._store.delete(repo_id)
         await self.cat_files.stop(self._path(repo_id))
         self._removals.start(in_thread(shutil.rmtree, removed, ignore_errors=True))
+
+
+def _take_over(folder: Path, uid: int) -> None:
+    """Give all repositories to the user of git, who is another one in a folder restored at another path."""
+    for path in folder.glob("??/*.git"):
+        if path.lstat().st_uid != uid:
+            log.warning("changing the owner of a repository", path=str(path), uid=uid)
+            give_tree_to(uid, path)
 
 
 def _check_reachable(folder: Path) -> None:

@@ -1,0 +1,40 @@
+"""A data folder that was restored at another path: uids depend on the path, so files change their owners."""
+
+import pytest
+
+from stead.installation import open_installation
+from stead.repos.committing import Change
+from stead.settings import Settings
+from support.guests import sh
+from support.installations import delete_all, other_settings
+
+pytestmark = [pytest.mark.qemu, pytest.mark.root]
+
+
+async def test_vms_and_repositories_of_a_moved_data_folder_work(settings: Settings) -> None:
+    with other_settings(settings) as parent:
+        old, new = (parent.replace(data=parent.data / name) for name in ("old", "new"))
+        async with open_installation(old) as installation:
+            account = (await installation.accounts.create("tests")).id
+            stopped, suspended = [await installation.machines.create(account=account) for _ in range(2)]
+            for machine in (stopped, suspended):
+                await sh(machine, "echo kept > /root/note; sync")
+            await stopped.kill()
+            await suspended.suspend()
+            repo = (await installation.repos.create(account)).id
+            first = await installation.writer.commit(
+                installation.repos.repository(repo), [Change("file", b"kept")], "first"
+            )
+        old.data.rename(new.data)
+        assert old.git_uid != new.git_uid
+        async with open_installation(new) as installation:
+            for machine_id in (stopped.id, suspended.id):
+                machine = await installation.machines.get(machine_id)
+                assert await sh(machine, "cat /root/note") == "kept"
+            repository = installation.repos.repository(repo)
+            second = await installation.writer.commit(
+                repository, [Change("other", b"new")], "second", expected=first.sha
+            )
+            assert (await repository.branch("main")).sha == second.sha
+            await delete_all(installation.machines)
+            await installation.repos.delete(repo)
