@@ -80,6 +80,7 @@ FIRST: dict[str, MachineState] = {
     "prepared": Prepared("top", RUN),
     "creating": Creating("allocate", "top"),
     "recreating": Creating("allocate", "top", recreated=True),
+    "claimed": Creating("identify", "top", RUN),
     "running": Running("top", RUN),
     "suspending": Suspending("top", RUN),
     "suspended": Suspended("memory", "idle"),
@@ -96,8 +97,9 @@ FIRST: dict[str, MachineState] = {
 LEGAL = {
     None: "preparing creating recreating",
     "preparing": "preparing prepared deleting",
-    "prepared": "creating recreating deleting",
-    "creating": "creating running deleting",
+    "prepared": "claimed deleting",
+    "creating": "creating claimed running deleting",
+    "claimed": "claimed running deleting",
     "recreating": "recreating running deleting",
     "running": "running suspending stopping stopped deleting",
     "suspending": "running suspended stopped deleting",
@@ -129,7 +131,11 @@ def test_the_journal_steps_of_every_state() -> None:
 
 @pytest.mark.parametrize("kind", STEPS)
 def test_steps_go_forward_and_only_an_attempt_to_start_a_guest_is_repeated(kind: type[MachineState]) -> None:
-    (first,) = (state for name, state in FIRST.items() if type(state) is kind and name != "recreating")
+    (first,) = (
+        state
+        for name, state in FIRST.items()
+        if type(state) is kind and name not in ("recreating", "claimed")
+    )
     at: dict[str, MachineState] = {step: changed(first, step=step) for step in STEPS[kind]}
     for (earlier, before), (later, after) in itertools.product(enumerate(at), repeat=2):
         expected = later >= earlier or after in ("disk", "process")
@@ -147,6 +153,25 @@ def test_steps_go_forward_and_only_an_attempt_to_start_a_guest_is_repeated(kind:
 def test_the_process_of_a_running_vm_is_never_replaced(before: MachineState, after: MachineState) -> None:
     assert not allowed(before, after)
     assert allowed(before, changed(after, run=RUN))
+
+
+def test_the_layer_that_a_running_vm_writes_is_settled_before_it_is_replaced() -> None:
+    """A row that named the wrong layer would lose what was written since the switch."""
+    running, switching = Running("top", RUN), Running("top", RUN, "next")
+    assert allowed(running, switching)
+    assert allowed(switching, running)
+    assert allowed(switching, Running("next", RUN))
+    for after in (Running("top", RUN, "another"), Running("another", RUN), Suspending("top", RUN)):
+        assert not allowed(switching, after)
+    for after in (Running("another", RUN), Suspending("another", RUN)):
+        assert not allowed(running, after)
+    assert not allowed(Suspending("top", RUN), Running("another", RUN))
+
+
+def test_a_prepared_vm_is_claimed_with_its_process_and_disk() -> None:
+    prepared = Prepared("top", RUN)
+    for after in (Creating("identify", "another", RUN), Creating("identify", "top", OTHER_RUN)):
+        assert not allowed(prepared, after)
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ class CaptureOperation:
 
         The VM keeps running, also after a failure, on the layer that its process really writes.
         """
+        record = await self.settled(record, live)
         before = running(record, Operation.SNAPSHOT)
         to = new_id()
         state = Running(before.top, before.run, to, before.reason)
@@ -58,6 +59,11 @@ class CaptureOperation:
         except BaseException:
             captured.close()
             raise
+
+    async def settled(self, record: Record, live: Live) -> Record:
+        """A failed capture may have left open which layer the process writes: find out first."""
+        unsettled = isinstance(record.state, Running) and record.state.next_top is not None
+        return await self.settle(record, live) if unsettled else record
 
     async def settle(self, record: Record, live: Live) -> Record:
         """Make the row agree with the layer that the process writes after a switch that may have failed."""

@@ -173,8 +173,9 @@ class Journal:
         if await self.store.update(machine_id, **changes) is None:
             raise MachineNotFound(machine_id)
 
-    async def list(self) -> list[Record]:
-        return [record_of(row) for row in await self.store.list()]
+    async def list(self, *states: State) -> list[Record]:
+        """All VMs, or those in some states."""
+        return [record_of(row) for row in await self.store.list() if not states or row.state in states]
 
 
 _DISK = ("layer", "template", "active_at")

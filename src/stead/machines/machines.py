@@ -80,8 +80,10 @@ class Machines:
         )
         boot = BootOperation(journal, disks, bring_up, stop, events)
         wake = self._wake = WakeOperation(host, journal, processes, disks, layers, bring_up, boot, events)
-        suspend = SuspendOperation(host, journal, processes, disks, layers, deletion, events, locks, tasks)
         capture = self.capture = CaptureOperation(host, journal, disks)
+        suspend = SuspendOperation(
+            host, journal, processes, disks, layers, capture, deletion, events, locks, tasks
+        )
         self.snapshots = Snapshots(
             host, SnapshotStore(database), processes, disks, layers, capture, quotas, locks
         )

@@ -15,7 +15,7 @@ from stead.machines.deletion import DeleteOperation
 from stead.machines.journal import Journal
 from stead.machines.processes import Live, Processes
 from stead.machines.records import Properties, Record
-from stead.machines.states import Prepared, Preparing
+from stead.machines.states import Prepared, Preparing, State
 from stead.tasks import finished, or_undo
 
 _PAUSE_AFTER_FAILURE = 5.0
@@ -108,7 +108,7 @@ class Pool:
         self._wanted.set()
 
     async def prepared(self) -> list[Record]:
-        return [record for record in await self._journal.list() if isinstance(record.state, Prepared)]
+        return await self._journal.list(State.PREPARED)
 
     async def filled(self, timeout: float) -> bool:
         """Wait until the pool is full; False when it is not in time, as on a full host."""

@@ -13,7 +13,7 @@ from stead.machines.locks import Locks
 from stead.machines.persistence import Evictable, Sticky, eviction_order, sticky
 from stead.machines.records import Record
 from stead.machines.snapshots import Snapshots
-from stead.machines.states import Stopped, Suspended
+from stead.machines.states import State, Stopped, Suspended
 from stead.tasks import finished
 
 log = get_logger("stead.room")
@@ -56,7 +56,7 @@ class Room:
     async def _evictable(self) -> list[Evictable]:
         machines = [
             Evictable(record.id, priority, record.active_at, self._delete_machine)
-            for record in await self.journal.list()
+            for record in await self.journal.list(State.STOPPED, State.SUSPENDED)
             if (priority := _evictable(record)) is not None
         ]
         snapshots = [

@@ -180,10 +180,14 @@ _CAPTURE = "freeze"
 """The step of a running VM whose state is being captured."""
 
 
+_STEPS: Mapping[type[MachineState], tuple[str, ...]] = {
+    kind: next((get_args(field.type) for field in fields(kind) if field.name == "step"), ()) for kind in KINDS
+}
+
+
 def steps(kind: type[MachineState]) -> tuple[str, ...]:
     """The journal steps of a state, in their order."""
-    annotation = next((field.type for field in fields(kind) if field.name == "step"), None)
-    return get_args(annotation)
+    return _STEPS[kind]
 
 
 # Columns
@@ -290,9 +294,15 @@ def check_transition(before: MachineState | None, after: MachineState) -> None:
     """IllegalTransition unless `after` may be recorded when `before` is."""
     if type(after) not in _NEXT[None if before is None else type(before)]:
         raise IllegalTransition(f"{before} -> {after}")
-    if isinstance(before, Running | Suspending) and isinstance(after, Running | Suspending):
-        # It is one run: QEMU is never replaced under a running VM.
-        legal = before.run == after.run
+    if isinstance(before, Running) and isinstance(after, Running):
+        # The layer that QEMU writes is known before it is replaced, or it is one of two.
+        tops = (before.top,) if before.next_top is None else (before.top, before.next_top)
+        legal = after.top in tops and (before.next_top is None or after.next_top is None)
+    elif isinstance(before, Running | Suspending) and isinstance(after, Running | Suspending):
+        # The captured disk is that of the saved memory.
+        legal = before.top == after.top and getattr(before, "next_top", None) is None
+    elif isinstance(before, Prepared) and isinstance(after, Creating):
+        legal = (before.top, before.run) == (after.top, after.run) and not after.recreated
     elif isinstance(before, Suspended | Waking) and isinstance(after, Suspended | Waking):
         # Saved memory is given up only by a VM that runs or has stopped.
         legal = before.checkpoint == after.checkpoint
@@ -304,6 +314,9 @@ def check_transition(before: MachineState | None, after: MachineState) -> None:
         legal = after.recreated and after.run is None
     else:
         legal = True
+    if isinstance(before, Running | Suspending) and isinstance(after, Running | Suspending):
+        # It is one run: QEMU is never replaced under a running VM.
+        legal = legal and before.run == after.run
     if not legal or not _in_order(before, after):
         raise IllegalTransition(f"{before} -> {after}")
 

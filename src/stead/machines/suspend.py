@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from stead.errors import HostError
 from stead.host.interface import Host
-from stead.machines.capture import running, sync_guest
+from stead.machines.capture import CaptureOperation, running, sync_guest
 from stead.machines.deletion import DeleteOperation
 from stead.machines.disks import Disks
 from stead.machines.events import REQUESTED, EventKind, Events, status
@@ -26,6 +26,7 @@ class SuspendOperation:
     processes: Processes
     disks: Disks
     layers: Layers
+    capture: CaptureOperation
     deletion: DeleteOperation
     events: Events
     locks: Locks
@@ -64,11 +65,12 @@ class SuspendOperation:
         if ends_with(record.properties.persistence, suspended=True):
             await self.deletion.remove(record, f"ephemeral: {reason}", forget=False)
             return
-        state = running(record, Operation.SUSPEND)
-        checkpoint = new_id()
+        checkpoint, note = new_id(), record.reason
         await sync_guest(live)
         try:
             with self.layers.building(checkpoint):
+                record = await self.capture.settled(record, live)
+                state = running(record, Operation.SUSPEND)
                 saving = await self.journal.transition(record, Suspending(state.top, state.run))
                 await finished(live.vm.save_and_pause(record.size, state.run.memory_base, checkpoint))
                 await self.host.sync_layer(record.id, state.top)
@@ -76,7 +78,7 @@ class SuspendOperation:
                 live.ending = True
                 suspended = await finished(self.disks.freeze(saving, Suspended(checkpoint, reason)))
         except BaseException:
-            await finished(self._stay_awake(record.id, live, state.reason))
+            await finished(self._stay_awake(record.id, live, note))
             raise
         await finished(self.processes.end(saving))
         self.host.tidy(record.id)
