@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.qemu, pytest.mark.root]
 
 async def test_vms_and_repositories_of_a_moved_data_folder_work(settings: Settings) -> None:
     with other_settings(settings) as parent:
+        parent.data.chmod(0o711)
         old, new = (parent.replace(data=parent.data / name) for name in ("old", "new"))
         async with open_installation(old) as installation:
             account = (await installation.accounts.create("tests")).id
