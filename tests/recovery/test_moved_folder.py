@@ -2,6 +2,7 @@
 
 import pytest
 
+from stead.host import network
 from stead.installation import open_installation
 from stead.repos.committing import Change
 from stead.settings import Settings
@@ -27,6 +28,8 @@ async def test_vms_and_repositories_of_a_moved_data_folder_work(settings: Settin
                 installation.repos.repository(repo), [Change("file", b"kept")], "first"
             )
         old.data.rename(new.data)
+        await network.remove(old)  # an installation with VMs keeps it
+        (old.runtime / old.instance).rmdir()
         assert old.git_uid != new.git_uid
         async with open_installation(new) as installation:
             for machine_id in (stopped.id, suspended.id):
