@@ -19,7 +19,8 @@ from stead.api.errors import STATUSES
 from stead.api.server import running
 from stead.builds.errors import BuildBudgetExceeded
 from stead.errors import CapacityExceeded, DiskSpaceExceeded, HostError, StartFailed
-from stead.machines import Machine, Machines, State
+from stead.machines import Machine, State
+from stead.machines.templates import Templates
 from stead.settings import Settings
 from support import npm
 from support.cutting import Cutter
@@ -276,7 +277,7 @@ async def test_npm_sees_server_errors(
     async def broken(*_: object, **__: object) -> None:
         raise failure
 
-    monkeypatch.setattr(Machines, "template", broken)
+    monkeypatch.setattr(Templates, "ensure", broken)
     output = await user.script("refused", CODE=code)
     assert "secret" not in output
 

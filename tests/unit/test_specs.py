@@ -847,7 +847,8 @@ def test_numbers_of_javascript_clients_are_accepted() -> None:
     assert (layer.users[0].uid, layer.services[0].restart) == (1000, Restart("no", limit_burst=3))
     assert CreateVm.model_validate({"activityThresholdBytes": 0.2}).activity_threshold_bytes == 1
     assert LayerModel.model_validate({"idleTimeoutSeconds": 9.6}).idle_timeout_seconds == 10
-    assert LayerModel.model_validate({"memSizeGb": 0.7}).mem_size_gb == 0.7
+    for gigabytes in (0.7, 1.7e308):
+        assert LayerModel.model_validate({"memSizeGb": gigabytes}).mem_size_gb == gigabytes
     with pytest.raises(ValidationError, match=r"vcpuCount\n.*must be a whole number, not 2\.5"):
         LayerModel.model_validate({"vcpuCount": 2.5})
     with pytest.raises(ValidationError):

@@ -30,7 +30,7 @@ def _rounded(value: Any) -> Any:
 
 
 def _gigabytes(value: Any) -> Any:
-    if isinstance(value, float) and math.isfinite(value):
+    if isinstance(value, float) and math.isfinite(value * 1024):
         nearest = round(value * 1024) / 1024
         return nearest if abs(value - nearest) <= _TOLERANCE * max(1.0, abs(value)) else value
     return value
