@@ -17,9 +17,9 @@ from unittest.mock import patch
 from measuring import (
     Figure,
     clear,
+    engine,
     figure,
     host_facts,
-    installation,
     proportional_memory,
     run,
     say,
@@ -371,8 +371,7 @@ async def measure(size: Size, pool: int, amounts: Amounts, only: set[str]) -> Re
         if not chosen:
             continue
         say("image and template")
-        async with installation(size, target) as opened:
-            machines = opened.machines
+        async with engine(size, target) as machines:
             results = await host_facts(machines) | {"pool": pool} | results
             # The first of a size is slower: something is prepared for all that follow.
             await (await new_machine(machines)).delete()

@@ -14,9 +14,9 @@ from typing import Any
 
 from measuring import (
     Figure,
+    engine,
     figure,
     host_facts,
-    installation,
     proportional_memory,
     run,
     say,
@@ -156,8 +156,7 @@ async def files(machine: Machine, size_mib: int) -> tuple[float, float]:
 async def measure(size: Size, samples: int, boots: int) -> dict[str, Any]:
     results: dict[str, Any] = {}
     say("image and template")
-    async with installation(size, pool=2) as opened:
-        machines = opened.machines
+    async with engine(size, pool=2) as machines:
         results |= await host_facts(machines)
         results["pool"] = machines.settings.pool
         await machines.pool.filled(120)
@@ -172,8 +171,7 @@ async def measure(size: Size, samples: int, boots: int) -> dict[str, Any]:
         await machines.pool.filled(60)
         ok, spread = await burst(machines, 20)
         results |= {"burst_20_ok": ok, "burst_20_p50_ms": spread["p50"], "burst_20_ms": spread}
-    async with installation(size, pool=0) as opened:
-        machines = opened.machines
+    async with engine(size, pool=0) as machines:
         say("creates without the pool")
         running, answered = await creates(machines, samples, lambda: asyncio.sleep(0))
         results |= {"create_running_unpooled_ms": running, "create_first_exec_unpooled_ms": answered}

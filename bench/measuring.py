@@ -8,7 +8,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -68,10 +68,30 @@ def proportional_memory(settings: Settings, machines: Iterable[Machine]) -> Figu
 
 @contextlib.asynccontextmanager
 async def installation(size: Size, pool: int) -> AsyncIterator[Installation]:
-    """An installation in a folder of its own, with the shared cache; nothing of it is left, come what may."""
+    """A whole installation in a folder of its own."""
+    with own_settings(size, pool) as settings:
+        async with removed_at_the_end(settings), open_installation(settings) as opened:
+            await opened.machines.template()
+            yield opened
+            await clear(opened.machines)
+
+
+@contextlib.asynccontextmanager
+async def engine(size: Size, pool: int) -> AsyncIterator[Machines]:
+    """The VMs of an installation alone: nothing of Git hosting takes the CPU meanwhile."""
+    with own_settings(size, pool) as settings:
+        async with removed_at_the_end(settings), open_machines(settings) as machines:
+            await machines.template()
+            yield machines
+            await clear(machines)
+
+
+@contextlib.contextmanager
+def own_settings(size: Size, pool: int) -> Iterator[Settings]:
+    """A data folder of its own, with the shared cache."""
     shared = Settings.load()
     with tempfile.TemporaryDirectory(prefix="stead-bench-", dir="/var/tmp") as folder:
-        settings = Settings(
+        yield Settings(
             data=Path(folder),
             cache=shared.cache_folder,
             default_size=size,
@@ -79,14 +99,16 @@ async def installation(size: Size, pool: int) -> AsyncIterator[Installation]:
             idle_timeout=None,
             accelerator=shared.accelerator,
         )
-        try:
-            async with open_installation(settings) as opened:
-                await opened.machines.template()
-                yield opened
-                await clear(opened.machines)
-        except BaseException:
-            await finished(_remove_remains(settings))
-            raise
+
+
+@contextlib.asynccontextmanager
+async def removed_at_the_end(settings: Settings) -> AsyncIterator[None]:
+    """Nothing of an installation is left, come what may."""
+    try:
+        yield
+    except BaseException:
+        await finished(_remove_remains(settings))
+        raise
 
 
 async def clear(machines: Machines) -> None:
