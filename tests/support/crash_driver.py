@@ -163,7 +163,7 @@ class Driver:
     def __init__(self, machines: Machines) -> None:
         self.machines = machines
         # Operations that are held keep what they hold: none of it may be in the way of the others.
-        machines._create.slots = machines._start._slots = RestoreSlots(1000)
+        machines._create.slots = machines._start.slots = RestoreSlots(1000)
         machines.journal._allocating = contextlib.nullcontext()  # type: ignore[assignment]
         machines.quotas._lock = contextlib.nullcontext()  # type: ignore[assignment]
         machines.layers._collecting = contextlib.nullcontext()  # type: ignore[assignment]

@@ -4,11 +4,12 @@ import contextlib
 from dataclasses import dataclass
 
 from stead.deadlines import scaled
-from stead.errors import GuestError, GuestUnreachable, HostError, WrongState
+from stead.errors import GuestError, GuestUnreachable, HostError
 from stead.host.interface import Host, LayerSwitch, Pause, VmState
 from stead.logs import get_logger
 from stead.machines.disks import Disks
 from stead.machines.journal import Journal
+from stead.machines.locks import wrong_state
 from stead.machines.processes import Live
 from stead.machines.records import Record, new_id
 from stead.machines.states import Operation, Running
@@ -21,7 +22,7 @@ log = get_logger("stead.checkpoints")
 
 def running(record: Record, operation: Operation) -> Running:
     if not isinstance(record.state, Running):
-        raise WrongState(record.id, operation, record.state.name, record.reason or "")
+        raise wrong_state(record, operation)
     return record.state
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 
 from stead.deadlines import scaled
 from stead.errors import GuestUnreachable, ReadyTimeout
@@ -25,29 +26,18 @@ from stead.tasks import SingleFlight
 READY_TIMEOUT = scaled(120.0)
 
 
+@dataclass(eq=False)
 class StartOperation:
-    def __init__(
-        self,
-        journal: Journal,
-        processes: Processes,
-        locks: Locks,
-        quotas: Quotas,
-        room: Room,
-        slots: RestoreSlots,
-        wake: WakeOperation,
-        boot: BootOperation,
-        create: CreateOperation,
-    ) -> None:
-        self._journal = journal
-        self._processes = processes
-        self._locks = locks
-        self._quotas = quotas
-        self._room = room
-        self._slots = slots
-        self._wake = wake
-        self._boot = boot
-        self._create = create
-        self._starts: SingleFlight[None] = SingleFlight()
+    journal: Journal
+    processes: Processes
+    locks: Locks
+    quotas: Quotas
+    room: Room
+    slots: RestoreSlots
+    wake: WakeOperation
+    boot: BootOperation
+    create: CreateOperation
+    starts: SingleFlight[None] = field(default_factory=SingleFlight)
 
     @contextlib.asynccontextmanager
     async def using(self, machine_id: str, use: Use = Use.GUEST) -> AsyncIterator[Agent]:
@@ -55,10 +45,10 @@ class StartOperation:
 
         A suspended VM is woken and a stopped one started first; the log line names `use`.
         """
-        live = self._processes.running(machine_id)
+        live = self.processes.running(machine_id)
         if live is None:
             await self.ensure_up(machine_id, use)
-            live = self._processes.running(machine_id)
+            live = self.processes.running(machine_id)
         if live is None:
             raise GuestUnreachable(f"VM {machine_id} has just ended")
         with live.leased() as agent:
@@ -69,14 +59,14 @@ class StartOperation:
 
         None when the VM is not running.
         """
-        live = self._processes.running(machine_id)
+        live = self.processes.running(machine_id)
         return None if live is None else live.agent
 
     async def ensure_up(self, machine_id: str, use: Use, operation: Operation = Operation.USE) -> None:
         """Wait for the operation under way, then wake or start the VM if this operation needs it."""
-        if self._processes.running(machine_id) is not None:
+        if self.processes.running(machine_id) is not None:
             return
-        if await self._locks.verdict(machine_id, operation) is Verdict.WAKE:
+        if await self.locks.verdict(machine_id, operation) is Verdict.WAKE:
             await self._bring_up(machine_id, use)
 
     async def start(
@@ -88,14 +78,14 @@ class StartOperation:
         ready_timeout: float | None = None,
     ) -> None:
         """Wake or boot a VM. With `ready_timeout`, wait up to that many seconds for its services."""
-        properties = (await self._journal.find(machine_id)).properties
+        properties = (await self.journal.find(machine_id)).properties
         timeout = properties.idle_timeout if isinstance(idle_timeout, Unchanged) else idle_timeout
         threshold = activity_threshold
         if isinstance(threshold, Unchanged):
             threshold = properties.activity_threshold
         check_idle(timeout, threshold)
         if (timeout, threshold) != (properties.idle_timeout, properties.activity_threshold):
-            await self._journal.set_idle(machine_id, timeout, threshold)
+            await self.journal.set_idle(machine_id, timeout, threshold)
         await self._bring_up(machine_id, Use.START)
         if ready_timeout is not None:
             await self.wait_until_ready(machine_id, ready_timeout)
@@ -110,27 +100,27 @@ class StartOperation:
 
     async def _bring_up(self, machine_id: str, use: Use) -> None:
         """Wake or start a VM, single-flight: concurrent callers share one attempt and its log line."""
-        await self._starts.run(
+        await self.starts.run(
             machine_id, lambda: self._start(machine_id, use), name=f"start of VM {machine_id}"
         )
 
     async def _start(self, machine_id: str, use: Use) -> None:
-        await self._room.make(keeping=machine_id)
-        async with self._locks.unless_done(machine_id, Operation.START) as record:
+        await self.room.make(keeping=machine_id)
+        async with self.locks.unless_done(machine_id, Operation.START) as record:
             if record is not None:
-                async with self._quotas.starting(record, record.size):
+                async with self.quotas.starting(record, record.size):
                     await self._start_locked(record, use)
 
     async def _start_locked(self, record: Record, use: Use) -> None:
         match record.state:
             case Suspended() as suspended:
-                async with self._slots.held(record.account):
-                    await self._wake.wake(record, suspended, use)
+                async with self.slots.held(record.account):
+                    await self.wake.wake(record, suspended, use)
             case Stopped():
-                async with self._slots.held(record.account):
-                    await self._boot.boot(record, use)
+                async with self.slots.held(record.account):
+                    await self.boot.boot(record, use)
             case _:
-                await self._create.again(record, use)
+                await self.create.again(record, use)
 
     async def close(self) -> None:
-        await self._starts.close()
+        await self.starts.close()

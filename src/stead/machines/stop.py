@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from dataclasses import dataclass
+from typing import Literal
 
 from stead.deadlines import scaled
 from stead.errors import GuestError, GuestUnreachable, HostError
@@ -53,11 +54,10 @@ class StopOperation:
         if isinstance(record.state, Stopping) and live is not None:
             await live.vm.kill()
 
-    async def _stopping(self, record: Record, step: str) -> Record:
+    async def _stopping(self, record: Record, step: Literal["shutdown", "clean"]) -> Record:
         state = record.state
         top, next_top = getattr(state, "top", None), getattr(state, "next_top", None)
-        stopping = Stopping("shutdown" if step == "shutdown" else "clean", top, record.run, next_top)
-        return await self.journal.transition(record, stopping)
+        return await self.journal.transition(record, Stopping(step, top, record.run, next_top))
 
     async def shut_down(
         self, record: Record, timeout: float, why: str | None = None, *, for_good: bool = True
