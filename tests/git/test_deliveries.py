@@ -64,7 +64,7 @@ async def test_failed_delivery_is_retried_with_backoff_and_then_fails(
     for seen in (endpoint.seen[0], endpoint.seen[-2]):
         assert verified(world.signing, seen)["body_sha256"] == hashlib.sha256(seen.body).hexdigest()
     times = [verified(world.signing, seen)["iat"] for seen in endpoint.seen]
-    assert times[-1] - times[0] > sum(DELAYS), "every attempt is signed anew"
+    assert times[-1] - times[0] > sum(DELAYS), "every attempt has a signature of its own"
 
 
 async def test_deliveries_are_ordered_despite_failures(world: World, endpoint: Endpoint) -> None:
@@ -322,7 +322,7 @@ async def test_deliveries_converge_to_the_state_of_every_branch(
     assert [body for body, _ in itertools.groupby(told)] == log, "in order, each until it arrived"
     for each in names:
         commits = [body["commit"] for body in log if body["branch"] == each]
-        assert len(commits) == len(set(commits)), "nothing is told twice of its own accord"
+        assert len(commits) == len(set(commits)), "no commit is delivered twice unless a delivery is repeated"
 
 
 # Delivery log and retention
@@ -425,7 +425,7 @@ async def test_deleting_repository_or_trigger_removes_deliveries(world: World, e
         assert (await world.rows(tables.triggers), await world.rows(tables.deliveries)) == (2, 2)
         assert await world.rows(tables.observed_refs) == 2
         await triggers.delete(repo, second.id)
-        assert await world.rows(tables.observed_refs) == 1, "nobody is to be told of its branches any more"
+        assert await world.rows(tables.observed_refs) == 1, "refs without triggers are not recorded"
         await triggers.create(repo, endpoint.plan("/c", *[reply(500)] * 3))
         await world.push(repo)
         await endpoint.count(1, "/c")

@@ -190,7 +190,7 @@ async def test_changed_files_of_a_push(world: World) -> None:
     assert await files("side", None, side) == ["c"]
     assert await files("main", second, side) == ["b", "c"], "a force push, with what it takes away"
     assert await files("alone", None, alone) == ["d"]
-    assert await files("main", "1" * 40, second) is None, "nobody knows what was there before"
+    assert await files("main", "1" * 40, second) is None, "the commit before is unknown"
 
 
 async def test_push_with_too_many_files_matches_all_globs(world: World, endpoint: Endpoint) -> None:
