@@ -96,6 +96,13 @@ class Answer:
     def content_type(self) -> bytes:
         return next((value for name, value in self._response.headers if name.lower() == b"content-type"), b"")
 
+    def switched(self) -> httpcore2.AsyncNetworkStream:
+        """The connection, which the guest agreed to use for another protocol."""
+        stream = self._response.extensions.get("network_stream")
+        if self._response.status != 101 or not isinstance(stream, httpcore2.AsyncNetworkStream):
+            raise GuestError("malformed_answer", f"the guest agent refused to upgrade {self._what}")
+        return stream
+
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """The body in pieces, as they arrive."""
         pacer = Pacer()
@@ -157,6 +164,52 @@ class Answer:
             yield bytes(rest)
 
 
+class Upgraded:
+    """A connection after the answer 101: bytes both ways. One task may read while others write."""
+
+    def __init__(self, stream: httpcore2.AsyncNetworkStream, what: str, backend: "_Backend") -> None:
+        self._stream = stream
+        self._what = what
+        self._backend = backend
+        self._pacer = Pacer()
+        self._writing = asyncio.Lock()
+
+    async def read(self) -> bytes:
+        """The next bytes; b"" at the end of what the guest sends."""
+        with self._failing():
+            data = await self._stream.read(_BODY_READ)
+        if not data and self._backend.ended is not None:
+            raise self._lost(self._backend.ended)
+        await self._pacer.took(len(data))
+        return data
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        while data := await self.read():
+            yield data
+
+    async def write(self, data: bytes) -> None:
+        """Send all of `data`; waits for as long as the guest takes no more."""
+        async with self._writing:
+            with self._failing():
+                await self._stream.write(data)
+
+    async def write_eof(self) -> None:
+        """Half-close: the guest reads the end, and may still send."""
+        async with self._writing:
+            with contextlib.suppress(OSError):
+                self._stream.get_extra_info("socket").shutdown(socket.SHUT_WR)
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except httpcore2.NetworkError as error:
+            raise self._lost(self._backend.ended or str(error) or type(error).__name__) from error
+
+    def _lost(self, reason: str) -> GuestUnreachable:
+        return GuestUnreachable(f"lost the connection to the guest agent during {self._what}: {reason}")
+
+
 class _Stream(httpcore2.AsyncNetworkStream):
     def __init__(self, link: socket.socket, open_links: set[socket.socket], guest: str) -> None:
         self._link = link
@@ -196,6 +249,8 @@ class _Stream(httpcore2.AsyncNetworkStream):
         self._link.close()
 
     def get_extra_info(self, info: str) -> Any:
+        if info == "stream":
+            return self
         if info == "is_readable":
             # An idle connection that can be read has been closed by the other end.
             poll = select.poll()
@@ -321,6 +376,28 @@ class Agent:
             reason = self._backend.ended or str(error) or type(error).__name__
             raise GuestUnreachable(f"the guest agent did not answer {what}: {reason}") from error
 
+    @contextlib.asynccontextmanager
+    async def upgrade(
+        self,
+        target: str,
+        protocol: str,
+        *,
+        user: str | None = None,
+        connect_timeout: float = CONNECT_TIMEOUT,
+        header_timeout: float | None = HEADER_TIMEOUT,
+    ) -> AsyncIterator[Upgraded]:
+        """Switch a connection to another protocol (HTTP Upgrade). Raises error responses."""
+        what = f"GET {target.split('?')[0]}"
+        async with self.stream(
+            "GET",
+            target,
+            headers={"Connection": "Upgrade", "Upgrade": protocol},
+            user=user,
+            connect_timeout=connect_timeout,
+            header_timeout=header_timeout,
+        ) as answer:
+            yield Upgraded(answer.switched(), what, self._backend)
+
     async def call(
         self,
         method: str,
@@ -392,7 +469,8 @@ async def _then_expect(
 
 @contextlib.contextmanager
 def _reading_in_bulk(response: httpcore2.Response) -> Iterator[None]:
-    stream = response.extensions.get("network_stream")
+    connection = response.extensions.get("network_stream")
+    stream = connection.get_extra_info("stream") if connection is not None else None
     if not isinstance(stream, _Stream):
         yield
         return

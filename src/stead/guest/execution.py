@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from stead.deadlines import scaled
-from stead.errors import GuestError, GuestUnreachable, InvalidRequest, SteadError
-from stead.guest.agent import Agent, Answer, Pacer, parse_object, parsing, small
+from stead.errors import GuestUnreachable, InvalidRequest, SteadError
+from stead.guest.agent import Agent, parse_object, parsing, small
+from stead.guest.frames import Frames
 
 DEFAULT_OUTPUT_LIMIT = 16 << 20
 _INLINE_STDIN = 64 << 10
-_HEADER = 8
 _MAX_FRAME = 1 << 20
 _COMMAND = re.compile(r"[0-9A-Za-z_-]{1,64}")
 _FINISH_TIMEOUT = scaled(1.0)
@@ -97,7 +97,7 @@ class ExecRequest:
             ("environment", (*self.env, *self.env.values())),
         ):
             for text in texts:
-                _check_text(what, text)
+                check_text(what, text)
         for name in self.env:
             if not name or "=" in name:
                 raise InvalidRequest(f"invalid environment variable name {name!r}")
@@ -119,9 +119,9 @@ class ExecRequest:
             # JSON cannot carry names that are not UTF-8, so here each character stands for one byte.
             request |= {
                 "encoding": "latin1",
-                "argv": [_latin1(word) for word in self.argv],
-                "cwd": _latin1(self.cwd),
-                "env": {_latin1(name): _latin1(value) for name, value in self.env.items()},
+                "argv": [latin1(word) for word in self.argv],
+                "cwd": latin1(self.cwd),
+                "env": {latin1(name): latin1(value) for name, value in self.env.items()},
             }
         if self.streams_stdin:
             request["stdin"] = "stream"
@@ -140,7 +140,7 @@ class ExecRequest:
         )
 
 
-def _check_text(what: str, text: str) -> None:
+def check_text(what: str, text: str) -> None:
     if "\0" in text:
         raise InvalidRequest(f"{what} contains a NUL character (at offset {text.index(chr(0))})")
     try:
@@ -149,29 +149,15 @@ def _check_text(what: str, text: str) -> None:
         raise InvalidRequest(f"{what} must be valid UTF-8 (lone surrogate at offset {error.start})") from None
 
 
-def _latin1(text: str) -> str:
+def latin1(text: str) -> str:
     return text.encode(errors="surrogateescape").decode("latin-1")
 
 
-class _Frames:
-    """Splits the agent's stream into frames; holds at most one of them."""
+class _Answer(Frames):
+    """The frames of a command."""
 
-    def __init__(self, answer: Answer) -> None:
-        self._chunks = answer.chunks()
-        self._buffer = bytearray()
-        self._pacer = Pacer()
-
-    async def next(self) -> tuple[int, bytes]:
-        await self._fill(_HEADER)
-        length = int.from_bytes(self._buffer[4:_HEADER], "big")
-        if length > _MAX_FRAME:
-            raise GuestError("malformed_answer", f"the guest agent sent a frame of {length} bytes")
-        await self._fill(_HEADER + length)
-        kind = self._buffer[0]
-        payload = bytes(self._buffer[_HEADER : _HEADER + length])
-        del self._buffer[: _HEADER + length]
-        await self._pacer.took(length)
-        return kind, payload
+    def __init__(self, chunks: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(chunks, "a command", _MAX_FRAME)
 
     async def finish(self) -> None:
         """Read to the end of the answer, so that its connection can serve the next command."""
@@ -179,13 +165,6 @@ class _Frames:
             async with asyncio.timeout(_FINISH_TIMEOUT):
                 async for _ in self._chunks:
                     pass
-
-    async def _fill(self, size: int) -> None:
-        while len(self._buffer) < size:
-            try:
-                self._buffer += await anext(self._chunks)
-            except StopAsyncIteration:
-                raise GuestUnreachable("lost the connection to the guest agent during a command") from None
 
 
 class _Input:
@@ -241,7 +220,7 @@ async def follow(agent: Agent, request: ExecRequest) -> AsyncGenerator[Output | 
             if request.streams_stdin:
                 given = _Input(agent, command, request)
             while not finished:
-                kind, payload = await frames.next()
+                kind, payload = await frames.expect()
                 if kind == 3:
                     finished = True
                     await frames.finish()
@@ -264,7 +243,7 @@ async def follow(agent: Agent, request: ExecRequest) -> AsyncGenerator[Output | 
 
 async def _start(
     agent: Agent, request: ExecRequest, connection: contextlib.AsyncExitStack
-) -> tuple[str, _Frames]:
+) -> tuple[str, _Answer]:
     """Start a command; its answer is held open by `connection`.
 
     A cancelled caller still waits for the start: without its id, the command could not be killed.
@@ -282,13 +261,13 @@ async def _start(
 
 async def _open(
     agent: Agent, request: ExecRequest, connection: contextlib.AsyncExitStack
-) -> tuple[str, _Frames]:
+) -> tuple[str, _Answer]:
     deadline = None if request.timeout is None else request.timeout + _GRACE
     response = await connection.enter_async_context(
         agent.stream("POST", "/v1/exec", user=request.user, body=request.body(), read_timeout=deadline)
     )
-    frames = _Frames(response)
-    _, payload = await frames.next()
+    frames = _Answer(response.chunks())
+    _, payload = await frames.expect()
     with parsing("POST /v1/exec"):
         command = str(parse_object(payload, "POST /v1/exec")["id"])
         if not _COMMAND.fullmatch(command):

@@ -80,7 +80,7 @@ async def find(agent: Agent, user: str | None = None) -> list[TerminalInfo]:
                 name=str(entry["name"]),
                 user=str(entry["user"]),
                 status="running" if entry["running"] else "exited",
-                created_at=_moment(entry["created_ms"]),
+                created_at=moment(entry["created_ms"]),
             )
             for entry in answer["terminals"]
         ]
@@ -130,11 +130,11 @@ async def _pieces(agent: Agent, name: str, user: str | None) -> list[_Piece]:
                 raise GuestError("answer_too_large", f"terminal {name!r} has more than {_MAX_OUTPUT} bytes")
             with parsing(what):
                 piece = parse_object(line, what)
-                pieces.append(_Piece(_moment(piece["at_ms"]), base64.b64decode(piece["data_b64"])))
+                pieces.append(_Piece(moment(piece["at_ms"]), base64.b64decode(piece["data_b64"])))
     return pieces
 
 
-def _moment(millis: Any) -> float:
+def moment(millis: Any) -> float:
     """Milliseconds since the epoch as seconds; ValueError for what is no date."""
     if not 0 <= int(millis) <= _LATEST:
         raise ValueError
