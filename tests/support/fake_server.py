@@ -1,0 +1,89 @@
+"""The VM engine on a host in memory and a database, which outlive it."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import sqlalchemy as sa
+
+from stead.machines import Machines
+from stead.settings import Settings
+from stead.store.database import Database, open_database
+from support.fake_host import DATABASE, FakeHost, ServerCrashed
+from support.fake_world import World
+
+T = TypeVar("T")
+
+
+class CrashingDatabase(Database):
+    """A database of a server that may crash before or after a write. Without threads, which is faster."""
+
+    def __init__(self, path: Path, host: FakeHost) -> None:
+        super().__init__(path)
+        self._host = host
+
+    async def write(self, work: Callable[[sa.Connection], T]) -> T:
+        with self._host.call(DATABASE):
+            await asyncio.sleep(0)
+            with self._engine.begin() as connection:
+                return work(connection)
+
+    async def read(self, work: Callable[[sa.Connection], T]) -> T:
+        with self.look_up() as connection:
+            return work(connection)
+
+    def look_up(self) -> contextlib.AbstractContextManager[sa.Connection]:
+        if self._host.dead:
+            raise ServerCrashed
+        return super().look_up()
+
+
+class FakeServer:
+    """The engine on a world and a database; both outlive it."""
+
+    empty_database = b""
+    """Shared: a migration takes longer than most tests."""
+
+    def __init__(self, world: World, settings: Settings) -> None:
+        self.world = world
+        self.settings = settings
+        self._path = settings.data / "stead.db"
+        self._exits = contextlib.AsyncExitStack()
+
+    async def start(self) -> None:
+        if not FakeServer.empty_database:
+            await (await open_database(self._path)).dispose()
+            FakeServer.empty_database = self._path.read_bytes()
+        elif not self._path.exists():
+            self._path.write_bytes(FakeServer.empty_database)
+        self.host = FakeHost(self.world)
+        self._database = CrashingDatabase(self._path, self.host)
+        self.machines = Machines(self.settings, self._database, self.host)
+        self._exits = contextlib.AsyncExitStack()
+        await self._exits.enter_async_context(self.machines.recovered())
+
+    async def stop(self) -> None:
+        try:
+            await self._exits.aclose()
+        finally:
+            await self.host.disconnect()
+            await self._database.dispose()
+
+    async def crash(self) -> None:
+        """End the server: nothing that it does on its way out reaches the host or the database."""
+        self.host.dead = True
+        with contextlib.suppress(ServerCrashed):
+            await self.stop()
+
+    async def quiet(self) -> None:
+        """Wait for the background work of the engine."""
+        await self.machines._tasks.join()
+
+    async def watched(self) -> None:
+        """Wait until the engine has seen every process that has ended, and for its background work."""
+        for live in list(self.machines.processes._lives.values()):
+            if live.vm.ended and live.watcher is not None:
+                await asyncio.wait({live.watcher})
+        await self.quiet()

@@ -1,0 +1,69 @@
+"""Stop, kill and processes that end by themselves, on a host in memory."""
+
+import asyncio
+
+import pytest
+
+from stead.machines import State
+from support.engine import CUT, DISK, audit, contents, state_of, used
+from support.fake_server import FakeServer
+
+
+async def test_stop_flushes_the_page_cache_and_keeps_the_disk(server: FakeServer) -> None:
+    machine = await used(server)
+    await machine.stop()
+    assert await state_of(machine) == (State.STOPPED, "stopped")
+    await machine.stop()
+    await audit(server)
+    assert await contents(machine) == DISK
+
+
+async def test_a_guest_that_does_not_shut_down_is_killed(server: FakeServer) -> None:
+    machine = await used(server)
+    server.world.of(machine.id).obeys = False
+    await machine.stop(timeout=0.01)
+    assert await state_of(machine) == (State.STOPPED, "killed: did not shut down within 0.01 s")
+    assert await contents(machine) == CUT
+
+
+async def test_kill_is_a_power_cut(server: FakeServer) -> None:
+    machine = await used(server)
+    await machine.kill()
+    assert await state_of(machine) == (State.STOPPED, "killed")
+    await audit(server)
+    assert await contents(machine) == CUT
+
+
+async def test_kill_ends_a_shutdown_that_is_under_way(server: FakeServer) -> None:
+    machine = await used(server)
+    server.world.of(machine.id).obeys = False
+    stopping = asyncio.create_task(machine.stop(timeout=3600))
+    async with asyncio.timeout(30):
+        while (await machine.info()).state is not State.STOPPING:  # noqa: ASYNC110  # no event tells
+            await asyncio.sleep(0)
+    await machine.kill()
+    await stopping
+    assert (await machine.info()).state is State.STOPPED
+    await audit(server)
+
+
+@pytest.mark.parametrize(
+    ("cause", "state", "reason"),
+    [
+        ("guest-shutdown", State.STOPPED, "stopped: guest shut down"),
+        ("guest-panic", State.STOPPED, "crashed: guest kernel panicked"),
+        (None, State.STOPPED, "crashed: QEMU ended by SIGKILL"),
+        ("guest-reset", State.RUNNING, None),
+    ],
+)
+async def test_a_process_that_ends_by_itself(
+    server: FakeServer, cause: str | None, state: State, reason: str | None
+) -> None:
+    machine = await used(server)
+    process = server.world.of(machine.id)
+    process.end(cause=cause)
+    await server.watched()
+    assert await state_of(machine) == (state, reason)
+    assert not server.world.alive(machine.id) or server.world.of(machine.id) is not process
+    await audit(server)
+    assert await contents(machine) == CUT

@@ -1,0 +1,130 @@
+"""Suspend, wake and leases, on a host in memory."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from stead.errors import CapacityExceeded, HostError, SteadError
+from stead.machines import State
+from support.engine import ALL, DISK, audit, contents, run, state_of, used
+from support.fake_server import FakeServer
+
+# Suspend and wake
+
+
+async def test_a_suspended_vm_wakes_as_it_was(server: FakeServer) -> None:
+    machine = await used(server)
+    before = (await machine.info()).instance
+    await machine.suspend()
+    assert await state_of(machine) == (State.SUSPENDED, "suspended")
+    await machine.suspend()
+    await audit(server)
+    assert await contents(machine) == ALL
+    assert (await machine.info()).instance not in (None, before)
+    await audit(server)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("call", ["vm.pause", "vm.save_and_pause", "sync_layer"])
+async def test_a_suspend_that_fails_leaves_the_vm_running(server: FakeServer, call: str, when: Any) -> None:
+    machine = await used(server)
+    server.host.fail(call, HostError("no"), when=when)
+    with pytest.raises(HostError, match="no"):
+        await machine.suspend()
+    assert await state_of(machine) == (State.RUNNING, None)
+    await audit(server)
+    assert await contents(machine) == ALL
+    await machine.suspend()
+    assert await contents(machine) == ALL
+
+
+async def test_a_suspend_is_finished_once_it_is_recorded(server: FakeServer) -> None:
+    machine = await used(server)
+    server.host.fail("layers.adopt", HostError("no"))
+    with pytest.raises(HostError, match="no"):
+        await machine.suspend()
+    assert (await machine.info()).state is State.SUSPENDED
+    assert not server.world.alive(machine.id)
+    assert await contents(machine) == ALL
+    await audit(server)
+
+
+@pytest.mark.parametrize(
+    "call", ["checkpoints.read", "make_layer", "restore_state", "connect", "load", "vm.resume"]
+)
+async def test_a_wake_that_fails_leaves_the_vm_suspended(server: FakeServer, call: str) -> None:
+    machine = await used(server)
+    await machine.suspend()
+    server.host.fail(call, HostError("no"))
+    with pytest.raises(SteadError, match="no"):
+        await machine.start()
+    assert await state_of(machine) == (State.SUSPENDED, "suspended")
+    await audit(server)
+    assert await contents(machine) == ALL
+
+
+async def test_a_wake_without_enough_memory_leaves_the_vm_suspended(server: FakeServer) -> None:
+    machine = await used(server)
+    await machine.suspend()
+    server.world.free_memory = 1
+    with pytest.raises(CapacityExceeded):
+        await machine.start()
+    server.world.free_memory = 1 << 30
+    assert await contents(machine) == ALL
+
+
+@pytest.mark.parametrize("found", ["when it is read", "when it is loaded"])
+async def test_a_vm_boots_from_its_disk_when_its_memory_is_unusable(server: FakeServer, found: str) -> None:
+    machine = await used(server)
+    await machine.suspend()
+    (checkpoint,) = server.world.saved
+    if found == "when it is read":
+        server.world.unusable.add(checkpoint)
+    else:
+        server.world.saved[checkpoint].corrupt = True
+    assert await contents(machine) == DISK
+    state, reason = await state_of(machine)
+    assert state is State.RUNNING
+    assert reason is not None and reason.startswith("saved memory was unusable, booted from disk")
+    assert server.world.quarantine == [checkpoint]
+    await audit(server)
+
+
+async def test_stop_of_a_suspended_vm_flushes_what_its_guest_had_not_written(server: FakeServer) -> None:
+    machine = await used(server)
+    await machine.suspend()
+    await machine.stop()
+    assert await state_of(machine) == (State.STOPPED, "stopped")
+    assert await contents(machine) == DISK
+
+
+# Leases
+
+
+async def test_a_lease_holds_off_the_idle_suspend(server: FakeServer) -> None:
+    machine = await used(server, idle_timeout=1)
+    suspend = server.machines.idle._suspend
+    async with machine.using():
+        await suspend.suspend_if_idle(machine.id)
+        assert (await machine.info()).state is State.RUNNING
+    await suspend.suspend_if_idle(machine.id)
+    assert await state_of(machine) == (State.SUSPENDED, "suspended: idle for 1 s")
+    await suspend.suspend_if_idle(machine.id)
+    assert await contents(machine) == ALL
+
+
+async def test_a_lease_taken_during_a_suspend_waits_for_it_and_wakes_the_vm(server: FakeServer) -> None:
+    machine = await used(server)
+    process = server.world.of(machine.id)
+    uses: list[asyncio.Task[str]] = []
+
+    def use() -> None:
+        uses.append(asyncio.create_task(run(machine, "recall program")))
+
+    server.host.fail("vm.save_and_pause", use)
+    await server.machines.idle._suspend.suspend_if_idle(machine.id)
+    assert process.how is not None
+    assert [await each for each in uses] == ["running"]
+    assert server.world.of(machine.id) is not process
+    await audit(server)
