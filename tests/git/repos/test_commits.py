@@ -1,25 +1,17 @@
-"""Repositories with the real git: create, read, commit, maintain, delete."""
+"""Commits, history and contents of a repository."""
 
 import asyncio
 import hashlib
 import itertools
 import os
 import shutil
-import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from stead.errors import HostError, InvalidRequest
-from stead.identity.callers import Caller
-from stead.limits import Limits
+from stead.errors import InvalidRequest
 from stead.repos import committing, contents, history
-from stead.repos.access import RepoPermissionExists, RepoPermissionNotFound
 from stead.repos.committing import Change, commit
 from stead.repos.errors import (
     AmbiguousRevision,
@@ -32,248 +24,18 @@ from stead.repos.errors import (
     InvalidBranch,
     InvalidChange,
     InvalidObjectId,
-    InvalidPath,
     InvalidRange,
     InvalidRevision,
     OffsetWithSelector,
     PathNotFound,
     ReferenceNotFound,
-    RepoLimitExceeded,
-    RepoNotFound,
     TagNotFound,
     TooLarge,
     TreeNotFound,
 )
 from stead.repos.fast_import import Author
-from stead.repos.maintenance import housekeeping
-from stead.repos.maintenance.housekeeping import MAX_PACKS
-from stead.repos.names import check_path, is_ref
-from stead.repos.repos import Repos
 from stead.repos.repository import Repository
-from support.git_hosting import Stage, staged
-
-NOBODY = 1_899_999_999
-
-
-@pytest_asyncio.fixture
-async def repository(stage: Stage) -> Repository:
-    return await stage.repository()
-
-
-def git(repository: Repository | Path, *arguments: str, stdin: bytes = b"") -> str:
-    """Plain git, to verify results independently."""
-    folder = repository.path if isinstance(repository, Repository) else repository
-    environment = os.environ | {
-        "GIT_CONFIG_GLOBAL": "/dev/null",
-        "GIT_AUTHOR_NAME": "A",
-        "GIT_AUTHOR_EMAIL": "a@example.org",
-        "GIT_COMMITTER_NAME": "C",
-        "GIT_COMMITTER_EMAIL": "c@example.org",
-    }
-    done = subprocess.run(
-        ["git", "-c", "safe.directory=*", *arguments],
-        cwd=folder,
-        input=stdin,
-        capture_output=True,
-        timeout=60,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.decode().strip()
-
-
-def write(path: str, text: str = "text\n") -> Change:
-    return Change(path, text.encode())
-
-
-# Create and delete
-
-
-async def test_new_repository_equals_git_init_bare(stage: Stage, tmp_path: Path) -> None:
-    """Empty, with the requested branch; plain git accepts it."""
-    repository = await stage.repository(default_branch="trunk")
-    assert repository.default_branch == "trunk"
-    assert git(repository, "symbolic-ref", "HEAD") == "refs/heads/trunk"
-    assert git(repository, "rev-parse", "--is-bare-repository") == "true"
-    git(tmp_path, "clone", "-q", str(repository.path), "copy")
-    assert await repository.branches() == []
-    assert (await history.commits(repository)).commits == []
-    for missing in (
-        repository.resolve(None),
-        repository.branch("trunk"),
-        contents.read(repository, "", None),
-    ):
-        with pytest.raises((ReferenceNotFound, BranchNotFound)):
-            await missing
-
-
-async def test_repository_is_visible_to_its_account_only(stage: Stage) -> None:
-    info = await stage.repos.create(stage.ours, name="mine")
-    assert (await stage.repos.owned(stage.ours, info.id)).name == "mine"
-    for account, repo in ((stage.theirs, info.id), (stage.ours, "no-such-id"), (stage.ours, "../../etc")):
-        with pytest.raises(RepoNotFound, match=f"^no repository {repo}$"):
-            await stage.repos.owned(account, repo)
-    assert (await stage.repos.list(stage.theirs, limit=10)).total == 0
-
-
-async def test_list_pages_and_searches_by_name(stage: Stage) -> None:
-    made = [(await stage.repos.create(stage.ours, name=f"Project {number}")).id for number in range(5)]
-    await stage.repos.create(stage.theirs, name="Project 9")
-    pages = [await stage.repos.list(stage.ours, limit=2, offset=offset) for offset in (0, 2, 4)]
-    assert [info.id for page in pages for info in page.items] == made[::-1]
-    assert {page.total for page in pages} == {5}
-    found = await stage.repos.list(stage.ours, limit=10, search="project 3")
-    assert [info.id for info in found.items] == [made[3]]
-    assert (await stage.repos.list(stage.ours, limit=10, search="100%_")).items == []
-    assert [info.id for info in (await stage.repos.list(stage.ours, limit=10, only={made[1]})).items] == [
-        made[1]
-    ]
-
-
-async def test_delete_removes_files(stage: Stage, repository: Repository) -> None:
-    await commit(repository, [write("a")], "one")
-    await contents.read(repository, "a", None)
-    await stage.repos.delete(repository.id)
-    assert not repository.path.exists()
-    with pytest.raises(RepoNotFound):
-        await stage.repos.get(repository.id)
-    with pytest.raises(RepoNotFound):
-        await stage.repos.delete(repository.id)
-
-
-async def test_account_repository_limit(stage: Stage) -> None:
-    """Also with concurrent creates."""
-
-    async def two(_: str) -> Limits:
-        return Limits(repos=2)
-
-    async with Repos.open(stage.database, stage.folder / "few", two) as repos:
-        made = await asyncio.gather(*(repos.create(stage.ours) for _ in range(6)), return_exceptions=True)
-        assert sum(isinstance(each, RepoLimitExceeded) for each in made) == 4
-        assert list((stage.folder / "few" / "new").iterdir()) == []
-
-
-async def test_crash_during_create_leaves_a_complete_repository_or_none(stage: Stage) -> None:
-    """Interrupted at every step of create and delete."""
-    folder = stage.folder / "repos"
-    recorded, whole, going = [await stage.repository() for _ in range(3)]
-    for each in (recorded, whole, going):
-        await commit(each, [write("kept")], "kept")
-    shutil.move(recorded.path, folder / "new" / recorded.id)
-    shutil.move(going.path, folder / "gone" / going.id)
-    (folder / "new" / "half-made").mkdir()
-    async with staged(stage.folder) as again:
-        for each in (recorded, whole):
-            found = again.repos.repository(each.id)
-            assert isinstance(await contents.read(found, "kept", None), contents.RepoFile)
-        with pytest.raises(RepoNotFound):
-            await again.repos.get(going.id)
-        assert list((folder / "gone").iterdir()) == []
-        assert list((folder / "new").iterdir()) == []
-
-
-async def test_git_runs_as_its_own_user(open_folder: Path) -> None:
-    """The git user cannot read files of others, and only root can read its files."""
-    async with staged(open_folder, NOBODY) as stage:
-        repository = await stage.repository()
-        made = await commit(repository, [write("a")], "one")
-        assert {path.lstat().st_uid for path in repository.path.rglob("*")} == {NOBODY}
-        assert repository.path.stat().st_mode & 0o077 == 0
-        secret = open_folder / "secret"
-        secret.write_text("secret")
-        secret.chmod(0o600)
-        refused = await stage.repos.git.finish(repository.path, "hash-object", str(secret))
-        assert refused.status != 0 and "Permission denied" in refused.stderr
-        assert (await repository.resolve("main")) == made.sha
-
-
-async def test_untraversable_data_folder_is_reported(tmp_path: Path) -> None:
-    above = tmp_path / "closed"
-    above.mkdir(mode=0o700)
-    (above / "data").mkdir()
-    with pytest.raises(HostError, match=f"cannot traverse {above}: run chmod"):
-        async with staged(above / "data", NOBODY):
-            pass
-
-
-# Names
-
-
-@given(st.text(max_size=12) | st.from_regex(r"[a-z./@{~^:.-]{1,8}", fullmatch=True))
-@settings(max_examples=150, deadline=None)
-def test_accepted_branch_names_are_valid_in_git(name: str) -> None:
-    if "\0" in name or not is_ref(name):
-        return
-    checked = subprocess.run(["git", "check-ref-format", "--branch", name], capture_output=True, timeout=10)
-    assert checked.returncode == 0
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "",
-        "/etc/passwd",
-        "a/",
-        "a//b",
-        ".",
-        "..",
-        "../a",
-        "a/../b",
-        "./a",
-        ".git/config",
-        "a/.GIT/hooks/x",
-        ".git ",
-        ".git.",
-        "git~1",
-        "GIT~1/config",
-        ".git::$INDEX_ALLOCATION/config",
-        ".g\u200cit/config",
-        "\ufeff.git",
-        "a\\..\\b",
-        "a\\.git\\config",
-        "a\nb",
-        "a\0b",
-        "x" * 5000,
-        "a/" + "y" * 256,
-        "\udc80",
-    ],
-)
-async def test_dangerous_paths_are_refused(repository: Repository, path: str) -> None:
-    with pytest.raises(InvalidPath):
-        await commit(repository, [write(path)], "harm")
-    assert await repository.branches() == []
-
-
-_pieces = st.sampled_from(
-    [".git", "git~1", ".GiT", ".g\u200dit", "a", "..", ".", " ", ":x", "\\", "-", '"', "ü", "~"]
-)
-
-
-@given(st.lists(st.lists(_pieces, min_size=1, max_size=3).map("".join), min_size=1, max_size=3).map("/".join))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_accepted_paths_are_valid_in_git(tmp_path_factory: pytest.TempPathFactory, path: str) -> None:
-    """With all protections on: for file systems of Linux, macOS and Windows."""
-    try:
-        check_path(path)
-    except InvalidPath:
-        return
-    folder = tmp_path_factory.mktemp("index")
-    git(folder, "init", "-q", "--bare", ".")
-    blob = git(folder, "hash-object", "-w", "--stdin", stdin=b"x")
-    protect = ("-c", "core.protectNTFS=true", "-c", "core.protectHFS=true")
-    git(folder, *protect, "update-index", "--add", "--cacheinfo", f"100644,{blob},{path}")
-    tree = git(folder, "write-tree")
-    git(folder, "fsck", "--strict")
-    assert tree
-
-
-@pytest.mark.parametrize(
-    "name", ["", "refs/heads/", "-x", "a..b", "a b", "x.lock", "HEAD", "a/.b", "@{1}", "é" * 400]
-)
-async def test_invalid_branch_names_are_refused(repository: Repository, name: str) -> None:
-    with pytest.raises(InvalidBranch):
-        await repository.branch(name)
-
+from support.git_repos import git, write
 
 # Commits
 
@@ -609,116 +371,3 @@ async def test_default_branch_must_exist(repository: Repository) -> None:
     assert git(repository, "symbolic-ref", "HEAD") == "refs/heads/later"
     with pytest.raises(BranchNotFound):
         await repository.set_default_branch("missing")
-
-
-# Access
-
-
-async def test_access_levels_of_account_and_identities(stage: Stage) -> None:
-    info = await stage.repos.create(stage.ours)
-    public = await stage.repos.create(stage.ours, public=True)
-    identity = await stage.identities.create(stage.ours)
-    owner, holder, foreign = Caller(stage.ours), Caller(stage.ours, identity.id), Caller(stage.theirs)
-
-    async def levels(repo: str) -> list[str | None]:
-        found = await stage.repos.get(repo)
-        return [await stage.access.level(caller, found) for caller in (owner, holder, foreign, None)]
-
-    assert await levels(info.id) == ["write", None, None, None]
-    assert await levels(public.id) == ["write", "read", "read", "read"]
-    await stage.access.grant(stage.ours, identity.id, info.id, "read")
-    assert await levels(info.id) == ["write", "read", None, None]
-    with pytest.raises(RepoPermissionExists):
-        await stage.access.grant(stage.ours, identity.id, info.id, "write")
-    await stage.access.change(identity.id, info.id, "write")
-    assert await levels(info.id) == ["write", "write", None, None]
-    page = await stage.access.all_granted(identity.id, 10, 0)
-    assert [(each.id, level) for each, level in page.items] == [(info.id, "write")]
-    await stage.access.revoke(identity.id, info.id)
-    assert await levels(info.id) == ["write", None, None, None]
-    with pytest.raises(RepoPermissionNotFound):
-        await stage.access.revoke(identity.id, info.id)
-    with pytest.raises(RepoNotFound):
-        await stage.access.grant(stage.theirs, identity.id, info.id, "read")
-    await stage.access.grant(stage.ours, identity.id, info.id, "read")
-    await stage.repos.delete(info.id)
-    assert await stage.access.repos_of(identity.id) == set()
-
-
-# Maintenance
-
-
-async def test_many_commits_are_repacked(stage: Stage, repository: Repository) -> None:
-    """Repacked while readers and writers are active."""
-    for number in range(MAX_PACKS + 3):
-        await commit(repository, [write(f"file{number}", str(number))], str(number))
-    packs = repository.path / "objects" / "pack"
-    assert len(list(packs.glob("*.pack"))) > MAX_PACKS
-    repack = stage.repos.housekeeping.schedule(repository)
-    assert repack is not None and repack is stage.repos.housekeeping.schedule(repository)
-    while not repack.done():
-        found = await contents.read(repository, "file7", None)
-        assert isinstance(found, contents.RepoFile) and found.content == b"7"
-    await commit(repository, [write("last")], "last")
-    assert len(list(packs.glob("*.pack"))) < 5
-    assert (await history.commits(repository)).total == MAX_PACKS + 4
-    deep = await contents.read(repository, "", None, recursive=True)
-    assert isinstance(deep, contents.RepoFolder) and len(deep.entries) == MAX_PACKS + 4
-
-
-async def test_large_repository_gets_bitmap_index(
-    stage: Stage, repository: Repository, tmp_path: Path
-) -> None:
-    """git fsck accepts them; unreachable objects are kept."""
-    orphan = git(repository, "hash-object", "-w", "--stdin", stdin=b"not referred to yet")
-    await commit(repository, [Change("large", os.urandom(2 << 20))], "large")
-    stage.repos.housekeeping.schedule(repository)
-    await stage.repos.housekeeping.join()
-    assert list((repository.path / "objects" / "pack").glob("*.bitmap"))
-    git(repository, "multi-pack-index", "verify")
-    git(repository, "commit-graph", "verify")
-    assert git(repository, "cat-file", "-p", orphan) == "not referred to yet"
-    assert stage.repos.housekeeping.schedule(repository) is None
-    git(tmp_path, "clone", "-q", str(repository.path), "copy")
-    assert (tmp_path / "copy" / "large").stat().st_size == 2 << 20
-
-
-HALF_DONE = (
-    "packed-refs.lock",
-    "packed-refs.new",
-    "fast_import_crash_7",
-    "refs/heads/main.lock",
-    "objects/pack/multi-pack-index.lock",
-    "objects/pack/pack-1.keep",
-    "objects/pack/tmp_pack_1",
-    "objects/pack/.tmp-7-pack-1.pack",
-    "objects/info/commit-graphs/commit-graph-chain.lock",
-    "objects/tmp_objdir-incoming-1/",
-    "objects/tmp_objdir-commit-1/",
-    "lfs/incoming/1",
-)
-
-
-@pytest.mark.parametrize("age", [1, -1])
-async def test_leftovers_of_killed_processes_are_removed(
-    stage: Stage, repository: Repository, age: int
-) -> None:
-    """Stale locks and temporary files are removed; current writes are left alone."""
-    await commit(repository, [write("a")], "one")
-    git(repository, "update-ref", "refs/heads/tmp_mine", "main")
-    started = time.time()
-    for name in HALF_DONE:
-        place = repository.path / name
-        (place if name.endswith("/") else place.parent).mkdir(parents=True, exist_ok=True)
-        if not place.is_dir():
-            place.touch()
-        os.utime(place, (started - age, started - age))
-    housekeeping.remove_stale_files(stage.folder / "repos", started)
-    left = [name for name in HALF_DONE if (repository.path / name).exists()]
-    assert left == ([] if age > 0 else list(HALF_DONE))
-    housekeeping.remove_stale_files(stage.folder / "repos", started + 60)
-    await commit(repository, [write("a", "2")], "two")
-    git(repository, "pack-refs", "--all")
-    git(repository, "update-ref", "-d", "refs/heads/tmp_mine")
-    git(repository, "repack", "-q", "-a", "-d", "--write-midx")
-    git(repository, "commit-graph", "write", "--reachable", "--split")

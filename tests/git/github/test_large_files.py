@@ -2,24 +2,17 @@
 
 import hashlib
 import os
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from stead.github.links import LinkState
 from stead.repos.lfs.pointers import parse_pointer, pointed_objects
 from stead.repos.lfs.store import LfsObject, LfsObjects
-from support.github_scene import NAME, Scene, playing
+from support.github_scene import NAME, Scene
 
 pytestmark = pytest.mark.heavy
-
-
-@pytest_asyncio.fixture
-async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
-    async with playing(tmp_path) as played:
-        yield played
 
 
 def _objects(scene: Scene) -> LfsObjects:

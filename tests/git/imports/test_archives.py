@@ -1,0 +1,203 @@
+"""Imports of files, and of tar and zip archives."""
+
+import os
+import random
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from stead.repos.errors import InvalidChange, InvalidPath, TooLarge
+from stead.repos.fast_import import Author
+from stead.repos.ssrf import AddressRefused, RequestFailed, SsrfGuard
+from stead.repos.transfer.archives import Kind
+from stead.repos.transfer.imports import Imports, SubdirNotFound
+from stead.repos.transfer.remotes import SourceInvalid, SourceNotFound, SourceUnauthorized
+from support.git_hosting import Stage, staged
+from support.git_imports import LOCAL, file, files, git, link, refused, shown, special, tar_of, tree
+from support.git_server import GitServer, Page, redirect
+
+NOBODY = 1_899_999_999
+
+
+async def test_import_runs_as_the_git_user(
+    sources: Imports, server: GitServer, origin: Path, open_folder: Path
+) -> None:
+    async with staged(open_folder, NOBODY) as stage:
+        url = f"{server.url}/origin.git"
+        server.pages["/a.tar"] = Page(tar_of(file("a/b", b"text")))
+        for fill in (
+            sources.source(url),
+            sources.source(url, rev="v1"),
+            sources.tree(url, "all", folder="dir"),
+            sources.files({"a": "b"}, "all"),
+            sources.archive("tar", f"{server.url}/a.tar", "all"),
+        ):
+            repository = await stage.repository(fill=fill)
+            assert all(each.lstat().st_uid == NOBODY for each in repository.path.rglob("*"))
+
+
+async def test_import_files_as_one_commit(stage: Stage, sources: Imports) -> None:
+    texts = {"README.md": "# ü\n", "src/a b.py": "", 'q"\\': "x"}
+    fill = sources.files(texts, "Begin", Author("Ada", "ada@example.org"))
+    repository = await stage.repository(fill=fill, default_branch="trunk")
+    commits = await repository.commits([await repository.resolve(None)])
+    assert (commits[0].message, commits[0].author.name, commits[0].parents) == ("Begin\n", "Ada", ())
+    assert [branch.name for branch in await repository.branches()] == ["trunk"]
+    assert {path: shown(repository, path) for path in texts} == {k: v.strip() for k, v in texts.items()}
+
+
+async def test_invalid_file_imports_are_refused(stage: Stage, sources: Imports) -> None:
+    for path in ("../a", "/a", ".git/config", "a/.GIT/x", ""):
+        await refused(stage, sources.files({path: "x"}, "all"), InvalidPath)
+    await refused(stage, sources.files({"a": "b", "a/b": "c"}, "all"), InvalidChange)
+    await refused(stage, sources.files({"a": "\ud800"}, "all"), InvalidChange)
+    evil = '[submodule "m"]\n\tpath = m\n\turl = --upload-pack=evil\n'
+    await refused(stage, sources.files({".gitmodules": evil}, "all"), SourceInvalid)
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with everything that archives can contain."""
+    work = tmp_path_factory.mktemp("work") / "project"
+    (work / "src" / "deep").mkdir(parents=True)
+    (work / "empty").mkdir()
+    (work / "README.md").write_text("read me\n")
+    (work / "src" / "run.sh").write_text("#!/bin/sh\n")
+    (work / "src" / "run.sh").chmod(0o755)
+    (work / "src" / "nothing").touch()
+    (work / "src" / 'a "b" \\ ü').write_bytes(b"\0\xff" * 100)
+    (work / "src" / "deep" / ("long" * 40)).write_text("long\n")
+    (work / "/".join(["folder" * 8] * 6)).mkdir(parents=True)
+    (work / "/".join(["folder" * 8] * 6) / "file").write_text("far\n")
+    (work / "src" / "link").symlink_to("../README.md")
+    (work / "src" / "deep" / "up").symlink_to("../../src")
+    (work / "dangling").symlink_to("no/such")
+    (work / "large").write_bytes(random.Random(2).randbytes(300_001))
+    os.link(work / "README.md", work / "src" / "same")
+    return work
+
+
+def tree_of(work: Path) -> str:
+    """The tree that git makes of a folder."""
+    git(work, "init", "-q", bare=False)
+    git(work, "add", "-A", bare=False)
+    made = git(work, "write-tree", bare=False)
+    shutil.rmtree(work / ".git")
+    return made
+
+
+def packed(work: Path, *command: str) -> bytes:
+    return subprocess.run(command, cwd=work, capture_output=True, check=True).stdout
+
+
+@pytest.mark.parametrize(
+    ("form", "option"), [("gnu", ""), ("gnu", "-z"), ("gnu", "-j"), ("pax", "-J"), ("pax", "")]
+)
+async def test_tar_import_equals_git_add(
+    stage: Stage, sources: Imports, server: GitServer, work: Path, form: str, option: str
+) -> None:
+    expected = tree_of(work)
+    options = [option] if option else []
+    server.pages["/a"] = Page(packed(work, "tar", "-c", *options, f"--format={form}", "."))
+    repository = await stage.repository(fill=sources.archive("tar", f"{server.url}/a", "Begin"))
+    assert tree(repository) == expected
+    assert git(repository.path, "rev-list", "--count", "--all") == "1"
+    assert not (repository.path / "import").exists()
+    assert git(repository.path, "count-objects", "-v").splitlines()[-2:] == ["garbage: 0", "size-garbage: 0"]
+
+
+async def test_zip_import_equals_git_add(
+    stage: Stage, sources: Imports, server: GitServer, work: Path
+) -> None:
+    expected = tree_of(work)
+    packed(work, "zip", "-q", "-r", "-y", "../a.zip", ".")
+    server.pages["/a"] = Page((work.parent / "a.zip").read_bytes())
+    repository = await stage.repository(fill=sources.archive("zip", f"{server.url}/a", "Begin"))
+    assert tree(repository) == expected
+
+
+@pytest.mark.parametrize("form", ["tar", "tar.gz", "zip"])
+async def test_import_of_git_archive_output(
+    stage: Stage, sources: Imports, server: GitServer, origin: Path, tmp_path: Path, form: str
+) -> None:
+    """With one top-level folder, as code hosts make them; it is kept unless `dir` names it."""
+    made = tmp_path / "a"
+    git(origin, "archive", f"--format={form}", "--prefix=origin-1/", f"--output={made}", "trunk")
+    server.pages["/a"] = Page(made.read_bytes())
+    kind: Kind = "zip" if form == "zip" else "tar"
+    url = f"{server.url}/a"
+    whole = await stage.repository(fill=sources.archive(kind, url, "all"))
+    assert set(files(whole)) == {"origin-1/one", "origin-1/two", "origin-1/dir/three"}
+    inner = await stage.repository(fill=sources.archive(kind, url, "all", folder="/origin-1/"))
+    assert tree(inner) == tree(origin, "trunk")
+    deep = await stage.repository(fill=sources.archive(kind, url, "all", folder="origin-1/dir"))
+    assert set(files(deep)) == {"three"}
+    for missing in ("origin", "origin-1/di", "origin-1/one", "origin-1/dir/three/x"):
+        error = await refused(stage, sources.archive(kind, url, "all", folder=missing), SubdirNotFound)
+        assert (error.source, error.folder) == (url, missing)
+    with pytest.raises(InvalidPath):
+        sources.archive(kind, url, "all", folder="../x")
+
+
+async def test_last_duplicate_entry_wins(stage: Stage, sources: Imports, server: GitServer) -> None:
+    server.pages["/a"] = Page(
+        tar_of(file("a", b"1"), file("./a", b"2", 0o755), link("b", "../x"), file("b", b"3"))
+    )
+    repository = await stage.repository(fill=sources.archive("tar", f"{server.url}/a", "all"))
+    assert files(repository) == {"a": "100755", "b": "100644"}
+    assert (shown(repository, "a"), shown(repository, "b")) == ("2", "3")
+
+
+async def test_git_folders_in_archives_are_skipped(stage: Stage, sources: Imports, server: GitServer) -> None:
+    server.pages["/a"] = Page(tar_of(file("a"), file(".git/config"), file("sub/.git"), file(".gitignore")))
+    repository = await stage.repository(fill=sources.archive("tar", f"{server.url}/a", "all"))
+    assert set(files(repository)) == {"a", ".gitignore"}
+
+
+async def test_internal_symlinks_are_kept(stage: Stage, sources: Imports, server: GitServer) -> None:
+    server.pages["/a"] = Page(
+        tar_of(
+            link("x/y/up", "../.."),
+            link("again", "x/y/up/x/../x/y"),
+            link("loop", "loop"),
+            link("round", "x/y/up/round"),
+            link("later", "./file"),
+            file("file"),
+            special("copy", tarfile.LNKTYPE, "./file"),
+            special("copied", tarfile.LNKTYPE, "later"),
+        )
+    )
+    repository = await stage.repository(fill=sources.archive("tar", f"{server.url}/a", "all"))
+    modes = files(repository)
+    assert {path for path, mode in modes.items() if mode == "120000"} == {
+        "x/y/up", "again", "loop", "round", "later", "copied"
+    }  # fmt: skip
+    assert (shown(repository, "x/y/up"), shown(repository, "copy")) == ("../..", "text")
+
+
+async def test_archive_download_failures_are_reported(
+    stage: Stage, sources: Imports, server: GitServer
+) -> None:
+    await refused(stage, sources.archive("tar", f"{server.url}/missing.tar", "all"), SourceNotFound)
+    for path, page in {
+        "/broken": Page(b"x" * 1000, complete=False),
+        "/error": Page(status=503),
+        "/large": Page(b"x" * 5000),
+        "/inside": redirect("http://10.0.0.1/a.tar"),
+    }.items():
+        server.pages[path] = page
+    await refused(stage, sources.archive("tar", f"{server.url}/broken", "all"), RequestFailed)
+    await refused(stage, sources.archive("tar", f"{server.url}/error", "all"), RequestFailed, "503")
+    small = Imports(LOCAL, most_bytes=4999)
+    await refused(stage, small.archive("tar", f"{server.url}/large", "all"), TooLarge)
+    await refused(stage, sources.archive("tar", f"{server.url}/inside", "all"), AddressRefused)
+    await refused(stage, Imports(SsrfGuard()).archive("tar", f"{server.url}/large", "all"), AddressRefused)
+    server.credentials = "a:s3cret"
+    await refused(stage, sources.archive("tar", f"{server.url}/a", "all"), SourceUnauthorized)
+    server.pages["/a"] = Page(tar_of(file("a")))
+    url = server.url.replace("http://", "http://a:s3cret@")
+    repository = await stage.repository(fill=sources.archive("tar", f"{url}/a?signed=yes", "all"))
+    assert set(files(repository)) == {"a"}

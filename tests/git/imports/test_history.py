@@ -1,0 +1,409 @@
+"""Imports of the history of another repository, or of one revision as a commit."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from stead.errors import InvalidRequest
+from stead.repos.errors import InvalidRevision, ReferenceNotFound, RepoError, TooLarge
+from stead.repos.fast_import import Author
+from stead.repos.ssrf import AddressRefused, RequestFailed, SsrfGuard
+from stead.repos.transfer.imports import Imports, SubdirNotFound
+from stead.repos.transfer.remotes import SourceInvalid, SourceNotFound, SourceUnauthorized
+from support.git_hosting import Stage
+from support.git_imports import LOCAL, add, files, git, refs, refused, tree
+from support.git_server import GitServer, Page, redirect, serving
+
+
+async def test_import_default_branch_with_history(
+    stage: Stage, sources: Imports, server: GitServer, origin: Path
+) -> None:
+    """Its tags are included, those of other branches are not; nothing else is in the repository."""
+    repository = await stage.repository(fill=sources.source(f"{server.url}/origin.git/"))
+    theirs = refs(origin)
+    assert refs(repository) == {name: theirs[name] for name in ("refs/heads/trunk", "refs/tags/v1")}
+    assert repository.default_branch == "trunk"
+    assert sorted(each.name for each in repository.path.iterdir()) == ["HEAD", "config", "objects", "refs"]
+    assert not (repository.path / "objects" / "info" / "alternates").exists()
+    assert "remote" not in (repository.path / "config").read_text()
+
+
+async def test_import_renames_the_default_branch(
+    stage: Stage, sources: Imports, server: GitServer, origin: Path
+) -> None:
+    fill = sources.source(f"{server.url}/origin.git", default_branch="main")
+    repository = await stage.repository(fill=fill, default_branch="main")
+    assert refs(repository)["refs/heads/main"] == refs(origin)["refs/heads/trunk"]
+    assert (repository.default_branch, len(await repository.branches())) == ("main", 1)
+
+
+async def test_import_one_branch(stage: Stage, sources: Imports, server: GitServer, origin: Path) -> None:
+    for rev in ("feature/x", "refs/heads/feature/x"):
+        repository = await stage.repository(fill=sources.source(f"{server.url}/origin.git", rev=rev))
+        theirs = refs(origin)
+        assert refs(repository) == {
+            name: theirs[name] for name in ("refs/heads/feature/x", "refs/tags/v1", "refs/tags/side-tag")
+        }
+        assert repository.default_branch == "feature/x"
+
+
+async def test_import_tag(stage: Stage, sources: Imports, server: GitServer, origin: Path) -> None:
+    """The history up to it is on the default branch."""
+    repository = await stage.repository(fill=sources.source(f"{server.url}/origin.git", rev="v1"))
+    assert refs(repository) == {
+        "refs/heads/trunk": git(origin, "rev-parse", "trunk~1"),
+        "refs/tags/v1": refs(origin)["refs/tags/v1"],
+    }
+    assert repository.default_branch == "trunk"
+
+
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("length", [40, 7])
+async def test_import_commit(
+    stage: Stage, sources: Imports, server: GitServer, origin: Path, length: int, old: bool
+) -> None:
+    """Also if the server does not serve commits by id, and with an abbreviated id."""
+    server.old = old
+    sha = git(origin, "rev-parse", "trunk~2")
+    later = git(origin, "rev-parse", "trunk")
+    fill = sources.source(f"{server.url}/origin.git", rev=sha[:length], default_branch="here")
+    repository = await stage.repository(fill=fill)
+    assert refs(repository) == {"refs/heads/here": sha}
+    assert repository.default_branch == "here"
+    with pytest.raises(AssertionError, match=later):
+        git(repository.path, "cat-file", "commit", later)
+
+
+async def test_import_any_ref(stage: Stage, sources: Imports, server: GitServer, origin: Path) -> None:
+    """Such as the merge request refs of some servers."""
+    git(origin, "update-ref", "refs/pull/7/head", "feature/x")
+    repository = await stage.repository(
+        fill=sources.source(f"{server.url}/origin.git", rev="refs/pull/7/head")
+    )
+    assert refs(repository)["refs/heads/trunk"] == refs(origin)["refs/pull/7/head"]
+
+
+async def test_import_all_branches(stage: Stage, sources: Imports, server: GitServer, origin: Path) -> None:
+    url = f"{server.url}/origin.git"
+    theirs = refs(origin)
+    repository = await stage.repository(fill=sources.source(url, all_branches=True))
+    assert (refs(repository), repository.default_branch) == (theirs, "trunk")
+    repository = await stage.repository(fill=sources.source(url, all_branches=True, rev="feature/x"))
+    assert (refs(repository), repository.default_branch) == (theirs, "feature/x")
+    fill = sources.source(url, all_branches=True, default_branch="main")
+    repository = await stage.repository(fill=fill, default_branch="main")
+    assert refs(repository) == theirs | {"refs/heads/main": theirs["refs/heads/trunk"]}
+    assert repository.default_branch == "main"
+    with pytest.raises(InvalidRequest):
+        await stage.repository(fill=sources.source(url, all_branches=True, rev="v1"))
+
+
+async def test_shallow_import_can_be_cloned_and_committed_to(
+    stage: Stage, sources: Imports, server: GitServer, origin: Path, tmp_path: Path
+) -> None:
+    repository = await stage.repository(fill=sources.source(f"{server.url}/origin.git", depth=2))
+    assert git(repository.path, "rev-list", "--count", "HEAD") == "2"
+    assert (repository.path / "shallow").exists()
+    with serving(repository.path.parent) as ours:
+        url = f"{ours.url}/{repository.path.name}"
+        ours.config["safe.directory"] = "*"
+        git(tmp_path, "clone", "-q", url, "copy", bare=False)
+        copy = tmp_path / "copy"
+        assert git(copy, "rev-list", "--count", "HEAD", bare=False) == "2"
+        who = "-c", "user.name=A", "-c", "user.email=a@b"
+        git(copy, *who, "commit", "-q", "--allow-empty", "-m", "more", bare=False)
+        git(copy, "push", "-q", "origin", "trunk", bare=False)
+        git(tmp_path, "clone", "-q", "--depth=1", url, "again", bare=False)
+    assert git(repository.path, "rev-list", "--count", "HEAD") == "3"
+    again = await stage.repository(
+        fill=sources.source(f"{server.url}/origin.git", depth=1, all_branches=True)
+    )
+    assert refs(again) == refs(origin)
+    with pytest.raises(InvalidRequest):
+        sources.source(f"{server.url}/origin.git", depth=0)
+
+
+async def test_import_of_shallow_source(
+    stage: Stage, sources: Imports, server: GitServer, origin: Path
+) -> None:
+    git(server.folder, "clone", "-q", "--bare", "--depth=2", f"file://{origin}", "cut.git", bare=False)
+    repository = await stage.repository(fill=sources.source(f"{server.url}/cut.git"))
+    assert git(repository.path, "rev-list", "--count", "HEAD") == "2"
+
+
+async def test_import_of_empty_source(stage: Stage, sources: Imports, server: GitServer) -> None:
+    server.init("empty.git")
+    repository = await stage.repository(fill=sources.source(f"{server.url}/empty.git"))
+    assert refs(repository) == {}
+    await refused(stage, sources.source(f"{server.url}/empty.git", rev="main"), ReferenceNotFound)
+
+
+async def test_import_of_source_with_detached_head(
+    stage: Stage, sources: Imports, server: GitServer, origin: Path
+) -> None:
+    url = f"{server.url}/origin.git"
+    git(origin, "symbolic-ref", "HEAD", "refs/heads/gone")
+    repository = await stage.repository(fill=sources.source(url))
+    assert repository.default_branch in ("feature/x", "trunk")
+    (origin / "HEAD").write_text(git(origin, "rev-parse", "trunk~1") + "\n")
+    repository = await stage.repository(fill=sources.source(url))
+    assert refs(repository)["refs/heads/main"] == git(origin, "rev-parse", "trunk~1")
+    (origin / "HEAD").write_text(git(origin, "rev-parse", "trunk") + "\n")
+    repository = await stage.repository(fill=sources.source(url))
+    assert repository.default_branch == "trunk"
+
+
+@pytest.mark.parametrize(
+    ("rev", "error"),
+    [
+        ("missing", ReferenceNotFound),
+        ("1" * 40, ReferenceNotFound),
+        ("abcd123", ReferenceNotFound),
+        ("refs/heads/missing", ReferenceNotFound),
+        ("--upload-pack=touch /tmp/x", InvalidRevision),
+        ("a..b", InvalidRevision),
+        ("trunk:refs/heads/x", InvalidRevision),
+        ("+trunk", ReferenceNotFound),
+    ],
+)
+async def test_missing_revision_of_source_is_refused(
+    stage: Stage, sources: Imports, server: GitServer, origin: Path, rev: str, error: type[Exception]
+) -> None:
+    await refused(stage, sources.source(f"{server.url}/origin.git", rev=rev), error)
+
+
+async def test_missing_sources_are_refused(
+    stage: Stage, sources: Imports, server: GitServer, origin: Path
+) -> None:
+    url = f"{server.url}/other.git"
+    error = await refused(stage, sources.source(url), SourceNotFound)
+    assert error.url == url
+    server.pages["/page/info/refs"] = Page(b"<html>", headers={"Content-Type": "text/html"})
+    await refused(stage, sources.source(f"{server.url}/page"), SourceNotFound)
+    server.pages["/forbidden/info/refs"] = Page(status=403)
+    await refused(stage, sources.source(f"{server.url}/forbidden"), SourceUnauthorized)
+    server.pages["/broken/info/refs"] = Page(status=500)
+    await refused(stage, sources.source(f"{server.url}/broken"), RequestFailed, "500")
+    for bad in (f"{server.url}/origin.git?x=1", f"{server.url}/origin.git#x"):
+        await refused(stage, sources.source(bad), SourceInvalid)
+    for bad in (str(origin), f"file://{origin}", f"ext::sh -c touch% {origin}/x"):
+        await refused(stage, sources.source(bad), AddressRefused)
+    await refused(stage, Imports(SsrfGuard()).source(f"{server.url}/origin.git"), AddressRefused)
+
+
+async def test_source_credentials_are_used_and_not_stored(
+    stage: Stage, sources: Imports, server: GitServer, origin: Path
+) -> None:
+    server.credentials = "agent:s3cret-t0ken"
+    url = server.url.replace("http://", "http://agent:{}@") + "/origin.git"
+    await refused(stage, sources.source(f"{server.url}/origin.git"), SourceUnauthorized)
+    error = await refused(stage, sources.source(url.format("wr0ng-one")), SourceUnauthorized)
+    assert error.url == f"{server.url}/origin.git"
+    assert "wr0ng" not in str(error)
+    repository = await stage.repository(fill=sources.source(url.format("s3cret-t0ken")))
+    assert refs(repository)["refs/heads/trunk"] == refs(origin)["refs/heads/trunk"]
+    encoded = "YWdlbnQ6czNjcmV0LXQwa2Vu"
+    for file in repository.path.rglob("*"):
+        content = file.read_bytes() if file.is_file() else b""
+        assert b"s3cret" not in content and encoded.encode() not in content
+
+
+async def test_redirected_source_is_found_without_leaking_credentials(
+    stage: Stage, sources: Imports, server: GitServer, origin: Path
+) -> None:
+    with serving(server.folder) as other:
+        other.credentials = "agent:secret"
+        moved = f"{server.url}/origin.git/info/refs?service=git-upload-pack"
+        other.pages["/old/info/refs"] = redirect(moved, 301)
+        url = other.url.replace("http://", "http://agent:secret@")
+        await stage.repository(fill=sources.source(f"{url}/old"))
+        assert len(other.requests) == 1
+        assert all("authorization" not in request.headers for request in server.requests)
+        other.pages["/old/info/refs"] = redirect("http://169.254.169.254/info/refs?service=git-upload-pack")
+        await refused(stage, sources.source(f"{url}/old"), AddressRefused)
+        other.pages["/old/info/refs"] = redirect(f"{server.url}/origin.git/HEAD")
+        await refused(stage, sources.source(f"{url}/old"), SourceNotFound)
+
+
+async def test_redirect_during_fetch_is_not_followed(
+    stage: Stage, sources: Imports, server: GitServer, origin: Path
+) -> None:
+    server.pages["/origin.git/git-upload-pack"] = redirect("http://127.0.0.1:1/git-upload-pack", 307)
+    await refused(stage, sources.source(f"{server.url}/origin.git"), RequestFailed)
+
+
+async def test_dumb_http_source_is_refused(
+    stage: Stage, sources: Imports, server: GitServer, origin: Path
+) -> None:
+    """Dumb HTTP is refused, because objects would not be checked; also after a smart first response."""
+    git(origin, "repack", "-adq")
+    git(origin, "update-server-info")
+    for file in (each for each in origin.rglob("*") if each.is_file()):
+        server.pages[f"/dumb/{file.relative_to(origin)}"] = Page(file.read_bytes())
+    git(server.folder, "clone", "-q", "--bare", f"{server.url}/dumb", "copy.git", bare=False)
+    await refused(stage, sources.source(f"{server.url}/dumb"), SourceNotFound)
+    listed = (origin / "info" / "refs").read_bytes()
+    smart = {"Content-Type": "application/x-git-upload-pack-advertisement"}
+    answers = iter([Page(headers=smart)])
+    server.pages["/dumb/info/refs"] = lambda: next(answers, Page(listed))
+    await refused(stage, sources.source(f"{server.url}/dumb"), SourceNotFound)
+
+
+async def test_source_size_limit(stage: Stage, server: GitServer) -> None:
+    place = server.init("large.git")
+    add(place, "main", "large", content=random.Random(1).randbytes(3 << 20))
+    sources = Imports(LOCAL, most_bytes=1 << 20)
+    await refused(stage, sources.source(f"{server.url}/large.git"), TooLarge)
+    await stage.repository(fill=Imports(LOCAL, most_bytes=8 << 20).source(f"{server.url}/large.git"))
+
+
+async def test_source_time_limit(stage: Stage, server: GitServer, origin: Path) -> None:
+    sources = Imports(LOCAL, timeout=0.7)
+    slow = Page(b"fff0" + b"x" * 100_000, pause=0.05)
+    server.pages["/origin.git/git-upload-pack"] = slow
+    await refused(stage, sources.source(f"{server.url}/origin.git"), RequestFailed, "timed out after")
+    server.pages["/slow/info/refs"] = server.pages["/slow.tar"] = slow
+    await refused(stage, sources.source(f"{server.url}/slow"), RepoError)
+    await refused(
+        stage, sources.archive("tar", f"{server.url}/slow.tar", "all"), RequestFailed, "timed out after"
+    )
+
+
+async def test_cancelled_import_leaves_nothing(
+    stage: Stage, sources: Imports, server: GitServer, origin: Path
+) -> None:
+    asked = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def slow() -> Page:
+        loop.call_soon_threadsafe(asked.set)
+        return Page(b"x" * 1_000_000, pause=0.05)
+
+    server.pages["/origin.git/git-upload-pack"] = server.pages["/slow.tar"] = slow
+    for fill in (
+        sources.source(f"{server.url}/origin.git"),
+        sources.archive("tar", f"{server.url}/slow.tar", "all"),
+    ):
+        making = asyncio.create_task(stage.repository(fill=fill))
+        async with asyncio.timeout(20):
+            await asked.wait()
+        making.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await making
+        assert list((stage.folder / "repos" / "new").iterdir()) == []
+        asked.clear()
+
+
+def broken(place: Path, kind: str, data: bytes) -> str:
+    """Write an object that git itself would refuse."""
+    return git(place, "hash-object", "-t", kind, "--literally", "-w", "--stdin", stdin=data)
+
+
+def commit_of(place: Path, tree: str, who: str = "A <a@b> 1 +0000") -> str:
+    return broken(place, "commit", f"tree {tree}\nauthor {who}\ncommitter {who}\n\nold\n".encode())
+
+
+async def test_harmless_fsck_findings_are_accepted(stage: Stage, sources: Imports, server: GitServer) -> None:
+    place = server.init("old.git")
+    blob = broken(place, "blob", b"old\n")
+    folder = broken(place, "tree", b"100644 file\0" + bytes.fromhex(blob))
+    padded = broken(place, "tree", b"040000 folder\0" + bytes.fromhex(folder))
+    persons = [
+        "A <a@b> 1 +0000",
+        "A<a@b> 1 +0000",
+        "A <a@b>1 +0000",
+        "<a@b> 1 +0000",
+        "A <a@b> 01 +0000",
+        "A <a@b> 1 +051800",
+        "A <a@b <c> 1 +0000",
+        "A <a@b> 99999999999999999999 +0000",
+    ]
+    for number, who in enumerate(persons):
+        git(place, "update-ref", f"refs/heads/b{number}", commit_of(place, padded, who))
+    git(place, "symbolic-ref", "HEAD", "refs/heads/b0")
+    repository = await stage.repository(fill=sources.source(f"{server.url}/old.git", all_branches=True))
+    assert refs(repository) == refs(place)
+    for branch in await repository.branches():
+        assert (await repository.commit(branch.sha)).message == "old\n"
+    # The final fsck of all repositories would fail on it.
+    await stage.repos.delete(repository.id)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        b"100644 .git\0",
+        b"100644 .GIT\0",
+        b"100644 git~1\0",
+        b"100644 ..\0",
+        b"100644 a/b\0",
+        b"120000 .gitmodules\0",
+    ],
+)
+async def test_dangerous_fsck_findings_are_refused(
+    stage: Stage, sources: Imports, server: GitServer, entry: bytes
+) -> None:
+    place = server.init("bad.git")
+    blob = broken(place, "blob", b"x")
+    bad = broken(place, "tree", entry + bytes.fromhex(blob))
+    git(place, "update-ref", "refs/heads/main", commit_of(place, bad))
+    await refused(stage, sources.source(f"{server.url}/bad.git"), SourceInvalid)
+    await refused(stage, sources.tree(f"{server.url}/bad.git", "all"), SourceInvalid)
+
+
+async def test_submodules_are_not_fetched(
+    stage: Stage, sources: Imports, server: GitServer, origin: Path
+) -> None:
+    place = server.init("outer.git")
+    text = f'[submodule "m"]\n\tpath = m\n\turl = {server.url}/origin.git\n'.encode()
+    blob = broken(place, "blob", text)
+    inner = refs(origin)["refs/heads/trunk"]
+    entries = b"100644 .gitmodules\0" + bytes.fromhex(blob) + b"160000 m\0" + bytes.fromhex(inner)
+    git(place, "update-ref", "refs/heads/main", commit_of(place, broken(place, "tree", entries)))
+    repository = await stage.repository(fill=sources.source(f"{server.url}/outer.git"))
+    assert files(repository) == {".gitmodules": "100644", "m": "160000"}
+    assert not any("origin" in request.path for request in server.requests)
+
+
+async def test_import_git_revision_as_one_commit(
+    stage: Stage, sources: Imports, server: GitServer, origin: Path
+) -> None:
+    """Nothing else is imported: no history, other folders or tags."""
+    url = f"{server.url}/origin.git"
+    author = Author("Ada", "ada@example.org")
+    first = git(origin, "rev-parse", "trunk~2")
+    for rev, expected in (
+        (None, "trunk"),
+        ("feature/x", "feature/x"),
+        ("v1", "v1"),
+        (first, first),
+        (first[:8], first),
+    ):
+        repository = await stage.repository(fill=sources.tree(url, "Begin", rev=rev, author=author))
+        assert tree(repository) == tree(origin, expected)
+        assert list(refs(repository)) == ["refs/heads/main"]
+        commit = await repository.commit(await repository.resolve(None))
+        assert (commit.message, commit.author.name, commit.parents) == ("Begin\n", "Ada", ())
+        assert sorted(each.name for each in repository.path.iterdir() if each.name != "packed-refs") == [
+            "HEAD", "config", "objects", "refs"
+        ]  # fmt: skip
+        kept = git(repository.path, "cat-file", "--batch-all-objects", "--batch-check=%(objectname)")
+        assert set(kept.split()) == set(
+            git(repository.path, "rev-list", "--objects", "--no-object-names", "--all").split()
+        )
+
+
+async def test_import_git_folder_as_one_commit(
+    stage: Stage, sources: Imports, server: GitServer, origin: Path
+) -> None:
+    url = f"{server.url}/origin.git"
+    repository = await stage.repository(fill=sources.tree(url, "Begin", folder="dir"), default_branch="trunk")
+    assert (set(files(repository)), repository.default_branch) == ({"three"}, "trunk")
+    for missing, rev in (("dir", "v1"), ("one", None), ("nothing", None)):
+        error = await refused(stage, sources.tree(url, "Begin", folder=missing, rev=rev), SubdirNotFound)
+        assert (error.source, error.folder) == (url, missing)
+    await refused(stage, sources.tree(url, "Begin", rev="missing"), ReferenceNotFound)
+    server.init("empty.git")
+    await refused(stage, sources.tree(f"{server.url}/empty.git", "Begin"), ReferenceNotFound)

@@ -1,0 +1,50 @@
+"""A builder with real VMs."""
+
+import uuid
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from stead.builds.builder import Builder
+from stead.identity.accounts import Accounts
+from stead.machines import Machines
+from stead.repos.access import RepoAccess
+from stead.repos.repos import Repos
+from stead.repos.transfer.bundles import Bundles
+from stead.store.builds import BuildStore
+from support.builds import Lines, unlimited
+
+
+@pytest.fixture(scope="module")
+def lines() -> Lines:
+    return Lines()
+
+
+@pytest_asyncio.fixture(scope="module")
+async def repos(machines: Machines, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Repos]:
+    async with Repos.open(machines.database, tmp_path_factory.mktemp("repos"), unlimited) as repos:
+        yield repos
+
+
+@pytest.fixture(scope="module")
+def bundles(machines: Machines, repos: Repos) -> Bundles:
+    return Bundles(repos, RepoAccess(machines.database, repos), "https://git.example.org")
+
+
+@pytest_asyncio.fixture(scope="module")
+async def builder(machines: Machines, lines: Lines, bundles: Bundles) -> AsyncIterator[Builder]:
+    builder = Builder(machines, BuildStore(machines.database), lines, bundles, linger=0)
+    yield builder
+    await builder.close()
+
+
+@pytest_asyncio.fixture
+async def account(machines: Machines) -> AsyncIterator[str]:
+    """An account whose VMs and snapshots are deleted after the test."""
+    account = (await Accounts(machines.database).create(str(uuid.uuid4()))).id
+    yield account
+    for info in await machines.list(account):
+        await machines.delete(info.id, forget=True)
+    for snapshot in await machines.snapshots.list(account):
+        await machines.snapshots.delete(snapshot.id)
