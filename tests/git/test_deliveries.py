@@ -19,7 +19,7 @@ from stead.repos.webhooks.triggers import (
     TriggerLimitExceeded,
     TriggerNotFound,
 )
-from stead.store import tables
+from stead.store import triggers as tables
 from support.waiting import until
 from support.webhooks import (
     INTERNET,

@@ -215,7 +215,7 @@ async def test_a_repository_that_cannot_be_moved_keeps_no_server_from_starting(t
     account = (await Accounts(database).create("tests")).id
     folder = tmp_path / "repos"
     for repo in ("aa-bad", "bb-good"):
-        await RepoStore(database).add(RepoRow(repo, account, None, False))
+        await RepoStore(database).insert(RepoRow(repo, account, None, False))
         (folder / "new" / repo).mkdir(parents=True)
     (folder / "aa").touch()
     async with Repos.open(database, folder, unlimited):

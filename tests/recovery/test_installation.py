@@ -15,8 +15,7 @@ from stead.installation import open_machines
 from stead.machines import Machine
 from stead.settings import Settings
 from stead.store.database import open_database
-from stead.store.installation_id import open_database_of
-from stead.store.tables import installation
+from stead.store.installation_id import installation, open_database_of
 from support.installations import delete_all, other_settings
 
 

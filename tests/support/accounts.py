@@ -35,7 +35,7 @@ class Installation:
         self.machines[name] = account if isinstance(account, str) else account.id
         return name
 
-    async def count(self, table: sa.Table) -> int:
+    async def count(self, table: sa.TableClause) -> int:
         with self.database.look_up() as connection:
             return connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
 

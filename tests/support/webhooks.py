@@ -259,7 +259,7 @@ class World:
 
         return await until(passed, LIMIT)
 
-    async def rows(self, table: sa.Table) -> int:
+    async def rows(self, table: sa.TableClause) -> int:
         with self.database.look_up() as connection:
             return connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
 

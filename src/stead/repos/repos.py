@@ -168,7 +168,7 @@ class Repos:
                     row = RepoRow(
                         repo_id, account, name, public, size=size.objects, lfs_size=0, refs=size.refs
                     )
-                    row = await self._store.add(row)
+                    row = await self._store.insert(row)
                 await in_thread(self._publish, staged, self._path(repo_id))
             except BaseException:
                 if not self._path(repo_id).exists():

@@ -1,12 +1,11 @@
 """Rows of accounts and of their API keys."""
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from stead.store.rows import Rows
-from stead.store.tables import accounts, api_keys
+from stead.store.rows import Rows, table_of
 
 
 @dataclass(frozen=True)
@@ -33,6 +32,8 @@ class KeyRow:
     revoked_at: int | None = None
 
 
+accounts = table_of("accounts", AccountRow)
+api_keys = table_of("api_keys", KeyRow)
 _VALID_KEY = sa.select(api_keys).where(
     api_keys.c.hash == sa.bindparam("wanted"), api_keys.c.revoked_at.is_(None)
 )
@@ -41,13 +42,6 @@ _VALID_KEY = sa.select(api_keys).where(
 class AccountStore(Rows[AccountRow]):
     table = accounts
     row = AccountRow
-
-    async def add(self, row: AccountRow) -> AccountRow | None:
-        """Insert an account; None when its name exists."""
-        try:
-            return await self.insert(replace(row, created_at=time.time_ns()))
-        except sa.exc.IntegrityError:
-            return None
 
     async def by_name(self, name: str) -> AccountRow | None:
         return self._select_one(sa.select(accounts).where(accounts.c.name == name))
@@ -68,13 +62,6 @@ class AccountStore(Rows[AccountRow]):
 class KeyStore(Rows[KeyRow]):
     table = api_keys
     row = KeyRow
-
-    async def add(self, row: KeyRow) -> KeyRow | None:
-        """Insert a key; None when the account does not exist."""
-        try:
-            return await self.insert(replace(row, created_at=time.time_ns()))
-        except sa.exc.IntegrityError:
-            return None
 
     async def find_valid(self, key_hash: str) -> KeyRow | None:
         """The key with this hash, unless it was revoked."""

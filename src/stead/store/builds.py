@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from stead.store.rows import Rows, build_rows
-from stead.store.tables import build_phases, builds
+from stead.store.rows import Rows, build_rows, table_of
 
 
 @dataclass(frozen=True)
@@ -41,13 +40,14 @@ class PhaseRow:
     state: str = "running"
 
 
+builds = table_of("builds", BuildRow)
+build_phases = table_of("build_phases", PhaseRow)
+
+
 class BuildStore(Rows[BuildRow]):
     table = builds
     row = BuildRow
-
-    async def insert(self, row: BuildRow) -> BuildRow:
-        now = time.time_ns()
-        return await super().insert(dataclasses.replace(row, started_at=now, updated_at=now))
+    stamps = ("started_at", "updated_at")
 
     async def page(
         self, account: str, state: str | None, limit: int, offset: int

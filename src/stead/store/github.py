@@ -8,8 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from stead.store.rows import Rows
-from stead.store.tables import github_apps, github_links
+from stead.store.rows import Rows, table_of
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,10 @@ class LinkRow:
     created_at: int = 0
 
 
+github_apps = table_of("github_apps", AppRow)
+github_links = table_of("github_links", LinkRow)
+
+
 class AppStore(Rows[AppRow]):
     table = github_apps
     row = AppRow
@@ -61,13 +64,6 @@ class AppStore(Rows[AppRow]):
 class LinkStore(Rows[LinkRow]):
     table = github_links
     row = LinkRow
-
-    async def add(self, row: LinkRow) -> LinkRow | None:
-        """Insert a link; None when either side is linked already, or the repository does not exist."""
-        try:
-            return await self.insert(replace(row, created_at=time.time_ns()))
-        except sa.exc.IntegrityError:
-            return None
 
     async def all(self) -> list[LinkRow]:
         return await self._select(

@@ -1,15 +1,12 @@
 """Database rows of identities, their tokens and their VM permissions."""
 
-import time
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from stead.store.rows import Rows, build_rows
-from stead.store.tables import git_permissions, identities, machines, tokens, vm_permissions
-
-R = TypeVar("R")
+from stead.store.machines import machines
+from stead.store.repos import git_permissions
+from stead.store.rows import Rows, build_rows, table_of
 
 
 @dataclass(frozen=True)
@@ -64,6 +61,9 @@ class PermissionRow:
     granted_at: int = 0
 
 
+identities = table_of("identities", IdentityRow)
+tokens = table_of("tokens", TokenRow)
+vm_permissions = table_of("vm_permissions", PermissionRow)
 _HOLDER = (
     sa.select(tokens.c.id, identities.c.id, identities.c.account, tokens.c.used_at)
     .join(identities, identities.c.id == tokens.c.identity)
@@ -71,7 +71,7 @@ _HOLDER = (
 )
 
 
-def _grants(table: sa.Table) -> sa.ScalarSelect[int]:
+def _grants(table: sa.TableClause) -> sa.ScalarSelect[int]:
     return (
         sa.select(sa.func.count())
         .select_from(table)
@@ -88,13 +88,6 @@ _COUNTED = sa.select(
 class IdentityStore(Rows[IdentityRow]):
     table = identities
     row = IdentityRow
-
-    async def add(self, row: IdentityRow) -> IdentityRow | None:
-        """Insert an identity; None if its account does not exist."""
-        try:
-            return await self.insert(replace(row, created_at=time.time_ns()))
-        except sa.exc.IntegrityError:
-            return None
 
     async def find(self, account: str, identity: str) -> CountedIdentity | None:
         statement = _COUNTED.where(identities.c.id == identity, identities.c.account == account)
@@ -127,13 +120,6 @@ class TokenStore(Rows[TokenRow]):
     table = tokens
     row = TokenRow
 
-    async def add(self, row: TokenRow) -> TokenRow | None:
-        """Insert a token; None if its identity does not exist."""
-        try:
-            return await self.insert(replace(row, created_at=time.time_ns()))
-        except sa.exc.IntegrityError:
-            return None
-
     async def find_holder(self, token_hash: str) -> Holder | None:
         with self.database.look_up() as connection:
             found = connection.execute(_HOLDER, {"wanted": token_hash}).one_or_none()
@@ -152,13 +138,7 @@ class TokenStore(Rows[TokenRow]):
 class PermissionStore(Rows[PermissionRow]):
     table = vm_permissions
     row = PermissionRow
-
-    async def add(self, row: PermissionRow) -> PermissionRow | None:
-        """Insert a permission; None if it exists already, or if its identity does not."""
-        try:
-            return await self.insert(replace(row, granted_at=time.time_ns()))
-        except sa.exc.IntegrityError:
-            return None
+    stamps = ("granted_at",)
 
     async def find(self, identity: str, machine: str) -> PermissionRow | None:
         return self._select_one(sa.select(vm_permissions).where(*_matching(identity, machine)))

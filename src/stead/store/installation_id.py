@@ -13,8 +13,8 @@ import sqlalchemy as sa
 from stead.errors import HostError
 from stead.files import write_atomically
 from stead.store.database import Database, open_database
-from stead.store.tables import installation
 
+installation = sa.table("installation", sa.column("id"))
 DATABASE = "stead.db"
 MARK = "installation"
 _DATA = ("machines", "layers", "checkpoints", "repos")

@@ -4,9 +4,9 @@ from collections.abc import Collection
 
 import sqlalchemy as sa
 
-from stead.store.machines import LayerRow
+from stead.store.machines import LayerRow, layers, machines
 from stead.store.rows import Rows
-from stead.store.tables import layers, machines, snapshots
+from stead.store.snapshots import snapshots
 
 
 class LayerStore(Rows[LayerRow]):

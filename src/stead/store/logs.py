@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from stead.store.database import Database
-from stead.store.rows import build_rows
-from stead.store.tables import log_entries
+from stead.store.rows import build_rows, table_of
 
 
 @dataclass(frozen=True)
@@ -27,6 +26,9 @@ class LogRow:
     instance: str | None = None
     """The run of the VM that the line is about."""
     id: int | None = None
+
+
+log_entries = table_of("log_entries", LogRow)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from stead.errors import HostError
-from stead.store.rows import Rows
-from stead.store.tables import layers, machines
+from stead.store.rows import Rows, table_of
 
 
 @dataclass(frozen=True)
@@ -87,15 +86,18 @@ class LayerRow:
     created_at: int = 0
 
 
+machines = table_of("machines", MachineRow)
+layers = table_of("layers", LayerRow)
+
+
 class MachineStore(Rows[MachineRow]):
     table = machines
     row = MachineRow
+    stamps = ("created_at", "updated_at", "active_at")
 
     async def insert(self, row: MachineRow) -> MachineRow:
-        now = time.time_ns()
-        row = dataclasses.replace(row, created_at=row.created_at or now, updated_at=now)
         try:
-            return await super().insert(dataclasses.replace(row, active_at=row.active_at or now))
+            return await super().insert(row)
         except sa.exc.IntegrityError as error:
             raise HostError("the disk layer below the new VM was removed") from error
 

@@ -1,13 +1,11 @@
 """Rows of repositories and of permissions on them."""
 
-import time
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from stead.store.rows import Rows
-from stead.store.tables import git_permissions, repos
+from stead.store.rows import Rows, table_of
 
 
 @dataclass(frozen=True)
@@ -40,12 +38,13 @@ class GitPermissionRow:
     granted_at: int = 0
 
 
+repos = table_of("repos", RepoRow)
+git_permissions = table_of("git_permissions", GitPermissionRow)
+
+
 class RepoStore(Rows[RepoRow]):
     table = repos
     row = RepoRow
-
-    async def add(self, row: RepoRow) -> RepoRow:
-        return await self.insert(replace(row, created_at=time.time_ns()))
 
     async def count(self, account: str) -> int:
         with self.database.look_up() as connection:
@@ -100,13 +99,7 @@ class RepoStore(Rows[RepoRow]):
 class GitPermissionStore(Rows[GitPermissionRow]):
     table = git_permissions
     row = GitPermissionRow
-
-    async def add(self, row: GitPermissionRow) -> GitPermissionRow | None:
-        """Insert a permission; None when it exists, or when its identity or repository does not."""
-        try:
-            return await self.insert(replace(row, granted_at=time.time_ns()))
-        except sa.exc.IntegrityError:
-            return None
+    stamps = ("granted_at",)
 
     async def find(self, identity: str, repo: str) -> GitPermissionRow | None:
         return self._select_one(sa.select(git_permissions).where(*_of(identity, repo)))

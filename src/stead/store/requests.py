@@ -1,12 +1,11 @@
 """Rows of background requests: calls whose client polls for the answer."""
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from stead.store.rows import Rows
-from stead.store.tables import background_requests
+from stead.store.rows import Rows, table_of
 
 
 @dataclass(frozen=True)
@@ -22,12 +21,12 @@ class RequestRow:
     finished_at: int | None = None
 
 
+background_requests = table_of("background_requests", RequestRow)
+
+
 class RequestStore(Rows[RequestRow]):
     table = background_requests
     row = RequestRow
-
-    async def insert(self, row: RequestRow) -> RequestRow:
-        return await super().insert(replace(row, created_at=time.time_ns()))
 
     async def finish(self, request_id: str, status: int, answer: str) -> None:
         await self.update(request_id, state="done", status=status, answer=answer, finished_at=time.time_ns())

@@ -1,20 +1,30 @@
-"""Rows of one table as frozen dataclasses."""
+"""Rows of one table as frozen dataclasses. The schema is in `migrations/`."""
 
 import dataclasses
-from typing import Any, ClassVar, Generic, TypeVar
+import time
+from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 import sqlalchemy as sa
 
 from stead.store.database import Database
 
 R = TypeVar("R")
+_TYPES: dict[object, type[sa.types.TypeEngine[Any]]] = {str: sa.Text, int: sa.BigInteger, bool: sa.Boolean}
+
+
+def table_of(name: str, row: type[Any]) -> sa.TableClause:
+    """A table with the fields of this dataclass as columns."""
+    kinds = {field.name: (get_args(field.type) or (field.type,))[0] for field in dataclasses.fields(row)}
+    return sa.table(name, *(sa.column(column, _TYPES[kind]) for column, kind in kinds.items()))
 
 
 class Rows(Generic[R]):
     """Reads and writes the rows of one table by id; a write is durable when it returns."""
 
-    table: ClassVar[sa.Table]
+    table: ClassVar[sa.TableClause]
     row: ClassVar[type[Any]]
+    stamps: ClassVar[tuple[str, ...]] = ("created_at",)
+    """Columns that get the time of the insertion, unless the row has one."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -22,8 +32,18 @@ class Rows(Generic[R]):
         self._by_id = sa.select(self.table).where(self.table.c.id == sa.bindparam("wanted"))
 
     async def insert(self, row: R) -> R:
+        now = time.time_ns()
+        stamps = {name: getattr(row, name) or now for name in self.stamps}
+        row = dataclasses.replace(row, **stamps)  # type: ignore[type-var]  # rows are dataclasses
         await self.database.execute(self.table.insert().values(**_values(row)))
         return row
+
+    async def add(self, row: R) -> R | None:
+        """Insert a row; None when one with its keys exists, or when one that it refers to does not."""
+        try:
+            return await self.insert(row)
+        except sa.exc.IntegrityError:
+            return None
 
     async def update(self, row_id: str, **changes: object) -> R | None:
         """Change a row and return it; None when there is no such row."""

@@ -1,13 +1,10 @@
 """Rows of snapshots."""
 
-import dataclasses
-import time
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from stead.store.rows import Rows
-from stead.store.tables import snapshots
+from stead.store.rows import Rows, table_of
 
 
 @dataclass(frozen=True)
@@ -39,13 +36,13 @@ class SnapshotRow:
     """Disk space of its memory and disk layers when it was captured; None before that and once deleted."""
 
 
+snapshots = table_of("snapshots", SnapshotRow)
+
+
 class SnapshotStore(Rows[SnapshotRow]):
     table = snapshots
     row = SnapshotRow
-
-    async def insert(self, row: SnapshotRow) -> SnapshotRow:
-        now = time.time_ns()
-        return await super().insert(dataclasses.replace(row, created_at=now, used_at=now))
+    stamps = ("created_at", "used_at")
 
     async def list(self, account: str | None = None) -> list[SnapshotRow]:
         statement = sa.select(snapshots).order_by(snapshots.c.created_at)

@@ -7,8 +7,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from stead.store.rows import Rows, build_rows
-from stead.store.tables import deliveries, observed_refs, repos, triggers
+from stead.store.repos import repos
+from stead.store.rows import Rows, build_rows, table_of
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,9 @@ class DeliveryRow:
     number: int | None = None
 
 
+triggers = table_of("triggers", TriggerRow)
+deliveries = table_of("deliveries", DeliveryRow)
+observed_refs = sa.table("observed_refs", sa.column("repo"), sa.column("name"), sa.column("sha"))
 _UNFINISHED = deliveries.c.finished_at.is_(None)
 
 
@@ -81,19 +84,19 @@ class TriggerStore(Rows[TriggerRow]):
             found = connection.execute(statement.where(triggers.c.id == trigger))
             return next(iter(build_rows(DestinationRow, found)), None)
 
-    async def add(self, row: TriggerRow, branches: Mapping[str, str] | None) -> bool:
+    async def create(self, row: TriggerRow, branches: Mapping[str, str] | None) -> bool:
         """Insert a trigger; the first of a repository with its current branches.
 
         Returns whether the repository exists.
         """
 
-        def add(connection: sa.Connection) -> None:
+        def create(connection: sa.Connection) -> None:
             connection.execute(triggers.insert().values(**dataclasses.asdict(row)))
             if branches is not None:
                 connection.execute(observed_refs.delete().where(observed_refs.c.repo == row.repo))
                 _record_branches(connection, row.repo, branches)
 
-        return await _if_parent_exists(self.database.write(add))
+        return await _if_parent_exists(self.database.write(create))
 
     async def remove(self, repo: str, trigger: str) -> bool:
         """Delete a trigger, and with the last one the observed branches; returns whether it existed."""
@@ -136,7 +139,7 @@ class DeliveryStore(Rows[DeliveryRow]):
     table = deliveries
     row = DeliveryRow
 
-    async def add(self, row: DeliveryRow, *, kept: int) -> bool:
+    async def queue(self, row: DeliveryRow, *, kept: int) -> bool:
         """Insert a delivery; returns whether its trigger exists."""
         new = deliveries.insert().values(**_values(row))
         return await _if_parent_exists(self.database.execute(new, _delete_beyond(row.trigger, kept)))

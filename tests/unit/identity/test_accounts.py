@@ -13,8 +13,7 @@ from stead.errors import InvalidRequest
 from stead.identity.accounts import LIMIT_NAMES, Account, Accounts
 from stead.identity.errors import AccountExists, AccountNotFound, KeyNotFound
 from stead.limits import Limits
-from stead.store.accounts import AccountRow, AccountStore
-from stead.store.tables import api_keys
+from stead.store.accounts import AccountRow, AccountStore, api_keys
 from support.accounts import NOWHERE, Installation, attempt
 
 # Accounts and keys

@@ -21,8 +21,7 @@ from stead.identity.errors import (
     UserNotAllowed,
 )
 from stead.identity.identities import Identities, Identity, Permission
-from stead.store.identities import PermissionStore, TokenStore
-from stead.store.tables import tokens, vm_permissions
+from stead.store.identities import PermissionStore, TokenStore, tokens, vm_permissions
 from support.accounts import NOWHERE, Installation, attempt
 
 # Identities

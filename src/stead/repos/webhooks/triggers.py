@@ -200,7 +200,7 @@ class Triggers:
                 endpoint=endpoint,
                 created_at=self._clock.now(),
             )
-            if not await self._store.add(row, seen):
+            if not await self._store.create(row, seen):
                 raise RepoNotFound(repo)
         return _trigger(row)
 
@@ -237,7 +237,7 @@ class Triggers:
         if (await self._log.waiting([trigger])).get(trigger, 0) >= MAX_WAITING:
             raise TriggerLimitExceeded(f"too many pending deliveries for this trigger (max {MAX_WAITING})")
         row = new_delivery(trigger, old.body, self._clock.now(), redelivery_of=old.redelivery_of or old.id)
-        if not await self._log.add(row, kept=MAX_KEPT):
+        if not await self._log.queue(row, kept=MAX_KEPT):
             raise TriggerNotFound(trigger)
         self._deliveries.wake([trigger])
         return _delivery(row)

@@ -28,7 +28,3 @@ def upgrade() -> None:
         sa.Column("updated_at", sa.BigInteger, nullable=False),
     )
     op.create_index("ix_machines_state", "machines", ["state"])
-
-
-def downgrade() -> None:
-    op.drop_table("machines")

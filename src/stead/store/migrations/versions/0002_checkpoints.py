@@ -50,25 +50,3 @@ def upgrade() -> None:
         machines.add_column(sa.Column("delete_event", sa.String(16)))
         machines.add_column(sa.Column("recreate", sa.Boolean, nullable=False, server_default=sa.false()))
         machines.add_column(sa.Column("active_at", sa.BigInteger, nullable=False, server_default="0"))
-
-
-def downgrade() -> None:
-    with op.batch_alter_table("machines") as machines:
-        for column in (
-            "top",
-            "next_top",
-            "layer",
-            "checkpoint",
-            "memory_base",
-            "snapshot",
-            "idle_timeout",
-            "activity_threshold",
-            "persistence",
-            "priority",
-            "delete_event",
-            "recreate",
-            "active_at",
-        ):
-            machines.drop_column(column)
-    op.drop_table("snapshots")
-    op.drop_table("layers")

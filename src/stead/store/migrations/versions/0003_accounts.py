@@ -127,27 +127,3 @@ def upgrade() -> None:
     op.create_index("ix_log_entries_request", "log_entries", ["request", "at"])
     op.create_index("ix_log_entries_build", "log_entries", ["build", "at"])
     op.create_index("ix_background_requests_account", "background_requests", ["account"])
-
-
-def downgrade() -> None:
-    for table in (
-        "background_requests",
-        "log_entries",
-        "build_phases",
-        "builds",
-        "vm_permissions",
-        "tokens",
-        "identities",
-        "api_keys",
-        "accounts",
-    ):
-        op.drop_table(table)
-    with op.batch_alter_table("snapshots") as snapshots:
-        snapshots.drop_index("ix_snapshots_account")
-        snapshots.drop_index("ix_snapshots_template_hash")
-        for column in ("account", "failure", "build", "template_hash", "deleted_at"):
-            snapshots.drop_column(column)
-    with op.batch_alter_table("machines") as machines:
-        machines.drop_index("ix_machines_account")
-        for column in ("account", "purpose", "workdir", "build", "request"):
-            machines.drop_column(column)

@@ -5,8 +5,6 @@ from alembic import op
 
 revision = "0004"
 down_revision = "0003"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
@@ -31,8 +29,3 @@ def upgrade() -> None:
     )
     op.create_index("ix_repos_account", "repos", ["account"])
     op.create_index("ix_git_permissions_repo", "git_permissions", ["repo"])
-
-
-def downgrade() -> None:
-    op.drop_table("git_permissions")
-    op.drop_table("repos")

@@ -5,8 +5,6 @@ from alembic import op
 
 revision = "0005"
 down_revision = "0004"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
@@ -46,9 +44,3 @@ def upgrade() -> None:
     op.create_index("ix_triggers_repo", "triggers", ["repo"])
     op.create_index("ix_deliveries_trigger", "deliveries", ["trigger", "number"])
     op.create_index("ix_deliveries_finished", "deliveries", ["finished_at", "trigger", "number"])
-
-
-def downgrade() -> None:
-    op.drop_table("deliveries")
-    op.drop_table("observed_refs")
-    op.drop_table("triggers")

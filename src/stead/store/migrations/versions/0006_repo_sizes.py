@@ -5,8 +5,6 @@ from alembic import op
 
 revision = "0006"
 down_revision = "0005"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
@@ -15,9 +13,3 @@ def upgrade() -> None:
     op.add_column("repos", sa.Column("refs", sa.Integer))
     op.add_column("repos", sa.Column("prune_at", sa.BigInteger))
     op.create_index("ix_repos_prune_at", "repos", ["prune_at"])
-
-
-def downgrade() -> None:
-    op.drop_index("ix_repos_prune_at", "repos")
-    for name in ("prune_at", "refs", "lfs_size", "size"):
-        op.drop_column("repos", name)

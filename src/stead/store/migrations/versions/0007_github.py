@@ -5,8 +5,6 @@ from alembic import op
 
 revision = "0007"
 down_revision = "0006"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
@@ -34,8 +32,3 @@ def upgrade() -> None:
         sa.UniqueConstraint("account", "github_id"),
     )
     op.create_index("ix_github_apps_app", "github_apps", ["app"])
-
-
-def downgrade() -> None:
-    op.drop_table("github_links")
-    op.drop_table("github_apps")

@@ -5,13 +5,7 @@ from alembic import op
 
 revision = "0008"
 down_revision = "0007"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
     op.add_column("snapshots", sa.Column("size_bytes", sa.BigInteger))
-
-
-def downgrade() -> None:
-    op.drop_column("snapshots", "size_bytes")

@@ -5,8 +5,6 @@ from alembic import op
 
 revision = "0010"
 down_revision = "0009"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
@@ -33,9 +31,3 @@ def upgrade() -> None:
         """
     )
     op.create_index("ix_builds_started_at", "builds", ["account", "started_at"])
-
-
-def downgrade() -> None:
-    op.drop_index("ix_builds_started_at", "builds")
-    op.drop_column("build_phases", "state")
-    op.drop_column("build_phases", "finished_at")

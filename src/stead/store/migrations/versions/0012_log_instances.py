@@ -5,13 +5,7 @@ from alembic import op
 
 revision = "0012"
 down_revision = "0011"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
     op.add_column("log_entries", sa.Column("instance", sa.String(20)))
-
-
-def downgrade() -> None:
-    op.drop_column("log_entries", "instance")

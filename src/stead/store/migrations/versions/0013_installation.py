@@ -5,13 +5,7 @@ from alembic import op
 
 revision = "0013"
 down_revision = "0012"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
     op.create_table("installation", sa.Column("id", sa.String(32), primary_key=True))
-
-
-def downgrade() -> None:
-    op.drop_table("installation")
