@@ -53,8 +53,8 @@ STATUSES: dict[str, int] = {
     code: status
     for status, codes in {
         400: """BAD_REQUEST INVALID_REQUEST CREATE_VM_BAD_REQUEST CREATE_SNAPSHOT_BAD_REQUEST
-            SNAPSHOT_VM_BAD_REQUEST FILES_BAD_REQUEST INVALID_SNAPSHOT_ID INVALID_VM_ID VM_NOT_RUNNING
-            BUILD_FAILED UNSUPPORTED_OS CONFLICTING_SPEC_SOURCES_ERROR NON_LEAF_LAYER_FIELD_ERROR
+            SNAPSHOT_VM_BAD_REQUEST FILES_BAD_REQUEST INVALID_SNAPSHOT_ID VM_NOT_RUNNING BUILD_FAILED
+            UNSUPPORTED_OS CONFLICTING_SPEC_SOURCES_ERROR NON_LEAF_LAYER_FIELD_ERROR
             INVALID_GIT_REPO_SPEC_ERROR CREATE_VM_MEM_NOT_POWER_OF_TWO CREATE_VM_VCPU_NOT_POWER_OF_TWO
             CREATE_VM_MEM_OUT_OF_RANGE CREATE_VM_VCPU_OUT_OF_RANGE CREATE_VM_ROOTFS_OUT_OF_RANGE
             RESIZE_VM_MEM_NOT_POWER_OF_TWO RESIZE_VM_VCPU_NOT_POWER_OF_TWO RESIZE_VM_MEM_OUT_OF_RANGE
@@ -62,36 +62,32 @@ STATUSES: dict[str, int] = {
             ROOTFS_SIZE_TOO_LARGE MEM_SIZE_TOO_LARGE VALIDATION_ERROR DUPLICATE_USER_NAME USER_GROUP_EMPTY
             USER_SYSTEM_FLAG_MISMATCH USER_UID_OUT_OF_RANGE USER_HOME_INVALID USER_SHELL_INVALID
             DUPLICATE_GROUP_NAME GROUP_NAME_RESERVED GROUP_NAME_INVALID_CHARS GROUP_NAME_TOO_LONG
-            GROUP_NAME_EMPTY DIFF_INVALID_PATH_PATTERN DIFF_INVALID_REGEX
-            DIFF_EMPTY_QUERY COMMIT_INVALID_REGEX COMMIT_EMPTY_QUERY FILENAME_INVALID_PATTERN
-            FILENAME_EMPTY_QUERY INVALID_REGEX INVALID_PATH_PATTERN EMPTY_QUERY SOURCE_IMPORT_CONFLICT
-            SOURCE_UNAUTHORIZED SOURCE_NOT_FOUND IMPORT_SUBDIR_NOT_FOUND INVALID_REVISION
-            INVALID_BASE64_CONTENT INVALID_FILE_CHANGE INVALID_FILE_PATH AMBIGUOUS INVALID_RANGE
-            OFFSET_WITH_SELECTOR COMMIT_NOT_IN_BRANCH INVALID_OBJECT_ID BRANCH_NAME_EMPTY GIT_INVALID_REQUEST
-            WANTED_BY_EMPTY WORKDIR_EMPTY GROUP_EMPTY USER_EMPTY
-            ON_FAILURE_ARRAY_CONTAINS_EMPTY REQUIRES_ARRAY_CONTAINS_EMPTY AFTER_ARRAY_CONTAINS_EMPTY
-            ENV_KEY_CONTAINS_EQUALS ENV_KEY_EMPTY EXEC_EMPTY SERVICE_NAME_TOO_LONG SERVICE_NAME_INVALID_PREFIX
-            SERVICE_NAME_INVALID_CHARS SERVICE_NAME_EMPTY INVALID_QUERY PREASSIGNED_VM_ID_COUNT_MISMATCH""",
+            GROUP_NAME_EMPTY DIFF_INVALID_PATH_PATTERN DIFF_INVALID_REGEX DIFF_EMPTY_QUERY
+            COMMIT_INVALID_REGEX COMMIT_EMPTY_QUERY FILENAME_INVALID_PATTERN FILENAME_EMPTY_QUERY
+            INVALID_REGEX INVALID_PATH_PATTERN EMPTY_QUERY SOURCE_IMPORT_CONFLICT SOURCE_UNAUTHORIZED
+            SOURCE_NOT_FOUND IMPORT_SUBDIR_NOT_FOUND INVALID_REVISION INVALID_BASE64_CONTENT
+            INVALID_FILE_CHANGE INVALID_FILE_PATH AMBIGUOUS INVALID_RANGE OFFSET_WITH_SELECTOR
+            COMMIT_NOT_IN_BRANCH INVALID_OBJECT_ID BRANCH_NAME_EMPTY GIT_INVALID_REQUEST WANTED_BY_EMPTY
+            WORKDIR_EMPTY GROUP_EMPTY USER_EMPTY ON_FAILURE_ARRAY_CONTAINS_EMPTY
+            REQUIRES_ARRAY_CONTAINS_EMPTY AFTER_ARRAY_CONTAINS_EMPTY ENV_KEY_CONTAINS_EQUALS ENV_KEY_EMPTY
+            EXEC_EMPTY SERVICE_NAME_TOO_LONG SERVICE_NAME_INVALID_PREFIX SERVICE_NAME_INVALID_CHARS
+            SERVICE_NAME_EMPTY INVALID_QUERY""",
         401: "UNAUTHORIZED_ERROR",
-        403: """FORBIDDEN VM_ACCESS_DENIED VM_LIMIT_EXCEEDED TOTAL_VM_LIMIT_EXCEEDED SNAPSHOT_LIMIT_EXCEEDED
-            MEMORY_STORAGE_QUOTA_EXCEEDED ROOTFS_STORAGE_QUOTA_EXCEEDED ROOTFS_OVER_PLAN_LIMIT
-            MEM_OVER_PLAN_LIMIT VCPU_OVER_PLAN_LIMIT LIMIT_EXCEEDED CANNOT_DELETE_MANAGED_IDENTITY
-            CANNOT_MODIFY_MANAGED_IDENTITY IDENTITY_ACCESS_DENIED GIT_REPOSITORY_ACCESS_DENIED
-            GIT_REPO_LIMIT_EXCEEDED REPOSITORY_ACCESS_DENIED""",
+        403: """FORBIDDEN VM_ACCESS_DENIED VM_LIMIT_EXCEEDED TOTAL_VM_LIMIT_EXCEEDED
+            SNAPSHOT_LIMIT_EXCEEDED MEMORY_STORAGE_QUOTA_EXCEEDED ROOTFS_STORAGE_QUOTA_EXCEEDED
+            ROOTFS_OVER_PLAN_LIMIT MEM_OVER_PLAN_LIMIT VCPU_OVER_PLAN_LIMIT LIMIT_EXCEEDED
+            CANNOT_DELETE_MANAGED_IDENTITY GIT_REPO_LIMIT_EXCEEDED REPOSITORY_ACCESS_DENIED""",
         404: """NOT_FOUND VM_NOT_FOUND SNAPSHOT_NOT_FOUND BUILD_NOT_FOUND BUILD_NOT_FOUND_FOR_VM
-            BUILD_NOT_FOUND_FOR_SNAPSHOT FILE_NOT_FOUND USER_NOT_FOUND GROUP_NOT_FOUND SERVICE_NOT_FOUND
-            IDENTITY_NOT_FOUND VM_PERMISSION_NOT_FOUND PERMISSION_NOT_FOUND GIT_REPOSITORY_NOT_FOUND
-            REPO_NOT_FOUND TAG_NOT_FOUND COMMIT_NOT_FOUND BLOB_NOT_FOUND TREE_NOT_FOUND BRANCH_NOT_FOUND
-            PATH_NOT_FOUND REFERENCE_NOT_FOUND
-            NO_DEFAULT_SNAPSHOT_AVAILABLE""",
+            FILE_NOT_FOUND USER_NOT_FOUND SERVICE_NOT_FOUND IDENTITY_NOT_FOUND VM_PERMISSION_NOT_FOUND
+            PERMISSION_NOT_FOUND GIT_REPOSITORY_NOT_FOUND REPO_NOT_FOUND TAG_NOT_FOUND COMMIT_NOT_FOUND
+            BLOB_NOT_FOUND TREE_NOT_FOUND BRANCH_NOT_FOUND PATH_NOT_FOUND REFERENCE_NOT_FOUND""",
         408: "EXEC_TIMED_OUT",
-        409: """VM_IS_SUSPENDING STILL_CREATING VM_REACTIVATED SNAPSHOT_ALREADY_DELETED
-            SOURCE_SNAPSHOT_BUILDING SOURCE_SNAPSHOT_LOST CONFLICT PERMISSION_ALREADY_EXISTS
-            CONFLICTING_PARENT BRANCH_ALREADY_EXISTS GIT_HUB_SYNC_CONFLICT
-            SERVICE_ALREADY_EXISTS USER_ALREADY_EXISTS GROUP_ALREADY_EXISTS""",
+        409: """VM_IS_SUSPENDING STILL_CREATING SNAPSHOT_ALREADY_DELETED SOURCE_SNAPSHOT_BUILDING
+            PERMISSION_ALREADY_EXISTS CONFLICTING_PARENT BRANCH_ALREADY_EXISTS GIT_HUB_SYNC_CONFLICT
+            SERVICE_ALREADY_EXISTS""",
         410: "SOURCE_SNAPSHOT_DELETED VM_DELETED",
         500: """INTERNAL INTERNAL_ERROR VM_SETUP_FAILED SNAPSHOT_SETUP_FAILED BUILD_BUDGET_EXCEEDED
-            VM_EXIT_DURING_START RESIZE_FAILED GIT_ERROR GIT_HUB_SYNC_FAILED RETRIEVE_LOGS_FAILED""",
+            VM_EXIT_DURING_START GIT_ERROR GIT_HUB_SYNC_FAILED RETRIEVE_LOGS_FAILED""",
         503: "SERVICE_UNAVAILABLE NO_LOCAL_STORAGE_CAPACITY",
         504: "VM_START_TIMEOUT",
     }.items()
@@ -163,79 +159,50 @@ _IDENTITY: dict[type[product.SteadError], str] = {
     RepoPermissionExists: "PERMISSION_ALREADY_EXISTS",
 }
 
-_REPOS: dict[type[repos.RepoError], str] = {
-    repos.RepoNotFound: "REPO_NOT_FOUND",
-    repos.RepoLimitExceeded: "GIT_REPO_LIMIT_EXCEEDED",
-    repos.RepoDamaged: "GIT_ERROR",
-    repos.DiskFull: "NO_LOCAL_STORAGE_CAPACITY",
-    repos.InvalidRevision: "INVALID_REVISION",
-    repos.AmbiguousRevision: "AMBIGUOUS",
-    repos.ReferenceNotFound: "REFERENCE_NOT_FOUND",
-    repos.BranchNotFound: "BRANCH_NOT_FOUND",
-    repos.BranchExists: "BRANCH_ALREADY_EXISTS",
-    repos.InvalidBranch: "GIT_INVALID_REQUEST",
-    repos.TagNotFound: "TAG_NOT_FOUND",
-    repos.CommitNotFound: "COMMIT_NOT_FOUND",
-    repos.CommitNotInBranch: "COMMIT_NOT_IN_BRANCH",
-    repos.InvalidRange: "INVALID_RANGE",
-    repos.OffsetWithSelector: "OFFSET_WITH_SELECTOR",
-    repos.BlobNotFound: "BLOB_NOT_FOUND",
-    repos.TreeNotFound: "TREE_NOT_FOUND",
-    repos.InvalidObjectId: "INVALID_OBJECT_ID",
-    repos.PathNotFound: "PATH_NOT_FOUND",
-    repos.TooLarge: "GIT_INVALID_REQUEST",
-    repos.InvalidPath: "INVALID_FILE_PATH",
-    repos.InvalidChange: "INVALID_FILE_CHANGE",
-    repos.ConflictingParent: "CONFLICTING_PARENT",
-    InvalidTrigger: "GIT_INVALID_REQUEST",
-    InvalidPattern: "GIT_INVALID_REQUEST",
-    AddressRefused: "GIT_INVALID_REQUEST",
-    RequestFailed: "SOURCE_NOT_FOUND",
-    SourceNotFound: "SOURCE_NOT_FOUND",
-    SourceUnauthorized: "SOURCE_UNAUTHORIZED",
-    SourceInvalid: "GIT_INVALID_REQUEST",
-    SubdirNotFound: "IMPORT_SUBDIR_NOT_FOUND",
-    TriggerNotFound: "NOT_FOUND",
-    DeliveryNotFound: "NOT_FOUND",
-    TriggerLimitExceeded: "LIMIT_EXCEEDED",
-    GithubNotConnected: "GIT_INVALID_REQUEST",
-    GithubRefused: "GIT_INVALID_REQUEST",
-    GithubFailed: "GIT_HUB_SYNC_FAILED",
-    LinkConflict: "GIT_HUB_SYNC_CONFLICT",
-    NotLinked: "NOT_FOUND",
+_REPOS: dict[type[repos.RepoError], tuple[str, dict[str, str]]] = {
+    repos.RepoNotFound: ("REPO_NOT_FOUND", {"repoId": "repo_id"}),
+    repos.RepoLimitExceeded: ("GIT_REPO_LIMIT_EXCEEDED", {}),
+    repos.RepoDamaged: ("GIT_ERROR", {}),
+    repos.DiskFull: ("NO_LOCAL_STORAGE_CAPACITY", {}),
+    repos.InvalidRevision: ("INVALID_REVISION", {"revision": "revision"}),
+    repos.AmbiguousRevision: ("AMBIGUOUS", {"rev": "revision"}),
+    repos.ReferenceNotFound: ("REFERENCE_NOT_FOUND", {"reference": "reference"}),
+    repos.BranchNotFound: ("BRANCH_NOT_FOUND", {"branch": "branch"}),
+    repos.BranchExists: ("BRANCH_ALREADY_EXISTS", {"branch": "branch"}),
+    repos.InvalidBranch: ("GIT_INVALID_REQUEST", {}),
+    repos.TagNotFound: ("TAG_NOT_FOUND", {"hash": "tag"}),
+    repos.CommitNotFound: ("COMMIT_NOT_FOUND", {"sha": "sha"}),
+    repos.CommitNotInBranch: ("COMMIT_NOT_IN_BRANCH", {"sha": "sha", "branch": "branch"}),
+    repos.InvalidRange: ("INVALID_RANGE", {"since": "since", "until": "until"}),
+    repos.OffsetWithSelector: ("OFFSET_WITH_SELECTOR", {}),
+    repos.BlobNotFound: ("BLOB_NOT_FOUND", {"hash": "sha"}),
+    repos.TreeNotFound: ("TREE_NOT_FOUND", {"hash": "sha"}),
+    repos.InvalidObjectId: ("INVALID_OBJECT_ID", {"hash": "sha"}),
+    repos.PathNotFound: ("PATH_NOT_FOUND", {"path": "path"}),
+    repos.TooLarge: ("GIT_INVALID_REQUEST", {}),
+    repos.InvalidPath: ("INVALID_FILE_PATH", {"path": "path"}),
+    repos.InvalidChange: ("INVALID_FILE_CHANGE", {"path": "path"}),
+    repos.ConflictingParent: ("CONFLICTING_PARENT", {"expected": "expected", "actual": "actual"}),
+    InvalidTrigger: ("GIT_INVALID_REQUEST", {}),
+    InvalidPattern: ("GIT_INVALID_REQUEST", {"pattern": "pattern"}),
+    AddressRefused: ("GIT_INVALID_REQUEST", {"url": "url"}),
+    RequestFailed: ("SOURCE_NOT_FOUND", {"url": "url"}),
+    SourceNotFound: ("SOURCE_NOT_FOUND", {"url": "url"}),
+    SourceUnauthorized: ("SOURCE_UNAUTHORIZED", {"url": "url"}),
+    SourceInvalid: ("GIT_INVALID_REQUEST", {"url": "url"}),
+    SubdirNotFound: ("IMPORT_SUBDIR_NOT_FOUND", {"source": "source", "dir": "folder"}),
+    TriggerNotFound: ("NOT_FOUND", {"triggerId": "trigger_id"}),
+    DeliveryNotFound: ("NOT_FOUND", {"deliveryId": "delivery_id"}),
+    TriggerLimitExceeded: ("LIMIT_EXCEEDED", {}),
+    GithubNotConnected: ("GIT_INVALID_REQUEST", {}),
+    GithubRefused: ("GIT_INVALID_REQUEST", {}),
+    GithubFailed: ("GIT_HUB_SYNC_FAILED", {}),
+    LinkConflict: ("GIT_HUB_SYNC_CONFLICT", {}),
+    NotLinked: ("NOT_FOUND", {}),
+    InvalidPathPattern: ("INVALID_PATH_PATTERN", {"reason": "reason"}),
+    InvalidQuery: ("INVALID_REGEX", {"reason": "reason"}),
 }
-
-_REPO_FIELDS: dict[type[repos.RepoError], dict[str, str]] = {
-    repos.RepoNotFound: {"repoId": "repo_id"},
-    repos.InvalidRevision: {"revision": "revision"},
-    repos.AmbiguousRevision: {"rev": "revision"},
-    repos.ReferenceNotFound: {"reference": "reference"},
-    repos.BranchNotFound: {"branch": "branch"},
-    repos.BranchExists: {"branch": "branch"},
-    repos.TagNotFound: {"hash": "tag"},
-    repos.CommitNotFound: {"sha": "sha"},
-    repos.CommitNotInBranch: {"sha": "sha", "branch": "branch"},
-    repos.InvalidRange: {"since": "since", "until": "until"},
-    repos.BlobNotFound: {"hash": "sha"},
-    repos.TreeNotFound: {"hash": "sha"},
-    repos.InvalidObjectId: {"hash": "sha"},
-    repos.PathNotFound: {"path": "path"},
-    repos.InvalidPath: {"path": "path"},
-    repos.InvalidChange: {"path": "path"},
-    repos.ConflictingParent: {"expected": "expected", "actual": "actual"},
-    InvalidPattern: {"pattern": "pattern"},
-    InvalidPathPattern: {"reason": "reason"},
-    InvalidQuery: {"reason": "reason"},
-    AddressRefused: {"url": "url"},
-    RequestFailed: {"url": "url"},
-    SourceNotFound: {"url": "url"},
-    SourceUnauthorized: {"url": "url"},
-    SourceInvalid: {"url": "url"},
-    SubdirNotFound: {"source": "source", "dir": "folder"},
-    TriggerNotFound: {"triggerId": "trigger_id"},
-    DeliveryNotFound: {"deliveryId": "delivery_id"},
-}
-"""What an answer has beside code and message: the key on the wire, and the error's field."""
+"""Code, and what an answer has beside code and message: the key on the wire, and the error's field."""
 
 
 def from_product(error: product.SteadError, invalid: str = "BAD_REQUEST") -> ApiError:
@@ -292,7 +259,7 @@ def from_product(error: product.SteadError, invalid: str = "BAD_REQUEST") -> Api
     for kind, code in _IDENTITY.items():
         if isinstance(error, kind):
             return ApiError(code, text)
-    log.error("call failed", error=text, code=error.code)
+    log.error("call failed", error=text, kind=type(error).__name__)
     return ApiError("INTERNAL_ERROR", text)
 
 
@@ -360,14 +327,14 @@ _SEARCH = {
 
 
 def _repo(error: repos.RepoError) -> ApiError:
-    code = next((code for kind, code in _REPOS.items() if isinstance(error, kind)), "GIT_ERROR")
+    code, fields = next(
+        (known for kind, known in _REPOS.items() if isinstance(error, kind)), ("GIT_ERROR", dict[str, str]())
+    )
     if isinstance(error, EmptyQuery | InvalidPathPattern | InvalidQuery):
         codes = next(codes for kind, codes in _SEARCH.items() if isinstance(error, kind))
         prefix = {"commits": "COMMIT_", "diffs": "DIFF_"}.get(error.scope)
         code = codes[error.scope] if prefix is None else f"{prefix}{codes['content']}"
-    fields = next((fields for kind, fields in _REPO_FIELDS.items() if isinstance(error, kind)), {})
-    values = {key: getattr(error, field) for key, field in fields.items()}
-    extras = _given(values)
+    extras = _given({key: getattr(error, field) for key, field in fields.items()})
     if code == "GIT_ERROR":
         log.error("repository unusable", error=str(error))
     if isinstance(error, GitFailed):

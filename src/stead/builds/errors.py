@@ -46,8 +46,6 @@ class InvalidSpec(SteadError):
     service: str | None = None
     image: str | None = None
 
-    code = "invalid_spec"
-
     def __post_init__(self) -> None:
         super().__init__(self.worded(str))
 
@@ -62,12 +60,8 @@ class InvalidSpec(SteadError):
 class BaseSnapshotDeleted(SnapshotNotFound):
     """The snapshot that a spec names as its base has been deleted."""
 
-    code = "snapshot_deleted"
-
 
 class BuildNotFound(SteadError):
-    code = "build_not_found"
-
     def __init__(self, build_id: str) -> None:
         super().__init__(f"build {build_id} not found")
         self.build_id = build_id
@@ -119,8 +113,6 @@ class BuildError(SteadError):
 class SetupFailed(BuildError):
     """A step of the set-up failed in the guest."""
 
-    code = "setup_failed"
-
     def __init__(self, phase: str, reason: str, diagnostics: Diagnostics | None = None) -> None:
         super().__init__(phase, f"{phase}: {reason}")
         self.reason = reason
@@ -129,8 +121,6 @@ class SetupFailed(BuildError):
 
 class ProgramFailed(BuildError):
     """A program of the set-up failed in the guest; `stderr` is the end of its output."""
-
-    code = "command_failed"
 
     def __init__(self, phase: str, what: str, exit_code: int | None, stderr: str) -> None:
         last = last_line(stderr)
@@ -142,8 +132,6 @@ class ProgramFailed(BuildError):
 
 class BuildBudgetExceeded(BuildError):
     """The set-up of a layer exceeded its time limit."""
-
-    code = "build_budget_exceeded"
 
     def __init__(self, phase: str, seconds: float) -> None:
         super().__init__(phase, f"{phase}: the set-up of one layer is limited to {seconds:g} s")

@@ -29,16 +29,12 @@ _REFUSALS = ("authentication", "access denied", "permission denied", "insufficie
 
 
 class ServiceNotFound(SteadError):
-    code = "service_not_found"
-
     def __init__(self, name: str) -> None:
         super().__init__(f"service {name} not found")
         self.name = name
 
 
 class ServiceExists(SteadError):
-    code = "service_exists"
-
     def __init__(self, name: str) -> None:
         super().__init__(f"service {name} already exists")
         self.name = name

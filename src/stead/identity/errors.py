@@ -4,24 +4,18 @@ from stead.errors import SteadError
 
 
 class AccountNotFound(SteadError):
-    code = "account_not_found"
-
     def __init__(self, account: str) -> None:
         super().__init__(f"no account {account}")
         self.account = account
 
 
 class AccountExists(SteadError):
-    code = "account_exists"
-
     def __init__(self, name: str) -> None:
         super().__init__(f"account {name} exists already")
         self.name = name
 
 
 class KeyNotFound(SteadError):
-    code = "key_not_found"
-
     def __init__(self, key: str) -> None:
         super().__init__(f"no valid API key with the id or id prefix {key}")
         self.key = key
@@ -29,8 +23,6 @@ class KeyNotFound(SteadError):
 
 class IdentityNotFound(SteadError):
     """The identity does not exist, or belongs to another account: the error is the same for both."""
-
-    code = "identity_not_found"
 
     def __init__(self, identity: str) -> None:
         super().__init__(f"no identity {identity}")
@@ -40,16 +32,12 @@ class IdentityNotFound(SteadError):
 class ManagedIdentity(SteadError):
     """Stead uses the identity itself; it cannot be deleted."""
 
-    code = "managed_identity"
-
     def __init__(self, identity: str) -> None:
         super().__init__(f"identity {identity} is managed and cannot be deleted")
         self.identity = identity
 
 
 class TokenNotFound(SteadError):
-    code = "token_not_found"
-
     def __init__(self, token: str) -> None:
         super().__init__(f"the identity has no token {token}")
         self.token = token
@@ -58,8 +46,6 @@ class TokenNotFound(SteadError):
 class PermissionNotFound(SteadError):
     """The identity has no permission for the VM, which may not exist."""
 
-    code = "permission_not_found"
-
     def __init__(self, identity: str, machine: str) -> None:
         super().__init__(f"identity {identity} has no permission for VM {machine}")
         self.identity = identity
@@ -67,8 +53,6 @@ class PermissionNotFound(SteadError):
 
 
 class PermissionExists(SteadError):
-    code = "permission_exists"
-
     def __init__(self, identity: str, machine: str) -> None:
         super().__init__(f"identity {identity} already has a permission for VM {machine}; update it instead")
         self.identity = identity
@@ -77,8 +61,6 @@ class PermissionExists(SteadError):
 
 class UserNotAllowed(SteadError):
     """The permission does not allow this Linux user."""
-
-    code = "user_not_allowed"
 
     def __init__(self, machine: str, user: str | None, allowed: tuple[str, ...]) -> None:
         names = ", ".join(allowed) or "none"

@@ -6,8 +6,6 @@ from stead.errors import SteadError
 class RepoError(SteadError):
     """An error about a repository. Its fields are what the message is about; `api/errors.py` names them."""
 
-    code = "repo"
-
 
 class RepoNotFound(RepoError):
     """The repository does not exist, or belongs to another account: the caller cannot tell which."""

@@ -1,6 +1,7 @@
 """Shared by the commands that work on this installation: settings, error handling, consoles."""
 
 import asyncio
+import re
 import sys
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -34,7 +35,8 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 
 
 def fail(error: SteadError) -> NoReturn:
-    output.fail(str(error), code=error.code, named=True)
+    code = re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__.removesuffix("Error")).lower()
+    output.fail(str(error), code=code, named=True)
 
 
 def settings() -> "Settings":
