@@ -24,19 +24,9 @@ async def search(
     repo: ReadableRepo, search: SearchDep, wanted: Annotated[SearchLines, Query()]
 ) -> ContentResults:
     """Search the contents of files. `maxResults` and `offset` count files."""
-    found = await search.content(
-        repo.repository,
-        wanted.query,
-        wanted.revision,
-        path_pattern=wanted.path_pattern,
-        exclude_pattern=wanted.exclude_pattern,
-        max_results=wanted.max_results,
-        offset=wanted.offset,
-        case_sensitive=wanted.case_sensitive,
-        regex=wanted.is_regex,
-        whole_word=wanted.whole_word,
+    return ContentResults.of(
+        await search.content(repo.repository, wanted.query, wanted.revision, **wanted.options)
     )
-    return ContentResults.of(found)
 
 
 @router.get("/files")
@@ -44,18 +34,9 @@ async def search_files(
     repo: ReadableRepo, search: SearchDep, wanted: Annotated[SearchFiles, Query()]
 ) -> FileResults:
     """Search files by path."""
-    found = await search.files(
-        repo.repository,
-        wanted.query,
-        wanted.revision,
-        path_pattern=wanted.path_pattern,
-        exclude_pattern=wanted.exclude_pattern,
-        max_results=wanted.max_results,
-        offset=wanted.offset,
-        case_sensitive=wanted.case_sensitive,
-        regex=wanted.is_regex,
+    return FileResults.of(
+        await search.files(repo.repository, wanted.query, wanted.revision, **wanted.options)
     )
-    return FileResults.of(found)
 
 
 @router.get("/commits")
@@ -63,16 +44,9 @@ async def search_commits(
     repo: ReadableRepo, search: SearchDep, wanted: Annotated[SearchMessages, Query()]
 ) -> CommitResults:
     """Search commits by message, newest first."""
-    found = await search.commits(
-        repo.repository,
-        wanted.query,
-        wanted.revision,
-        max_results=wanted.max_results,
-        offset=wanted.offset,
-        case_sensitive=wanted.case_sensitive,
-        regex=wanted.is_regex,
+    return CommitResults.of(
+        await search.commits(repo.repository, wanted.query, wanted.revision, **wanted.options)
     )
-    return CommitResults.of(found)
 
 
 @router.get("/diffs")
@@ -80,16 +54,6 @@ async def search_diffs(
     repo: ReadableRepo, search: SearchDep, wanted: Annotated[SearchLines, Query()]
 ) -> DiffResults:
     """Search commits by the lines that they add or remove, newest first."""
-    found = await search.diffs(
-        repo.repository,
-        wanted.query,
-        wanted.revision,
-        path_pattern=wanted.path_pattern,
-        exclude_pattern=wanted.exclude_pattern,
-        max_results=wanted.max_results,
-        offset=wanted.offset,
-        case_sensitive=wanted.case_sensitive,
-        regex=wanted.is_regex,
-        whole_word=wanted.whole_word,
+    return DiffResults.of(
+        await search.diffs(repo.repository, wanted.query, wanted.revision, **wanted.options)
     )
-    return DiffResults.of(found)

@@ -8,8 +8,16 @@ from stead.api.wire import LARGEST, Wire
 from stead.api.wire.repos import Date
 from stead.repos.model import Commit
 from stead.repos.search.content import Match
-from stead.repos.search.diffs import ChangedLine
-from stead.repos.search.search import MAX_RESULTS, CommitsFound, ContentFound, DiffsFound, FilesFound
+from stead.repos.search.diffs import ChangedLine, CommitDiff
+from stead.repos.search.search import (
+    MAX_RESULTS,
+    CommitsFound,
+    ContentFound,
+    DiffOptions,
+    FileOptions,
+    FilesFound,
+    MessageOptions,
+)
 
 
 class SearchMessages(Wire):
@@ -28,6 +36,15 @@ class SearchMessages(Wire):
         """Default: the default branch."""
         return self.ref or self.rev
 
+    @property
+    def options(self) -> MessageOptions:
+        return {
+            "max_results": self.max_results,
+            "offset": self.offset,
+            "case_sensitive": self.case_sensitive,
+            "regex": self.is_regex,
+        }
+
 
 class SearchFiles(SearchMessages):
     path_pattern: Annotated[str | None, Field(description="Glob of paths to search, such as `src/**`.")] = (
@@ -35,9 +52,18 @@ class SearchFiles(SearchMessages):
     )
     exclude_pattern: Annotated[str | None, Field(description="Glob of paths to skip.")] = None
 
+    @property
+    def options(self) -> FileOptions:
+        patterns = FileOptions(path_pattern=self.path_pattern, exclude_pattern=self.exclude_pattern)
+        return {**super().options, **patterns}
+
 
 class SearchLines(SearchFiles):
     whole_word: bool = False
+
+    @property
+    def options(self) -> DiffOptions:
+        return {**super().options, "whole_word": self.whole_word}
 
 
 class FoundFile(Wire):
@@ -144,7 +170,7 @@ class CommitResults(_Page):
     commits: list[FoundMessage]
 
     @classmethod
-    def of(cls, found: CommitsFound) -> Self:
+    def of(cls, found: CommitsFound[Commit]) -> Self:
         return cls(
             total_commits=found.total_commits,
             has_more=found.has_more,
@@ -185,7 +211,7 @@ class DiffResults(_Page):
     commits: list[FoundDiff]
 
     @classmethod
-    def of(cls, found: DiffsFound) -> Self:
+    def of(cls, found: CommitsFound[CommitDiff]) -> Self:
         commits = [
             FoundDiff(
                 sha=each.commit.sha,

@@ -9,7 +9,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
 from stead.errors import InvalidRequest
 from stead.repos.errors import ReferenceNotFound, RepoBusy
@@ -21,7 +21,7 @@ from stead.repos.search.content import FileMatches, MatchCounts, count, files_wi
 from stead.repos.search.diffs import CommitDiff, Diffs
 from stead.repos.search.file_names import NamedFile, list_tree, matching_names, parse_tree
 from stead.repos.search.processes import SHA_LINE, OutputBuffer, first_phase, run
-from stead.repos.search.query import JitStackExhausted, Query, pathspecs
+from stead.repos.search.query import JitStackExhausted, Query, Scope, pathspecs
 from stead.tasks import KeyedLimit, in_thread
 
 TIMEOUT = 30.0
@@ -29,6 +29,7 @@ MAX_RESULTS = 1000
 MAX_CONTEXT = 20
 _ROW = 300
 """Approximate bytes of a result row besides its text."""
+C = TypeVar("C")
 
 
 @dataclass(frozen=True)
@@ -49,22 +50,35 @@ class FilesFound:
 
 
 @dataclass(frozen=True)
-class CommitsFound:
+class CommitsFound(Generic[C]):
     total_commits: int
     has_more: bool
     stopped: bool
-    commits: list[Commit]
+    commits: list[C]
 
 
-@dataclass(frozen=True)
-class DiffsFound:
-    total_commits: int
-    has_more: bool
-    stopped: bool
-    commits: list[CommitDiff]
+Found = TypeVar("Found", bound="ContentFound | FilesFound | CommitsFound[Any]")
 
 
-Found = TypeVar("Found", ContentFound, FilesFound, CommitsFound, DiffsFound)
+class MessageOptions(TypedDict, total=False):
+    max_results: int
+    offset: int
+    case_sensitive: bool
+    regex: bool
+
+
+class FileOptions(MessageOptions, total=False):
+    path_pattern: str | None
+    exclude_pattern: str | None
+
+
+class DiffOptions(FileOptions, total=False):
+    whole_word: bool
+
+
+class ContentOptions(DiffOptions, total=False):
+    context: int
+    """Lines before and after a match."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +103,46 @@ class _PageRange:
         return shas[self.offset * SHA_LINE : self.end * SHA_LINE].decode().split()
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """A search; `commit` is None in an empty repository."""
+
+    query: Query
+    specs: tuple[str, ...]
+    page: _PageRange
+    context: int
+    commit: str | None
+
+
+async def _asked(
+    scope: Scope,
+    repository: Repository,
+    query: str,
+    rev: str | None,
+    *,
+    path_pattern: str | None = None,
+    exclude_pattern: str | None = None,
+    max_results: int = 100,
+    offset: int = 0,
+    case_sensitive: bool = False,
+    regex: bool = False,
+    whole_word: bool = False,
+    context: int = 2,
+) -> _Asked:
+    wanted = Query(scope, query, regex, case_sensitive, whole_word)
+    specs = pathspecs(scope, path_pattern, exclude_pattern)
+    page = _PageRange(offset, max_results)
+    if not 0 <= context <= MAX_CONTEXT:
+        raise InvalidRequest(f"context must be 0 to {MAX_CONTEXT}, not {context}")
+    try:
+        commit = await repository.resolve(rev)
+    except ReferenceNotFound:
+        if rev is not None or await repository.any_branch():
+            raise
+        commit = None
+    return _Asked(wanted, specs, page, context, commit)
+
+
 class Search:
     """Runs searches with a concurrency limit, and caches results.
 
@@ -107,64 +161,39 @@ class Search:
         self.cache.drop_repo(repo_id)
 
     async def content(
-        self,
-        repository: Repository,
-        query: str,
-        rev: str | None = None,
-        *,
-        path_pattern: str | None = None,
-        exclude_pattern: str | None = None,
-        max_results: int = 100,
-        offset: int = 0,
-        case_sensitive: bool = False,
-        regex: bool = False,
-        whole_word: bool = False,
-        context: int = 2,
+        self, repository: Repository, query: str, rev: str | None = None, **options: Unpack[ContentOptions]
     ) -> ContentFound:
         """Files with matching lines, up to `max_results` files. Binary files are skipped."""
-        wanted = Query("content", query, regex, case_sensitive, whole_word)
-        specs = pathspecs("content", path_pattern, exclude_pattern)
-        page = _PageRange(offset, max_results)
-        if not 0 <= context <= MAX_CONTEXT:
-            raise InvalidRequest(f"context must be 0 to {MAX_CONTEXT}, not {context}")
-        commit = await _commit(repository, rev)
+        asked = await _asked("content", repository, query, rev, **options)
+        commit, specs, page = asked.commit, asked.specs, asked.page
         if commit is None:
             return ContentFound(0, 0, False, False, [])
 
         async def find(wanted: Query, until: float) -> tuple[ContentFound, int]:
             counted = await self._count(repository, commit, wanted, specs, until)
             part = await in_thread(counted.page, page.offset, page.end)
-            files, complete = await files_with_lines(repository, wanted, part, context, until)
+            files, complete = await files_with_lines(repository, wanted, part, asked.context, until)
             stopped = counted.stopped or not complete
             more = page.has_more(len(files), counted.files, stopped)
             size = sum(_ROW + file.text_size for file in files)
             return ContentFound(counted.files, counted.matches, more, stopped, files), size
 
-        return await self._cached(repository, (commit, wanted, specs, page, context), wanted, find)
+        return await self._cached(repository, asked, find)
 
     async def files(
-        self,
-        repository: Repository,
-        query: str,
-        rev: str | None = None,
-        *,
-        path_pattern: str | None = None,
-        exclude_pattern: str | None = None,
-        max_results: int = 100,
-        offset: int = 0,
-        case_sensitive: bool = False,
-        regex: bool = False,
+        self, repository: Repository, query: str, rev: str | None = None, **options: Unpack[FileOptions]
     ) -> FilesFound:
         """Files whose paths match; paths start at the repository's root."""
-        wanted = Query("files", query, regex, case_sensitive)
-        specs = pathspecs("files", path_pattern, exclude_pattern)
-        page = _PageRange(offset, max_results)
-        commit = await _commit(repository, rev)
+        asked = await _asked("files", repository, query, rev, **options)
+        commit, specs, page = asked.commit, asked.specs, asked.page
         if commit is None:
             return FilesFound(0, False, False, [])
 
         async def find(wanted: Query, until: float) -> tuple[FilesFound, int]:
-            printed, complete = await self._tree(repository, commit, specs, until)
+            printed, complete = await self._complete(
+                (repository.id, "tree", commit, specs),
+                lambda: list_tree(repository, commit, specs, first_phase(until)),
+            )
             found, seen_all = await matching_names(
                 repository, wanted, await in_thread(parse_tree, printed), until
             )
@@ -180,59 +209,40 @@ class Search:
             size = sum(_ROW + len(file.path) for file in files)
             return FilesFound(len(found), more, stopped, files), size
 
-        return await self._cached(repository, (commit, wanted, specs, page), wanted, find)
+        return await self._cached(repository, asked, find)
 
     async def commits(
-        self,
-        repository: Repository,
-        query: str,
-        rev: str | None = None,
-        *,
-        max_results: int = 100,
-        offset: int = 0,
-        case_sensitive: bool = False,
-        regex: bool = False,
-    ) -> CommitsFound:
+        self, repository: Repository, query: str, rev: str | None = None, **options: Unpack[MessageOptions]
+    ) -> CommitsFound[Commit]:
         """Commits with a matching line in their message, newest first."""
-        wanted = Query("commits", query, regex, case_sensitive)
-        page = _PageRange(offset, max_results)
-        tip = await _commit(repository, rev)
+        asked = await _asked("commits", repository, query, rev, **options)
+        tip, page = asked.commit, asked.page
         if tip is None:
             return CommitsFound(0, False, False, [])
 
-        async def find(wanted: Query, until: float) -> tuple[CommitsFound, int]:
-            shas, complete = await self._history(repository, tip, wanted, until)
+        async def find(wanted: Query, until: float) -> tuple[CommitsFound[Commit], int]:
+            shas, complete = await self._complete(
+                (repository.id, "history", tip, wanted),
+                lambda: _matching_commits(repository, tip, wanted, first_phase(until)),
+            )
             commits = await repository.commits(page.of(shas))
             total = len(shas) // SHA_LINE
             more = page.has_more(len(commits), total, not complete)
             size = sum(2 * _ROW + len(each.message) for each in commits)
             return CommitsFound(total, more, not complete, commits), size
 
-        return await self._cached(repository, (tip, wanted, page), wanted, find)
+        return await self._cached(repository, asked, find)
 
     async def diffs(
-        self,
-        repository: Repository,
-        query: str,
-        rev: str | None = None,
-        *,
-        path_pattern: str | None = None,
-        exclude_pattern: str | None = None,
-        max_results: int = 100,
-        offset: int = 0,
-        case_sensitive: bool = False,
-        regex: bool = False,
-        whole_word: bool = False,
-    ) -> DiffsFound:
+        self, repository: Repository, query: str, rev: str | None = None, **options: Unpack[DiffOptions]
+    ) -> CommitsFound[CommitDiff]:
         """Commits that add or remove matching lines, newest first; merges are skipped."""
-        wanted = Query("diffs", query, regex, case_sensitive, whole_word)
-        specs = pathspecs("diffs", path_pattern, exclude_pattern)
-        page = _PageRange(offset, max_results)
-        tip = await _commit(repository, rev)
+        asked = await _asked("diffs", repository, query, rev, **options)
+        tip, specs, page = asked.commit, asked.specs, asked.page
         if tip is None:
-            return DiffsFound(0, False, False, [])
+            return CommitsFound(0, False, False, [])
 
-        async def find(wanted: Query, until: float) -> tuple[DiffsFound, int]:
+        async def find(wanted: Query, until: float) -> tuple[CommitsFound[CommitDiff], int]:
             key = (repository.id, "changes", tip, wanted, specs)
             diffs = Diffs(repository, wanted, specs)
             shas: bytes | None = self.cache.get(key)
@@ -244,22 +254,22 @@ class Search:
                     self.cache.put(key, shas, len(shas))
             total = len(shas) // SHA_LINE
             more = page.has_more(len(commits), total, diffs.stopped)
-            return DiffsFound(total, more, diffs.stopped, commits), diffs.size
+            return CommitsFound(total, more, diffs.stopped, commits), diffs.size
 
-        return await self._cached(repository, (tip, wanted, specs, page), wanted, find)
+        return await self._cached(repository, asked, find)
 
     async def _cached(
         self,
         repository: Repository,
-        asked: tuple[object, ...],
-        query: Query,
+        asked: _Asked,
         find: Callable[[Query, float], Awaitable[tuple[Found, int]]],
     ) -> Found:
         """The cached result, or a new one, which is cached if it is complete."""
-        key = (repository.id, "answer", *asked)
+        key = (repository.id, "answer", asked)
         kept: Found | None = self.cache.get(key)
         if kept is not None:
             return kept
+        query = asked.query
         until = asyncio.get_running_loop().time() + self._timeout
         async with self._slots.hold(repository.id, max_wait=self._timeout):
             if query.regex and query.whole_word:
@@ -286,44 +296,28 @@ class Search:
             self.cache.put(key, counted, len(counted.printed))
         return counted
 
-    async def _tree(
-        self, repository: Repository, commit: str, specs: tuple[str, ...], until: float
+    async def _complete(
+        self, key: tuple[object, ...], find: Callable[[], Awaitable[tuple[bytes, bool]]]
     ) -> tuple[bytes, bool]:
-        key = (repository.id, "tree", commit, specs)
+        """The cached output of git, or a new one, which is cached if it is complete; and whether it is."""
         kept: bytes | None = self.cache.get(key)
         if kept is not None:
             return kept, True
-        printed, complete = await list_tree(repository, commit, specs, first_phase(until))
+        printed, complete = await find()
         if complete:
             self.cache.put(key, printed, len(printed))
         return printed, complete
 
-    async def _history(
-        self, repository: Repository, tip: str, query: Query, until: float
-    ) -> tuple[bytes, bool]:
-        """The matching commits, one id per line, and whether the list is complete."""
-        key = (repository.id, "history", tip, query)
-        kept: bytes | None = self.cache.get(key)
-        if kept is not None:
-            return kept, True
-        gathered = OutputBuffer()
-        arguments = ["rev-list", *query.options, f"--grep={query.pattern}", tip, "--"]
-        complete = await run(repository, arguments, gathered, first_phase(until), query=query)
-        shas = gathered.data
-        shas = shas[: len(shas) // SHA_LINE * SHA_LINE]
-        if complete:
-            self.cache.put(key, shas, len(shas))
-        return shas, complete
 
-
-async def _commit(repository: Repository, rev: str | None) -> str | None:
-    """The commit to search; None in an empty repository."""
-    try:
-        return await repository.resolve(rev)
-    except ReferenceNotFound:
-        if rev is None and not await repository.any_branch():
-            return None
-        raise
+async def _matching_commits(
+    repository: Repository, tip: str, query: Query, until: float
+) -> tuple[bytes, bool]:
+    """The matching commits, one id per line, and whether the list is complete."""
+    gathered = OutputBuffer()
+    arguments = ["rev-list", *query.options, f"--grep={query.pattern}", tip, "--"]
+    complete = await run(repository, arguments, gathered, until, query=query)
+    shas = gathered.data
+    return shas[: len(shas) // SHA_LINE * SHA_LINE], complete
 
 
 async def _check(repository: Repository, query: Query, until: float) -> None:
