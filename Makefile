@@ -1,7 +1,7 @@
 # `make demo` and `make test` are what a newcomer needs, both as root. CONTRIBUTING.md explains the rest.
 PYTHON ?= python3
 BIN := .venv/bin
-GUEST := $(wildcard guest/*.go) guest/go.mod
+GUEST := $(wildcard guest/*.go guest/*/*.go) guest/go.mod
 # Tests that need neither root, a VM nor the internet, without the longest ones.
 FAST := -m 'not (slow or heavy or qemu or root or network)' --numprocesses 2 --dist worksteal
 

@@ -79,9 +79,9 @@ def fingerprint(source: Path, go_version: str, version: str) -> str:
     """Changes with anything that could change the binary."""
     digest = hashlib.sha256(f"{go_version}\n{version}\n".encode())
     digest.update(Path(__file__).read_bytes())
-    for path in sorted([*source.glob("*.go"), source / "go.mod"]):
+    for path in sorted([*source.rglob("*.go"), source / "go.mod"]):
         if not path.name.endswith("_test.go"):
-            digest.update(f"{path.name}\n{path.stat().st_size}\n".encode())
+            digest.update(f"{path.relative_to(source)}\n{path.stat().st_size}\n".encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()
 
