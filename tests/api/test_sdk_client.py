@@ -139,6 +139,7 @@ def test_sdk_imports_nothing_else_of_the_package() -> None:
                 assert name.startswith("stead.sdk") or top in {
                     "httpx2",
                     "msgspec",
+                    "websockets",
                     *sys.stdlib_module_names,
                 }, f"{path.name} imports {name}"
 

@@ -35,6 +35,8 @@ from stead.sdk.errors import (
     ServerError,
     ServerUnreachable,
     ServiceUnavailable,
+    SessionClosed,
+    SessionNotFound,
     SetupFailed,
     SnapshotNotFound,
     SteadApiError,
@@ -62,7 +64,12 @@ from stead.sdk.models import (
     LogEntry,
     LogPage,
     Output,
+    OutputCut,
     Persistence,
+    ProcessEvent,
+    ProcessInfo,
+    ProcessOutput,
+    PtySessionInfo,
     Snapshot,
     SnapshotRef,
     Token,
@@ -79,9 +86,14 @@ if TYPE_CHECKING:
     from stead.sdk._async.client import AsyncStead
     from stead.sdk._async.git import AsyncRepo
     from stead.sdk._async.identities import AsyncIdentity
+    from stead.sdk._async.processes import AsyncProcess, AsyncProcessStream
+    from stead.sdk._async.pty import AsyncPtySession
     from stead.sdk._async.streams import AsyncStream
     from stead.sdk._async.vm import AsyncVm
     from stead.sdk._sync.git import Repo
+    from stead.sdk._sync.processes import Process, ProcessStream
+    from stead.sdk._sync.pty import PtySession
+    from stead.sdk.forwarding import AsyncForward, Forward
     from stead.sdk.git_models import (
         Author,
         Blob,
@@ -108,12 +120,18 @@ if TYPE_CHECKING:
         Trigger,
         ZipImport,
     )
+    from stead.sdk.pty_options import PtyCallbacks
     from stead.sdk.search_models import CommitResults, ContentResults, DiffResults, FileResults
+    from stead.sdk.sockets import Closed
 
 __all__ = [
     "AlreadyExists",
     "AmbiguousName",
+    "AsyncForward",
     "AsyncIdentity",
+    "AsyncProcess",
+    "AsyncProcessStream",
+    "AsyncPtySession",
     "AsyncRepo",
     "AsyncStead",
     "AsyncStream",
@@ -127,6 +145,7 @@ __all__ = [
     "BuildFailed",
     "BuildList",
     "BuildPhase",
+    "Closed",
     "CommandFailed",
     "Commit",
     "CommitPage",
@@ -152,6 +171,7 @@ __all__ = [
     "FileStat",
     "FilesImport",
     "Forbidden",
+    "Forward",
     "Git",
     "GitImport",
     "GitPermission",
@@ -169,8 +189,17 @@ __all__ = [
     "NoAnswerInTime",
     "NotFound",
     "Output",
+    "OutputCut",
     "PathNotFound",
     "Persistence",
+    "Process",
+    "ProcessEvent",
+    "ProcessInfo",
+    "ProcessOutput",
+    "ProcessStream",
+    "PtyCallbacks",
+    "PtySession",
+    "PtySessionInfo",
     "Repo",
     "RepoAccessDenied",
     "RepoFile",
@@ -184,6 +213,8 @@ __all__ = [
     "ServerUnreachable",
     "Service",
     "ServiceUnavailable",
+    "SessionClosed",
+    "SessionNotFound",
     "SetupFailed",
     "Signature",
     "Size",
@@ -218,6 +249,16 @@ __all__ = [
 ]
 
 _LATER = {
+    "AsyncProcess": "_async.processes",
+    "AsyncProcessStream": "_async.processes",
+    "AsyncPtySession": "_async.pty",
+    "Process": "_sync.processes",
+    "ProcessStream": "_sync.processes",
+    "PtySession": "_sync.pty",
+    "AsyncForward": "forwarding",
+    "Forward": "forwarding",
+    "PtyCallbacks": "pty_options",
+    "Closed": "sockets",
     "AsyncIdentity": "_async.identities",
     "AsyncRepo": "_async.git",
     "AsyncStead": "_async.client",

@@ -1,8 +1,12 @@
-"""Sleeping and blocking calls, for the asynchronous and the synchronous client."""
+"""Sleeping, waiting, locks and work in the background, for the asynchronous and the synchronous client."""
 
+import threading
 import time
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    import asyncio
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -27,3 +31,66 @@ async def async_call(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 
 def sync_call(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     return function(*args, **kwargs)
+
+
+def async_lock() -> "asyncio.Lock":
+    import asyncio
+
+    return asyncio.Lock()
+
+
+def sync_lock() -> threading.Lock:
+    return threading.Lock()
+
+
+def async_event() -> "asyncio.Event":
+    import asyncio
+
+    return asyncio.Event()
+
+
+def sync_event() -> threading.Event:
+    return threading.Event()
+
+
+async def async_wait(event: "asyncio.Event", seconds: float | None = None) -> bool:
+    """Wait for an event; False if the time is over before."""
+    import asyncio
+
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except TimeoutError:
+        return False
+    return True
+
+
+def sync_wait(event: threading.Event, seconds: float | None = None) -> bool:
+    return event.wait(seconds)
+
+
+def async_spawn(function: "Callable[[], Coroutine[Any, Any, None]]") -> object:
+    """Run a function in the background. The caller keeps the result, or the task may be collected."""
+    import asyncio
+
+    return asyncio.get_running_loop().create_task(function())
+
+
+def sync_spawn(function: Callable[[], None]) -> object:
+    thread = threading.Thread(target=function, daemon=True)
+    thread.start()
+    return thread
+
+
+async def async_notify(callback: Callable[..., object] | None, *args: object) -> None:
+    """Call a callback, if there is one; a coroutine function is awaited."""
+    import inspect
+
+    if callback is not None:
+        result = callback(*args)
+        if inspect.isawaitable(result):
+            await result
+
+
+def sync_notify(callback: Callable[..., object] | None, *args: object) -> None:
+    if callback is not None:
+        callback(*args)

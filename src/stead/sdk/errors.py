@@ -69,6 +69,10 @@ class WaitTimedOut(SteadException):
     """A wait reached its timeout."""
 
 
+class SessionClosed(SteadException):
+    """The terminal or process has ended, or this client has detached: it takes no input."""
+
+
 class CommandFailed(SteadException):
     """A command failed and `check` was set; `result` has its output."""
 
@@ -134,7 +138,9 @@ ERRORS_BY_CODE: dict[str, type[SteadApiError]] = {}
 """The class of each error code that has its own."""
 
 
-class InvalidRequest(SteadApiError, codes="BAD_REQUEST INVALID_REQUEST VALIDATION_ERROR INVALID_QUERY"):
+class InvalidRequest(
+    SteadApiError, codes="BAD_REQUEST INVALID_REQUEST VALIDATION_ERROR INVALID_QUERY INVALID_SESSION_ID"
+):
     """The request is invalid; repeating it cannot succeed."""
 
 
@@ -237,6 +243,10 @@ class Unauthorized(SteadApiError, codes="UNAUTHORIZED UNAUTHORIZED_ERROR PERMISS
 
 class Forbidden(SteadApiError, codes="FORBIDDEN NOT_VM_OWNER IDENTITY_ACCESS_DENIED"):
     """The caller has no permission for this request."""
+
+
+class SessionUserMismatch(Forbidden, codes="SESSION_USER_MISMATCH"):
+    """The terminal session or the process belongs to another Linux user."""
 
 
 class VmAccessDenied(Forbidden, codes="VM_ACCESS_DENIED ACCESS_DENIED"):
@@ -342,7 +352,7 @@ class ServiceNotFound(NotFound, codes="SERVICE_NOT_FOUND"):
 
 
 class SessionNotFound(NotFound, codes="SESSION_NOT_FOUND"):
-    """The terminal session does not exist in the VM."""
+    """The terminal session or the process does not exist in the VM."""
 
 
 class IdentityNotFound(NotFound, codes="IDENTITY_NOT_FOUND"):
@@ -583,6 +593,10 @@ class NoCapacity(ServiceUnavailable, codes="NO_LOCAL_STORAGE_CAPACITY INSUFFICIE
     """The host has too little free disk or memory."""
 
     nothing_done = True
+
+
+class ConnectionRefused(ServerError, codes="CONNECTION_REFUSED"):
+    """Nothing listens on this port in the VM."""
 
 
 class VmStartTimeout(ServerError, codes="VM_START_TIMEOUT"):

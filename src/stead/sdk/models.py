@@ -147,6 +147,103 @@ class Exited(Model, frozen=True):
 ExecEvent = Output | Exited
 
 
+class OutputCut(Model, frozen=True):
+    """Output of a process that the VM no longer holds: the bytes from `start` to `end`."""
+
+    start: int = field(name="from")
+    end: int = field(name="to")
+
+
+ProcessEvent = Output | OutputCut | Exited
+
+
+class PtySessionInfo(Model, frozen=True):
+    """A terminal session."""
+
+    id: str = field(name="sessionId")
+    running: bool = True
+    cols: int = 80
+    rows: int = 24
+    attached_count: int = 0
+    created_at_ms: float | None = None
+    exited_at_ms: float | None = None
+    exit_code: int | None = None
+    """None while it runs; 128 plus the signal number if a signal ended it."""
+    exec: str | None = None
+    """The program; None for a login shell."""
+    user: str | None = None
+    """The Linux user; None for root."""
+    suspended: bool = False
+    """Its VM is suspended: the session continues when the VM wakes."""
+    title: str = ""
+    """The title that its program set."""
+
+    @property
+    def created_at(self) -> datetime | None:
+        return None if self.created_at_ms is None else datetime.fromtimestamp(self.created_at_ms / 1000, UTC)
+
+
+class ProcessInfo(Model, frozen=True):
+    """A background process."""
+
+    id: str
+    command: tuple[str, ...] = ()
+    status: Open[Literal["running", "exited"]] = "running"
+    exit_code: int | None = None
+    """None while it runs; 128 plus the signal number if a signal ended it."""
+    signal: str | None = None
+    """The signal that ended it, if one did."""
+    timed_out: bool = False
+    """It reached its timeout and was killed."""
+    user: str | None = None
+    pid: int | None = None
+    pty: bool = False
+    cols: int | None = None
+    rows: int | None = None
+    created_at: Time | None = None
+    exited_at: Time | None = None
+    offset: int = 0
+    """Bytes of output so far, both streams together."""
+    start: int = 0
+    """The offset of the oldest byte that the VM still holds."""
+
+    @property
+    def running(self) -> bool:
+        return self.status != "exited"
+
+
+class OutputChunk(Model, frozen=True):
+    """Consecutive output of a process on one stream, from `offset` on."""
+
+    stream: Literal["stdout", "stderr"]
+    offset: int
+    data: bytes
+
+
+class ProcessOutput(Model, frozen=True):
+    """Output of a process that the VM holds."""
+
+    chunks: tuple[OutputChunk, ...] = ()
+    next_offset: int = 0
+    """The offset of the next call that continues this one."""
+    cut: OutputCut | None = None
+    """Requested output that the VM no longer holds."""
+    process: ProcessInfo | None = None
+
+    @property
+    def stdout(self) -> str:
+        """Standard output as text; bytes that are not UTF-8 become replacement characters."""
+        return self._text("stdout")
+
+    @property
+    def stderr(self) -> str:
+        """Standard error as text."""
+        return self._text("stderr")
+
+    def _text(self, stream: str) -> str:
+        return b"".join(each.data for each in self.chunks if each.stream == stream).decode(errors="replace")
+
+
 class DirEntry(Model, frozen=True):
     """An entry of a folder."""
 

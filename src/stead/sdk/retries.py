@@ -14,7 +14,7 @@ from email.utils import parsedate_to_datetime
 _BUSY = frozenset({429, 502, 503, 504})
 _AMBIGUOUS = frozenset({502, 504})
 """Sent by a proxy, which may have forwarded the request."""
-_FINAL_CODES = frozenset({"VM_START_TIMEOUT", "SESSION_CAP_REACHED"})
+_FINAL_CODES = frozenset({"CONNECTION_REFUSED", "SESSION_CAP_REACHED", "VM_START_TIMEOUT"})
 """Error codes with such a status that are final: they come after a long wait, or waiting does not help."""
 
 

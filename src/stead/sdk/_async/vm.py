@@ -1,12 +1,13 @@
 """A handle on one VM."""
 
 import base64
+import functools
 import shlex
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from stead.sdk._async.connection import AsyncConnection
 from stead.sdk._async.files import AsyncFiles
@@ -21,6 +22,11 @@ from stead.sdk.parsing import parse, parse_list
 from stead.sdk.parts import PersistenceLike, persistence_to_wire
 from stead.sdk.requests import EXEC_TIMEOUT, GRACE, LIFECYCLE_TIMEOUT, UNSET, Unset, request
 from stead.sdk.sizes import Amount, Size, wanted_size
+
+if TYPE_CHECKING:
+    from stead.sdk._async.processes import AsyncProcess, AsyncProcesses
+    from stead.sdk._async.pty import AsyncPty
+    from stead.sdk.forwarding import AsyncForward
 
 
 class AsyncVm:
@@ -55,7 +61,7 @@ class AsyncVm:
         self.systemd = AsyncServices(connection, vm_id, user, self.fs)
         """systemd services."""
         self.terminals = AsyncTerminals(connection, vm_id, user)
-        """Terminal sessions."""
+        """The recorded output of commands that ran under a name."""
         self._connection = connection
         self._name = name
 
@@ -85,6 +91,40 @@ class AsyncVm:
             last_info=self.last_info,
         )
 
+    @functools.cached_property
+    def pty(self) -> "AsyncPty":
+        """Interactive terminals. Loaded on first use."""
+        from stead.sdk._async.pty import AsyncPty
+
+        return AsyncPty(self._connection, self.id, self.linux_user)
+
+    @functools.cached_property
+    def processes(self) -> "AsyncProcesses":
+        """Background processes. Loaded on first use."""
+        from stead.sdk._async.processes import AsyncProcesses
+
+        return AsyncProcesses(self._connection, self.id, self.linux_user)
+
+    def forward(
+        self,
+        port: int,
+        *,
+        local: int | None = None,
+        on_error: Callable[[SteadException], object] | None = None,
+    ) -> "AsyncForward":
+        """Forward a local port to a port in the VM while a `with` block runs.
+
+        Args:
+            port: the port in the VM; a server that listens on its loopback address is reached too.
+            local: the port on 127.0.0.1: the same number if None, a free one if 0.
+            on_error: called with the error of a connection that failed, for example because nothing listens
+                in the VM. The client of that connection sees a reset.
+        """
+        from stead.sdk.forwarding import AsyncForward
+
+        return AsyncForward(self._connection.settings, self.id, self.linux_user, port, local, on_error)
+
+    @overload
     async def exec(
         self,
         command: str | Sequence[str],
@@ -96,7 +136,35 @@ class AsyncVm:
         user: str | None = None,
         terminal: str | None = None,
         check: bool = False,
-    ) -> ExecResult:
+        detach: Literal[False] = False,
+    ) -> ExecResult: ...
+
+    @overload
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | bytes | None = None,
+        timeout: float | None = None,
+        user: str | None = None,
+        detach: Literal[True],
+    ) -> "AsyncProcess": ...
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | bytes | None = None,
+        timeout: float | None = None,
+        user: str | None = None,
+        terminal: str | None = None,
+        check: bool = False,
+        detach: bool = False,
+    ) -> "ExecResult | AsyncProcess":
         """Run a command, wait until it ends, and return its output and exit code.
 
         Args:
@@ -110,10 +178,20 @@ class AsyncVm:
             user: the Linux user; the handle's user if None.
             terminal: a name under which `vm.terminals` has the output, also while the command runs.
             check: raise `CommandFailed` if the exit code is not 0. Otherwise a failure is a normal result.
+            detach: leave it running and return a handle on the process; see `vm.processes`.
 
         The command is never repeated: if the connection breaks, `ServerUnreachable` is raised with
         `retryable` False, because the command may have started.
         """
+        if detach:
+            if terminal is not None or check:
+                raise ValueError("detach=True takes neither terminal nor check")
+            process = await self.processes.start(
+                command, cwd=cwd, env=env, stdin=stdin is not None, timeout=timeout, user=user
+            )
+            if stdin is not None:
+                await process.write(stdin, close=True)
+            return process
         body = {"terminal": terminal, **_exec_body(command, cwd, env, stdin, timeout)}
         answer = await self._connection.call(
             request(
