@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from stead.api.background import BackgroundRequests
-from stead.api.parts import Installation, VmHosting, limit_creations
+from stead.api.parts import Installation, VmHosting, limit_creations, limit_sockets
 from stead.api.wire.triggers import push_payload
 from stead.builds.builder import Builder
 from stead.errors import MachineNotFound
@@ -148,6 +148,7 @@ async def _connected(
             identities=identities,
             background=background,
             creations=limit_creations(settings.max_creations),
+            sockets=limit_sockets(settings.max_sockets),
             repos=repos,
             access=access,
             writer=writer,

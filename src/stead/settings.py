@@ -181,6 +181,8 @@ class Settings(BaseModel):
     """URL under which git clients reach the repositories; by default that of the API."""
     max_calls: Positive = 1000
     """Concurrent API calls; more are refused."""
+    max_sockets: Positive = 2000
+    """Open WebSockets (terminals, attached processes, forwarded connections); an account has at most half."""
     max_creations: Positive = 64
     """VMs that are being created or wait for it; more are refused."""
     origins: Annotated[tuple[str, ...], _SPLIT] = ("*",)

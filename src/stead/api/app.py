@@ -4,7 +4,8 @@ from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
+from fastapi.exceptions import RequestValidationError, WebSocketRequestValidationError
+from fastapi.routing import APIWebSocketRoute
 from pydantic import ConfigDict
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -16,23 +17,28 @@ from stead.api import (
     builds,
     creation,
     errors,
+    forward,
     github_sync,
     guests,
     identities,
     logs,
     metrics,
+    processes,
+    pty,
     repo_search,
     repos,
     snapshots,
+    sockets,
     systemd,
     terminals,
+    tickets,
     triggers,
     unimplemented,
     vms,
     watching,
 )
 from stead.api.background import AFTER_HEADER, ID_HEADER
-from stead.api.callers import TOKEN_HEADER, USER_HEADER, Authentication
+from stead.api.callers import TOKEN_HEADER, USER_HEADER, AnyCaller, Authentication
 from stead.api.calls import TRACE_HEADER, Calls
 from stead.api.credentials_in_path import CredentialsInPath
 from stead.api.documentation import DESCRIPTION, Api, add_documentation
@@ -76,15 +82,32 @@ def create_app(installation: Installation | None = None) -> FastAPI:
     # The order matters: /v1/vms/snapshots must not match /v1/vms/{vm_id}.
     for module in (creation, snapshots, builds, vms, guests, watching, terminals, systemd, identities):
         app.include_router(module.router)
+    for module in (pty, processes, forward, tickets):
+        app.include_router(module.router)
     for module in (repos, repo_search, triggers, github_sync, logs, account, unimplemented):
         app.include_router(module.router)
+    _add_upgrade_hints(app)
+    app.include_router(sockets.router)
     _add_own_pages(app)
     app.add_exception_handler(errors.ApiError, errors.on_api_error)
     app.add_exception_handler(SteadError, errors.on_product_error)
     app.add_exception_handler(RequestValidationError, errors.on_invalid)
+    app.add_exception_handler(WebSocketRequestValidationError, errors.on_invalid)
     app.add_exception_handler(HTTPException, errors.on_http_error)
     app.add_exception_handler(Exception, errors.on_anything)
     return app
+
+
+def _add_upgrade_hints(app: FastAPI) -> None:
+    """Answer a plain GET of a WebSocket: often a proxy on the way has removed the `Upgrade` header."""
+
+    async def upgrade_required(caller: AnyCaller) -> None:
+        text = "this path is a WebSocket: connect with a WebSocket client, and let proxies pass `Upgrade`"
+        raise errors.ApiError("BAD_REQUEST", text, 426, headers={"Upgrade": "websocket"})
+
+    for route in list(app.routes):
+        if isinstance(route, APIWebSocketRoute):
+            app.add_api_route(route.path, upgrade_required, methods=["GET"], include_in_schema=False)
 
 
 def _add_own_pages(app: FastAPI) -> None:
@@ -124,7 +147,7 @@ def _failures() -> dict[int | str, dict[str, Any]]:
 def with_middleware(app: FastAPI, here: Installation) -> tuple[ASGIApp, Calls]:
     """The routes with their middleware: authentication, git over HTTP, trace ids, limits, CORS."""
     settings = here.settings
-    gate = Authentication(app, here.callers)
+    gate = Authentication(app, here)
     git = SmartHttp(gate, here.callers, here.repos, here.access, here.serving)
     calls = Calls(git, settings.max_calls)
     return (

@@ -1,19 +1,23 @@
 """Authentication and authorization of calls: API keys, identity tokens, permissions on VMs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
+from urllib.parse import parse_qs, urlsplit
 
 from fastapi import Depends, Header, Path
 from starlette.datastructures import Headers
-from starlette.requests import Request
+from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stead.api.calls import Call
 from stead.api.errors import ApiError
-from stead.api.parts import IdentitiesDep, MachinesDep
+from stead.api.parts import IdentitiesDep, Installation, MachinesDep
 from stead.errors import MachineNotFound, SnapshotNotFound
 from stead.github.app import WEBHOOKS
-from stead.identity.callers import Caller, Callers
+from stead.identity.callers import Caller
+from stead.identity.identities import Identities
+from stead.identity.tickets import LIFETIME, Ticket
 from stead.machines import Machine, MachineInfo, Machines
 from stead.machines.snapshots import SnapshotInfo
 
@@ -28,30 +32,64 @@ PUBLIC = frozenset({"/healthz", "/metrics", "/openapi.json", "/.well-known/jwks.
 
 
 class Authentication:
-    """ASGI middleware: authenticates a call by API key or token before its body is read."""
+    """ASGI middleware: authenticates a call by API key or token before its body is read.
 
-    def __init__(self, app: ASGIApp, callers: Callers) -> None:
+    A WebSocket is authenticated before the upgrade, by the same headers or by a ticket in its URL.
+    """
+
+    def __init__(self, app: ASGIApp, here: Installation) -> None:
         self._app = app
-        self._callers = callers
+        self._here = here
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in PUBLIC:
-            scope["state"]["caller"] = await self._authenticate(scope)
-        await self._app(scope, receive, send)
+        if scope["type"] == "http" and scope["path"] in PUBLIC:
+            await self._app(scope, receive, send)
+            return
+        caller = await self._authenticate(scope)
+        if scope["type"] == "http":
+            await self._app(scope, receive, send)
+            return
+        _check_origin(Headers(scope=scope), self._here.settings.origins)
+        async with self._here.sockets.hold(caller.account):
+            await self._app(scope, receive, send)
 
     async def _authenticate(self, scope: Scope) -> Caller:
-        """The caller, by API key or identity token, from either of the two headers."""
-        headers = Headers(scope=scope)
+        """The caller, by API key or identity token, from either of the two headers; else by ticket."""
+        headers, state = Headers(scope=scope), scope["state"]
         scheme, _, secret = headers.get("authorization", "").partition(" ")
         secret = secret.strip() if scheme.lower() == "bearer" else ""
         secret = secret or headers.get(TOKEN_HEADER, "").strip()
+        if not secret and scope["type"] == "websocket":
+            state["ticket"] = ticket = self._use_ticket(scope)
+            secret = "" if ticket is None else ticket.credential
         if not secret:
             wanted = f"no API key (Authorization: Bearer ...) and no identity token ({TOKEN_HEADER}) given"
             raise _unauthorized(scope, wanted)
-        caller = await self._callers.authenticate(secret)
+        caller = await self._here.callers.authenticate(secret)
         if caller is None:
             raise _unauthorized(scope, "unknown or revoked API key or token")
+        state["caller"], state["credential"] = caller, secret
         return caller
+
+    def _use_ticket(self, scope: Scope) -> Ticket | None:
+        given = parse_qs(scope["query_string"].decode("latin-1")).get("ticket")
+        if given is None:
+            return None
+        ticket = self._here.tickets.use(given[0])
+        if ticket is None:
+            raise _unauthorized(scope, f"unknown, used or expired ticket (valid once, for {LIFETIME:g} s)")
+        if ticket.target != scope["path"]:
+            raise ApiError("FORBIDDEN", f"this ticket is for {ticket.target}")
+        return ticket
+
+
+def _check_origin(headers: Headers, allowed: Sequence[str]) -> None:
+    """Browsers let any page open a WebSocket to any server, and name the page's origin."""
+    origin = headers.get("origin")
+    if origin is None or "*" in allowed or origin in allowed:
+        return
+    if urlsplit(origin).netloc != headers.get("host"):
+        raise ApiError("FORBIDDEN", f"origin {origin} not allowed to open WebSockets (STEAD_ORIGINS)")
 
 
 def _unauthorized(scope: Scope, reason: str) -> ApiError:
@@ -59,8 +97,8 @@ def _unauthorized(scope: Scope, reason: str) -> ApiError:
     return ApiError("UNAUTHORIZED_ERROR", reason, headers=headers, route=scope["path"], reason=reason)
 
 
-async def current_caller(request: Request) -> Caller:
-    caller: Caller = request.scope["state"]["caller"]
+async def current_caller(connection: HTTPConnection) -> Caller:
+    caller: Caller = connection.scope["state"]["caller"]
     return caller
 
 
@@ -107,7 +145,7 @@ UsableVm = Annotated[MachineInfo, Depends(usable_vm)]
 
 @dataclass(frozen=True)
 class GuestAccess:
-    """A VM to work in, and the Linux user to act as; None is root."""
+    """A VM to work in, and the Linux user to act as; None is root, who sees what all users started."""
 
     info: MachineInfo
     machine: Machine
@@ -117,19 +155,31 @@ class GuestAccess:
 async def guest(
     vm_id: VmId,
     caller: AnyCaller,
+    connection: HTTPConnection,
     identities: IdentitiesDep,
     machines: MachinesDep,
     user: Annotated[
         str | None, Header(alias=USER_HEADER, description="Linux user to act as; default: root.")
     ] = None,
 ) -> GuestAccess:
+    ticket: Ticket | None = connection.scope["state"].get("ticket")
+    if ticket is not None:
+        user = ticket.user
+    info, user = await permitted_user(vm_id, caller, user, identities, machines)
+    return GuestAccess(info, Machine(machines, vm_id), user)
+
+
+async def permitted_user(
+    vm_id: str, caller: Caller, user: str | None, identities: Identities, machines: Machines
+) -> tuple[MachineInfo, str | None]:
+    """The VM, and the Linux user to act as in it; an error if the caller may not."""
     info = await find_owned(machines, caller, vm_id)
     if caller.identity is not None:
         permission = await identities.permission(caller.identity, vm_id)
         if permission is None:
             raise MachineNotFound(vm_id)
         user = permission.user(user)
-    return GuestAccess(info, Machine(machines, vm_id), user or None)
+    return info, user or None
 
 
 Guest = Annotated[GuestAccess, Depends(guest)]
@@ -146,8 +196,8 @@ async def owned_snapshot(snapshot_id: str, caller: Owner, machines: MachinesDep)
 OwnedSnapshot = Annotated[SnapshotInfo, Depends(owned_snapshot)]
 
 
-async def current_call(request: Request) -> Call:
-    call: Call = request.scope["state"]["call"]
+async def current_call(connection: HTTPConnection) -> Call:
+    call: Call = connection.scope["state"]["call"]
     return call
 
 

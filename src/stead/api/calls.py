@@ -1,5 +1,5 @@
-"""The middleware around every call: trace id, error answers, cancellation when the client disconnects or the
-server stops.
+"""The middleware around every call and WebSocket: trace id, error answers, cancellation when the client
+disconnects or the server stops.
 """
 
 import asyncio
@@ -10,11 +10,14 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocketDisconnect
+from uvicorn.protocols.utils import ClientDisconnected
 
 from stead.api.errors import ApiError, from_anything
-from stead.api.metrics import observe
+from stead.api.metrics import observe, open_websockets
 from stead.api.protocol import EXTENSION, Connection
 from stead.api.smart_http import is_streamed
+from stead.api.websocket_protocol import SocketConnection
 from stead.errors import SteadError
 from stead.logs import get_logger
 from stead.tasks import TaskSet, finished
@@ -29,12 +32,18 @@ _PROCESSING_EVERY = 60.0
 _LAST_PIECE_TIMEOUT = 5.0
 _STREAMED = (b"application/octet-stream", b"application/x-tar")
 _UNDERSTAND_PROCESSING = (b"freestyle-sdk", b"node", b"undici")
+SWITCHING = 101
+GOING_AWAY = 1001
+POLICY_VIOLATION = 1008
+INTERNAL_ERROR = 1011
+_MAX_REASON = 123
+"""Bytes of a close frame's reason."""
 
 log = get_logger("stead.access")
 
 
 class Call:
-    """One request that is being handled."""
+    """One request that is being handled, or one WebSocket from its handshake to its end."""
 
     def __init__(self, scope: Scope) -> None:
         self.trace = secrets.token_hex(16)
@@ -52,7 +61,7 @@ class Call:
         self.last_piece: Callable[[ApiError], bytes] | None = None
         """Makes the last piece of a streamed response that fails, for formats that can carry an error."""
         self.task = asyncio.current_task()
-        self.connection: Connection | None = scope.get("extensions", {}).get(EXTENSION)
+        self.connection: Connection | SocketConnection | None = scope.get("extensions", {}).get(EXTENSION)
         agent = next((value for name, value in scope["headers"] if name == b"user-agent"), b"")
         self.hears_processing = agent.lower().startswith(_UNDERSTAND_PROCESSING)
         self.last_processing = self.started
@@ -61,6 +70,11 @@ class Call:
     def lost(self) -> bool:
         return self.connection is not None and self.connection.lost
 
+    @property
+    def is_open(self) -> bool:
+        """It is a WebSocket that was accepted."""
+        return self.status == SWITCHING
+
     def end(self, why: ApiError) -> None:
         if self.ended_by is None and self.task is not None:
             self.ended_by = why
@@ -68,36 +82,43 @@ class Call:
 
 
 class Calls:
-    """ASGI middleware that knows all requests being handled, and a timer for the slow ones."""
+    """ASGI middleware that knows all requests being handled, and a timer for the slow ones.
+
+    Open WebSockets have a limit of their own (`Installation.sockets`): they would take the places of calls.
+    """
 
     def __init__(self, app: ASGIApp, most: int) -> None:
         self._app = app
         self._most = most
         self._calls: set[Call] = set()
+        self._sockets: set[Call] = set()
+        """The open WebSockets among them."""
         self._tasks = TaskSet()
         self._clock: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
         self._idle.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         call = Call(scope)
         scope.setdefault("state", {})["call"] = call
         if self._clock is None:
             self._clock = self._tasks.start(self._watch_calls(), "timer of slow calls")
-        answer = self._answer(call, send)
-        if len(self._calls) >= self._most:
-            await _send(busy(len(self._calls)), scope, answer)
+        socket = scope["type"] == "websocket"
+        answer = self._answer_socket(call, send) if socket else self._answer(call, send)
+        in_progress = len(self._calls) - len(self._sockets)
+        if in_progress >= self._most:
+            await _send(busy(in_progress), scope, answer)
             return
         self._calls.add(call)
         self._idle.clear()
         try:
             with structlog.contextvars.bound_contextvars(trace=call.trace):
-                await self._run(call, scope, self._limit_body(scope, receive), answer)
+                limited = receive if socket else self._limit_body(scope, receive)
+                await self._run(call, scope, limited, answer)
         finally:
             self._calls.discard(call)
+            self._sockets.discard(call)
+            open_websockets.set(len(self._sockets))
             if not self._calls:
                 self._idle.set()
             seconds = time.monotonic() - call.started
@@ -105,7 +126,7 @@ class Calls:
             took = round(seconds * 1000, 1)
             log.info(
                 "call",
-                method=scope["method"],
+                method=scope.get("method", "WEBSOCKET"),
                 path=scope["path"],
                 status=call.status,
                 ms=took,
@@ -123,6 +144,8 @@ class Calls:
             failure = call.ended_by
         except ApiError as error:
             failure = error
+        except (WebSocketDisconnect, ClientDisconnected):
+            failure = client_left()
         except Exception as error:
             if call.complete:
                 return
@@ -135,12 +158,28 @@ class Calls:
             with contextlib.suppress(SteadError):
                 await finished(call.undo())
         if not call.status:
-            await _send(failure, scope, send)
+            with contextlib.suppress(ClientDisconnected):
+                await _send(failure, scope, send)
         elif not call.complete and call.connection is not None:
-            await self._abort_response(call, call.connection, failure, send)
+            if call.is_open:
+                await self._close_socket(call.connection, failure, send)
+            else:
+                await self._abort_response(call, call.connection, failure, send)
+
+    async def _close_socket(
+        self, connection: Connection | SocketConnection, failure: ApiError, send: Send
+    ) -> None:
+        """Close a WebSocket with a reason; one whose client does not read is aborted."""
+        code = GOING_AWAY if failure.code == "SERVICE_UNAVAILABLE" else INTERNAL_ERROR
+        close = {"type": "websocket.close", "code": code, "reason": close_reason(failure.message)}
+        with contextlib.suppress(TimeoutError, ClientDisconnected):
+            async with asyncio.timeout(_LAST_PIECE_TIMEOUT):
+                await send(close)
+                return
+        await connection.cut()
 
     async def _abort_response(
-        self, call: Call, connection: Connection, failure: ApiError, send: Send
+        self, call: Call, connection: Connection | SocketConnection, failure: ApiError, send: Send
     ) -> None:
         """End a response that has begun: by an error event in its stream, else by closing the connection.
 
@@ -167,6 +206,28 @@ class Calls:
             await send(message)
             if message["type"] == "http.response.body" and not message.get("more_body"):
                 call.complete = not call.lost
+
+        return answer
+
+    def _answer_socket(self, call: Call, send: Send) -> Send:
+        trace = (TRACE_HEADER.encode(), call.trace.encode())
+
+        async def answer(message: Message) -> None:
+            match message["type"]:
+                case "websocket.accept":
+                    await send({**message, "headers": [*message.get("headers", []), trace]})
+                    call.status, call.endless = SWITCHING, True
+                    self._sockets.add(call)
+                    open_websockets.set(len(self._sockets))
+                    return
+                case "websocket.http.response.start":
+                    call.status = message["status"]
+                    message = {**message, "headers": [*message.get("headers", []), trace]}
+                case "websocket.http.response.body":
+                    call.complete = not message.get("more_body")
+                case "websocket.close":
+                    call.complete = True
+            await send(message)
 
         return answer
 
@@ -231,6 +292,11 @@ def stopping(call: Call) -> ApiError:
         text = "the server is stopping; the command was started and has been killed"
         return ApiError("SERVICE_UNAVAILABLE", text, headers={}, retryable=False)
     return ApiError("SERVICE_UNAVAILABLE", "the server is stopping; retry when it is back")
+
+
+def close_reason(text: str) -> str:
+    """As much of a text as a close frame can carry."""
+    return text.encode()[:_MAX_REASON].decode(errors="ignore")
 
 
 def too_large() -> ApiError:

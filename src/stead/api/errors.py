@@ -11,9 +11,9 @@ from http import HTTPStatus
 from typing import Any, NoReturn
 
 import sqlalchemy as sa
-from fastapi.exceptions import RequestValidationError
+from fastapi.exceptions import ValidationException
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse
 
 from stead import errors as product
@@ -30,6 +30,7 @@ from stead.builds.errors import (
 )
 from stead.github.errors import GithubFailed, GithubNotConnected, GithubRefused, LinkConflict, NotLinked
 from stead.identity import errors as identity
+from stead.identity.tickets import TicketLimitExceeded
 from stead.logs import get_logger
 from stead.repos import errors as repos
 from stead.repos.access import RepoPermissionExists, RepoPermissionNotFound
@@ -71,21 +72,24 @@ STATUSES: dict[str, int] = {
             WORKDIR_EMPTY GROUP_EMPTY USER_EMPTY ON_FAILURE_ARRAY_CONTAINS_EMPTY
             REQUIRES_ARRAY_CONTAINS_EMPTY AFTER_ARRAY_CONTAINS_EMPTY ENV_KEY_CONTAINS_EQUALS ENV_KEY_EMPTY
             EXEC_EMPTY SERVICE_NAME_TOO_LONG SERVICE_NAME_INVALID_PREFIX SERVICE_NAME_INVALID_CHARS
-            SERVICE_NAME_EMPTY INVALID_QUERY""",
+            SERVICE_NAME_EMPTY INVALID_QUERY INVALID_SESSION_ID""",
         401: "UNAUTHORIZED_ERROR",
         403: """FORBIDDEN VM_ACCESS_DENIED VM_LIMIT_EXCEEDED TOTAL_VM_LIMIT_EXCEEDED
             SNAPSHOT_LIMIT_EXCEEDED MEMORY_STORAGE_QUOTA_EXCEEDED ROOTFS_STORAGE_QUOTA_EXCEEDED
             ROOTFS_OVER_PLAN_LIMIT MEM_OVER_PLAN_LIMIT VCPU_OVER_PLAN_LIMIT LIMIT_EXCEEDED
-            CANNOT_DELETE_MANAGED_IDENTITY GIT_REPO_LIMIT_EXCEEDED REPOSITORY_ACCESS_DENIED""",
+            CANNOT_DELETE_MANAGED_IDENTITY GIT_REPO_LIMIT_EXCEEDED REPOSITORY_ACCESS_DENIED
+            SESSION_USER_MISMATCH""",
         404: """NOT_FOUND VM_NOT_FOUND SNAPSHOT_NOT_FOUND BUILD_NOT_FOUND BUILD_NOT_FOUND_FOR_VM
             FILE_NOT_FOUND USER_NOT_FOUND SERVICE_NOT_FOUND IDENTITY_NOT_FOUND VM_PERMISSION_NOT_FOUND
             PERMISSION_NOT_FOUND GIT_REPOSITORY_NOT_FOUND REPO_NOT_FOUND TAG_NOT_FOUND COMMIT_NOT_FOUND
-            BLOB_NOT_FOUND TREE_NOT_FOUND BRANCH_NOT_FOUND PATH_NOT_FOUND REFERENCE_NOT_FOUND""",
+            BLOB_NOT_FOUND TREE_NOT_FOUND BRANCH_NOT_FOUND PATH_NOT_FOUND REFERENCE_NOT_FOUND
+            SESSION_NOT_FOUND""",
         408: "EXEC_TIMED_OUT",
         409: """VM_IS_SUSPENDING STILL_CREATING SNAPSHOT_ALREADY_DELETED SOURCE_SNAPSHOT_BUILDING
             PERMISSION_ALREADY_EXISTS CONFLICTING_PARENT BRANCH_ALREADY_EXISTS GIT_HUB_SYNC_CONFLICT
-            SERVICE_ALREADY_EXISTS""",
-        410: "SOURCE_SNAPSHOT_DELETED VM_DELETED",
+            SERVICE_ALREADY_EXISTS SESSION_ALREADY_EXISTS""",
+        410: "SOURCE_SNAPSHOT_DELETED VM_DELETED SESSION_EXPIRED",
+        429: "SESSION_CAP_REACHED",
         500: """INTERNAL INTERNAL_ERROR VM_SETUP_FAILED SNAPSHOT_SETUP_FAILED BUILD_BUDGET_EXCEEDED
             VM_EXIT_DURING_START GIT_ERROR GIT_HUB_SYNC_FAILED RETRIEVE_LOGS_FAILED""",
         503: "SERVICE_UNAVAILABLE NO_LOCAL_STORAGE_CAPACITY",
@@ -155,6 +159,7 @@ _IDENTITY: dict[type[product.SteadError], str] = {
     identity.UserNotAllowed: "FORBIDDEN",
     identity.ManagedIdentity: "CANNOT_DELETE_MANAGED_IDENTITY",
     identity.TokenNotFound: "NOT_FOUND",
+    TicketLimitExceeded: "LIMIT_EXCEEDED",
     RepoPermissionNotFound: "PERMISSION_NOT_FOUND",
     RepoPermissionExists: "PERMISSION_ALREADY_EXISTS",
 }
@@ -395,27 +400,31 @@ def path_code(path: str, method: str = "POST") -> str:
     return "INVALID_REQUEST"
 
 
-async def on_product_error(request: Request, error: Exception) -> JSONResponse:
+async def on_product_error(request: HTTPConnection, error: Exception) -> JSONResponse:
     assert isinstance(error, product.SteadError)  # noqa: S101
-    return from_product(error, path_code(request.url.path, request.method)).response()
+    return from_product(error, _code_of(request)).response()
 
 
-async def on_api_error(_: Request, error: Exception) -> JSONResponse:
+async def on_api_error(_: HTTPConnection, error: Exception) -> JSONResponse:
     assert isinstance(error, ApiError)  # noqa: S101
     return error.response()
 
 
-async def on_invalid(request: Request, error: Exception) -> JSONResponse:
+async def on_invalid(request: HTTPConnection, error: Exception) -> JSONResponse:
     """A request that does not match its schema: names the field and the problem."""
-    assert isinstance(error, RequestValidationError)  # noqa: S101
+    assert isinstance(error, ValidationException)  # noqa: S101
     problems = [
         f"{'.'.join(str(part) for part in each['loc'][1:])}: {each['msg']}" for each in error.errors()
     ]
     text = "; ".join(problem.removeprefix(": ") for problem in problems[:5])
-    return ApiError(path_code(request.url.path, request.method), f"invalid request: {text}").response()
+    return ApiError(_code_of(request), f"invalid request: {text}").response()
 
 
-async def on_anything(_: Request, error: Exception) -> NoReturn:
+def _code_of(request: HTTPConnection) -> str:
+    return path_code(request.url.path, request.scope.get("method", "GET"))
+
+
+async def on_anything(_: HTTPConnection, error: Exception) -> NoReturn:
     """Leave unexpected exceptions to the outer middleware; Starlette would answer in plain text."""
     raise error
 

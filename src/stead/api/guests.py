@@ -4,7 +4,6 @@ import base64
 import contextlib
 import json
 import os
-import signal
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Annotated, Any
 from urllib.parse import unquote_to_bytes
@@ -30,9 +29,10 @@ from stead.api.wire.guests import (
     WriteFile,
     decoded,
 )
+from stead.api.wire.sessions import exit_status
 from stead.errors import GuestError, SteadError
 from stead.guest import terminals
-from stead.guest.execution import Ended, ExecResult, Output
+from stead.guest.execution import Ended, Output
 from stead.guest.files import FileInfo, GuestFiles
 from stead.machines.events import Use
 
@@ -66,7 +66,7 @@ async def exec_await(guest: Guest, wanted: Exec, call: CurrentCall) -> Executed:
     return Executed(
         stdout=stdout,
         stderr=stderr,
-        status_code=_status(result),
+        status_code=exit_status(result.exit_code, result.signal),
         signal=result.signal,
         duration_ms=round(result.duration * 1000, 3),
         stdout_truncated=result.stdout_truncated,
@@ -99,16 +99,6 @@ def _decoded(text: str, what: str) -> bytes:
 
 def _text(data: bytes) -> str:
     return data.decode(errors="replace")
-
-
-def _status(result: ExecResult | Ended) -> int:
-    """The exit code; 128 plus the signal's number for a command that was killed by a signal, as in shells."""
-    if result.exit_code is not None:
-        return result.exit_code
-    try:
-        return 128 + signal.Signals[result.signal or ""].value
-    except KeyError:
-        return 255
 
 
 @router.post("/exec-stream", response_class=StreamingResponse)
@@ -145,7 +135,8 @@ def error_event(failure: ApiError) -> bytes:
 def _line(event: Output | Ended) -> bytes:
     if isinstance(event, Output):
         return _json({"type": event.stream, "data": base64.b64encode(event.data).decode()})
-    facts = {"statusCode": _status(event), "signal": event.signal, "timedOut": event.timed_out}
+    status = exit_status(event.exit_code, event.signal)
+    facts = {"statusCode": status, "signal": event.signal, "timedOut": event.timed_out}
     return _json({"type": "exit", **facts, "durationMs": round(event.duration * 1000, 3)})
 
 

@@ -21,6 +21,7 @@ durations = Histogram(
     buckets=_BUCKETS,
     registry=registry,
 )
+open_websockets = Gauge("stead_websockets", "WebSockets open.", registry=registry)
 machine_states = Gauge("stead_machines", "VMs by state.", ("state",), registry=registry)
 
 
@@ -28,8 +29,10 @@ def observe(scope: Scope, status: int, seconds: float) -> None:
     """Count a call by its route, not its path: ids in paths would make one time series each."""
     route: Any = scope.get("route")
     name = getattr(route, "path", "none")
-    requests.labels(scope["method"], name, str(status)).inc()
-    durations.labels(scope["method"], name).observe(seconds)
+    method = scope.get("method", "WEBSOCKET")
+    requests.labels(method, name, str(status)).inc()
+    if scope["type"] == "http":
+        durations.labels(method, name).observe(seconds)
 
 
 async def exposition(machines: Machines) -> Response:

@@ -1,11 +1,11 @@
 """The parts of an open installation, each a dependency: routes name the parts that they use."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from fastapi import Depends
-from starlette.requests import Request
+from starlette.requests import HTTPConnection
 
 from stead.api.background import BackgroundRequests
 from stead.api.errors import ApiError
@@ -15,6 +15,7 @@ from stead.github.links import Links
 from stead.identity.accounts import Accounts
 from stead.identity.callers import Callers
 from stead.identity.identities import Identities
+from stead.identity.tickets import Tickets
 from stead.logbook import Logbook
 from stead.machines import Machines
 from stead.repos.access import RepoAccess
@@ -47,6 +48,8 @@ class Installation:
     background: BackgroundRequests
     creations: KeyedLimit
     """Back-pressure: creations of VMs and snapshots in progress."""
+    sockets: KeyedLimit
+    """Open WebSockets."""
     repos: Repos
     access: RepoAccess
     writer: RepoWriter
@@ -57,6 +60,7 @@ class Installation:
     triggers: Triggers
     links: Links
     vms: VmHosting | None
+    tickets: Tickets = field(default_factory=Tickets)
 
     @property
     def machines(self) -> Machines:
@@ -81,9 +85,20 @@ def limit_creations(most: int) -> KeyedLimit:
     return KeyedLimit(most, max_wait=0, busy=busy)
 
 
+def limit_sockets(most: int) -> KeyedLimit:
+    """Places for open WebSockets. An account has at most half of them, so that it cannot take all."""
+    share = max(1, most // 2)
+
+    def busy() -> ApiError:
+        text = f"too many open WebSockets: max {share} for an account, {most} in all (STEAD_MAX_SOCKETS)"
+        return ApiError("LIMIT_EXCEEDED", text, 429, headers={"Retry-After": "5"}, limit=share)
+
+    return KeyedLimit(most, share, max_wait=0, busy=busy)
+
+
 def _part(find: Callable[[Installation], object]) -> Any:
-    async def get(request: Request) -> object:
-        return find(request.app.state.installation)
+    async def get(connection: HTTPConnection) -> object:
+        return find(connection.app.state.installation)
 
     return Depends(get)
 
@@ -93,6 +108,8 @@ BuilderDep = Annotated[Builder, _part(lambda here: here.builder)]
 BackgroundDep = Annotated[BackgroundRequests, _part(lambda here: here.background)]
 CreationsDep = Annotated[KeyedLimit, _part(lambda here: here.creations)]
 LogbookDep = Annotated[Logbook, _part(lambda here: here.logbook)]
+CallersDep = Annotated[Callers, _part(lambda here: here.callers)]
+TicketsDep = Annotated[Tickets, _part(lambda here: here.tickets)]
 IdentitiesDep = Annotated[Identities, _part(lambda here: here.identities)]
 ReposDep = Annotated[Repos, _part(lambda here: here.repos)]
 AccessDep = Annotated[RepoAccess, _part(lambda here: here.access)]

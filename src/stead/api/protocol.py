@@ -45,9 +45,16 @@ class Protocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer malformed HTTP with a JSON error, like every other error."""
-        body = json.dumps({"code": "BAD_REQUEST", "error": "BAD_REQUEST", "message": msg, "description": msg})
+        body = error_body(msg)
         status = HTTPStatus.BAD_REQUEST
         head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
         head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-        self.transport.write((head + body).encode())
+        self.transport.write(head.encode() + body)
         self.transport.close()
+
+
+def error_body(text: str) -> bytes:
+    """The JSON error of a request that no route sees."""
+    return json.dumps(
+        {"code": "BAD_REQUEST", "error": "BAD_REQUEST", "message": text, "description": text}
+    ).encode()

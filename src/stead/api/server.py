@@ -14,6 +14,7 @@ from stead.api.app import create_app, with_middleware
 from stead.api.calls import Calls
 from stead.api.parts import Installation
 from stead.api.protocol import Protocol
+from stead.api.websocket_protocol import MAX_MESSAGE, PING_INTERVAL, PING_TIMEOUT, WebSocketProtocol
 from stead.errors import HostError
 from stead.guest.watchdog import watching_the_loop
 from stead.settings import Settings
@@ -99,7 +100,11 @@ def _server(app: ASGIApp, calls: Calls) -> _Server:
     config = uvicorn.Config(
         app,
         http=Protocol,
-        ws="none",
+        ws=WebSocketProtocol,
+        ws_max_size=MAX_MESSAGE,
+        ws_ping_interval=PING_INTERVAL,
+        ws_ping_timeout=PING_TIMEOUT,
+        ws_per_message_deflate=False,
         loop="none",
         lifespan="off",
         log_config=None,

@@ -4,7 +4,7 @@ from typing import NoReturn
 
 from fastapi import APIRouter
 
-from stead.api.callers import AnyCaller, Guest
+from stead.api.callers import AnyCaller
 from stead.api.errors import ApiError
 
 router = APIRouter(include_in_schema=False)
@@ -38,11 +38,3 @@ for _prefix, _what in _NEVER.items():
     _place(_prefix, f"not implemented: {_what}; run the program in a VM instead")
 for _prefix, _what in _NOT_YET.items():
     _place(_prefix, f"not implemented: {_what}")
-
-
-async def _pty(guest: Guest) -> None:
-    _refuse("not implemented: interactive terminals (PTY); use exec-await or exec-stream")
-
-
-for _path in ("/v1/vms/{vm_id}/pty", "/v1/vms/{vm_id}/pty/{rest:path}"):
-    router.add_api_route(_path, _pty, methods=_METHODS)

@@ -11,6 +11,8 @@ class CredentialKind(StrEnum):
 
     API_KEY = "stead_"
     TOKEN = "stid_"  # noqa: S105  # a prefix, not a secret
+    TICKET = "stt_"
+    """In the URL of a WebSocket only, once."""
 
 
 _SECRET = re.compile(r"(stead_|stid_)[A-Za-z0-9_-]{43}")

@@ -31,7 +31,7 @@ class DeleteOperation:
         deleting = recorded
         if not isinstance(recorded.state, Deleting):
             deleting = await self.journal.transition(recorded, Deleting("end", recorded.run))
-        await self.processes.end(deleting)
+        await self.processes.end(deleting, ended)
         deleting = await self.journal.transition(deleting, Deleting("clean"))
         await self.host.discard(record.id)
         kept = recorded.properties.recreate and not forget

@@ -42,6 +42,8 @@ class Use(StrEnum):
     FILES = "file access"
     WATCH = "file watch"
     TERMINAL = "terminal"
+    PROCESS = "process"
+    FORWARD = "forwarded port"
     GUEST = "guest access"
     START = "start request"
     STOP = "stop request"

@@ -105,6 +105,7 @@ class Machine:
         self._machines = machines
         self.info = partial(machines.info, machine_id)
         self.using = partial(machines.using, machine_id)
+        self.attached = partial(machines.attached, machine_id)
         self.ensure_up = partial(machines.ensure_up, machine_id)
         self.start = partial(machines.start, machine_id)
         self.suspend = partial(machines.suspend, machine_id)

@@ -130,6 +130,7 @@ class Machines:
         processes.on_unexpected_end = ends.record
         # Each has its signature and documentation in its own module.
         self.using = start.using
+        self.attached = start.attached
         self.observer = start.observer
         self.ensure_up = start.ensure_up
         self.start = start.start

@@ -16,6 +16,10 @@ from stead.processes import ProcessId
 from stead.tasks import TaskSet, cancel_and_wait, finished, in_background
 
 
+def new_eviction() -> "asyncio.Future[str]":
+    return asyncio.get_running_loop().create_future()
+
+
 @dataclass(eq=False)
 class Live:
     """The process of a VM and the connection to its guest."""
@@ -29,7 +33,9 @@ class Live:
     leases: int = 0
     """Uses of its guest under way, such as a running command: meanwhile it is not suspended as idle."""
     last_used: float = 0.0
-    """When a lease last ended, by the loop's clock."""
+    """When a lease last ended or an attachment was active, by the loop's clock."""
+    eviction: "asyncio.Future[str]" = field(default_factory=new_eviction, repr=False)
+    """Why attached clients must leave, once an operation ends this run."""
     watcher: asyncio.Task[None] | None = field(default=None, repr=False)
 
     @contextlib.contextmanager
@@ -39,7 +45,15 @@ class Live:
             yield self.agent
         finally:
             self.leases -= 1
-            self.last_used = asyncio.get_running_loop().time()
+            self.touch()
+
+    def touch(self) -> None:
+        self.last_used = asyncio.get_running_loop().time()
+
+    def evict(self, reason: str) -> None:
+        """Tell attached clients to leave; clients that attach later are not told."""
+        self.eviction.set_result(reason)
+        self.eviction = new_eviction()
 
     async def release(self) -> None:
         """Disconnect from the process without ending it."""
@@ -97,15 +111,18 @@ class Processes:
     async def _watch(self, machine_id: str, live: Live) -> None:
         how = await live.vm.wait()
         live.running = False
-        live.agent.abort(f"the VM ended: {unexpected_end(live.vm.stop_cause, how).reason}")
+        reason = f"the VM ended: {unexpected_end(live.vm.stop_cause, how).reason}"
+        live.evict(reason)
+        live.agent.abort(reason)
         if not live.ending and self.on_unexpected_end is not None:
             self._tasks.start(self.on_unexpected_end(machine_id, live, how), f"end of VM {machine_id}")
 
-    async def end(self, record: Record) -> None:
+    async def end(self, record: Record, why: str = "ended") -> None:
         """Kill a VM's process, connected or orphaned, and close its connections."""
         live = self._lives.pop(record.id, None)
         if live is not None:
             live.running, live.ending = False, True
+            live.evict(f"the VM was {why}")
             live.agent.abort("the VM was ended")
             await live.vm.kill()
             await live.release()

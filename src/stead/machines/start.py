@@ -1,7 +1,8 @@
 """Start and use: a suspended VM is woken, a stopped one booted, a deleted one created again."""
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from stead.deadlines import scaled
@@ -13,7 +14,7 @@ from stead.machines.create import CreateOperation
 from stead.machines.events import Use
 from stead.machines.journal import Journal
 from stead.machines.locks import Locks
-from stead.machines.processes import Processes
+from stead.machines.processes import Live, Processes
 from stead.machines.quotas import Quotas
 from stead.machines.records import Record, check_idle
 from stead.machines.restore_slots import RestoreSlots
@@ -24,6 +25,17 @@ from stead.machines.wake import WakeOperation
 from stead.tasks import SingleFlight
 
 READY_TIMEOUT = scaled(120.0)
+
+
+@dataclass(frozen=True)
+class Attached:
+    """A running VM that a client is attached to."""
+
+    agent: Agent
+    touch: Callable[[], None]
+    """Record activity: the client or the guest has sent something."""
+    eviction: "asyncio.Future[str]"
+    """Done when the client must leave because the VM is suspended or ends: the result says why."""
 
 
 @dataclass(eq=False)
@@ -45,14 +57,18 @@ class StartOperation:
 
         A suspended VM is woken and a stopped one started first; the log line names `use`.
         """
-        live = self.processes.running(machine_id)
-        if live is None:
-            await self.ensure_up(machine_id, use)
-            live = self.processes.running(machine_id)
-        if live is None:
-            raise GuestUnreachable(f"VM {machine_id} has just ended")
+        live = await self._running(machine_id, use)
         with live.leased() as agent:
             yield agent
+
+    async def attached(self, machine_id: str, use: Use) -> Attached:
+        """Wake or start a VM like `using`, without a lease: an attached client does not hold the VM awake.
+
+        The VM counts as used when `touch` is called.
+        """
+        live = await self._running(machine_id, use)
+        live.touch()
+        return Attached(live.agent, live.touch, live.eviction)
 
     def observer(self, machine_id: str) -> Agent | None:
         """The agent of a running VM without a lease: the VM may be suspended during a call, which then fails.
@@ -61,6 +77,15 @@ class StartOperation:
         """
         live = self.processes.running(machine_id)
         return None if live is None else live.agent
+
+    async def _running(self, machine_id: str, use: Use) -> Live:
+        live = self.processes.running(machine_id)
+        if live is None:
+            await self.ensure_up(machine_id, use)
+            live = self.processes.running(machine_id)
+        if live is None:
+            raise GuestUnreachable(f"VM {machine_id} has just ended")
+        return live
 
     async def ensure_up(self, machine_id: str, use: Use, operation: Operation = Operation.USE) -> None:
         """Wait for the operation under way, then wake or start the VM if this operation needs it."""

@@ -73,6 +73,7 @@ class StopOperation:
     async def power_off(self, live: Live, timeout: float = STOP_TIMEOUT) -> str | None:
         """Ask the guest to power off and wait; returns why the caller has to kill it, None when it ended."""
         live.running, live.ending = False, True
+        live.evict("the VM was stopped")
         try:
             await live.agent.call(
                 "POST", "/v1/shutdown", timeout=_SHUTDOWN_TIMEOUT, connect_timeout=_SHUTDOWN_TIMEOUT
@@ -96,7 +97,7 @@ class StopOperation:
         An ephemeral VM is deleted, unless it is started again at once (`for_good=False`).
         """
         reason = status(kind, why)
-        await self.processes.end(record)
+        await self.processes.end(record, reason)
         self.events.report(kind, record, why or REQUESTED)
         self.host.tidy(record.id)
         record = await self.disks.settle(record)

@@ -66,6 +66,7 @@ class SuspendOperation:
             await self.deletion.remove(record, f"ephemeral: {reason}", forget=False)
             return
         checkpoint, note = new_id(), record.reason
+        live.evict(f"the VM was {reason}")
         await sync_guest(live)
         try:
             with self.layers.building(checkpoint):
@@ -80,7 +81,7 @@ class SuspendOperation:
         except BaseException:
             await finished(self._stay_awake(record.id, live, note))
             raise
-        await finished(self.processes.end(saving))
+        await finished(self.processes.end(saving, reason))
         self.host.tidy(record.id)
         self.events.tell_exit(record.id, reason)
         self.events.report(EventKind.SUSPENDED, record, why or REQUESTED)

@@ -1,0 +1,132 @@
+"""Routes of terminals: interactive PTY sessions that live in the VM, over WebSockets."""
+
+import re
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query
+
+from stead.api.callers import Guest
+from stead.api.errors import ApiError
+from stead.api.sockets import Close, GuestSocket, Socket, session_errors, size_of
+from stead.api.wire.sessions import ClosedPtySession, PtySession, PtySessionList, exit_code_of, shell
+from stead.guest import sessions
+from stead.guest.sessions import MAX_SIZE, Attachment, Exited, Output, Screen, SessionRequest
+from stead.machines.events import Use
+from stead.machines.start import Attached
+
+router = APIRouter(prefix="/v1/vms/{vm_id}", tags=["terminals"])
+
+_ID = re.compile(r"[a-zA-Z0-9._-]{1,64}")
+_PIECE = 512 << 10
+"""Bytes of a message: many WebSocket clients refuse messages above 1 MiB."""
+
+SessionId = Annotated[str, Path(description="Session id.")]
+_Cols = Annotated[int, Query(description="Columns of the client's window.")]
+_Rows = Annotated[int, Query(description="Rows of the client's window.")]
+
+
+@router.websocket("/pty")
+async def open_terminal(
+    socket: Socket,
+    cols: _Cols = 80,
+    rows: _Rows = 24,
+    program: Annotated[str | None, Query(alias="exec")] = None,
+    session_id: Annotated[str | None, Query(alias="sessionId")] = None,
+) -> None:
+    """Start a terminal and attach to it."""
+    chosen = check_session_id(session_id) if session_id else None
+    cols, rows = clamped(cols, rows)
+    argv = shell(program) if program else None
+    request = SessionRequest("terminal", chosen, argv, user=socket.user, pty=True, cols=cols, rows=rows)
+    attached = await socket.attached(Use.TERMINAL)
+    with session_errors(socket.vm_id, chosen):
+        session = await sessions.start(attached.agent, request)
+
+    async def undo() -> None:
+        await sessions.close(attached.agent, session.id)
+
+    # A client that disconnects before it knows the id cannot come back to the session.
+    socket.call.undo = undo
+    await _attach(socket, attached, session.id, cols, rows)
+
+
+@router.websocket("/pty/sessions/{session_id}")
+async def attach_terminal(socket: Socket, session_id: SessionId, cols: _Cols = 80, rows: _Rows = 24) -> None:
+    """Attach to a terminal: its scrollback and screen first, then live output."""
+    check_session_id(session_id)
+    await _attach(socket, await socket.attached(Use.TERMINAL), session_id, *clamped(cols, rows))
+
+
+async def _attach(socket: GuestSocket, attached: Attached, session_id: str, cols: int, rows: int) -> None:
+    with session_errors(socket.vm_id, session_id):
+        async with sessions.attach(
+            attached.agent, session_id, cols=cols, rows=rows, user=socket.user
+        ) as terminal:
+            await socket.accept()
+            await socket.send_json({"type": "sessionInfo", "sessionId": session_id})
+            socket.call.undo = None
+            await socket.relay(
+                attached, _output(socket, attached, terminal), _input(socket, attached, terminal)
+            )
+
+
+async def _output(socket: GuestSocket, attached: Attached, terminal: Attachment) -> Close:
+    async for event in terminal.events():
+        attached.touch()
+        match event:
+            case Output(_, data) | Screen(data):
+                for start in range(0, len(data), _PIECE):
+                    await socket.send_bytes(data[start : start + _PIECE])
+            case Exited(session):
+                await socket.send_json({"type": "exited", "exitCode": exit_code_of(session)})
+    return Close(reason="the program has exited")
+
+
+async def _input(socket: GuestSocket, attached: Attached, terminal: Attachment) -> None:
+    async for message in socket.messages():
+        if isinstance(message, bytes):
+            attached.touch()
+            await terminal.write(message)
+        else:
+            await control(terminal, message)
+
+
+async def control(terminal: Attachment, message: dict[str, Any]) -> None:
+    """Carry out a control message of a client; unknown ones are ignored."""
+    match message.get("type"):
+        case "resize":
+            await terminal.resize(*clamped(*size_of(message)))
+        case "signal":
+            await terminal.signal(str(message.get("signal")))
+        case "closeStdin":
+            await terminal.close_stdin()
+
+
+def clamped(cols: int, rows: int) -> tuple[int, int]:
+    """A size that a terminal can have: hidden windows of browsers have 0 columns."""
+    return min(max(cols, 1), MAX_SIZE), min(max(rows, 1), MAX_SIZE)
+
+
+def check_session_id(session_id: str) -> str:
+    if not _ID.fullmatch(session_id):
+        text = f"invalid session id {session_id!r}: must be 1 to 64 letters, digits, '.', '_' or '-'"
+        raise ApiError("INVALID_SESSION_ID", text, sessionId=session_id)
+    return session_id
+
+
+@router.get("/pty/sessions")
+async def list_pty_sessions(guest: Guest) -> PtySessionList:
+    """List the terminals of the Linux user; root sees all. Exited ones are listed for about 60 s."""
+    async with guest.machine.using(Use.TERMINAL) as agent:
+        found = await sessions.find(agent, "terminal", guest.user)
+    return PtySessionList(sessions=[PtySession.of(each) for each in found])
+
+
+@router.delete("/pty/sessions/{session_id}")
+async def close_pty_session(guest: Guest, session_id: SessionId) -> ClosedPtySession:
+    """Kill the programs of a terminal and remove it."""
+    check_session_id(session_id)
+    with session_errors(guest.machine.id, session_id):
+        async with guest.machine.using(Use.TERMINAL) as agent:
+            closed = await sessions.close(agent, session_id, guest.user)
+    return ClosedPtySession(session_id=closed.id, exit_code=exit_code_of(closed))

@@ -1,0 +1,202 @@
+"""WebSockets between a client and a VM: both directions with back-pressure, and the reason when one closes.
+
+Nothing is queued here. While the client does not read, nothing is read from the guest; while the guest takes
+no input, nothing is read from the client.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator, Coroutine, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, WebSocket
+
+from stead.api.callers import CurrentCall, Guest, permitted_user
+from stead.api.calls import GOING_AWAY, INTERNAL_ERROR, POLICY_VIOLATION, close_reason
+from stead.api.errors import ApiError
+from stead.api.parts import CallersDep, IdentitiesDep, MachinesDep
+from stead.errors import GuestError, GuestUnreachable, InvalidRequest, SteadError
+from stead.guest.agent import Pacer
+from stead.guest.sessions import MAX_TERMINALS
+from stead.machines.events import Use
+from stead.machines.start import Attached
+from stead.tasks import cancel_and_wait
+
+router = APIRouter(include_in_schema=False)
+
+MAX_CONTROL = 4096
+"""Bytes of a text message: a control message as JSON."""
+_PERMISSION_CHECK = 30.0
+"""Seconds between two checks that the caller may still use the VM."""
+_CLOSE_TIMEOUT = 5.0
+_EVICTION_GRACE = 5.0
+_NORMAL = 1000
+
+
+@dataclass(frozen=True)
+class Close:
+    """How a WebSocket ends: code and reason of its close frame."""
+
+    code: int = _NORMAL
+    reason: str = ""
+
+
+class GuestSocket:
+    """The WebSocket of a caller to a VM, authenticated and not yet accepted."""
+
+    def __init__(
+        self,
+        websocket: WebSocket,
+        guest: Guest,
+        call: CurrentCall,
+        callers: CallersDep,
+        identities: IdentitiesDep,
+        machines: MachinesDep,
+    ) -> None:
+        self.vm_id = guest.machine.id
+        self.user = guest.user
+        self.call = call
+        self._machine = guest.machine
+        self._websocket = websocket
+        self._callers = callers
+        self._identities = identities
+        self._machines = machines
+
+    async def attached(self, use: Use) -> Attached:
+        """Wake the VM. It is not held awake: the relay touches it when bytes flow."""
+        return await self._machine.attached(use)
+
+    async def accept(self) -> None:
+        await self._websocket.accept()
+
+    async def send_bytes(self, data: bytes) -> None:
+        """Waits while the client does not read."""
+        await self._websocket.send_bytes(data)
+
+    async def send_json(self, message: dict[str, Any]) -> None:
+        await self._websocket.send_text(json.dumps(message))
+
+    async def messages(self) -> AsyncGenerator[bytes | dict[str, Any], None]:
+        """What the client sends until it disconnects: input as bytes, control messages as objects."""
+        pacer = Pacer()
+        while True:
+            message = await self._websocket.receive()
+            if message["type"] == "websocket.disconnect":
+                return
+            data, text = message.get("bytes"), message.get("text")
+            if data:
+                yield data
+            elif text is not None:
+                yield _control(text)
+            await pacer.took(len(data or text or ""))
+
+    async def relay(self, attached: Attached, *directions: Coroutine[Any, Any, Close | None]) -> None:
+        """Run the directions until one of them ends, then close the WebSocket and say why.
+
+        A direction that returns None has seen the client disconnect.
+        """
+        try:
+            end = await _first(self._evicted(attached), *directions, self._permission_lost())
+        except GuestUnreachable:
+            end = await self._lost(attached)
+        except (GuestError, InvalidRequest) as error:
+            end = Close(POLICY_VIOLATION, str(error))
+        if end is None:
+            return
+        try:
+            async with asyncio.timeout(_CLOSE_TIMEOUT):
+                await self._websocket.close(end.code, close_reason(end.reason))
+        except TimeoutError:
+            if self.call.connection is not None:
+                await self.call.connection.cut()
+
+    async def _evicted(self, attached: Attached) -> Close:
+        return Close(GOING_AWAY, await asyncio.shield(attached.eviction))
+
+    async def _lost(self, attached: Attached) -> Close:
+        """The guest closed the connection: because its VM has ended, or only that connection did."""
+        try:
+            async with asyncio.timeout(_EVICTION_GRACE):
+                return await self._evicted(attached)
+        except TimeoutError:
+            return Close(INTERNAL_ERROR, "the connection into the VM was lost; attach again")
+
+    async def _permission_lost(self) -> Close:
+        """Watches for a revoked key or token, a withdrawn permission or a deleted VM."""
+        credential = self._websocket.scope["state"]["credential"]
+        while True:
+            await asyncio.sleep(_PERMISSION_CHECK)
+            caller = await self._callers.authenticate(credential)
+            try:
+                if caller is None:
+                    return Close(POLICY_VIOLATION, "the API key or token was revoked")
+                await permitted_user(self.vm_id, caller, self.user, self._identities, self._machines)
+            except SteadError as error:
+                return Close(POLICY_VIOLATION, str(error))
+
+
+Socket = Annotated[GuestSocket, Depends()]
+
+
+async def _first(*works: Coroutine[Any, Any, Close | None]) -> Close | None:
+    """The result of the first work that ends, in the order given if several do; the others are cancelled."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        ended = [task for task in tasks if task.done()]
+        await cancel_and_wait(*tasks)
+    return ended[0].result()
+
+
+def _control(text: str) -> dict[str, Any]:
+    if len(text) <= MAX_CONTROL:
+        with contextlib.suppress(ValueError, RecursionError):
+            message = json.loads(text)
+            if isinstance(message, dict):
+                return message
+    raise InvalidRequest(
+        f"invalid control message: must be a JSON object of at most {MAX_CONTROL} characters"
+    )
+
+
+def size_of(message: dict[str, Any]) -> tuple[int, int]:
+    """The columns and rows of a `resize` message."""
+    try:
+        return int(message["cols"]), int(message["rows"])
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise InvalidRequest("invalid resize message: cols and rows must be integers") from None
+
+
+@contextlib.contextmanager
+def session_errors(vm_id: str, session_id: str | None) -> Iterator[None]:
+    """The codes of what a guest refuses about sessions."""
+    named: dict[str, Any] = {"vmId": vm_id, "sessionId": session_id}
+    try:
+        yield
+    except GuestError as error:
+        match error.code:
+            case "not_found":
+                text = f"no session {session_id} in VM {vm_id}"
+                raise ApiError("SESSION_NOT_FOUND", text, **named) from None
+            case "permission_denied":
+                text = f"session {session_id} belongs to another Linux user"
+                raise ApiError("SESSION_USER_MISMATCH", text, **named) from None
+            case "exists":
+                text = f"session {session_id} exists already in VM {vm_id}"
+                raise ApiError("SESSION_ALREADY_EXISTS", text, **named) from None
+            case "expired":
+                text = f"session {session_id} has exited and is no longer held"
+                raise ApiError("SESSION_EXPIRED", text, **named) from None
+            case "session_cap":
+                raise ApiError("SESSION_CAP_REACHED", str(error), vmId=vm_id, limit=MAX_TERMINALS) from None
+            case "connection_refused":
+                raise ApiError("CONNECTION_REFUSED", str(error), vmId=vm_id) from None
+        raise
+
+
+@router.websocket("/{path:path}")
+async def no_such_websocket(path: str) -> None:
+    raise ApiError("NOT_FOUND", f"no WebSocket at this path: /{path}")
