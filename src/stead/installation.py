@@ -67,7 +67,7 @@ async def open_installation(settings: Settings) -> AsyncIterator[Installation]:
     """Open an installation after crash recovery. Needs root."""
     async with (
         open_machines(settings) as machines,
-        _connected(settings, machines.database, machines, settings.git_uid) as installation,
+        open_parts(settings, machines.database, machines, settings.git_uid) as installation,
     ):
         yield installation
 
@@ -77,14 +77,15 @@ async def open_without_vms(
     settings: Settings, database: Database, git_uid: int | None = None
 ) -> AsyncIterator[Installation]:
     """Open all parts but VMs. Git runs as the user `git_uid`; default: the current user."""
-    async with _connected(settings, database, None, git_uid) as installation:
+    async with open_parts(settings, database, None, git_uid) as installation:
         yield installation
 
 
 @contextlib.asynccontextmanager
-async def _connected(
+async def open_parts(
     settings: Settings, database: Database, machines: Machines | None, git_uid: int | None
 ) -> AsyncIterator[Installation]:
+    """Open the parts of an installation over its database and its VMs, if it has any."""
     async with contextlib.AsyncExitStack() as stack:
         logbook = Logbook(LogStore(database))
         logbook.start()

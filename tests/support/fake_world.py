@@ -20,6 +20,7 @@ from stead.errors import HostError
 from stead.host.interface import Disk, Place
 from stead.processes import ProcessId
 from stead.settings import Size
+from support.fake_sessions import FakeSessions
 
 _AGENT_NETWORK = 127 << 24 | 1 << 16
 """Each slot has a source address of its own in 127.1.0.0/16, by which the server of all agents knows it."""
@@ -78,6 +79,7 @@ class Process:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     awake: asyncio.Event = field(default_factory=asyncio.Event)
     links: set[asyncio.StreamWriter] = field(default_factory=set)
+    sessions: FakeSessions = field(default_factory=FakeSessions)
 
     @property
     def disk(self) -> dict[str, str]:
@@ -201,6 +203,11 @@ class World:
             await process.awake.wait()
             if process.how is not None:
                 return
+            if head[0].split()[1].startswith(("/v1/sessions", "/v1/connect")):
+                await process.sessions.serve(head[0], headers, body, reader, writer)
+                if headers.get("connection") == "upgrade":
+                    return
+                continue
             status, answer = Guest(process).answer(head[0].split()[1], body)
             writer.write(b"HTTP/1.1 %d x\r\nContent-Length: %d\r\n\r\n%s" % (status, len(answer), answer))
             await writer.drain()

@@ -105,7 +105,7 @@ def _add_upgrade_hints(app: FastAPI) -> None:
         text = "this path is a WebSocket: connect with a WebSocket client, and let proxies pass `Upgrade`"
         raise errors.ApiError("BAD_REQUEST", text, 426, headers={"Upgrade": "websocket"})
 
-    for route in list(app.routes):
+    for route in (*pty.router.routes, *processes.router.routes, *forward.router.routes):
         if isinstance(route, APIWebSocketRoute):
             app.add_api_route(route.path, upgrade_required, methods=["GET"], include_in_schema=False)
 

@@ -96,7 +96,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
         if not self.close_sent:
-            self.scope["extensions"][EXTENSION] = SocketConnection(self)  # type: ignore[assignment,index]
+            self.scope["extensions"][EXTENSION] = SocketConnection(self)  # type: ignore[assignment]
 
     def handle_cont(self, event: Frame) -> None:
         # Empty fragments do not count towards the size of a message, but would fill the list of its parts.
@@ -125,6 +125,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     async def send(self, message: ASGISendEvent) -> None:
         await super().send(message)
+        if self.initial_response is not None and self.close_sent:
+            self.handshake_complete = True  # by an HTTP response, which uvicorn would log as an error
         if self.close_timer is not None:
             self.close_timer.cancel()
             self.close_timer = self.loop.call_later(_CLOSE_TIMEOUT, self.transport.abort)

@@ -94,7 +94,9 @@ class NewProcess(Wire):
 
     @property
     def argv(self) -> list[str]:
-        return shell(self.command) if isinstance(self.command, str) else self.command
+        if isinstance(self.command, str):
+            return shell(self.command) if self.command else []
+        return self.command
 
 
 class Process(Wire):

@@ -1,0 +1,321 @@
+"""Terminals over WebSockets, with a guest in memory: messages, errors, eviction, back-pressure."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from websockets.asyncio.client import ClientConnection
+
+from stead.api.server import running
+from support.fake_site import USER, FakeSite, closed, fake_site, stands_still
+from support.waiting import until
+
+
+@pytest_asyncio.fixture(scope="module")
+async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FakeSite]:
+    async with fake_site(tmp_path_factory.mktemp("site")) as site:
+        yield site
+
+
+@pytest_asyncio.fixture(autouse=True)
+async def no_sessions(site: FakeSite) -> AsyncIterator[None]:
+    yield
+    for process in site.world.alive(site.vm):
+        process.sessions.table.clear()
+
+
+async def opened(socket: ClientConnection) -> str:
+    """The session id of a terminal that was opened; its screen has arrived."""
+    info = json.loads(await socket.recv())
+    assert info["type"] == "sessionInfo"
+    assert isinstance(await socket.recv(), bytes)
+    return str(info["sessionId"])
+
+
+async def test_open_write_resize_and_exit(site: FakeSite) -> None:
+    async with site.socket("/pty?cols=120&rows=30&exec=cat") as terminal:
+        session = site.session(await opened(terminal))
+        assert (session.argv, session.cols, session.rows) == (["/bin/sh", "-c", "cat"], 120, 30)
+        await terminal.send(b"hello")
+        assert await terminal.recv() == b"hello"
+        await terminal.send(json.dumps({"type": "resize", "cols": 200, "rows": 60}))
+        await terminal.send(b"exit 7")
+        assert json.loads(await terminal.recv()) == {"type": "exited", "exitCode": 7}
+        assert (await closed(terminal))[0] == 1000
+    assert (session.cols, session.rows) == (200, 60)
+
+
+async def test_no_program_is_the_login_shell(site: FakeSite) -> None:
+    async with site.socket("/pty?cols=80&rows=24") as terminal:
+        assert site.session(await opened(terminal)).argv == []
+
+
+@pytest.mark.parametrize(("signal", "code"), [("SIGKILL", 137), ("SIGINT", 130)])
+async def test_signals_and_exit_codes_of_signals(site: FakeSite, signal: str, code: int) -> None:
+    async with site.socket("/pty?exec=cat") as terminal:
+        await opened(terminal)
+        await terminal.send(json.dumps({"type": "signal", "signal": signal}))
+        assert json.loads(await terminal.recv()) == {"type": "exited", "exitCode": code}
+
+
+async def test_sizes_out_of_range_are_clamped(site: FakeSite) -> None:
+    async with site.socket("/pty?cols=0&rows=99999&exec=cat") as terminal:
+        session = site.session(await opened(terminal))
+        assert (session.cols, session.rows) == (1, 1000)
+
+
+async def test_detached_sessions_keep_running_and_replay_their_screen(site: FakeSite) -> None:
+    async with site.socket("/pty?exec=cat&sessionId=mine") as terminal:
+        await opened(terminal)
+        await terminal.send(b"before")
+        assert await terminal.recv() == b"before"
+    assert not site.session("mine").ended.is_set()
+    async with site.socket("/pty/sessions/mine?cols=10&rows=5") as first:
+        assert json.loads(await first.recv()) == {"type": "sessionInfo", "sessionId": "mine"}
+        assert await first.recv() == b"screen:before"
+        async with site.socket("/pty/sessions/mine") as second:
+            await opened(second)
+            await second.send(b"both")
+            assert await first.recv() == await second.recv() == b"both"
+            async with site.http() as http:
+                (listed,) = (await http.get("/pty/sessions")).json()["sessions"]
+            assert listed["attachedCount"] == 2
+
+
+async def test_late_clients_of_an_exited_session_get_its_exit_code(site: FakeSite) -> None:
+    async with site.socket("/pty?exec=exit+5&sessionId=done") as terminal:
+        await opened(terminal)
+        assert json.loads(await terminal.recv()) == {"type": "exited", "exitCode": 5}
+    async with site.socket("/pty/sessions/done") as terminal:
+        await opened(terminal)
+        assert json.loads(await terminal.recv()) == {"type": "exited", "exitCode": 5}
+        assert (await closed(terminal))[0] == 1000
+
+
+async def test_list_and_close(site: FakeSite) -> None:
+    async with site.socket("/pty?exec=cat&sessionId=one") as terminal, site.http() as http:
+        await opened(terminal)
+        assert (await http.get("/pty/sessions")).json() == {
+            "sessions": [
+                {
+                    "sessionId": "one",
+                    "running": True,
+                    "cols": 80,
+                    "rows": 24,
+                    "createdAtMs": 1_700_000_000_000,
+                    "attachedCount": 1,
+                    "exitCode": None,
+                    "exitedAtMs": None,
+                    "exec": "cat",
+                    "user": None,
+                    "suspended": False,
+                    "title": "",
+                }
+            ]
+        }
+        gone = await http.delete("/pty/sessions/one")
+        assert gone.json() == {"sessionId": "one", "exitCode": 137}
+        assert json.loads(await terminal.recv()) == {"type": "exited", "exitCode": 137}
+        again = await http.delete("/pty/sessions/one")
+        assert (again.status_code, again.json()["code"]) == (404, "SESSION_NOT_FOUND")
+
+
+async def test_refusals_before_the_upgrade(site: FakeSite) -> None:
+    async with site.socket("/pty?exec=cat&sessionId=taken", headers={USER: "alice"}) as terminal:
+        await opened(terminal)
+        vm = site.vm
+        cases: list[tuple[str, dict[str, str], int, dict[str, Any]]] = [
+            ("/pty?sessionId=a%2Fb", {}, 400, {"code": "INVALID_SESSION_ID", "sessionId": "a/b"}),
+            ("/pty/sessions/a%20b", {}, 400, {"code": "INVALID_SESSION_ID", "sessionId": "a b"}),
+            ("/pty?sessionId=taken", {}, 409, {"code": "SESSION_ALREADY_EXISTS", "sessionId": "taken"}),
+            ("/pty/sessions/no", {}, 404, {"code": "SESSION_NOT_FOUND", "vmId": vm, "sessionId": "no"}),
+            (
+                "/pty/sessions/taken",
+                {USER: "bob"},
+                403,
+                {"code": "SESSION_USER_MISMATCH", "vmId": vm, "sessionId": "taken"},
+            ),
+            ("/pty?cols=many", {}, 400, {"code": "INVALID_REQUEST"}),
+        ]
+        for path, headers, status, wanted in cases:
+            refused, body = await site.refusal(path, headers=headers)
+            assert (refused, {name: body.get(name) for name in wanted}) == (status, wanted), path
+        async with site.http(**{USER: "bob"}) as http:
+            assert (await http.get("/pty/sessions")).json() == {"sessions": []}
+            assert (await http.delete("/pty/sessions/taken")).json()["code"] == "SESSION_USER_MISMATCH"
+        async with site.http() as http:
+            assert (await http.get("/pty/sessions")).json()["sessions"][0]["user"] == "alice"
+
+
+async def test_session_cap(site: FakeSite) -> None:
+    async with site.socket("/pty?exec=cat&sessionId=first") as terminal:
+        await opened(terminal)
+        first = site.session("first")
+        site.sessions.table.update({f"s{n}": replace(first, id=f"s{n}") for n in range(127)})
+        status, body = await site.refusal("/pty?exec=cat")
+        assert (status, body["code"], body["limit"]) == (429, "SESSION_CAP_REACHED", 128)
+
+
+# The VM's life
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [("suspend", "suspended"), ("stop", "stopped"), ("kill", "killed"), ("delete", "deleted")],
+)
+async def test_end_of_a_run_evicts_clients_and_says_why(tmp_path: Path, end: str, reason: str) -> None:
+    async with fake_site(tmp_path) as site, site.socket("/pty?exec=cat&sessionId=one") as terminal:
+        await opened(terminal)
+        await getattr(site.installation.machines, end)(site.vm)
+        assert await closed(terminal) == (1001, f"the VM was {reason}")
+
+
+async def test_crash_of_the_vm_evicts_clients(tmp_path: Path) -> None:
+    async with fake_site(tmp_path) as site, site.socket("/pty?exec=cat") as terminal:
+        await opened(terminal)
+        site.world.of(site.vm).end("ended by SIGSEGV")
+        code, reason = await closed(terminal)
+        assert code == 1001
+        assert reason.startswith("the VM ended: ")
+
+
+async def test_attached_terminal_does_not_hold_its_vm_awake(tmp_path: Path) -> None:
+    """Bytes count as activity, an open WebSocket does not; the next attach wakes the VM."""
+    async with fake_site(tmp_path, idle_timeout=1, idle_check=3600) as site:
+        machines = site.installation.machines
+        async with site.socket("/pty?exec=cat") as terminal:
+            await opened(terminal)
+            assert await machines.idle.find_idle() == []
+            await asyncio.sleep(1.2)
+            await terminal.send(b"x")
+            assert await terminal.recv() == b"x"
+            assert await machines.idle.find_idle() == []
+            await asyncio.sleep(1.2)
+            assert await machines.idle.find_idle() == [site.vm]
+            await machines.suspend(site.vm)
+            assert await closed(terminal) == (1001, "the VM was suspended")
+        async with site.socket("/pty?exec=cat") as terminal:
+            await opened(terminal)
+        assert machines.processes.running(site.vm) is not None
+
+
+async def test_lost_connection_to_a_running_vm_is_an_internal_error(
+    site: FakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stead.api.sockets._EVICTION_GRACE", 0.1)
+    async with site.socket("/pty?exec=cat") as terminal:
+        session = site.session(await opened(terminal))
+        for client in session.clients:
+            client.transport.abort()
+        assert (await closed(terminal))[0] == 1011
+
+
+async def test_stop_of_the_server_closes_clients_and_leaves_sessions(site: FakeSite) -> None:
+    async with running(site.installation.settings, site.installation) as url:
+        there = replace(site, url=url)
+        terminal = await there.socket("/pty?exec=cat&sessionId=stays")
+        await opened(terminal)
+    assert await closed(terminal) == (1001, "the server is stopping; retry when it is back")
+    assert not site.session("stays").ended.is_set()
+    async with site.socket("/pty/sessions/stays") as again:
+        await opened(again)
+
+
+async def test_session_of_a_client_that_left_during_the_open_is_closed(
+    site: FakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It never learned the id."""
+    entered, leave = asyncio.Event(), asyncio.Event()
+    attached = site.sessions._attach
+
+    async def slow(*arguments: Any) -> None:
+        entered.set()
+        await leave.wait()
+        await attached(*arguments)
+
+    monkeypatch.setattr(site.sessions, "_attach", slow)
+    opening = asyncio.ensure_future(site.socket("/pty?exec=cat&sessionId=lost").__aenter__())
+    await entered.wait()
+    assert "lost" in site.sessions.table
+    opening.cancel()
+    await asyncio.gather(opening, return_exceptions=True)
+
+    async def gone() -> bool:
+        return "lost" not in site.sessions.table
+
+    await until(gone, 10)
+    leave.set()
+
+
+# Back-pressure
+
+
+async def test_client_that_does_not_read_stops_the_output(site: FakeSite) -> None:
+    """Nothing is queued: the guest is not read either, and others are served meanwhile."""
+    async with site.socket("/pty?exec=flood&sessionId=flood", max_queue=1) as slow:
+        await opened(slow)
+        slow.transport.pause_reading()
+        session = site.session("flood")
+        await stands_still(session)
+        held = session.printed
+        assert held < 32 << 20
+        async with site.socket("/pty?exec=cat") as other:
+            await opened(other)
+            await other.send(b"quick")
+            assert await other.recv() == b"quick"
+        assert session.printed == held
+        slow.transport.resume_reading()
+        async with asyncio.timeout(30):
+            while session.printed == held:
+                await slow.recv()
+        slow.transport.abort()
+
+
+async def test_endless_output_leaves_the_loop_to_others(site: FakeSite) -> None:
+    async with (
+        site.socket("/pty?exec=flood&sessionId=flood") as flood,
+        site.socket("/pty?exec=cat") as other,
+        site.http() as http,
+    ):
+        await opened(flood)
+        await opened(other)
+
+        async def read() -> None:
+            while True:
+                await flood.recv()
+
+        reading = asyncio.create_task(read())
+        try:
+            for _ in range(20):
+                await other.send(b"x")
+                assert await other.recv() == b"x"
+                assert (await http.get("/pty/sessions")).status_code == 200
+            assert site.session("flood").printed > 1 << 20
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+
+async def test_program_that_does_not_read_stops_the_client(site: FakeSite) -> None:
+    async with site.socket("/pty?exec=wait&sessionId=deaf") as terminal:
+        await opened(terminal)
+        session = site.session("deaf")
+        session.reads.clear()
+        sent = 0
+        with pytest.raises(TimeoutError):
+            while sent < 64 << 20:
+                async with asyncio.timeout(2):
+                    await terminal.send(b"x" * (256 << 10))
+                sent += 256 << 10
+        assert 0 < sent < 64 << 20
+        session.reads.set()
+
+        async def taken() -> bool:
+            return len(session.received) >= sent
+
+        await until(taken, 30)

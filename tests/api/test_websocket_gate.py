@@ -1,0 +1,351 @@
+"""WebSockets before their upgrade: authentication, tickets, origins, limits, invalid handshakes."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import pytest_asyncio
+from fastapi.routing import APIWebSocketRoute
+from websockets.http11 import Request
+
+from stead.api import forward, processes, pty, server, sockets
+from stead.api.server import running
+from stead.api.websocket_protocol import WebSocketProtocol
+from stead.identity import tickets
+from stead.identity.tickets import TicketLimitExceeded, Tickets
+from support.fake_site import USER, FakeSite, closed, fake_site, stands_still
+from support.waiting import until
+
+PATHS = ("/pty", "/pty/sessions/one", "/processes/one/attach", "/forward/80")
+INVENTED = "abcdefghijklmnopqrst"
+
+
+@pytest_asyncio.fixture(scope="module")
+async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FakeSite]:
+    async with fake_site(tmp_path_factory.mktemp("site")) as site:
+        yield site
+
+
+@pytest_asyncio.fixture
+async def own_site(tmp_path: Path) -> AsyncIterator[FakeSite]:
+    """For tests that withdraw permissions."""
+    async with fake_site(tmp_path) as site:
+        yield site
+
+
+def test_every_websocket_is_in_the_caller_table() -> None:
+    routes = [*pty.router.routes, *processes.router.routes, *forward.router.routes]
+    known = {_shape(each.path) for each in routes if isinstance(each, APIWebSocketRoute)}
+    assert known == {path.replace("one", "*").replace("80", "*") for path in PATHS}
+
+
+def _shape(path: str) -> str:
+    parts = path.removeprefix("/v1/vms/{vm_id}").split("/")
+    return "/".join("*" if part.startswith("{") else part for part in parts)
+
+
+@pytest.mark.parametrize("caller", ["nobody", "not a key", "revoked key"])
+@pytest.mark.parametrize("path", [*PATHS, "/nowhere"])
+async def test_unauthenticated_websockets_are_refused(site: FakeSite, caller: str, path: str) -> None:
+    status, body = await site.refusal(path, caller)
+    assert (status, body["code"]) == (401, "UNAUTHORIZED_ERROR")
+
+
+@pytest.mark.parametrize("caller", ["stranger", "ungranted"])
+@pytest.mark.parametrize("path", PATHS)
+async def test_vms_of_others_look_nonexistent(site: FakeSite, caller: str, path: str) -> None:
+    real = await site.refusal(path, caller)
+    missing = await site.refusal(path, caller, vm=INVENTED)
+    assert (real[0], real[1]["code"]) == (404, "VM_NOT_FOUND")
+    assert json.dumps(real).replace(site.vm, "*") == json.dumps(missing).replace(INVENTED, "*")
+
+
+@pytest.mark.parametrize("caller", ["owner", "granted"])
+async def test_granted_vms_can_be_used(site: FakeSite, caller: str) -> None:
+    async with site.socket("/pty?exec=cat", caller) as terminal:
+        assert json.loads(await terminal.recv())["type"] == "sessionInfo"
+        assert terminal.response is not None
+        assert len(terminal.response.headers["x-freestyle-trace-id"]) == 32
+
+
+async def test_identities_act_as_their_allowed_linux_user(own_site: FakeSite) -> None:
+    site = own_site
+    identity = site.keys["identity"]
+    await site.installation.identities.update(site.account, identity, site.vm, ["alice"])
+    async with site.socket("/pty?sessionId=hers", "granted") as terminal:
+        await terminal.recv()
+        assert site.session("hers").user == "alice"
+    status, body = await site.refusal("/pty", "granted", headers={USER: "root"})
+    assert (status, body["code"]) == (403, "FORBIDDEN")
+
+
+async def test_unknown_websocket_paths_are_not_found(site: FakeSite) -> None:
+    status, body = await site.refusal("/nowhere")
+    assert (status, body["code"]) == (404, "NOT_FOUND")
+
+
+async def test_plain_get_of_a_websocket_says_what_is_missing(site: FakeSite) -> None:
+    async with site.http() as http:
+        for path in PATHS:
+            answer = await http.get(path)
+            assert (answer.status_code, answer.headers["upgrade"]) == (426, "websocket"), path
+    async with site.http("nobody") as http:
+        assert (await http.get("/pty")).status_code == 401
+
+
+# Tickets
+
+
+async def test_ticket_opens_one_websocket_once(site: FakeSite) -> None:
+    async with site.http() as http:
+        made = (await http.post("/tickets", json={"kind": "pty"})).json()
+    assert made["path"] == f"/v1/vms/{site.vm}/pty"
+    async with site.socket(f"/pty?exec=cat&ticket={made['ticket']}", "nobody") as terminal:
+        assert json.loads(await terminal.recv())["type"] == "sessionInfo"
+    status, body = await site.refusal(f"/pty?ticket={made['ticket']}", "nobody")
+    assert (status, body["code"]) == (401, "UNAUTHORIZED_ERROR")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "path"),
+    [
+        ({}, "/pty"),
+        ({"kind": "pty", "sessionId": "a.b-C_9"}, "/pty/sessions/a.b-C_9"),
+        ({"kind": "process", "sessionId": "one"}, "/processes/one/attach"),
+        ({"kind": "forward", "port": 3000}, "/forward/3000"),
+    ],
+)
+async def test_ticket_is_bound_to_its_path(site: FakeSite, wanted: dict[str, object], path: str) -> None:
+    async with site.http() as http:
+        made = (await http.post("/tickets", json=wanted)).json()
+    assert made["path"] == f"/v1/vms/{site.vm}{path}"
+    status, body = await site.refusal(f"/pty/sessions/other?ticket={made['ticket']}", "nobody")
+    assert (status, body["code"]) == (403, "FORBIDDEN")
+    # It is used up.
+    status, _ = await site.refusal(f"{path}?ticket={made['ticket']}", "nobody")
+    assert status == 401
+
+
+async def test_ticket_is_bound_to_its_linux_user(site: FakeSite) -> None:
+    async with site.http(**{USER: "alice"}) as http:
+        made = (await http.post("/tickets", json={})).json()
+    path = f"/pty?sessionId=alices&ticket={made['ticket']}"
+    async with site.socket(path, "nobody", headers={USER: "root"}) as terminal:
+        await terminal.recv()
+        assert site.session("alices").user == "alice"
+
+
+async def test_ticket_of_a_revoked_key_is_invalid(own_site: FakeSite) -> None:
+    site = own_site
+    async with site.http() as http:
+        made = (await http.post("/tickets", json={})).json()
+    await site.installation.accounts.revoke_key(site.keys["owner"])
+    assert (await site.refusal(f"/pty?ticket={made['ticket']}", "nobody"))[0] == 401
+
+
+async def test_ticket_does_not_authenticate_http_calls(site: FakeSite) -> None:
+    async with site.http() as http:
+        made = (await http.post("/tickets", json={"kind": "pty"})).json()
+    async with site.http("nobody") as http:
+        assert (await http.get(f"/pty?ticket={made['ticket']}")).status_code == 401
+        bearer = {"Authorization": f"Bearer {made['ticket']}"}
+        assert (await http.get("/pty/sessions", headers=bearer)).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [{"kind": "process"}, {"kind": "forward"}, {"kind": "forward", "port": 0}, {"sessionId": "a/b"}],
+)
+async def test_incomplete_tickets_are_refused(site: FakeSite, wanted: dict[str, object]) -> None:
+    async with site.http() as http:
+        assert (await http.post("/tickets", json=wanted)).status_code == 400
+
+
+async def test_tickets_are_not_in_the_log(site: FakeSite, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with site.http() as http:
+        made = (await http.post("/tickets", json={})).json()
+    async with site.socket(f"/pty?exec=cat&ticket={made['ticket']}", "nobody") as terminal:
+        await terminal.recv()
+    path = f"/v1/vms/{site.vm}/pty"
+
+    def lines() -> list[str]:
+        return [each.getMessage() for each in caplog.records if each.name != "websockets.client"]
+
+    async def logged() -> bool:
+        return any(path in line and "WEBSOCKET" in line for line in lines())
+
+    await until(logged, 10)
+    assert not any(made["ticket"] in line for line in lines())
+
+
+def test_tickets_expire_and_are_limited_by_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tickets, "MAX_UNUSED", 2)
+    now = 100.0
+    held = Tickets(lambda: now)
+    first = held.create("a", "key", "/x", None)
+    held.create("a", "key", "/x", None)
+    with pytest.raises(TicketLimitExceeded):
+        held.create("a", "key", "/x", None)
+    other = held.create("b", "key", "/x", "alice")
+    assert held.use(other) == tickets.Ticket("b", "key", "/x", "alice", 160.0)
+    now += tickets.LIFETIME
+    assert held.use(first) is None
+    assert held.create("a", "key", "/x", None)
+
+
+# Origins
+
+
+@pytest.mark.parametrize(
+    ("origins", "origin", "allowed"),
+    [
+        (("*",), "https://any.example", True),
+        (("https://app.example",), "https://app.example", True),
+        (("https://app.example",), "https://evil.example", False),
+        (("https://app.example",), "null", False),
+        (("https://app.example",), None, True),
+        ((), "own", True),
+    ],
+)
+async def test_origin_of_a_page_must_be_allowed(
+    tmp_path: Path, origins: tuple[str, ...], origin: str | None, allowed: bool
+) -> None:
+    async with fake_site(tmp_path, origins=origins) as site:
+        named = site.url if origin == "own" else origin
+        headers = {} if named is None else {"Origin": named}
+        if allowed:
+            async with site.socket("/pty?exec=cat", headers=headers) as terminal:
+                await terminal.recv()
+        else:
+            status, body = await site.refusal("/pty?exec=cat", headers=headers)
+            assert (status, body["code"]) == (403, "FORBIDDEN")
+
+
+# Limits
+
+
+async def test_account_cannot_take_all_websockets(tmp_path: Path) -> None:
+    async with fake_site(tmp_path, max_sockets=4, max_calls=2) as site:
+        here = site.installation
+        stranger = await here.callers.authenticate(site.callers["stranger"]["Authorization"].split()[1])
+        assert stranger is not None
+        theirs = await here.machines.create(account=stranger.account)
+        async with site.socket("/pty?exec=cat") as first, site.socket("/pty?exec=cat"):
+            await first.recv()
+            status, body = await site.refusal("/pty?exec=cat")
+            assert (status, body["code"], body["limit"]) == (429, "LIMIT_EXCEEDED", 2)
+            # Neither another account nor calls are held up.
+            async with site.socket("/pty?exec=cat", "stranger", vm=theirs.id) as other, site.http() as http:
+                assert json.loads(await other.recv())["type"] == "sessionInfo"
+                assert (await http.get("/pty/sessions")).status_code == 200
+        async with site.socket("/pty?exec=cat") as again:
+            assert json.loads(await again.recv())["type"] == "sessionInfo"
+
+
+async def test_revoked_key_closes_its_websockets(own_site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = own_site
+    monkeypatch.setattr(sockets, "_PERMISSION_CHECK", 0.05)
+    async with site.socket("/pty?exec=cat") as terminal, site.socket("/pty?exec=cat", "granted") as other:
+        await terminal.recv()
+        await terminal.send(b"still")
+        await site.installation.accounts.revoke_key(site.keys["owner"])
+        assert await closed(terminal) == (1008, "the API key or token was revoked")
+        await other.send(b"here")
+        await site.installation.identities.revoke(site.account, site.keys["identity"], site.vm)
+        assert (await closed(other))[0] == 1008
+
+
+# Handshakes and frames
+
+
+async def _answer(site: FakeSite, request: bytes) -> tuple[int, dict[str, str]]:
+    url = urlsplit(site.url)
+    reader, writer = await asyncio.open_connection(url.hostname, url.port)
+    writer.write(request)
+    async with asyncio.timeout(10):
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    return int(head.split()[1]), json.loads(body)
+
+
+@pytest.mark.parametrize(
+    "request_head",
+    [
+        b"POST /v1/vms HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+        b"GET /v1/vms HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+        b"GET /x HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        b"Sec-WebSocket-Version: 12\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
+        b"GET /x HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        b"Authorization: Bearer " + b"x" * 20_000 + b"\r\n\r\n",
+    ],
+)
+async def test_invalid_handshakes_get_a_json_error(site: FakeSite, request_head: bytes) -> None:
+    status, body = await _answer(site, request_head)
+    assert (status, body["code"]) == (400, "BAD_REQUEST")
+
+
+async def test_too_long_messages_close_the_websocket(site: FakeSite) -> None:
+    async with site.socket("/pty?exec=cat") as terminal:
+        await terminal.send(b"x" * (1 << 20))
+        await terminal.send(b"x" * ((1 << 20) + 1))
+        assert (await closed(terminal))[0] == 1009
+
+
+@pytest.mark.parametrize("text", ["not JSON", "[1]", '{"type": "resize"}', '{"a": "' + "x" * 5000 + '"}'])
+async def test_invalid_control_messages_close_the_websocket(site: FakeSite, text: str) -> None:
+    async with site.socket("/pty?exec=cat") as terminal:
+        await terminal.send(text)
+        assert (await closed(terminal))[0] == 1008
+
+
+async def test_unknown_control_messages_are_ignored(site: FakeSite) -> None:
+    async with site.socket("/pty?exec=cat") as terminal:
+        await terminal.recv(), await terminal.recv()
+        await terminal.send('{"type": "dance"}')
+        await terminal.send(b"on")
+        assert await terminal.recv() == b"on"
+
+
+async def test_pings_of_a_client_that_does_not_read_are_dropped(
+    site: FakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answers would fill the server's memory."""
+    protocols = []
+
+    class Seen(WebSocketProtocol):
+        def handle_connect(self, event: Request) -> None:
+            protocols.append(self)
+            super().handle_connect(event)
+
+        def handle_ping(self) -> None:
+            pings.append(self.writable.is_set())
+            super().handle_ping()
+
+    pings: list[bool] = []
+    monkeypatch.setattr(server, "WebSocketProtocol", Seen)
+    settings = site.installation.settings
+    async with running(settings, site.installation) as url:
+        other = replace(site, url=url)
+        async with other.socket("/pty?exec=flood&sessionId=flood") as terminal:
+            await terminal.recv()
+            terminal.transport.pause_reading()
+            await stands_still(site.session("flood"))
+            (protocol,) = protocols
+            held = protocol.transport.get_write_buffer_size()
+            assert held > 0
+            for _ in range(2000):
+                terminal.transport.write(bytes([0x89, 0x80 | 125, 0, 0, 0, 0]) + b"x" * 125)
+
+            async def all_seen() -> bool:
+                return len(pings) == 2000
+
+            await until(all_seen, 30)
+            assert not any(pings)
+            assert protocol.transport.get_write_buffer_size() == held
+            terminal.transport.abort()
