@@ -46,6 +46,7 @@ func start(t *testing.T) *harness {
 	a := &agent{
 		identity: newIdentity(t.TempDir()), executions: newExecutions(users, launcher, terminals),
 		files: &files{accounts: users}, terminals: terminals, watches: newWatches(users, t.TempDir()),
+		sessions: &sessions{accounts: users, launcher: launcher},
 	}
 	server := httptest.NewServer(a.handler())
 	t.Cleanup(server.Close)

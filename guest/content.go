@@ -101,7 +101,7 @@ func (c *fileCall) rangeOf(size int64) (from, length int64, err error) {
 		}
 		if status == http.StatusPartialContent && from >= size {
 			header.Set("Content-Range", fmt.Sprintf("bytes */%d", size))
-			return 0, 0, &apiError{http.StatusRequestedRangeNotSatisfiable, "out_of_range", fmt.Sprintf("range starts beyond the end of the file (%d bytes)", size)}
+			return 0, 0, fail("out_of_range", "range starts beyond the end of the file (%d bytes)", size)
 		}
 	}
 	if status == http.StatusPartialContent {

@@ -13,6 +13,7 @@ type apiError struct {
 	Status  int    `json:"-"`
 	Code    string `json:"code"`
 	Message string `json:"message"`
+	Limit   int    `json:"limit,omitempty"`
 }
 
 func (e *apiError) Error() string { return e.Code + ": " + e.Message }
@@ -28,7 +29,11 @@ var statusOf = map[string]int{
 	"not_directory":     http.StatusConflict,
 	"busy":              http.StatusConflict,
 	"no_space":          http.StatusInsufficientStorage,
+	"out_of_range":      http.StatusRequestedRangeNotSatisfiable,
+	"session_cap":       http.StatusTooManyRequests,
 	"internal":          http.StatusInternalServerError,
+
+	"connection_refused": http.StatusBadGateway,
 }
 
 var codeOf = map[syscall.Errno]string{
@@ -54,11 +59,18 @@ var codeOf = map[syscall.Errno]string{
 }
 
 func fail(code, format string, arguments ...any) *apiError {
-	return &apiError{statusOf[code], code, fmt.Sprintf(format, arguments...)}
+	return &apiError{Status: statusOf[code], Code: code, Message: fmt.Sprintf(format, arguments...)}
 }
 
 func invalid(format string, arguments ...any) *apiError {
 	return fail("invalid_request", format, arguments...)
+}
+
+// overloaded says that the VM has not enough of something now.
+func overloaded(format string, arguments ...any) *apiError {
+	failure := fail("busy", format, arguments...)
+	failure.Status = http.StatusServiceUnavailable
+	return failure
 }
 
 // pathFailure names the path in a system call's error.

@@ -29,6 +29,8 @@ type execRequest struct {
 	StdinB64  []byte            `json:"stdin_b64"`
 	TimeoutMs int64             `json:"timeout_ms"`
 	Terminal  string            `json:"terminal"`
+
+	program string // what to execute when it is not Argv[0]
 }
 
 type execResult struct {

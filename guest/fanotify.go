@@ -58,7 +58,7 @@ type notice struct {
 func openNotices(path string) (*notices, error) {
 	group, _, number := syscall.Syscall(syscall.SYS_FANOTIFY_INIT, fanCloexec|fanNonblock|fanReportNames, syscall.O_RDONLY, 0)
 	if number == syscall.EMFILE {
-		return nil, &apiError{503, "busy", "too many file watches in the VM"}
+		return nil, overloaded("too many file watches in the VM")
 	}
 	if number != 0 {
 		return nil, fmt.Errorf("fanotify_init: %w", number)

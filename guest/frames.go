@@ -14,9 +14,32 @@ const (
 	frameStdout
 	frameStderr
 	frameResult
+	frameScreen
+	frameCut
 
 	frameHeader = 8
 )
+
+// Frames of a client that is attached to a session.
+const (
+	frameInput = 16 + iota
+	frameResize
+	frameSignal
+	frameCloseStdin
+)
+
+func putHeader(kind byte, frame []byte) {
+	frame[0], frame[1], frame[2], frame[3] = kind, 0, 0, 0
+	binary.BigEndian.PutUint32(frame[4:], uint32(len(frame)-frameHeader))
+}
+
+// appendFrame adds a whole frame to what is to be sent.
+func appendFrame(to []byte, kind byte, payload []byte) []byte {
+	start := len(to)
+	to = append(append(to, make([]byte, frameHeader)...), payload...)
+	putHeader(kind, to[start:])
+	return to
+}
 
 // frameWriter sends frames of several goroutines over one answer.
 type frameWriter struct {
@@ -29,8 +52,7 @@ type frameWriter struct {
 // send fills in the header, for which the first frameHeader bytes of frame are reserved.
 // A caller that went away is not an error: the command goes on and its output is dropped.
 func (f *frameWriter) send(kind byte, frame []byte, flush bool) {
-	frame[0], frame[1], frame[2], frame[3] = kind, 0, 0, 0
-	binary.BigEndian.PutUint32(frame[4:], uint32(len(frame)-frameHeader))
+	putHeader(kind, frame)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.record != nil && kind != frameStarted && kind != frameResult {
@@ -87,6 +109,12 @@ func (f *frameWriter) rest(kind byte) io.Writer {
 		return io.Discard
 	}
 	return terminalStream{f.record, kind}
+}
+
+func (f *frameWriter) release() {
+	if f.record != nil {
+		f.record.release()
+	}
 }
 
 type terminalStream struct {

@@ -42,9 +42,11 @@ func newLauncher(groups *cgroups) (*launcher, error) {
 
 // pipes are the file descriptors a command needs; ours are non-blocking, the command's are not.
 type pipes struct {
-	child [3]int
-	stdin int
-	out   [2]int
+	child   [3]int
+	stdin   int
+	out     [2]int
+	session bool // the command leads a session of its own, not only a process group
+	tty     bool // child[0] is its controlling terminal
 }
 
 func (p *pipes) closeChild(null int) {
@@ -91,7 +93,7 @@ func (l *launcher) launch(request *execRequest, actor *user) (*execution, error)
 	withStdin := request.Stdin == "stream" || len(request.StdinB64) > 0
 	p, err := l.openPipes(withStdin)
 	if err != nil {
-		return nil, &apiError{503, "busy", "cannot open pipes for the command: " + err.Error()}
+		return nil, overloaded("cannot open pipes for the command: %v", err)
 	}
 	pid, pidfd, err := l.start(request, actor, p)
 	if err != nil {
@@ -136,7 +138,7 @@ func (l *launcher) start(request *execRequest, actor *user, p *pipes) (pid, pidf
 	for name, value := range request.Env {
 		environment = append(environment, name+"="+value)
 	}
-	system := &syscall.SysProcAttr{Setpgid: true, PidFD: &pidfd}
+	system := &syscall.SysProcAttr{Setpgid: !p.session, Setsid: p.session, Setctty: p.tty, PidFD: &pidfd}
 	if actor != nil {
 		system.Credential = &syscall.Credential{Uid: actor.uid, Gid: actor.gid, Groups: actor.groups}
 	}
@@ -148,6 +150,9 @@ func (l *launcher) start(request *execRequest, actor *user, p *pipes) (pid, pidf
 		attributes.Dir = "" // where the agent is
 	}
 	program := request.Argv[0]
+	if request.program != "" {
+		program = request.program
+	}
 	if strings.IndexByte(program, '/') >= 0 {
 		pid, err = l.fork(program, request.Argv, attributes)
 		return pid, pidfd, explain(program, request.Cwd, actor, err)
@@ -189,7 +194,7 @@ func (l *launcher) fork(program string, argv []string, attributes *syscall.ProcA
 			deadline = now.Add(startDeadline)
 		}
 		if now.Add(pause).After(deadline) {
-			return 0, &apiError{503, "busy", "the VM cannot start another process: " + err.Error()}
+			return 0, overloaded("the VM cannot start another process: %v", err)
 		}
 		time.Sleep(pause)
 	}
@@ -239,14 +244,7 @@ func explain(program, cwd string, actor *user, err error) error {
 	if !errors.As(err, &number) {
 		return err
 	}
-	folder := actor.do(func() error {
-		fd, err := syscall.Open(cwd+"/.", syscall.O_RDONLY|oPath|syscall.O_DIRECTORY|syscall.O_CLOEXEC, 0)
-		if err == nil {
-			syscall.Close(fd)
-		}
-		return err
-	})
-	if folder != nil {
+	if folder := actor.canEnter(cwd); folder != nil {
 		return pathFailure(cwd, folder)
 	}
 	failure := &startFailure{exitNotExecutable, "stead: " + printable(program) + ": " + number.Error()}

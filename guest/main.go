@@ -41,7 +41,7 @@ func run(address string) error {
 	runtime.GOMAXPROCS(min(runtime.NumCPU(), 4))
 	// Collect when memory is used, not every two minutes: an idle agent does nothing.
 	debug.SetGCPercent(-1)
-	debug.SetMemoryLimit(40 * mib)
+	debug.SetMemoryLimit(agentMemory)
 
 	groups, err := prepareCgroups()
 	if err != nil {
@@ -59,6 +59,7 @@ func run(address string) error {
 		files:      &files{accounts: accounts},
 		terminals:  terminals,
 		watches:    newWatches(accounts, "/"),
+		sessions:   &sessions{accounts: accounts, launcher: launcher},
 	}
 	go agent.executions.oom.follow()
 	var listener net.Listener

@@ -17,4 +17,9 @@ const (
 	reseedRandom    = 0x5207     // RNDRESEEDCRNG
 	clockRealtime   = 0
 	utimeOmit       = 1<<30 - 2
+	pollHungUp      = 0x2000     // POLLRDHUP
+	inputUTF8       = 0x4000     // IUTF8
+	unlockPty       = 0x40045431 // TIOCSPTLCK
+	openPtyPeer     = 0x5441     // TIOCGPTPEER
+	signalPty       = 0x40045436 // TIOCSIG
 )

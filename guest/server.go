@@ -31,6 +31,7 @@ type agent struct {
 	files      *files
 	terminals  *terminals
 	watches    *watches
+	sessions   *sessions
 }
 
 func (a *agent) handler() http.Handler {
@@ -39,6 +40,7 @@ func (a *agent) handler() http.Handler {
 	mux.HandleFunc("GET /v1/oom", a.executions.oom.handleList)
 	mux.HandleFunc("POST /v1/identity", func(w http.ResponseWriter, r *http.Request) {
 		a.watches.endAll()
+		a.sessions.dropConnections()
 		a.identity.handleApply(w, r)
 	})
 	mux.HandleFunc("POST /v1/exec", a.executions.handleExec)
@@ -56,6 +58,16 @@ func (a *agent) handler() http.Handler {
 	mux.HandleFunc("GET /v1/watch", a.watches.handleWatch)
 	mux.HandleFunc("GET /v1/terminals", a.terminals.handleList)
 	mux.HandleFunc("GET /v1/terminals/{name}", a.terminals.handleOutput)
+	mux.HandleFunc("GET /v1/sessions", a.sessions.handleList)
+	mux.HandleFunc("POST /v1/sessions", a.sessions.handleStart)
+	mux.HandleFunc("GET /v1/sessions/{id}", a.sessions.answer(a.sessions.get))
+	mux.HandleFunc("DELETE /v1/sessions/{id}", a.sessions.answer(a.sessions.close))
+	mux.HandleFunc("POST /v1/sessions/{id}/signal", a.sessions.answer(a.sessions.signal))
+	mux.HandleFunc("GET /v1/sessions/{id}/wait", a.sessions.answer(a.sessions.wait))
+	mux.HandleFunc("POST /v1/sessions/{id}/input", a.sessions.answer(a.sessions.feed))
+	mux.HandleFunc("GET /v1/sessions/{id}/output", a.sessions.answer(a.sessions.output))
+	mux.HandleFunc("GET /v1/sessions/{id}/attach", a.sessions.answer(a.sessions.attach))
+	mux.HandleFunc("GET /v1/connect", a.sessions.handleConnect)
 	mux.HandleFunc("POST /v1/sync", handleSync)
 	mux.HandleFunc("POST /v1/shutdown", handleShutdown)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {

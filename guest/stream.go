@@ -22,12 +22,20 @@ var streamBuffers = sync.Pool{New: func() any {
 	return &buffer
 }}
 
-// stream is the reading end of a command's stdout or stderr.
+// frameSink takes what a command prints, as frames with room for their header.
+type frameSink interface {
+	send(kind byte, frame []byte, flush bool)
+	rest(kind byte) io.Writer // for what comes after the command's end
+	release()                 // one of the streams has ended
+}
+
+// stream is the reading end of a command's stdout or stderr, or of its terminal.
 type stream struct {
 	file  *os.File
 	conn  syscall.RawConn
 	ended atomic.Int64 // when the command ended, in nanoseconds since it started reading; 0 while it runs
 	began time.Time
+	tty   bool
 }
 
 func newStream(fd int) (*stream, error) {
@@ -43,7 +51,7 @@ func (s *stream) end() {
 }
 
 // forward sends what the command prints, then keeps the pipe open for background children that still hold it.
-func (s *stream) forward(frames *frameWriter, kind byte, done *sync.WaitGroup) {
+func (s *stream) forward(frames frameSink, kind byte, done *sync.WaitGroup) {
 	more := s.copy(frames, kind)
 	if more {
 		done.Done()
@@ -51,16 +59,14 @@ func (s *stream) forward(frames *frameWriter, kind byte, done *sync.WaitGroup) {
 		io.CopyBuffer(frames.rest(kind), readOnly{s.file}, make([]byte, 4096))
 	}
 	s.file.Close()
-	if frames.record != nil {
-		frames.record.release()
-	}
+	frames.release()
 	if !more {
 		done.Done()
 	}
 }
 
 // copy reports whether someone still holds the pipe's other end.
-func (s *stream) copy(frames *frameWriter, kind byte) bool {
+func (s *stream) copy(frames frameSink, kind byte) bool {
 	for {
 		var got int
 		var failed error
@@ -83,7 +89,7 @@ func (s *stream) copy(frames *frameWriter, kind byte) bool {
 
 // rest takes what was already in the pipe when the time was up: a slow reader at the other end of the
 // connection must not cost the command its last words.
-func (s *stream) rest(frames *frameWriter, kind byte) (held bool) {
+func (s *stream) rest(frames frameSink, kind byte) (held bool) {
 	s.file.SetReadDeadline(time.Time{})
 	s.conn.Read(func(fd uintptr) bool {
 		held = true
@@ -102,7 +108,7 @@ func (s *stream) rest(frames *frameWriter, kind byte) (held bool) {
 	return held
 }
 
-func (s *stream) readOnce(fd int, frames *frameWriter, kind byte) (int, error) {
+func (s *stream) readOnce(fd int, frames frameSink, kind byte) (int, error) {
 	buffer := streamBuffers.Get().(*[]byte)
 	defer streamBuffers.Put(buffer)
 	for {
@@ -110,9 +116,27 @@ func (s *stream) readOnce(fd int, frames *frameWriter, kind byte) (int, error) {
 		if err == syscall.EINTR {
 			continue
 		}
+		if s.tty && n > 0 {
+			n += readMore(fd, (*buffer)[frameHeader+n:])
+		}
 		if n > 0 {
 			frames.send(kind, (*buffer)[:frameHeader+n], true)
 		}
 		return n, err
 	}
+}
+
+// readMore gathers what a terminal has left: it gives at most 4 KiB at once, and each frame costs a packet.
+func readMore(fd int, buffer []byte) (total int) {
+	for total < len(buffer) {
+		n, err := syscall.Read(fd, buffer[total:])
+		if err == syscall.EINTR {
+			continue
+		}
+		if err != nil || n <= 0 {
+			break // an end is met again by the next read
+		}
+		total += n
+	}
+	return total
 }

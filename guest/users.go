@@ -223,6 +223,17 @@ func (u *user) do(operation func() error) error {
 	return result.err
 }
 
+// canEnter reports why a folder cannot be the user's working directory.
+func (u *user) canEnter(folder string) error {
+	return u.do(func() error {
+		fd, err := syscall.Open(folder+"/.", syscall.O_RDONLY|oPath|syscall.O_DIRECTORY|syscall.O_CLOEXEC, 0)
+		if err == nil {
+			syscall.Close(fd)
+		}
+		return err
+	})
+}
+
 // become changes the rights of this thread only: the syscall package's own wrappers would change all threads.
 func (u *user) become() error {
 	if _, _, err := syscall.RawSyscall(syscall.SYS_SETGROUPS, uintptr(len(u.groups)), uintptr(unsafe.Pointer(&u.groups[0])), 0); err != 0 {

@@ -1,0 +1,88 @@
+package main
+
+import (
+	"fmt"
+	"syscall"
+	"unsafe"
+)
+
+// openPty makes a pseudo-terminal. The master does not block; the slave is the user's, as a login makes it.
+func openPty(cols, rows int, owner *user) (master, slave int, err error) {
+	master, err = syscall.Open("/dev/ptmx", syscall.O_RDWR|syscall.O_NOCTTY|syscall.O_CLOEXEC|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return -1, -1, fmt.Errorf("open /dev/ptmx: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			syscall.Close(master)
+		}
+	}()
+	var locked int32
+	if err = control(master, unlockPty, unsafe.Pointer(&locked)); err != nil {
+		return -1, -1, fmt.Errorf("unlock the terminal: %w", err)
+	}
+	peer, _, number := syscall.Syscall(syscall.SYS_IOCTL, uintptr(master), openPtyPeer, syscall.O_RDWR|syscall.O_NOCTTY|syscall.O_CLOEXEC)
+	if number != 0 {
+		return -1, -1, fmt.Errorf("open the terminal: %w", number)
+	}
+	slave = int(peer)
+	var modes syscall.Termios
+	if control(slave, syscall.TCGETS, unsafe.Pointer(&modes)) == nil {
+		modes.Iflag |= inputUTF8 // so that erasing a character erases all of its bytes
+		control(slave, syscall.TCSETS, unsafe.Pointer(&modes))
+	}
+	setWindowSize(master, cols, rows)
+	if owner != nil {
+		if err = syscall.Fchown(slave, int(owner.uid), -1); err != nil {
+			syscall.Close(slave)
+			return -1, -1, fmt.Errorf("give the terminal to %s: %w", owner.name, err)
+		}
+	}
+	return master, slave, nil
+}
+
+// setWindowSize tells the programs of the terminal with SIGWINCH.
+func setWindowSize(master, cols, rows int) error {
+	size := [4]uint16{uint16(rows), uint16(cols)}
+	return control(master, syscall.TIOCSWINSZ, unsafe.Pointer(&size))
+}
+
+func control(fd int, request uintptr, argument unsafe.Pointer) error {
+	if _, _, number := syscall.Syscall(syscall.SYS_IOCTL, uintptr(fd), request, uintptr(argument)); number != 0 {
+		return number
+	}
+	return nil
+}
+
+// attemptWrite writes what can be written without waiting.
+func attemptWrite(conn syscall.RawConn, data []byte) (written int, err error) {
+	unusable := conn.Write(func(fd uintptr) bool {
+		for {
+			written, err = syscall.Write(int(fd), data)
+			if err != syscall.EINTR {
+				return true
+			}
+		}
+	})
+	if unusable != nil {
+		return 0, unusable
+	}
+	if err == syscall.EAGAIN {
+		err = nil
+	}
+	return max(written, 0), err
+}
+
+// hungUp reports whether the other end of a connection has closed it, even with data unread before the end.
+func hungUp(conn syscall.RawConn) bool {
+	poll := struct {
+		fd             int32
+		events, result int16
+	}{events: pollHungUp}
+	var none syscall.Timespec
+	err := conn.Control(func(fd uintptr) {
+		poll.fd = int32(fd)
+		syscall.Syscall6(syscall.SYS_PPOLL, uintptr(unsafe.Pointer(&poll)), 1, uintptr(unsafe.Pointer(&none)), 0, 0, 0)
+	})
+	return err != nil || poll.result != 0
+}
