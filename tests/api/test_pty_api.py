@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 from websockets.asyncio.client import ClientConnection
 
+from stead.api import server
 from stead.api.server import running
 from support.fake_site import USER, FakeSite, closed, fake_site, stands_still
 from support.waiting import until
@@ -319,3 +320,73 @@ async def test_program_that_does_not_read_stops_the_client(site: FakeSite) -> No
             return len(session.received) >= sent
 
         await until(taken, 30)
+
+
+# Keep-alive
+
+
+async def test_dead_client_is_disconnected(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that does not answer pings, with output waiting for it; one that answers stays."""
+    monkeypatch.setattr(server, "PING_INTERVAL", 0.2)
+    monkeypatch.setattr(server, "PING_TIMEOUT", 0.5)
+    async with running(site.installation.settings, site.installation) as url:
+        there = replace(site, url=url)
+        async with (
+            there.socket("/pty?exec=flood&sessionId=flood") as dead,
+            there.socket("/pty?exec=cat&sessionId=alive") as alive,
+        ):
+            await opened(dead)
+            await opened(alive)
+            dead.transport.pause_reading()
+            assert len(site.session("flood").clients) == 1
+
+            async def left() -> bool:
+                return not site.session("flood").clients
+
+            await until(left, 30)
+            await alive.send(b"here")
+            assert await alive.recv() == b"here"
+            dead.transport.abort()
+
+
+async def test_client_whose_input_waits_is_not_taken_for_dead(
+    site: FakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answers to pings wait behind the input that the program does not read."""
+    monkeypatch.setattr(server, "PING_INTERVAL", 0.2)
+    monkeypatch.setattr(server, "PING_TIMEOUT", 0.3)
+    async with (
+        running(site.installation.settings, site.installation) as url,
+        replace(site, url=url).socket("/pty?exec=wait&sessionId=deaf") as terminal,
+    ):
+        await opened(terminal)
+        session = site.session("deaf")
+        session.reads.clear()
+        sending = [asyncio.create_task(terminal.send(b"x" * (1 << 20))) for _ in range(20)]
+        await asyncio.sleep(2)
+        assert not all(task.done() for task in sending)
+        session.reads.set()
+        await asyncio.gather(*sending)
+
+        async def taken() -> bool:
+            return len(session.received) == 20 << 20
+
+        await until(taken, 30)
+
+
+async def test_terminals_of_a_suspended_vm_are_listed_without_waking_it(tmp_path: Path) -> None:
+    async with fake_site(tmp_path) as site, site.http() as http:
+        for name in ("alice", "bob"):
+            async with site.socket(f"/pty?exec=cat&sessionId={name}s", headers={USER: name}) as terminal:
+                await opened(terminal)
+        machines = site.installation.machines
+        await machines.suspend(site.vm)
+        listed = (await http.get("/pty/sessions")).json()["sessions"]
+        facts = [(each["sessionId"], each["running"], each["suspended"], each["exitCode"]) for each in listed]
+        assert facts == [("alices", False, True, None), ("bobs", False, True, None)]
+        (own,) = (await http.get("/pty/sessions", headers={USER: "bob"})).json()["sessions"]
+        assert own["sessionId"] == "bobs"
+        assert machines.processes.running(site.vm) is None
+        # The guest in memory has no terminals after a wake.
+        await machines.start(site.vm)
+        assert (await http.get("/pty/sessions")).json() == {"sessions": []}

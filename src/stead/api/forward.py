@@ -5,7 +5,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path
 
-from stead.api.sockets import Close, GuestSocket, Socket, session_errors
+from stead.api.errors import ApiError
+from stead.api.sockets import Close, GuestSocket, Socket
+from stead.errors import GuestError
 from stead.guest import sessions
 from stead.guest.sessions import TcpStream
 from stead.machines.events import Use
@@ -21,7 +23,7 @@ _END = {"type": "eof"}
 async def forward_port(socket: Socket, port: Annotated[int, Path(ge=1, le=65535)]) -> None:
     """Connect to a port of the VM. Binary messages are bytes; `{"type": "eof"}` ends one direction."""
     attached = await socket.attached(Use.FORWARD)
-    with session_errors(socket.vm_id, None):
+    try:
         async with sessions.connect(attached.agent, port) as stream:
             await socket.accept()
             ended = asyncio.Event()
@@ -30,6 +32,11 @@ async def forward_port(socket: Socket, port: Annotated[int, Path(ge=1, le=65535)
                 _from_guest(socket, attached, stream, ended),
                 _from_client(socket, attached, stream, ended),
             )
+    except GuestError as error:
+        if error.code == "connection_refused":
+            text = f"nothing listens on port {port} of VM {socket.vm_id}"
+            raise ApiError("CONNECTION_REFUSED", text, vmId=socket.vm_id, port=port) from None
+        raise
 
 
 async def _from_guest(

@@ -7,7 +7,7 @@ from starlette.requests import Request
 
 from stead.api.callers import CurrentCall, Guest
 from stead.api.pty import SessionId, check_session_id, clamped, control
-from stead.api.sockets import Close, GuestSocket, Socket, session_errors
+from stead.api.sockets import Close, GuestSocket, Socket, session_errors, start_session
 from stead.api.wire import LARGEST, Nothing
 from stead.api.wire.sessions import NewProcess, Process, ProcessList, ProcessOutput, SignalRequest
 from stead.guest import sessions
@@ -46,9 +46,8 @@ async def start_process(guest: Guest, wanted: NewProcess, call: CurrentCall) -> 
     )
     await guest.machine.ensure_up(Use.PROCESS)
     call.command_started = True
-    with session_errors(guest.machine.id, chosen):
-        async with guest.machine.using(Use.PROCESS) as agent:
-            return Process.of(await sessions.start(agent, request))
+    async with guest.machine.using(Use.PROCESS) as agent:
+        return Process.of(await start_session(agent, guest.machine.id, request))
 
 
 @router.get("")

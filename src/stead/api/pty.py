@@ -7,10 +7,12 @@ from fastapi import APIRouter, Path, Query
 
 from stead.api.callers import Guest
 from stead.api.errors import ApiError
-from stead.api.sockets import Close, GuestSocket, Socket, session_errors, size_of
+from stead.api.parts import MachinesDep
+from stead.api.sockets import Close, GuestSocket, Socket, session_errors, size_of, start_session
 from stead.api.wire.sessions import ClosedPtySession, PtySession, PtySessionList, exit_code_of, shell
 from stead.guest import sessions
 from stead.guest.sessions import MAX_SIZE, Attachment, Exited, Output, Screen, SessionRequest
+from stead.machines import State
 from stead.machines.events import Use
 from stead.machines.start import Attached
 
@@ -39,8 +41,7 @@ async def open_terminal(
     argv = shell(program) if program else None
     request = SessionRequest("terminal", chosen, argv, user=socket.user, pty=True, cols=cols, rows=rows)
     attached = await socket.attached(Use.TERMINAL)
-    with session_errors(socket.vm_id, chosen):
-        session = await sessions.start(attached.agent, request)
+    session = await start_session(attached.agent, socket.vm_id, request)
 
     async def undo() -> None:
         await sessions.close(attached.agent, session.id)
@@ -115,8 +116,16 @@ def check_session_id(session_id: str) -> str:
 
 
 @router.get("/pty/sessions")
-async def list_pty_sessions(guest: Guest) -> PtySessionList:
-    """List the terminals of the Linux user; root sees all. Exited ones are listed for about 60 s."""
+async def list_pty_sessions(guest: Guest, machines: MachinesDep) -> PtySessionList:
+    """List the terminals of the Linux user; root sees all. Exited ones are listed for about 60 s.
+
+    Those of a suspended VM are listed without waking it, as far as the server knows them.
+    """
+    if guest.info.state is State.SUSPENDED:
+        known = machines.suspended_terminals(guest.machine.id)
+        if known is not None:
+            own = [each for each in known if guest.user in (None, each.user)]
+            return PtySessionList(sessions=[PtySession.of(each, suspended=True) for each in own])
     async with guest.machine.using(Use.TERMINAL) as agent:
         found = await sessions.find(agent, "terminal", guest.user)
     return PtySessionList(sessions=[PtySession.of(each) for each in found])

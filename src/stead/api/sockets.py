@@ -18,8 +18,9 @@ from stead.api.calls import GOING_AWAY, INTERNAL_ERROR, POLICY_VIOLATION, close_
 from stead.api.errors import ApiError
 from stead.api.parts import CallersDep, IdentitiesDep, MachinesDep
 from stead.errors import GuestError, GuestUnreachable, InvalidRequest, SteadError
-from stead.guest.agent import Pacer
-from stead.guest.sessions import MAX_TERMINALS
+from stead.guest import sessions
+from stead.guest.agent import Agent, Pacer
+from stead.guest.sessions import MAX_TERMINALS, Session, SessionRequest
 from stead.machines.events import Use
 from stead.machines.start import Attached
 from stead.tasks import cancel_and_wait
@@ -171,8 +172,8 @@ def size_of(message: dict[str, Any]) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def session_errors(vm_id: str, session_id: str | None) -> Iterator[None]:
-    """The codes of what a guest refuses about sessions."""
+def session_errors(vm_id: str, session_id: str) -> Iterator[None]:
+    """The codes of what a guest refuses about a session."""
     named: dict[str, Any] = {"vmId": vm_id, "sessionId": session_id}
     try:
         yield
@@ -184,16 +185,19 @@ def session_errors(vm_id: str, session_id: str | None) -> Iterator[None]:
             case "permission_denied":
                 text = f"session {session_id} belongs to another Linux user"
                 raise ApiError("SESSION_USER_MISMATCH", text, **named) from None
+        raise
+
+
+async def start_session(agent: Agent, vm_id: str, request: SessionRequest) -> Session:
+    try:
+        return await sessions.start(agent, request)
+    except GuestError as error:
+        match error.code:
             case "exists":
-                text = f"session {session_id} exists already in VM {vm_id}"
-                raise ApiError("SESSION_ALREADY_EXISTS", text, **named) from None
-            case "expired":
-                text = f"session {session_id} has exited and is no longer held"
-                raise ApiError("SESSION_EXPIRED", text, **named) from None
+                text = f"session {request.id} exists already in VM {vm_id}"
+                raise ApiError("SESSION_ALREADY_EXISTS", text, vmId=vm_id, sessionId=request.id) from None
             case "session_cap":
                 raise ApiError("SESSION_CAP_REACHED", str(error), vmId=vm_id, limit=MAX_TERMINALS) from None
-            case "connection_refused":
-                raise ApiError("CONNECTION_REFUSED", str(error), vmId=vm_id) from None
         raise
 
 

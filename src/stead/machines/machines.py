@@ -136,6 +136,7 @@ class Machines:
         self.start = start.start
         self.wait_until_ready = start.wait_until_ready
         self.suspend = suspend.suspend
+        self.suspended_terminals = suspend.terminals.get
         self.fork = fork.fork
         self.stop = ShutdownOperation(start, stop, locks, tasks).stop
         self.kill = stop.kill

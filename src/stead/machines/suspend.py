@@ -1,7 +1,8 @@
 """Suspend: a VM's memory is saved and its process ends; the next use wakes it."""
 
+import asyncio
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stead.errors import HostError
 from stead.host.interface import Host
@@ -16,6 +17,7 @@ from stead.machines.persistence import ends_with
 from stead.machines.processes import Live, Processes
 from stead.machines.records import Record, new_id
 from stead.machines.states import Operation, Running, Suspended, Suspending
+from stead.machines.suspended_terminals import SuspendedTerminals
 from stead.tasks import TaskSet, finished
 
 
@@ -31,6 +33,7 @@ class SuspendOperation:
     events: Events
     locks: Locks
     tasks: TaskSet
+    terminals: SuspendedTerminals = field(default_factory=SuspendedTerminals)
 
     async def suspend(self, machine_id: str) -> None:
         """Save a VM's memory and end its process; the next use wakes it."""
@@ -67,7 +70,7 @@ class SuspendOperation:
             return
         checkpoint, note = new_id(), record.reason
         live.evict(f"the VM was {reason}")
-        await sync_guest(live)
+        await asyncio.gather(sync_guest(live), self.terminals.remember(record.id, live.agent))
         try:
             with self.layers.building(checkpoint):
                 record = await self.capture.settled(record, live)

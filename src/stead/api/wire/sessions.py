@@ -51,19 +51,19 @@ class PtySession(Wire):
     title: str
 
     @classmethod
-    def of(cls, session: Session) -> "PtySession":
+    def of(cls, session: Session, *, suspended: bool = False) -> "PtySession":
         return cls(
             session_id=session.id,
-            running=not session.exited,
+            running=not (session.exited or suspended),
             cols=session.cols,
             rows=session.rows,
             created_at_ms=round(session.created_at * 1000),
-            attached_count=session.attached,
+            attached_count=0 if suspended else session.attached,
             exit_code=exit_code_of(session),
             exited_at_ms=None if session.exited_at is None else round(session.exited_at * 1000),
             exec=session.argv[2] if session.argv[:2] == _SHELL and len(session.argv) == 3 else None,
             user=None if session.user == "root" else session.user,
-            suspended=False,
+            suspended=suspended,
             title=session.title,
         )
 
