@@ -4,6 +4,7 @@ Sessions live in the guest agent, so suspend, snapshot and fork carry them. A cl
 upgraded connection and may leave it at any time.
 """
 
+import asyncio
 import contextlib
 import json
 import re
@@ -13,7 +14,7 @@ from typing import Any, Literal, get_args
 from urllib.parse import quote, urlencode
 
 from stead.deadlines import scaled
-from stead.errors import GuestError, InvalidRequest
+from stead.errors import GuestError, GuestUnreachable, InvalidRequest
 from stead.guest.agent import Agent, Upgraded, parse_object, parsing, small
 from stead.guest.execution import check_text, latin1
 from stead.guest.frames import Frames, encode
@@ -36,6 +37,7 @@ _STARTED, _STDOUT, _STDERR, _RESULT, _SCREEN, _CUT = range(6)
 _INPUT, _RESIZE, _SIGNAL, _CLOSE_STDIN = range(16, 20)
 _STREAMS: dict[int, StreamName] = {_STDOUT: "stdout", _STDERR: "stderr"}
 _ANSWER_GRACE = scaled(30.0)
+_STARTED_TIMEOUT = scaled(30.0)
 
 
 @dataclass(frozen=True)
@@ -362,7 +364,13 @@ async def _call(
 
 
 async def _started(frames: Frames) -> Session:
-    kind, payload = await frames.expect()
+    try:
+        async with asyncio.timeout(_STARTED_TIMEOUT):
+            kind, payload = await frames.expect()
+    except TimeoutError as error:
+        raise GuestUnreachable(
+            f"the guest agent did not describe the session within {_STARTED_TIMEOUT:g} s"
+        ) from error
     if kind != _STARTED:
         raise GuestError("malformed_answer", f"the guest agent sent a frame of type {kind} first")
     return _session(payload)
