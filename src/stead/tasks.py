@@ -258,21 +258,24 @@ class KeyedLimit:
         *,
         max_wait: float | None = None,
         busy: Callable[[], Exception] = TimeoutError,
+        release_after: float | None = None,
     ) -> None:
-        """`busy` makes the error that is raised after `max_wait` seconds without a place."""
+        """`busy` makes the error that is raised after `max_wait` seconds without a place.
+
+        A place that is held for `release_after` seconds is released; the work in it continues.
+        """
         self._total = total
         self._per_key = per_key
         self._max_wait = max_wait
         self._busy = busy
+        self._release_after = release_after
         self._used = 0
         self._held: Counter[Hashable] = Counter()
         self._waiting: list[tuple[Hashable, asyncio.Future[None]]] = []
 
     @contextlib.asynccontextmanager
-    async def hold(
-        self, key: Hashable = None, *, max_wait: float | None = None, release_after: float | None = None
-    ) -> AsyncIterator[None]:
-        """Hold a place during a block. After `release_after` seconds it is released; the block continues."""
+    async def hold(self, key: Hashable = None, *, max_wait: float | None = None) -> AsyncIterator[None]:
+        """Hold a place during a block."""
         await self._acquire(key, self._max_wait if max_wait is None else max_wait)
         held = True
 
@@ -283,8 +286,8 @@ class KeyedLimit:
                 self._release(key)
 
         timer = None
-        if release_after is not None:
-            timer = asyncio.get_running_loop().call_later(release_after, release)
+        if self._release_after is not None:
+            timer = asyncio.get_running_loop().call_later(self._release_after, release)
         try:
             yield
         finally:

@@ -25,10 +25,10 @@ from stead.host.vm import QemuVm
 from stead.installation import open_machines
 from stead.machines import Machine, Machines
 from stead.machines.bring_up import BringUp
-from stead.machines.restore_slots import RestoreSlots
 from stead.store.layers import LayerStore
 from stead.store.machines import MachineRow, MachineStore
 from stead.store.snapshots import SnapshotStore
+from stead.tasks import KeyedLimit
 from support.installations import small_installation
 
 _WRITES: dict[type, tuple[str, ...]] = {
@@ -163,7 +163,7 @@ class Driver:
     def __init__(self, machines: Machines) -> None:
         self.machines = machines
         # Operations that are held keep what they hold: none of it may be in the way of the others.
-        machines._create.slots = machines._start.slots = RestoreSlots(1000)
+        machines._create.slots = machines._start.slots = KeyedLimit(1000)
         machines.journal._allocating = contextlib.nullcontext()  # type: ignore[assignment]
         machines.quotas._lock = contextlib.nullcontext()  # type: ignore[assignment]
         machines.layers._collecting = contextlib.nullcontext()  # type: ignore[assignment]

@@ -42,7 +42,7 @@ class Files:
         for folder in ("layers", "checkpoints"):
             (data / folder).mkdir(exist_ok=True)
         self.layers = LayerFiles(data / "layers", data / "machines", Quarantine(data))
-        self.checkpoints = CheckpointFolders(data / "checkpoints", AsyncMock(), bool, Quarantine(data))
+        self.checkpoints = CheckpointFolders(data / "checkpoints", AsyncMock(), Quarantine(data))
 
 
 class Stage:

@@ -484,13 +484,14 @@ class TestKeyedLimit:
         assert limit._used == 0
 
     async def test_a_place_is_released_once_after_its_time(self, hold: Hold) -> None:
-        limit = KeyedLimit(2)
-        stuck = [hold(limit, "hostile", release_after=0.001) for _ in range(2)]
+        limit = KeyedLimit(2, release_after=0.001)
+        stuck = [hold(limit, "hostile") for _ in range(2)]
         await turns()
         async with asyncio.timeout(30), limit.hold("other"):
             assert all(each.holds for each in stuck)
         for each in stuck:
             await each.end()
+        limit._release_after = None
         later = [hold(limit, "later") for _ in range(3)]
         await turns()
         assert [each.holds for each in later] == [True, True, False]

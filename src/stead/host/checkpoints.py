@@ -125,12 +125,10 @@ class CheckpointFolders:
         self,
         folder: Path,
         platform: Callable[[], Awaitable[QemuPlatform]],
-        has_template: Callable[[str], bool],
         quarantine: Quarantine,
     ) -> None:
         self._folder = folder
         self.platform = platform
-        self._has_template = has_template
         self._quarantine = quarantine
 
     def folder(self, checkpoint: str) -> Path:
@@ -141,14 +139,7 @@ class CheckpointFolders:
 
     async def read(self, checkpoint: str, size: Size) -> CapturedState:
         """Saved state and the check that it fits this host; CheckpointUnusable has the reason if not."""
-        state = await in_thread(read, self.folder(checkpoint), await self.platform(), size)
-        try:
-            if state.base is not None and not self._has_template(state.base):
-                raise CheckpointUnusable("the template that its memory is based on is missing")
-        except BaseException:
-            state.close()
-            raise
-        return state
+        return await in_thread(read, self.folder(checkpoint), await self.platform(), size)
 
     async def save(self, state: interface.VmState, checkpoint: str) -> None:
         await in_thread(save, narrowed(state, CapturedState), self.folder(checkpoint))

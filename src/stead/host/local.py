@@ -137,9 +137,7 @@ class LocalHost:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.templates = LocalTemplates(self)
         self.layers = LayerFiles(folders[0], settings.data / "machines", self._quarantine)
-        self.checkpoints = CheckpointFolders(
-            folders[1], self.platform, lambda each: self.templates.load(each) is not None, self._quarantine
-        )
+        self.checkpoints = CheckpointFolders(folders[1], self.platform, self._quarantine)
 
     @classmethod
     async def open(cls, settings: Settings) -> Self:
@@ -281,9 +279,13 @@ class LocalHost:
         self, place: Place, state: interface.VmState, disk: Disk
     ) -> AsyncIterator[_Restore]:
         captured = narrowed(state, CapturedState)
-        base = None if captured.base is None else self.templates.load(captured.base)
-        if captured.base is not None and base is None:
-            raise CheckpointUnusable("the template that its memory is based on is missing")
+        base = None
+        if captured.base is not None:
+            # Usually the template of the disk, which is loaded already.
+            same = disk.template.id == captured.base
+            base = narrowed(disk.template, LocalTemplate) if same else self.templates.load(captured.base)
+            if base is None:
+                raise CheckpointUnusable("the template that its memory is based on is missing")
         verifying = asyncio.ensure_future(in_thread(captured.memory.verify))
         try:
             async with device_state(captured.devices) as descriptor:

@@ -13,7 +13,7 @@ from stead.machines.locks import wrong_state
 from stead.machines.processes import Live
 from stead.machines.records import Record, new_id
 from stead.machines.states import Operation, Running
-from stead.tasks import finished
+from stead.tasks import finished, or_undo
 
 _SYNC_TIMEOUT = scaled(30.0)
 
@@ -50,7 +50,8 @@ class CaptureOperation:
             await self.host.make_layer(record.place, to, record.size.disk_gib)
             await live.vm.add_layer(to)
             switch = LayerSwitch(before.top, to)
-            captured, pause = await finished(live.vm.capture(record.size, before.run.memory_base, switch))
+            capture = live.vm.capture(record.size, before.run.memory_base, switch)
+            captured, pause = await or_undo(capture, _close)
         except BaseException:
             await finished(self.settle(record, live))
             raise
@@ -81,6 +82,10 @@ class CaptureOperation:
             await live.vm.drop_layer(state.next_top)
         self.host.remove_layer(record.id, state.next_top)
         return await self.journal.transition(record, Running(state.top, state.run, None, state.reason))
+
+
+async def _close(captured: tuple[VmState, Pause]) -> None:
+    captured[0].close()
 
 
 async def sync_guest(live: Live) -> None:

@@ -3,7 +3,14 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from stead.errors import CapacityExceeded, CheckpointUnusable, InvalidRequest, StartFailed, SteadError
+from stead.errors import (
+    CapacityExceeded,
+    CheckpointUnusable,
+    HostError,
+    InvalidRequest,
+    StartFailed,
+    SteadError,
+)
 from stead.host.interface import Host, Report, Template, VmState
 from stead.logs import get_logger
 from stead.machines.bring_up import BringUp
@@ -16,13 +23,12 @@ from stead.machines.pool import Pool
 from stead.machines.processes import Live, Processes
 from stead.machines.quotas import Quotas
 from stead.machines.records import Properties, Record, size_of
-from stead.machines.restore_slots import RestoreSlots
 from stead.machines.snapshots import Snapshots
 from stead.machines.states import Creating
 from stead.machines.templates import Templates
 from stead.settings import Size
 from stead.store.snapshots import SnapshotRow
-from stead.tasks import finished, or_undo
+from stead.tasks import KeyedLimit, finished, or_undo
 
 _CANCELLED = "the creation was cancelled"
 Up = tuple[Record, Live, str | None]
@@ -44,7 +50,7 @@ class CreateOperation:
     locks: Locks
     quotas: Quotas
     pool: Pool
-    slots: RestoreSlots
+    slots: KeyedLimit
     templates: Templates
     snapshots: Snapshots
 
@@ -112,11 +118,11 @@ class CreateOperation:
 
         Retries once when the guest ends before the create is answered: emulated kernels panic now and then.
         """
-        async with self.slots.held(record.account):
+        async with self.slots.hold(record.account):
             self.host.check_capacity()
             try:
                 return await bring_up(record)
-            except StartFailed as error:
+            except (StartFailed, HostError) as error:
                 live = self.processes.get(record.id)
                 if live is None or not await live.vm.ends_now():
                     raise
@@ -127,7 +133,7 @@ class CreateOperation:
             return await bring_up(record)
 
     async def _resume(self, record: Record, live: Live) -> Up:
-        async with self.slots.held(record.account):
+        async with self.slots.hold(record.account):
             await live.vm.resume()
             await self.bring_up.identify(record, live, new_keys=True)
         return record, live, None

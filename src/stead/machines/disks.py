@@ -73,25 +73,12 @@ class Disks:
         top = getattr(record.state, "top", None)
         if template is not None and (top is None or self.host.has_layer(record.id, top)):
             try:
-                await self._with_all_layers(record)
+                await self.layers.chain(record.layer)
                 return template
             except LayerMissing as error:
                 reason = str(error)
         await self._lose(record, reason)
         raise StartFailed(f"VM {record.id} is lost: {reason}")
-
-    async def _with_all_layers(self, record: Record) -> None:
-        try:
-            await self.layers.chain(record.layer)
-        except LayerMissing:
-            # A crash may have come between freezing a layer and adopting its file.
-            failed = await self.layers.finish_adoptions()
-            try:
-                await self.layers.chain(record.layer)
-            except LayerMissing as error:
-                if error.layer in failed:
-                    raise failed[error.layer] from error
-                raise
 
     async def _lose(self, record: Record, reason: str) -> None:
         lost = Lost(status(EventKind.LOST, reason))

@@ -1,6 +1,7 @@
 """The journal of VMs: the only writer of their rows. It refuses what the state machine does not allow."""
 
 import asyncio
+import contextlib
 import itertools
 import time
 from collections.abc import Sequence
@@ -95,15 +96,14 @@ class Journal:
 
     async def claim(self, template: str, properties: Properties) -> Record | None:
         """Take the oldest prepared VM of a template out of the pool; None when there is none."""
-        row = await self.store.take(
-            Prepared.name,
-            template,
-            state=Creating.name,
-            step="identify",
-            created_at=time.time_ns(),
-            **properties.to_columns(),
-        )
-        return None if row is None else record_of(row)
+        for before in await self.list(State.PREPARED):
+            if before.template == template and isinstance(before.state, Prepared):
+                to = Creating("identify", before.state.top, before.state.run)
+                changes = properties.to_columns() | {"created_at": time.time_ns()}
+                # Another create may have taken it meanwhile, or its process ended.
+                with contextlib.suppress(IllegalTransition, MachineNotFound):
+                    return replace(await self._write(before, to, changes), properties=properties)
+        return None
 
     async def transition(self, before: Record, to: MachineState) -> Record:
         """Record the next state of a VM; durable when it returns."""
@@ -174,8 +174,8 @@ class Journal:
             raise MachineNotFound(machine_id)
 
     async def list(self, *states: State) -> list[Record]:
-        """All VMs, or those in some states."""
-        return [record_of(row) for row in await self.store.list() if not states or row.state in states]
+        """All VMs, or those in some states, oldest first."""
+        return [record_of(row) for row in await self.store.list(states=states)]
 
 
 _DISK = ("layer", "template", "active_at")

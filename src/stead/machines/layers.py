@@ -65,6 +65,19 @@ class Layers:
         """The files of a layer and of all layers below it, newest first."""
         if layer_id is None:
             return []
+        try:
+            return await self._chain(layer_id)
+        except LayerMissing:
+            # A crash or an error may have come between freezing a layer and adopting its file.
+            failed = await self.finish_adoptions()
+        try:
+            return await self._chain(layer_id)
+        except LayerMissing as error:
+            if error.layer in failed:
+                raise failed[error.layer] from error
+            raise
+
+    async def _chain(self, layer_id: str) -> list[str]:
         rows = await self._store.lineage(layer_id)
         if not rows:
             raise LayerMissing(layer_id)
@@ -111,7 +124,7 @@ class Layers:
             raise LayerMissing(layer_id)
 
     async def finish_adoptions(self) -> dict[str, HostError]:
-        """After a crash: adopt layers that are recorded as frozen and still lie in their VM's folder.
+        """Adopt layers that are recorded as frozen and still lie in their VM's folder.
 
         Returns the layers for which that failed.
         """

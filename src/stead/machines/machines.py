@@ -4,6 +4,7 @@ import contextlib
 import os
 from collections.abc import AsyncIterator
 
+from stead.deadlines import scaled
 from stead.errors import MachineNotFound
 from stead.host.interface import Host, HostPlatform, Report
 from stead.machines.boot import BootOperation
@@ -28,7 +29,6 @@ from stead.machines.quotas import LimitsOf, Quotas
 from stead.machines.records import Properties, Purpose
 from stead.machines.recovery import Reconciliation
 from stead.machines.resize import ResizeOperation
-from stead.machines.restore_slots import RestoreSlots
 from stead.machines.room import Room
 from stead.machines.shutdown import ShutdownOperation
 from stead.machines.snapshots import About, SnapshotInfo, Snapshots
@@ -44,9 +44,11 @@ from stead.store.database import Database
 from stead.store.layers import LayerStore
 from stead.store.machines import MachineRow, MachineStore
 from stead.store.snapshots import SnapshotStore
-from stead.tasks import TaskSet, finished
+from stead.tasks import KeyedLimit, TaskSet, finished
 
 _UNLISTED = (*HIDDEN, State.DELETED)
+_RESTORE_DEADLINE = scaled(10.0)
+"""Seconds that a restore counts as one. It takes about one; a guest that does not answer takes minutes."""
 
 
 class Machines:
@@ -70,8 +72,8 @@ class Machines:
         layers = self.layers = Layers(host, layer_store, tasks)
         processes = self.processes = Processes(host, journal, tasks)
         disks = self.disks = Disks(host, journal, layers, events)
-        # More concurrent restores than cores would make all of them slow.
-        slots = self.slots = RestoreSlots(max(2, os.cpu_count() or 2))
+        # More concurrent restores than cores would make all of them slow. Accounts share the places.
+        slots = self.slots = KeyedLimit(max(2, os.cpu_count() or 2), release_after=_RESTORE_DEADLINE)
         bring_up = self.bring_up = BringUp(host, journal, processes, disks, events)
         deletion = self._deletion = DeleteOperation(host, journal, processes, layers, events)
         # Operations

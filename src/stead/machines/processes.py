@@ -119,12 +119,14 @@ class Processes:
 
     async def end(self, record: Record, why: str = "ended") -> None:
         """Kill a VM's process, connected or orphaned, and close its connections."""
-        live = self._lives.pop(record.id, None)
+        live = self._lives.get(record.id)
         if live is not None:
             live.running, live.ending = False, True
             live.evict(f"the VM was {why}")
             live.agent.abort("the VM was ended")
             await live.vm.kill()
+            # Not before: a process that could not be killed is still this VM's.
+            self._lives.pop(record.id, None)
             await live.release()
             return
         # The recorded pid may be another program's by now: only processes that carry the VM's id are killed.

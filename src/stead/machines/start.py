@@ -17,12 +17,11 @@ from stead.machines.locks import Locks
 from stead.machines.processes import Live, Processes
 from stead.machines.quotas import Quotas
 from stead.machines.records import Record, check_idle
-from stead.machines.restore_slots import RestoreSlots
 from stead.machines.room import Room
 from stead.machines.states import Operation, Stopped, Suspended, Verdict
 from stead.machines.unchanged import UNCHANGED, Unchanged
 from stead.machines.wake import WakeOperation
-from stead.tasks import SingleFlight
+from stead.tasks import KeyedLimit, SingleFlight
 
 READY_TIMEOUT = scaled(120.0)
 
@@ -45,7 +44,7 @@ class StartOperation:
     locks: Locks
     quotas: Quotas
     room: Room
-    slots: RestoreSlots
+    slots: KeyedLimit
     wake: WakeOperation
     boot: BootOperation
     create: CreateOperation
@@ -137,12 +136,15 @@ class StartOperation:
                     await self._start_locked(record, use)
 
     async def _start_locked(self, record: Record, use: Use) -> None:
+        if self.processes.get(record.id) is not None:
+            # The operation that recorded its end could not kill it.
+            await self.processes.end(record)
         match record.state:
             case Suspended() as suspended:
-                async with self.slots.held(record.account):
+                async with self.slots.hold(record.account):
                     await self.wake.wake(record, suspended, use)
             case Stopped():
-                async with self.slots.held(record.account):
+                async with self.slots.hold(record.account):
                     await self.boot.boot(record, use)
             case _:
                 await self.create.again(record, use)

@@ -137,26 +137,18 @@ class MachineStore(Rows[MachineRow]):
 
         return await self.database.write(freeze)
 
-    async def take(self, from_state: str, template: str, **changes: object) -> MachineRow | None:
-        """Atomically claim and change the oldest row of a state and template."""
-        oldest = (
-            sa.select(machines.c.id)
-            .where(machines.c.state == from_state, machines.c.template == template)
-            .order_by(machines.c.created_at)
-            .limit(1)
-            .scalar_subquery()
-        )
-        statement = (
-            machines.update()
-            .where(machines.c.id == oldest, machines.c.state == from_state)
-            .values(**changes, updated_at=time.time_ns())
-        )
-        return await self._update_returning(statement)
-
     async def list(
-        self, *, excluding: Sequence[str] = (), account: str | None = None, purpose: str | None = None
+        self,
+        *,
+        states: Sequence[str] = (),
+        excluding: Sequence[str] = (),
+        account: str | None = None,
+        purpose: str | None = None,
     ) -> list[MachineRow]:
+        """VMs, oldest first: in any of these states (all, without any), apart from some."""
         statement = sa.select(machines).where(machines.c.state.not_in(excluding))
+        if states:
+            statement = statement.where(machines.c.state.in_(states))
         if account is not None:
             statement = statement.where(machines.c.account == account)
         if purpose is not None:

@@ -1,5 +1,6 @@
 """Fork and snapshot, on a host in memory."""
 
+import asyncio
 import contextlib
 from typing import Any
 
@@ -176,3 +177,30 @@ async def test_a_boot_that_cannot_make_a_layer_leaves_the_disk_as_it_was(server:
         assert (await machine.info()).state is State.STOPPED
         await audit(server)
     assert await contents(machine) == DISK
+
+
+async def test_a_failed_adoption_does_not_block_snapshots_and_forks(server: FakeServer) -> None:
+    machine = await used(server)
+    server.host.fail("layers.adopt", HostError("no"))
+    with pytest.raises(HostError, match="no"):
+        await machine.snapshot()
+    assert not server.world.files
+    (child,) = await machine.fork()
+    assert await contents(child) == ALL
+    restored = await server.machines.create(snapshot=(await machine.snapshot()).id)
+    assert await contents(restored) == ALL
+    await audit(server)
+
+
+async def test_a_capture_that_is_cancelled_closes_the_memory(server: FakeServer) -> None:
+    machine = await used(server)
+    machines = server.machines
+    live = machines.processes.get(machine.id)
+    assert live is not None
+    taking = asyncio.create_task(machines.capture.take(await machines.journal.find(machine.id), live))
+    server.host.fail("vm.switch", lambda: taking.cancel())
+    with pytest.raises(asyncio.CancelledError):
+        await taking
+    assert [state.closed for state in server.host.states] == [True]
+    assert await contents(machine) == ALL
+    await audit(server)

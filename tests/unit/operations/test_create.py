@@ -1,12 +1,15 @@
 """Create, the pool, resize and disks that are lost, on a host in memory."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from stead.errors import HostError, InvalidRequest, StartFailed, WrongState
 from stead.machines import State
+from stead.machines.pool import Pool
 from stead.settings import Size
+from stead.tasks import cancel_and_wait
 from support.engine import ALL, DISK, audit, contents, installation, restart, run, state_of, used
 from support.fake_server import FakeServer
 
@@ -56,6 +59,59 @@ async def test_a_create_is_tried_again_when_the_guest_ends_at_once(server: FakeS
     assert (await machine.info()).state is State.RUNNING
     assert server.host.calls.count("restore") == 2
     await audit(server)
+
+
+async def test_a_create_is_tried_again_when_the_guest_ends_as_it_resumes(server: FakeServer) -> None:
+    source = await used(server)
+    snapshot = await source.snapshot()
+    known = set(server.world.processes)
+
+    def panic() -> None:
+        for process in server.world.processes.keys() - known:
+            server.world.processes[process].end(cause="guest-panic")
+
+    server.host.fail("vm.resume", panic)
+    machine = await server.machines.create(snapshot=snapshot.id)
+    assert await contents(machine) == ALL
+    assert server.host.calls.count("restore_state") == 2
+    await audit(server)
+
+
+async def test_guests_that_do_not_answer_do_not_block_the_creates_of_others(server: FakeServer) -> None:
+    await server.machines.template()
+    server.machines.slots._total = 2
+    server.machines.slots._release_after = 0.05
+
+    def hang() -> None:
+        for process in server.world.processes.values():
+            process.awake.clear()
+
+    for _ in range(2):
+        server.host.fail("vm.running", hang, when="after")
+    stuck = [asyncio.create_task(server.machines.create(account="hostile")) for _ in range(2)]
+    async with asyncio.timeout(30):
+        while server.host.calls.count("vm.running") < 2:  # noqa: ASYNC110  # the host in memory has no event
+            await asyncio.sleep(0.001)
+        other = await server.machines.create(account="other")
+    assert await run(other, "recall nothing") == ""
+    assert not any(task.done() for task in stuck)
+    await cancel_and_wait(*stuck)
+    await audit(server)
+
+
+async def test_a_create_that_lasts_too_long_does_not_keep_the_pool_from_refilling(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("stead.machines.pool._LONGEST_WAIT", 0.05)
+    monkeypatch.setattr("stead.machines.pool._QUIET", 0.0)
+    nothing: Any = None
+    pool = Pool(nothing, nothing, nothing, nothing, nothing, 1)
+    with pool.giving_way():
+        assert pool._busy == 1
+        async with asyncio.timeout(30):
+            await pool._wanted.wait()
+        assert pool._busy == 0
+    assert pool._busy == 0
 
 
 async def test_a_create_takes_a_prepared_vm_from_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:

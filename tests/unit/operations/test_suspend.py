@@ -50,6 +50,17 @@ async def test_a_suspend_is_finished_once_it_is_recorded(server: FakeServer) -> 
     await audit(server)
 
 
+async def test_a_process_that_a_suspend_could_not_end_is_ended_before_the_wake(server: FakeServer) -> None:
+    machine = await used(server)
+    server.host.fail("vm.kill", HostError("no"))
+    with pytest.raises(HostError, match="no"):
+        await machine.suspend()
+    assert (await machine.info()).state is State.SUSPENDED
+    assert server.world.alive(machine.id)
+    assert await contents(machine) == ALL
+    await audit(server)
+
+
 @pytest.mark.parametrize(
     "call", ["checkpoints.read", "make_layer", "restore_state", "connect", "load", "vm.resume"]
 )
