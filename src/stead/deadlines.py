@@ -1,31 +1,17 @@
 """Deadlines for slow hosts: every deadline of guests, QEMU and host commands is scaled by one setting."""
 
-import os
-
 from stead.errors import InvalidRequest
-
-VARIABLE = "STEAD_DEADLINE_SCALE"
-_MAX_SCALE = 1000.0
+from stead.settings import Settings
 
 
-def parse_scale(text: str) -> float:
+def _scale() -> float:
     try:
-        scale = float(text)
-    except ValueError:
-        scale = 0.0
-    if not 1.0 <= scale <= _MAX_SCALE:
-        raise InvalidRequest(f"must be a number from 1 to {_MAX_SCALE:g}")
-    return scale
-
-
-def _from_environment() -> float:
-    try:
-        return parse_scale(os.environ.get(VARIABLE, "1"))
+        return Settings.load().deadline_scale
     except InvalidRequest:
-        return 1.0  # Settings.load refuses it, with a message
+        return 1.0  # what loads the settings later reports the error
 
 
-_SCALE = _from_environment()
+_SCALE = _scale()
 
 
 def scaled(seconds: float) -> float:

@@ -12,7 +12,7 @@ from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -24,7 +24,6 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
-from stead.deadlines import parse_scale
 from stead.errors import InvalidRequest
 from stead.limits import UNLIMITED, Limits
 
@@ -160,8 +159,8 @@ class Settings(BaseModel):
     idle_check: Annotated[float, Gt(0), Allowed("a number of seconds above 0")] = 5.0
     """Seconds between two checks for idle VMs."""
     accelerator: Annotated[Accelerator, Allowed("auto, kvm or tcg")] = "auto"
-    deadline_scale: Annotated[float, _from_text(parse_scale)] = 1.0
-    """Scale of all deadlines, for slow hosts. Only the variable sets it: see deadlines.py."""
+    deadline_scale: Annotated[float, Ge(1), Le(1000), Allowed("a number from 1 to 1000")] = 1.0
+    """Scale of all deadlines, for slow hosts: see deadlines.py."""
     host_certificates: Annotated[bool, Allowed("1, true, yes, on, 0, false, no or off")] = True
     """Copy the host's additional CA certificates into the image."""
     mirror: str | None = None
@@ -305,8 +304,6 @@ def _read_config_file() -> dict[str, Any]:
         raise InvalidRequest(f"cannot read the configuration file {path}: {error.strerror}") from error
     except ValueError as error:
         raise InvalidRequest(f"the configuration file {path} is not valid TOML: {error}") from error
-    if "deadline_scale" in found:
-        raise InvalidRequest(f"cannot set deadline_scale in {path}: set the variable STEAD_DEADLINE_SCALE")
     return found
 
 

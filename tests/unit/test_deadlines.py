@@ -1,4 +1,4 @@
-"""One variable scales the deadlines of guests, QEMU and host commands."""
+"""One setting scales the deadlines of guests, QEMU and host commands."""
 
 import importlib
 import json
@@ -7,6 +7,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 from stead import builds, guest, host, machines
 
@@ -28,14 +29,13 @@ def deadlines() -> dict[str, list[float]]:
     }
 
 
-def _with_scale(scale: str) -> dict[str, list[float]]:
+def _with(**variables: str) -> dict[str, list[float]]:
     command = [sys.executable, __file__]
-    output = subprocess.check_output(command, env={**os.environ, "STEAD_DEADLINE_SCALE": scale})
-    return dict(json.loads(output))
+    return dict(json.loads(subprocess.check_output(command, env={**os.environ, **variables})))
 
 
-def test_every_deadline_is_scaled_by_the_setting() -> None:
-    usual, longer, invalid = map(_with_scale, ("1", "2.5", "slow"))
+def test_every_deadline_is_scaled_by_the_setting(tmp_path: Path) -> None:
+    usual, longer, invalid = (_with(STEAD_DEADLINE_SCALE=scale) for scale in ("1", "2.5", "slow"))
     assert {
         "stead.host.accelerator._DEADLINE": [10.0],
         "stead.host.vm.QMP_TIMEOUT": [20.0],
@@ -43,6 +43,9 @@ def test_every_deadline_is_scaled_by_the_setting() -> None:
     }.items() <= usual.items()
     assert longer == {name: [2.5 * value for value in values] for name, values in usual.items()}
     assert invalid == usual  # a server refuses to start with it: Settings.load
+    file = tmp_path / "stead.toml"
+    file.write_text("deadline_scale = 2.5")
+    assert _with(STEAD_CONFIG=str(file)) == longer
 
 
 if __name__ == "__main__":

@@ -116,7 +116,7 @@ def test_a_variable_wins_over_the_file(monkeypatch: pytest.MonkeyPatch, file: Pa
         ("pool = [1]", "invalid pool = [1] in {file}: must be an integer of at least 0"),
         ("[limit]\nvms = 1.5", "invalid limit.vms = 1.5 in {file}: must be an integer of at least 0"),
         ("pool = ", "the configuration file {file} is not valid TOML: Invalid value (at end of document)"),
-        ("deadline_scale = 2", "cannot set deadline_scale in {file}: set the variable STEAD_DEADLINE_SCALE"),
+        ("deadline_scale = 0", "invalid deadline_scale = 0 in {file}: must be a number from 1 to 1000"),
     ],
 )
 def test_an_invalid_file_is_refused_with_the_key_and_what_is_allowed(
