@@ -5,11 +5,12 @@ The server, the tests and the benchmarks all open installations here.
 
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
 
-from stead.api.background import BackgroundRequests
+from stead.api.background import failure
+from stead.api.creation import created_answer
 from stead.api.parts import Installation, VmHosting, limit_creations, limit_sockets
 from stead.api.wire.triggers import push_payload
+from stead.builds.background import Answer, BackgroundRequests
 from stead.builds.builder import Builder
 from stead.errors import MachineNotFound
 from stead.github.links import Links
@@ -107,11 +108,10 @@ async def open_parts(
             except AccountNotFound:
                 return settings.limit
 
-        async def made_for(request: str) -> dict[str, Any] | None:
+        async def made_for(request: str) -> Answer | None:
             info = None if machines is None else await machines.made_for(request)
-            if info is None or info.state is not State.RUNNING or info.purpose != "use":
-                return None
-            return {"id": info.id, "domains": [], "consoleUrl": None, "snapshotId": info.snapshot}
+            handed_over = info is not None and info.state is State.RUNNING and info.purpose == "use"
+            return created_answer(info) if info is not None and handed_over else None
 
         identities = Identities(database, owns)
         guard = SsrfGuard(settings.dial_private)
@@ -139,7 +139,7 @@ async def open_parts(
             await vms.builder.recover()
             stack.push_async_callback(vms.builder.close)
         background = BackgroundRequests(RequestStore(database))
-        await background.recover(made_for)
+        await background.recover(made_for, failure)
         stack.push_async_callback(background.close)
         yield Installation(
             settings=settings,

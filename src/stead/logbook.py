@@ -19,6 +19,8 @@ MAX_MESSAGE = 16_384
 
 log = get_logger("stead.logbook")
 
+__all__ = ["LogQuery", "LogRow", "Logbook"]
+
 
 class Logbook:
     """Queues lines and writes them in batches in the background, in order.

@@ -13,8 +13,9 @@ import pytest
 
 from stead.api import calls as calls_module
 from stead.api import server as server_module
-from stead.api.background import BackgroundRequests
+from stead.api.background import failure, result
 from stead.api.server import running
+from stead.builds.background import BackgroundRequests
 from stead.machines import Machine, SnapshotInfo, State
 from stead.store.database import open_database
 from stead.store.requests import RequestRow, RequestStore
@@ -243,10 +244,10 @@ async def test_background_requests_survive_a_crash(tmp_path: Path) -> None:
         return {"id": "it"} if request == "ri-1" else None
 
     background = BackgroundRequests(store)
-    await background.recover(made_for)
-    found = await background.result("me", "ri-1")
+    await background.recover(made_for, failure)
+    found = await result(background, "me", "ri-1")
     assert (found.status_code, json.loads(bytes(found.body))) == (200, {"id": "it"})
-    lost = await background.result("me", "ri-2")
+    lost = await result(background, "me", "ri-2")
     assert (lost.status_code, json.loads(bytes(lost.body))["code"]) == (503, "SERVICE_UNAVAILABLE")
     await database.dispose()
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from stead.api.background import BackgroundRequests
+from stead.api.background import failure
+from stead.builds.background import BackgroundRequests
 from stead.host.interface import Inventory, TemplateUnreadable
 from stead.host.local import LocalHost, LocalTemplates
 from stead.identity.accounts import Accounts
@@ -239,7 +240,7 @@ async def test_a_request_whose_result_cannot_be_found_has_failed(tmp_path: Path)
             raise ValueError("'flying' is not a valid State")
         return {"id": "vm"}
 
-    await BackgroundRequests(store).recover(find)
+    await BackgroundRequests(store).recover(find, failure)
     bad, good = await store.get("bad"), await store.get("good")
     assert bad is not None and good is not None
     assert (bad.status, good.status) == (503, 200)

@@ -3,6 +3,7 @@
 from fastapi import APIRouter
 from starlette.responses import JSONResponse
 
+from stead.api import background as background_answers
 from stead.api.callers import AnyCaller
 from stead.api.parts import BackgroundDep
 from stead.api.wire import Wire
@@ -24,4 +25,4 @@ async def whoami(caller: AnyCaller) -> WhoAmI:
 @router.get("/background-requests/{request_id}", response_class=JSONResponse)
 async def background_request(request_id: str, caller: AnyCaller, background: BackgroundDep) -> JSONResponse:
     """Get the result of a background request: 202 while it runs, then the status and body of its answer."""
-    return await background.result(caller.account, request_id)
+    return await background_answers.result(background, caller.account, request_id)

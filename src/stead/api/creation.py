@@ -10,15 +10,17 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header
 
-from stead.api.background import AFTER_HEADER, Work, new_request_id
+from stead.api.background import AFTER_HEADER, run
 from stead.api.callers import CurrentCall, Owner
 from stead.api.parts import BackgroundDep, BuilderDep, CreationsDep, MachinesDep
 from stead.api.wire.creation import CreateSnapshot, CreateVm
 from stead.api.wire.snapshots import SnapshotCreated
 from stead.api.wire.unknown import HEADER, Tracked, unknown_keys
 from stead.api.wire.vms import Created
+from stead.builds.background import Answer, Work, new_request_id
 from stead.builds.builder import MachineOrder, SnapshotOrder
 from stead.errors import InvalidRequest
+from stead.machines.machine import MachineInfo
 from stead.machines.persistence import PERSISTENT
 from stead.tasks import KeyedLimit, or_undo
 
@@ -76,17 +78,16 @@ async def create_vm(
         warnings=warnings,
     )
 
-    async def delete_created(created: dict[str, Any]) -> None:
+    async def delete_created(created: Answer) -> None:
         await machines.delete(created["id"], forget=True)
 
-    async def make() -> dict[str, Any]:
+    async def make() -> Answer:
         machine = await builder.create_machine(order)
-        info = await machine.info()
-        return Created(id=info.id, snapshot_id=info.snapshot).model_dump(by_alias=True)
+        return created_answer(await machine.info())
 
     work = _limited(creations, lambda: or_undo(make(), delete_created))
     if after is not None:
-        return await background.run(owner.account, request, after, work, "CREATE_VM_BAD_REQUEST")
+        return await run(background, owner.account, request, after, work, "CREATE_VM_BAD_REQUEST")
     created = await work
     call.undo = lambda: delete_created(created)
     return created
@@ -115,7 +116,7 @@ async def create_snapshot(
         warnings=warnings,
     )
 
-    async def make() -> dict[str, Any]:
+    async def make() -> Answer:
         # Nothing to undo when the client disconnects: the repeated request finds the snapshot.
         snapshot = await builder.ensure_snapshot(order)
         return SnapshotCreated(snapshot_id=snapshot.id).model_dump(by_alias=True)
@@ -123,7 +124,11 @@ async def create_snapshot(
     work = _limited(creations, make)
     if after is None:
         return await work
-    return await background.run(owner.account, request, after, work, "CREATE_SNAPSHOT_BAD_REQUEST")
+    return await run(background, owner.account, request, after, work, "CREATE_SNAPSHOT_BAD_REQUEST")
+
+
+def created_answer(info: MachineInfo) -> Answer:
+    return Created(id=info.id, snapshot_id=info.snapshot).model_dump(by_alias=True)
 
 
 def _check_keys(body: Tracked, unknown: str | None) -> tuple[str, ...]:
@@ -134,6 +139,6 @@ def _check_keys(body: Tracked, unknown: str | None) -> tuple[str, ...]:
     return tuple(f"{each} (ignored)" for each in found)
 
 
-async def _limited(creations: KeyedLimit, work: Callable[[], Work]) -> dict[str, Any]:
+async def _limited(creations: KeyedLimit, work: Callable[[], Work]) -> Answer:
     async with creations.hold():
         return await work()

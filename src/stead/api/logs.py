@@ -18,10 +18,9 @@ from stead.errors import GuestUnreachable, MachineNotFound
 from stead.guest.systemd_journal import Entry, JournalPage, JournalQuery, read_journal
 from stead.identity.callers import Caller
 from stead.identity.identities import Identities
-from stead.logbook import Logbook
+from stead.logbook import Logbook, LogQuery, LogRow
 from stead.machines import Machines
 from stead.machines.machine import MachineInfo
-from stead.store.logs import LogQuery, LogRow
 
 router = APIRouter(prefix="/observability/v1", tags=["logs"])
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from fastapi import Depends
 from starlette.requests import HTTPConnection
 
-from stead.api.background import BackgroundRequests
 from stead.api.errors import ApiError
+from stead.builds.background import BackgroundRequests
 from stead.builds.builder import Builder
 from stead.errors import HostError
 from stead.github.links import Links

@@ -1,0 +1,85 @@
+"""Background requests: creations that outlast their call; results are stored, so they survive a restart."""
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from stead.errors import ServerStopping
+from stead.logs import get_logger
+from stead.machines.records import new_id
+from stead.store.requests import RequestRow, RequestStore
+from stead.tasks import TaskSet, cancel_and_wait
+
+_KEPT = 7 * 24 * 3600 * 10**9
+
+log = get_logger("stead.requests")
+
+Answer = dict[str, Any]
+Work = Coroutine[Any, Any, Answer]
+Failure = Callable[[Exception], tuple[int, Answer]]
+"""The status and body of the answer for an error."""
+
+
+class RequestInterrupted(ServerStopping):
+    def __init__(self) -> None:
+        Exception.__init__(self, "the Stead server stopped during this request; send it again")
+
+
+def new_request_id() -> str:
+    return f"ri-{new_id()}"
+
+
+class BackgroundRequests:
+    def __init__(self, store: RequestStore) -> None:
+        self._store = store
+        self._tasks = TaskSet()
+
+    async def run(
+        self, account: str, request_id: str, after: float, work: Work, failed: Failure
+    ) -> Answer | None:
+        """The answer if it comes within `after` seconds; otherwise None, and `get` has it later."""
+        task = asyncio.create_task(work)
+        try:
+            done, _ = await asyncio.wait({task}, timeout=after)
+        except BaseException:
+            # The client does not have the id yet, so it cannot ask for the result.
+            await cancel_and_wait(task)
+            raise
+        if done:
+            return task.result()
+        await self._store.insert(RequestRow(request_id, account))
+        self._tasks.start(self._store_result(request_id, task, failed), f"background request {request_id}")
+        return None
+
+    async def _store_result(self, request_id: str, task: asyncio.Task[Answer], failed: Failure) -> None:
+        try:
+            status, answer = 200, await task
+        except asyncio.CancelledError:
+            await cancel_and_wait(task)
+            status, answer = failed(RequestInterrupted())
+        except Exception as error:
+            status, answer = failed(error)
+        await self._store.finish(request_id, status, json.dumps(answer))
+
+    async def get(self, account: str, request_id: str) -> RequestRow | None:
+        """A request of this account; without a status while it runs."""
+        row = await self._store.get(request_id)
+        return row if row is not None and row.account == account else None
+
+    async def recover(self, find: Callable[[str], Awaitable[Answer | None]], failed: Failure) -> None:
+        """After a crash: answer with what had been created by then; fail the rest with a retryable error."""
+        await self._store.prune(time.time_ns() - _KEPT)
+        for row in await self._store.pending():
+            try:
+                found = await find(row.id)
+            except Exception as error:
+                log.error("cannot find what a request created", request=row.id, error=repr(error))
+                found = None
+            status, answer = (200, found) if found is not None else failed(RequestInterrupted())
+            await self._store.finish(row.id, status, json.dumps(answer))
+
+    async def close(self) -> None:
+        """Cancel running requests and store that they failed."""
+        await self._tasks.close()
