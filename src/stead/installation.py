@@ -136,7 +136,7 @@ async def open_parts(
             events = _MachineEvents(logbook, identities)
             stack.push_async_callback(events.close)
             machines.watch(events)
-            await vms.builder.recover()
+            await vms.builder.records.recover()
             stack.push_async_callback(vms.builder.close)
         background = BackgroundRequests(RequestStore(database))
         await background.recover(made_for, failure)

@@ -59,14 +59,16 @@ async def test_create_start_stop_and_delete_a_service(shared: Machine, services:
     assert not await services.logs("web", since=later)
     assert await services.logs("web", since="1 hour ago")
 
-    assert [(each.service, each.ok) for each in await services.stop(["web", "nowhere", "web.service"])] == [
+    assert [
+        (each.service, each.ok) for each in await services.change("stop", ["web", "nowhere", "web.service"])
+    ] == [
         *(("web", True), ("nowhere", False), ("web.service", True)),
     ]
     assert (await services.status("web")).active_state == "inactive"
-    (started,) = await services.start(["web"])
+    (started,) = await services.change("start", ["web"])
     assert started.ok
     pid = await shared.exec("systemctl show --property MainPID --value web")
-    (restarted,) = await services.restart(["web"])
+    (restarted,) = await services.change("restart", ["web"])
     assert restarted.ok
     assert (await shared.exec("systemctl show --property MainPID --value web")).stdout != pid.stdout
     assert (await shared.exec("systemctl is-enabled web")).stdout == b"enabled\n"
@@ -88,7 +90,7 @@ async def test_a_failed_start_says_why(shared: Machine, services: GuestServices)
     await shared.files().remove(f"{FOLDER}/lonely.service")
     await services.create(Service("broken", exec=("/bin/does-not-exist",)))
     await becomes(services, "broken", "failed")
-    (started,) = await services.start(["broken"])
+    (started,) = await services.change("start", ["broken"])
     assert not started.ok
     assert "broken" in started.message
     await services.delete("broken")
@@ -126,7 +128,7 @@ async def test_the_guest_agent_is_hidden(services: GuestServices) -> None:
     for call in (services.status, services.delete, services.logs):
         with pytest.raises(ServiceNotFound):
             await call("stead-agent")
-    (stopped,) = await services.stop(["stead-agent.service"])
+    (stopped,) = await services.change("stop", ["stead-agent.service"])
     assert not stopped.ok
 
 
@@ -145,7 +147,7 @@ async def test_a_linux_user_may_read_but_not_change_services(
         with pytest.raises(GuestError) as error:
             await refused
         assert error.value.code == "permission_denied"
-    (started,) = await hers.start(["roots"])
+    (started,) = await hers.change("start", ["roots"])
     assert not started.ok
     assert (await services.status("roots")).active_state == "inactive"
     await shared.files().remove(f"{FOLDER}/roots.service")

@@ -6,12 +6,13 @@ from typing import Any
 from stead.builds.builder import Builder
 from stead.builds.spec import File, Layer, Service
 from stead.limits import UNLIMITED, Limits
+from stead.logbook import Logbook
 from stead.machines import Machine, Machines
 from stead.store.builds import BuildRow, BuildStore
 
 
 @dataclass
-class Lines:
+class Lines(Logbook):
     """A logbook that keeps its lines."""
 
     entries: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
@@ -33,12 +34,12 @@ async def builds_of(machines: Machines, account: str) -> list[BuildRow]:
 
 
 async def phase_names(builder: Builder, account: str, build: str) -> list[str]:
-    return [phase.name for phase in await builder.phases(account, build)]
+    return [phase.name for phase in await builder.records.phases(account, build)]
 
 
 async def layers_built(builder: Builder, account: str) -> int:
     """How often a layer was built, by all builds of an account."""
-    builds, total = await builder.builds(account)
+    builds, total = await builder.records.list(account)
     assert len(builds) == total
     names = [name for build in builds for name in await phase_names(builder, account, build.id)]
     return sum(name.endswith("snapshot") for name in names)

@@ -14,12 +14,13 @@ from alembic.config import Config
 
 from stead.builds import records as records_module
 from stead.builds.records import Phase, PhaseInfo, Records
+from stead.logbook import Logbook
 from stead.store import migrations
 from stead.store.builds import BuildStore
 from stead.store.database import Database, open_database
 
 
-class Lines:
+class Lines(Logbook):
     """A logbook that keeps messages."""
 
     def __init__(self) -> None:

@@ -30,18 +30,18 @@ async def list_builds(
     Builds are kept for 90 days after they finish. The log lines of a build are at
     `/observability/v1/logs?buildId=`.
     """
-    builds, total = await builder.builds(owner.account, state, limit, offset)
+    builds, total = await builder.records.list(owner.account, state, limit, offset)
     return BuildList(builds=[BuildRecord.of(build) for build in builds], total_count=total)
 
 
 @router.get("/{build_id}")
 async def get_build(build_id: BuildId, owner: Owner, builder: BuilderDep) -> BuildRecord:
     """Get a build, running or finished."""
-    return BuildRecord.of(await builder.build(owner.account, build_id))
+    return BuildRecord.of(await builder.records.get(owner.account, build_id))
 
 
 @router.get("/{build_id}/phases")
 async def get_phases(build_id: BuildId, owner: Owner, builder: BuilderDep) -> PhaseList:
     """List the phases that a build has started, in order."""
-    phases = await builder.phases(owner.account, build_id)
+    phases = await builder.records.phases(owner.account, build_id)
     return PhaseList(phases=[PhaseRecord.of(phase) for phase in phases])

@@ -55,7 +55,7 @@ async def create_identity(
 ) -> IdentityModel:
     """Create an identity. It has no permissions until you grant some."""
     name = None if body is None else body.name
-    return IdentityModel.of(await identities.create(owner.account, name=name))
+    return IdentityModel.model_validate(await identities.create(owner.account, name=name))
 
 
 @router.delete("/{identity}")

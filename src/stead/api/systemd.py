@@ -69,7 +69,7 @@ async def delete_service(guest: Guest, service: str) -> ServiceDeleted:
 async def service_status(guest: Guest, service: str) -> ServiceState:
     """Get the state of a service."""
     with _services(guest) as services:
-        return ServiceState.of(await services.status(service))
+        return ServiceState.model_validate(await services.status(service))
 
 
 @router.get("/services/{service}/logs")
@@ -91,21 +91,21 @@ async def service_logs(
 async def start_services(guest: Guest, wanted: ServiceIds) -> ServiceResults:
     """Start services, one after another."""
     with _services(guest) as services:
-        return _results(await services.start(_names(wanted)))
+        return _results(await services.change("start", _names(wanted)))
 
 
 @router.post("/stop")
 async def stop_services(guest: Guest, wanted: ServiceIds) -> ServiceResults:
     """Stop services, one after another."""
     with _services(guest) as services:
-        return _results(await services.stop(_names(wanted)))
+        return _results(await services.change("stop", _names(wanted)))
 
 
 @router.post("/restart")
 async def restart_services(guest: Guest, wanted: ServiceIds) -> ServiceResults:
     """Restart services, one after another; stopped ones are started."""
     with _services(guest) as services:
-        return _results(await services.restart(_names(wanted)))
+        return _results(await services.change("restart", _names(wanted)))
 
 
 def _names(wanted: ServiceIds) -> list[str]:

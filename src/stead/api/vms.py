@@ -260,4 +260,4 @@ async def build_of_vm(info: UsableVm, builder: BuilderDep) -> BuildRecord:
     """Get the build that made the snapshot this VM was created from."""
     if info.build is None:
         raise ApiError("BUILD_NOT_FOUND_FOR_VM", f"VM {info.id} was not built from a spec", vmId=info.id)
-    return BuildRecord.of(await builder.build(info.account or "", info.build))
+    return BuildRecord.of(await builder.records.get(info.account or "", info.build))

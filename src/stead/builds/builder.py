@@ -11,12 +11,8 @@ from stead.builds.errors import BaseSnapshotDeleted, BuildBudgetExceeded, BuildE
 from stead.builds.layer_services import ReadyWait
 from stead.builds.plan import Base, Plan, plan_machine, plan_snapshot
 from stead.builds.records import (
-    BuildInfo,
-    BuildLog,
-    BuildState,
     Part,
     Phase,
-    PhaseInfo,
     RecordedBuild,
     Records,
 )
@@ -24,6 +20,7 @@ from stead.builds.spec import Layer, layer_hash
 from stead.builds.validation import disk_out_of_range
 from stead.deadlines import scaled
 from stead.errors import MachineNotFound, SnapshotNotFound, SteadError, WrongSnapshotState
+from stead.logbook import Logbook
 from stead.logs import get_logger
 from stead.machines.machine import Machine
 from stead.machines.machines import Machines
@@ -110,7 +107,7 @@ class Builder:
         self,
         machines: Machines,
         store: BuildStore,
-        logbook: BuildLog,
+        logbook: Logbook,
         bundles: Bundles,
         *,
         budget: float = BUDGET,
@@ -118,34 +115,17 @@ class Builder:
     ) -> None:
         self._machines = machines
         self._logbook = logbook
-        self._records = Records(store, logbook)
+        self.records = Records(store, logbook)
         self._bundles = bundles
         self._budget = budget
         self._layers: SingleFlight[SnapshotInfo] = SingleFlight(linger)
         self._unshared = itertools.count()
         self._closing = TaskSet()
 
-    async def recover(self) -> None:
-        """After a restart: fail builds that had not finished; recovery has deleted their VMs already."""
-        await self._records.recover()
-
     async def close(self) -> None:
         """Cancel running builds and undo what they started."""
         await self._layers.close()
         await self._closing.join()
-
-    async def build(self, account: str, build_id: str) -> BuildInfo:
-        return await self._records.get(account, build_id)
-
-    async def builds(
-        self, account: str, state: BuildState | None = None, limit: int = 100, offset: int = 0
-    ) -> tuple[Sequence[BuildInfo], int]:
-        """Some builds of an account, newest first, and how many there are in all."""
-        return await self._records.list(account, state, limit, offset)
-
-    async def phases(self, account: str, build_id: str) -> Sequence[PhaseInfo]:
-        """The phases that a build has started, in order."""
-        return await self._records.phases(account, build_id)
 
     # Snapshots
 
@@ -356,7 +336,7 @@ class Builder:
             ready = ("ready",) if plan.own.work and plan.wait_for_ready else ()
             names = ("vm", *setup.planned(plan.own), *ready)
             planned += [Phase(None, name, labelled) for name in names]
-        record = await self._records.open(
+        record = await self.records.open(
             order.account,
             planned,
             labelled=labelled,

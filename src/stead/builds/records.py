@@ -5,9 +5,10 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 from stead.builds.errors import BuildNotFound
+from stead.logbook import Logbook
 from stead.machines.records import new_id
 from stead.store.builds import BuildRow, BuildStore, PhaseRow
 from stead.tasks import or_undo
@@ -17,23 +18,6 @@ _PRUNE_EVERY = 3600.0
 
 BuildState = Literal["pending", "running", "succeeded", "failed"]
 PhaseState = Literal["running", "succeeded", "failed"]
-
-
-class BuildLog(Protocol):
-    """Receives the log lines of a build."""
-
-    async def write(
-        self,
-        account: str,
-        message: str,
-        *,
-        level: str = "info",
-        source: str | None = None,
-        machine: str | None = None,
-        service: str | None = None,
-        request: str | None = None,
-        build: str | None = None,
-    ) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -114,7 +98,7 @@ class RecordedBuild:
     """The record of one request while it is built."""
 
     def __init__(
-        self, store: BuildStore, logbook: BuildLog, row: BuildRow, planned: Sequence[Phase], labelled: bool
+        self, store: BuildStore, logbook: Logbook, row: BuildRow, planned: Sequence[Phase], labelled: bool
     ) -> None:
         self._store = store
         self._logbook = logbook
@@ -234,7 +218,7 @@ class Part:
 class Records:
     """All builds of an installation; an account sees its own."""
 
-    def __init__(self, store: BuildStore, logbook: BuildLog) -> None:
+    def __init__(self, store: BuildStore, logbook: Logbook) -> None:
         self._store = store
         self._logbook = logbook
         self._pruned = time.monotonic()

@@ -137,16 +137,7 @@ class GuestServices:
             await self._show(unit)
         return entries
 
-    async def start(self, names: Sequence[str]) -> Sequence[Outcome]:
-        return await self._change("start", names)
-
-    async def stop(self, names: Sequence[str]) -> Sequence[Outcome]:
-        return await self._change("stop", names)
-
-    async def restart(self, names: Sequence[str]) -> Sequence[Outcome]:
-        return await self._change("restart", names)
-
-    async def _change(self, verb: Verb, names: Sequence[str]) -> Sequence[Outcome]:
+    async def change(self, verb: Verb, names: Sequence[str]) -> Sequence[Outcome]:
         """Change services one after the other, in the order given; a failure does not stop the others."""
         return [await self._change_one(verb, name) for name in names]
 

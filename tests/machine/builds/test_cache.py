@@ -28,15 +28,15 @@ async def test_ten_concurrent_requests_share_one_build(
     other = replace(order, name=None)
     snapshots = await asyncio.gather(*(builder.ensure_snapshot(each) for each in [order, *[other] * 9]))
     (one,) = {snapshot.id for snapshot in snapshots}
-    builds, total = await builder.builds(account, "succeeded")
+    builds, total = await builder.records.list(account, "succeeded")
     assert total == 10
     phases = [await phase_names(builder, account, build.id) for build in builds]
     assert sorted(phases) == [["vm", "files", "snapshot"], *[["waiting"]] * 9]
     assert all(list(build.planned_phases) == names for build, names in zip(builds, phases, strict=True))
     (owner,) = {(await machines.snapshots.get(one)).build}
     assert lines.of(account).count(f"waiting for build {owner}, which builds the same layer") == 9
-    assert (await builder.builds(account, limit=3, offset=8))[0] == builds[8:]
-    assert await builder.builds(account, "failed") == ([], 0)
+    assert (await builder.records.list(account, limit=3, offset=8))[0] == builds[8:]
+    assert await builder.records.list(account, "failed") == ([], 0)
 
     kept = await machines.snapshots.get(one)
     assert (kept.name, kept.persistence, kept.state) == ("first name", Persistent(), SnapshotState.READY)
@@ -85,7 +85,7 @@ async def test_only_changed_layers_are_rebuilt(builder: Builder, machines: Machi
         layer = Layer(snapshot=inner, files=(File("/home/bob/note", text.encode()),), patches=(patch,))
         machine = await builder.create_machine(MachineOrder(account, spec=Layer(snapshot=layer)))
         info = await machine.info()
-        return machine, await builder.build(account, info.build or "")
+        return machine, await builder.records.get(account, info.build or "")
 
     machine, build = await create("one")
     assert build.planned_phases == (
@@ -125,7 +125,7 @@ async def test_requests_without_set_up_have_no_build_record(
     with pytest.raises(InvalidSpec) as raised:
         await builder.ensure_snapshot(SnapshotOrder(account, Layer(vcpus=3)))
     assert raised.value.rule == "vcpus_not_power_of_two"
-    builds, _ = await builder.builds(account)
+    builds, _ = await builder.records.list(account)
     assert [build.planned_phases for build in builds] == [("cached",), ("vm", "snapshot")]
 
 
@@ -134,8 +134,8 @@ async def test_recovery_fails_unfinished_builds(builder: Builder, machines: Mach
     await store.insert(BuildRow("bld-" + "a" * 20, account, "running", "[]"))
     await store.insert(BuildRow("bld-" + "b" * 20, account, "running", "[]"))
     await store.finish("bld-" + "b" * 20, "succeeded")
-    await builder.recover()
-    lost = await builder.build(account, "bld-" + "a" * 20)
+    await builder.records.recover()
+    lost = await builder.records.get(account, "bld-" + "a" * 20)
     assert (lost.state, lost.failure) == ("failed", "the Stead server stopped during the build")
     assert lost.finished_at is not None
-    assert (await builder.build(account, "bld-" + "b" * 20)).state == "succeeded"
+    assert (await builder.records.get(account, "bld-" + "b" * 20)).state == "succeeded"

@@ -23,7 +23,7 @@ async def test_a_build_is_cancelled_after_its_last_client_disconnects(
     waiting = [asyncio.create_task(builder.ensure_snapshot(order)) for _ in range(2)]
 
     await until(lambda: said(lines, account, "at work"), 180)
-    (waiter, starter), _ = await builder.builds(account)
+    (waiter, starter), _ = await builder.records.list(account)
     assert (starter.state, starter.current_phase) == ("running", "services")
     assert (waiter.state, waiter.current_phase) == ("running", "waiting")
     waiting[0].cancel()
@@ -31,7 +31,7 @@ async def test_a_build_is_cancelled_after_its_last_client_disconnects(
         await waiting[0]
     assert not waiting[1].done()
     # The request that started the layer has gone; its record is finished with the layer.
-    assert (await builder.build(account, starter.id)).state == "running"
+    assert (await builder.records.get(account, starter.id)).state == "running"
     assert len(await hidden(machines, account)) == 1
     assert await machines.list(account) == []
 
@@ -40,7 +40,7 @@ async def test_a_build_is_cancelled_after_its_last_client_disconnects(
         await waiting[1]
     assert await hidden(machines, account) == []
     assert await machines.snapshots.list(account, deleted=True) == []
-    builds, _ = await builder.builds(account)
+    builds, _ = await builder.records.list(account)
     assert [build.state for build in builds] == ["failed", "failed"]
     assert {build.failure for build in builds} == {"cancelled: the client disconnected"}
 
@@ -80,7 +80,7 @@ async def test_a_repeated_request_joins_the_build_that_lingers(
     assert snapshot.state is SnapshotState.READY
 
     async def both_succeeded() -> bool:
-        return (await builder.builds(account, "succeeded"))[1] == 2
+        return (await builder.records.list(account, "succeeded"))[1] == 2
 
     await until(both_succeeded, 10)
     assert await phase_names(builder, account, snapshot.build or "") == [
@@ -93,7 +93,7 @@ async def test_a_repeated_request_joins_the_build_that_lingers(
     hurried = Builder(machines, BuildStore(machines.database), lines, bundles, budget=4, linger=60)
     with pytest.raises(BuildBudgetExceeded) as raised:
         await hurried.ensure_snapshot(SnapshotOrder(account, with_commands("sleep 600")))
-    reached = (await builder.phases(account, raised.value.build or ""))[-1]
+    reached = (await builder.records.phases(account, raised.value.build or ""))[-1]
     assert (raised.value.phase, raised.value.seconds) == (reached.name, 4)
     assert raised.value.snapshot == reached.snapshot
     assert await hidden(machines, account) == []

@@ -77,9 +77,9 @@ async def test_vm_has_the_users_groups_files_and_services_of_its_layer(
 
     (build,) = await builds_of(machines, account)
     assert info.build == build.id
-    record = await builder.build(account, build.id)
+    record = await builder.records.get(account, build.id)
     assert (record.state, record.failure, record.account) == ("succeeded", None, account)
-    phases = await builder.phases(account, build.id)
+    phases = await builder.records.phases(account, build.id)
     steps = ("vm", "groups", "users", "files", "repositories", "services", "snapshot")
     assert tuple(phase.name for phase in phases) == (*(f"layer 1: {step}" for step in steps), "vm")
     assert tuple(phase.name for phase in phases) == record.planned_phases
@@ -90,12 +90,12 @@ async def test_vm_has_the_users_groups_files_and_services_of_its_layer(
     assert noted["wrote /opt/app/bin/tool (22 bytes)"]["build"] == build.id
     assert (noted["unknown key: x"]["build"], noted["unknown key: x"]["level"]) == (build.id, "warn")
     with pytest.raises(BuildNotFound):
-        await builder.build(str(uuid.uuid4()), build.id)
+        await builder.records.get(str(uuid.uuid4()), build.id)
 
     again = await builder.create_machine(replace(order, name=None))
     assert (await again.info()).snapshot == info.snapshot
     assert await active(again, "web") == "active"
-    (newest, _), total = await builder.builds(account)
+    (newest, _), total = await builder.records.list(account)
     assert total == 2
     assert (await again.info()).build == newest.id
     assert newest.planned_phases == ("layer 1: cached", "vm")
@@ -159,9 +159,9 @@ async def test_failed_run_step_reports_its_command_and_output(
     assert "stead-agent.service" in states["active", "running"]
     assert "something is wrong" in lines.of(account)
 
-    build = await builder.build(account, error.build or "")
+    build = await builder.records.get(account, error.build or "")
     assert (build.state, build.failure) == ("failed", str(error))
-    failed = (await builder.phases(account, build.id))[-1]
+    failed = (await builder.records.phases(account, build.id))[-1]
     assert (failed.name, failed.snapshot) == ("services", error.snapshot)
     assert await machines.list(account) == []
     assert await hidden(machines, account) == []
@@ -185,9 +185,9 @@ async def test_failed_run_step_reports_its_command_and_output(
     assert newest.id == getattr(results[0], "snapshot", None)
     with pytest.raises(SetupFailed):
         await builder.ensure_snapshot(order)
-    builds, _ = await builder.builds(account, "failed")
+    builds, _ = await builder.records.list(account, "failed")
     assert len(builds) == 5
-    last = [(await builder.phases(account, build.id))[-1] for build in builds[1:4]]
+    last = [(await builder.records.phases(account, build.id))[-1] for build in builds[1:4]]
     assert sorted(phase.name for phase in last) == ["services", "waiting", "waiting"]
     assert {(phase.state, phase.snapshot) for phase in last} == {("failed", newest.id)}
 

@@ -12,7 +12,9 @@ _EPOCH = datetime(1970, 1, 1)  # all times are UTC, and a zone would be written 
 
 
 class Wire(BaseModel):
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore")
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, extra="ignore", from_attributes=True
+    )
 
 
 class Nothing(Wire):

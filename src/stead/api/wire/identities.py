@@ -24,17 +24,6 @@ class IdentityModel(Wire):
     vm_grants: int = Field(description="The number of VMs that it has permissions for.")
     repo_grants: int = Field(description="The number of repositories that it has permissions for.")
 
-    @classmethod
-    def of(cls, identity: Identity) -> Self:
-        return cls(
-            id=identity.id,
-            managed=identity.managed,
-            name=identity.name,
-            created_at=identity.created_at,
-            vm_grants=identity.vm_grants,
-            repo_grants=identity.repo_grants,
-        )
-
 
 class IdentityList(Wire):
     identities: list[IdentityModel]
@@ -43,7 +32,7 @@ class IdentityList(Wire):
 
     @classmethod
     def of(cls, page: Page[Identity]) -> Self:
-        items = [IdentityModel.of(identity) for identity in page.items]
+        items = [IdentityModel.model_validate(identity) for identity in page.items]
         return cls(identities=items, offset=page.offset, total=page.total)
 
 

@@ -7,8 +7,7 @@ from pydantic import Field
 from stead.api.wire import LARGEST, Wire
 from stead.api.wire.repos import Date
 from stead.repos.model import Commit
-from stead.repos.search.content import Match
-from stead.repos.search.diffs import ChangedLine, CommitDiff
+from stead.repos.search.diffs import CommitDiff
 from stead.repos.search.search import (
     MAX_RESULTS,
     CommitsFound,
@@ -82,17 +81,6 @@ class LineMatch(Wire):
     context_before: list[str]
     context_after: list[str]
 
-    @classmethod
-    def of(cls, match: Match) -> Self:
-        return cls(
-            line_number=match.line_number,
-            line=match.line,
-            start_column=match.start_column,
-            end_column=match.end_column,
-            context_before=match.context_before,
-            context_after=match.context_after,
-        )
-
 
 class MatchedFile(FoundFile):
     matches: list[LineMatch]
@@ -111,21 +99,12 @@ class ContentResults(_Page):
 
     @classmethod
     def of(cls, found: ContentFound) -> Self:
-        files = [
-            MatchedFile(
-                path=file.path,
-                extension=file.extension,
-                size=file.size,
-                matches=[LineMatch.of(match) for match in file.matches],
-            )
-            for file in found.files
-        ]
         return cls(
             total_files=found.total_files,
             total_matches=found.total_matches,
             has_more=found.has_more,
             stopped_early=found.stopped,
-            files=files,
+            files=[MatchedFile.model_validate(file) for file in found.files],
         )
 
 
@@ -135,7 +114,7 @@ class FileResults(_Page):
 
     @classmethod
     def of(cls, found: FilesFound) -> Self:
-        files = [FoundFile(path=file.path, extension=file.extension, size=file.size) for file in found.files]
+        files = [FoundFile.model_validate(file) for file in found.files]
         return cls(
             total_files=found.total_files, has_more=found.has_more, stopped_early=found.stopped, files=files
         )
@@ -186,16 +165,6 @@ class DiffLine(Wire):
     end_column: int
     is_addition: bool
 
-    @classmethod
-    def of(cls, changed: ChangedLine) -> Self:
-        return cls(
-            line=changed.line,
-            line_number=changed.line_number,
-            start_column=changed.start_column,
-            end_column=changed.end_column,
-            is_addition=changed.is_addition,
-        )
-
 
 class DiffFile(Wire):
     path: str
@@ -219,10 +188,7 @@ class DiffResults(_Page):
                 author_name=each.commit.author.name,
                 author_email=each.commit.author.email,
                 timestamp=each.commit.author.date,
-                files=[
-                    DiffFile(path=file.path, matches=[DiffLine.of(line) for line in file.matches])
-                    for file in each.files
-                ],
+                files=[DiffFile.model_validate(file) for file in each.files],
             )
             for each in found.commits
         ]

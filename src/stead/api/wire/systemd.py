@@ -7,7 +7,7 @@ from pydantic import Field, field_validator
 from stead.api.wire import Time, Wire
 from stead.api.wire.numbers import Count
 from stead.api.wire.unknown import Tracked
-from stead.builds.services import Outcome, ServiceStatus
+from stead.builds.services import Outcome
 from stead.builds.spec import Restart, Service
 from stead.guest.systemd_journal import Entry
 
@@ -101,16 +101,6 @@ class ServiceState(Wire):
     sub_state: str
     load_state: str
     description: str
-
-    @classmethod
-    def of(cls, status: ServiceStatus) -> "ServiceState":
-        return cls(
-            name=status.name,
-            active_state=status.active_state,
-            sub_state=status.sub_state,
-            load_state=status.load_state,
-            description=status.description,
-        )
 
 
 class ServiceLogEntry(Wire):
