@@ -88,6 +88,16 @@ class CommandFailed(SteadException):
         return type(self), (self.result, self.command)
 
 
+class _Text:
+    """A text in the body of an error answer; None if it has none."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+
+    def __get__(self, error: "SteadApiError", _: object = None) -> str | None:
+        return error._text(self._key)
+
+
 class SteadApiError(SteadException):
     """The server answered with an error.
 
@@ -208,9 +218,7 @@ class InvalidFileChange(
 ):
     """A file change of a commit is invalid."""
 
-    @property
-    def path(self) -> str | None:
-        return self._text("path")
+    path = _Text("path")
 
 
 class InvalidSearch(
@@ -220,10 +228,8 @@ class InvalidSearch(
 ):
     """The query of a search is invalid."""
 
-    @property
-    def reason(self) -> str | None:
-        """Why the pattern is invalid."""
-        return self._text("reason")
+    reason = _Text("reason")
+    """Why the pattern is invalid."""
 
 
 class InvalidSource(
@@ -318,17 +324,13 @@ class VmNotFound(
 ):
     """The VM does not exist, or it belongs to another account."""
 
-    @property
-    def vm_id(self) -> str | None:
-        return self._text("vmId")
+    vm_id = _Text("vmId")
 
 
 class SnapshotNotFound(NotFound, codes="SNAPSHOT_NOT_FOUND NO_DEFAULT_SNAPSHOT_AVAILABLE"):
     """The snapshot does not exist."""
 
-    @property
-    def snapshot_id(self) -> str | None:
-        return self._text("snapshotId")
+    snapshot_id = _Text("snapshotId")
 
 
 class BuildNotFound(NotFound, codes="BUILD_NOT_FOUND BUILD_NOT_FOUND_FOR_VM BUILD_NOT_FOUND_FOR_SNAPSHOT"):
@@ -338,9 +340,7 @@ class BuildNotFound(NotFound, codes="BUILD_NOT_FOUND BUILD_NOT_FOUND_FOR_VM BUIL
 class FileNotFound(NotFound, codes="FILE_NOT_FOUND"):
     """The file or folder does not exist in the VM."""
 
-    @property
-    def path(self) -> str | None:
-        return self._text("path")
+    path = _Text("path")
 
 
 class LinuxUserNotFound(NotFound, codes="USER_NOT_FOUND GROUP_NOT_FOUND"):
@@ -366,9 +366,7 @@ class PermissionNotFound(NotFound, codes="PERMISSION_NOT_FOUND VM_PERMISSION_NOT
 class RepoNotFound(NotFound, codes="REPO_NOT_FOUND REPOSITORY_NOT_FOUND GIT_REPOSITORY_NOT_FOUND"):
     """The repository does not exist."""
 
-    @property
-    def repo_id(self) -> str | None:
-        return self._text("repoId")
+    repo_id = _Text("repoId")
 
 
 class RevisionNotFound(NotFound, codes="REFERENCE_NOT_FOUND NO_DEFAULT_BRANCH"):
@@ -378,9 +376,7 @@ class RevisionNotFound(NotFound, codes="REFERENCE_NOT_FOUND NO_DEFAULT_BRANCH"):
 class BranchNotFound(RevisionNotFound, codes="BRANCH_NOT_FOUND"):
     """The branch does not exist."""
 
-    @property
-    def branch(self) -> str | None:
-        return self._text("branch")
+    branch = _Text("branch")
 
 
 class TagNotFound(RevisionNotFound, codes="TAG_NOT_FOUND"):
@@ -390,25 +386,19 @@ class TagNotFound(RevisionNotFound, codes="TAG_NOT_FOUND"):
 class CommitNotFound(RevisionNotFound, codes="COMMIT_NOT_FOUND PARENT_NOT_FOUND"):
     """The commit does not exist."""
 
-    @property
-    def sha(self) -> str | None:
-        return self._text("sha")
+    sha = _Text("sha")
 
 
 class ObjectNotFound(NotFound, codes="BLOB_NOT_FOUND TREE_NOT_FOUND"):
     """The blob or tree does not exist."""
 
-    @property
-    def sha(self) -> str | None:
-        return self._text("hash")
+    sha = _Text("hash")
 
 
 class PathNotFound(NotFound, codes="PATH_NOT_FOUND CONTENT_NOT_FOUND"):
     """The file or folder does not exist in the revision."""
 
-    @property
-    def path(self) -> str | None:
-        return self._text("path")
+    path = _Text("path")
 
 
 class Gone(NotFound, codes="SESSION_EXPIRED"):
@@ -474,9 +464,7 @@ class RepoAlreadyExists(AlreadyExists, codes="REPO_ALREADY_EXISTS"):
 class BranchAlreadyExists(AlreadyExists, codes="BRANCH_ALREADY_EXISTS"):
     """A branch with this name exists already."""
 
-    @property
-    def branch(self) -> str | None:
-        return self._text("branch")
+    branch = _Text("branch")
 
 
 class PermissionAlreadyExists(AlreadyExists, codes="PERMISSION_ALREADY_EXISTS"):
@@ -486,14 +474,9 @@ class PermissionAlreadyExists(AlreadyExists, codes="PERMISSION_ALREADY_EXISTS"):
 class ConflictingParent(Conflict, codes="CONFLICTING_PARENT"):
     """The branch is not at the expected commit."""
 
-    @property
-    def expected(self) -> str | None:
-        return self._text("expected")
-
-    @property
-    def actual(self) -> str | None:
-        """The commit at its head; None if the branch does not exist."""
-        return self._text("actual")
+    expected = _Text("expected")
+    actual = _Text("actual")
+    """The commit at its head; None if the branch does not exist."""
 
 
 class GithubSyncConflict(Conflict, codes="GIT_HUB_SYNC_CONFLICT"):
@@ -521,14 +504,9 @@ class ExecTimedOut(SteadApiError, codes="EXEC_TIMED_OUT"):
 class SetupFailed(SteadApiError, codes="VM_SETUP_FAILED SNAPSHOT_SETUP_FAILED"):
     """The setup of a VM or snapshot failed."""
 
-    @property
-    def failed_reason(self) -> str | None:
-        return self._text("failedReason")
-
-    @property
-    def snapshot_id(self) -> str | None:
-        """A snapshot of the failed VM for debugging, if the server saved one."""
-        return self._text("snapshotId")
+    failed_reason = _Text("failedReason")
+    snapshot_id = _Text("snapshotId")
+    """A snapshot of the failed VM for debugging, if the server saved one."""
 
     @property
     def diagnostics(self) -> "SetupDiagnostics | None":

@@ -1,7 +1,7 @@
 """Search in a repository: file contents, file names, commit messages and diffs."""
 
 from collections.abc import AsyncGenerator, Iterator
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, Unpack
 
 from stead.sdk._async.repo_part import AsyncRepoPart
 from stead.sdk._async.streams import AsyncStream
@@ -18,6 +18,7 @@ from stead.sdk.search_models import (
     MatchingFile,
     columns_in_characters,
 )
+from stead.sdk.search_options import CommitSearch, FileSearch, LineSearch, search_query
 
 _PAGE = 100
 T = TypeVar("T")
@@ -39,136 +40,60 @@ class AsyncRepoSearch(AsyncRepoPart):
     """
 
     async def search(
-        self,
-        query: str,
-        *,
-        rev: str | None = None,
-        path_pattern: str | None = None,
-        exclude_pattern: str | None = None,
-        case_sensitive: bool = False,
-        is_regex: bool = False,
-        whole_word: bool = False,
-        max_results: int | None = None,
-        offset: int = 0,
+        self, query: str, *, max_results: int | None = None, offset: int = 0, **options: Unpack[LineSearch]
     ) -> ContentResults:
         """Search the contents of files."""
-        options = _options(
-            query, rev, path_pattern, exclude_pattern, case_sensitive, is_regex, whole_word=whole_word
-        )
-        return await self._find(ContentResults, "", options, max_results, offset)
+        wanted = search_query(LineSearch, query, **options)
+        return await self._find(ContentResults, "", wanted, max_results, offset)
 
     def iterate_search(
-        self,
-        query: str,
-        *,
-        rev: str | None = None,
-        path_pattern: str | None = None,
-        exclude_pattern: str | None = None,
-        case_sensitive: bool = False,
-        is_regex: bool = False,
-        whole_word: bool = False,
-        page_size: int = _PAGE,
+        self, query: str, *, page_size: int = _PAGE, **options: Unpack[LineSearch]
     ) -> AsyncStream[MatchingFile]:
         """Search the contents of files, all pages."""
-        options = _options(
-            query, rev, path_pattern, exclude_pattern, case_sensitive, is_regex, whole_word=whole_word
-        )
-        return AsyncStream(self._pages(ContentResults, "", options, page_size))
+        wanted = search_query(LineSearch, query, **options)
+        return AsyncStream(self._pages(ContentResults, "", wanted, page_size))
 
     async def search_files(
-        self,
-        query: str,
-        *,
-        rev: str | None = None,
-        path_pattern: str | None = None,
-        exclude_pattern: str | None = None,
-        case_sensitive: bool = False,
-        is_regex: bool = False,
-        max_results: int | None = None,
-        offset: int = 0,
+        self, query: str, *, max_results: int | None = None, offset: int = 0, **options: Unpack[FileSearch]
     ) -> FileResults:
         """Search the paths of files."""
-        options = _options(query, rev, path_pattern, exclude_pattern, case_sensitive, is_regex)
-        return await self._find(FileResults, "/files", options, max_results, offset)
+        wanted = search_query(FileSearch, query, **options)
+        return await self._find(FileResults, "/files", wanted, max_results, offset)
 
     def iterate_search_files(
-        self,
-        query: str,
-        *,
-        rev: str | None = None,
-        path_pattern: str | None = None,
-        exclude_pattern: str | None = None,
-        case_sensitive: bool = False,
-        is_regex: bool = False,
-        page_size: int = _PAGE,
+        self, query: str, *, page_size: int = _PAGE, **options: Unpack[FileSearch]
     ) -> AsyncStream[FoundFile]:
         """Search the paths of files, all pages."""
-        options = _options(query, rev, path_pattern, exclude_pattern, case_sensitive, is_regex)
-        return AsyncStream(self._pages(FileResults, "/files", options, page_size))
+        wanted = search_query(FileSearch, query, **options)
+        return AsyncStream(self._pages(FileResults, "/files", wanted, page_size))
 
     async def search_commits(
-        self,
-        query: str,
-        *,
-        rev: str | None = None,
-        case_sensitive: bool = False,
-        is_regex: bool = False,
-        max_results: int | None = None,
-        offset: int = 0,
+        self, query: str, *, max_results: int | None = None, offset: int = 0, **options: Unpack[CommitSearch]
     ) -> CommitResults:
         """Search commit messages."""
-        options = _options(query, rev, None, None, case_sensitive, is_regex)
-        return await self._find(CommitResults, "/commits", options, max_results, offset)
+        wanted = search_query(CommitSearch, query, **options)
+        return await self._find(CommitResults, "/commits", wanted, max_results, offset)
 
     def iterate_search_commits(
-        self,
-        query: str,
-        *,
-        rev: str | None = None,
-        case_sensitive: bool = False,
-        is_regex: bool = False,
-        page_size: int = _PAGE,
+        self, query: str, *, page_size: int = _PAGE, **options: Unpack[CommitSearch]
     ) -> AsyncStream[FoundCommit]:
         """Search commit messages, all pages."""
-        options = _options(query, rev, None, None, case_sensitive, is_regex)
-        return AsyncStream(self._pages(CommitResults, "/commits", options, page_size))
+        wanted = search_query(CommitSearch, query, **options)
+        return AsyncStream(self._pages(CommitResults, "/commits", wanted, page_size))
 
     async def search_diffs(
-        self,
-        query: str,
-        *,
-        rev: str | None = None,
-        path_pattern: str | None = None,
-        exclude_pattern: str | None = None,
-        case_sensitive: bool = False,
-        is_regex: bool = False,
-        whole_word: bool = False,
-        max_results: int | None = None,
-        offset: int = 0,
+        self, query: str, *, max_results: int | None = None, offset: int = 0, **options: Unpack[LineSearch]
     ) -> DiffResults:
         """Search for commits that added or removed matching lines."""
-        options = _options(
-            query, rev, path_pattern, exclude_pattern, case_sensitive, is_regex, whole_word=whole_word
-        )
-        return await self._find(DiffResults, "/diffs", options, max_results, offset)
+        wanted = search_query(LineSearch, query, **options)
+        return await self._find(DiffResults, "/diffs", wanted, max_results, offset)
 
     def iterate_search_diffs(
-        self,
-        query: str,
-        *,
-        rev: str | None = None,
-        path_pattern: str | None = None,
-        exclude_pattern: str | None = None,
-        case_sensitive: bool = False,
-        is_regex: bool = False,
-        whole_word: bool = False,
-        page_size: int = _PAGE,
+        self, query: str, *, page_size: int = _PAGE, **options: Unpack[LineSearch]
     ) -> AsyncStream[MatchingCommit]:
         """Search for commits that added or removed matching lines, all pages."""
-        options = _options(
-            query, rev, path_pattern, exclude_pattern, case_sensitive, is_regex, whole_word=whole_word
-        )
-        return AsyncStream(self._pages(DiffResults, "/diffs", options, page_size))
+        wanted = search_query(LineSearch, query, **options)
+        return AsyncStream(self._pages(DiffResults, "/diffs", wanted, page_size))
 
     async def _find(
         self, model: type[T], path: str, options: dict[str, Any], limit: int | None, offset: int
@@ -197,24 +122,3 @@ class _Results(Protocol[Item]):
     def has_more(self) -> bool: ...
     def __iter__(self) -> Iterator[Item]: ...
     def __len__(self) -> int: ...
-
-
-def _options(
-    query: str,
-    rev: str | None,
-    path_pattern: str | None,
-    exclude_pattern: str | None,
-    case_sensitive: bool,
-    is_regex: bool,
-    *,
-    whole_word: bool = False,
-) -> dict[str, Any]:
-    return {
-        "query": query,
-        "ref": rev,
-        "pathPattern": path_pattern,
-        "excludePattern": exclude_pattern,
-        "caseSensitive": case_sensitive or None,
-        "isRegex": is_regex or None,
-        "wholeWord": whole_word or None,
-    }
