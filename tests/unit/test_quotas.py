@@ -209,14 +209,3 @@ async def test_a_limit_is_checked_before_a_template_is_built(
     await templates.ensure(SIZE, account=BOB)
     await templates.ensure(SIZE)
     assert built == [SIZE, SIZE]
-
-
-async def test_a_recreated_vm_counts_like_a_new_one(store: MachineStore) -> None:
-    deleted = await add(store, state=Deleted("deleted"))
-    await add(store, state=STOPPED)
-    for limits in ({"vms": 1}, {"total_disk_gib": 20}):
-        with pytest.raises(LimitExceeded):
-            async with quotas_of(store, **limits).starting(deleted, SIZE):
-                pytest.fail("there was no room")
-    async with quotas_of(store, vms=2, total_disk_gib=40).starting(deleted, SIZE):
-        pass

@@ -1,5 +1,6 @@
 """Delete, recreate and retention, on a host in memory."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from stead.errors import (
 )
 from stead.limits import Limits
 from stead.machines import Ephemeral, State, Sticky
-from support.engine import ALL, DISK, audit, contents, run, used
+from stead.machines.events import EventKind, MachineEvent
+from support.engine import ALL, DISK, audit, contents, run, state_of, used
 from support.fake_server import FakeServer
 
 
@@ -44,18 +46,37 @@ async def test_a_deleted_vm_with_recreate_comes_back_empty_under_its_id(server: 
     await audit(server)
 
 
-async def test_a_vm_that_was_made_from_a_snapshot_is_recreated_from_it(server: FakeServer) -> None:
+async def test_a_vm_that_was_made_from_a_snapshot_is_recreated_from_it(
+    server: FakeServer, events: list[MachineEvent]
+) -> None:
     snapshot = await (await used(server)).snapshot()
-    machine = await server.machines.create(snapshot=snapshot.id, recreate=True)
+    machine = await server.machines.create(snapshot=snapshot.id, name="again", recreate=True)
     await run(machine, "write file changed")
+    identity = server.world.of(machine.id).identity
     await machine.delete()
+    assert await state_of(machine) == (State.DELETED, "deleted")
+    assert machine.id not in [info.id for info in await server.machines.list()]
     assert await contents(machine) == ALL
+    assert server.world.of(machine.id).identity["machine_id"] == identity["machine_id"]
+    assert (await machine.info()).name == "again"
     await machine.delete()
     await server.machines.snapshots.delete(snapshot.id)
     with pytest.raises(SnapshotNotFound):
-        await machine.start()
+        await machine.exec("true")
     assert (await machine.info()).state is State.DELETED
+    await machine.delete()
+    with pytest.raises(MachineNotFound):
+        await machine.info()
     await audit(server)
+    about = [event for event in events if event.record.id == machine.id]
+    assert [event.message.removeprefix(f"VM {machine.id} ") for event in about] == [
+        f"created: from snapshot {snapshot.id}",
+        "deleted: requested",
+        "created: recreated for command",
+        "deleted: requested",
+        "deleted: requested",
+    ]
+    assert [event.row_removed for event in about if event.kind is EventKind.DELETED] == [False, False, True]
 
 
 async def test_a_recreate_that_fails_leaves_the_vm_deleted(server: FakeServer) -> None:
@@ -88,29 +109,43 @@ async def test_a_recreated_vm_counts_as_a_new_one(server: FakeServer, limit: str
 
 
 @pytest.mark.parametrize("event", ["OnStop", "OnSuspend"])
-async def test_an_ephemeral_vm_is_deleted_at_its_event(server: FakeServer, event: Any) -> None:
-    machine = await used(server, persistence=Ephemeral(event))
+async def test_an_ephemeral_vm_is_deleted_at_its_event(
+    server: FakeServer, events: list[MachineEvent], event: Any
+) -> None:
+    parent = await used(server)
+    (machine,) = await parent.fork(persistence=Ephemeral(event))
+    assert (await machine.info()).persistence == Ephemeral(event)
+    waiting = asyncio.create_task(machine.wait_for_exit())
     await machine.suspend()
     if event == "OnStop":
         assert await contents(machine) == ALL
         await machine.resize(vcpus=2)
         assert await contents(machine) == DISK
-        await machine.stop()
+        await machine.suspend()
+        await machine.kill()
+    assert await waiting == ("suspended" if event == "OnStop" else "deleted: ephemeral: suspended")
     with pytest.raises(MachineNotFound):
         await machine.info()
     await audit(server)
+    how = "killed" if event == "OnStop" else "suspended"
+    assert events[-1].message == f"VM {machine.id} deleted: ephemeral: {how}"
 
 
-async def test_an_ephemeral_vm_whose_guest_shuts_down_is_deleted(server: FakeServer) -> None:
+async def test_an_ephemeral_vm_whose_guest_shuts_down_is_deleted(
+    server: FakeServer, events: list[MachineEvent]
+) -> None:
     machine = await used(server, persistence=Ephemeral("OnStop"))
     server.world.of(machine.id).shut_down()
     assert await machine.wait_for_exit() == "stopped: guest shut down"
     await server.quiet()
     assert await server.machines.list() == []
+    assert events[-1].message == f"VM {machine.id} deleted: ephemeral: stopped: guest shut down"
     await audit(server)
 
 
-async def test_sticky_vms_are_evicted_when_the_disk_is_full(server: FakeServer) -> None:
+async def test_sticky_vms_are_evicted_when_the_disk_is_full(
+    server: FakeServer, events: list[MachineEvent]
+) -> None:
     kept = await used(server)
     first, second, up = [await used(server, persistence=Sticky(priority)) for priority in (3, 1, 0)]
     for machine in (kept, first, second):
@@ -118,7 +153,12 @@ async def test_sticky_vms_are_evicted_when_the_disk_is_full(server: FakeServer) 
     server.world.full_at = len(server.world.folders)
     new = await server.machines.create()
     assert {info.id for info in await server.machines.list()} == {kept.id, first.id, up.id, new.id}
+    evicted = f"VM {second.id} deleted: evicted to free disk space (sticky, priority 1)"
+    assert evicted in [event.message for event in events]
     server.world.full_at = 1
+    with pytest.raises(CapacityExceeded):
+        await first.start()
+    assert (await first.info()).state is State.STOPPED, "a VM is not evicted for its own start"
     with pytest.raises(CapacityExceeded):
         await server.machines.create()
     assert {info.id for info in await server.machines.list()} == {kept.id, up.id, new.id}

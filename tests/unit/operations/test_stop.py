@@ -1,10 +1,12 @@
 """Stop, kill and processes that end by themselves, on a host in memory."""
 
 import asyncio
+from collections.abc import Mapping
 
 import pytest
 
 from stead.machines import State
+from stead.store.machines import LayerRow, MachineRow
 from support.engine import CUT, DISK, audit, contents, state_of, used
 from support.fake_server import FakeServer
 
@@ -67,3 +69,47 @@ async def test_a_process_that_ends_by_itself(
     assert not server.world.alive(machine.id) or server.world.of(machine.id) is not process
     await audit(server)
     assert await contents(machine) == CUT
+
+
+async def test_kill_of_a_suspended_vm_drops_its_memory(server: FakeServer) -> None:
+    machine = await used(server)
+    await machine.suspend()
+    await machine.kill()
+    assert await state_of(machine) == (State.STOPPED, "killed")
+    await audit(server)
+    assert not server.world.saved
+    assert await contents(machine) == DISK
+
+
+# Waiting for the end
+
+
+async def test_wait_for_exit_returns_the_reason(server: FakeServer) -> None:
+    machine = await used(server)
+    waiting = asyncio.create_task(machine.wait_for_exit())
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    await machine.kill()
+    assert await waiting == await machine.wait_for_exit() == "killed"
+
+
+async def test_wait_for_exit_sees_an_exit_during_the_call(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = await used(server)
+    store = server.machines.journal.store
+    transition = store.transition
+    asked: list[asyncio.Task[str]] = []
+
+    async def write_after_a_question(
+        row_id: str, expected: Mapping[str, object], changes: Mapping[str, object], *frozen: LayerRow | None
+    ) -> MachineRow | None:
+        if changes["state"] == State.STOPPED:
+            asked.append(asyncio.create_task(machine.wait_for_exit()))
+            await asyncio.sleep(0.01)
+        return await transition(row_id, expected, changes, *frozen)
+
+    monkeypatch.setattr(store, "transition", write_after_a_question)
+    await machine.kill()
+    async with asyncio.timeout(30):
+        assert await asyncio.gather(*asked) == ["killed"]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from stead.errors import CapacityExceeded, HostError, SteadError
+from stead.errors import CapacityExceeded, HostError, SteadError, WrongState
 from stead.machines import State
 from support.engine import ALL, DISK, audit, contents, run, state_of, used
 from support.fake_server import FakeServer
@@ -108,6 +108,13 @@ async def test_stop_of_a_suspended_vm_flushes_what_its_guest_had_not_written(ser
     await machine.stop()
     assert await state_of(machine) == (State.STOPPED, "stopped")
     assert await contents(machine) == DISK
+
+
+async def test_suspend_of_a_stopped_vm_is_refused(server: FakeServer) -> None:
+    machine = await used(server)
+    await machine.kill()
+    with pytest.raises(WrongState, match=rf"^cannot suspend VM {machine.id}: it is stopped \(killed\)$"):
+        await machine.suspend()
 
 
 # Leases
