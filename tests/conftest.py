@@ -27,6 +27,7 @@ from support.git_client import GitClient
 from support.git_hosting import Stage, staged
 from support.installations import Server, delete_all, leftovers, small_installation
 from support.npm import Npm, install
+from support.reaper import reaped
 from support.sdk_clients import Client
 
 if threading.current_thread() is threading.main_thread():
@@ -68,7 +69,10 @@ def cache() -> Path:
 
 @pytest.fixture(scope="session")
 def settings(root: None, cache: Path) -> Iterator[Settings]:
-    with tempfile.TemporaryDirectory(prefix="stead-test-", dir="/var/tmp") as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="stead-test-", dir="/var/tmp") as folder,
+        reaped(Path(folder)),
+    ):
         yield small_installation(Path(folder), cache).replace(dial_private=(IPv4Network("127.0.0.1/32"),))
 
 

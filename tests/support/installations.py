@@ -15,16 +15,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from stead.api.parts import Installation
-from stead.host import network
-from stead.host.cgroups import ControlGroups
 from stead.host.interface import narrowed
 from stead.host.local import LocalHost
 from stead.host.templates import LocalTemplate
 from stead.host.vm import running_machines
 from stead.installation import open_installation
 from stead.machines import Machines, State
-from stead.processes import ProcessId, kill
 from stead.settings import Accelerator, Settings, Size
+from support.reaper import reaped, sweep
 
 
 def small_installation(data: Path, cache: Path) -> Settings:
@@ -73,7 +71,8 @@ def other_settings(settings: Settings, **changes: Any) -> Iterator[Settings]:
     with tempfile.TemporaryDirectory(prefix="stead-test-", dir="/var/tmp") as folder:
         other = settings.replace(**({"data": Path(folder)} | changes))
         try:
-            yield other
+            with reaped(other.data):
+                yield other
         except BaseException:
             _sweep(other)
             raise
@@ -82,20 +81,8 @@ def other_settings(settings: Settings, **changes: Any) -> Iterator[Settings]:
 
 def _sweep(settings: Settings) -> None:
     """A test that failed must not leave its machines to the next."""
-
-    async def sweep() -> None:
-        for pid in running_machines(settings):
-            if (process := ProcessId.of(pid)) is not None:
-                await kill(process)
-        groups = ControlGroups(settings)
-        for machine in groups.machines():
-            groups.release(machine)
-        groups.remove()
-        await network.remove(settings)
-
     with ThreadPoolExecutor(1) as thread:
-        thread.submit(asyncio.run, sweep()).result()
-    shutil.rmtree(settings.runtime / settings.instance, ignore_errors=True)
+        thread.submit(asyncio.run, sweep(settings)).result()
 
 
 @contextlib.contextmanager
@@ -104,7 +91,8 @@ def small_disk(mib: int) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="stead-test-", dir="/var/tmp") as folder:
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mib}m", "none", folder], check=True)
         try:
-            yield Path(folder)
+            with reaped(Path(folder)):
+                yield Path(folder)
         finally:
             _unmount(folder)
 

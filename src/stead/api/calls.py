@@ -290,7 +290,7 @@ class Calls:
 def stopping(call: Call) -> ApiError:
     if call.command_started:
         text = "the server is stopping; the command was started and has been killed"
-        return ApiError("SERVICE_UNAVAILABLE", text, headers={}, retryable=False)
+        return ApiError("SERVICE_UNAVAILABLE", text, retryable=False)
     return ApiError("SERVICE_UNAVAILABLE", "the server is stopping; retry when it is back")
 
 
