@@ -1,39 +1,26 @@
 """Repositories to import from, what an import made, and archives."""
 
 import io
-import os
 import subprocess
 import tarfile
 import zipfile
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Network
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
 from stead.repos.repos import Fill
 from stead.repos.repository import Repository
 from stead.repos.ssrf import SsrfGuard
+from stead.repos.transfer.archives import Kind
+from stead.repos.transfer.imports import Imports
 from support.git_hosting import Stage
+from support.git_repos import git
+from support.git_server import GitServer, Page
 
 LOCAL = SsrfGuard([IPv4Network("127.0.0.0/8")])
-
-
-def git(folder: Path, *arguments: str, stdin: bytes = b"", bare: bool = True) -> str:
-    environment = {
-        "PATH": os.environ["PATH"],
-        "HOME": "/nonexistent",
-        "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_CONFIG_COUNT": "1",
-        "GIT_CONFIG_KEY_0": "safe.directory",
-        "GIT_CONFIG_VALUE_0": "*",
-        **({"GIT_DIR": str(folder)} if bare else {}),
-    }
-    done = subprocess.run(
-        ["git", *arguments], cwd=folder, input=stdin, capture_output=True, timeout=60, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.decode().strip()
 
 
 def add(place: Path, branch: str, *names: str, content: bytes = b"text\n", start: str | None = None) -> str:
@@ -55,40 +42,68 @@ def add(place: Path, branch: str, *names: str, content: bytes = b"text\n", start
 
 
 def refs(repository: Repository | Path) -> dict[str, str]:
-    place = repository.path if isinstance(repository, Repository) else repository
-    lines = git(place, "for-each-ref", "--format=%(refname) %(objectname)").splitlines()
+    lines = git(repository, "for-each-ref", "--format=%(refname) %(objectname)").splitlines()
     return {line.split()[0]: line.split()[1] for line in lines}
 
 
 def tree(repository: Repository | Path, rev: str = "HEAD") -> str:
-    return git(
-        repository.path if isinstance(repository, Repository) else repository, "rev-parse", f"{rev}^{{tree}}"
-    )
+    return git(repository, "rev-parse", f"{rev}^{{tree}}")
 
 
 def files(repository: Repository) -> dict[str, str]:
     """Paths and modes."""
-    lines = git(repository.path, "ls-tree", "-r", "-z", "HEAD").split("\0")[:-1]
+    lines = git(repository, "ls-tree", "-r", "-z", "HEAD").split("\0")[:-1]
     return {line.partition("\t")[2]: line.split()[0] for line in lines}
 
 
 def shown(repository: Repository, path: str) -> str:
-    return git(repository.path, "cat-file", "blob", f"HEAD:{path}")
+    return git(repository, "cat-file", "blob", f"HEAD:{path}")
 
 
 Raised = TypeVar("Raised", bound=Exception)
 
 
-async def refused(
-    stage: Stage, fill: Fill, error: type[Raised] | tuple[type[Raised], ...], match: str | None = None
-) -> Raised:
-    """The import fails with this error, and nothing is left."""
-    before = (await stage.repos.list(stage.ours, limit=1)).total
-    with pytest.raises(error, match=match) as raised:
-        await stage.repository(fill=fill)
-    assert list((stage.folder / "repos" / "new").iterdir()) == []
-    assert (await stage.repos.list(stage.ours, limit=1)).total == before
-    return raised.value
+@dataclass(frozen=True)
+class Importing:
+    """Repositories of this server, and another server to import from."""
+
+    stage: Stage
+    server: GitServer
+    sources: Imports
+
+    def limited(self, **limits: Any) -> "Importing":
+        return replace(self, sources=Imports(LOCAL, **limits))
+
+    def url(self, path: str = "origin.git") -> str:
+        return f"{self.server.url}/{path}"
+
+    def source(self, path: str = "origin.git", **options: Any) -> Fill:
+        return self.sources.source(self.url(path), **options)
+
+    def archive(self, kind: Kind, path: str = "a", message: str = "all", **options: Any) -> Fill:
+        return self.sources.archive(kind, self.url(path), message, **options)
+
+    async def make(self, fill: Fill, **options: Any) -> Repository:
+        return await self.stage.repository(fill=fill, **options)
+
+    async def tar(self, *members: tuple[tarfile.TarInfo, bytes]) -> Repository:
+        """The repository that a tar archive is imported as."""
+        self.server.pages["/a"] = Page(tar_of(*members))
+        return await self.make(self.archive("tar"))
+
+    async def refused(
+        self, fill: Fill, error: type[Raised] | tuple[type[Raised], ...], match: str | None = None
+    ) -> Raised:
+        """The import fails with this error, and nothing is left."""
+        before = (await self.stage.repos.list(self.stage.ours, limit=1)).total
+        with pytest.raises(error, match=match) as raised:
+            await self.make(fill)
+        self.nothing_is_left()
+        assert (await self.stage.repos.list(self.stage.ours, limit=1)).total == before
+        return raised.value
+
+    def nothing_is_left(self) -> None:
+        assert list((self.stage.folder / "repos" / "new").iterdir()) == []
 
 
 def file(name: str, content: bytes = b"text\n", mode: int = 0o644) -> tuple[tarfile.TarInfo, bytes]:

@@ -8,7 +8,8 @@ import pytest_asyncio
 
 from stead.repos.transfer.imports import Imports
 from support.git_hosting import Stage, staged
-from support.git_imports import LOCAL, add, git
+from support.git_imports import LOCAL, Importing, add
+from support.git_repos import git
 from support.git_server import GitServer, serving
 
 
@@ -35,8 +36,8 @@ def server(elsewhere: GitServer, tmp_path: Path) -> GitServer:
 
 
 @pytest.fixture
-def sources() -> Imports:
-    return Imports(LOCAL, timeout=30)
+def scene(stage: Stage, server: GitServer) -> Importing:
+    return Importing(stage, server, Imports(LOCAL, timeout=30))
 
 
 @pytest.fixture

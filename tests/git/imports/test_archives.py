@@ -15,47 +15,46 @@ from stead.repos.ssrf import AddressRefused, RequestFailed, SsrfGuard
 from stead.repos.transfer.archives import Kind
 from stead.repos.transfer.imports import Imports, SubdirNotFound
 from stead.repos.transfer.remotes import SourceInvalid, SourceNotFound, SourceUnauthorized
-from support.git_hosting import Stage, staged
-from support.git_imports import LOCAL, file, files, git, link, refused, shown, special, tar_of, tree
-from support.git_server import GitServer, Page, redirect
+from support.git_hosting import staged
+from support.git_imports import Importing, file, files, link, shown, special, tar_of, tree
+from support.git_repos import git
+from support.git_server import Page, redirect
 
 NOBODY = 1_899_999_999
 
 
-async def test_import_runs_as_the_git_user(
-    sources: Imports, server: GitServer, origin: Path, open_folder: Path
-) -> None:
+async def test_import_runs_as_the_git_user(scene: Importing, origin: Path, open_folder: Path) -> None:
     async with staged(open_folder, NOBODY) as stage:
-        url = f"{server.url}/origin.git"
-        server.pages["/a.tar"] = Page(tar_of(file("a/b", b"text")))
+        url = scene.url()
+        scene.server.pages["/a.tar"] = Page(tar_of(file("a/b", b"text")))
         for fill in (
-            sources.source(url),
-            sources.source(url, rev="v1"),
-            sources.tree(url, "all", folder="dir"),
-            sources.files({"a": "b"}, "all"),
-            sources.archive("tar", f"{server.url}/a.tar", "all"),
+            scene.source(),
+            scene.source(rev="v1"),
+            scene.sources.tree(url, "all", folder="dir"),
+            scene.sources.files({"a": "b"}, "all"),
+            scene.archive("tar", "a.tar"),
         ):
             repository = await stage.repository(fill=fill)
             assert all(each.lstat().st_uid == NOBODY for each in repository.path.rglob("*"))
 
 
-async def test_import_files_as_one_commit(stage: Stage, sources: Imports) -> None:
+async def test_import_files_as_one_commit(scene: Importing) -> None:
     texts = {"README.md": "# ü\n", "src/a b.py": "", 'q"\\': "x"}
-    fill = sources.files(texts, "Begin", Author("Ada", "ada@example.org"))
-    repository = await stage.repository(fill=fill, default_branch="trunk")
+    fill = scene.sources.files(texts, "Begin", Author("Ada", "ada@example.org"))
+    repository = await scene.make(fill, default_branch="trunk")
     commits = await repository.commits([await repository.resolve(None)])
     assert (commits[0].message, commits[0].author.name, commits[0].parents) == ("Begin\n", "Ada", ())
     assert [branch.name for branch in await repository.branches()] == ["trunk"]
     assert {path: shown(repository, path) for path in texts} == {k: v.strip() for k, v in texts.items()}
 
 
-async def test_invalid_file_imports_are_refused(stage: Stage, sources: Imports) -> None:
+async def test_invalid_file_imports_are_refused(scene: Importing) -> None:
     for path in ("../a", "/a", ".git/config", "a/.GIT/x", ""):
-        await refused(stage, sources.files({path: "x"}, "all"), InvalidPath)
-    await refused(stage, sources.files({"a": "b", "a/b": "c"}, "all"), InvalidChange)
-    await refused(stage, sources.files({"a": "\ud800"}, "all"), InvalidChange)
+        await scene.refused(scene.sources.files({path: "x"}, "all"), InvalidPath)
+    await scene.refused(scene.sources.files({"a": "b", "a/b": "c"}, "all"), InvalidChange)
+    await scene.refused(scene.sources.files({"a": "\ud800"}, "all"), InvalidChange)
     evil = '[submodule "m"]\n\tpath = m\n\turl = --upload-pack=evil\n'
-    await refused(stage, sources.files({".gitmodules": evil}, "all"), SourceInvalid)
+    await scene.refused(scene.sources.files({".gitmodules": evil}, "all"), SourceInvalid)
 
 
 @pytest.fixture(scope="module")
@@ -82,9 +81,9 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def tree_of(work: Path) -> str:
     """The tree that git makes of a folder."""
-    git(work, "init", "-q", bare=False)
-    git(work, "add", "-A", bare=False)
-    made = git(work, "write-tree", bare=False)
+    git(work, "init", "-q")
+    git(work, "add", "-A")
+    made = git(work, "write-tree")
     shutil.rmtree(work / ".git")
     return made
 
@@ -96,81 +95,71 @@ def packed(work: Path, *command: str) -> bytes:
 @pytest.mark.parametrize(
     ("form", "option"), [("gnu", ""), ("gnu", "-z"), ("gnu", "-j"), ("pax", "-J"), ("pax", "")]
 )
-async def test_tar_import_equals_git_add(
-    stage: Stage, sources: Imports, server: GitServer, work: Path, form: str, option: str
-) -> None:
+async def test_tar_import_equals_git_add(scene: Importing, work: Path, form: str, option: str) -> None:
     expected = tree_of(work)
     options = [option] if option else []
-    server.pages["/a"] = Page(packed(work, "tar", "-c", *options, f"--format={form}", "."))
-    repository = await stage.repository(fill=sources.archive("tar", f"{server.url}/a", "Begin"))
+    scene.server.pages["/a"] = Page(packed(work, "tar", "-c", *options, f"--format={form}", "."))
+    repository = await scene.make(scene.archive("tar", message="Begin"))
     assert tree(repository) == expected
-    assert git(repository.path, "rev-list", "--count", "--all") == "1"
+    assert git(repository, "rev-list", "--count", "--all") == "1"
     assert not (repository.path / "import").exists()
-    assert git(repository.path, "count-objects", "-v").splitlines()[-2:] == ["garbage: 0", "size-garbage: 0"]
+    assert git(repository, "count-objects", "-v").splitlines()[-2:] == ["garbage: 0", "size-garbage: 0"]
 
 
-async def test_zip_import_equals_git_add(
-    stage: Stage, sources: Imports, server: GitServer, work: Path
-) -> None:
+async def test_zip_import_equals_git_add(scene: Importing, work: Path) -> None:
     expected = tree_of(work)
     packed(work, "zip", "-q", "-r", "-y", "../a.zip", ".")
-    server.pages["/a"] = Page((work.parent / "a.zip").read_bytes())
-    repository = await stage.repository(fill=sources.archive("zip", f"{server.url}/a", "Begin"))
+    scene.server.pages["/a"] = Page((work.parent / "a.zip").read_bytes())
+    repository = await scene.make(scene.archive("zip", message="Begin"))
     assert tree(repository) == expected
 
 
 @pytest.mark.parametrize("form", ["tar", "tar.gz", "zip"])
 async def test_import_of_git_archive_output(
-    stage: Stage, sources: Imports, server: GitServer, origin: Path, tmp_path: Path, form: str
+    scene: Importing, origin: Path, tmp_path: Path, form: str
 ) -> None:
     """With one top-level folder, as code hosts make them; it is kept unless `dir` names it."""
     made = tmp_path / "a"
     git(origin, "archive", f"--format={form}", "--prefix=origin-1/", f"--output={made}", "trunk")
-    server.pages["/a"] = Page(made.read_bytes())
+    scene.server.pages["/a"] = Page(made.read_bytes())
     kind: Kind = "zip" if form == "zip" else "tar"
-    url = f"{server.url}/a"
-    whole = await stage.repository(fill=sources.archive(kind, url, "all"))
+    whole = await scene.make(scene.archive(kind))
     assert set(files(whole)) == {"origin-1/one", "origin-1/two", "origin-1/dir/three"}
-    inner = await stage.repository(fill=sources.archive(kind, url, "all", folder="/origin-1/"))
+    inner = await scene.make(scene.archive(kind, folder="/origin-1/"))
     assert tree(inner) == tree(origin, "trunk")
-    deep = await stage.repository(fill=sources.archive(kind, url, "all", folder="origin-1/dir"))
+    deep = await scene.make(scene.archive(kind, folder="origin-1/dir"))
     assert set(files(deep)) == {"three"}
     for missing in ("origin", "origin-1/di", "origin-1/one", "origin-1/dir/three/x"):
-        error = await refused(stage, sources.archive(kind, url, "all", folder=missing), SubdirNotFound)
-        assert (error.source, error.folder) == (url, missing)
+        error = await scene.refused(scene.archive(kind, folder=missing), SubdirNotFound)
+        assert (error.source, error.folder) == (scene.url("a"), missing)
     with pytest.raises(InvalidPath):
-        sources.archive(kind, url, "all", folder="../x")
+        scene.archive(kind, folder="../x")
 
 
-async def test_last_duplicate_entry_wins(stage: Stage, sources: Imports, server: GitServer) -> None:
-    server.pages["/a"] = Page(
-        tar_of(file("a", b"1"), file("./a", b"2", 0o755), link("b", "../x"), file("b", b"3"))
+async def test_last_duplicate_entry_wins(scene: Importing) -> None:
+    repository = await scene.tar(
+        file("a", b"1"), file("./a", b"2", 0o755), link("b", "../x"), file("b", b"3")
     )
-    repository = await stage.repository(fill=sources.archive("tar", f"{server.url}/a", "all"))
     assert files(repository) == {"a": "100755", "b": "100644"}
     assert (shown(repository, "a"), shown(repository, "b")) == ("2", "3")
 
 
-async def test_git_folders_in_archives_are_skipped(stage: Stage, sources: Imports, server: GitServer) -> None:
-    server.pages["/a"] = Page(tar_of(file("a"), file(".git/config"), file("sub/.git"), file(".gitignore")))
-    repository = await stage.repository(fill=sources.archive("tar", f"{server.url}/a", "all"))
+async def test_git_folders_in_archives_are_skipped(scene: Importing) -> None:
+    repository = await scene.tar(file("a"), file(".git/config"), file("sub/.git"), file(".gitignore"))
     assert set(files(repository)) == {"a", ".gitignore"}
 
 
-async def test_internal_symlinks_are_kept(stage: Stage, sources: Imports, server: GitServer) -> None:
-    server.pages["/a"] = Page(
-        tar_of(
-            link("x/y/up", "../.."),
-            link("again", "x/y/up/x/../x/y"),
-            link("loop", "loop"),
-            link("round", "x/y/up/round"),
-            link("later", "./file"),
-            file("file"),
-            special("copy", tarfile.LNKTYPE, "./file"),
-            special("copied", tarfile.LNKTYPE, "later"),
-        )
+async def test_internal_symlinks_are_kept(scene: Importing) -> None:
+    repository = await scene.tar(
+        link("x/y/up", "../.."),
+        link("again", "x/y/up/x/../x/y"),
+        link("loop", "loop"),
+        link("round", "x/y/up/round"),
+        link("later", "./file"),
+        file("file"),
+        special("copy", tarfile.LNKTYPE, "./file"),
+        special("copied", tarfile.LNKTYPE, "later"),
     )
-    repository = await stage.repository(fill=sources.archive("tar", f"{server.url}/a", "all"))
     modes = files(repository)
     assert {path for path, mode in modes.items() if mode == "120000"} == {
         "x/y/up", "again", "loop", "round", "later", "copied"
@@ -178,26 +167,23 @@ async def test_internal_symlinks_are_kept(stage: Stage, sources: Imports, server
     assert (shown(repository, "x/y/up"), shown(repository, "copy")) == ("../..", "text")
 
 
-async def test_archive_download_failures_are_reported(
-    stage: Stage, sources: Imports, server: GitServer
-) -> None:
-    await refused(stage, sources.archive("tar", f"{server.url}/missing.tar", "all"), SourceNotFound)
+async def test_archive_download_failures_are_reported(scene: Importing) -> None:
+    await scene.refused(scene.archive("tar", "missing.tar"), SourceNotFound)
     for path, page in {
         "/broken": Page(b"x" * 1000, complete=False),
         "/error": Page(status=503),
         "/large": Page(b"x" * 5000),
         "/inside": redirect("http://10.0.0.1/a.tar"),
     }.items():
-        server.pages[path] = page
-    await refused(stage, sources.archive("tar", f"{server.url}/broken", "all"), RequestFailed)
-    await refused(stage, sources.archive("tar", f"{server.url}/error", "all"), RequestFailed, "503")
-    small = Imports(LOCAL, most_bytes=4999)
-    await refused(stage, small.archive("tar", f"{server.url}/large", "all"), TooLarge)
-    await refused(stage, sources.archive("tar", f"{server.url}/inside", "all"), AddressRefused)
-    await refused(stage, Imports(SsrfGuard()).archive("tar", f"{server.url}/large", "all"), AddressRefused)
-    server.credentials = "a:s3cret"
-    await refused(stage, sources.archive("tar", f"{server.url}/a", "all"), SourceUnauthorized)
-    server.pages["/a"] = Page(tar_of(file("a")))
-    url = server.url.replace("http://", "http://a:s3cret@")
-    repository = await stage.repository(fill=sources.archive("tar", f"{url}/a?signed=yes", "all"))
+        scene.server.pages[path] = page
+    await scene.refused(scene.archive("tar", "broken"), RequestFailed)
+    await scene.refused(scene.archive("tar", "error"), RequestFailed, "503")
+    await scene.refused(scene.limited(most_bytes=4999).archive("tar", "large"), TooLarge)
+    await scene.refused(scene.archive("tar", "inside"), AddressRefused)
+    await scene.refused(Imports(SsrfGuard()).archive("tar", scene.url("large"), "all"), AddressRefused)
+    scene.server.credentials = "a:s3cret"
+    await scene.refused(scene.archive("tar"), SourceUnauthorized)
+    scene.server.pages["/a"] = Page(tar_of(file("a")))
+    url = scene.server.url.replace("http://", "http://a:s3cret@")
+    repository = await scene.make(scene.sources.archive("tar", f"{url}/a?signed=yes", "all"))
     assert set(files(repository)) == {"a"}

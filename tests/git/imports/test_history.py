@@ -12,16 +12,14 @@ from stead.repos.fast_import import Author
 from stead.repos.ssrf import AddressRefused, RequestFailed, SsrfGuard
 from stead.repos.transfer.imports import Imports, SubdirNotFound
 from stead.repos.transfer.remotes import SourceInvalid, SourceNotFound, SourceUnauthorized
-from support.git_hosting import Stage
-from support.git_imports import LOCAL, add, files, git, refs, refused, tree
-from support.git_server import GitServer, Page, redirect, serving
+from support.git_imports import Importing, add, files, refs, tree
+from support.git_repos import git
+from support.git_server import Page, redirect, serving
 
 
-async def test_import_default_branch_with_history(
-    stage: Stage, sources: Imports, server: GitServer, origin: Path
-) -> None:
+async def test_import_default_branch_with_history(scene: Importing, origin: Path) -> None:
     """Its tags are included, those of other branches are not; nothing else is in the repository."""
-    repository = await stage.repository(fill=sources.source(f"{server.url}/origin.git/"))
+    repository = await scene.make(scene.source("origin.git/"))
     theirs = refs(origin)
     assert refs(repository) == {name: theirs[name] for name in ("refs/heads/trunk", "refs/tags/v1")}
     assert repository.default_branch == "trunk"
@@ -30,18 +28,16 @@ async def test_import_default_branch_with_history(
     assert "remote" not in (repository.path / "config").read_text()
 
 
-async def test_import_renames_the_default_branch(
-    stage: Stage, sources: Imports, server: GitServer, origin: Path
-) -> None:
-    fill = sources.source(f"{server.url}/origin.git", default_branch="main")
-    repository = await stage.repository(fill=fill, default_branch="main")
+async def test_import_renames_the_default_branch(scene: Importing, origin: Path) -> None:
+    fill = scene.source(default_branch="main")
+    repository = await scene.make(fill, default_branch="main")
     assert refs(repository)["refs/heads/main"] == refs(origin)["refs/heads/trunk"]
     assert (repository.default_branch, len(await repository.branches())) == ("main", 1)
 
 
-async def test_import_one_branch(stage: Stage, sources: Imports, server: GitServer, origin: Path) -> None:
+async def test_import_one_branch(scene: Importing, origin: Path) -> None:
     for rev in ("feature/x", "refs/heads/feature/x"):
-        repository = await stage.repository(fill=sources.source(f"{server.url}/origin.git", rev=rev))
+        repository = await scene.make(scene.source(rev=rev))
         theirs = refs(origin)
         assert refs(repository) == {
             name: theirs[name] for name in ("refs/heads/feature/x", "refs/tags/v1", "refs/tags/side-tag")
@@ -49,9 +45,9 @@ async def test_import_one_branch(stage: Stage, sources: Imports, server: GitServ
         assert repository.default_branch == "feature/x"
 
 
-async def test_import_tag(stage: Stage, sources: Imports, server: GitServer, origin: Path) -> None:
+async def test_import_tag(scene: Importing, origin: Path) -> None:
     """The history up to it is on the default branch."""
-    repository = await stage.repository(fill=sources.source(f"{server.url}/origin.git", rev="v1"))
+    repository = await scene.make(scene.source(rev="v1"))
     assert refs(repository) == {
         "refs/heads/trunk": git(origin, "rev-parse", "trunk~1"),
         "refs/tags/v1": refs(origin)["refs/tags/v1"],
@@ -61,97 +57,85 @@ async def test_import_tag(stage: Stage, sources: Imports, server: GitServer, ori
 
 @pytest.mark.parametrize("old", [False, True])
 @pytest.mark.parametrize("length", [40, 7])
-async def test_import_commit(
-    stage: Stage, sources: Imports, server: GitServer, origin: Path, length: int, old: bool
-) -> None:
+async def test_import_commit(scene: Importing, origin: Path, length: int, old: bool) -> None:
     """Also if the server does not serve commits by id, and with an abbreviated id."""
-    server.old = old
+    scene.server.old = old
     sha = git(origin, "rev-parse", "trunk~2")
     later = git(origin, "rev-parse", "trunk")
-    fill = sources.source(f"{server.url}/origin.git", rev=sha[:length], default_branch="here")
-    repository = await stage.repository(fill=fill)
+    fill = scene.source(rev=sha[:length], default_branch="here")
+    repository = await scene.make(fill)
     assert refs(repository) == {"refs/heads/here": sha}
     assert repository.default_branch == "here"
     with pytest.raises(AssertionError, match=later):
-        git(repository.path, "cat-file", "commit", later)
+        git(repository, "cat-file", "commit", later)
 
 
-async def test_import_any_ref(stage: Stage, sources: Imports, server: GitServer, origin: Path) -> None:
+async def test_import_any_ref(scene: Importing, origin: Path) -> None:
     """Such as the merge request refs of some servers."""
     git(origin, "update-ref", "refs/pull/7/head", "feature/x")
-    repository = await stage.repository(
-        fill=sources.source(f"{server.url}/origin.git", rev="refs/pull/7/head")
-    )
+    repository = await scene.make(scene.source(rev="refs/pull/7/head"))
     assert refs(repository)["refs/heads/trunk"] == refs(origin)["refs/pull/7/head"]
 
 
-async def test_import_all_branches(stage: Stage, sources: Imports, server: GitServer, origin: Path) -> None:
-    url = f"{server.url}/origin.git"
+async def test_import_all_branches(scene: Importing, origin: Path) -> None:
     theirs = refs(origin)
-    repository = await stage.repository(fill=sources.source(url, all_branches=True))
+    repository = await scene.make(scene.source(all_branches=True))
     assert (refs(repository), repository.default_branch) == (theirs, "trunk")
-    repository = await stage.repository(fill=sources.source(url, all_branches=True, rev="feature/x"))
+    repository = await scene.make(scene.source(all_branches=True, rev="feature/x"))
     assert (refs(repository), repository.default_branch) == (theirs, "feature/x")
-    fill = sources.source(url, all_branches=True, default_branch="main")
-    repository = await stage.repository(fill=fill, default_branch="main")
+    fill = scene.source(all_branches=True, default_branch="main")
+    repository = await scene.make(fill, default_branch="main")
     assert refs(repository) == theirs | {"refs/heads/main": theirs["refs/heads/trunk"]}
     assert repository.default_branch == "main"
     with pytest.raises(InvalidRequest):
-        await stage.repository(fill=sources.source(url, all_branches=True, rev="v1"))
+        await scene.make(scene.source(all_branches=True, rev="v1"))
 
 
 async def test_shallow_import_can_be_cloned_and_committed_to(
-    stage: Stage, sources: Imports, server: GitServer, origin: Path, tmp_path: Path
+    scene: Importing, origin: Path, tmp_path: Path
 ) -> None:
-    repository = await stage.repository(fill=sources.source(f"{server.url}/origin.git", depth=2))
-    assert git(repository.path, "rev-list", "--count", "HEAD") == "2"
+    repository = await scene.make(scene.source(depth=2))
+    assert git(repository, "rev-list", "--count", "HEAD") == "2"
     assert (repository.path / "shallow").exists()
     with serving(repository.path.parent) as ours:
         url = f"{ours.url}/{repository.path.name}"
         ours.config["safe.directory"] = "*"
-        git(tmp_path, "clone", "-q", url, "copy", bare=False)
+        git(tmp_path, "clone", "-q", url, "copy")
         copy = tmp_path / "copy"
-        assert git(copy, "rev-list", "--count", "HEAD", bare=False) == "2"
+        assert git(copy, "rev-list", "--count", "HEAD") == "2"
         who = "-c", "user.name=A", "-c", "user.email=a@b"
-        git(copy, *who, "commit", "-q", "--allow-empty", "-m", "more", bare=False)
-        git(copy, "push", "-q", "origin", "trunk", bare=False)
-        git(tmp_path, "clone", "-q", "--depth=1", url, "again", bare=False)
-    assert git(repository.path, "rev-list", "--count", "HEAD") == "3"
-    again = await stage.repository(
-        fill=sources.source(f"{server.url}/origin.git", depth=1, all_branches=True)
-    )
+        git(copy, *who, "commit", "-q", "--allow-empty", "-m", "more")
+        git(copy, "push", "-q", "origin", "trunk")
+        git(tmp_path, "clone", "-q", "--depth=1", url, "again")
+    assert git(repository, "rev-list", "--count", "HEAD") == "3"
+    again = await scene.make(scene.source(depth=1, all_branches=True))
     assert refs(again) == refs(origin)
     with pytest.raises(InvalidRequest):
-        sources.source(f"{server.url}/origin.git", depth=0)
+        scene.source(depth=0)
 
 
-async def test_import_of_shallow_source(
-    stage: Stage, sources: Imports, server: GitServer, origin: Path
-) -> None:
-    git(server.folder, "clone", "-q", "--bare", "--depth=2", f"file://{origin}", "cut.git", bare=False)
-    repository = await stage.repository(fill=sources.source(f"{server.url}/cut.git"))
-    assert git(repository.path, "rev-list", "--count", "HEAD") == "2"
+async def test_import_of_shallow_source(scene: Importing, origin: Path) -> None:
+    git(scene.server.folder, "clone", "-q", "--bare", "--depth=2", f"file://{origin}", "cut.git")
+    repository = await scene.make(scene.source("cut.git"))
+    assert git(repository, "rev-list", "--count", "HEAD") == "2"
 
 
-async def test_import_of_empty_source(stage: Stage, sources: Imports, server: GitServer) -> None:
-    server.init("empty.git")
-    repository = await stage.repository(fill=sources.source(f"{server.url}/empty.git"))
+async def test_import_of_empty_source(scene: Importing) -> None:
+    scene.server.init("empty.git")
+    repository = await scene.make(scene.source("empty.git"))
     assert refs(repository) == {}
-    await refused(stage, sources.source(f"{server.url}/empty.git", rev="main"), ReferenceNotFound)
+    await scene.refused(scene.source("empty.git", rev="main"), ReferenceNotFound)
 
 
-async def test_import_of_source_with_detached_head(
-    stage: Stage, sources: Imports, server: GitServer, origin: Path
-) -> None:
-    url = f"{server.url}/origin.git"
+async def test_import_of_source_with_detached_head(scene: Importing, origin: Path) -> None:
     git(origin, "symbolic-ref", "HEAD", "refs/heads/gone")
-    repository = await stage.repository(fill=sources.source(url))
+    repository = await scene.make(scene.source())
     assert repository.default_branch in ("feature/x", "trunk")
     (origin / "HEAD").write_text(git(origin, "rev-parse", "trunk~1") + "\n")
-    repository = await stage.repository(fill=sources.source(url))
+    repository = await scene.make(scene.source())
     assert refs(repository)["refs/heads/main"] == git(origin, "rev-parse", "trunk~1")
     (origin / "HEAD").write_text(git(origin, "rev-parse", "trunk") + "\n")
-    repository = await stage.repository(fill=sources.source(url))
+    repository = await scene.make(scene.source())
     assert repository.default_branch == "trunk"
 
 
@@ -169,40 +153,35 @@ async def test_import_of_source_with_detached_head(
     ],
 )
 async def test_missing_revision_of_source_is_refused(
-    stage: Stage, sources: Imports, server: GitServer, origin: Path, rev: str, error: type[Exception]
+    scene: Importing, origin: Path, rev: str, error: type[Exception]
 ) -> None:
-    await refused(stage, sources.source(f"{server.url}/origin.git", rev=rev), error)
+    await scene.refused(scene.source(rev=rev), error)
 
 
-async def test_missing_sources_are_refused(
-    stage: Stage, sources: Imports, server: GitServer, origin: Path
-) -> None:
-    url = f"{server.url}/other.git"
-    error = await refused(stage, sources.source(url), SourceNotFound)
-    assert error.url == url
-    server.pages["/page/info/refs"] = Page(b"<html>", headers={"Content-Type": "text/html"})
-    await refused(stage, sources.source(f"{server.url}/page"), SourceNotFound)
-    server.pages["/forbidden/info/refs"] = Page(status=403)
-    await refused(stage, sources.source(f"{server.url}/forbidden"), SourceUnauthorized)
-    server.pages["/broken/info/refs"] = Page(status=500)
-    await refused(stage, sources.source(f"{server.url}/broken"), RequestFailed, "500")
-    for bad in (f"{server.url}/origin.git?x=1", f"{server.url}/origin.git#x"):
-        await refused(stage, sources.source(bad), SourceInvalid)
+async def test_missing_sources_are_refused(scene: Importing, origin: Path) -> None:
+    error = await scene.refused(scene.source("other.git"), SourceNotFound)
+    assert error.url == scene.url("other.git")
+    scene.server.pages["/page/info/refs"] = Page(b"<html>", headers={"Content-Type": "text/html"})
+    await scene.refused(scene.source("page"), SourceNotFound)
+    scene.server.pages["/forbidden/info/refs"] = Page(status=403)
+    await scene.refused(scene.source("forbidden"), SourceUnauthorized)
+    scene.server.pages["/broken/info/refs"] = Page(status=500)
+    await scene.refused(scene.source("broken"), RequestFailed, "500")
+    for bad in ("origin.git?x=1", "origin.git#x"):
+        await scene.refused(scene.source(bad), SourceInvalid)
     for bad in (str(origin), f"file://{origin}", f"ext::sh -c touch% {origin}/x"):
-        await refused(stage, sources.source(bad), AddressRefused)
-    await refused(stage, Imports(SsrfGuard()).source(f"{server.url}/origin.git"), AddressRefused)
+        await scene.refused(scene.sources.source(bad), AddressRefused)
+    await scene.refused(Imports(SsrfGuard()).source(scene.url()), AddressRefused)
 
 
-async def test_source_credentials_are_used_and_not_stored(
-    stage: Stage, sources: Imports, server: GitServer, origin: Path
-) -> None:
-    server.credentials = "agent:s3cret-t0ken"
-    url = server.url.replace("http://", "http://agent:{}@") + "/origin.git"
-    await refused(stage, sources.source(f"{server.url}/origin.git"), SourceUnauthorized)
-    error = await refused(stage, sources.source(url.format("wr0ng-one")), SourceUnauthorized)
-    assert error.url == f"{server.url}/origin.git"
+async def test_source_credentials_are_used_and_not_stored(scene: Importing, origin: Path) -> None:
+    scene.server.credentials = "agent:s3cret-t0ken"
+    url = scene.server.url.replace("http://", "http://agent:{}@") + "/origin.git"
+    await scene.refused(scene.source(), SourceUnauthorized)
+    error = await scene.refused(scene.sources.source(url.format("wr0ng-one")), SourceUnauthorized)
+    assert error.url == scene.url()
     assert "wr0ng" not in str(error)
-    repository = await stage.repository(fill=sources.source(url.format("s3cret-t0ken")))
+    repository = await scene.make(scene.sources.source(url.format("s3cret-t0ken")))
     assert refs(repository)["refs/heads/trunk"] == refs(origin)["refs/heads/trunk"]
     encoded = "YWdlbnQ6czNjcmV0LXQwa2Vu"
     for file in repository.path.rglob("*"):
@@ -210,70 +189,59 @@ async def test_source_credentials_are_used_and_not_stored(
         assert b"s3cret" not in content and encoded.encode() not in content
 
 
-async def test_redirected_source_is_found_without_leaking_credentials(
-    stage: Stage, sources: Imports, server: GitServer, origin: Path
-) -> None:
-    with serving(server.folder) as other:
+async def test_redirected_source_is_found_without_leaking_credentials(scene: Importing, origin: Path) -> None:
+    with serving(scene.server.folder) as other:
         other.credentials = "agent:secret"
-        moved = f"{server.url}/origin.git/info/refs?service=git-upload-pack"
+        moved = scene.url("origin.git/info/refs?service=git-upload-pack")
         other.pages["/old/info/refs"] = redirect(moved, 301)
         url = other.url.replace("http://", "http://agent:secret@")
-        await stage.repository(fill=sources.source(f"{url}/old"))
+        await scene.make(scene.sources.source(f"{url}/old"))
         assert len(other.requests) == 1
-        assert all("authorization" not in request.headers for request in server.requests)
+        assert all("authorization" not in request.headers for request in scene.server.requests)
         other.pages["/old/info/refs"] = redirect("http://169.254.169.254/info/refs?service=git-upload-pack")
-        await refused(stage, sources.source(f"{url}/old"), AddressRefused)
-        other.pages["/old/info/refs"] = redirect(f"{server.url}/origin.git/HEAD")
-        await refused(stage, sources.source(f"{url}/old"), SourceNotFound)
+        await scene.refused(scene.sources.source(f"{url}/old"), AddressRefused)
+        other.pages["/old/info/refs"] = redirect(scene.url("origin.git/HEAD"))
+        await scene.refused(scene.sources.source(f"{url}/old"), SourceNotFound)
 
 
-async def test_redirect_during_fetch_is_not_followed(
-    stage: Stage, sources: Imports, server: GitServer, origin: Path
-) -> None:
-    server.pages["/origin.git/git-upload-pack"] = redirect("http://127.0.0.1:1/git-upload-pack", 307)
-    await refused(stage, sources.source(f"{server.url}/origin.git"), RequestFailed)
+async def test_redirect_during_fetch_is_not_followed(scene: Importing, origin: Path) -> None:
+    scene.server.pages["/origin.git/git-upload-pack"] = redirect("http://127.0.0.1:1/git-upload-pack", 307)
+    await scene.refused(scene.source(), RequestFailed)
 
 
-async def test_dumb_http_source_is_refused(
-    stage: Stage, sources: Imports, server: GitServer, origin: Path
-) -> None:
+async def test_dumb_http_source_is_refused(scene: Importing, origin: Path) -> None:
     """Dumb HTTP is refused, because objects would not be checked; also after a smart first response."""
     git(origin, "repack", "-adq")
     git(origin, "update-server-info")
     for file in (each for each in origin.rglob("*") if each.is_file()):
-        server.pages[f"/dumb/{file.relative_to(origin)}"] = Page(file.read_bytes())
-    git(server.folder, "clone", "-q", "--bare", f"{server.url}/dumb", "copy.git", bare=False)
-    await refused(stage, sources.source(f"{server.url}/dumb"), SourceNotFound)
+        scene.server.pages[f"/dumb/{file.relative_to(origin)}"] = Page(file.read_bytes())
+    git(scene.server.folder, "clone", "-q", "--bare", scene.url("dumb"), "copy.git")
+    await scene.refused(scene.source("dumb"), SourceNotFound)
     listed = (origin / "info" / "refs").read_bytes()
     smart = {"Content-Type": "application/x-git-upload-pack-advertisement"}
     answers = iter([Page(headers=smart)])
-    server.pages["/dumb/info/refs"] = lambda: next(answers, Page(listed))
-    await refused(stage, sources.source(f"{server.url}/dumb"), SourceNotFound)
+    scene.server.pages["/dumb/info/refs"] = lambda: next(answers, Page(listed))
+    await scene.refused(scene.source("dumb"), SourceNotFound)
 
 
-async def test_source_size_limit(stage: Stage, server: GitServer) -> None:
-    place = server.init("large.git")
+async def test_source_size_limit(scene: Importing) -> None:
+    place = scene.server.init("large.git")
     add(place, "main", "large", content=random.Random(1).randbytes(3 << 20))
-    sources = Imports(LOCAL, most_bytes=1 << 20)
-    await refused(stage, sources.source(f"{server.url}/large.git"), TooLarge)
-    await stage.repository(fill=Imports(LOCAL, most_bytes=8 << 20).source(f"{server.url}/large.git"))
+    await scene.refused(scene.limited(most_bytes=1 << 20).source("large.git"), TooLarge)
+    await scene.make(scene.limited(most_bytes=8 << 20).source("large.git"))
 
 
-async def test_source_time_limit(stage: Stage, server: GitServer, origin: Path) -> None:
-    sources = Imports(LOCAL, timeout=0.7)
+async def test_source_time_limit(scene: Importing, origin: Path) -> None:
+    scene = scene.limited(timeout=0.7)
     slow = Page(b"fff0" + b"x" * 100_000, pause=0.05)
-    server.pages["/origin.git/git-upload-pack"] = slow
-    await refused(stage, sources.source(f"{server.url}/origin.git"), RequestFailed, "timed out after")
-    server.pages["/slow/info/refs"] = server.pages["/slow.tar"] = slow
-    await refused(stage, sources.source(f"{server.url}/slow"), RepoError)
-    await refused(
-        stage, sources.archive("tar", f"{server.url}/slow.tar", "all"), RequestFailed, "timed out after"
-    )
+    scene.server.pages["/origin.git/git-upload-pack"] = slow
+    await scene.refused(scene.source(), RequestFailed, "timed out after")
+    scene.server.pages["/slow/info/refs"] = scene.server.pages["/slow.tar"] = slow
+    await scene.refused(scene.source("slow"), RepoError)
+    await scene.refused(scene.archive("tar", "slow.tar"), RequestFailed, "timed out after")
 
 
-async def test_cancelled_import_leaves_nothing(
-    stage: Stage, sources: Imports, server: GitServer, origin: Path
-) -> None:
+async def test_cancelled_import_leaves_nothing(scene: Importing, origin: Path) -> None:
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -281,18 +249,18 @@ async def test_cancelled_import_leaves_nothing(
         loop.call_soon_threadsafe(asked.set)
         return Page(b"x" * 1_000_000, pause=0.05)
 
-    server.pages["/origin.git/git-upload-pack"] = server.pages["/slow.tar"] = slow
+    scene.server.pages["/origin.git/git-upload-pack"] = scene.server.pages["/slow.tar"] = slow
     for fill in (
-        sources.source(f"{server.url}/origin.git"),
-        sources.archive("tar", f"{server.url}/slow.tar", "all"),
+        scene.source(),
+        scene.archive("tar", "slow.tar"),
     ):
-        making = asyncio.create_task(stage.repository(fill=fill))
+        making = asyncio.create_task(scene.make(fill))
         async with asyncio.timeout(20):
             await asked.wait()
         making.cancel()
         with pytest.raises(asyncio.CancelledError):
             await making
-        assert list((stage.folder / "repos" / "new").iterdir()) == []
+        scene.nothing_is_left()
         asked.clear()
 
 
@@ -305,8 +273,8 @@ def commit_of(place: Path, tree: str, who: str = "A <a@b> 1 +0000") -> str:
     return broken(place, "commit", f"tree {tree}\nauthor {who}\ncommitter {who}\n\nold\n".encode())
 
 
-async def test_harmless_fsck_findings_are_accepted(stage: Stage, sources: Imports, server: GitServer) -> None:
-    place = server.init("old.git")
+async def test_harmless_fsck_findings_are_accepted(scene: Importing) -> None:
+    place = scene.server.init("old.git")
     blob = broken(place, "blob", b"old\n")
     folder = broken(place, "tree", b"100644 file\0" + bytes.fromhex(blob))
     padded = broken(place, "tree", b"040000 folder\0" + bytes.fromhex(folder))
@@ -323,12 +291,12 @@ async def test_harmless_fsck_findings_are_accepted(stage: Stage, sources: Import
     for number, who in enumerate(persons):
         git(place, "update-ref", f"refs/heads/b{number}", commit_of(place, padded, who))
     git(place, "symbolic-ref", "HEAD", "refs/heads/b0")
-    repository = await stage.repository(fill=sources.source(f"{server.url}/old.git", all_branches=True))
+    repository = await scene.make(scene.source("old.git", all_branches=True))
     assert refs(repository) == refs(place)
     for branch in await repository.branches():
         assert (await repository.commit(branch.sha)).message == "old\n"
     # The final fsck of all repositories would fail on it.
-    await stage.repos.delete(repository.id)
+    await scene.stage.repos.delete(repository.id)
 
 
 @pytest.mark.parametrize(
@@ -342,36 +310,30 @@ async def test_harmless_fsck_findings_are_accepted(stage: Stage, sources: Import
         b"120000 .gitmodules\0",
     ],
 )
-async def test_dangerous_fsck_findings_are_refused(
-    stage: Stage, sources: Imports, server: GitServer, entry: bytes
-) -> None:
-    place = server.init("bad.git")
+async def test_dangerous_fsck_findings_are_refused(scene: Importing, entry: bytes) -> None:
+    place = scene.server.init("bad.git")
     blob = broken(place, "blob", b"x")
     bad = broken(place, "tree", entry + bytes.fromhex(blob))
     git(place, "update-ref", "refs/heads/main", commit_of(place, bad))
-    await refused(stage, sources.source(f"{server.url}/bad.git"), SourceInvalid)
-    await refused(stage, sources.tree(f"{server.url}/bad.git", "all"), SourceInvalid)
+    await scene.refused(scene.source("bad.git"), SourceInvalid)
+    await scene.refused(scene.sources.tree(scene.url("bad.git"), "all"), SourceInvalid)
 
 
-async def test_submodules_are_not_fetched(
-    stage: Stage, sources: Imports, server: GitServer, origin: Path
-) -> None:
-    place = server.init("outer.git")
-    text = f'[submodule "m"]\n\tpath = m\n\turl = {server.url}/origin.git\n'.encode()
+async def test_submodules_are_not_fetched(scene: Importing, origin: Path) -> None:
+    place = scene.server.init("outer.git")
+    text = f'[submodule "m"]\n\tpath = m\n\turl = {scene.url()}\n'.encode()
     blob = broken(place, "blob", text)
     inner = refs(origin)["refs/heads/trunk"]
     entries = b"100644 .gitmodules\0" + bytes.fromhex(blob) + b"160000 m\0" + bytes.fromhex(inner)
     git(place, "update-ref", "refs/heads/main", commit_of(place, broken(place, "tree", entries)))
-    repository = await stage.repository(fill=sources.source(f"{server.url}/outer.git"))
+    repository = await scene.make(scene.source("outer.git"))
     assert files(repository) == {".gitmodules": "100644", "m": "160000"}
-    assert not any("origin" in request.path for request in server.requests)
+    assert not any("origin" in request.path for request in scene.server.requests)
 
 
-async def test_import_git_revision_as_one_commit(
-    stage: Stage, sources: Imports, server: GitServer, origin: Path
-) -> None:
+async def test_import_git_revision_as_one_commit(scene: Importing, origin: Path) -> None:
     """Nothing else is imported: no history, other folders or tags."""
-    url = f"{server.url}/origin.git"
+    url = scene.url()
     author = Author("Ada", "ada@example.org")
     first = git(origin, "rev-parse", "trunk~2")
     for rev, expected in (
@@ -381,7 +343,7 @@ async def test_import_git_revision_as_one_commit(
         (first, first),
         (first[:8], first),
     ):
-        repository = await stage.repository(fill=sources.tree(url, "Begin", rev=rev, author=author))
+        repository = await scene.make(scene.sources.tree(url, "Begin", rev=rev, author=author))
         assert tree(repository) == tree(origin, expected)
         assert list(refs(repository)) == ["refs/heads/main"]
         commit = await repository.commit(await repository.resolve(None))
@@ -389,21 +351,19 @@ async def test_import_git_revision_as_one_commit(
         assert sorted(each.name for each in repository.path.iterdir() if each.name != "packed-refs") == [
             "HEAD", "config", "objects", "refs"
         ]  # fmt: skip
-        kept = git(repository.path, "cat-file", "--batch-all-objects", "--batch-check=%(objectname)")
+        kept = git(repository, "cat-file", "--batch-all-objects", "--batch-check=%(objectname)")
         assert set(kept.split()) == set(
-            git(repository.path, "rev-list", "--objects", "--no-object-names", "--all").split()
+            git(repository, "rev-list", "--objects", "--no-object-names", "--all").split()
         )
 
 
-async def test_import_git_folder_as_one_commit(
-    stage: Stage, sources: Imports, server: GitServer, origin: Path
-) -> None:
-    url = f"{server.url}/origin.git"
-    repository = await stage.repository(fill=sources.tree(url, "Begin", folder="dir"), default_branch="trunk")
+async def test_import_git_folder_as_one_commit(scene: Importing, origin: Path) -> None:
+    url = scene.url()
+    repository = await scene.make(scene.sources.tree(url, "Begin", folder="dir"), default_branch="trunk")
     assert (set(files(repository)), repository.default_branch) == ({"three"}, "trunk")
     for missing, rev in (("dir", "v1"), ("one", None), ("nothing", None)):
-        error = await refused(stage, sources.tree(url, "Begin", folder=missing, rev=rev), SubdirNotFound)
+        error = await scene.refused(scene.sources.tree(url, "Begin", folder=missing, rev=rev), SubdirNotFound)
         assert (error.source, error.folder) == (url, missing)
-    await refused(stage, sources.tree(url, "Begin", rev="missing"), ReferenceNotFound)
-    server.init("empty.git")
-    await refused(stage, sources.tree(f"{server.url}/empty.git", "Begin"), ReferenceNotFound)
+    await scene.refused(scene.sources.tree(url, "Begin", rev="missing"), ReferenceNotFound)
+    scene.server.init("empty.git")
+    await scene.refused(scene.sources.tree(scene.url("empty.git"), "Begin"), ReferenceNotFound)

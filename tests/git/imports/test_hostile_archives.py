@@ -27,11 +27,9 @@ from stead.repos.transfer.archives import (
     members,
     reading,
 )
-from stead.repos.transfer.imports import Imports
 from stead.repos.transfer.remotes import SourceInvalid
-from support.git_hosting import Stage
-from support.git_imports import LOCAL, file, files, link, refused, special, tar_of, zip_of, zipped
-from support.git_server import GitServer, Page
+from support.git_imports import Importing, file, files, link, special, tar_of, zip_of, zipped
+from support.git_server import Page
 
 
 def greedy_xz() -> bytes:
@@ -86,16 +84,12 @@ HOSTILE_TARS: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE_TARS)
-async def test_malicious_and_corrupt_tars_are_refused(
-    stage: Stage, sources: Imports, server: GitServer, name: str
-) -> None:
-    server.pages["/a"] = Page(HOSTILE_TARS[name])
-    await refused(stage, sources.archive("tar", f"{server.url}/a", "all"), (InvalidPath, SourceInvalid))
+async def test_malicious_and_corrupt_tars_are_refused(scene: Importing, name: str) -> None:
+    scene.server.pages["/a"] = Page(HOSTILE_TARS[name])
+    await scene.refused(scene.archive("tar"), (InvalidPath, SourceInvalid))
 
 
-async def test_tars_with_corrupt_headers_are_refused(
-    stage: Stage, sources: Imports, server: GitServer
-) -> None:
+async def test_tars_with_corrupt_headers_are_refused(scene: Importing) -> None:
     pax = tarfile.TarInfo("x")
     pax.type = tarfile.XHDTYPE
     for data in (
@@ -108,11 +102,11 @@ async def test_tars_with_corrupt_headers_are_refused(
     ):
         pax.size = len(data)
         header = pax.tobuf() + data + b"\0" * (-len(data) % 512)
-        server.pages["/a"] = Page(header + tar_of(file("a")))
-        await refused(stage, sources.archive("tar", f"{server.url}/a", "all"), SourceInvalid)
+        scene.server.pages["/a"] = Page(header + tar_of(file("a")))
+        await scene.refused(scene.archive("tar"), SourceInvalid)
     pax.size = 1 << 30
-    server.pages["/a"] = Page(pax.tobuf() + b"\0" * 10_000)
-    await refused(stage, sources.archive("tar", f"{server.url}/a", "all"), SourceInvalid, "too long")
+    scene.server.pages["/a"] = Page(pax.tobuf() + b"\0" * 10_000)
+    await scene.refused(scene.archive("tar"), SourceInvalid, "too long")
 
 
 def lying_zip() -> bytes:
@@ -158,11 +152,9 @@ HOSTILE_ZIPS: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE_ZIPS)
-async def test_malicious_and_corrupt_zips_are_refused(
-    stage: Stage, sources: Imports, server: GitServer, name: str
-) -> None:
-    server.pages["/a"] = Page(HOSTILE_ZIPS[name])
-    await refused(stage, sources.archive("zip", f"{server.url}/a", "all"), (InvalidPath, SourceInvalid))
+async def test_malicious_and_corrupt_zips_are_refused(scene: Importing, name: str) -> None:
+    scene.server.pages["/a"] = Page(HOSTILE_ZIPS[name])
+    await scene.refused(scene.archive("zip"), (InvalidPath, SourceInvalid))
 
 
 def test_fuzzed_archives_are_imported_or_refused(tmp_path: Path) -> None:
@@ -197,7 +189,7 @@ def test_fuzzed_archives_are_imported_or_refused(tmp_path: Path) -> None:
     assert {4, 3, ArchiveInvalid, InvalidPath} <= ends
 
 
-async def test_archive_bombs_are_refused(stage: Stage, sources: Imports, server: GitServer) -> None:
+async def test_archive_bombs_are_refused(scene: Importing) -> None:
     zeros = bytes(3 << 16)
     plain = tar_of(file("a", zeros))
     archives: dict[str, tuple[Kind, bytes]] = {
@@ -209,37 +201,35 @@ async def test_archive_bombs_are_refused(stage: Stage, sources: Imports, server:
         "zip": ("zip", zip_of(("a", zeros))),
         "many": ("zip", zip_of(*((f"{number}", zeros[:6000]) for number in range(30)))),
     }
-    bounded = Imports(LOCAL, bounds=ArchiveLimits(unpacked=2 << 16))
+    bounded = scene.limited(bounds=ArchiveLimits(unpacked=2 << 16))
     for name, (kind, data) in archives.items():
-        url = f"{server.url}/{name}"
-        server.pages[f"/{name}"] = Page(data)
-        await refused(stage, bounded.archive(kind, url, "all"), TooLarge)
+        scene.server.pages[f"/{name}"] = Page(data)
+        await scene.refused(bounded.archive(kind, name), TooLarge)
     for name, (kind, _) in archives.items():
-        url = f"{server.url}/{name}"
-        repository = await stage.repository(fill=sources.archive(kind, url, "all"))
+        repository = await scene.make(scene.archive(kind, name))
         assert len(files(repository)) == (30 if name == "many" else 1)
 
 
-async def test_compression_ratio_limit(stage: Stage, server: GitServer) -> None:
+async def test_compression_ratio_limit(scene: Importing) -> None:
     """Far below the size limit, but over the compression ratio limit."""
     plain = tar_of(file("a", bytes(1 << 20)))
-    server.pages["/bomb"] = Page(gzip.compress(plain, 1))
-    sources = Imports(LOCAL, bounds=ArchiveLimits(ratio=50, ratio_from=1 << 19))
-    await refused(stage, sources.archive("tar", f"{server.url}/bomb", "all"), TooLarge)
+    scene.server.pages["/bomb"] = Page(gzip.compress(plain, 1))
+    limited = scene.limited(bounds=ArchiveLimits(ratio=50, ratio_from=1 << 19))
+    await scene.refused(limited.archive("tar", "bomb"), TooLarge)
 
 
-async def test_archive_entry_limit(stage: Stage, server: GitServer) -> None:
+async def test_archive_entry_limit(scene: Importing) -> None:
     names = [f"{number}" for number in range(11)]
-    server.pages["/tar"] = Page(tar_of(*(file(name) for name in names)))
-    server.pages["/folders"] = Page(tar_of(*(special(name, tarfile.DIRTYPE) for name in names)))
-    server.pages["/zip"] = Page(zip_of(*((name, b"") for name in names)))
-    few, enough = (Imports(LOCAL, bounds=ArchiveLimits(entries=most)) for most in (10, 11))
-    await refused(stage, few.archive("tar", f"{server.url}/tar", "all"), TooLarge)
-    await refused(stage, few.archive("tar", f"{server.url}/folders", "all"), TooLarge)
-    await refused(stage, few.archive("zip", f"{server.url}/zip", "all"), TooLarge)
+    scene.server.pages["/tar"] = Page(tar_of(*(file(name) for name in names)))
+    scene.server.pages["/folders"] = Page(tar_of(*(special(name, tarfile.DIRTYPE) for name in names)))
+    scene.server.pages["/zip"] = Page(zip_of(*((name, b"") for name in names)))
+    few, enough = (scene.limited(bounds=ArchiveLimits(entries=most)) for most in (10, 11))
+    await scene.refused(few.archive("tar", "tar"), TooLarge)
+    await scene.refused(few.archive("tar", "folders"), TooLarge)
+    await scene.refused(few.archive("zip", "zip"), TooLarge)
     kinds: tuple[Kind, ...] = ("tar", "zip")
     for kind in kinds:
-        repository = await stage.repository(fill=enough.archive(kind, f"{server.url}/{kind}", "all"))
+        repository = await scene.make(enough.archive(kind, kind))
         assert len(files(repository)) == 11
 
 

@@ -8,7 +8,8 @@ from stead.repos.repository import Repository
 from stead.repos.search.lines import MAX_LINE, MAX_MATCHES
 from stead.repos.search.query import EmptyQuery, InvalidPathPattern, InvalidQuery, InvalidRegex, pathspecs
 from stead.repos.search.search import Search
-from support.git_search import git, paths, put
+from support.git_repos import git
+from support.git_search import paths, put
 
 
 async def test_published_search_examples(repository: Repository, search: Search) -> None:
@@ -159,9 +160,9 @@ async def test_invalid_utf8_is_searched_and_shown(repository: Repository, search
     found = await search.content(repository, "NEEDLE")
     (match,) = found.files[0].matches
     assert match.line[match.start_column : match.end_column] == "needle"
-    blob = git(repository, "hash-object", "-w", "--stdin", stdin=b"needle\n").decode().strip()
+    blob = git(repository, "hash-object", "-w", "--stdin", stdin=b"needle\n")
     tree = git(repository, "mktree", "-z", stdin=b"100644 blob %s\tcaf\xe9\nx.txt\0" % blob.encode())
-    sha = git(repository, "commit-tree", "-m", "m", tree.decode().strip()).decode().strip()
+    sha = git(repository, "commit-tree", "-m", "m", tree)
     git(repository, "update-ref", "refs/heads/odd", sha)
     found = await search.content(repository, "needle", "odd")
     assert [(file.path, file.size, len(file.matches)) for file in found.files] == [("caf\ufffd\nx.txt", 7, 1)]
@@ -172,10 +173,10 @@ async def test_invalid_utf8_is_searched_and_shown(repository: Repository, search
 
 async def test_symlinks_and_submodules_are_not_searched(repository: Repository, search: Search) -> None:
     first = await put(repository, {"real": "needle\n"})
-    blob = git(repository, "hash-object", "-w", "--stdin", stdin=b"needle").decode().strip()
+    blob = git(repository, "hash-object", "-w", "--stdin", stdin=b"needle")
     entries = f"120000 blob {blob}\tlink\n160000 commit {first}\tmodule\n"
-    tree = git(repository, "mktree", "--missing", stdin=entries.encode()).decode().strip()
-    sha = git(repository, "commit-tree", "-m", "m", tree).decode().strip()
+    tree = git(repository, "mktree", "--missing", stdin=entries.encode())
+    sha = git(repository, "commit-tree", "-m", "m", tree)
     git(repository, "update-ref", "refs/heads/links", sha)
     assert (await search.content(repository, "needle", "links")).total_files == 0
     assert (await search.diffs(repository, "needle", "links")).total_commits == 0

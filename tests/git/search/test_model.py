@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stead.repos.committing import Change, commit
 from stead.repos.repository import Repository
 from stead.repos.search.search import ContentFound, Search
-from support.git_search import git
+from support.git_repos import git, git_output
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ async def test_diff_search_equals_git_diff(
         repository, asked.text, branch, regex=asked.regex, case_sensitive=asked.case_sensitive
     )
     wanted = {}
-    for sha in git(repository, "rev-list", branch).decode().split():
+    for sha in git(repository, "rev-list", branch).split():
         if changed := _changed_lines(repository, sha, asked):
             wanted[sha] = changed
     assert [each.commit.sha for each in found.commits] == list(wanted)
@@ -183,7 +183,8 @@ async def test_diff_search_equals_git_diff(
 
 
 def _changed_lines(repository: Repository, sha: str, asked: Asked) -> set[tuple[object, ...]]:
-    patch = git(repository, "diff-tree", "--root", "-r", "-M", "-p", "-U0", "--no-prefix", sha).decode()
+    options = "--root", "-r", "-M", "-p", "-U0", "--no-prefix"
+    patch = git_output(repository, "diff-tree", *options, sha).decode()
     changed: set[tuple[object, ...]] = set()
     path, numbers = "", {"-": 0, "+": 0}
     for line in patch.split("\n"):

@@ -15,7 +15,8 @@ from stead.repos.search.content import files_with_lines
 from stead.repos.search.query import InvalidRegex, Query
 from stead.repos.search.search import Search
 from support.git_hosting import Stage
-from support.git_search import git, put
+from support.git_repos import git
+from support.git_search import put
 from support.waiting import until
 
 # Cache
