@@ -401,11 +401,8 @@ async def test_cancelled_bundle_leaves_no_git_process(bundles: Bundles, stage: S
     await git("push", "-q", str(repository.path), "main", cwd=work)
     bundle = await found(bundles, stage, repository.id)
 
-    async def held() -> bool:
-        return any("pack-objects" in each for each in gits_of(repository.path))
-
     clone = asyncio.create_task(cloned(bundle, bundles, git, Here(git, reads=False)))
-    await until(held, 20)
+    await until(lambda: any("pack-objects" in each for each in gits_of(repository.path)), 20)
     clone.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await clone

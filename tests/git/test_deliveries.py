@@ -178,10 +178,7 @@ async def test_hanging_endpoint_does_not_delay_others(world: World, endpoint: En
         await endpoint.count(1, "/beside")
         assert (await world.settled(slow, beside.id))[0].state is DeliveryState.DELIVERED
 
-        async def held() -> bool:
-            return sum(seen.path.startswith("/slow") for seen in endpoint.seen) >= 4
-
-        await until(held, LIMIT)
+        await until(lambda: sum(seen.path.startswith("/slow") for seen in endpoint.seen) >= 4, LIMIT)
     slow_ones = [seen for seen in endpoint.seen if seen.path.startswith("/slow")]
     assert len(slow_ones) == 4, "for one account, so many are sent to one host at once"
 

@@ -81,10 +81,7 @@ async def filled(site: Site, *, name: str | None = None, public: bool = False, k
 
 
 async def exists(path: Path) -> None:
-    async def there() -> bool:
-        return path.exists()
-
-    await until(there, 30)
+    await until(lambda: path.exists(), 30)
 
 
 # Create, list, show, delete
@@ -290,10 +287,7 @@ async def test_interrupted_clone_leaves_nothing(
         await git("config", "--global", f"url.{server.url}/.insteadOf", f"{site.url}/{repo_id}")
         process = await shell.start("git", "clone", repo_id, "here")
 
-        async def asked() -> bool:
-            return bool(server.seen)
-
-        await until(asked, 60)
+        await until(lambda: bool(server.seen), 60)
         assert len(await identities(site)) == 1
         process.send_signal(number)
         async with asyncio.timeout(60):

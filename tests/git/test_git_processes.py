@@ -78,10 +78,7 @@ async def test_cancellation_waits_for_ref_writers_only(tmp_path: Path) -> None:
     async with asyncio.timeout(30):
         work = asyncio.create_task(git.finish(None, "-c", alias, "slow", "update-ref", cwd=tmp_path))
 
-        async def started() -> bool:
-            return (tmp_path / "started").exists()
-
-        await until(started, 20)
+        await until(lambda: (tmp_path / "started").exists(), 20)
         work.cancel()
         with pytest.raises(asyncio.CancelledError):
             await work

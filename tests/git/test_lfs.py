@@ -266,17 +266,11 @@ async def test_aborted_lfs_upload_leaves_nothing(host: Site, repo: RepoInfo) -> 
     await writer.drain()
     incoming = host.path(repo) / "lfs" / "incoming"
 
-    async def coming() -> bool:
-        return incoming.is_dir() and any(path.stat().st_size for path in incoming.iterdir())
-
-    await until(coming, 10)
+    await until(lambda: incoming.is_dir() and any(path.stat().st_size for path in incoming.iterdir()), 10)
     writer.close()
     await writer.wait_closed()
 
-    async def gone() -> bool:
-        return not any(incoming.iterdir())
-
-    await until(gone, 10)
+    await until(lambda: not any(incoming.iterdir()), 10)
 
 
 # Real client

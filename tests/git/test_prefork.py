@@ -33,10 +33,7 @@ async def launchers() -> AsyncIterator[PreforkPool]:
 async def filled(launchers: PreforkPool) -> None:
     launchers._refill()
 
-    async def full() -> bool:
-        return len(launchers._ready) == READY
-
-    await until(full, LIMIT)
+    await until(lambda: len(launchers._ready) == READY, LIMIT)
 
 
 async def ran(

@@ -138,11 +138,8 @@ async def test_interrupted_prune_is_undone(tmp_path: Path) -> None:
         part.rename(repository.path / part.name.replace("pack-", "expired-"))
     assert not has(repository, sha)
 
-    async def back() -> bool:
-        return has(repository, sha)
-
     async with staged(tmp_path):
-        await until(back, 20)
+        await until(lambda: has(repository, sha), 20)
 
 
 async def test_prune_schedule_survives_restart(tmp_path: Path) -> None:

@@ -306,10 +306,7 @@ async def test_database_write_failure_loses_no_delivery(
         await world.database.execute(sa.text(refuse))
         sha = await world.push(repo)
 
-        async def given_up_for_now() -> bool:
-            return world.clock.sleeping == sleeping
-
-        await until(given_up_for_now, LIMIT)
+        await until(lambda: world.clock.sleeping == sleeping, LIMIT)
         await world.database.execute(sa.text("DROP TRIGGER refuse"))
         assert endpoint.seen == []
         (told,) = await world.later(endpoint.told)

@@ -198,10 +198,7 @@ async def test_a_machine_cannot_reach_the_host(settings: Settings, shared: Machi
 
 
 async def _answered(server: Server, count: int) -> int:
-    async def enough() -> int:
-        return server.connections if server.connections >= count else 0
-
-    return await until(enough, 5)
+    return await until(lambda: server.connections if server.connections >= count else 0, 5)
 
 
 async def test_a_machine_cannot_reach_its_neighbour(shared: Machine, machine: Machine) -> None:

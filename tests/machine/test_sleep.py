@@ -49,10 +49,7 @@ WantedBy=multi-user.target
 async def reported(events: list[MachineEvent], message: str) -> MachineEvent:
     """Wait for an event: it comes a little after the state that it reports."""
 
-    async def found() -> bool:
-        return any(event.message == message for event in events)
-
-    await until(found, 30)
+    await until(lambda: any(event.message == message for event in events), 30)
     return next(event for event in events if event.message == message)
 
 

@@ -356,10 +356,7 @@ async def _survive(server: Server, work: Work, moment: Callable[[], bool]) -> No
         await asyncio.gather(*working)
     await server.start()
 
-    async def gone() -> bool:
-        return not orphans & _gits(server.settings.git_uid)
-
-    await until(gone, 15)
+    await until(lambda: not orphans & _gits(server.settings.git_uid), 15)
     for worker in work.workers:
         await worker.check(server)
     await server.check_whole()
@@ -431,10 +428,7 @@ async def test_received_push_completes_after_client_is_killed(
         )
         refs = site.stage.repos.repository(repo).path / "refs" / "heads" / "many"
 
-        async def begun() -> bool:
-            return refs.exists() and any(refs.iterdir())
-
-        await until(begun, 30)
+        await until(lambda: refs.exists() and any(refs.iterdir()), 30)
         os.killpg(pushing.pid, signal.SIGKILL)
         await pushing.wait()
         assert len(list(refs.iterdir())) < len(names)

@@ -1,17 +1,26 @@
 """Waiting in tests: for a condition, never for a while."""
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar, overload
 
 from stead.deadlines import scaled
 
 T = TypeVar("T")
 
 
-async def until(condition: Callable[[], Awaitable[T]], limit: float) -> T:
+@overload
+async def until(condition: Callable[[], Awaitable[T]], limit: float) -> T: ...
+@overload
+async def until(condition: Callable[[], T], limit: float) -> T: ...
+async def until(condition: Callable[[], Any], limit: float) -> Any:
     """The first true answer of `condition`; TimeoutError when there is none within `limit` seconds."""
     async with asyncio.timeout(scaled(limit)):
-        while not (answer := await condition()):  # noqa: ASYNC110  # most of what is waited for has no event
+        while True:
+            answer = condition()
+            if inspect.isawaitable(answer):
+                answer = await answer
+            if answer:
+                return answer
             await asyncio.sleep(0.02)
-        return answer

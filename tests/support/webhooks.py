@@ -102,10 +102,7 @@ class Endpoint:
     async def count(self, number: int, path: str = "/") -> list[Seen]:
         """The received requests, once there are this many."""
 
-        async def enough() -> bool:
-            return len(self.told(path)) >= number
-
-        await until(enough, LIMIT)
+        await until(lambda: len(self.told(path)) >= number, LIMIT)
         return self.told(path)
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

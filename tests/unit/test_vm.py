@@ -105,15 +105,12 @@ async def test_a_log_is_cut_while_qemu_appends_to_it(files: VmFiles) -> None:
     script = "echo first >&2; head -c 3000000 /dev/zero | tr '\\0' x >&2; read -r _ <&9; echo last >&2"
     ours, theirs = os.pipe()
 
-    async def printed() -> bool:
-        return files.log.stat().st_size > 3_000_000
-
     try:
         process = await spawner.spawn(
             lambda _: ["bash", "-c", script.replace("&9", f"&{ours}")], files, (ours,)
         )
         watched = WatchedProcess(process)
-        await until(printed, 30)
+        await until(lambda: files.log.stat().st_size > 3_000_000, 30)
         assert len(last_words(files)) <= 4096
         bound_log(files)
         assert files.log.stat().st_size == 65536

@@ -78,10 +78,9 @@ async def test_webhook_and_push_start_a_sync(
         pushed = await person.commit(work, {"more": "more\n"})
         await person("push", "-q", here, "main", "main:topic", cwd=work)
 
-        async def followed() -> bool:
-            return github.refs(NAME) == {"refs/heads/main": pushed, "refs/heads/topic": pushed}
-
-        await until(followed, LIMIT)
+        await until(
+            lambda: github.refs(NAME) == {"refs/heads/main": pushed, "refs/heads/topic": pushed}, LIMIT
+        )
         link = await repo.github_sync.run()
         assert (link.github_repo_name, link.state, link.divergences) == (NAME, "in_step", ())
         # Visible to git and the API.

@@ -135,10 +135,7 @@ async def test_late_matches_are_reported_by_name(slow: Repository) -> None:
 async def test_cancelled_search_leaves_no_process(slow: Repository) -> None:
     task = asyncio.create_task(Search().content(slow, SLOW, regex=True))
 
-    async def begun() -> bool:
-        return bool(_searching())
-
-    await until(begun, 10)
+    await until(lambda: bool(_searching()), 10)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

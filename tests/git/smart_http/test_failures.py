@@ -45,16 +45,9 @@ async def test_aborted_push_leaves_nothing(host: Site, git: GitClient) -> None:
     line = packet(f"{sha} {new} refs/heads/main\0 report-status side-band-64k\n".encode())
     body = line + b"0000" + pack
     async with _half_a_push(host, repo.id, len(body), body[: len(body) // 2]):
+        await until(lambda: any(host.path(repo).rglob("tmp_objdir*/**/*")), 10)
 
-        async def receiving() -> bool:
-            return any(host.path(repo).rglob("tmp_objdir*/**/*"))
-
-        await until(receiving, 10)
-
-    async def gone() -> bool:
-        return not gits_in(host)
-
-    await until(gone, 5)
+    await until(lambda: not gits_in(host), 5)
     assert sorted(str(path) for path in host.path(repo).rglob("*")) == before
     await git("push", "-q", "origin", "main", cwd=work)
 
@@ -72,10 +65,7 @@ async def test_aborted_clone_leaves_no_process(host: Site, git: GitClient) -> No
         await anext(answer.aiter_raw(1000))
         assert gits_in(host)
 
-    async def gone() -> bool:
-        return not gits_in(host)
-
-    await until(gone, 5)
+    await until(lambda: not gits_in(host), 5)
 
 
 async def test_incomplete_git_response_aborts_the_connection(
@@ -105,11 +95,7 @@ async def test_concurrency_limit_answers_retry_later(tmp_path: Path, git: GitCli
         repo, work = await filled(host, git)
         other, _ = await filled(host, git)
         async with _half_a_push(host, repo.id, 100, b""):
-
-            async def busy() -> bool:
-                return bool(gits_in(host))
-
-            await until(busy, 5)
+            await until(lambda: bool(gits_in(host)), 5)
             async with httpx2.AsyncClient(base_url=host.url) as http:
                 place = f"/{repo.id}/info/refs?service=git-receive-pack"
                 answer = await http.get(place, headers={"authorization": f"Bearer {host.key}"})

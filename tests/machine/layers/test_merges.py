@@ -243,12 +243,9 @@ async def test_a_cancelled_merge_changes_nothing(long_disk: Disk, other_qemu_img
     begun = other_qemu_img.with_name("begun")
     other_qemu_img.write_text(f"touch {begun}\nexec sleep 1000\n")
 
-    async def has_begun() -> bool:
-        return begun.exists()
-
     async with nothing_changes(long_disk) as layer:
         merging = asyncio.create_task(long_disk.stage.layers.merge_if_long(layer, Bottom(*long_disk.bottom)))
-        await until(has_begun, 10)
+        await until(lambda: begun.exists(), 10)
         merging.cancel()
         with pytest.raises(asyncio.CancelledError):
             await merging
