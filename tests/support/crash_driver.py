@@ -32,7 +32,7 @@ from stead.tasks import KeyedLimit
 from support.installations import small_installation
 
 _WRITES: dict[type, tuple[str, ...]] = {
-    MachineStore: ("insert", "update", "take", "transition", "delete"),
+    MachineStore: ("insert", "update", "transition", "delete"),
     SnapshotStore: ("insert", "update", "delete"),
     LayerStore: ("insert", "update", "delete", "remove"),
 }
