@@ -2,17 +2,21 @@
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import typer
 
 from stead.cli.output import fail, json_wanted, note, printable_lines
 
 if TYPE_CHECKING:
-    from stead.sdk import Stead
+    from stead.sdk import AsyncStead, Stead
     from stead.sdk.errors import SetupFailed, SteadApiError
+
+    Client = TypeVar("Client", Stead, AsyncStead)
+
+T = TypeVar("T")
 
 URL_VARIABLES = ["STEAD_API_URL", "FREESTYLE_API_URL"]
 KEY_VARIABLES = ["STEAD_API_KEY", "FREESTYLE_API_KEY"]
@@ -53,13 +57,33 @@ def connected() -> "Iterator[Stead]":
     """A client for one command; an error ends the command with an error message."""
     from stead.sdk import Stead
 
-    with report_errors(_target.url or ""):
-        try:
-            client = Stead(_target.key, base_url=_target.url, max_retries=1)
-        except ValueError as error:
-            fail(str(error), code="INVALID_URL")
+    client = _client(Stead)
     with report_errors(client.base_url), client as stead:
         yield stead
+
+
+def run_connected(work: "Callable[[AsyncStead], Awaitable[T]]") -> T:
+    """Run a coroutine function with a client, for a command that does several things at once."""
+    import asyncio
+
+    from stead.sdk import AsyncStead
+
+    client = _client(AsyncStead)
+
+    async def main() -> T:
+        async with client as stead:
+            return await work(stead)
+
+    with report_errors(client.base_url):
+        return asyncio.run(main())
+
+
+def _client(kind: "type[Client]") -> "Client":
+    with report_errors(_target.url or ""):
+        try:
+            return kind(_target.key, base_url=_target.url, max_retries=1)
+        except ValueError as error:
+            fail(str(error), code="INVALID_URL")
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""`stead vm logs`: events of a VM and the output of its services."""
+"""`stead vm logs`: events of a VM and the output of its services, or the output of one background process."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -8,6 +8,7 @@ import typer
 
 from stead.cli.connection import connected
 from stead.cli.output import Json, note, print_json, printable_lines
+from stead.cli.processes import print_output
 from stead.cli.references import Vm
 
 if TYPE_CHECKING:
@@ -17,10 +18,15 @@ if TYPE_CHECKING:
 _SPAN = re.compile(r"(\d+)([smhd])", re.ASCII)
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _PAGE = 1000
+_LINES = 100
 
 
 def logs(
     vm: Vm,
+    process: Annotated[
+        str | None,
+        typer.Argument(metavar="[PROCESS]", help="Print the output of this background process instead."),
+    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Print new lines as they appear, until Ctrl-C.")
     ] = False,
@@ -31,14 +37,24 @@ def logs(
         typer.Option(metavar="TIME", help="Only newer lines: RFC 3339 time, or 5m, 2h, 1d. Default: all."),
     ] = None,
     limit: Annotated[
-        int, typer.Option("--limit", "-l", min=0, metavar="N", help="Only the newest N lines.")
-    ] = 100,
+        int | None,
+        typer.Option("--limit", "-l", min=0, metavar="N", help="Only the newest N lines. Default: 100."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Print the events of a VM and the output of its services, oldest first.
+    """Print the events of a VM and the output of its services, oldest first; or with PROCESS the output of a
+    background process, as far as the VM holds it.
 
     With `--follow --json` each line is a JSON document.
     """
+    if process is not None:
+        if (service, search, since, limit) != (None, None, None, None):
+            wrong = "--service, --search, --since and --limit select log lines, not the output of a process"
+            raise typer.BadParameter(wrong, param_hint="PROCESS")
+        with connected() as stead:
+            print_output(stead.vms.find(vm), process, follow=follow, as_json=as_json)
+        return
+    limit = _LINES if limit is None else limit
     asked = None if since is None else _moment(since)
     with connected() as stead:
         handle = stead.vms.find(vm)

@@ -108,8 +108,9 @@ def _help(kind: str) -> str:
 complete_vm = completion(_vms)
 complete_snapshot = completion(_snapshots)
 
-Vm = Annotated[str, typer.Argument(metavar="VM", help=_help("VM"), autocompletion=complete_vm)]
-Vms = Annotated[list[str], typer.Argument(metavar="VM", help=_help("VM"), autocompletion=complete_vm)]
+VM_HELP = _help("VM")
+Vm = Annotated[str, typer.Argument(metavar="VM", help=VM_HELP, autocompletion=complete_vm)]
+Vms = Annotated[list[str], typer.Argument(metavar="VM", help=VM_HELP, autocompletion=complete_vm)]
 SnapshotArgument = Annotated[
     str, typer.Argument(metavar="SNAPSHOT", help=_help("snapshot"), autocompletion=complete_snapshot)
 ]

@@ -4,8 +4,8 @@ import posixpath
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperOption
@@ -115,65 +115,91 @@ class ExecCommand(TyperCommand):
         return args
 
 
+Command = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="COMMAND", help="A command line for the shell in quotes, or a program and its arguments."
+    ),
+]
+User = Annotated[str | None, typer.Option("--user", "-u", help="The Linux user to run as. Default: root.")]
+Cwd = Annotated[str | None, typer.Option("--cwd", help="The working directory.")]
+Env = Annotated[
+    list[str] | None,
+    typer.Option("--env", "-e", metavar="NAME=VALUE", help="Set an environment variable; repeatable."),
+]
+Timeout = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", min=0.001, help="End the command after this time, with exit code 124."),
+]
+Tty = Annotated[bool, typer.Option("--tty", "-t", help="Run it in a terminal: with -i in this one.")]
+
+
 def exec_(
     vm: Vm,
-    command: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="COMMAND", help="A command line for the shell in quotes, or a program and its arguments."
-        ),
-    ],
-    user: Annotated[
-        str | None, typer.Option("--user", "-u", help="The Linux user to run as. Default: root.")
-    ] = None,
-    cwd: Annotated[str | None, typer.Option("--cwd", help="The working directory.")] = None,
-    env: Annotated[
-        list[str] | None,
-        typer.Option("--env", "-e", metavar="NAME=VALUE", help="Set an environment variable; repeatable."),
-    ] = None,
-    timeout: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SECONDS", min=0.001, help="End the command after this time, with exit code 124."
-        ),
-    ] = None,
+    command: Command,
+    user: User = None,
+    cwd: Cwd = None,
+    env: Env = None,
+    timeout: Timeout = None,
     stdin: Annotated[
         bool | None,
         typer.Option(
             "--stdin/--no-stdin",
             "-i",
-            help="Read standard input to its end, or not at all. Default: read files and pipes with data.",
+            help="Pass standard input on as it comes, or not at all. Default: files, and pipes with data.",
         ),
     ] = None,
-    tty: Annotated[bool, typer.Option("--tty", "-t", hidden=True)] = False,
+    tty: Tty = False,
     as_json: Json = False,
 ) -> None:
     """Run a command in a VM, as if it ran here. A suspended or stopped VM is started first.
 
     Put options of `vm exec` before the command; everything after its first word belongs to the command. The
     exit code is the command's: 127 if there is no such program, 126 if it cannot be executed, 124 after
-    `--timeout`, 128 plus the signal number after a signal. Ctrl-C ends the command.
+    `--timeout`, 128 plus the signal number after a signal. Ctrl-C ends the command; with `-it`, every key
+    goes to the command, and ~. at the beginning of a line leaves it running.
     """
-    variables = environment(env or [])
+    wanted = RemoteCommand(line_of(command), user, cwd, environment(env or []), timeout)
+    if tty or stdin:
+        from stead.cli.foreground import Foreground, run_in_foreground
+
+        check_terminal(tty, bool(stdin), as_json)
+        how = Foreground(tty=tty, stdin=bool(stdin), collect=as_json)
+        finish(run_in_foreground(vm, wanted, how), timeout, as_json)
     words = _words(command)
-    if tty or (stdin is None and on_terminal() and _is_interactive(words)):
-        name = posixpath.basename(words[0]) if words else "the command"
+    if stdin is None and on_terminal() and _is_interactive(words):
         fail(
-            f"cannot run `{name}` interactively: `stead vm exec` has no terminal yet."
-            f" Run a command (stead vm exec {vm} 'cd /srv && ls -l')"
-            f" or a script (stead vm exec {vm} bash < script)",
+            f"`{posixpath.basename(words[0])}` reads commands from a terminal:"
+            f" stead vm exec -it {vm} {shlex.join(words)}, or stead vm shell {vm}",
             code="NO_TERMINAL",
         )
     with connected() as stead:
         handle = stead.vms.find(vm)
-        line = command[0] if len(command) == 1 else command
         given = read_standard_input(stdin)
-        ending = run(handle, RemoteCommand(line, user, cwd, variables, timeout, given.data), collect=as_json)
+        ending = run(handle, replace(wanted, stdin=given.data), collect=as_json)
     given.warn_if_late()
+    finish(ending, timeout, as_json)
+
+
+def line_of(command: Sequence[str]) -> str | Sequence[str]:
+    """One word is a line for the shell; several are a program and its arguments."""
+    return command[0] if len(command) == 1 else command
+
+
+def check_terminal(tty: bool, stdin: bool, as_json: bool) -> None:
+    """Refuse a terminal that cannot be."""
+    if tty and stdin and not on_terminal():
+        fail("standard input is not a terminal: use -i without -t", code="NO_TERMINAL")
+    if tty and stdin and as_json:
+        raise typer.BadParameter("a terminal has no JSON output: use it without -t", param_hint="--json")
+
+
+def finish(ending: CommandResult, timeout: float | None, as_json: bool) -> NoReturn:
+    """Print the result of a command, if asked, and end with its exit code."""
     if as_json:
         print_json(ending)
     elif ending.timed_out:
-        note(f"the command reached its timeout of {timeout:g} seconds and was ended")
+        note(f"the command reached its timeout of {timeout or 0:g} seconds and was ended")
     raise typer.Exit(ending.exit_code)
 
 

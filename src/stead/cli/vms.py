@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stead.cli import creation, files, logs, remote
+from stead.cli import creation, files, forward, logs, processes, remote, shell
 from stead.cli.connection import connected
 from stead.cli.output import Json, ago, local_time, print_facts, print_json, print_table, show_progress
-from stead.cli.references import Vm, Vms, find_vms
+from stead.cli.references import VM_HELP, Vm, Vms, complete_vm, find_vms
 from stead.cli.sizes import Cpu, Disk, Memory, SizeOption, wanted_size
 
 if TYPE_CHECKING:
@@ -163,9 +163,29 @@ def suspend(vms: Vms, as_json: Json = False) -> None:
 
 
 @app.command()
-def kill(vms: Vms, as_json: Json = False) -> None:
-    """Power VMs off without a shutdown. The disk is kept."""
-    _each(vms, "killing", "stopped", lambda vm: vm.kill(), as_json)
+def kill(
+    vms: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="VM...", help=f"{VM_HELP} With --signal: VM PROCESS...", autocompletion=complete_vm
+        ),
+    ],
+    signal: Annotated[
+        str | None,
+        typer.Option(
+            "--signal", "-s", help="Send this signal to background processes: VM PROCESS... --signal TERM."
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Power VMs off without a shutdown; the disk is kept. With `--signal`, the first word is a VM and the
+    others are background processes in it, which get the signal with all their children."""
+    if signal is None:
+        _each(vms, "killing", "stopped", lambda vm: vm.kill(), as_json)
+    elif len(vms) < 2:
+        raise typer.BadParameter("give a VM and the processes in it: VM PROCESS...", param_hint="--signal")
+    else:
+        processes.signal_processes(vms[0], vms[1:], signal, as_json)
 
 
 @app.command()
@@ -269,6 +289,12 @@ def resize(
 # Commands, files and logs
 
 app.command("exec", cls=remote.ExecCommand)(remote.exec_)
+app.command("run", cls=remote.ExecCommand)(processes.run)
+app.command("ps")(processes.list_processes)
+app.command("shell")(shell.shell)
+app.command("attach")(shell.attach)
+app.command("sessions")(shell.sessions)
+app.command("forward")(forward.forward)
 app.add_typer(files.app, name="fs")
 app.command("cp")(files.copy)
 app.command("logs")(logs.logs)

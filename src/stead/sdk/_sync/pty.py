@@ -188,6 +188,7 @@ class Pty:
         rows: int = 24,
         exec: str | None = None,  # noqa: A002
         session_id: str | None = None,
+        term: str | None = None,
         reconnect: bool = True,
         **callbacks: Unpack[PtyCallbacks],
     ) -> PtySession:
@@ -197,10 +198,17 @@ class Pty:
             cols, rows: the size of the window.
             exec: the program; the login shell of the Linux user if None.
             session_id: an id of your choice; `AlreadyExists` if it is taken. Default: `pty-1` and so on.
+            term: the type of the terminal, for example "xterm-256color"; the variable TERM is unset if None.
             reconnect: attach again when the connection breaks.
             callbacks: `on_data` and others, see `PtyCallbacks`.
         """
-        query = {"cols": cols, "rows": rows, "exec": exec or None, "sessionId": session_id or None}
+        query = {
+            "cols": cols,
+            "rows": rows,
+            "exec": exec or None,
+            "sessionId": session_id or None,
+            "term": term,
+        }
         call = request("GET", "/v1/vms/{}/pty", self._vm_id, query=query, user=self._user, idempotent=False)
         socket = open_socket(self._connection, call)
         early: list[bytes] = []
