@@ -34,12 +34,16 @@ async def open_terminal(
     rows: _Rows = 24,
     program: Annotated[str | None, Query(alias="exec")] = None,
     session_id: Annotated[str | None, Query(alias="sessionId")] = None,
+    term: Annotated[str | None, Query(pattern=r"^[a-zA-Z0-9._+-]{1,64}$")] = None,
 ) -> None:
-    """Start a terminal and attach to it."""
+    """Start a terminal and attach to it. TERM is unset in it, or `term`."""
     chosen = check_session_id(session_id) if session_id else None
     cols, rows = clamped(cols, rows)
     argv = shell(program) if program else None
-    request = SessionRequest("terminal", chosen, argv, user=socket.user, pty=True, cols=cols, rows=rows)
+    env = {"TERM": term} if term else {}
+    request = SessionRequest(
+        "terminal", chosen, argv, env=env, user=socket.user, pty=True, cols=cols, rows=rows
+    )
     attached = await socket.attached(Use.TERMINAL)
     session = await start_session(attached.agent, socket.vm_id, request)
 

@@ -13,6 +13,7 @@ from stead.cli.output import note
 from stead.cli.processes import cut_text
 from stead.cli.remote import CommandResult, RemoteCommand
 from stead.cli.shell import report_outage
+from stead.cli.standard_input import standard_input
 from stead.cli.terminal import terminal_size, terminal_type
 from stead.sdk.errors import SteadApiError
 from stead.sdk.models import Exited, OutputCut
@@ -113,8 +114,11 @@ class _Run:
                     target = sys.stdout if name == "stdout" else sys.stderr
                     await asyncio.to_thread(write_all, target.fileno(), data)
 
-        if self.how.stdin:
-            self.interaction.read(sys.stdin.fileno(), lambda data: self._feed(process, data))
+        descriptor = standard_input()
+        if self.how.stdin and descriptor is not None:
+            self.interaction.read(descriptor, lambda data: self._feed(process, data))
+        elif self.how.stdin:
+            await process.close_stdin()
         await self.interaction.run(show(), {signal.SIGINT: interrupt})
 
     async def _feed(self, process: "AsyncProcess", data: bytes) -> None:

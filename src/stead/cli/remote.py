@@ -13,7 +13,7 @@ from typer.core import TyperCommand, TyperOption
 from stead.cli.connection import connected
 from stead.cli.output import Json, fail, note, print_json
 from stead.cli.references import Vm
-from stead.cli.standard_input import on_terminal, read_standard_input
+from stead.cli.standard_input import StandardInput, on_terminal, read_standard_input
 
 if TYPE_CHECKING:
     from stead.sdk import Vm as Handle
@@ -175,7 +175,7 @@ def exec_(
         )
     with connected() as stead:
         handle = stead.vms.find(vm)
-        given = read_standard_input(stdin)
+        given = StandardInput() if stdin is False else read_standard_input()
         ending = run(handle, replace(wanted, stdin=given.data), collect=as_json)
     given.warn_if_late()
     finish(ending, timeout, as_json)

@@ -12,8 +12,8 @@ neither writes to nor closes. Waiting for the end of such a pipe would hang. The
   end, however slow the producer is, so no byte is lost. Otherwise start the command without input. Shells
   make FIFOs, and there a producer is likely: they get a long grace period and a note. Programs make sockets.
 
-Docker and kubectl read nothing without `-i`. `-i` has the same meaning here: read to the end, however long it
-takes.
+With `-i` the command is a background process whose standard input can be written while it runs, and none of
+this applies.
 """
 
 import contextlib
@@ -52,36 +52,31 @@ class StandardInput:
             )
 
 
-def read_standard_input(wanted: bool | None) -> StandardInput:
-    """Read standard input: always, never, or by the rule above if `wanted` is None."""
-    descriptor = _descriptor()
-    if wanted is False or descriptor is None:
+def read_standard_input() -> StandardInput:
+    """Read standard input by the rule above."""
+    descriptor = standard_input()
+    if descriptor is None or os.isatty(descriptor):
         return StandardInput()
-    if wanted is None:
-        if os.isatty(descriptor):
-            return StandardInput()
-        mode = os.fstat(descriptor).st_mode
-        is_fifo = stat.S_ISFIFO(mode)
-        if (is_fifo or stat.S_ISSOCK(mode)) and not _ready(
-            descriptor, _FIFO_GRACE if is_fifo else _SOCKET_GRACE
-        ):
-            if is_fifo:
-                note(
-                    "standard input is an open pipe without data: the command runs without input"
-                    " (--stdin waits for it, --no-stdin skips this check)"
-                )
-            return StandardInput(skipped=descriptor)
+    mode = os.fstat(descriptor).st_mode
+    is_fifo = stat.S_ISFIFO(mode)
+    if (is_fifo or stat.S_ISSOCK(mode)) and not _ready(descriptor, _FIFO_GRACE if is_fifo else _SOCKET_GRACE):
+        if is_fifo:
+            note(
+                "standard input is an open pipe without data: the command runs without input"
+                " (--stdin passes it on as it comes, --no-stdin skips this check)"
+            )
+        return StandardInput(skipped=descriptor)
     return StandardInput(_read_to_end(descriptor) or None)
 
 
 def on_terminal() -> bool:
     """Whether the user sits at a terminal and nothing is redirected into the command."""
-    descriptor = _descriptor()
+    descriptor = standard_input()
     return descriptor is not None and os.isatty(descriptor)
 
 
-def _descriptor() -> int | None:
-    """None if it is closed. A socket of this process may have its number then, so nothing is asked of it."""
+def standard_input() -> int | None:
+    """The descriptor; None if it is closed, because a socket of this process may have its number then."""
     if sys.stdin is None:
         return None
     try:
