@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
@@ -34,13 +34,6 @@ def shell(site: FakeSite) -> Shell:
     return Shell(site.url, site.callers["owner"]["Authorization"].removeprefix("Bearer "))
 
 
-async def true(condition: Callable[[], bool]) -> None:
-    async def ask() -> bool:
-        return condition()
-
-    await until(ask, 60)
-
-
 async def in_session(window: PseudoTerminal) -> None:
     """Wait until the screen of the session was drawn: keys go to it now."""
     await window.expect(b"screen:")
@@ -56,9 +49,9 @@ async def test_shell_passes_keys_size_and_the_exit_code(site: FakeSite, shell: S
         session.print(b"\x1b[1mhello\x1b[0m\r\n")
         await window.expect(b"\x1b[1mhello\x1b[0m\r\n")
         window.type(b"\x03ls\r")
-        await true(lambda: session.received == b"\x03ls\r")
+        await until(lambda: session.received == b"\x03ls\r", 60)
         window.resize(132, 43)
-        await true(lambda: (session.cols, session.rows) == (132, 43))
+        await until(lambda: (session.cols, session.rows) == (132, 43), 60)
         window.type(b"exit 7")
         assert await window.ended() == 7
         assert window.modes == before
@@ -108,7 +101,7 @@ async def test_a_dropped_network_is_survived(site: FakeSite, shell: Shell) -> No
             await window.expect(b"connecting again")
             window.type(b"typed meanwhile")
             await window.expect(b"screen:before")
-            await true(lambda: session.received == b"typed meanwhile")
+            await until(lambda: session.received == b"typed meanwhile", 60)
             window.type(b"exit 3")
             assert await window.ended() == 3
 
@@ -124,7 +117,7 @@ async def test_a_suspended_vm_is_woken_by_a_key(site: FakeSite, shell: Shell) ->
         await machines.start(site.vm)
         site.sessions.table["work"] = session  # as the memory of a real VM does
         window.type(b"x")
-        await true(lambda: session.received == b"x")
+        await until(lambda: session.received == b"x", 60)
         window.type(b"\r~.")
         assert await window.ended() == 0
 
@@ -144,14 +137,14 @@ async def test_a_stopped_vm_is_not_started_again(site: FakeSite, shell: Shell) -
 async def test_exec_with_a_terminal_is_the_terminal_of_the_command(site: FakeSite, shell: Shell) -> None:
     async with typed(shell, "vm", "exec", "-it", site.vm, "--", "cat", cols=90, rows=20) as window:
         before = window.modes
-        await true(lambda: any(each.clients for each in site.sessions.table.values()))
+        await until(lambda: any(each.clients for each in site.sessions.table.values()), 60)
         (session,) = site.sessions.table.values()
         assert (session.pty, session.argv[-1], session.cols, session.rows) == (True, "cat", 90, 20)
         window.type(b"\x03hello")
         await window.expect(b"\x03hello")
         assert window.modes != before
         window.resize(100, 40)
-        await true(lambda: (session.cols, session.rows) == (100, 40))
+        await until(lambda: (session.cols, session.rows) == (100, 40), 60)
         window.type(b"exit 5")
         assert await window.ended() == 5
         assert window.modes == before
@@ -169,7 +162,7 @@ async def test_exec_passes_standard_input_on_as_it_comes(site: FakeSite, shell: 
         assert await process.stdout.readexactly(3) == text
     (session,) = site.sessions.table.values()
     process.stdin.close()
-    await true(lambda: session.stdin_closed)
+    await until(lambda: session.stdin_closed, 60)
     session.end(4)
     assert await process.wait() == 4
     assert site.sessions.table == {}
@@ -177,7 +170,7 @@ async def test_exec_passes_standard_input_on_as_it_comes(site: FakeSite, shell: 
 
 async def test_ctrl_c_without_a_terminal_goes_to_the_command(site: FakeSite, shell: Shell) -> None:
     async with typed(shell, "vm", "exec", "-t", site.vm, "cat") as window:
-        await true(lambda: any(each.clients for each in site.sessions.table.values()))
+        await until(lambda: any(each.clients for each in site.sessions.table.values()), 60)
         window.type(b"\x03")
         assert await window.ended() == 130
     assert site.sessions.table == {}
