@@ -5,7 +5,7 @@ GUEST := $(wildcard guest/*.go guest/*/*.go) guest/go.mod
 # Tests that need neither root, a VM nor the internet, without the longest ones.
 FAST := -m 'not (slow or heavy or qemu or root or network)' --numprocesses 2 --dist worksteal
 
-.PHONY: demo test test-fast coverage trials trial-kvm check style types guest fix setup hooks bench clean
+.PHONY: demo test test-fast coverage trials trial-kvm fuzz-screen check style types guest fix setup hooks bench clean
 
 demo: .venv/.ready
 	$(BIN)/stead demo
@@ -25,6 +25,9 @@ trials: .venv/.ready
 
 trial-kvm: .venv/.ready
 	$(BIN)/python scripts/trial-kvm
+
+fuzz-screen: .venv/.ready
+	scripts/fuzz-screen
 
 check: .venv/.ready
 	+$(MAKE) --no-print-directory --jobs=2 --output-sync style types guest

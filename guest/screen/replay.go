@@ -316,16 +316,21 @@ func appendSGR(to []byte, a attr) []byte {
 	to = appendColour(to, a.fg, 30)
 	to = appendColour(to, a.bg, 40)
 	if a.line&modeMask != 0 {
-		// With colons: terminals that do not know underline colours ignore it.
-		colour := appendColour(nil, a.line, 50)
-		for i := range colour[1:] {
-			if colour[1+i] == ';' {
-				colour[1+i] = ':'
-			}
-		}
-		to = append(to, colour...)
+		to = appendUnderlineColour(to, a.line)
 	}
 	return append(to, 'm')
+}
+
+// appendUnderlineColour uses colons: terminals that do not know this attribute ignore all of it.
+func appendUnderlineColour(to []byte, colour uint32) []byte {
+	if colour&modeMask != modeRGB {
+		return strconv.AppendInt(append(to, ";58:5:"...), int64(colour&0xFF), 10)
+	}
+	to = append(to, ";58:2:"...)
+	for shift := 16; shift >= 0; shift -= 8 {
+		to = strconv.AppendInt(append(to, ':'), int64(colour>>shift&0xFF), 10)
+	}
+	return to
 }
 
 func appendColour(to []byte, colour uint32, base int) []byte {

@@ -2,16 +2,18 @@
 // (scrollback, screen, cursor, modes, title) on another terminal come out.
 //
 // It behaves like xterm.js 6, which judges it in the tests and is the usual client. Deliberate differences:
-//   - Half of a wide character is never left on the screen. xterm.js leaves halves behind after ICH, DCH, SL, SR, DECIC,
-//     DECDC, insert mode, in the last column without autowrap, and when the window becomes narrower.
+//   - Half of a wide character is never left on the screen. xterm.js leaves halves behind after ICH, SR, DECIC, in insert
+//     mode, in the last column without autowrap, and when the window becomes narrower.
 //   - Cursor movements relative to the cursor (CUU, CUF, CHA, ...) work in origin mode. xterm.js adds the top margin again.
-//   - ED 1 in the last column ends the wrapping of the next row. xterm.js changes a line of the scrollback, or throws.
+//     When the alternate screen is entered or left in origin mode, the cursor stays within the margins.
+//   - ED 1 in the last column ends the wrapping of the next row; xterm.js changes a line of the scrollback, or throws.
+//     DECIC and DECDC in a pending wrap work on the last column; in xterm.js on the first.
 //   - DECRC also restores style and colour of the underline, SGR 59 resets that colour, RIS shows the cursor and resets
 //     LNM and cursor blinking.
-//   - The alternate screen loses what is right of a narrower window.
-//   - After a reflow, cells that were only coloured and lie beyond the text are blank.
-//   - A zero-width character in the pending-wrap column is dropped; a cell holds at most 16 code points; REP repeats at most
-//     65,535 times; OSC and DCS strings beyond 8 KiB are ignored; the size is at most 1000 x 500.
+//   - The alternate screen loses what is right of a narrower window. A reflow loses cells that are only coloured and lie
+//     beyond the text, and when the scrollback overflows it drops its oldest lines; xterm.js puts one of them at the bottom.
+//   - A zero-width character in a pending wrap is dropped; a cell holds at most 16 code points; REP repeats at most 65,535
+//     times; OSC and DCS strings beyond 8 KiB are ignored; the size is at most 1000 x 500.
 //   - Titles are pushed and popped (CSI 22 t, CSI 23 t), which xterm.js does only with an option.
 //   - Kept for clients other than xterm.js: reverse video (?5), mouse encodings 1005 and 1015, alternate scroll (?1007).
 //

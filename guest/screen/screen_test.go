@@ -1,8 +1,13 @@
 package screen
 
 import (
+	"bytes"
+	"compress/gzip"
 	"fmt"
-	"reflect"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -46,100 +51,120 @@ func (s *Screen) scrollback() []string {
 	return lines
 }
 
-// looks describes a line for comparison: cells with their attributes, where a blank with more than a background colour is
-// a space.
-func looks(l *line, cols int) []string {
-	var cells []string
-	for x := range cols {
-		c, a := l.cells[x], l.attrAt(x)
-		text := l.textAt(x)
-		if text == "" && a.erase() != a && c.kind() == 0 {
-			text = " "
+// look is a cell for comparison.
+type look struct {
+	text               string
+	kind, fg, bg, line uint32
+	link               hyperlink
+}
+
+// looks describes a line; a blank with more than a background colour is a space.
+func looks(l *line, cols int) []look {
+	cells := make([]look, cols)
+	for x := range cells {
+		c := l.cells[x]
+		if c == (cell{}) {
+			continue
 		}
-		link := ""
+		a := l.attrAt(x)
+		cells[x] = look{text: l.textAt(x), kind: c.kind(), fg: a.fg, bg: a.bg, line: a.line}
+		if cells[x].text == "" && a.erase() != a && c.kind() == 0 {
+			cells[x].text = " "
+		}
 		if a.link != nil {
-			link = a.link.params + ";" + a.link.uri
+			cells[x].link = *a.link
 		}
-		cells = append(cells, fmt.Sprintf("%q %x %x %x %x %s", text, c.kind(), a.fg, a.bg, a.line, link))
 	}
 	return cells
 }
 
-// state is everything that a replay reproduces.
-func (s *Screen) state() map[string]any {
-	m := map[string]any{
-		"size": [2]int{s.cols, s.rows}, "modes": s.modes, "title": s.title, "titles": append([]string{}, s.titles...),
-		"alternate": s.buf == s.alt, "attr": [3]uint32{s.attr.fg, s.attr.bg, s.attr.line}, "sets": s.sets, "level": s.level,
-		"cursor": [2]int{s.buf.x, s.buf.y}, "join": s.joinWidth, "parser": s.parser.state,
-		"partial": string(s.parser.partial[:s.parser.have*min(s.parser.missing, 1)]),
+// picture is what a replay reproduces of one buffer.
+type picture struct {
+	lines  [][]look
+	wraps  []bool
+	region [2]int
+	tabs   []bool
+	saved  saved
+}
+
+func (s *Screen) picture(b *buffer) picture {
+	p := picture{region: [2]int{b.top, b.bottom}, tabs: b.tabs, saved: b.saved}
+	p.saved.y = max(0, min(b.saved.y-b.base(), s.rows-1))
+	add := func(l *line) { p.lines, p.wraps = append(p.lines, looks(l, s.cols)), append(p.wraps, l.wrapped) }
+	if b.history != nil {
+		b.history.each(func(encoded []byte) { add(decodeLine(encoded, s.cols)) })
+	}
+	for _, l := range b.lines {
+		add(l)
+	}
+	p.wraps[0] = false // nothing above it
+	return p
+}
+
+// terminal is what a replay reproduces beside the buffers.
+type terminal struct {
+	size, cursor  [2]int
+	modes         modes
+	title, titles string
+	alternate     bool
+	attr          attr
+	link          hyperlink
+	sets          [4]*charset
+	level, join   int
+	state         state
+	partial       string
+}
+
+func (s *Screen) terminal() terminal {
+	t := terminal{
+		size: [2]int{s.cols, s.rows}, cursor: [2]int{s.buf.x, s.buf.y}, modes: s.modes, title: s.title,
+		titles: strings.Join(s.titles, "\n"), alternate: s.buf == s.alt, attr: s.attr, sets: s.sets, level: s.level,
+		join: s.joinWidth, state: s.parser.state,
+	}
+	if s.parser.missing > 0 {
+		t.partial = string(s.parser.partial[:s.parser.have])
 	}
 	if s.attr.link != nil {
-		m["link"] = *s.attr.link
+		t.link, t.attr.link = *s.attr.link, nil
 	}
-	buffers := map[string]*buffer{"main": s.main}
-	if s.buf == s.alt {
-		buffers["alt"] = s.alt
-	}
-	for name, b := range buffers {
-		var lines [][]string
-		var wraps []bool
-		if b.history != nil {
-			b.history.each(func(encoded []byte) {
-				l := decodeLine(encoded, s.cols)
-				lines, wraps = append(lines, looks(l, s.cols)), append(wraps, l.wrapped)
-			})
-		}
-		for _, l := range b.lines {
-			lines, wraps = append(lines, looks(l, s.cols)), append(wraps, l.wrapped)
-		}
-		wraps[0] = false // nothing above it
-		m[name] = map[string]any{"lines": lines, "wraps": wraps, "region": [2]int{b.top, b.bottom}, "tabs": b.tabs}
-		m[name+" saved"] = [2]int{b.saved.x, max(0, min(b.saved.y-b.base(), s.rows-1))}
-		m[name+" saved attr"] = b.saved.attr
-	}
-	return m
+	return t
 }
 
 func differences(a, b *Screen) string {
-	x, y := a.state(), b.state()
-	var out []string
-	for name := range x {
-		if !reflect.DeepEqual(x[name], y[name]) {
-			if lines, ok := x[name].(map[string]any); ok {
-				other := y[name].(map[string]any)
-				for part := range lines {
-					if !reflect.DeepEqual(lines[part], other[part]) {
-						out = append(out, name+" "+part+": "+firstDifference(lines[part], other[part]))
-					}
-				}
-				continue
-			}
-			out = append(out, fmt.Sprintf("%s: %v, %v", name, x[name], y[name]))
+	if x, y := a.terminal(), b.terminal(); x != y {
+		return fmt.Sprintf("%+v\n%+v", x, y)
+	}
+	if d := a.picture(a.main).difference(b.picture(b.main)); d != "" {
+		return "main screen: " + d
+	}
+	if a.buf == a.alt {
+		if d := a.picture(a.alt).difference(b.picture(b.alt)); d != "" {
+			return "alternate screen: " + d
 		}
 	}
-	return strings.Join(out, "\n")
+	return ""
 }
 
-func firstDifference(a, b any) string {
-	x, ok := a.([][]string)
-	if !ok {
-		return fmt.Sprintf("%v, %v", a, b)
+func (p picture) difference(o picture) string {
+	switch {
+	case len(p.lines) != len(o.lines):
+		return fmt.Sprintf("%d, %d lines", len(p.lines), len(o.lines))
+	case !slices.Equal(p.wraps, o.wraps):
+		return fmt.Sprintf("wrapped lines %v, %v", p.wraps, o.wraps)
+	case p.region != o.region || !slices.Equal(p.tabs, o.tabs) || p.saved != o.saved:
+		return fmt.Sprintf("%v %v %v, %v %v %v", p.region, p.tabs, p.saved, o.region, o.tabs, o.saved)
 	}
-	y := b.([][]string)
-	if len(x) != len(y) {
-		return fmt.Sprintf("%d, %d lines", len(x), len(y))
-	}
-	for i := range x {
-		for j := range x[i] {
-			if x[i][j] != y[i][j] {
-				return fmt.Sprintf("line %d column %d: %s, %s", i, j, x[i][j], y[i][j])
+	for y := range p.lines {
+		for x := range p.lines[y] {
+			if p.lines[y][x] != o.lines[y][x] {
+				return fmt.Sprintf("line %d column %d: %+v, %+v", y, x, p.lines[y][x], o.lines[y][x])
 			}
 		}
 	}
 	return ""
 }
 
-// checkInvariants panics on a screen that no input may lead to.
+// checkInvariants reports a screen that no input may lead to.
 func (s *Screen) checkInvariants() error {
 	for _, b := range []*buffer{s.main, s.buf} {
 		if len(b.lines) != s.rows {
@@ -178,8 +203,9 @@ func (s *Screen) checkInvariants() error {
 // checkReplay compares a screen with what its replays make of a fresh and of a used one.
 func checkReplay(t *testing.T, s *Screen) {
 	t.Helper()
+	const rubbish = "one\r\ntwo\r\n\x1b[?1049h\x1b[2;5r\x1b[?6h\x1b[31mrubbish\x1b(0\x1b[3g\x1b[?1003;1006;5h\x1b]2;unfinished"
 	replay := s.Replay(true)
-	for _, before := range []string{"", "\x1b[?1049h\x1b[5;10r\x1b[?6h\x1b[31mrubbish\x1b(0\x1b]2;unfinished"} {
+	for _, before := range []string{"", rubbish} {
 		other := New(s.cols, s.rows, s.main.limit)
 		other.Write([]byte(before))
 		other.Write(replay)
@@ -187,6 +213,24 @@ func checkReplay(t *testing.T, s *Screen) {
 			t.Fatalf("replay after %q differs:\n%s\n%q", before, d, replay)
 		}
 	}
+	other := New(s.cols, s.rows, s.main.limit)
+	other.Write([]byte(rubbish))
+	kept := other.main.base()
+	other.Write(s.Replay(false))
+	if d := s.screenOnly().difference(other.screenOnly()); d != "" || s.terminal() != other.terminal() {
+		t.Fatalf("replay without scrollback differs:\n%s\n%+v\n%+v\n%q", d, s.terminal(), other.terminal(), s.Replay(false))
+	}
+	if other.main.base() != kept {
+		t.Fatalf("replay without scrollback left %d lines of scrollback, want %d", other.main.base(), kept)
+	}
+}
+
+// screenOnly is the picture of what is shown.
+func (s *Screen) screenOnly() picture {
+	p := s.picture(s.buf)
+	p.lines, p.wraps = p.lines[s.buf.base():], p.wraps[s.buf.base():]
+	p.wraps[0] = false
+	return p
 }
 
 func TestPrintedTextWrapsAndScrollsIntoHistory(t *testing.T) {
@@ -194,8 +238,229 @@ func TestPrintedTextWrapsAndScrollsIntoHistory(t *testing.T) {
 	if got, want := s.text(), "line\nlast\nmore"; got != want {
 		t.Errorf("screen %q, want %q", got, want)
 	}
-	if got, want := s.scrollback(), []string{"0123456789", "abc"}; !reflect.DeepEqual(got, want) {
+	if got, want := s.scrollback(), []string{"0123456789", "abc"}; !slices.Equal(got, want) {
 		t.Errorf("scrollback %q, want %q", got, want)
 	}
 	checkReplay(t, s)
+}
+
+func TestScreensAfterControlSequences(t *testing.T) {
+	for _, c := range []struct{ name, output, want string }{
+		{"cursor position", "\x1b[2;3Hx\x1b[Hy", "y\n  x"},
+		{"erase line", "abcdef\x1b[3D\x1b[K\r\nabc\x1b[1K", "abc"},
+		{"insert and delete characters", "abcdef\x1b[1;2H\x1b[2@xy\x1b[P", "axycdef"},
+		{"insert mode", "abc\r\x1b[4hxy\x1b[4l", "xyabc"},
+		{"insert and delete lines", "a\r\nb\r\nc\x1b[1;1H\x1b[L\x1b[3;1H\x1b[M", "\na\nc"},
+		{"scroll region", "a\r\nb\r\nc\r\nd\x1b[2;3r\x1b[3;1H\nx", "a\nc\nx\nd"},
+		{"origin mode", "\x1b[2;4r\x1b[?6h\x1b[Hx\x1b[C\x1b[Cy", "\nx  y"},
+		{"line drawing", "\x1b(0lqk\x1b(Bq", "┌─┐q"},
+		{"repeat", "ab\x1b[3b", "abbbb"},
+		{"tabs", "\ta\r\x1b[3g\x1b[4G\x1bH\r\tb", "   b    a"},
+		{"no autowrap", "\x1b[?7l0123456789xyz", "012345678z"},
+		{"half of a wide character", "漢字\x1b[1;2Hx", " x字"},
+		{"combining characters", "e\u0301a\u0300\u0301", "e\u0301a\u0300\u0301"},
+		{"wide character that does not fit", "123456789漢", "123456789\n漢"},
+		{"alternate screen", "main\x1b[?1049halt\x1b[?1049l", "main"},
+		{"malformed UTF-8", "a\xff\xc3\xe2\x82b\xed\xa0\x80c\xf8\x80d", "abcd"},
+		{"cancelled sequence", "\x1b[3\x18x\x1b]0;t\x1ay", "xy"},
+		{"huge numbers", "\x1b[99999999999;99999999999Hx\x1b[2147483647A\x1b[2147483647L\x1b[999999999P", ""},
+		{"soft reset", "\x1b[2;3r\x1b[4h\x1b[!pab\rc", "cb"},
+		{"full reset", "abc\x1b[5;1H\x1bcx", "x"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := written(10, 4, c.output)
+			if got := s.text(); got != c.want {
+				t.Errorf("screen %q, want %q", got, c.want)
+			}
+			if err := s.checkInvariants(); err != nil {
+				t.Error(err)
+			}
+			checkReplay(t, s)
+		})
+	}
+}
+
+// TestRecordedProgramsAreReplayedAtAnyMoment stops recordings in many places, escape sequences and characters included.
+func TestRecordedProgramsAreReplayedAtAnyMoment(t *testing.T) {
+	for name, output := range recordings(t) {
+		t.Run(name, func(t *testing.T) {
+			s := New(80, 24, 1000)
+			step := max(len(output)/60, 7)
+			for at := 0; at < len(output); at += step {
+				s.Write(output[at:min(at+step, len(output))])
+				checkReplay(t, s)
+			}
+			if err := s.checkInvariants(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func recordings(t testing.TB) map[string][]byte {
+	t.Helper()
+	found := map[string][]byte{}
+	files, err := filepath.Glob("testdata/recordings/*.gz")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no recordings: %v", err)
+	}
+	for _, file := range files {
+		packed, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		unpacked, err := gzip.NewReader(bytes.NewReader(packed))
+		if err != nil {
+			t.Fatal(err)
+		}
+		output, err := io.ReadAll(unpacked)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found[filepath.Base(file)] = output
+	}
+	return found
+}
+
+func TestTitlesLinksAndReplies(t *testing.T) {
+	s := written(20, 4, "\x1b]2;first\x07\x1b[22;0t\x1b]0;sec\u00f6nd\x1b\\")
+	if got := s.Title(); got != "secönd" {
+		t.Errorf("title %q", got)
+	}
+	checkReplay(t, s)
+	s.Write([]byte("\x1b[23;0t\x1b]8;id=1;http://a.example\x1b\\link\x1b]8;;\x1b\\"))
+	if got := s.Title(); got != "first" {
+		t.Errorf("title %q after a pop", got)
+	}
+	if link := s.buf.lines[0].attrAt(3).link; link == nil || link.uri != "http://a.example" {
+		t.Errorf("link %v", link)
+	}
+	s.Write([]byte("\x1b[c\x1b[>c\x1b[5n\x1b[6n\x1b[?2004$p"))
+	if got, want := string(s.Replies()), "\x1b[?1;2c\x1b[>0;276;0c\x1b[0n\x1b[1;5R\x1b[?2004;2$y"; got != want {
+		t.Errorf("replies %q, want %q", got, want)
+	}
+	for range 10_000 {
+		s.Write([]byte("\x1b[c"))
+	}
+	if n := len(s.Replies()); n > maxReplies || n < maxReplies/2 {
+		t.Errorf("%d bytes of replies", n)
+	}
+	if s.Replies() != nil {
+		t.Error("replies were returned twice")
+	}
+}
+
+func TestLongStringsAreDropped(t *testing.T) {
+	s := written(20, 4, "\x1b]2;"+strings.Repeat("x", 100_000))
+	if held := cap(s.parser.text); held > 2*maxString {
+		t.Errorf("%d bytes held", held)
+	}
+	other := New(20, 4, 100)
+	other.Write(s.Replay(true))
+	for _, screen := range []*Screen{s, other} {
+		screen.Write([]byte("xxx\x07shown"))
+		if got := screen.text(); got != "shown" || screen.Title() != "" {
+			t.Errorf("screen %q, title %q", got, screen.Title())
+		}
+	}
+}
+
+func TestScrollbackIsCompactAndTrimmed(t *testing.T) {
+	s := New(80, 24, 10_000)
+	for i := range 20_000 {
+		fmt.Fprintf(writer{s}, "%-72d\x1b[3%dmred\x1b[0m end\r\n", i, i%8)
+	}
+	if lines := s.main.base(); lines != 10_000 {
+		t.Errorf("%d lines of scrollback", lines)
+	}
+	if held := s.Held(); held > 3<<19 {
+		t.Errorf("%d bytes held for 10,000 lines", held)
+	}
+	s.Trim(100_000)
+	if held := s.Held(); held > 100_000 || held < 50_000 {
+		t.Errorf("%d bytes held after trimming to 100,000", held)
+	}
+	if got := s.scrollback(); !strings.HasPrefix(got[len(got)-1], "19976 ") {
+		t.Errorf("newest line of scrollback %q", got[len(got)-1])
+	}
+	checkReplay(t, s)
+	s.Trim(0)
+	if s.Held() != 0 || s.main.base() != 0 {
+		t.Errorf("%d bytes held after trimming to 0", s.Held())
+	}
+	checkReplay(t, s)
+}
+
+type writer struct{ *Screen }
+
+func (w writer) Write(p []byte) (int, error) {
+	w.Screen.Write(p)
+	return len(p), nil
+}
+
+func TestResizeReflowsWrappedLines(t *testing.T) {
+	s := written(10, 3, "0123456789abcdef\r\n\r\n\r\n漢字漢字漢字\r\n$ ")
+	s.Resize(20, 3)
+	if got, want := s.scrollback(), []string{"0123456789abcdef", ""}; !slices.Equal(got, want) {
+		t.Errorf("scrollback %q, want %q", got, want)
+	}
+	if got, want := s.text(), "\n漢字漢字漢字\n$"; got != want {
+		t.Errorf("screen %q, want %q", got, want)
+	}
+	s.Resize(7, 3)
+	if got, want := s.text(), "漢字漢\n字漢字\n$"; got != want {
+		t.Errorf("screen %q, want %q", got, want)
+	}
+	s.Resize(7, 6)
+	if got, want := s.text(), "ef\n\n\n漢字漢\n字漢字\n$"; got != want {
+		t.Errorf("screen %q after growing, want %q", got, want)
+	}
+	checkReplay(t, s)
+	s.Resize(0, -5)
+	if cols, rows := s.Size(); cols != MinCols || rows != MinRows {
+		t.Errorf("size %d x %d", cols, rows)
+	}
+	s.Resize(1<<30, 1<<30)
+	if cols, rows := s.Size(); cols != MaxCols || rows != MaxRows {
+		t.Errorf("size %d x %d", cols, rows)
+	}
+	if err := s.checkInvariants(); err != nil {
+		t.Error(err)
+	}
+}
+
+func benchmark(b *testing.B, output []byte) {
+	s := New(80, 24, 10_000)
+	b.SetBytes(int64(len(output)))
+	b.ReportAllocs()
+	for b.Loop() {
+		s.Write(output)
+	}
+}
+
+func BenchmarkPlainLines(b *testing.B) {
+	benchmark(b, []byte(strings.Repeat("drwxr-xr-x 2 root root 4096 Nov 17 07:04 some file name.txt\r\n", 1000)))
+}
+
+func BenchmarkLongLines(b *testing.B) {
+	benchmark(b, []byte(strings.Repeat(strings.Repeat("0123456789abcdef", 64)+"\r\n", 100)))
+}
+
+func BenchmarkColouredLines(b *testing.B) { benchmark(b, recordings(b)["apt-list.gz"]) }
+
+func BenchmarkFullScreenProgram(b *testing.B) { benchmark(b, recordings(b)["vim.gz"]) }
+
+func BenchmarkCJK(b *testing.B) {
+	benchmark(b, []byte(strings.Repeat("吾輩は猫である。名前はまだ無い。\r\n", 1000)))
+}
+
+func BenchmarkReplay(b *testing.B) {
+	s := New(80, 24, 10_000)
+	for i := range 10_100 {
+		fmt.Fprintf(writer{s}, "\x1b[32m%06d\x1b[0m a line of output as programs print them\r\n", i)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		b.SetBytes(int64(len(s.Replay(true))))
+	}
 }
