@@ -39,10 +39,8 @@ from support.webhooks import (
 async def test_failed_delivery_is_retried_with_backoff_and_then_fails(
     world: World, endpoint: Endpoint
 ) -> None:
-    repo = await world.repo()
     url = endpoint.plan("/", *[reply(500, b"no")] * MAX_ATTEMPTS)
-    async with world.opened() as triggers:
-        trigger = await triggers.create(repo, url)
+    async with world.triggered(url) as (repo, trigger):
         await world.push(repo)
         second = await world.push(repo)
         for attempt, delay in enumerate(DELAYS, 1):
@@ -68,10 +66,8 @@ async def test_failed_delivery_is_retried_with_backoff_and_then_fails(
 
 
 async def test_deliveries_are_ordered_despite_failures(world: World, endpoint: Endpoint) -> None:
-    repo = await world.repo()
     endpoint.plan("/", reply(503), OK, reply(500), reply(404), OK)
-    async with world.opened() as triggers:
-        trigger = await triggers.create(repo, endpoint.url + "/")
+    async with world.triggered(endpoint.url + "/") as (repo, trigger):
         pushed = [await world.push(repo) for _ in range(5)]
 
         async def done() -> bool:
@@ -105,9 +101,7 @@ def never_ending(writer: asyncio.StreamWriter) -> None:
 async def test_non_2xx_response_is_a_failed_attempt(
     world: World, endpoint: Endpoint, play: Play, status: int | None, said: str
 ) -> None:
-    repo = await world.repo()
-    async with world.opened() as triggers:
-        trigger = await triggers.create(repo, endpoint.plan("/", play))
+    async with world.triggered(endpoint.plan("/", play)) as (repo, trigger):
         await world.push(repo)
         (delivery,) = await world.settled(repo, trigger.id)
         assert (delivery.state, delivery.attempts, delivery.status) == (DeliveryState.PENDING, 1, status)
@@ -129,9 +123,7 @@ async def test_non_2xx_response_is_a_failed_attempt(
     "play", [reply(204), never_ending, reply(200, b"\0\xff" * 50_000)], ids=["empty", "endless", "large"]
 )
 async def test_any_2xx_response_is_delivered(world: World, endpoint: Endpoint, play: Play) -> None:
-    repo = await world.repo()
-    async with world.opened() as triggers:
-        trigger = await triggers.create(repo, endpoint.plan("/", play))
+    async with world.triggered(endpoint.plan("/", play)) as (repo, trigger):
         await world.push(repo)
         await endpoint.count(1)
         (delivery,) = await world.settled(repo, trigger.id)
@@ -153,9 +145,8 @@ async def test_hanging_or_missing_endpoint_is_a_failed_attempt(world: World, end
 
 
 async def test_endpoint_refused_by_ssrf_guard_is_a_failed_attempt(world: World, endpoint: Endpoint) -> None:
-    repo = await world.repo()
-    async with world.opened() as triggers:
-        trigger = await triggers.create(repo, endpoint.url + "/")
+    async with world.triggered(endpoint.url + "/") as (repo, trigger):
+        pass
     async with world.opened(guard=INTERNET):
         await world.push(repo)
         (delivery,) = await world.settled(repo, trigger.id)
@@ -203,9 +194,7 @@ async def test_interrupted_delivery_is_sent_again(world: World, endpoint: Endpoi
 
 
 async def test_shutdown_waits_for_deliveries_in_flight(world: World, endpoint: Endpoint) -> None:
-    repo = await world.repo()
-    async with world.opened() as triggers:
-        trigger = await triggers.create(repo, endpoint.hold("/"))
+    async with world.triggered(endpoint.hold("/")) as (repo, trigger):
         await world.push(repo)
         await endpoint.count(1)
         asyncio.get_running_loop().call_later(0.1, endpoint.held["/"].set)
@@ -214,9 +203,7 @@ async def test_shutdown_waits_for_deliveries_in_flight(world: World, endpoint: E
 
 
 async def test_restart_keeps_the_retry_schedule(world: World, endpoint: Endpoint) -> None:
-    repo = await world.repo()
-    async with world.opened() as triggers:
-        trigger = await triggers.create(repo, endpoint.plan("/", *[reply(500)] * 3))
+    async with world.triggered(endpoint.plan("/", *[reply(500)] * 3)) as (repo, trigger):
         await world.push(repo)
         for number in (1, 2):
             await endpoint.count(number)
@@ -235,9 +222,8 @@ async def test_restart_keeps_the_retry_schedule(world: World, endpoint: Endpoint
 
 async def test_delivery_survives_kill_9(world: World, endpoint: Endpoint, tmp_path: Path) -> None:
     """A process is killed while it sends; no other process has detected the push."""
-    repo = await world.repo()
-    async with world.opened() as triggers:
-        trigger = await triggers.create(repo, endpoint.hold("/"))
+    async with world.triggered(endpoint.hold("/")) as (repo, trigger):
+        pass
     await world.write(repo)
     program = textwrap.dedent(
         """
@@ -285,11 +271,10 @@ async def test_deliveries_converge_to_the_state_of_every_branch(
 ) -> None:
     """Commits, deletions, failures and crashes in random order."""
     chance = random.Random(seed)
-    repo = await world.repo()
     endpoint.plan("/", *(reply(500) if chance.random() < 0.4 else OK for _ in range(40)))
     names = ["main", "one", "two"]
-    async with world.opened() as triggers:
-        trigger = await triggers.create(repo, endpoint.url + "/")
+    async with world.triggered(endpoint.url + "/") as (repo, trigger):
+        pass
     for _ in range(5):
         for _ in range(chance.randrange(3)):
             await world.write(repo, branch=chance.choice(names))
@@ -301,10 +286,10 @@ async def test_deliveries_converge_to_the_state_of_every_branch(
                 else:
                     await world.write(repo, branch=name)
                 if chance.random() < 0.7:
-                    await triggers.refs_changed(repo)
+                    await world.triggers.refs_changed(repo)
                 world.clock.pass_by(chance.choice([0, 0, 7, 20]))
-    async with world.opened() as triggers:
-        await triggers.refs_changed(repo)
+    async with world.opened():
+        await world.triggers.refs_changed(repo)
 
         async def done() -> bool:
             world.clock.pass_by(120)
@@ -359,10 +344,8 @@ async def test_retention_removes_only_finished_deliveries(
     world: World, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(triggers_module, "MAX_KEPT", 3)
-    repo = await world.repo()
     endpoint.plan("/", *[OK] * 6, *[reply(500)] * 2)
-    async with world.opened() as triggers:
-        trigger = await triggers.create(repo, endpoint.url + "/")
+    async with world.triggered(endpoint.url + "/") as (repo, trigger):
         for number in range(1, 7):
             await world.push(repo)
             await endpoint.count(number)

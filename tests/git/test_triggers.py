@@ -67,9 +67,7 @@ def test_signing_key_is_created_once_with_mode_0600(tmp_path: Path) -> None:
 
 
 async def test_push_sends_signed_webhook(world: World, endpoint: Endpoint) -> None:
-    repo = await world.repo()
-    async with world.opened() as triggers:
-        trigger = await triggers.create(repo, endpoint.url + "/hook?key=1")
+    async with world.triggered(endpoint.url + "/hook?key=1") as (repo, trigger):
         first = await world.push(repo)
         second = await world.push(repo)
         one, two = await endpoint.count(2, "/hook?key=1")
@@ -100,9 +98,7 @@ async def test_push_sends_signed_webhook(world: World, endpoint: Endpoint) -> No
 async def test_signature_of_another_installation_is_rejected(
     world: World, endpoint: Endpoint, tmp_path: Path
 ) -> None:
-    repo = await world.repo()
-    async with world.opened() as triggers:
-        await triggers.create(repo, endpoint.url + "/")
+    async with world.triggered(endpoint.url + "/") as (repo, _):
         await world.push(repo)
         (seen,) = await endpoint.count(1)
     (tmp_path / "other").mkdir()
@@ -119,9 +115,7 @@ async def test_signature_of_another_installation_is_rejected(
 async def test_node_receiver_verifies_webhooks_with_jwks(
     world: World, endpoint: Endpoint, package: Npm
 ) -> None:
-    repo = await world.repo()
-    async with world.opened() as triggers:
-        await triggers.create(repo, endpoint.url + "/")
+    async with world.triggered(endpoint.url + "/") as (repo, _):
         sha = await world.push(repo)
         (seen,) = await endpoint.count(1)
     keys = endpoint.plan(
@@ -194,26 +188,22 @@ async def test_changed_files_of_a_push(world: World) -> None:
 
 
 async def test_push_with_too_many_files_matches_all_globs(world: World, endpoint: Endpoint) -> None:
-    repo = await world.repo()
-    async with world.opened() as triggers:
-        await triggers.create(repo, endpoint.url + "/", globs=["*.js"])
+    async with world.triggered(endpoint.url + "/", globs=["*.js"]) as (repo, _):
         changes = [Change(f"file-{number}", b"") for number in range(MAX_CHANGED_FILES + 1)]
         await commit(world.repos.repository(repo), changes, "many")
-        await triggers.refs_changed(repo)
+        await world.triggers.refs_changed(repo)
         await endpoint.count(1)
 
 
 async def test_deleted_branch_sends_nothing_and_recreated_one_does(world: World, endpoint: Endpoint) -> None:
-    repo = await world.repo()
-    async with world.opened() as triggers:
-        await triggers.create(repo, endpoint.url + "/")
+    async with world.triggered(endpoint.url + "/") as (repo, _):
         sha = await world.push(repo)
         await world.git(repo, "branch", "side", sha)
-        await triggers.refs_changed(repo)
+        await world.triggers.refs_changed(repo)
         await world.git(repo, "branch", "-D", "side")
-        await triggers.refs_changed(repo)
+        await world.triggers.refs_changed(repo)
         await world.git(repo, "branch", "side", sha)
-        await triggers.refs_changed(repo)
+        await world.triggers.refs_changed(repo)
         told = await endpoint.count(3)
     assert [(each.json["branch"], each.json["previousCommit"]) for each in told] == [
         ("main", None),
@@ -238,22 +228,18 @@ async def test_new_trigger_ignores_earlier_pushes(world: World, endpoint: Endpoi
 
 
 async def test_tags_and_other_refs_send_nothing(world: World, endpoint: Endpoint) -> None:
-    repo = await world.repo()
-    async with world.opened() as triggers:
-        trigger = await triggers.create(repo, endpoint.url + "/")
+    async with world.triggered(endpoint.url + "/") as (repo, trigger):
         sha = await world.push(repo)
         await world.git(repo, "tag", "v1", sha)
         await world.git(repo, "update-ref", "refs/other/x", sha)
-        await triggers.refs_changed(repo)
+        await world.triggers.refs_changed(repo)
         assert len(await world.settled(repo, trigger.id)) == 1
 
 
 async def test_pushes_while_stopped_are_delivered_at_start(
     world: World, endpoint: Endpoint, tmp_path: Path
 ) -> None:
-    repo = await world.repo()
-    async with world.opened() as triggers:
-        await triggers.create(repo, endpoint.url + "/")
+    async with world.triggered(endpoint.url + "/") as (repo, _):
         await world.push(repo)
         await endpoint.count(1)
     clone = tmp_path / "clone"
@@ -315,9 +301,7 @@ async def test_database_write_failure_loses_no_delivery(
 
 
 async def test_every_changed_branch_is_delivered_once(world: World, endpoint: Endpoint) -> None:
-    repo = await world.repo()
-    async with world.opened() as triggers:
-        trigger = await triggers.create(repo, endpoint.url + "/")
+    async with world.triggered(endpoint.url + "/") as (repo, trigger):
         names = [f"branch-{number}" for number in range(12)]
         pushed = await asyncio.gather(*(world.push(repo, branch=name) for name in names))
         told = await endpoint.count(len(names))

@@ -29,10 +29,7 @@ from stead.repos.ssrf import SsrfGuard
 from stead.repos.webhooks.deliveries import Clock
 from stead.repos.webhooks.retries import DeliveryState
 from stead.repos.webhooks.signing import EdDsaRegistry, WebhookSigner
-from stead.repos.webhooks.triggers import (
-    Delivery,
-    Triggers,
-)
+from stead.repos.webhooks.triggers import Delivery, Trigger, Triggers
 from stead.store.database import Database, open_database
 from support.waiting import until
 
@@ -210,6 +207,13 @@ class World:
             grace=grace,
         ) as self.triggers:
             yield self.triggers
+
+    @contextlib.asynccontextmanager
+    async def triggered(self, url: str, **rules: Any) -> AsyncIterator[tuple[str, Trigger]]:
+        """A new repository with one trigger, until the triggers are closed."""
+        repo = await self.repo()
+        async with self.opened() as triggers:
+            yield repo, await triggers.create(repo, url, **rules)
 
     async def repo(self) -> str:
         return (await self.repos.create(self.account)).id
