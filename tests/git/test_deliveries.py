@@ -278,7 +278,7 @@ async def test_deliveries_converge_to_the_state_of_every_branch(
     for _ in range(5):
         for _ in range(chance.randrange(3)):
             await world.write(repo, branch=chance.choice(names))
-        async with world.opened(grace=0) as triggers:
+        async with world.opened(grace=0):
             for _ in range(chance.randrange(1, 5)):
                 name = chance.choice(names)
                 if chance.random() < 0.2:

@@ -226,9 +226,6 @@ async def test_a_snapshot_of_a_stopped_vm_has_the_disk_only(machines: Machines) 
     copy = await machines.create(snapshot=info.id)
     assert await sh(copy, "cat /root/file; ls /run/file 2>/dev/null || true") == "kept"
     assert await sh(copy, "hostname") == copy.id
-    # The source continues on a new layer.
-    await sh(machine, "echo more >> /root/file")
-    assert await sh(copy, "cat /root/file") == "kept"
     for each in (machine, copy):
         await each.delete()
     await machines.snapshots.delete(info.id)

@@ -27,10 +27,11 @@ async def test_resize_restarts_a_running_vm_and_grows_its_disk(server: FakeServe
 async def test_resize_of_a_vm_that_is_down(server: FakeServer, state: State) -> None:
     machine = await used(server)
     await (machine.suspend() if state is State.SUSPENDED else machine.stop())
-    await machine.resize(memory_mib=1024)
+    await machine.resize(memory_mib=1024, disk_gib=23)
     assert (await machine.info()).state is (State.RUNNING if state is State.SUSPENDED else State.STOPPED)
     assert await contents(machine) == DISK
-    assert server.world.of(machine.id).size == Size(1, 1024, 20)
+    assert server.world.of(machine.id).size == Size(1, 1024, 23)
+    assert await run(machine, "read fs") == "23"
     await audit(server)
 
 

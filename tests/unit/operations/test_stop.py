@@ -6,18 +6,26 @@ from collections.abc import Mapping
 import pytest
 
 from stead.machines import State
+from stead.machines.events import MachineEvent
 from stead.store.machines import LayerRow, MachineRow
 from support.engine import CUT, DISK, audit, contents, state_of, used
 from support.fake_server import FakeServer
 
 
-async def test_stop_flushes_the_page_cache_and_keeps_the_disk(server: FakeServer) -> None:
+async def test_stop_flushes_the_page_cache_and_keeps_the_disk(
+    server: FakeServer, events: list[MachineEvent]
+) -> None:
     machine = await used(server)
     await machine.stop()
     assert await state_of(machine) == (State.STOPPED, "stopped")
     await machine.stop()
     await audit(server)
+    await machine.start()
     assert await contents(machine) == DISK
+    assert [event.message.removeprefix(f"VM {machine.id} ") for event in events][1:] == [
+        "stopped: requested",
+        "started: start request",
+    ]
 
 
 async def test_a_guest_that_does_not_shut_down_is_killed(server: FakeServer) -> None:
