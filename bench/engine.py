@@ -161,7 +161,7 @@ async def measure(size: Size, samples: int, boots: int) -> dict[str, Any]:
         results["pool"] = machines.settings.pool
         await machines.pool.filled(120)
         say("QEMU's floor")
-        results["qmp_floor_ms"] = await qmp_floor(await machines.platform(), samples)
+        results["qmp_floor_ms"] = await qmp_floor(await machines.host.platform(), samples)
         say("creates from the pool")
         running, answered = await creates(machines, samples, lambda: machines.pool.filled(60))
         results |= {"create_running_ms": running, "create_first_exec_ms": answered}

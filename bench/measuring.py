@@ -147,7 +147,7 @@ def say(words: str) -> None:
 
 
 async def host_facts(machines: Machines) -> dict[str, Any]:
-    facts = await machines.platform()
+    facts = await machines.host.platform()
     return {
         "accelerator": facts.accelerator,
         "qemu": ".".join(map(str, facts.version)),

@@ -21,17 +21,17 @@ MAX_SLOTS = 65536
 NOT_THE_INTERNET = tuple(
     IPv4Network(network)
     for network in (
-        "0.0.0.0/8",
-        "10.0.0.0/8",
-        "100.64.0.0/10",
-        "127.0.0.0/8",
-        "169.254.0.0/16",
-        "172.16.0.0/12",
-        "192.0.0.0/24",
-        "192.168.0.0/16",
-        "198.18.0.0/15",
-        "224.0.0.0/4",
-        "240.0.0.0/4",
+        "0.0.0.0/8",  # this network
+        "10.0.0.0/8",  # private
+        "100.64.0.0/10",  # carrier-grade NAT, and Stead's VMs
+        "127.0.0.0/8",  # loopback
+        "169.254.0.0/16",  # link-local, and cloud metadata services
+        "172.16.0.0/12",  # private
+        "192.0.0.0/24",  # IETF protocol assignments
+        "192.168.0.0/16",  # private
+        "198.18.0.0/15",  # benchmarking
+        "224.0.0.0/4",  # multicast
+        "240.0.0.0/4",  # reserved, broadcast
     )
 )
 

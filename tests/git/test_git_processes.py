@@ -74,9 +74,9 @@ async def test_cancellation_waits_for_ref_writers_only(tmp_path: Path) -> None:
     git = Git(config)
     repo = tmp_path / "repo"
     await git.run(None, "init", "-q", "--bare", str(repo))
-    alias = "alias.slow=!touch started && sleep 60 # update-ref"
+    alias = f"alias.slow=!touch {tmp_path}/started && sleep 60 # update-ref"
     async with asyncio.timeout(30):
-        work = asyncio.create_task(git.finish(None, "-c", alias, "slow", "update-ref", cwd=tmp_path))
+        work = asyncio.create_task(git.finish(None, "-c", alias, "slow", "update-ref"))
 
         await until(lambda: (tmp_path / "started").exists(), 20)
         work.cancel()

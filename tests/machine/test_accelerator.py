@@ -131,8 +131,8 @@ async def test_emulation_is_said_once_and_with_its_cost(
 ) -> None:
     async with another_installation(settings) as installation:
         machines = installation.machines
-        platform = await machines.platform()
-        await machines.platform()
+        platform = await machines.host.platform()
+        await machines.host.platform()
     said = [record.getMessage() for record in caplog.records if record.name == "stead.host"]
     if platform.accelerator == "kvm":
         assert said == []

@@ -231,7 +231,7 @@ async def test_a_killed_qemu_fails_running_commands_and_is_recorded_as_a_crash(
 
 async def test_emulated_guests_have_no_cmpxchg16b_on_old_qemu(machines: Machines, shared: Machine) -> None:
     found = await sh(shared, "grep -c -w cx16 /proc/cpuinfo || true")
-    platform = await machines.platform()
+    platform = await machines.host.platform()
     assert (int(found) == 0) is (platform.accelerator == "tcg" and platform.version < (8, 0, 0))
 
 

@@ -162,7 +162,7 @@ async def test_a_vm_that_cannot_be_adopted_is_left_running(
     async def adopt(*_: object) -> None:
         raise RuntimeError("a bug")
 
-    found = Inventory({process: "bad"}, frozenset(), frozenset())
+    found = Inventory({process: "bad"}, frozenset({"bad"}))
     with other_settings(settings, cache=tmp_path) as other:
         await insert(other, row, machine("good", 1, State.DELETING))
         with monkeypatch.context() as patch:

@@ -245,8 +245,11 @@ async def test_memory_that_cannot_be_read_now_is_kept(stage: Stage, number: int,
 
 async def test_memory_whose_template_cannot_be_read_now_is_kept(stage: Stage) -> None:
     stage.save_memory()
+    suspended = Suspended("saved", "suspended")
+    record = await stage.machine(suspended)
     with failing(stage.template_folder, errno.EMFILE), pytest.raises(HostError, match="Too many open files"):
-        await stage.host.checkpoints.read("saved", SIZE)
+        await stage.machines._wake.wake(record, suspended, "use")
+    assert (await stage.record()).state == suspended
     (await stage.host.checkpoints.read("saved", SIZE)).close()
 
 

@@ -102,8 +102,8 @@ async def in_step(machines: Machines) -> None:
     inventory = machines.host.inventory()
     alive = {row.id: row.pid for row in rows if row.state in (State.RUNNING, State.PREPARED)}
     assert {machine: process.pid for process, machine in inventory.processes.items()} == alive
-    assert inventory.folders == {row.id for row in rows if row.state != State.DELETED}
-    assert inventory.groups <= alive.keys()
+    assert inventory.machines == {row.id for row in rows if row.state != State.DELETED}
+    assert local_host(machines).groups.machines() <= alive.keys()
     assert await taps(machines) == {row.slot for row in rows if row.id in alive}
     assert [row for row in rows if row.step is not None or row.next_top is not None] == []
     await machines.layers.collect()

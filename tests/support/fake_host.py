@@ -16,7 +16,6 @@ from stead.guest.agent import Agent
 from stead.host.interface import (
     Disk,
     Inventory,
-    LayerSwitch,
     Pause,
     Place,
     Report,
@@ -238,7 +237,7 @@ class FakeHost:
     def inventory(self) -> Inventory:
         with self.call("inventory"):
             alive = {each.id: each.place.machine for each in self.world.processes.values() if not each.how}
-            return Inventory(alive, frozenset({*self.world.folders, *self.world.runtime}), frozenset())
+            return Inventory(alive, frozenset({*alive.values(), *self.world.folders, *self.world.runtime}))
 
     def tidy(self, machine: str) -> None:
         with self.call("tidy"):
@@ -373,14 +372,14 @@ class FakeVm:
         async with self._order("written_layer") as process:
             return process.layers[0].name
 
-    async def capture(self, size: Size, base: str | None, switch: LayerSwitch) -> tuple[VmState, Pause]:
+    async def capture(self, size: Size, base: str | None, *, layer: str, to: str) -> tuple[VmState, Pause]:
         async with self._order("capture") as process:
             process.awake.clear()
         async with self._order("switch") as process:
             state = self._state(size, base)
-            if process.layers[0].name != switch.layer:
+            if process.layers[0].name != layer:
                 self._host.world.violations.append("switched from a layer that is not the top")
-            process.layers.insert(0, process.spare.pop(switch.to))
+            process.layers.insert(0, process.spare.pop(to))
         await self.resume()
         self._host.states.append(state)
         return state, Pause(0.0, 1)

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -107,29 +107,17 @@ async def _probe_cached(settings: Settings, kernel: Path, again: bool) -> str | 
     content = await in_thread(kernel.read_bytes)
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     version = ".".join(map(str, await qemu_version()))
-    probed = _Probed(boot, version, hashlib.sha256(content).hexdigest(), None)
+    probed = {"boot_id": boot, "qemu": version, "kernel": hashlib.sha256(content).hexdigest()}
     memory = settings.cache_folder / "kvm-probe.json"
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        known = _Probed(**json.loads(memory.read_text()))
-        if known.key == probed.key and not (again and known.problem):
-            return known.problem
+    with contextlib.suppress(OSError, ValueError, KeyError, AttributeError, TypeError):
+        known = json.loads(memory.read_text())
+        problem: str | None = known.pop("problem")
+        if known == probed and not (again and problem):
+            return problem
     problem = await probe_kvm(kernel)
     memory.parent.mkdir(parents=True, exist_ok=True)
-    known = _Probed(probed.boot_id, probed.qemu, probed.kernel, problem)
-    write_atomically(memory, json.dumps(asdict(known)).encode())
+    write_atomically(memory, json.dumps({**probed, "problem": problem}).encode())
     return problem
-
-
-@dataclass(frozen=True)
-class _Probed:
-    boot_id: str
-    qemu: str
-    kernel: str
-    problem: str | None
-
-    @property
-    def key(self) -> tuple[str, str, str]:
-        return self.boot_id, self.qemu, self.kernel
 
 
 async def probe_kvm(kernel: Path, deadline: float = _DEADLINE) -> str | None:

@@ -122,8 +122,6 @@ def explain(reader: OutputReader) -> str:
     words = " ".join(words.split()).rstrip(".")
     if words.startswith("Unable to locate package"):
         return f"Debian {words.replace('Unable to locate', 'has no')}"
-    if words.startswith(
-        ("Failed to fetch", "Unable to fetch", "Could not", "Some index files", "The repository")
-    ):
+    if words.startswith(_DOWNLOAD_ERRORS):
         return f"cannot download Debian packages: {words[0].lower()}{words[1:]}"
     return f"cannot build the base image: {words}"

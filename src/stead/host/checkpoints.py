@@ -18,7 +18,7 @@ from typing import Any
 from stead.errors import CheckpointUnusable, HostError
 from stead.files import ABSENT, allocated, exists, open_regular, remove_garbage, sync_folder, write_atomically
 from stead.host import interface
-from stead.host.interface import LayerSwitch, Pause, narrowed
+from stead.host.interface import Pause, narrowed
 from stead.host.memory import check_memory
 from stead.host.memory_delta import Delta, save_pages
 from stead.host.page_scan import find_ram, minus, written_pages
@@ -57,7 +57,9 @@ class LocalVm(QemuVm):
 
     checkpoints: "CheckpointFolders"
 
-    async def capture(self, size: Size, base: str | None, switch: LayerSwitch) -> tuple[CapturedState, Pause]:
+    async def capture(
+        self, size: Size, base: str | None, *, layer: str, to: str
+    ) -> tuple[CapturedState, Pause]:
         """Pause the guest, capture its memory and devices, and resume it on a new disk layer.
 
         All that can be done while the guest runs is done before: finding the pages that differ from the
@@ -77,7 +79,7 @@ class LocalVm(QemuVm):
             devices = await self.save_devices()
             copying = asyncio.ensure_future(in_thread(memory.copy_from, pid, region, expected))
             try:
-                await self.switch_layer(switch.layer, switch.to)
+                await self.switch_layer(layer, to)
                 found = await in_thread(written_pages, pid, region)
             finally:
                 await finished(copying)
@@ -280,11 +282,7 @@ def read(folder: Path, platform: QemuPlatform, size: Size) -> CapturedState:
 
 def _check_platform(kept: dict[str, Any], platform: QemuPlatform) -> None:
     present = asdict(platform)
-    names = {
-        "accelerator": "accelerator",
-        "machine": "machine type",
-        "host_cpu": "CPU",
-    }
+    names = {"accelerator": "accelerator", "machine": "machine type", "host_cpu": "CPU"}
     # A bug fix of QEMU reads what the one before it wrote; a new release has a machine type of its own.
     versions = [".".join(map(str, each["version"][:2])) for each in (kept, present)]
     if versions[0] != versions[1]:

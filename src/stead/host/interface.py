@@ -60,14 +60,6 @@ class Disk:
     template: Template
 
 
-@dataclass(frozen=True)
-class LayerSwitch:
-    """The writable disk layers before and after a capture."""
-
-    layer: str
-    to: str
-
-
 class VmState(Protocol):
     """Memory and devices of one paused instant. The disk of the same instant is a frozen layer."""
 
@@ -133,8 +125,8 @@ class Vm(Protocol):
     async def written_layer(self) -> str:
         """The current writable layer."""
 
-    async def capture(self, size: Size, base: str | None, switch: LayerSwitch) -> tuple[VmState, Pause]:
-        """Pause the guest, capture its memory and devices, and resume it on another disk layer.
+    async def capture(self, size: Size, base: str | None, *, layer: str, to: str) -> tuple[VmState, Pause]:
+        """Pause the guest, capture its memory and devices, and resume it on the disk layer `to`.
 
         On failure the guest may stay paused: what happens to it is for the caller to say.
         """
@@ -160,12 +152,8 @@ class Inventory:
     """Processes and resources that exist on this host, whether or not the database knows them."""
 
     processes: Mapping[ProcessId, str]
-    folders: frozenset[str]
-    groups: frozenset[str]
-
-    @property
-    def machines(self) -> frozenset[str]:
-        return frozenset(self.processes.values()) | self.folders | self.groups
+    machines: frozenset[str]
+    """All VMs that have a process, a folder or a group."""
 
 
 class HostPlatform(Protocol):

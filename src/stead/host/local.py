@@ -80,7 +80,10 @@ class LocalTemplates:
         image = await self._host.find_current_image()
         if image is None:
             return None
-        return _used(templates.find(self._folder, image, size, await self._host.platform()))
+        template = templates.find(self._folder, image, size, await self._host.platform())
+        if template is not None:
+            templates.note_use(template)
+        return template
 
     def load(self, template_id: str) -> LocalTemplate | None:
         return templates.load(self._folder, template_id, self._host.find_image)
@@ -95,12 +98,6 @@ class LocalTemplates:
         unused = await in_thread(templates.unused, self._folder, used)
         await in_thread(remove_garbage, unused)
         return [path.name for path in unused]
-
-
-def _used(template: LocalTemplate | None) -> LocalTemplate | None:
-    if template is not None:
-        templates.note_use(template)
-    return template
 
 
 @dataclass(frozen=True)
@@ -399,13 +396,13 @@ class LocalHost:
 
     def inventory(self) -> Inventory:
         roots = (self.settings.data / "machines", self.settings.runtime / self.settings.instance)
-        folders: set[str] = set()
-        for root in roots:
-            with contextlib.suppress(FileNotFoundError):
-                folders.update(path.name for path in root.iterdir())
         processes = {ProcessId.of(pid): machine for pid, machine in running_machines(self.settings).items()}
         found = {process: machine for process, machine in processes.items() if process is not None}
-        return Inventory(found, frozenset(folders), frozenset(self.groups.machines()))
+        machines = {*found.values(), *self.groups.machines()}
+        for root in roots:
+            with contextlib.suppress(FileNotFoundError):
+                machines.update(path.name for path in root.iterdir())
+        return Inventory(found, frozenset(machines))
 
     async def _sealed_memory(self, template: LocalTemplate) -> int:
         async with self._ready:

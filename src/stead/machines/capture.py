@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from stead.deadlines import scaled
 from stead.errors import GuestError, GuestUnreachable, HostError
-from stead.host.interface import Host, LayerSwitch, Pause, VmState
+from stead.host.interface import Host, Pause, VmState
 from stead.logs import get_logger
 from stead.machines.disks import Disks
 from stead.machines.journal import Journal
@@ -49,8 +49,7 @@ class CaptureOperation:
         try:
             await self.host.make_layer(record.place, to, record.size.disk_gib)
             await live.vm.add_layer(to)
-            switch = LayerSwitch(before.top, to)
-            capture = live.vm.capture(record.size, before.run.memory_base, switch)
+            capture = live.vm.capture(record.size, before.run.memory_base, layer=before.top, to=to)
             captured, pause = await or_undo(capture, _close)
         except BaseException:
             await finished(self.settle(record, live))

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 from stead.deadlines import scaled
 from stead.errors import MachineNotFound
-from stead.host.interface import Host, HostPlatform, Report
+from stead.host.interface import Host, Report
 from stead.machines.boot import BootOperation
 from stead.machines.bring_up import BringUp
 from stead.machines.capture import CaptureOperation
@@ -14,7 +14,7 @@ from stead.machines.create import CreateOperation
 from stead.machines.deletion import DeleteOperation
 from stead.machines.disks import Disks
 from stead.machines.ended import UnexpectedEnds
-from stead.machines.events import Events
+from stead.machines.events import Events, Use
 from stead.machines.fork import ForkOperation
 from stead.machines.idle import IdleWatch
 from stead.machines.journal import HIDDEN, Journal
@@ -30,11 +30,10 @@ from stead.machines.records import Properties, Purpose
 from stead.machines.recovery import Reconciliation
 from stead.machines.resize import ResizeOperation
 from stead.machines.room import Room
-from stead.machines.shutdown import ShutdownOperation
 from stead.machines.snapshots import About, SnapshotInfo, Snapshots
 from stead.machines.start import StartOperation
 from stead.machines.states import DOWN, Deleted, Operation, State
-from stead.machines.stop import StopOperation
+from stead.machines.stop import STOP_TIMEOUT, StopOperation
 from stead.machines.suspend import SuspendOperation
 from stead.machines.templates import Templates
 from stead.machines.unchanged import UNCHANGED, Unchanged
@@ -140,7 +139,6 @@ class Machines:
         self.suspend = suspend.suspend
         self.suspended_terminals = suspend.terminals.get
         self.fork = fork.fork
-        self.stop = ShutdownOperation(start, stop, locks, tasks).stop
         self.kill = stop.kill
         self.resize = resize.resize
         self.template = self._templates.ensure
@@ -173,11 +171,7 @@ class Machines:
         """Enforce these limits of accounts from now on."""
         self.quotas.limits_of = limits_of
 
-    async def platform(self) -> HostPlatform:
-        """What VMs run on here: accelerator, QEMU version, machine type."""
-        return await self.host.platform()
-
-    # Create, snapshot, delete
+    # Create, snapshot, stop, delete
 
     async def create(
         self,
@@ -251,6 +245,17 @@ class Machines:
         await self._room.make(keeping=machine_id)
         about = About(name, persistence, build, template_hash, failure)
         return await self._tasks.run(self.snapshots.create(machine_id, about))
+
+    async def stop(self, machine_id: str, timeout: float = STOP_TIMEOUT) -> None:
+        """Shut a VM down; after `timeout` seconds it is killed, and its reason says so."""
+        await self._tasks.run(self._shut_down(machine_id, timeout))
+
+    async def _shut_down(self, machine_id: str, timeout: float) -> None:
+        # A suspended VM is woken first, so that its page cache reaches the disk.
+        await self.ensure_up(machine_id, Use.STOP, Operation.STOP)
+        async with self.locks.unless_done(machine_id, Operation.STOP) as record:
+            if record is not None:
+                await self._stop.shut_down(record, timeout)
 
     async def delete(self, machine_id: str, *, forget: bool = False) -> None:
         """Delete a VM with its disk and memory.

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from stead.errors import InvalidRequest
 
@@ -58,12 +58,12 @@ def sticky(priority: int | None) -> Sticky:
     return Sticky(DEFAULT_PRIORITY if priority is None else priority)
 
 
-def columns(persistence: Persistence) -> dict[str, object]:
-    return {
-        "persistence": persistence.type,
-        "priority": getattr(persistence, "priority", None),
-        "delete_event": getattr(persistence, "delete_event", None),
-    }
+def snapshot_columns(persistence: Persistence) -> dict[str, Any]:
+    return {"persistence": persistence.type, "priority": getattr(persistence, "priority", None)}
+
+
+def columns(persistence: Persistence) -> dict[str, Any]:
+    return {**snapshot_columns(persistence), "delete_event": getattr(persistence, "delete_event", None)}
 
 
 @functools.lru_cache

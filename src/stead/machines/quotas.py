@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from stead.errors import LimitExceeded
@@ -52,41 +53,45 @@ class Quotas:
                 _check_up(usage, size, limits)
             yield
 
-    @contextlib.asynccontextmanager
-    async def starting(self, record: Record, size: Size) -> AsyncIterator[None]:
+    def starting(self, record: Record, size: Size) -> AbstractAsyncContextManager[None]:
         """Bring a VM up in this block; it counts as up from the beginning."""
-        account = record.account
-        if account is None:
-            yield
-            return
-        with contextlib.ExitStack() as stack:
-            async with self._lock:
-                limits = await self.limits_of(account)
-                usage = await self._usage(account, without=record.id)
-                if record.state.name is State.DELETED:
-                    _check_new(usage, size, limits)
+
+        def check(usage: Usage, limits: Limits) -> None:
+            if record.state.name is State.DELETED:
+                _check_new(usage, size, limits)
+            _check_up(usage, size, limits)
+
+        return self._changing(record, size, check, up=True)
+
+    def resizing(self, record: Record, size: Size) -> AbstractAsyncContextManager[None]:
+        """Change a VM's size in this block; it counts with the larger of both sizes from the beginning."""
+        up = record.state.name not in _NOT_UP
+
+        def check(usage: Usage, limits: Limits) -> None:
+            check_size(size, limits)
+            _check("total_disk_gib", limits.total_disk_gib, usage.disk_gib, size.disk_gib)
+            if up:
                 _check_up(usage, size, limits)
-                stack.enter_context(self._reserve(account, record, size, up=True))
-            yield
+
+        return self._changing(record, size, check, up=up)
 
     @contextlib.asynccontextmanager
-    async def resizing(self, record: Record, size: Size) -> AsyncIterator[None]:
-        """Change a VM's size in this block; it counts with the larger of both sizes from the beginning."""
+    async def _changing(
+        self, record: Record, size: Size, check: Callable[[Usage, Limits], None], *, up: bool
+    ) -> AsyncIterator[None]:
         account = record.account
         if account is None:
             yield
             return
-        up = record.state.name not in _NOT_UP
-        with contextlib.ExitStack() as stack:
-            async with self._lock:
-                limits = await self.limits_of(account)
-                check_size(size, limits)
-                usage = await self._usage(account, without=record.id)
-                _check("total_disk_gib", limits.total_disk_gib, usage.disk_gib, size.disk_gib)
-                if up:
-                    _check_up(usage, size, limits)
-                stack.enter_context(self._reserve(account, record, size, up=up))
+        async with self._lock:
+            check(await self._usage(account, without=record.id), await self.limits_of(account))
+            disk_gib = max(record.size.disk_gib, size.disk_gib)
+            memory_mib = max(record.size.memory_mib, size.memory_mib)
+            self._reserved[record.id] = Reservation(account, disk_gib, memory_mib, up)
+        try:
             yield
+        finally:
+            del self._reserved[record.id]
 
     @contextlib.asynccontextmanager
     async def keeping(
@@ -99,16 +104,6 @@ class Quotas:
                 if limits.snapshots is not None:
                     _check("snapshots", limits.snapshots, await count(account), 1)
             yield
-
-    @contextlib.contextmanager
-    def _reserve(self, account: str, record: Record, size: Size, *, up: bool) -> Iterator[None]:
-        disk_gib = max(record.size.disk_gib, size.disk_gib)
-        memory_mib = max(record.size.memory_mib, size.memory_mib)
-        self._reserved[record.id] = Reservation(account, disk_gib, memory_mib, up)
-        try:
-            yield
-        finally:
-            del self._reserved[record.id]
 
     async def _usage(self, account: str, without: str | None = None) -> Usage:
         """What an account has, apart from one VM; reservations count in place of their VMs' rows."""

@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from stead.errors import HostError, SnapshotNotFound, WrongSnapshotState
 from stead.host.interface import Host, VmState
@@ -19,7 +19,7 @@ from stead.machines.persistence import (
     PERSISTENT,
     SnapshotPersistence,
     Sticky,
-    columns,
+    snapshot_columns,
     snapshot_persistence,
 )
 from stead.machines.processes import Processes
@@ -133,18 +133,15 @@ class Snapshots:
 
     async def rename(self, snapshot_id: str, name: str | None) -> SnapshotInfo:
         check_name(name)
-        await self.row(snapshot_id)
-        row = await self.store.update(snapshot_id, name=name)
-        if row is None:
-            raise SnapshotNotFound(snapshot_id)
-        return snapshot_info(row)
+        return await self._update(snapshot_id, name=name)
 
     async def set_persistence(self, snapshot_id: str, persistence: SnapshotPersistence) -> SnapshotInfo:
         """Change a snapshot's retention."""
+        return await self._update(snapshot_id, **snapshot_columns(persistence))
+
+    async def _update(self, snapshot_id: str, **changes: object) -> SnapshotInfo:
         await self.row(snapshot_id)
-        kept = columns(persistence)
-        kept.pop("delete_event")
-        row = await self.store.update(snapshot_id, **kept)
+        row = await self.store.update(snapshot_id, **changes)
         if row is None:
             raise SnapshotNotFound(snapshot_id)
         return snapshot_info(row)
@@ -198,8 +195,6 @@ class Snapshots:
             raise
 
     async def _begin(self, record: Record, about: About) -> SnapshotRow:
-        kept: dict[str, Any] = columns(about.persistence)
-        kept.pop("delete_event")
         row = SnapshotRow(
             id=f"sc-{new_id()}",
             name=about.name,
@@ -211,7 +206,7 @@ class Snapshots:
             build=about.build,
             template_hash=about.template_hash,
             failure=about.failure,
-            **kept,
+            **snapshot_columns(about.persistence),
         )
         async with self.quotas.keeping(record.account, self.store.count):
             return await self.store.insert(row)

@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from stead.repos.errors import BlobNotFound, PathNotFound, TooLarge, TreeNotFound
-from stead.repos.git import Finished, GitFailed, check_memory
 from stead.repos.model import Kind, TreeItem
 from stead.repos.names import check_directory, check_sha
 from stead.repos.repository import Repository
@@ -91,9 +90,7 @@ async def _list_nested(repository: Repository, tree: str, below: str) -> list[Tr
             printed += piece
             if printed.count(b"\0") > MAX_NESTED:
                 return None
-        stderr = await process.errors()
-        if status := await process.wait():
-            raise GitFailed("ls-tree", Finished(status, b"", stderr))
+        await process.succeed("ls-tree")
     return _entries(bytes(printed).split(b"\0")[:-1], below)
 
 
@@ -114,8 +111,7 @@ def _entries(lines: list[bytes], below: str) -> list[TreeItem]:
 
 async def blob(repository: Repository, sha: str) -> tuple[str, bytes]:
     wanted = check_sha(sha)
-    async with repository.cat_files.lease(repository.path) as reader:
-        found = (await reader.contents([wanted]))[0]
+    found = await repository.content(wanted)
     if found is None or found[0].kind != "blob":
         raise BlobNotFound(sha)
     return wanted, found[1]
@@ -124,8 +120,7 @@ async def blob(repository: Repository, sha: str) -> tuple[str, bytes]:
 async def tree(repository: Repository, sha: str) -> list[TreeItem]:
     """The entries of a tree, by the sha of the tree or of a commit."""
     wanted = check_sha(sha)
-    async with repository.cat_files.lease(repository.path) as reader:
-        info = (await reader.infos([f"{wanted}^{{tree}}"]))[0]
+    info = await repository.info(f"{wanted}^{{tree}}")
     if info is None:
         raise TreeNotFound(sha)
     return await _list(repository, info.sha, recursive=False)
@@ -139,8 +134,4 @@ async def archive(repository: Repository, kind: str, rev: str | None) -> AsyncIt
         await process.close_input()
         while piece := await process.stdout.read(_CHUNK):
             yield piece
-        stderr = await process.errors()
-        if status := await process.wait():
-            finished = Finished(status, b"", stderr)
-            check_memory(finished)
-            raise GitFailed("archive", finished)
+        await process.succeed("archive")

@@ -153,6 +153,14 @@ class GitProcess:
             output = (output + part)[-_MAX_ERRORS:]
         return output.decode(errors="replace")
 
+    async def succeed(self, command: str) -> None:
+        """Wait for the exit, after all output was read; it must be a success."""
+        stderr = await self.errors()
+        if status := await self.wait():
+            finished = Finished(status, b"", stderr)
+            check_memory(finished)
+            raise GitFailed(command, finished)
+
     def signal(self, number: signal.Signals) -> None:
         """Signal the process group, if it still runs."""
         if self.alive:
@@ -346,7 +354,6 @@ class Git:
         *arguments: str,
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
         timeout: float = TIMEOUT,
         most: int = MAX_OUTPUT,
     ) -> Finished:
@@ -355,31 +362,21 @@ class Git:
         On cancellation git is terminated, unless it writes refs: then cancellation waits for its exit. A
         terminated git could leave a ref lock behind, which would block all later updates.
         """
-        work = self._finish(repo, *arguments, stdin=stdin, env=env, cwd=cwd, timeout=timeout, most=most)
-        return await (tasks.finished(work) if _writes_refs(arguments) else work)
 
-    async def _finish(
-        self,
-        repo: Path | None,
-        *arguments: str,
-        stdin: bytes,
-        env: Mapping[str, str] | None,
-        cwd: Path | None,
-        timeout: float,
-        most: int,
-    ) -> Finished:
-        process = await self.start(repo, *arguments, env=env, cwd=cwd)
-        try:
-            async with asyncio.timeout(timeout):
-                _, stdout, stderr = await asyncio.gather(
-                    process.feed(stdin), process.read(most), process.errors()
-                )
-                status = await process.wait()
-        except TimeoutError:
-            raise TooLarge(f"git {subcommand(arguments)} timed out after {timeout:g} s") from None
-        finally:
-            await process.end()
-        return Finished(status, stdout, stderr)
+        async def work() -> Finished:
+            process = await self.start(repo, *arguments, env=env)
+            try:
+                async with asyncio.timeout(timeout):
+                    _, stdout, stderr = await asyncio.gather(
+                        process.feed(stdin), process.read(most), process.errors()
+                    )
+                    return Finished(await process.wait(), stdout, stderr)
+            except TimeoutError:
+                raise TooLarge(f"git {subcommand(arguments)} timed out after {timeout:g} s") from None
+            finally:
+                await process.end()
+
+        return await (tasks.finished(work()) if _writes_refs(arguments) else work())
 
     async def run(
         self,
@@ -389,11 +386,10 @@ class Git:
         env: Mapping[str, str] | None = None,
         timeout: float = TIMEOUT,
         most: int = MAX_OUTPUT,
-        ok: Sequence[int] = (0,),
     ) -> bytes:
         """The output of git, which must succeed."""
         finished = await self.finish(repo, *arguments, stdin=stdin, env=env, timeout=timeout, most=most)
-        if finished.status not in ok:
+        if finished.status:
             check_room(finished, repo)
             check_memory(finished)
             raise GitFailed(subcommand(arguments), finished)

@@ -123,8 +123,7 @@ async def _check_in_history(
     for sha in (since, until):
         if sha is None:
             continue
-        async with repository.cat_files.lease(repository.path) as reader:
-            info = (await reader.infos([sha]))[0]
+        info = await repository.info(sha)
         if info is None or info.kind != "commit":
             raise CommitNotFound(sha)
         if not await is_ancestor(repository, sha, tip):

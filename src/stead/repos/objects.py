@@ -3,10 +3,10 @@
 import asyncio
 import contextlib
 import time
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from stead.repos.errors import AmbiguousRevision, RepoDamaged, TooLarge
 from stead.repos.git import Git, GitProcess
@@ -19,6 +19,7 @@ IDLE = 60.0
 MAX_OBJECT = 64 << 20
 """Maximum bytes of an object that is held in memory."""
 _ANSWER_TIMEOUT = 60.0
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -47,21 +48,19 @@ class CatFile:
 
     async def infos(self, names: Sequence[str]) -> list[ObjectInfo | None]:
         """Type and size of each name; None for missing ones."""
-        async with asyncio.timeout(_ANSWER_TIMEOUT):
-            sending = asyncio.create_task(self._send("info", names))
-            try:
-                return [await self._header(name) for name in names]
-            finally:
-                await sending
+        return await self._ask("info", names, self._header)
 
     async def contents(
         self, names: Sequence[str], most: int = MAX_OBJECT
     ) -> list[tuple[ObjectInfo, bytes] | None]:
         """Whole objects, in order; None for missing ones."""
+        return await self._ask("contents", names, lambda name: self._content(name, most))
+
+    async def _ask(self, command: str, names: Sequence[str], read: Callable[[str], Awaitable[T]]) -> list[T]:
         async with asyncio.timeout(_ANSWER_TIMEOUT):
-            sending = asyncio.create_task(self._send("contents", names))
+            sending = asyncio.create_task(self._send(command, names))
             try:
-                return [await self._content(name, most) for name in names]
+                return [await read(name) for name in names]
             finally:
                 await sending
 
@@ -104,8 +103,8 @@ class CatFilePool:
     def __init__(self, git: Git, most: int = MAX_PROCESSES) -> None:
         self._git = git
         self._most = most
-        self._idle: OrderedDict[Path, list[tuple[float, CatFile]]] = OrderedDict()
-        self._count = 0
+        self._idle: dict[CatFile, tuple[Path, float]] = {}
+        """Readers with their repositories and the times of their last use, which is their order."""
         self._sweeper: asyncio.Task[None] | None = None
 
     @contextlib.asynccontextmanager
@@ -120,56 +119,39 @@ class CatFilePool:
         if not reader.alive:
             await reader.close()
             return
-        await self._put_back(repo, reader)
+        self._idle[reader] = repo, time.monotonic()
+        if self._sweeper is None:
+            self._sweeper = asyncio.create_task(self._sweep())
+        while len(self._idle) > self._most:
+            await self._drop_oldest()
 
     def _pop_idle(self, repo: Path) -> CatFile | None:
-        waiting = self._idle.get(repo, [])
-        while waiting:
-            _, reader = waiting.pop()
-            self._count -= 1
-            if not waiting:
-                del self._idle[repo]
+        for reader in [each for each, (path, _) in reversed(self._idle.items()) if path == repo]:
+            del self._idle[reader]
             if reader.alive:
                 return reader
         return None
 
-    async def _put_back(self, repo: Path, reader: CatFile) -> None:
-        self._idle.setdefault(repo, []).append((time.monotonic(), reader))
-        self._idle.move_to_end(repo)
-        self._count += 1
-        if self._sweeper is None:
-            self._sweeper = asyncio.create_task(self._sweep())
-        while self._count > self._most:
-            await self._drop_oldest()
-
     async def _drop_oldest(self) -> None:
-        repo = next(iter(self._idle))
-        _, reader = self._idle[repo].pop(0)
-        self._count -= 1
-        if not self._idle[repo]:
-            del self._idle[repo]
+        reader = next(iter(self._idle))
+        del self._idle[reader]
         await reader.close()
 
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(IDLE / 4)
-            old = time.monotonic() - IDLE
-            for repo, waiting in list(self._idle.items()):
-                while waiting and waiting[0][0] < old:
-                    _, reader = waiting.pop(0)
-                    self._count -= 1
-                    await reader.close()
-                if not waiting:
-                    self._idle.pop(repo, None)
+            while self._idle and next(iter(self._idle.values()))[1] < time.monotonic() - IDLE:
+                await self._drop_oldest()
 
     async def stop(self, repo: Path) -> None:
         """Stop the readers of a repository that is about to be deleted."""
-        for _, reader in self._idle.pop(repo, []):
-            self._count -= 1
-            await reader.close()
+        for reader in [each for each, (path, _) in self._idle.items() if path == repo]:
+            # A request may have taken it meanwhile.
+            if self._idle.pop(reader, None) is not None:
+                await reader.close()
 
     async def close(self) -> None:
         if self._sweeper is not None:
             await cancel_and_wait(self._sweeper)
-        for repo in list(self._idle):
-            await self.stop(repo)
+        while self._idle:
+            await self._drop_oldest()

@@ -18,7 +18,7 @@ from stead.repos.git import Git, GitFailed, check_room
 from stead.repos.git_messages import GitMessage
 from stead.repos.model import Branch, Commit, Tag, parse_commit, parse_tag
 from stead.repos.names import SHORT_SHA, check_branch, check_sha, is_ref
-from stead.repos.objects import CatFilePool
+from stead.repos.objects import CatFilePool, ObjectInfo
 
 MAX_REFS = 100_000
 _HEAD = "ref: refs/heads/"
@@ -100,9 +100,17 @@ class Repository:
         raise ReferenceNotFound(rev or self.default_branch)
 
     async def sha(self, ref: str) -> str | None:
-        async with self.cat_files.lease(self.path) as reader:
-            info = (await reader.infos([ref]))[0]
+        info = await self.info(ref)
         return None if info is None else info.sha
+
+    async def info(self, name: str) -> ObjectInfo | None:
+        """Type and size of an object; None if it does not exist."""
+        async with self.cat_files.lease(self.path) as reader:
+            return (await reader.infos([name]))[0]
+
+    async def content(self, name: str) -> tuple[ObjectInfo, bytes] | None:
+        async with self.cat_files.lease(self.path) as reader:
+            return (await reader.contents([name]))[0]
 
     # Refs
 
@@ -158,8 +166,7 @@ class Repository:
         short = name.removeprefix("refs/tags/")
         if not is_ref(short):
             raise TagNotFound(name)
-        async with self.cat_files.lease(self.path) as reader:
-            found = (await reader.contents([f"refs/tags/{short}"]))[0]
+        found = await self.content(f"refs/tags/{short}")
         if found is None:
             raise TagNotFound(short)
         info, data = found
@@ -168,8 +175,7 @@ class Repository:
     async def tag_object(self, sha: str) -> Tag:
         """An annotated tag by the sha of its tag object."""
         wanted = check_sha(sha)
-        async with self.cat_files.lease(self.path) as reader:
-            found = (await reader.contents([wanted]))[0]
+        found = await self.content(wanted)
         if found is None or found[0].kind != "tag":
             raise TagNotFound(sha)
         return parse_tag("", wanted, found[1])

@@ -19,6 +19,7 @@ from urllib.parse import unquote, urljoin
 import httpcore2
 import httpx2
 
+from stead.addresses import NOT_THE_INTERNET
 from stead.repos.errors import RepoError, TooLarge
 
 Address = IPv4Address | IPv6Address
@@ -39,25 +40,12 @@ _NUMBER = re.compile(r"(?:0x[0-9a-f]*|[0-9]+)")
 _REDIRECTS = (301, 302, 303, 307, 308)
 
 # Not globally reachable, by the IANA special-purpose address registries.
-_NOT_PUBLIC_4 = tuple(
-    IPv4Network(network)
-    for network in (
-        "0.0.0.0/8",  # this network
-        "10.0.0.0/8",  # private
-        "100.64.0.0/10",  # carrier-grade NAT, and Stead's VMs
-        "127.0.0.0/8",  # loopback
-        "169.254.0.0/16",  # link-local, and cloud metadata services
-        "172.16.0.0/12",  # private
-        "192.0.0.0/24",  # IETF protocol assignments
-        "192.0.2.0/24",  # documentation
-        "192.88.99.0/24",  # 6to4 relays
-        "192.168.0.0/16",  # private
-        "198.18.0.0/15",  # benchmarking
-        "198.51.100.0/24",  # documentation
-        "203.0.113.0/24",  # documentation
-        "224.0.0.0/4",  # multicast
-        "240.0.0.0/4",  # reserved, broadcast
-    )
+_NOT_PUBLIC_4 = (
+    *NOT_THE_INTERNET,
+    IPv4Network("192.0.2.0/24"),  # documentation
+    IPv4Network("192.88.99.0/24"),  # 6to4 relays
+    IPv4Network("198.51.100.0/24"),  # documentation
+    IPv4Network("203.0.113.0/24"),  # documentation
 )
 _PUBLIC_6 = IPv6Network("2000::/3")
 _NOT_PUBLIC_6 = tuple(

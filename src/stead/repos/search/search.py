@@ -16,7 +16,7 @@ from stead.repos.errors import ReferenceNotFound, RepoBusy
 from stead.repos.model import Commit
 from stead.repos.names import EMPTY_TREE
 from stead.repos.repository import Repository
-from stead.repos.search.cache import CACHE_BYTES, SearchCache
+from stead.repos.search.cache import SearchCache
 from stead.repos.search.content import FileMatches, MatchCounts, count, files_with_lines
 from stead.repos.search.diffs import CommitDiff, Diffs
 from stead.repos.search.file_names import NamedFile, list_tree, matching_names, parse_tree
@@ -149,10 +149,8 @@ class Search:
     Branch and tag names are resolved each time; results are cached by commit, so they are never stale.
     """
 
-    def __init__(
-        self, *, timeout: float = TIMEOUT, cache_bytes: int = CACHE_BYTES, at_once: int | None = None
-    ) -> None:
-        self.cache = SearchCache(cache_bytes)
+    def __init__(self, *, timeout: float = TIMEOUT, at_once: int | None = None) -> None:
+        self.cache = SearchCache()
         self._timeout = timeout
         self._slots = KeyedLimit(at_once or max(2, os.cpu_count() or 1), busy=lambda: RepoBusy("searches"))
 

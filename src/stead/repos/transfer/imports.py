@@ -268,8 +268,7 @@ class Imports:
                     await self._fetch_commit(remotes, repository, remote, wanted.sha or "", _WANTED, 1)
                 sha = await repository.resolve(_WANTED)
                 name = f"{sha}:{subfolder}" if subfolder else f"{sha}^{{tree}}"
-                async with repository.cat_files.lease(repository.path) as reader:
-                    found = (await reader.infos([name]))[0]
+                found = await repository.info(name)
                 if found is None or found.kind != "tree":
                     raise SubdirNotFound(remote.url, subfolder)
                 lines = [f'M 040000 {found.sha} ""\n'.encode()]
