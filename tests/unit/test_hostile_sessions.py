@@ -67,11 +67,13 @@ async def test_frames_are_understood() -> None:
         events = await follow(agent)
     assert events[:3] == [
         sessions.Cut(0, 5),
-        sessions.Output("stdout", b"out"),
-        sessions.Output("stderr", b""),
+        sessions.SessionOutput("stdout", b"out"),
+        sessions.SessionOutput("stderr", b""),
     ]
-    assert events[3] == sessions.Screen(b"x" * (1 << 20))
-    assert isinstance(events[4], sessions.Exited) and events[4].session.exited_at == 5
+    *screens, last = events[3:]
+    assert all(isinstance(each, sessions.Screen) and len(each.data) <= 256 << 10 for each in screens)
+    assert b"".join(each.data for each in screens if isinstance(each, sessions.Screen)) == b"x" * (1 << 20)
+    assert isinstance(last, sessions.SessionExited) and last.session.exited_at == 5
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,15 @@ import pytest_asyncio
 from stead.errors import GuestError, GuestUnreachable, InvalidRequest
 from stead.guest import sessions
 from stead.guest.agent import Agent
-from stead.guest.sessions import Attachment, Cut, Exited, Output, Screen, Session, SessionRequest
+from stead.guest.sessions import (
+    Attachment,
+    Cut,
+    Screen,
+    Session,
+    SessionExited,
+    SessionOutput,
+    SessionRequest,
+)
 from support.native_agent import native_agent, resident_mib
 from support.waiting import until
 
@@ -38,7 +46,7 @@ async def read_until(attachment: Attachment, text: bytes) -> bytes:
     seen = b""
     async with contextlib.aclosing(attachment.events()) as events:
         async for event in events:
-            assert isinstance(event, Output | Screen), event
+            assert isinstance(event, SessionOutput | Screen), event
             seen += event.data
             if text in seen:
                 return seen
@@ -62,10 +70,10 @@ async def test_a_process_is_started_followed_and_listed(agent: Agent) -> None:
         events = [event async for event in attachment.events()]
     text = {"stdout": b"", "stderr": b""}
     for event in events[:-1]:
-        assert isinstance(event, Output)
+        assert isinstance(event, SessionOutput)
         text[event.stream] += event.data
     assert text == {"stdout": b"outgot input\n", "stderr": b"err"}
-    assert isinstance(events[-1], Exited)
+    assert isinstance(events[-1], SessionExited)
     ended = events[-1].session
     assert (ended.exit_code, ended.signal, ended.offset, ended.start) == (3, None, 16, 0)
     assert ended.exited_at is not None and ended.exited_at >= begun.created_at
@@ -107,7 +115,10 @@ async def test_output_that_is_no_longer_held_is_cut(agent: Agent) -> None:
     async with sessions.attach(agent, begun.id, offset=10) as attachment:
         events = [event async for event in attachment.events()]
     assert events[0] == Cut(10, ended.start)
-    assert sum(len(event.data) for event in events if isinstance(event, Output)) == 5_000_000 - ended.start
+    assert (
+        sum(len(event.data) for event in events if isinstance(event, SessionOutput))
+        == 5_000_000 - ended.start
+    )
 
 
 async def test_a_terminal_shows_its_screen_to_every_client(agent: Agent) -> None:
@@ -133,7 +144,7 @@ async def test_a_terminal_shows_its_screen_to_every_client(agent: Agent) -> None
             await two.signal("SIGINT")
             async with contextlib.aclosing(two.events()) as events:
                 last = [event async for event in events][-1]
-    assert isinstance(last, Exited) and last.session.signal == "SIGINT"
+    assert isinstance(last, SessionExited) and last.session.signal == "SIGINT"
 
 
 async def test_queries_are_answered_when_nobody_is_attached(agent: Agent) -> None:
@@ -259,7 +270,7 @@ async def test_a_gibibyte_of_output_takes_bounded_memory(kind: sessions.Kind) ->
             await attachment.write(b"\r\n\n")
             async with contextlib.aclosing(attachment.events()) as events:
                 async for event in events:
-                    if isinstance(event, Output):
+                    if isinstance(event, SessionOutput):
                         received += len(event.data)
                         most = max(most, resident_mib(pid) if received % 97 == 0 else 0)
                     screens += isinstance(event, Screen | Cut)

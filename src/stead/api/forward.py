@@ -15,7 +15,6 @@ from stead.machines.start import Attached
 
 router = APIRouter(prefix="/v1/vms/{vm_id}", tags=["ports"])
 
-_PIECE = 256 << 10
 _END = {"type": "eof"}
 
 
@@ -44,8 +43,7 @@ async def _from_guest(
 ) -> Close:
     while data := await stream.read():
         attached.touch()
-        for start in range(0, len(data), _PIECE):
-            await socket.send_bytes(data[start : start + _PIECE])
+        await socket.send_bytes(data)
     await socket.send_json(_END)
     await client_ended.wait()
     return Close()

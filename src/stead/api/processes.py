@@ -11,7 +11,7 @@ from stead.api.sockets import Close, GuestSocket, Socket, session_errors, start_
 from stead.api.wire import LARGEST, Nothing
 from stead.api.wire.sessions import NewProcess, Process, ProcessList, ProcessOutput, SignalRequest
 from stead.guest import sessions
-from stead.guest.sessions import Attachment, Cut, Exited, Output, SessionRequest
+from stead.guest.sessions import Attachment, Cut, SessionExited, SessionOutput, SessionRequest
 from stead.machines.events import Use
 from stead.machines.start import Attached
 
@@ -152,11 +152,11 @@ async def _output(socket: GuestSocket, attached: Attached, process: Attachment) 
     async for event in process.events():
         attached.touch()
         match event:
-            case Output(stream, data):
+            case SessionOutput(stream, data):
                 await socket.send_bytes(_STREAMS[stream] + data)
             case Cut(start, end):
                 await socket.send_json({"type": "cut", "from": start, "to": end})
-            case Exited(session):
+            case SessionExited(session):
                 await socket.send_json({"type": "exited", **_json(session)})
     return Close(reason="the process has exited")
 

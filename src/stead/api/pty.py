@@ -11,7 +11,7 @@ from stead.api.parts import MachinesDep
 from stead.api.sockets import Close, GuestSocket, Socket, session_errors, size_of, start_session
 from stead.api.wire.sessions import ClosedPtySession, PtySession, PtySessionList, exit_code_of, shell
 from stead.guest import sessions
-from stead.guest.sessions import MAX_SIZE, Attachment, Exited, Output, Screen, SessionRequest
+from stead.guest.sessions import MAX_SIZE, Attachment, Screen, SessionExited, SessionOutput, SessionRequest
 from stead.machines import State
 from stead.machines.events import Use
 from stead.machines.start import Attached
@@ -19,8 +19,6 @@ from stead.machines.start import Attached
 router = APIRouter(prefix="/v1/vms/{vm_id}", tags=["terminals"])
 
 _ID = re.compile(r"[a-zA-Z0-9._-]{1,64}")
-_PIECE = 512 << 10
-"""Bytes of a message: many WebSocket clients refuse messages above 1 MiB."""
 
 SessionId = Annotated[str, Path(description="Session id.")]
 _Cols = Annotated[int, Query(description="Columns of the client's window.")]
@@ -79,10 +77,9 @@ async def _output(socket: GuestSocket, attached: Attached, terminal: Attachment)
     async for event in terminal.events():
         attached.touch()
         match event:
-            case Output(_, data) | Screen(data):
-                for start in range(0, len(data), _PIECE):
-                    await socket.send_bytes(data[start : start + _PIECE])
-            case Exited(session):
+            case SessionOutput(_, data) | Screen(data):
+                await socket.send_bytes(data)
+            case SessionExited(session):
                 await socket.send_json({"type": "exited", "exitCode": exit_code_of(session)})
     return Close(reason="the program has exited")
 
@@ -121,7 +118,7 @@ def check_session_id(session_id: str) -> str:
 
 @router.get("/pty/sessions")
 async def list_pty_sessions(guest: Guest, machines: MachinesDep) -> PtySessionList:
-    """List the terminals of the Linux user; root sees all. Exited ones are listed for about 60 s.
+    """List the terminals of the Linux user; root sees all. SessionExited ones are listed for about 60 s.
 
     Those of a suspended VM are listed without waking it, as far as the server knows them.
     """

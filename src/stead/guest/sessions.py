@@ -152,13 +152,16 @@ class OutputPage:
 
 @dataclass(frozen=True)
 class Screen:
-    """Terminal: bytes that redraw it. Comes first, and again after output was dropped for this client."""
+    """Terminal: bytes that redraw it, in pieces as they arrive.
+
+    Comes first, and again after output was dropped for this client.
+    """
 
     data: bytes
 
 
 @dataclass(frozen=True)
-class Output:
+class SessionOutput:
     """Output as it arrives; that of a terminal is all stdout."""
 
     stream: StreamName
@@ -174,13 +177,13 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Exited:
+class SessionExited:
     """The session has exited and all of its output was sent."""
 
     session: Session
 
 
-Event = Screen | Output | Cut | Exited
+Event = Screen | SessionOutput | Cut | SessionExited
 
 
 class Attachment:
@@ -193,17 +196,17 @@ class Attachment:
         self._frames = frames
 
     async def events(self) -> AsyncGenerator[Event, None]:
-        """Output as it arrives, `Exited` last. GuestUnreachable when the connection ends before it."""
+        """Output as it arrives, `SessionExited` last; GuestUnreachable if the connection ends before it."""
         while True:
             kind, payload = await self._frames.expect()
             if kind in _STREAMS:
-                yield Output(_STREAMS[kind], payload)
+                yield SessionOutput(_STREAMS[kind], payload)
             elif kind == _SCREEN:
                 yield Screen(payload)
             elif kind == _CUT:
                 yield Cut(*_cut(payload))
             elif kind == _RESULT:
-                yield Exited(_session(payload))
+                yield SessionExited(_session(payload))
                 return
             else:
                 raise GuestError("malformed_answer", f"the guest agent sent a frame of type {kind}")
@@ -338,7 +341,7 @@ async def attach(
     async with agent.upgrade(f"{_path(session)}/attach?{query}", "stead-session", user=user) as stream:
         chunks = stream.chunks()
         async with contextlib.aclosing(chunks):
-            frames = Frames(chunks, "a session", _MAX_FRAME, {_SCREEN: _MAX_SCREEN})
+            frames = Frames(chunks, "a session", _MAX_FRAME, streamed={_SCREEN: _MAX_SCREEN})
             yield Attachment(await _started(frames), stream, frames)
 
 
