@@ -2,6 +2,7 @@ package screen
 
 import (
 	"encoding/binary"
+	"slices"
 	"unicode/utf8"
 )
 
@@ -122,17 +123,24 @@ func appendLine(to []byte, l *line) []byte {
 	var now attr
 	for x := 0; x < n; {
 		c := &l.cells[x]
-		if c.extra == 0 {
+		if c.extra != 0 {
+			if a := l.attrAt(x); a != now {
+				to = appendAttr(to, &now, a)
+			}
+		} else {
 			if c.fg != now.fg || c.bg != now.bg || now.line != 0 || now.link != nil {
 				to = appendAttr(to, &now, attr{fg: c.fg, bg: c.bg})
 			}
-			if c.code-0x20 < 0x60 {
-				to = append(to, byte(c.code))
-				x++
+			if plain := plainCells(l.cells[x:n]); plain > 0 {
+				to = slices.Grow(to, plain)
+				text := to[len(to) : len(to)+plain]
+				for i := range text {
+					text[i] = byte(l.cells[x+i].code)
+				}
+				to = to[:len(to)+plain]
+				x += plain
 				continue
 			}
-		} else if a := l.attrAt(x); a != now {
-			to = appendAttr(to, &now, a)
 		}
 		if !c.content() {
 			end := x + 1
@@ -162,6 +170,17 @@ func appendLine(to []byte, l *line) []byte {
 		x++
 	}
 	return to
+}
+
+// plainCells counts the cells at the start with ASCII text and the attributes of the first, which has no extra.
+func plainCells(cells []cell) int {
+	fg, bg := cells[0].fg, cells[0].bg
+	for i := range cells {
+		if c := &cells[i]; c.code-0x20 >= 0x60 || c.fg != fg || c.bg != bg || c.extra != 0 {
+			return i
+		}
+	}
+	return len(cells)
 }
 
 func appendAttr(to []byte, now *attr, a attr) []byte {

@@ -173,6 +173,9 @@ func (s *Screen) step(c rune) {
 }
 
 func (s *Screen) stepUnicode(c rune) {
+	if c == 0xFEFF { // byte order mark
+		return
+	}
 	switch s.parser.state {
 	case ground:
 		s.print(c)

@@ -25,8 +25,9 @@ func (s *Screen) printASCII(p []byte) {
 		}
 		n := min(s.cols-b.x, len(p))
 		c := l.cellOf(s.attr)
-		cells := l.cells[b.x : b.x+n]
-		for i, code := range p[:n] {
+		text := p[:n]
+		cells := l.cells[b.x:][:len(text)]
+		for i, code := range text {
 			c.code = uint32(code)
 			cells[i] = c
 		}

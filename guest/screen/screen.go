@@ -79,12 +79,16 @@ func (s *Screen) Write(p []byte) {
 				p = p[n:]
 				continue
 			}
-			if c >= 0xC2 && utf8.FullRune(p) {
+			if c >= 0xC2 {
 				if r, n := utf8.DecodeRune(p); n > 1 {
 					s.step(r)
 					p = p[n:]
 					continue
 				}
+			} else if c < 0x18 {
+				s.execute(rune(c))
+				p = p[1:]
+				continue
 			}
 		}
 		p = p[1:]

@@ -261,7 +261,7 @@ func TestScreensAfterControlSequences(t *testing.T) {
 		{"combining characters", "e\u0301a\u0300\u0301", "e\u0301a\u0300\u0301"},
 		{"wide character that does not fit", "123456789漢", "123456789\n漢"},
 		{"alternate screen", "main\x1b[?1049halt\x1b[?1049l", "main"},
-		{"malformed UTF-8", "a\xff\xc3\xe2\x82b\xed\xa0\x80c\xf8\x80d", "abcd"},
+		{"malformed UTF-8", "a\ufeff\xff\xc3\xe2\x82b\xed\xa0\x80c\xf8\x80d", "abcd"},
 		{"cancelled sequence", "\x1b[3\x18x\x1b]0;t\x1ay", "xy"},
 		{"huge numbers", "\x1b[99999999999;99999999999Hx\x1b[2147483647A\x1b[2147483647L\x1b[999999999P", ""},
 		{"soft reset", "\x1b[2;3r\x1b[4h\x1b[!pab\rc", "cb"},

@@ -37,8 +37,11 @@ var zeroWidth = [...][2]rune{
 
 // width is the number of columns of a printable character: 0, 1 or 2.
 func width(r rune) int {
-	if r < 0x300 {
+	switch {
+	case r < 0x300:
 		return 1
+	case r > 0x309A && r < 0xA4D0, r >= 0xAC00 && r < 0xD7A4: // no combining characters among them
+		return 2
 	}
 	low, high := 0, len(zeroWidth)
 	for low < high {
