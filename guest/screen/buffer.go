@@ -57,11 +57,15 @@ func (b *buffer) remember(l *line, scratch []byte) []byte {
 		return scratch
 	}
 	scratch = appendLine(scratch[:0], l)
+	b.rememberEncoded(scratch)
+	return scratch
+}
+
+func (b *buffer) rememberEncoded(line []byte) {
 	if b.history.lines >= b.limit {
 		b.history.dropOldest()
 	}
-	b.history.push(scratch)
-	return scratch
+	b.history.push(line)
 }
 
 // shift moves lines[top:bottom+1] up by n, or down by -n; the lines that come in are blank.

@@ -1,6 +1,7 @@
 package screen
 
 import (
+	"strings"
 	"testing"
 )
 
@@ -14,6 +15,7 @@ func FuzzWrite(f *testing.F) {
 	} {
 		f.Add([]byte(seed), uint8(12), uint8(5), uint16(3))
 	}
+	f.Add([]byte(strings.Repeat("a plain line\r\nanother\r\n\r\n", 80)), uint8(12), uint8(5), uint16(3))
 	f.Fuzz(func(t *testing.T, data []byte, cols, rows uint8, split uint16) {
 		c, r := int(cols%40), 2+int(rows%11)
 		s := New(c, r, 20)

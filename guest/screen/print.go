@@ -1,5 +1,7 @@
 package screen
 
+import "encoding/binary"
+
 // printASCII prints bytes from 0x20 to 0x7E.
 func (s *Screen) printASCII(p []byte) {
 	if s.charset != nil || s.modes.insert {
@@ -170,4 +172,64 @@ func (s *Screen) lineFeed() {
 	if b.x >= s.cols {
 		b.x = s.cols - 1
 	}
+}
+
+// minLines is how many bytes must be left for writeLines to be worth its while.
+const minLines = 1 << 10
+
+// scrollsPlainly reports whether the cursor is at the start of a blank last row and plain text would only scroll.
+func (s *Screen) scrollsPlainly() bool {
+	b := s.buf
+	if b.history == nil || b.x != 0 || b.y != s.rows-1 || b.top != 0 || b.bottom != s.rows-1 {
+		return false
+	}
+	l := b.lines[b.y]
+	return s.charset == nil && !s.modes.insert && s.attr == (attr{}) && l.used == 0 && !l.wrapped
+}
+
+// writeLines prints lines of ASCII that fit into a row. Those that would leave the screen again go to the scrollback at
+// once, without cells. It returns how many bytes it has printed, and how many it has looked at.
+func (s *Screen) writeLines(p []byte) (printed, seen int) {
+	s.ends = s.ends[:0]
+	for start := 0; ; {
+		end := start
+		for end < len(p) && p[end]-0x20 < 0x5F {
+			end++
+		}
+		seen = end
+		if end-start > s.cols || end+1 >= len(p) || p[end] != '\r' || p[end+1] != '\n' {
+			break
+		}
+		s.ends = append(s.ends, end)
+		start = end + 2
+	}
+	b := s.buf
+	through := len(s.ends) - (s.rows - 1)
+	if through < 8 {
+		return 0, seen
+	}
+	for _, l := range b.lines[:s.rows-1] {
+		s.scratch = b.remember(l, s.scratch)
+	}
+	start := 0
+	for _, end := range s.ends[:through] {
+		s.scratch = binary.AppendUvarint(s.scratch[:0], uint64(end-start)<<1)
+		s.scratch = append(s.scratch, p[start:end]...)
+		b.rememberEncoded(s.scratch)
+		start = end + 2
+	}
+	for _, l := range b.lines {
+		l.reset(attr{}, false)
+	}
+	b.y = 0
+	for _, end := range s.ends[through:] {
+		if end > start {
+			s.printASCII(p[start:end])
+		}
+		b.x = 0
+		b.y++
+		start = end + 2
+	}
+	s.joinWidth = 0
+	return start, seen
 }

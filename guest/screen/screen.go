@@ -49,6 +49,7 @@ type Screen struct {
 	joinWidth  int // width of the character printed last, 0 after anything else
 	replies    []byte
 	scratch    []byte
+	ends       []int // of the lines in writeLines
 }
 
 // New makes a blank screen with room for that many lines of scrollback.
@@ -67,10 +68,19 @@ func clampSize(cols, rows int) (int, int) {
 
 // Write processes what a program printed. Any split of the same bytes gives the same screen.
 func (s *Screen) Write(p []byte) {
+	unread := len(p) // from here on lines were not looked at by writeLines
 	for len(p) > 0 {
 		c := p[0]
 		if s.parser.state == ground && s.parser.missing == 0 {
 			if c-0x20 < 0x5F {
+				if len(p) <= unread && len(p) >= minLines && s.scrollsPlainly() {
+					lines, seen := s.writeLines(p)
+					unread = len(p) - seen
+					if lines > 0 {
+						p = p[lines:]
+						continue
+					}
+				}
 				n := 1
 				for n < len(p) && p[n]-0x20 < 0x5F {
 					n++

@@ -322,6 +322,37 @@ func recordings(t testing.TB) map[string][]byte {
 	return found
 }
 
+// TestBulkOutputEqualsSingleBytes prints lines in pieces of many sizes: large ones take a way of their own.
+func TestBulkOutputEqualsSingleBytes(t *testing.T) {
+	var output []byte
+	for i := range 900 {
+		output = fmt.Appendf(output, "%s%d%s\r\n", strings.Repeat("x", i%23), i, strings.Repeat(" ", i%3))
+		switch i % 300 {
+		case 150:
+			output = append(output, "\x1b[31mred\r\n\x1b[0m漢字\r\n"...)
+		case 250:
+			output = append(output, "0123456789012345678901234567890123456789\r\n\x1b7"...)
+		}
+	}
+	want := New(20, 5, 500)
+	for i := range output {
+		want.Write(output[i : i+1])
+	}
+	for _, size := range []int{len(output), 4096, 1777, 1100, 64} {
+		s := New(20, 5, 500)
+		for at := 0; at < len(output); at += size {
+			s.Write(output[at:min(at+size, len(output))])
+		}
+		if d := differences(want, s); d != "" {
+			t.Errorf("pieces of %d: %s", size, d)
+		}
+		if err := s.checkInvariants(); err != nil {
+			t.Errorf("pieces of %d: %v", size, err)
+		}
+		checkReplay(t, s)
+	}
+}
+
 func TestTitlesLinksAndReplies(t *testing.T) {
 	s := written(20, 4, "\x1b]2;first\x07\x1b[22;0t\x1b]0;sec\u00f6nd\x1b\\")
 	if got := s.Title(); got != "secönd" {
