@@ -89,14 +89,9 @@ def find_image(settings: Settings, key: str) -> BaseImage | None:
     return image if all(exists(path) for path in (image.disk, image.kernel, image.initrd)) else None
 
 
-async def ensure_image(
-    settings: Settings,
-    progress: Report = lambda _: None,
-    *,
-    agent: Path | None = None,
-) -> BaseImage:
+async def ensure_image(settings: Settings, progress: Report = lambda _: None) -> BaseImage:
     """The image for these settings, built if it is missing. A lock makes concurrent callers build it once."""
-    agent = agent or agent_path()
+    agent = agent_path()
     key = await in_thread(image_key, settings, agent)
     if image := find_image(settings, key):
         return image

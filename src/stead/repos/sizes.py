@@ -26,12 +26,12 @@ class RepoSize:
 def measure_repo(repository: Path) -> RepoSize:
     loose = set(_loose_refs(repository))
     refs = sum(not name.startswith(_OWN) for name in loose | _packed_refs(repository))
-    return RepoSize(_bytes(repository / "objects"), refs, len(loose))
+    return RepoSize(folder_size(repository / "objects", _HALF_DONE), refs, len(loose))
 
 
 def lfs_size(repository: Path) -> int:
     """Bytes of all LFS objects."""
-    return _bytes(repository / "lfs" / "objects")
+    return folder_size(repository / "lfs" / "objects", _HALF_DONE)
 
 
 def on_disk(size: int) -> int:
@@ -39,9 +39,10 @@ def on_disk(size: int) -> int:
     return -(-size // _BLOCK) * _BLOCK
 
 
-def _bytes(folder: Path) -> int:
+def folder_size(folder: Path, without: tuple[str, ...] = ()) -> int:
+    """Bytes that all files below a folder use on disk, except those with these prefixes."""
     size = 0
-    for file in _files(folder, without=_HALF_DONE):
+    for file in _files(folder, without):
         with contextlib.suppress(FileNotFoundError):
             size += on_disk(file.stat(follow_symlinks=False).st_size)
     return size

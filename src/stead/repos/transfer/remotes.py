@@ -1,7 +1,6 @@
 """Git client for remote repositories: fetch and push through the SSRF guard."""
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from stead.repos.git import Finished, check_room
 from stead.repos.git_messages import GitMessage
 from stead.repos.names import SHORT_SHA, is_ref
 from stead.repos.repository import Repository
+from stead.repos.sizes import folder_size
 from stead.repos.ssrf import (
     PinnedTarget,
     RemoteResponse,
@@ -218,7 +218,7 @@ class Remotes:
 
     async def _git(self, repository: Repository, target: PinnedTarget, *arguments: str) -> Finished:
         """Run git pinned to the checked addresses, with a limit on the repository's growth."""
-        before = await in_thread(_size, repository.path)
+        before = await in_thread(folder_size, repository.path)
         trace = repository.path / "trace"
         env = {**git_environment(target), "GIT_TRACE2_EVENT": str(trace)}
         running = asyncio.create_task(
@@ -234,7 +234,7 @@ class Remotes:
         try:
             while not running.done():
                 await asyncio.wait({running}, timeout=_CHECK_EVERY)
-                if await in_thread(_size, repository.path) - before > self._most:
+                if await in_thread(folder_size, repository.path) - before > self._most:
                     if self._exceeded is not None:
                         raise self._exceeded()
                     raise TooLarge(f"{target.shown} too large (max {self._most >> 20} MiB)")
@@ -299,15 +299,6 @@ def last_message(finished: Finished, kind: str) -> str:
 
 def printable(text: str) -> str:
     return "".join(sign for sign in text if sign.isprintable())[:500]
-
-
-def _size(folder: Path) -> int:
-    """Bytes on disk, of files that may disappear meanwhile."""
-    size = 0
-    for each in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):
-            size += each.lstat().st_blocks * 512
-    return size
 
 
 def _pop_trace(trace: Path, word: bytes) -> bool:
