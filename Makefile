@@ -5,7 +5,7 @@ GUEST := $(wildcard guest/*.go guest/*/*.go) guest/go.mod
 # Tests that need neither root, a VM nor the internet, without the longest ones.
 FAST := -m 'not (slow or heavy or qemu or root or network)' --numprocesses 2 --dist worksteal
 
-.PHONY: demo test test-fast coverage trials trial-kvm fuzz-screen check style types guest fix setup hooks bench clean
+.PHONY: demo test test-fast coverage trials trial-kvm trial-browser fuzz-screen check style types guest fix setup hooks bench clean
 
 demo: .venv/.ready
 	$(BIN)/stead demo
@@ -25,6 +25,10 @@ trials: .venv/.ready
 
 trial-kvm: .venv/.ready
 	$(BIN)/python scripts/trial-kvm
+
+trial-browser: .venv/.ready
+	command -v chromium >/dev/null || apt-get install -y -qq --no-install-recommends chromium
+	$(BIN)/pytest -m slow tests/conformance -k browser
 
 fuzz-screen: .venv/.ready
 	scripts/fuzz-screen
@@ -63,6 +67,7 @@ bench: .venv/.ready
 	bench/checkpoints
 	bench/api
 	bench/git
+	bench/pty
 
 clean:
 	rm -rf .venv dist

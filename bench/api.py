@@ -4,22 +4,31 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
-import signal
-import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx2
-from measuring import Figure, clear, figure, host_facts, installation, run, say, show, since, succeed
+from measuring import (
+    Figure,
+    clear,
+    figure,
+    host_facts,
+    installation,
+    own_settings,
+    run,
+    say,
+    serving,
+    show,
+    since,
+    succeed,
+)
 
 from stead.api.server import running
 from stead.host.template_builder import machine_slots
 from stead.machines import Machine, Machines, State
-from stead.settings import Settings, Size
+from stead.settings import Size
 from stead.store.machines import MachineRow
 
 CONNECTIONS = 16
@@ -157,44 +166,12 @@ async def many_at_once(url: str, key: str, machines: list[Machine]) -> dict[str,
 
 async def served(size: Size) -> dict[str, Any]:
     """A server in a process of its own, as users run it: how many calls it answers, what memory it takes."""
-    shared = Settings.load()
-    with tempfile.TemporaryDirectory(prefix="stead-bench-", dir="/var/tmp") as folder:
-        environment = {
-            **os.environ,
-            "STEAD_DATA": folder,
-            "STEAD_CACHE": str(shared.cache_folder),
-            "STEAD_DEFAULT_SIZE": str(size),
-            "STEAD_POOL": "0",
-            "STEAD_LISTEN": "127.0.0.1:18601",
-        }
-        program = Path(sys.executable).parent / "stead"
-        server = await asyncio.create_subprocess_exec(
-            program,
-            "serve",
-            env=environment,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
-        try:
-            url = "http://127.0.0.1:18601"
-            await _answers(url)
-            rps = await _health(url, 5.0)
+    with own_settings(size, pool=0) as settings:
+        async with serving(settings) as server:
+            rps = await _health(server.url, 5.0)
             status = Path(f"/proc/{server.pid}/status").read_text()
-            resident = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
-            return {"healthz_rps": rps, "rss_server_mb": round(int(resident.split()[1]) / 1024, 1)}
-        finally:
-            server.send_signal(signal.SIGTERM)
-            await asyncio.wait_for(server.wait(), 60)
-
-
-async def _answers(url: str) -> None:
-    async with asyncio.timeout(120):
-        while True:
-            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-                async with Client.connected(url) as client:
-                    await client.call(request(url, "GET", "/healthz", ""))
-                    return
-            await asyncio.sleep(0.1)
+    resident = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
+    return {"healthz_rps": rps, "rss_server_mb": round(int(resident.split()[1]) / 1024, 1)}
 
 
 async def _health(url: str, seconds: float) -> float:

@@ -10,23 +10,21 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx2
-from measuring import Figure, figure, run, say, show, since
+from measuring import Figure, figure, run, say, serving, show, since
 
 from stead.settings import Settings
 
-OURS = "127.0.0.1:18602"
 SEARCHED = 100_000
 TRANSFERS = ("clone", "push", "fetch")
 REPOSITORIES = {"1k files": (1000, 20), "50k objects": (2000, 8000)}
@@ -173,40 +171,6 @@ def transfer(folder: Path, sides: list[Side], samples: int) -> dict[str, Any]:
     for place in (*writers.values(), *readers.values()):
         shutil.rmtree(place)
     return results
-
-
-@contextlib.asynccontextmanager
-async def server(data: Path) -> AsyncIterator[tuple[int, str]]:
-    """`stead serve` as a child process: its pid and an API key."""
-    shared = Settings.load()
-    environment = {
-        **os.environ,
-        "STEAD_DATA": str(data),
-        "STEAD_CACHE": str(shared.cache_folder),
-        "STEAD_POOL": "0",
-        "STEAD_LISTEN": OURS,
-    }
-    program = Path(sys.executable).parent / "stead"
-    with (data / "out").open("wb") as out:
-        process = await asyncio.create_subprocess_exec(
-            program, "serve", env=environment, stdout=out, stderr=out
-        )
-    try:
-        async with asyncio.timeout(60), httpx2.AsyncClient() as http:
-            while True:
-                with contextlib.suppress(httpx2.HTTPError):
-                    if (await http.get(f"http://{OURS}/healthz")).status_code == 200:
-                        break
-                await asyncio.sleep(0.1)
-        yield process.pid, await asyncio.to_thread(_new_key, program, environment)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        await asyncio.wait_for(process.wait(), 60)
-
-
-def _new_key(program: Path, environment: dict[str, str]) -> str:
-    made = subprocess.check_output([program, "keys", "create", "--json"], env=environment)
-    return str(json.loads(made)["key"])
 
 
 def lighttpd() -> str | None:
@@ -373,13 +337,14 @@ async def measure(samples: int, program: str, *, big: bool) -> dict[str, Any]:
         data, served, work = (folder / each for each in ("data", "plain", "work"))
         for each in (data, served, work):
             each.mkdir(mode=0o711)
-        async with server(data) as (pid, key):
+        async with serving(Settings.load().replace(data=data, pool=0)) as server:
+            key = server.key
             headers = {"Authorization": f"Bearer {key}"}
-            async with httpx2.AsyncClient(base_url=f"http://{OURS}", headers=headers, timeout=300) as http:
+            async with httpx2.AsyncClient(base_url=server.url, headers=headers, timeout=300) as http:
 
                 async def hosted(place: Path) -> str:
                     repo = (await http.post("/git/v1/repo")).json()["repoId"]
-                    url = f"http://{OURS}/{repo}"
+                    url = f"{server.url}/{repo}"
                     await asyncio.to_thread(git, "push", "-q", "--mirror", url, cwd=place, key=key)
                     # Let the maintenance after a push finish.
                     await asyncio.sleep(10)
@@ -390,7 +355,7 @@ async def measure(samples: int, program: str, *, big: bool) -> dict[str, Any]:
                         say(f"clone, push and fetch: repository of {title}")
                         place = make(served / f"{files}.git", files, commits)
                         repo = await hosted(place)
-                        sides = [Side(f"http://{OURS}/{repo}", key), Side(f"{root}/{files}.git")]
+                        sides = [Side(f"{server.url}/{repo}", key), Side(f"{root}/{files}.git")]
                         repositories[title] = await asyncio.to_thread(transfer, work, sides, samples)
                 say("API: create repositories, commit, read")
                 results |= await by_api(http, samples * 4)
@@ -400,8 +365,8 @@ async def measure(samples: int, program: str, *, big: bool) -> dict[str, Any]:
                 if big:
                     say("push of 2 GiB")
                     repo = (await http.post("/git/v1/repo")).json()["repoId"]
-                    url = f"http://{OURS}/{repo}"
-                    results |= await asyncio.to_thread(big_push, pid, url, key, work)
+                    url = f"{server.url}/{repo}"
+                    results |= await asyncio.to_thread(big_push, server.pid, url, key, work)
     return worst(repositories) | results | repositories | {"host": host}
 
 

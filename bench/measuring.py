@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import platform
 import signal
@@ -9,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -84,6 +86,43 @@ async def engine(size: Size, pool: int) -> AsyncIterator[Machines]:
             await machines.template()
             yield machines
             await clear(machines)
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server in a process of its own, as users run it."""
+
+    pid: int
+    url: str
+    key: str
+
+
+@contextlib.asynccontextmanager
+async def serving(settings: Settings) -> AsyncIterator[Served]:
+    """`stead serve` on an installation, with the key that its first start creates."""
+    environment = {
+        **os.environ,
+        "STEAD_DATA": str(settings.data),
+        "STEAD_CACHE": str(settings.cache_folder),
+        "STEAD_DEFAULT_SIZE": str(settings.default_size),
+        "STEAD_POOL": str(settings.pool),
+        "STEAD_IDLE_TIMEOUT": "never",
+        "STEAD_LISTEN": "127.0.0.1:0",
+    }
+    process = await asyncio.create_subprocess_exec(
+        Path(sys.executable).parent / "stead",
+        *("serve", "--json", "--log-level", "error"),
+        env=environment,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert process.stdout is not None
+        said = json.loads(await asyncio.wait_for(process.stdout.readline(), 120))
+        yield Served(process.pid, said["url"], said["key"])
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await asyncio.wait_for(process.wait(), 60)
 
 
 @contextlib.contextmanager
