@@ -1,0 +1,145 @@
+"""Slow trials of terminals: as many as a VM may have, and a gigabyte through one, with memory measured."""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from stead import AsyncStead
+from stead.host.image import BaseImage
+from stead.sdk import AsyncVm, SteadApiError
+from stead.settings import Settings
+from support.installations import other_settings
+from support.serve_process import serving
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+TERMINALS = 128
+GIB = 1 << 30
+READER = """
+import asyncio, json, resource, sys
+from stead import AsyncStead
+
+async def main(url, key, vm_id, session):
+    async with AsyncStead(key, base_url=url) as stead:
+        vm = await stead.vms.get(vm_id)
+        count, tail = 0, b""
+        async with await vm.pty.attach(session) as terminal:
+            await terminal.write("./print\\n")
+            async for data in terminal:
+                count += len(data)
+                tail = (tail + data)[-100:]
+                if b"the-end-2" in tail:
+                    break
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(json.dumps({"count": count, "client_mib": peak / 1024}))
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A VM behind a server in a process of its own."""
+
+    url: str
+    key: str
+    pid: int
+    vm: AsyncVm
+
+    def server_peak(self) -> float:
+        """MiB of memory that the server has used at most."""
+        return _peak(Path(f"/proc/{self.pid}/status").read_text())
+
+    async def agent_peak(self) -> float:
+        command = "cat /proc/$(systemctl show --property MainPID --value stead-agent)/status"
+        return _peak((await self.vm.exec(command, check=True)).stdout)
+
+
+def _peak(status: str) -> float:
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) / 1024
+
+
+@pytest_asyncio.fixture
+async def scene(settings: Settings, image: BaseImage) -> AsyncIterator[Scene]:
+    with other_settings(settings) as other:
+        async with (
+            serving(other) as (process, said),
+            AsyncStead(said["key"], base_url=said["url"]) as stead,
+            await stead.vms.create(idle_timeout_seconds=None) as vm,
+        ):
+            yield Scene(said["url"], said["key"], process.pid, vm)
+
+
+async def test_128_terminals_at_once(scene: Scene) -> None:
+    """All answer at the same time; one more is refused until one of them is closed."""
+    before = scene.server_peak(), await scene.agent_peak()
+
+    async def answer(number: int) -> None:
+        async with await scene.vm.pty.open(exec="/bin/sh", session_id=f"t{number}") as terminal:
+            await terminal.write(f"echo answer-$(({number} + 1000))\n")
+            seen = b""
+            async for data in terminal:
+                seen += data
+                if f"answer-{number + 1000}\r".encode() in seen:
+                    return
+        raise AssertionError(seen)
+
+    async with asyncio.timeout(600):
+        await asyncio.gather(*(answer(number) for number in range(TERMINALS)))
+    found = await scene.vm.pty.list()
+    assert {each.id for each in found if each.running} == {f"t{number}" for number in range(TERMINALS)}
+    with pytest.raises(SteadApiError) as refused:
+        await scene.vm.pty.open(exec="/bin/sh")
+    assert (refused.value.status, refused.value.code) == (429, "SESSION_CAP_REACHED")
+    after = scene.server_peak(), await scene.agent_peak()
+    print(
+        f"MiB of the server {before[0]:.0f} -> {after[0]:.0f}, of the agent {before[1]:.0f} -> {after[1]:.0f}"
+    )
+    assert after[0] - before[0] < 100
+    assert after[1] - before[1] < 100
+    await scene.vm.pty.close("t7")
+    async with await scene.vm.pty.open(exec="/bin/sh", session_id="t7"):
+        pass
+    await asyncio.gather(*(scene.vm.pty.close(f"t{number}") for number in range(TERMINALS)))
+    assert await scene.vm.pty.list() == []
+
+
+async def test_a_gigabyte_through_one_terminal(scene: Scene) -> None:
+    """Guest agent, server and client hold a bounded part of it, whatever is printed."""
+    line = "the quick brown fox jumps over the lazy dog and runs into the forest at night"
+    script = f"#!/bin/sh\nyes '{line}' | head -c {GIB}\necho the-end-$((1 + 1))\n"
+    await scene.vm.fs.write_text("/root/print", script)
+    await scene.vm.exec("chmod +x /root/print", check=True)
+    await (await scene.vm.pty.open(session_id="flood")).detach()
+    before = scene.server_peak(), await scene.agent_peak()
+    reader = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", READER, scene.url, scene.key, scene.vm.id, "flood"),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    printed, _ = await reader.communicate()
+    assert reader.returncode == 0
+    report = json.loads(printed)
+    after = scene.server_peak(), await scene.agent_peak()
+    print(
+        f"{report['count']} bytes arrived; MiB of the server {before[0]:.0f} -> {after[0]:.0f},"
+        f" of the agent {before[1]:.0f} -> {after[1]:.0f}, of the client {report['client_mib']:.0f}"
+    )
+    assert report["count"] >= GIB
+    assert after[0] - before[0] < 100
+    assert after[1] - before[1] < 100
+    assert report["client_mib"] < 150
+    # The terminal is as usable as before, with the end of the output on its screen.
+    async with await scene.vm.pty.attach("flood") as terminal:
+        seen = b""
+        async for data in terminal:
+            seen += data
+            if b"the-end-2" in seen:
+                break
+    assert seen.count(line.encode()) > 9000
