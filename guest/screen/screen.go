@@ -17,7 +17,7 @@
 //   - Titles are pushed and popped (CSI 22 t, CSI 23 t), which xterm.js does only with an option.
 //   - Kept for clients other than xterm.js: reverse video (?5), mouse encodings 1005 and 1015, alternate scroll (?1007).
 //
-// Not kept: changed palettes (OSC 4, 10, 11, 12), images, and the icon name.
+// Not kept: changed palettes (OSC 4, 10, 11, 12), keyboard protocols (modifyOtherKeys, kitty), images, the icon name.
 package screen
 
 import "unicode/utf8"

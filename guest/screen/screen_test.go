@@ -285,7 +285,7 @@ func TestRecordedProgramsAreReplayedAtAnyMoment(t *testing.T) {
 	for name, output := range recordings(t) {
 		t.Run(name, func(t *testing.T) {
 			s := New(80, 24, 1000)
-			step := max(len(output)/60, 7)
+			step := max(len(output)/25, 7)
 			for at := 0; at < len(output); at += step {
 				s.Write(output[at:min(at+step, len(output))])
 				checkReplay(t, s)
