@@ -136,7 +136,7 @@ func (c *client) join() {
 	s.resizeLocked()
 	hello := appendFrame(switching("stead-session"), frameStarted, encoded(s.infoLocked()))
 	if s.screen != nil {
-		hello = appendFrame(hello, frameScreen, s.replayLocked(true))
+		hello = appendFrame(hello, frameScreen, s.replayLocked(c.rows, true))
 		c.offset = s.offset
 	} else {
 		hello, c.offset = s.cutLocked(hello, c.offset)
@@ -160,8 +160,8 @@ func (c *client) leave() {
 }
 
 // replayLocked redraws a terminal, without the scrollback when it is too large for a frame.
-func (s *session) replayLocked(scrollback bool) []byte {
-	replay := s.screen.Replay(scrollback)
+func (s *session) replayLocked(rows int, scrollback bool) []byte {
+	replay := s.screen.ReplayTo(rows, scrollback)
 	if len(replay) > screenLimit && scrollback {
 		replay = s.screen.Replay(false)
 	}
@@ -276,7 +276,7 @@ func (c *client) refillLocked() {
 	s := c.session
 	if c.behind && s.screen != nil {
 		c.behind, c.offset = false, s.offset
-		c.pending = appendFrame(c.pending, frameScreen, s.replayLocked(false))
+		c.pending = appendFrame(c.pending, frameScreen, s.replayLocked(c.rows, false))
 		return
 	}
 	if c.behind {

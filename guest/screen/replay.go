@@ -2,6 +2,7 @@ package screen
 
 import (
 	"strconv"
+	"strings"
 	"unicode/utf8"
 )
 
@@ -11,7 +12,10 @@ import (
 // What a program began to send but did not finish (half of an escape sequence or of a character) comes last, so that
 // the bytes that follow continue it. Blank cells with attributes other than a background colour become spaces; so does a blank at the end of
 // a wrapped row on a screen of one row.
-func (s *Screen) Replay(scrollback bool) []byte {
+func (s *Screen) Replay(scrollback bool) []byte { return s.ReplayTo(s.rows, scrollback) }
+
+// ReplayTo is a Replay for a terminal that may have more rows: the screen is at its top, with blank rows below.
+func (s *Screen) ReplayTo(rows int, scrollback bool) []byte {
 	e := &emitter{cols: s.cols, rows: s.rows}
 	if s.main.history != nil && scrollback {
 		e.out = make([]byte, 0, s.main.history.bytes+s.main.history.bytes/4+s.cols*s.rows)
@@ -22,6 +26,11 @@ func (s *Screen) Replay(scrollback bool) []byte {
 		s.main.history.each(e.row)
 	}
 	e.lines(s.main)
+	if scrollback && rows > s.rows {
+		// The scrollback moves out of the higher window, and the screen to its top.
+		e.sgr(attr{})
+		e.text(strings.Repeat("\r\n", rows-s.rows))
+	}
 	e.bufferState(s, s.main)
 	if s.buf == s.alt {
 		e.sgr(attr{})

@@ -353,6 +353,21 @@ func TestBulkOutputEqualsSingleBytes(t *testing.T) {
 	}
 }
 
+func TestReplayToAHigherWindowDrawsTheScreenAtItsTop(t *testing.T) {
+	for _, lines := range []int{0, 3, 9, 50} {
+		s := written(20, 5, strings.Repeat("line\r\n", lines), "\x1b[31mlast\x1b[m$ ")
+		other := New(20, 12, 100)
+		other.Write(s.ReplayTo(12, true))
+		if other.text() != s.text() || other.buf.x != s.buf.x || other.buf.y != s.buf.y {
+			t.Errorf("after %d lines: %q at %d,%d instead of %q at %d,%d",
+				lines, other.text(), other.buf.x, other.buf.y, s.text(), s.buf.x, s.buf.y)
+		}
+		if want := max(0, lines+1-5); len(other.scrollback()) != want {
+			t.Errorf("after %d lines: %d lines of scrollback instead of %d", lines, len(other.scrollback()), want)
+		}
+	}
+}
+
 func TestTitlesLinksAndReplies(t *testing.T) {
 	s := written(20, 4, "\x1b]2;first\x07\x1b[22;0t\x1b]0;sec\u00f6nd\x1b\\")
 	if got := s.Title(); got != "secönd" {
