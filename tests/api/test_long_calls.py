@@ -16,7 +16,7 @@ from stead.api import server as server_module
 from stead.api.background import failure, result
 from stead.api.server import running
 from stead.builds.background import BackgroundRequests
-from stead.machines import Machine, SnapshotInfo, State
+from stead.machines import Machine, State
 from stead.store.database import open_database
 from stead.store.requests import RequestRow, RequestStore
 from support.api_calls import another_account, refused
@@ -78,64 +78,39 @@ async def test_disconnect_during_create_leaves_no_vm(
     await until(gone, 60)
 
 
-async def test_undelivered_create_is_rolled_back(
-    server: Server, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("what", ["vm", "snapshot"])
+async def test_undelivered_result_is_deleted(
+    server: Server, vm: Machine, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """The VM was created and the answer on its way when the client disconnected."""
+    """The VM or snapshot was complete when the client left: only the answer was still to be sent."""
     machines = server.installation.machines
-    before = {info.id for info in await machines.list(server.account)}
-    build = server.installation.builder.create_machine
-    made: list[str] = []
-    leaving = asyncio.Event()
+    owner: Any = server.installation.builder if what == "vm" else machines
+    name, path = ("create_machine", "/v1/vms") if what == "vm" else ("snapshot", f"/v1/vms/{vm.id}/snapshot")
+    make, made, complete = getattr(owner, name), list[str](), asyncio.Event()
 
-    async def create_and_wait(*arguments: Any, **options: Any) -> Machine:
-        machine: Machine = await build(*arguments, **options)
-        made.append(machine.id)
-        leaving.set()
+    async def ids() -> set[str]:
+        kind = machines if what == "vm" else machines.snapshots
+        return {info.id for info in await kind.list(server.account)}
+
+    async def make_and_wait(*arguments: Any, **options: Any) -> Any:
+        result = await make(*arguments, **options)
+        made.append(result.id)
+        complete.set()
         # Until the connection is gone, whether that has been noticed or not.
         await asyncio.sleep(0.02)
-        return machine
+        return result
 
     async def gone() -> bool:
-        return {info.id for info in await machines.list(server.account)} == before
+        return await ids() == before
 
-    monkeypatch.setattr(server.installation.builder, "create_machine", create_and_wait)
+    before = await ids()
+    monkeypatch.setattr(owner, name, make_and_wait)
     settings = server.installation.settings.replace(listen="127.0.0.1:0")
     async with running(settings, server.installation) as url:
-        async with asking(replace(server, url=url), "/v1/vms", {}):
-            await leaving.wait()
-        await until(gone, 60)
-    assert len(made) == 1
-
-
-async def test_undelivered_snapshot_is_deleted(
-    server: Server, vm: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The snapshot was complete when the client left: only the answer was still to be sent."""
-    machines = server.installation.machines
-    before = {info.id for info in await machines.snapshots.list(server.account)}
-    take = machines.snapshot
-    taken: list[str] = []
-    complete = asyncio.Event()
-
-    async def take_and_wait(*arguments: Any, **options: Any) -> SnapshotInfo:
-        info: SnapshotInfo = await take(*arguments, **options)
-        taken.append(info.id)
-        complete.set()
-        await asyncio.sleep(0.02)
-        return info
-
-    async def gone() -> bool:
-        return {info.id for info in await machines.snapshots.list(server.account)} == before
-
-    monkeypatch.setattr(machines, "snapshot", take_and_wait)
-    settings = server.installation.settings.replace(listen="127.0.0.1:0")
-    async with running(settings, server.installation) as url:
-        path = f"/v1/vms/{vm.id}/snapshot"
         async with asking(replace(server, url=url), path, {}):
             await complete.wait()
         await until(gone, 60)
-    assert len(taken) == 1
+    assert len(made) == 1
 
 
 async def runs(vm: Machine, command: str) -> bool:

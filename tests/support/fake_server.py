@@ -10,7 +10,8 @@ import sqlalchemy as sa
 
 from stead.machines import Machines
 from stead.settings import Settings
-from stead.store.database import Database, open_database
+from stead.store.database import Database
+from support.databases import put_database
 from support.fake_host import DATABASE, FakeHost, ServerCrashed
 from support.fake_world import World
 
@@ -43,9 +44,6 @@ class CrashingDatabase(Database):
 class FakeServer:
     """The engine on a world and a database; both outlive it."""
 
-    empty_database = b""
-    """Shared: a migration takes longer than most tests."""
-
     def __init__(self, world: World, settings: Settings) -> None:
         self.world = world
         self.settings = settings
@@ -53,11 +51,7 @@ class FakeServer:
         self._exits = contextlib.AsyncExitStack()
 
     async def start(self) -> None:
-        if not FakeServer.empty_database:
-            await (await open_database(self._path)).dispose()
-            FakeServer.empty_database = self._path.read_bytes()
-        elif not self._path.exists():
-            self._path.write_bytes(FakeServer.empty_database)
+        await put_database(self._path)
         self.host = FakeHost(self.world)
         self._database = CrashingDatabase(self._path, self.host)
         self.machines = Machines(self.settings, self._database, self.host)

@@ -22,6 +22,7 @@ from stead.repos.writer import RepoWriter
 from stead.settings import Settings
 from stead.store.database import Database
 from stead.store.installation_id import open_database_of
+from support.databases import put_database
 
 
 class Recorder(list[str]):
@@ -65,6 +66,7 @@ class Stage:
 
 @contextlib.asynccontextmanager
 async def staged(folder: Path, uid: int | None = None, **changes: Any) -> AsyncIterator[Stage]:
+    await put_database(folder / "stead.db")
     database = await open_database_of(folder)
     try:
         async with open_without_vms(Settings(data=folder, **changes), database, uid) as opened:

@@ -18,6 +18,7 @@ from stead.logbook import Logbook
 from stead.store import migrations
 from stead.store.builds import BuildStore
 from stead.store.database import Database, open_database
+from support.databases import put_database
 
 
 class Lines(Logbook):
@@ -32,7 +33,7 @@ class Lines(Logbook):
 
 @pytest_asyncio.fixture
 async def database(tmp_path: Path) -> AsyncIterator[Database]:
-    opened = await open_database(tmp_path / "stead.db")
+    opened = await open_database(await put_database(tmp_path / "stead.db"))
     yield opened
     await opened.dispose()
 

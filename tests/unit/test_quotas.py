@@ -19,6 +19,7 @@ from stead.processes import ProcessId
 from stead.settings import Size
 from stead.store.database import open_database
 from stead.store.machines import MachineStore
+from support.databases import put_database
 
 ALICE, BOB = "alice", "bob"
 RUNNING, STOPPED = Running("top", Run(ProcessId(1, 1), None)), Stopped("top", "stopped")
@@ -28,7 +29,7 @@ SIZE = Size(vcpus=2, memory_mib=1024, disk_gib=20)
 
 @pytest_asyncio.fixture
 async def store(tmp_path: Path) -> AsyncIterator[MachineStore]:
-    database = await open_database(tmp_path / "stead.db")
+    database = await open_database(await put_database(tmp_path / "stead.db"))
     yield MachineStore(database)
     await database.dispose()
 

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest_asyncio
 
 from stead.store.database import open_database
+from support.databases import put_database
 from support.layer_stage import Stage
 
 
 @pytest_asyncio.fixture
 async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
-    database = await open_database(tmp_path / "stead.db")
+    database = await open_database(await put_database(tmp_path / "stead.db"))
     yield Stage(tmp_path, database)
     await database.dispose()

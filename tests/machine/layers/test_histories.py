@@ -17,6 +17,7 @@ from stead.host import layer_files
 from stead.machines import layers as layers_module
 from stead.machines.layers import Collected
 from stead.store.database import open_database
+from support.databases import put_database
 from support.layer_stage import Bottom, Stage, join
 
 pytestmark = pytest.mark.usefixtures("root")  # frozen layers are given to root
@@ -83,9 +84,6 @@ class PowerCut(BaseException):
 class Histories(RuleBasedStateMachine):
     """Create, freeze, fork, suspend, snapshot, delete, merge and crash in any order."""
 
-    empty_database = b""
-    """Shared: a migration takes longer than most runs."""
-
     def __init__(self) -> None:
         super().__init__()
         self.exits = contextlib.ExitStack()
@@ -99,10 +97,8 @@ class Histories(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        database = self.data / "stead.db"
-        database.write_bytes(Histories.empty_database)
+        database = self.run(put_database(self.data / "stead.db"))
         self.stage = Stage(self.data, self.run(open_database(database)))
-        Histories.empty_database = Histories.empty_database or database.read_bytes()
 
     def teardown(self) -> None:
         if hasattr(self, "stage"):

@@ -18,12 +18,11 @@ from stead.identity.errors import IdentityNotFound, PermissionExists, Permission
 from stead.identity.identities import Permission
 from stead.store.database import open_database
 from support.accounts import NOWHERE, Installation, T
+from support.databases import put_database
 
 
 class Histories(RuleBasedStateMachine):
     """Model-based test: two accounts, compared with dictionaries of secrets and permissions."""
-
-    empty_database = b""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,9 +39,8 @@ class Histories(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.path.write_bytes(Histories.empty_database)
+        self.run(put_database(self.path))
         self.here = Installation(self.path, self.run(open_database(self.path)))
-        Histories.empty_database = Histories.empty_database or self.path.read_bytes()
         self.accounts = [self.run(self.here.accounts.create(name)).id for name in ("one", "two")]
         for number in range(4):
             self.here.machine(self.accounts[number % 2], f"m{number}")
