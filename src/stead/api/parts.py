@@ -8,6 +8,7 @@ from fastapi import Depends
 from starlette.requests import HTTPConnection
 
 from stead.api.errors import ApiError
+from stead.api.exited_sessions import ExitedSessions
 from stead.builds.background import BackgroundRequests
 from stead.builds.builder import Builder
 from stead.errors import HostError
@@ -61,6 +62,7 @@ class Installation:
     links: Links
     vms: VmHosting | None
     tickets: Tickets = field(default_factory=Tickets)
+    exited: ExitedSessions = field(default_factory=ExitedSessions)
 
     @property
     def machines(self) -> Machines:
@@ -109,6 +111,7 @@ BackgroundDep = Annotated[BackgroundRequests, _part(lambda here: here.background
 CreationsDep = Annotated[KeyedLimit, _part(lambda here: here.creations)]
 LogbookDep = Annotated[Logbook, _part(lambda here: here.logbook)]
 CallersDep = Annotated[Callers, _part(lambda here: here.callers)]
+ExitedDep = Annotated[ExitedSessions, _part(lambda here: here.exited)]
 TicketsDep = Annotated[Tickets, _part(lambda here: here.tickets)]
 IdentitiesDep = Annotated[Identities, _part(lambda here: here.identities)]
 ReposDep = Annotated[Repos, _part(lambda here: here.repos)]

@@ -7,7 +7,8 @@ from fastapi import APIRouter, Path, Query
 
 from stead.api.callers import Guest
 from stead.api.errors import ApiError
-from stead.api.parts import MachinesDep
+from stead.api.exited_sessions import ExitedSessions
+from stead.api.parts import ExitedDep, MachinesDep
 from stead.api.sockets import Close, GuestSocket, Socket, session_errors, size_of, start_session
 from stead.api.wire.sessions import ClosedPtySession, PtySession, PtySessionList, exit_code_of, shell
 from stead.guest import sessions
@@ -28,6 +29,7 @@ _Rows = Annotated[int, Query(description="Rows of the client's window.")]
 @router.websocket("/pty")
 async def open_terminal(
     socket: Socket,
+    exited: ExitedDep,
     cols: _Cols = 80,
     rows: _Rows = 24,
     program: Annotated[str | None, Query(alias="exec")] = None,
@@ -48,19 +50,31 @@ async def open_terminal(
     async def undo() -> None:
         await sessions.close(attached.agent, session.id)
 
+    exited.discard(socket.vm_id, session.id)
     # A client that disconnects before it knows the id cannot come back to the session.
     socket.call.undo = undo
-    await _attach(socket, attached, session.id, cols, rows)
+    await _attach(socket, attached, session.id, cols, rows, exited)
 
 
 @router.websocket("/pty/sessions/{session_id}")
-async def attach_terminal(socket: Socket, session_id: SessionId, cols: _Cols = 80, rows: _Rows = 24) -> None:
+async def attach_terminal(
+    socket: Socket, session_id: SessionId, exited: ExitedDep, cols: _Cols = 80, rows: _Rows = 24
+) -> None:
     """Attach to a terminal: its scrollback and screen first, then live output."""
     check_session_id(session_id)
-    await _attach(socket, await socket.attached(Use.TERMINAL), session_id, *clamped(cols, rows))
+    attached = await socket.attached(Use.TERMINAL)
+    try:
+        await _attach(socket, attached, session_id, *clamped(cols, rows), exited)
+    except ApiError as error:
+        if error.code == "SESSION_NOT_FOUND" and (socket.vm_id, session_id) in exited:
+            text = f"session {session_id} has exited and is no longer held"
+            raise ApiError("SESSION_EXPIRED", text, vmId=socket.vm_id, sessionId=session_id) from None
+        raise
 
 
-async def _attach(socket: GuestSocket, attached: Attached, session_id: str, cols: int, rows: int) -> None:
+async def _attach(
+    socket: GuestSocket, attached: Attached, session_id: str, cols: int, rows: int, exited: ExitedSessions
+) -> None:
     with session_errors(socket.vm_id, session_id):
         async with sessions.attach(
             attached.agent, session_id, cols=cols, rows=rows, user=socket.user
@@ -69,17 +83,20 @@ async def _attach(socket: GuestSocket, attached: Attached, session_id: str, cols
             await socket.send_json({"type": "sessionInfo", "sessionId": session_id})
             socket.call.undo = None
             await socket.relay(
-                attached, _output(socket, attached, terminal), _input(socket, attached, terminal)
+                attached, _output(socket, attached, terminal, exited), _input(socket, attached, terminal)
             )
 
 
-async def _output(socket: GuestSocket, attached: Attached, terminal: Attachment) -> Close:
+async def _output(
+    socket: GuestSocket, attached: Attached, terminal: Attachment, exited: ExitedSessions
+) -> Close:
     async for event in terminal.events():
         attached.touch()
         match event:
             case SessionOutput(_, data) | Screen(data):
                 await socket.send_bytes(data)
             case SessionExited(session):
+                exited.add(socket.vm_id, terminal.session.id)
                 await socket.send_json({"type": "exited", "exitCode": exit_code_of(session)})
     return Close(reason="the program has exited")
 
@@ -133,10 +150,11 @@ async def list_pty_sessions(guest: Guest, machines: MachinesDep) -> PtySessionLi
 
 
 @router.delete("/pty/sessions/{session_id}")
-async def close_pty_session(guest: Guest, session_id: SessionId) -> ClosedPtySession:
+async def close_pty_session(guest: Guest, session_id: SessionId, exited: ExitedDep) -> ClosedPtySession:
     """Kill the programs of a terminal and remove it."""
     check_session_id(session_id)
     with session_errors(guest.machine.id, session_id):
         async with guest.machine.using(Use.TERMINAL) as agent:
             closed = await sessions.close(agent, session_id, guest.user)
+    exited.discard(guest.machine.id, session_id)
     return ClosedPtySession(session_id=closed.id, exit_code=exit_code_of(closed))
