@@ -154,10 +154,10 @@ async def test_typed_shell_and_exec_with_a_terminal(vm: AsyncVm, shell: Shell) -
         window.resize(120, 40)
         window.type(b"stty size\r")
         await window.expect(b"40 120\r\n")
-        window.type(b"cat\r")
-        window.type(b"repeat\r")
-        await window.expect(b"repeat\r\nrepeat\r\n")
+        window.type(b"python3 -c \"print('beg' + 'un'); input()\"\r")
+        await window.expect(b"begun")
         window.type(b"\x03")
+        await window.expect(b"KeyboardInterrupt")
         await window.expect(b"$ ")
         window.type(b"exit 3\r")
         assert await window.ended() == 3
