@@ -450,14 +450,14 @@ func (s *session) accountLocked() {
 	s.held = held
 }
 
-// trim gives up the oldest output.
-func (s *session) trim(bytes int) {
+// trim gives up a quarter of the output held, the oldest.
+func (s *session) trim() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.screen != nil {
-		s.screen.Trim(bytes)
+		s.screen.Trim(s.screen.Held() * 3 / 4)
 	} else {
-		s.log.trim(bytes)
+		s.log.trim(s.log.size / 4)
 	}
 	s.accountLocked()
 }

@@ -19,16 +19,15 @@ type sessionMemory struct {
 	tuned atomic.Int64
 }
 
-// balance takes from the largest session when all hold too much.
+// balance takes from the largest session while all hold too much.
 func (m *sessionMemory) balance(t *sessions) {
 	m.tune()
-	for range 8 {
-		excess := m.held.Load() - sessionsHeld
-		if excess <= 0 {
+	for range 16 {
+		if m.held.Load() <= sessionsHeld {
 			return
 		}
 		if largest := t.largest(); largest != nil {
-			largest.trim(int(excess + sessionsHeld/16))
+			largest.trim()
 		}
 	}
 }

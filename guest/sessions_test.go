@@ -598,8 +598,13 @@ func TestSlowClientOfAProcessIsToldOfTheCut(t *testing.T) {
 func TestMemoryOfAllSessionsIsBounded(t *testing.T) {
 	h := start(t)
 	table := h.agent.sessions
-	for range 100 {
-		h.process("yes 0123456789012345678901234567890123456789 | head -c 1500000")
+	for i := range 110 {
+		const script = "yes 0123456789012345678901234567890123456789012345678901234567890123456789 | head -c 1500000"
+		if i%2 == 0 {
+			h.process(script)
+		} else {
+			h.terminal(script)
+		}
 	}
 	within(t, 60*time.Second, "all end", func() bool {
 		return !slices.ContainsFunc(table.all, func(s *session) bool { return !s.isOver() })
