@@ -14,24 +14,10 @@ import pytest
 
 from stead.repos.webhooks import triggers as triggers_module
 from stead.repos.webhooks.retries import DELAYS, JITTER, MAX_ATTEMPTS, DeliveryState
-from stead.repos.webhooks.triggers import (
-    DeliveryNotFound,
-    TriggerLimitExceeded,
-    TriggerNotFound,
-)
+from stead.repos.webhooks.triggers import DeliveryNotFound, TriggerLimitExceeded, TriggerNotFound
 from stead.store import triggers as tables
 from support.waiting import until
-from support.webhooks import (
-    INTERNET,
-    LIMIT,
-    OK,
-    SECOND,
-    Endpoint,
-    Play,
-    World,
-    reply,
-    verified,
-)
+from support.webhooks import INTERNET, LIMIT, OK, SECOND, Endpoint, Play, World, reply, verified
 
 # Order and retries
 

@@ -34,15 +34,7 @@ from stead.repos.webhooks.triggers import (
 )
 from support.npm import Npm
 from support.waiting import until
-from support.webhooks import (
-    INTERNET,
-    LIMIT,
-    SECOND,
-    Endpoint,
-    World,
-    reply,
-    verified,
-)
+from support.webhooks import INTERNET, LIMIT, SECOND, Endpoint, World, reply, verified
 
 # Signatures
 

@@ -12,12 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from stead.errors import (
-    GuestUnreachable,
-    InvalidRequest,
-    ReadyTimeout,
-    StartFailed,
-)
+from stead.errors import GuestUnreachable, InvalidRequest, ReadyTimeout, StartFailed
 from stead.host.vm import running_machines
 from stead.machines import Ephemeral, Machine, Machines, State, Sticky
 from stead.machines.events import MachineEvent
