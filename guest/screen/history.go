@@ -94,6 +94,21 @@ func (h *history) popNewest() []byte {
 	return encoded
 }
 
+// newest counts the newest lines that have at most so many bytes together.
+func (h *history) newest(bytes int) int {
+	lines := 0
+	for i := len(h.blocks) - 1; i >= 0; i-- {
+		b := &h.blocks[i]
+		for j := len(b.ends) - 1; j >= b.first; j-- {
+			if bytes -= len(b.line(j)); bytes < 0 {
+				return lines
+			}
+			lines++
+		}
+	}
+	return lines
+}
+
 // each calls f with all lines, oldest first.
 func (h *history) each(f func(encoded []byte)) {
 	for i := range h.blocks {

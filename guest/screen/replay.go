@@ -6,24 +6,48 @@ import (
 	"unicode/utf8"
 )
 
+const maxReplay = 15 << 20
+
 // Replay returns bytes that bring a terminal of the same size into the state of this screen, whatever state it was in.
 // With scrollback they reset it first (RIS), which also clears its scrollback; without, its scrollback stays.
 //
 // What a program began to send but did not finish (half of an escape sequence or of a character) comes last, so that
-// the bytes that follow continue it. Blank cells with attributes other than a background colour become spaces; so does a blank at the end of
-// a wrapped row on a screen of one row.
+// the bytes that follow continue it. Blank cells with attributes other than a background colour become spaces; so does a
+// blank at the end of a wrapped row on a screen of one row, and one in the last column with the cursor behind it. The oldest lines are left out
+// of a replay that would be larger than 15 MiB.
 func (s *Screen) Replay(scrollback bool) []byte { return s.ReplayTo(s.rows, scrollback) }
 
 // ReplayTo is a Replay for a terminal that may have more rows: the screen is at its top, with blank rows below.
 func (s *Screen) ReplayTo(rows int, scrollback bool) []byte {
+	if !scrollback || s.main.history == nil {
+		return s.replay(rows, scrollback, 0)
+	}
+	lines := s.main.history.lines
+	skip := lines - s.main.history.newest(maxReplay) // most lines take more bytes than their encoding
+	for {
+		replay := s.replay(rows, true, skip)
+		if len(replay) <= maxReplay || skip >= lines {
+			return replay
+		}
+		left := lines - skip
+		skip += max(left*(len(replay)-maxReplay)/len(replay), left/10, 1)
+	}
+}
+
+// replay leaves out that many of the oldest lines of the scrollback.
+func (s *Screen) replay(rows int, scrollback bool, skip int) []byte {
 	e := &emitter{cols: s.cols, rows: s.rows}
 	if s.main.history != nil && scrollback {
-		e.out = make([]byte, 0, s.main.history.bytes+s.main.history.bytes/4+s.cols*s.rows)
+		e.out = make([]byte, 0, min(s.main.history.bytes, maxReplay)*5/4+s.cols*s.rows)
 	}
 	e.begin(scrollback)
 	e.title(s)
 	if scrollback && s.main.history != nil {
-		s.main.history.each(e.row)
+		s.main.history.each(func(encoded []byte) {
+			if skip--; skip < 0 {
+				e.row(encoded)
+			}
+		})
 	}
 	e.lines(s.main)
 	if scrollback && rows > s.rows {

@@ -97,7 +97,12 @@ func (s *Screen) picture(b *buffer) picture {
 	for _, l := range b.lines {
 		add(l)
 	}
-	p.wraps[0] = false // nothing above it
+	p.wraps[0] = false               // nothing above it
+	if b == s.buf && b.x == s.cols { // a blank that the cursor is behind is replayed as a space
+		if last := &p.lines[b.base()+b.y][s.cols-1]; last.text == "" && last.kind == 0 {
+			last.text = " "
+		}
+	}
 	return p
 }
 
@@ -442,6 +447,30 @@ type writer struct{ *Screen }
 func (w writer) Write(p []byte) (int, error) {
 	w.Screen.Write(p)
 	return len(p), nil
+}
+
+func TestLargeReplaysLeaveOutTheOldestLines(t *testing.T) {
+	s := New(100, 24, 10_000)
+	var row []byte
+	for x := range 99 {
+		row = fmt.Appendf(row, "\x1b[38;2;%d;1;2;48;2;3;4;%dmx", x, x)
+	}
+	for range 10_000 {
+		s.Write(row)
+		s.Write([]byte("\x1b[m\r\n"))
+	}
+	replay := s.Replay(true)
+	if len(replay) > maxReplay || len(replay) < maxReplay/2 {
+		t.Errorf("%d bytes of replay", len(replay))
+	}
+	other := New(100, 24, 10_000)
+	other.Write(replay)
+	if d := s.screenOnly().difference(other.screenOnly()); d != "" {
+		t.Error(d)
+	}
+	if other.main.base() < 1000 || s.main.base() < 2*other.main.base() {
+		t.Errorf("%d lines of %d were replayed", other.main.base(), s.main.base())
+	}
 }
 
 func TestResizeReflowsWrappedLines(t *testing.T) {
