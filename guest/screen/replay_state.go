@@ -52,9 +52,14 @@ func (e *emitter) designate(set byte, c *charset) {
 // finish sets what belongs to the whole terminal, and the cursor.
 func (e *emitter) finish(s *Screen) {
 	e.sgr(attr{})
-	e.charsets(s)
 	e.modes(s)
-	e.cursor(s)
+	if s.joinWidth > 0 || s.charset != s.sets[s.level] {
+		e.charsets(s)
+		e.cursor(s, s.charset)
+	} else { // the character before the cursor may not be in the character set that is in use now
+		e.cursor(s, nil)
+		e.charsets(s)
+	}
 }
 
 func (e *emitter) charsets(s *Screen) {
@@ -130,7 +135,7 @@ func (e *emitter) modes(s *Screen) {
 
 // cursor moves to the cursor. Behind the last column, and where a combining character or REP may follow, it prints the
 // character before the cursor again: that is the only way to get there.
-func (e *emitter) cursor(s *Screen) {
+func (e *emitter) cursor(s *Screen, c *charset) {
 	b := s.buf
 	row, l := b.y, b.lines[b.y]
 	if s.modes.origin {
@@ -157,7 +162,7 @@ func (e *emitter) cursor(s *Screen) {
 	}
 	switch {
 	case l.cells[at].content():
-		e.characters(s.charset, l.textAt(at))
+		e.characters(c, l.textAt(at))
 	case uniform(l):
 		e.text(" \x1b[1K")
 	default:

@@ -259,6 +259,7 @@ func TestScreensAfterControlSequences(t *testing.T) {
 		{"scroll region", "a\r\nb\r\nc\r\nd\x1b[2;3r\x1b[3;1H\nx", "a\nc\nx\nd"},
 		{"origin mode", "\x1b[2;4r\x1b[?6h\x1b[Hx\x1b[C\x1b[Cy", "\nx  y"},
 		{"line drawing", "\x1b(0lqk\x1b(Bq", "┌─┐q"},
+		{"character set changed behind the last column", "\x1b[2;10Ha\x1b(0", "\n         a"},
 		{"repeat", "ab\x1b[3b", "abbbb"},
 		{"tabs", "\ta\r\x1b[3g\x1b[4G\x1bH\r\tb", "   b    a"},
 		{"no autowrap", "\x1b[?7l0123456789xyz", "012345678z"},
