@@ -11,7 +11,7 @@ from stead.cli.connection import connected, run_connected
 from stead.cli.output import Json, ago, fail, note, print_json, print_table, show_progress
 from stead.cli.references import Vm
 from stead.cli.standard_input import on_terminal
-from stead.cli.terminal import DETACH_HELP, say, terminal_size, terminal_type
+from stead.cli.terminal import say, terminal_size, terminal_type
 
 if TYPE_CHECKING:
     from stead.cli.interaction import Interaction
@@ -132,7 +132,6 @@ async def _use_terminal(vm: "AsyncVm", session_id: str | None, *, create: bool) 
 
     with show_progress(f"connecting to {vm.id}"):
         session = await _open(vm, session_id, create, disconnected)
-    note(DETACH_HELP)
     try:
         async with session:
             await interaction.converse(session, session)

@@ -8,7 +8,6 @@ import termios
 import tty
 from collections.abc import Iterator
 
-DETACH_HELP = "Type ~. at the beginning of a line to detach, as in ssh (~~ types a ~)."
 _TERMS = frozenset(
     [
         "ansi",
