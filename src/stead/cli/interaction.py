@@ -15,7 +15,7 @@ _CHUNK = 64 << 10
 Work = Coroutine[Any, Any, None]
 
 
-class Terminal(Protocol):
+class RemoteTerminal(Protocol):
     """A program with a terminal in a VM."""
 
     async def write(self, data: str | bytes) -> None: ...
@@ -79,7 +79,7 @@ class Interaction:
                     task.cancel()
                 self._leaving.cancel()
 
-    async def converse(self, terminal: Terminal, output: AsyncIterator[bytes]) -> None:
+    async def converse(self, terminal: RemoteTerminal, output: AsyncIterator[bytes]) -> None:
         """Connect the local terminal with a program until it ends. Raises `Detached` after the detach key."""
         screen, detach_key = Screen(), DetachKey()
 
