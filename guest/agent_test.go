@@ -43,10 +43,11 @@ func start(t *testing.T) *harness {
 	must(t, err)
 	users := &accounts{root: filepath.Dir(etc)}
 	terminals := newTerminals(users, t.TempDir())
+	identity := newIdentity(t.TempDir())
 	a := &agent{
-		identity: newIdentity(t.TempDir()), executions: newExecutions(users, launcher, terminals),
+		identity: identity, executions: newExecutions(users, launcher, terminals),
 		files: &files{accounts: users}, terminals: terminals, watches: newWatches(users, t.TempDir()),
-		sessions: &sessions{accounts: users, launcher: launcher},
+		sessions: &sessions{accounts: users, launcher: launcher, machine: identity.machineID},
 	}
 	server := httptest.NewServer(a.handler())
 	t.Cleanup(server.Close)

@@ -53,13 +53,14 @@ func run(address string) error {
 	}
 	accounts := &accounts{}
 	terminals := newTerminals(accounts, "")
+	identity := newIdentity("")
 	agent := &agent{
-		identity:   newIdentity(""),
+		identity:   identity,
 		executions: newExecutions(accounts, launcher, terminals),
 		files:      &files{accounts: accounts},
 		terminals:  terminals,
 		watches:    newWatches(accounts, "/"),
-		sessions:   &sessions{accounts: accounts, launcher: launcher},
+		sessions:   &sessions{accounts: accounts, launcher: launcher, machine: identity.machineID},
 	}
 	go agent.executions.oom.follow()
 	var listener net.Listener

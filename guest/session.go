@@ -52,6 +52,7 @@ type session struct {
 	removed    bool
 	exitedMs   int64
 	exitedAt   time.Time
+	exitedIn   string        // the id that the VM had
 	result     *execResult   // after the exit and all output
 	ended      chan struct{} // closed with the result
 	room       chan struct{} // told when a client has taken something; nil until one had to be waited for
@@ -383,7 +384,7 @@ func (s *session) isOver() bool {
 func (s *session) finish(result *execResult, at time.Time) {
 	s.closeInput()
 	s.mu.Lock()
-	s.result, s.exitedMs, s.exitedAt = result, at.UnixMilli(), at
+	s.result, s.exitedMs, s.exitedAt, s.exitedIn = result, at.UnixMilli(), at, s.table.machine()
 	close(s.ended)
 	if s.timeLimit != nil {
 		s.timeLimit.Stop()

@@ -32,6 +32,7 @@ const (
 type sessions struct {
 	accounts *accounts
 	launcher *launcher
+	machine  func() string // the VM's id, which a fork changes
 	memory   sessionMemory
 
 	mu      sync.Mutex
@@ -262,14 +263,18 @@ func (t *sessions) makeRoomLocked(kind string) error {
 	return failure
 }
 
-// forgetOldLocked removes sessions that exited long enough ago.
+// forgetOldLocked removes sessions that exited long enough ago, and terminals that exited before a fork.
 func (t *sessions) forgetOldLocked() {
 	for _, each := range slices.Clone(t.all) {
 		kept := terminalKept
 		if each.kind == kindProcess {
 			kept = processKept
 		}
-		if each.isOver() && time.Since(each.exitedAt) >= kept {
+		if !each.isOver() {
+			continue
+		}
+		inherited := each.kind == kindTerminal && each.exitedIn != t.machine()
+		if inherited || time.Since(each.exitedAt) >= kept {
 			t.removeLocked(each)
 		}
 	}

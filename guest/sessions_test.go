@@ -640,6 +640,18 @@ func TestSessionCaps(t *testing.T) {
 	h.agent.sessions.all = nil
 }
 
+func TestAForkInheritsLiveTerminalsOnly(t *testing.T) {
+	h := start(t)
+	live, over := h.terminal("sleep 1000"), h.terminal("exit 3")
+	within(t, 20*time.Second, "the program exits", func() bool {
+		return h.session("GET", "/v1/sessions/"+over.ID, "", nil).ExitCode != nil
+	})
+	fork := "anothermachine"
+	h.agent.identity.machine.Store(&fork)
+	h.refused("not_found", "GET", "/v1/sessions/"+over.ID, "", nil)
+	h.session("GET", "/v1/sessions/"+live.ID, "", nil)
+}
+
 func TestIdentityDropsClientsAndKeepsSessions(t *testing.T) {
 	h := start(t)
 	begun := h.terminal("echo begun; sleep 1000")
