@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import socket
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from measuring import (
     engine,
     figure,
     host_facts,
+    process_cpu,
     proportional_memory,
     run,
     say,
@@ -28,7 +30,7 @@ from measuring import (
 
 from stead.guest.execution import ExecResult
 from stead.host.interface import HostPlatform
-from stead.host.vm import Spawner, VmFiles
+from stead.host.vm import QemuVm, Spawner, VmFiles
 from stead.machines import Machine, Machines
 from stead.processes import kill
 from stead.settings import Size
@@ -77,6 +79,36 @@ async def creates(
         answered.append(since(start))
         await machine.delete()
     return figure(running), figure(answered)
+
+
+async def clone_costs(machines: Machines, samples: int) -> dict[str, dict[str, Figure]]:
+    """What a restored clone costs its QEMU: until it runs with its identity, and until its first answer."""
+    costs: dict[str, dict[str, list[float]]] = {"clone_cpu_ms": {}, "clone_blocks": {}}
+    for _ in range(samples):
+        machine = await machines.create()
+        await note_cost(machines, machine, "running", costs)
+        await succeed(machine.exec("true"))
+        await note_cost(machines, machine, "first_exec", costs)
+        await machine.delete()
+    return {
+        name: {at: figure(found) for at, found in points.items()} for name, points in costs.items() if points
+    }
+
+
+async def note_cost(
+    machines: Machines, machine: Machine, at: str, costs: dict[str, dict[str, list[float]]]
+) -> None:
+    """CPU time of a VM's QEMU since its start and, under emulation, the blocks of code it has translated."""
+    live = machines.processes.get(machine.id)
+    if live is None or not isinstance(live.vm, QemuVm):
+        raise RuntimeError(f"{machine.id} has no QEMU")
+    costs["clone_cpu_ms"].setdefault(at, []).append(process_cpu(live.vm.process.pid))
+    if (await machines.host.platform()).accelerator == "tcg":
+        told = await live.vm.execute("human-monitor-command", **{"command-line": "info jit"})
+        blocks = re.search(r"^TB count +(\d+)", told, re.MULTILINE)
+        if blocks is None:
+            raise RuntimeError(f"`info jit` does not tell the number of blocks: {told}")
+        costs["clone_blocks"].setdefault(at, []).append(int(blocks[1]))
 
 
 async def cold_boots(machine: Machine, samples: int) -> Figure:
@@ -175,6 +207,8 @@ async def measure(size: Size, samples: int, boots: int) -> dict[str, Any]:
         say("creates without the pool")
         running, answered = await creates(machines, samples, lambda: asyncio.sleep(0))
         results |= {"create_running_unpooled_ms": running, "create_first_exec_unpooled_ms": answered}
+        say("CPU and translated blocks of a clone")
+        results |= await clone_costs(machines, samples)
         machine = await machines.create()
         say("commands")
         whole, overhead = await commands(machine, samples * 2)

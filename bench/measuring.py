@@ -54,6 +54,11 @@ async def succeed(work: Awaitable[ExecResult]) -> ExecResult:
     return result
 
 
+def process_cpu(pid: int) -> float:
+    """Milliseconds of CPU that a process has used since its start, in all of its threads."""
+    return time.clock_gettime(~pid << 3 | 2) * 1000  # its CPU-time clock, as clock_getcpuclockid(3) names it
+
+
 def proportional_memory(settings: Settings, machines: Iterable[Machine]) -> Figure:
     """MiB of the machines' QEMUs; what several have in common is shared out among them."""
     ids = {machine.id for machine in machines}
