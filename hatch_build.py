@@ -53,6 +53,8 @@ def go_environment() -> dict[str, str]:
         "GOAMD64": "v1",
         "GOCACHE": str(cache),
         "GOENV": "off",
+        # One allocator for all sizes: less code for the emulator of a restored clone to translate.
+        "GOEXPERIMENT": "nosizespecializedmalloc",
         "GOFLAGS": "-mod=mod",
         "GOPATH": str(cache / "path"),
         "GOPROXY": "off",

@@ -115,7 +115,13 @@ func writeError(w http.ResponseWriter, err error) {
 }
 
 func writeJSON(w http.ResponseWriter, status int, value any) {
-	body, err := json.Marshal(value)
+	var body []byte
+	var err error
+	if own, lean := value.(writable); lean {
+		body = own.appendTo(nil)
+	} else {
+		body, err = json.Marshal(value)
+	}
 	if err != nil {
 		status, body = http.StatusInternalServerError, []byte(`{"code":"internal","message":"unencodable answer"}`)
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"io"
 	"net/http"
@@ -39,6 +40,53 @@ type execResult struct {
 	TimedOut   bool      `json:"timed_out"`
 	DurationUs int64     `json:"duration_us"`
 	OOM        *oomEvent `json:"oom"`
+}
+
+func (r *execRequest) readFrom(in *jsonReader) {
+	in.object(func(name string) {
+		switch name {
+		case "encoding":
+			r.Encoding = in.text()
+		case "argv":
+			r.Argv = in.texts()
+		case "cwd":
+			r.Cwd = in.text()
+		case "env":
+			r.Env = in.textsByName()
+		case "stdin":
+			r.Stdin = in.text()
+		case "stdin_b64":
+			r.StdinB64 = in.base64()
+		case "timeout_ms":
+			r.TimeoutMs = in.integer()
+		case "terminal":
+			r.Terminal = in.text()
+		default:
+			in.skip()
+		}
+	})
+}
+
+func (r *execResult) appendTo(to []byte) []byte {
+	to = appendName(append(to, '{'), "exit_code")
+	if r.ExitCode == nil {
+		to = append(to, "null"...)
+	} else {
+		to = strconv.AppendInt(to, int64(*r.ExitCode), 10)
+	}
+	to = appendName(to, "signal")
+	if r.Signal == nil {
+		to = append(to, "null"...)
+	} else {
+		to = appendText(to, *r.Signal)
+	}
+	to = strconv.AppendBool(appendName(to, "timed_out"), r.TimedOut)
+	to = appendName(appendInteger(to, "duration_us", r.DurationUs), "oom")
+	if r.OOM == nil {
+		return append(to, "null}"...)
+	}
+	event, _ := json.Marshal(r.OOM)
+	return append(append(to, event...), '}')
 }
 
 // executions are the commands that run now.

@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/binary"
-	"encoding/json"
 	"io"
 	"net/http"
 	"strconv"
@@ -77,8 +76,7 @@ func (f *frameWriter) sendStarted(id string, pid int, flush bool) {
 
 // sendResult does not flush: the end of the answer goes out in the same packet.
 func (f *frameWriter) sendResult(result *execResult) {
-	encoded, _ := json.Marshal(result)
-	f.send(frameResult, append(make([]byte, frameHeader, 160), encoded...), false)
+	f.send(frameResult, result.appendTo(make([]byte, frameHeader, 160)), false)
 }
 
 // flush sends what is waiting, unless the answer is already complete.

@@ -3,7 +3,6 @@ package main
 import (
 	"encoding/base64"
 	"encoding/hex"
-	"encoding/json"
 	"fmt"
 	"log"
 	"net/http"
@@ -43,6 +42,48 @@ type identityAnswer struct {
 	SSHHostKeys map[string]string `json:"ssh_host_keys"`
 }
 
+func (r *identityRequest) readFrom(in *jsonReader) {
+	in.object(func(name string) {
+		switch name {
+		case "nonce":
+			r.Nonce = in.text()
+		case "machine":
+			r.Machine = in.text()
+		case "hostname":
+			r.Hostname = in.text()
+		case "machine_id":
+			r.MachineID = in.text()
+		case "time_ns":
+			r.TimeNs = in.integer()
+		case "entropy":
+			r.Entropy = in.text()
+		case "network":
+			r.Network = readNetwork(in)
+		case "ssh_host_keys":
+			r.SSHHostKeys = in.textsByName()
+		default:
+			in.skip()
+		}
+	})
+}
+
+func (a *identityAnswer) appendTo(to []byte) []byte {
+	to = appendMember(append(to, '{'), "nonce", a.Nonce)
+	to = appendMember(to, "machine", a.Machine)
+	to = appendMember(to, "hostname", a.Hostname)
+	to = appendMember(to, "machine_id", a.MachineID)
+	to = appendInteger(to, "time_ns", a.TimeNs)
+	to = appendMember(to, "address", a.Address)
+	to = appendMember(to, "random", a.Random)
+	to = appendMember(to, "boot_id", a.BootID)
+	to = appendMember(to, "kernel", a.Kernel)
+	to = append(appendName(to, "ssh_host_keys"), '{')
+	for name, key := range a.SSHHostKeys {
+		to = appendMember(to, name, key)
+	}
+	return append(to, "}}"...)
+}
+
 // remembered is what a reboot of the guest must not lose.
 type remembered struct {
 	BootID    string   `json:"boot_id"`
@@ -50,6 +91,33 @@ type remembered struct {
 	Hostname  string   `json:"hostname"`
 	MachineID string   `json:"machine_id"`
 	Network   *network `json:"network"`
+}
+
+func (n *remembered) readFrom(in *jsonReader) {
+	in.object(func(name string) {
+		switch name {
+		case "boot_id":
+			n.BootID = in.text()
+		case "machine":
+			n.Machine = in.text()
+		case "hostname":
+			n.Hostname = in.text()
+		case "machine_id":
+			n.MachineID = in.text()
+		case "network":
+			n.Network = readNetwork(in)
+		default:
+			in.skip()
+		}
+	})
+}
+
+func (n *remembered) appendTo(to []byte) []byte {
+	to = appendMember(append(to, '{'), "boot_id", n.BootID)
+	to = appendMember(to, "machine", n.Machine)
+	to = appendMember(to, "hostname", n.Hostname)
+	to = appendMember(to, "machine_id", n.MachineID)
+	return append(n.Network.appendTo(appendName(to, "network")), '}')
 }
 
 // identity is who this machine is; it changes when the guest is restored as another machine.
@@ -61,6 +129,9 @@ type identity struct {
 	mu      sync.Mutex // one identity at a time
 	machine atomic.Pointer[string]
 	given   bool
+	ready   *readyNIC   // before the first identity
+	hosts   string      // /etc/hosts of a template, which is empty there
+	noKeys  fileVersion // of /etc/ssh when there was no host key in it, as in a template
 }
 
 func newIdentity(root string) *identity {
@@ -70,7 +141,15 @@ func newIdentity(root string) *identity {
 		log.Printf("%v", err)
 	}
 	i.bootID = strings.TrimSpace(string(content))
+	version := versionOf(root + "/etc/ssh")
+	if keys, err := i.hostKeys(); err == nil && len(keys) == 0 {
+		i.noKeys = version
+	}
 	return i
+}
+
+func (i *identity) hostKeys() ([]string, error) {
+	return filepath.Glob(i.root + "/etc/ssh/ssh_host_*_key*")
 }
 
 func (i *identity) machineID() string {
@@ -98,13 +177,56 @@ func (i *identity) handleApply(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, answer)
 }
 
+// handlePrepare does, in a template, what every clone would have to do before its first identity: the NIC is up,
+// and the files that hold names are empty, so that nothing has to be freed to write them.
+func (i *identity) handlePrepare(w http.ResponseWriter, r *http.Request) {
+	var request network
+	err := readJSON(w, r, &request)
+	if err == nil {
+		err = request.check()
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if err == nil && !i.given {
+		err = i.emptyFiles()
+	}
+	if err == nil && !i.given {
+		i.ready, err = request.prepare()
+	}
+	if err != nil {
+		writeError(w, err)
+		return
+	}
+	writeJSON(w, http.StatusOK, struct{}{})
+}
+
+func (i *identity) emptyFiles() error {
+	hosts, err := readFile(i.root + "/etc/hosts")
+	if err != nil && !os.IsNotExist(err) {
+		return err
+	}
+	if hosts != "" {
+		i.hosts = hosts
+	}
+	for name, mode := range map[string]os.FileMode{"/etc/hostname": 0o644, "/etc/hosts": 0o644, "/etc/machine-id": 0o444} {
+		err := os.Truncate(i.root+name, 0)
+		if err == nil {
+			err = os.Chmod(i.root+name, mode)
+		}
+		if err != nil && !os.IsNotExist(err) {
+			return err
+		}
+	}
+	return os.MkdirAll(i.root+"/var/lib/stead", 0o755)
+}
+
 // forgetOtherKeys removes host keys of kinds that the machine is not given: a clone must not answer with its
 // parent's. No keys at all means that the machine keeps the ones it has.
 func (i *identity) forgetOtherKeys(given map[string]string) error {
-	if len(given) == 0 {
+	if len(given) == 0 || i.noKeys != (fileVersion{}) && i.noKeys == versionOf(i.root+"/etc/ssh") {
 		return nil
 	}
-	found, err := filepath.Glob(i.root + "/etc/ssh/ssh_host_*_key*")
+	found, err := i.hostKeys()
 	if err != nil {
 		return err
 	}
@@ -142,7 +264,7 @@ func (i *identity) apply(request *identityRequest, arrived time.Time) (*identity
 		return nil, err
 	}
 	for name, content := range request.SSHHostKeys {
-		mode := os.FileMode(0o600)
+		mode := uint32(0o600)
 		if strings.HasSuffix(name, ".pub") {
 			mode = 0o644
 		}
@@ -154,10 +276,11 @@ func (i *identity) apply(request *identityRequest, arrived time.Time) (*identity
 			answer.SSHHostKeys[name] = written
 		}
 	}
-	address, err := request.Network.apply()
+	address, err := request.Network.apply(i.ready)
 	if err != nil {
 		return nil, err
 	}
+	i.ready = nil // from now on the guest's programs may change the NIC
 	answer.Address = address.String()
 	if err := i.remember(names); err != nil {
 		return nil, err
@@ -186,11 +309,14 @@ func (i *identity) applyNames(names *remembered, answer *identityAnswer) error {
 	if _, err := replaceFile(i.root+"/etc/hostname", names.Hostname+"\n", 0o644); err != nil {
 		return err
 	}
-	hosts, err := os.ReadFile(i.root + "/etc/hosts")
+	hosts, err := readFile(i.root + "/etc/hosts")
 	if err != nil && !os.IsNotExist(err) {
 		return err
 	}
-	if _, err := replaceFile(i.root+"/etc/hosts", hostsWith(string(hosts), names.Hostname), 0o644); err != nil {
+	if hosts == "" {
+		hosts = i.hosts
+	}
+	if _, err := replaceFile(i.root+"/etc/hosts", hostsWith(hosts, names.Hostname), 0o644); err != nil {
 		return err
 	}
 	machineID, err := replaceFile(i.root+"/etc/machine-id", names.MachineID+"\n", 0o444)
@@ -206,19 +332,10 @@ func (i *identity) applyNames(names *remembered, answer *identityAnswer) error {
 }
 
 func (i *identity) remember(names *remembered) error {
-	encoded, err := json.Marshal(names)
-	if err != nil {
+	if _, err := replaceFile(i.root+"/var/lib/stead/identity.json", string(names.appendTo(nil)), 0o600); err != nil {
 		return err
 	}
-	written, err := replaceFile(i.root+"/var/lib/stead/identity.json", string(encoded), 0o600)
-	if err != nil {
-		return err
-	}
-	var stored remembered
-	if err := json.Unmarshal([]byte(written), &stored); err != nil {
-		return err
-	}
-	i.machine.Store(&stored.Machine)
+	i.machine.Store(&names.Machine)
 	return nil
 }
 
@@ -230,7 +347,7 @@ func (i *identity) resume() {
 	}
 	var names remembered
 	if err == nil {
-		err = json.Unmarshal(content, &names)
+		err = decodeJSON(content, &names)
 	}
 	if err == nil {
 		err = names.check()
@@ -266,7 +383,7 @@ func (i *identity) resumeOnce(names *remembered) error {
 	if err := i.applyNames(names, &identityAnswer{}); err != nil {
 		return err
 	}
-	if _, err := names.Network.apply(); err != nil {
+	if _, err := names.Network.apply(nil); err != nil {
 		return err
 	}
 	stored := *names

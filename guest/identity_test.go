@@ -125,6 +125,50 @@ func TestIdentityIsAppliedAndReadBack(t *testing.T) {
 	testReboot(t, h, kernel, nic)
 }
 
+func TestPreparedNICHasAllButItsAddress(t *testing.T) {
+	if !inNamespaces(t) {
+		return
+	}
+	addPair(t, "eth0", dataMAC, "host0", hostMAC)
+	h := start(t)
+	h.agent.identity.setClock = func(int64) error { return nil }
+	body := sampleIdentity().Network.appendTo(nil)
+	h.call("POST", "/v1/prepare", "", bytes.NewReader(body))
+	table := func() string {
+		routes, err := os.ReadFile("/proc/net/route")
+		must(t, err)
+		return string(routes)
+	}
+	prepared := table()
+	if !strings.Contains(prepared, "eth0\t00000000\t0100FEA9\t0003") || h.agent.identity.ready == nil {
+		t.Fatalf("routes of a prepared NIC:\n%s", prepared)
+	}
+	kernel, err := openNetlink()
+	must(t, err)
+	defer kernel.close()
+	index := h.agent.identity.ready.index
+	if present, err := kernel.addresses(index); err != nil || len(present) != 0 {
+		t.Fatalf("addresses of a prepared NIC: %v %v", present, err)
+	}
+	for _, address := range []string{"100.64.0.5", "100.64.0.6"} {
+		request := sampleIdentity()
+		request.Network.Address = address
+		body, _ := json.Marshal(request)
+		h.call("POST", "/v1/identity", "", bytes.NewReader(body))
+		if present, err := kernel.addresses(index); err != nil || len(present) != 1 || present[0].Addr().String() != address {
+			t.Errorf("addresses: %v %v", present, err)
+		}
+		if table() != prepared {
+			t.Errorf("routes:\n%s, before:\n%s", table(), prepared)
+		}
+	}
+	h.call("POST", "/v1/prepare", "", bytes.NewReader(body))
+	if present, err := kernel.addresses(index); err != nil || len(present) != 1 {
+		t.Errorf("a machine with an identity was prepared again: %v %v", present, err)
+	}
+	h.refused("invalid_request", "POST", "/v1/prepare", "", strings.NewReader(`{"mac":"x"}`))
+}
+
 // testReboot has the kernel forget everything, as it does, and the agent put it back.
 func testReboot(t *testing.T, h *harness, kernel *netlink, nic *link) {
 	root := h.agent.identity.root

@@ -37,8 +37,8 @@ func main() {
 
 func run(address string) error {
 	syscall.Umask(0o022)
-	// Set explicitly, or the runtime looks for new limits every second.
-	runtime.GOMAXPROCS(min(runtime.NumCPU(), 4))
+	// Set explicitly, or the runtime looks for new limits every second. One until more is of use: see widening.
+	runtime.GOMAXPROCS(1)
 	// Collect when memory is used, not every two minutes: an idle agent does nothing.
 	debug.SetGCPercent(-1)
 	debug.SetMemoryLimit(agentMemory)
@@ -76,7 +76,10 @@ func run(address string) error {
 	}
 	log.Printf("agent %s listening on %s", version, listener.Addr())
 	notifyReady()
-	return serve(listener, agent.handler())
+	ended := make(chan error)
+	// Not on the main thread, which would have to be woken for every connection.
+	go func() { ended <- serve(listener, widening(agent.handler())) }()
+	return <-ended
 }
 
 // notifyReady tells systemd, when the unit is of Type=notify.

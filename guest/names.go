@@ -3,7 +3,7 @@ package main
 import (
 	"fmt"
 	"os"
-	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"unsafe"
@@ -56,44 +56,104 @@ func utsString(field *[65]int8) string {
 	return text
 }
 
-// replaceFile writes by rename, not synced because the host can give the identity again at any time, and
-// returns what is in the file afterwards. A file that is already right is left alone.
-func replaceFile(path, content string, mode os.FileMode) (string, error) {
-	if sameFile(path, content, mode) {
+// replaceFile writes a file, not synced because the host can give the identity again at any time, and returns
+// what is in it afterwards. A file that is already right is left alone. One that is missing or empty, as in a
+// template, is written in place: the file system would write a renamed one to the disk at once.
+func replaceFile(path, content string, mode uint32) (string, error) {
+	var stat syscall.Stat_t
+	err := syscall.Lstat(path, &stat)
+	regular := err == nil && stat.Mode == syscall.S_IFREG|mode
+	switch {
+	case regular && stat.Size == int64(len(content)) && holds(path, content):
 		return content, nil
-	}
-	temporary := filepath.Join(filepath.Dir(path), ".stead-"+filepath.Base(path))
-	os.Remove(temporary)
-	err := os.WriteFile(temporary, []byte(content), mode)
-	if os.IsNotExist(err) {
-		if err = os.MkdirAll(filepath.Dir(path), 0o755); err == nil {
-			err = os.WriteFile(temporary, []byte(content), mode)
-		}
+	case err == syscall.ENOENT:
+		err = createFile(path, content, mode)
+	case regular && stat.Size == 0:
+		err = writeFile(path, content, 0, mode)
+	default:
+		err = renameOver(path, content, mode)
 	}
 	if err != nil {
 		return "", err
 	}
-	if err := os.Rename(temporary, path); err != nil {
-		os.Remove(temporary)
-		// A file that something is mounted on can only be written in place.
-		if err := os.WriteFile(path, []byte(content), mode); err != nil {
-			return "", err
-		}
-	}
-	written, err := os.ReadFile(path)
-	if err == nil && string(written) != content {
+	written, err := readFile(path)
+	if err == nil && written != content {
 		err = fmt.Errorf("%s differs from what was written to it", path)
 	}
-	return string(written), err
+	return written, err
 }
 
-func sameFile(path, content string, mode os.FileMode) bool {
-	var stat syscall.Stat_t
-	if syscall.Lstat(path, &stat) != nil || stat.Mode != syscall.S_IFREG|uint32(mode) || stat.Size != int64(len(content)) {
-		return false
+func holds(path, content string) bool {
+	present, err := readFile(path)
+	return err == nil && present == content
+}
+
+// createFile makes a file, and its folder if it has none.
+func createFile(path, content string, mode uint32) error {
+	err := writeFile(path, content, syscall.O_EXCL, mode)
+	if os.IsNotExist(err) {
+		if err = os.MkdirAll(path[:strings.LastIndexByte(path, '/')], 0o755); err == nil {
+			err = writeFile(path, content, syscall.O_EXCL, mode)
+		}
 	}
-	present, err := os.ReadFile(path)
-	return err == nil && string(present) == content
+	return err
+}
+
+func renameOver(path, content string, mode uint32) error {
+	slash := strings.LastIndexByte(path, '/') + 1
+	temporary := path[:slash] + ".stead-" + path[slash:]
+	os.Remove(temporary)
+	if err := writeFile(temporary, content, syscall.O_EXCL, mode); err != nil {
+		return err
+	}
+	if err := syscall.Rename(temporary, path); err != nil {
+		os.Remove(temporary)
+		// A file that something is mounted on can only be written in place.
+		return writeFile(path, content, syscall.O_TRUNC, mode)
+	}
+	return nil
+}
+
+// readFile and writeFile are for small files, without what an os.File brings along for the runtime's poller: a
+// restored clone would have to translate it.
+func readFile(path string) (string, error) {
+	fd, err := syscall.Open(path, syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
+	if err != nil {
+		return "", &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer syscall.Close(fd)
+	content := make([]byte, 0, 4096)
+	for {
+		n, err := syscall.Read(fd, content[len(content):cap(content)])
+		if err != nil {
+			return "", &os.PathError{Op: "read", Path: path, Err: err}
+		}
+		if n == 0 {
+			return string(content), nil
+		}
+		if content = content[:len(content)+n]; len(content) == cap(content) {
+			content = slices.Grow(content, len(content))
+		}
+	}
+}
+
+func writeFile(path, content string, flag int, mode uint32) error {
+	fd, err := syscall.Open(path, syscall.O_WRONLY|syscall.O_CREAT|syscall.O_CLOEXEC|flag, mode)
+	if err != nil {
+		return &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	for err == nil && content != "" {
+		var n int
+		n, err = syscall.Write(fd, []byte(content))
+		content = content[max(n, 0):]
+	}
+	if failed := syscall.Close(fd); err == nil {
+		err = failed
+	}
+	if err != nil {
+		return &os.PathError{Op: "write", Path: path, Err: err}
+	}
+	return nil
 }
 
 // reseed makes the random pool forget what it shared with the guest this one was cloned from.

@@ -18,14 +18,60 @@ type network struct {
 	MTU     uint32   `json:"mtu"`
 }
 
+func readNetwork(in *jsonReader) *network {
+	if in.word("null") {
+		return nil
+	}
+	n := &network{}
+	n.readFrom(in)
+	return n
+}
+
+func (n *network) readFrom(in *jsonReader) {
+	in.object(func(name string) {
+		switch name {
+		case "mac":
+			n.MAC = in.text()
+		case "address":
+			n.Address = in.text()
+		case "gateway":
+			n.Gateway = in.text()
+		case "dns":
+			n.DNS = in.texts()
+		case "mtu":
+			mtu := in.integer()
+			if n.MTU = uint32(mtu); int64(n.MTU) != mtu {
+				in.fail()
+			}
+		default:
+			in.skip()
+		}
+	})
+}
+
+func (n *network) appendTo(to []byte) []byte {
+	to = appendMember(append(to, '{'), "mac", n.MAC)
+	to = appendMember(to, "address", n.Address)
+	to = appendMember(to, "gateway", n.Gateway)
+	to = append(appendName(to, "dns"), '[')
+	for i, server := range n.DNS {
+		if i > 0 {
+			to = append(to, ',')
+		}
+		to = appendText(to, server)
+	}
+	return append(appendInteger(append(to, ']'), "mtu", int64(n.MTU)), '}')
+}
+
 func (n *network) check() error {
 	if mac, err := net.ParseMAC(n.MAC); err != nil || len(mac) != 6 {
 		return invalid("network.mac is not a MAC address")
 	}
-	for name, text := range map[string]string{"address": n.Address, "gateway": n.Gateway} {
-		if address, err := netip.ParseAddr(text); err != nil || !address.Is4() {
-			return invalid("network.%s is not an IPv4 address", name)
-		}
+	if address, err := netip.ParseAddr(n.Address); err != nil || !address.Is4() {
+		return invalid("network.address is not an IPv4 address")
+	}
+	if gateway, err := netip.ParseAddr(n.Gateway); err != nil || !gateway.Is4() {
+		return invalid("network.gateway is not an IPv4 address")
 	}
 	for _, text := range n.DNS {
 		if _, err := netip.ParseAddr(text); err != nil {
@@ -49,12 +95,12 @@ func (n *network) resolvers() string {
 // disableIPv6 keeps a NIC silent: the host drops IPv6, and router solicitations would only wake it up.
 func disableIPv6(name string) error {
 	path := "/proc/sys/net/ipv6/conf/" + name + "/disable_ipv6"
-	content, err := os.ReadFile(path)
-	if os.IsNotExist(err) || err == nil && strings.TrimSpace(string(content)) == "1" {
+	content, err := readFile(path)
+	if os.IsNotExist(err) || err == nil && strings.TrimSpace(content) == "1" {
 		return nil // a kernel without IPv6, or already done
 	}
 	if err == nil {
-		err = os.WriteFile(path, []byte("1"), 0)
+		err = writeFile(path, "1", 0, 0)
 	}
 	if err != nil {
 		return fmt.Errorf("disable IPv6 on %s: %w", name, err)
@@ -62,18 +108,20 @@ func disableIPv6(name string) error {
 	return nil
 }
 
+// readyNIC is a NIC that has everything but its address: so it is in a template, and a clone has less to do.
+type readyNIC struct {
+	index   int32
+	network network
+}
+
+func (r *readyNIC) fits(n *network) bool {
+	return r != nil && r.network.MAC == n.MAC && r.network.Gateway == n.Gateway && r.network.MTU == n.MTU
+}
+
 // apply sets the NIC up in the root namespace and returns the address that the kernel then reports.
-func (n *network) apply() (netip.Addr, error) {
+func (n *network) apply(ready *readyNIC) (netip.Addr, error) {
 	none := netip.Addr{}
-	mac, err := net.ParseMAC(n.MAC)
-	if err != nil {
-		return none, err
-	}
 	address, err := netip.ParseAddr(n.Address)
-	if err != nil {
-		return none, err
-	}
-	gateway, err := netip.ParseAddr(n.Gateway)
 	if err != nil {
 		return none, err
 	}
@@ -83,48 +131,14 @@ func (n *network) apply() (netip.Addr, error) {
 		return none, err
 	}
 	defer kernel.close()
-	nic, err := kernel.findLink(mac)
+	if ready.fits(n) && kernel.addAddress(ready.index, wanted, 0) == nil {
+		if after, err := kernel.addresses(ready.index); err == nil && len(after) == 1 && after[0] == wanted {
+			return address, nil
+		}
+	}
+	nic, err := n.connect(kernel, &wanted)
 	if err != nil {
 		return none, err
-	}
-	if nic == nil {
-		return none, fmt.Errorf("data NIC %s: %w", mac, errNoLinkFound)
-	}
-	present, err := kernel.addresses(nic.index)
-	if err != nil {
-		return none, err
-	}
-	has := false
-	for _, old := range present {
-		if has = has || old == wanted; old == wanted {
-			continue
-		}
-		// With a primary address the kernel may have removed this one too.
-		if err := kernel.removeAddress(nic.index, old); err != nil && err != syscall.EADDRNOTAVAIL {
-			return none, fmt.Errorf("remove %s from %s: %w", old, nic.name, err)
-		}
-	}
-	if err := disableIPv6(nic.name); err != nil {
-		return none, err
-	}
-	if !nic.up || nic.mtu != n.MTU {
-		if err := kernel.changeLink(nic.index, true, attribute32(nil, iflaMTU, n.MTU)); err != nil {
-			return none, fmt.Errorf("bring %s up: %w", nic.name, err)
-		}
-	}
-	if !has {
-		if err := kernel.addAddress(nic.index, wanted, 0); err != nil {
-			return none, fmt.Errorf("add %s to %s: %w", wanted, nic.name, err)
-		}
-	}
-	if err := kernel.addRoute(nic.index, netip.PrefixFrom(gateway, 32), none); err != nil {
-		return none, fmt.Errorf("route to %s: %w", gateway, err)
-	}
-	if err := kernel.addRoute(nic.index, netip.PrefixFrom(netip.IPv4Unspecified(), 0), gateway); err != nil {
-		return none, fmt.Errorf("default route: %w", err)
-	}
-	if err := kernel.addNeighbour(nic.index, gateway, hostMAC); err != nil {
-		return none, fmt.Errorf("neighbour %s: %w", gateway, err)
 	}
 	after, err := kernel.addresses(nic.index)
 	if err != nil {
@@ -134,4 +148,75 @@ func (n *network) apply() (netip.Addr, error) {
 		return none, fmt.Errorf("%s has %v, not %s", nic.name, after, wanted)
 	}
 	return after[0].Addr(), nil
+}
+
+// prepare sets the NIC up without an address.
+func (n *network) prepare() (*readyNIC, error) {
+	kernel, err := openNetlink()
+	if err != nil {
+		return nil, err
+	}
+	defer kernel.close()
+	nic, err := n.connect(kernel, nil)
+	if err != nil {
+		return nil, err
+	}
+	return &readyNIC{nic.index, *n}, nil
+}
+
+// connect brings the NIC up with its routes, and with wanted as its only address if one is given.
+func (n *network) connect(kernel *netlink, wanted *netip.Prefix) (*link, error) {
+	mac, err := net.ParseMAC(n.MAC)
+	if err != nil {
+		return nil, err
+	}
+	gateway, err := netip.ParseAddr(n.Gateway)
+	if err != nil {
+		return nil, err
+	}
+	nic, err := kernel.findLink(mac)
+	if err != nil {
+		return nil, err
+	}
+	if nic == nil {
+		return nil, fmt.Errorf("data NIC %s: %w", mac, errNoLinkFound)
+	}
+	present, err := kernel.addresses(nic.index)
+	if err != nil {
+		return nil, err
+	}
+	has := wanted == nil
+	for _, old := range present {
+		if wanted != nil && old == *wanted {
+			has = true
+			continue
+		}
+		// With a primary address the kernel may have removed this one too.
+		if err := kernel.removeAddress(nic.index, old); err != nil && err != syscall.EADDRNOTAVAIL {
+			return nil, fmt.Errorf("remove %s from %s: %w", old, nic.name, err)
+		}
+	}
+	if err := disableIPv6(nic.name); err != nil {
+		return nil, err
+	}
+	if !nic.up || nic.mtu != n.MTU {
+		if err := kernel.changeLink(nic.index, true, attribute32(nil, iflaMTU, n.MTU)); err != nil {
+			return nil, fmt.Errorf("bring %s up: %w", nic.name, err)
+		}
+	}
+	if !has {
+		if err := kernel.addAddress(nic.index, *wanted, 0); err != nil {
+			return nil, fmt.Errorf("add %s to %s: %w", *wanted, nic.name, err)
+		}
+	}
+	if err := kernel.addRoute(nic.index, netip.PrefixFrom(gateway, 32), netip.Addr{}); err != nil {
+		return nil, fmt.Errorf("route to %s: %w", gateway, err)
+	}
+	if err := kernel.addRoute(nic.index, netip.PrefixFrom(netip.IPv4Unspecified(), 0), gateway); err != nil {
+		return nil, fmt.Errorf("default route: %w", err)
+	}
+	if err := kernel.addNeighbour(nic.index, gateway, hostMAC); err != nil {
+		return nil, fmt.Errorf("neighbour %s: %w", gateway, err)
+	}
+	return nic, nil
 }

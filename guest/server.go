@@ -8,10 +8,12 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 	"unicode/utf8"
@@ -43,6 +45,7 @@ func (a *agent) handler() http.Handler {
 		a.sessions.dropConnections()
 		a.identity.handleApply(w, r)
 	})
+	mux.HandleFunc("POST /v1/prepare", a.identity.handlePrepare)
 	mux.HandleFunc("POST /v1/exec", a.executions.handleExec)
 	mux.HandleFunc("POST /v1/exec/{id}/stdin", a.executions.handleStdin)
 	mux.HandleFunc("DELETE /v1/exec/{id}", a.executions.handleKill)
@@ -94,12 +97,31 @@ func recovered(next http.Handler) http.Handler {
 	})
 }
 
+// widening gives the agent more than one processor once that is of use: with the first call that is not part of
+// a create, or the first that comes while another is answered. Until then one is cheaper: a restored clone under
+// emulation translates no code that wakes and balances threads.
+func widening(next http.Handler) http.Handler {
+	var wide sync.Once
+	var calls atomic.Int32
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		together := calls.Add(1) > 1
+		defer calls.Add(-1)
+		switch r.URL.Path {
+		case "/v1/health", "/v1/prepare", "/v1/identity", "/v1/exec", "/v1/sync":
+		default:
+			together = true
+		}
+		if together {
+			wide.Do(func() { runtime.GOMAXPROCS(min(runtime.NumCPU(), 4)) })
+		}
+		w.Header()["Date"] = nil // nobody reads it
+		next.ServeHTTP(w, r)
+	})
+}
+
+// serve has no time-outs: the host is the only client, and each of them would be a timer for every call.
 func serve(listener net.Listener, handler http.Handler) error {
-	server := &http.Server{
-		Handler:           handler,
-		ReadHeaderTimeout: 30 * time.Second,
-		ErrorLog:          log.Default(),
-	}
+	server := &http.Server{Handler: handler, ErrorLog: log.Default()}
 	return server.Serve(listener)
 }
 
@@ -118,14 +140,25 @@ var listenConfig = net.ListenConfig{
 }
 
 func (a *agent) handleHealth(w http.ResponseWriter, _ *http.Request) {
-	writeJSON(w, http.StatusOK, struct {
-		Protocol int    `json:"protocol"`
-		Version  string `json:"version"`
-		Machine  string `json:"machine"`
-		BootID   string `json:"boot_id"`
-		UptimeMs int64  `json:"uptime_ms"`
-		PID      int    `json:"pid"`
-	}{protocol, version, a.identity.machineID(), a.identity.bootID, uptime().Milliseconds(), os.Getpid()})
+	writeJSON(w, http.StatusOK, &health{protocol, version, a.identity.machineID(), a.identity.bootID, uptime().Milliseconds(), os.Getpid()})
+}
+
+type health struct {
+	Protocol int    `json:"protocol"`
+	Version  string `json:"version"`
+	Machine  string `json:"machine"`
+	BootID   string `json:"boot_id"`
+	UptimeMs int64  `json:"uptime_ms"`
+	PID      int    `json:"pid"`
+}
+
+func (h *health) appendTo(to []byte) []byte {
+	to = appendInteger(append(to, '{'), "protocol", int64(h.Protocol))
+	to = appendMember(to, "version", h.Version)
+	to = appendMember(to, "machine", h.Machine)
+	to = appendMember(to, "boot_id", h.BootID)
+	to = appendInteger(to, "uptime_ms", h.UptimeMs)
+	return append(appendInteger(to, "pid", int64(h.PID)), '}')
 }
 
 func handleSync(w http.ResponseWriter, _ *http.Request) {
@@ -148,7 +181,12 @@ func readJSON(w http.ResponseWriter, r *http.Request, into any) error {
 		}
 		return invalid("request body ended early: %v", err)
 	}
-	if err := json.Unmarshal(body, into); err != nil {
+	if own, lean := into.(readable); lean {
+		err = decodeJSON(body, own)
+	} else {
+		err = json.Unmarshal(body, into)
+	}
+	if err != nil {
 		return invalid("invalid JSON request: %v", err)
 	}
 	return nil

@@ -58,6 +58,22 @@ def ssh_host_keys(comment: str) -> dict[str, str]:
     return files
 
 
+def _network(address: IPv4Address) -> dict[str, object]:
+    return {
+        "mac": DATA_MAC,
+        "address": str(address),
+        "gateway": str(GATEWAY),
+        "dns": [str(GATEWAY)],
+        "mtu": 1500,
+    }
+
+
+async def prepare(agent: Agent) -> None:
+    """Have the guest of a template do what every clone would have to do before its identity."""
+    body = json.dumps(_network(IPv4Address(0))).encode()
+    await agent.call("POST", "/v1/prepare", body=body)
+
+
 async def confer(
     agent: Agent, identity: GuestIdentity, *, timeout: float, new_keys: bool = True
 ) -> Confirmed:
@@ -70,13 +86,7 @@ async def confer(
         "hostname": identity.hostname,
         "machine_id": identity.machine_id,
         "entropy": base64.b64encode(os.urandom(_ENTROPY)).decode(),
-        "network": {
-            "mac": DATA_MAC,
-            "address": str(identity.address),
-            "gateway": str(GATEWAY),
-            "dns": [str(GATEWAY)],
-            "mtu": 1500,
-        },
+        "network": _network(identity.address),
         "ssh_host_keys": keys,
     }
     # The connection is made first, so that the time in the request is not older than one trip.

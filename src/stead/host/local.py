@@ -266,8 +266,10 @@ class LocalHost:
             devices = os.open(template.devices, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise HostError(f"cannot read template {template.id}: {error.strerror}") from error
+        # The template's own id: the agent reseeds the clone; if its kernel did so too, udev would react.
+        saved = Saved(devices, generation=template.generation)
         try:
-            return await self._restore(place, template.size, template, disk, Saved(devices))
+            return await self._restore(place, template.size, template, disk, saved)
         finally:
             os.close(devices)
 

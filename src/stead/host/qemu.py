@@ -11,6 +11,8 @@ from stead.settings import Size
 # Without no_timer_check a kernel that is emulated on a busy host may take its timer for broken and give up.
 _KERNEL_ARGUMENTS = (
     "root=/dev/vda rw console=ttyS0 quiet net.ifnames=0 mitigations=off panic=-1 no_timer_check"
+    # Neither is used, and both run with every system call: pressure statistics and TOMOYO.
+    " psi=0 lsm=landlock,lockdown,yama,integrity,apparmor,bpf"
 )
 
 
@@ -55,6 +57,8 @@ class Memory:
 class KernelBoot:
     kernel: Path
     initrd: Path
+    generation: str = "auto"
+    """The id that vmgenid shows to the guest."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,8 @@ class Saved:
     descriptor: int
     deferred: bool = False
     """Start paused and load it on command, after the memory is in place."""
+    generation: str = "auto"
+    """The id of vmgenid. Another one than the saved memory has tells the guest's kernel that it is a copy."""
 
     @property
     def uri(self) -> str:
@@ -108,7 +114,7 @@ class Command:
                 "-device",
                 "virtio-rng-pci,rng=random",
             ),
-            *("-device", "vmgenid,guid=auto", "-device", "pvpanic"),
+            *("-device", f"vmgenid,guid={self.wake.generation}", "-device", "pvpanic"),
             # A ring in memory, not a file: a guest that floods its console must not fill the host's disk.
             *("-chardev", "ringbuf,id=console,size=65536", "-serial", "chardev:console"),
             *(
@@ -173,6 +179,8 @@ class Command:
                 *(("-S", "-incoming", "defer") if self.wake.deferred else ("-incoming", self.wake.uri)),
                 *("-global", "migration.send-configuration=off"),
                 *("-global", "migration.store-global-state=off"),
+                # Nothing learns the guest's address from packets: the neighbours on its taps are permanent.
+                *("-global", "migration.announce-rounds=0"),
             ]
         return [
             "-kernel",

@@ -15,6 +15,7 @@ from stead.deadlines import scaled
 from stead.errors import SteadError, TemplateError
 from stead.files import locked, sync_file, sync_folder, write_atomically
 from stead.guest.execution import ExecRequest, collect
+from stead.guest.identity import prepare
 from stead.host import disks, templates
 from stead.host.image import DISK_GIB, BaseImage
 from stead.host.interface import Place, Progress, Report
@@ -106,7 +107,7 @@ async def _freeze(host: "LocalHost", place: Place, template: LocalTemplate, prog
     progress(Progress("template", f"booting {template.size}", 0.1))
     memory, boot = (
         Memory("template", str(template.memory)),
-        KernelBoot(template.image.kernel, template.image.initrd),
+        KernelBoot(template.image.kernel, template.image.initrd, template.generation),
     )
     process = await host.launch(place, template.size, memory, layers, boot)
     vm = await host.connect(place.machine, process)
@@ -142,6 +143,8 @@ async def _warm_up(
                 raise TemplateError(
                     f"`{command}` failed in the guest: {said or result.signal or result.exit_code}"
                 )
+        await prepare(agent)
+        await agent.call("POST", "/v1/sync", timeout=_WARM_UP_TIMEOUT)
     finally:
         ended.cancel()
         await asyncio.gather(ended, return_exceptions=True)

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import time
+import uuid
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from stead.host.interface import TemplateUnreadable
 from stead.host.qemu import QemuPlatform
 from stead.settings import Size
 
-_FORMAT = 1
+_FORMAT = 2
 _FACTS = "template.json"
 _USED = "used"
 _DAY = 24 * 3600.0
@@ -29,7 +30,6 @@ WARM_UP = (
     "git --version && curl --version && tar --version && rg --version",
     "node -e 0 && npm --version",
     "true",
-    "sync",
 )
 """Run once so that every clone starts with these programs in its page cache, shared by all of them."""
 
@@ -58,6 +58,11 @@ class LocalTemplate:
     @property
     def disk(self) -> Path:
         return self.folder / "disk.qcow2"
+
+    @property
+    def generation(self) -> str:
+        """The vmgenid of the template and of the VMs that are restored from it."""
+        return str(uuid.uuid5(uuid.NAMESPACE_OID, self.id))
 
     @property
     def layers(self) -> tuple[Path, ...]:
