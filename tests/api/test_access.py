@@ -17,6 +17,12 @@ from stead.repos.committing import Change, commit
 from support.installations import Server
 
 TOKEN = "X-Freestyle-Identity-Access-Token"
+UPGRADE = {
+    "Connection": "Upgrade",
+    "Upgrade": "websocket",
+    "Sec-WebSocket-Version": "13",
+    "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+}
 
 # Calls that an identity token may make on granted resources; all others need an API key.
 FOR_IDENTITIES = {
@@ -58,6 +64,10 @@ FOR_IDENTITIES = {
     ("post", "/v1/vms/{vm_id}/systemd/start"),
     ("post", "/v1/vms/{vm_id}/systemd/stop"),
     ("post", "/v1/vms/{vm_id}/systemd/restart"),
+    ("websocket", "/v1/vms/{vm_id}/pty"),
+    ("websocket", "/v1/vms/{vm_id}/pty/sessions/{session_id}"),
+    ("websocket", "/v1/vms/{vm_id}/processes/{process_id}/attach"),
+    ("websocket", "/v1/vms/{vm_id}/forward/3000"),
     ("get", "/observability/v1/logs"),
     ("get", "/auth/v1/whoami"),
     ("get", "/auth/v1/background-requests/{request_id}"),
@@ -119,7 +129,14 @@ def operations() -> list[tuple[str, str]]:
     return [each for each in known if each[1] not in PUBLIC] + absent
 
 
+WEBSOCKETS = (
+    "/v1/vms/{vm_id}/pty",
+    "/v1/vms/{vm_id}/pty/sessions/{session_id}",
+    "/v1/vms/{vm_id}/processes/{process_id}/attach",
+    "/v1/vms/{vm_id}/forward/3000",
+)
 OPERATIONS = operations()
+OPERATIONS += [("websocket", path) for path in WEBSOCKETS]
 NAMING = [(method, path) for method, path in OPERATIONS if "{" in path]
 
 
@@ -136,7 +153,11 @@ class Stage:
     ) -> httpx2.Response:
         body = next((body for end, body in BODIES.items() if path.endswith(end)), None)
         filled = path.format_map(defaultdict(lambda: "nobodys", things or self.things))
-        return await self.http.request(method, filled, headers=self.callers[caller], json=body)
+        headers = self.callers[caller]
+        if method == "websocket":
+            headers = headers | UPGRADE
+            method = "get"
+        return await self.http.request(method, filled, headers=headers, json=body)
 
 
 def invented() -> dict[str, str]:
@@ -288,6 +309,9 @@ async def test_granted_vms_can_be_used(stage: Stage, caller: str) -> None:
         ("get", "/v1/vms/{vm_id}/pty/sessions", 200),
         ("get", "/v1/vms/{vm_id}/processes", 200),
         ("post", "/v1/vms/{vm_id}/tickets", 200),
+        ("websocket", "/v1/vms/{vm_id}/pty", 101),
+        ("websocket", "/v1/vms/{vm_id}/pty/sessions/{session_id}", 404),
+        ("websocket", "/v1/vms/{vm_id}/forward/3000", 502),
         ("get", "/v1/vms/{vm_id}/build", 404),
     ):
         answer = await stage.call(caller, method, path)
