@@ -246,6 +246,7 @@ async def test_128_terminals_at_once() -> None:
 
         async def talk(number: int, session: Session) -> None:
             async with sessions.attach(agent, session.id, cols=80, rows=24) as attachment:
+                await read_until(attachment, b"ready %d" % number)
                 await attachment.write(b"to %d\n" % number)
                 await read_until(attachment, b"to %d\r\nto %d\r\n" % (number, number))
 
