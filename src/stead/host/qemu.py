@@ -179,8 +179,6 @@ class Command:
                 *(("-S", "-incoming", "defer") if self.wake.deferred else ("-incoming", self.wake.uri)),
                 *("-global", "migration.send-configuration=off"),
                 *("-global", "migration.store-global-state=off"),
-                # Nothing learns the guest's address from packets: the neighbours on its taps are permanent.
-                *("-global", "migration.announce-rounds=0"),
             ]
         return [
             "-kernel",
