@@ -160,7 +160,7 @@ test("straight from the API: a page that reloads has its screen again", options,
   await editing.waitForFunction((id) => window.lines().some((each) => each.startsWith(id)), vm.vmId);
   assert.equal(await editing.evaluate(() => window.terminal.buffer.active.type), "alternate");
   await editing.screenshot({ path: picture("editor") });
-  await editing.keyboard.press("Control+X");
+  await editing.locator(".xterm-helper-textarea").press("Control+X");
   await page.waitForFunction(() => window.terminal.buffer.active.type === "normal");
   await line(page, "reversed");
 });
