@@ -133,10 +133,16 @@ func (c *client) join() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.clients = append(s.clients, c)
-	s.resizeLocked()
+	if s.resizeLocked() {
+		s.redrawn = true
+	}
 	hello := appendFrame(switching("stead-session"), frameStarted, encoded(s.infoLocked()))
 	if s.screen != nil {
-		hello = appendFrame(hello, frameScreen, s.replayLocked(c.rows, true))
+		if s.redrawn {
+			s.printed = s.replayLocked(c.rows, true)
+		}
+		hello = appendFrame(hello, frameScreen, s.printed)
+		s.printed, s.redrawn = nil, true
 		c.offset = s.offset
 	} else {
 		hello, c.offset = s.cutLocked(hello, c.offset)

@@ -21,6 +21,8 @@ const (
 	// How often input that a program does not read asks whether its sender is still there.
 	inputCheck = time.Second
 	argvShown  = 2 << 10
+	// Output before the first client that is kept as it was printed.
+	firstOutput = 64 << 10
 )
 
 // session is a terminal or a background process. It belongs to the agent and not to a connection, so it is
@@ -46,6 +48,8 @@ type session struct {
 	cols, rows int
 	clients    []*client
 	screen     *screen.Screen // terminals
+	printed    []byte         // terminals: all output so far, until the first client or firstOutput bytes
+	redrawn    bool           // terminals: clients are sent a redrawn screen, since printed is not all
 	log        outputLog      // processes
 	offset     int64          // bytes of output so far
 	held       int64          // bytes held, as accounted in the table
@@ -207,6 +211,7 @@ func (s *session) send(kind byte, frame []byte, _ bool) {
 		if len(s.clients) > 0 {
 			replies = nil // the clients' terminals answer
 		}
+		s.keepPrintedLocked(data, len(replies) > 0)
 	}
 	s.accountLocked()
 	s.mu.Unlock()
@@ -214,6 +219,19 @@ func (s *session) send(kind byte, frame []byte, _ bool) {
 		s.typed(replies)
 	}
 	s.table.memory.balance(s.table)
+}
+
+// keepPrintedLocked keeps the output for the first client. A question that was answered must not reach a terminal
+// that answers it again.
+func (s *session) keepPrintedLocked(data []byte, answered bool) {
+	if s.redrawn {
+		return
+	}
+	if answered || len(s.printed)+len(data) > firstOutput {
+		s.printed, s.redrawn = nil, true
+		return
+	}
+	s.printed = append(s.printed, data...)
 }
 
 func (s *session) pushLocked(frame []byte) {
@@ -409,8 +427,8 @@ func fitting(cols, rows int) (int, int) {
 	return min(max(cols, screen.MinCols), screen.MaxCols), min(max(rows, screen.MinRows), screen.MaxRows)
 }
 
-// resizeLocked gives a terminal the size of its smallest client.
-func (s *session) resizeLocked() {
+// resizeLocked gives a terminal the size of its smallest client; true if that is another size.
+func (s *session) resizeLocked() bool {
 	cols, rows := 0, 0
 	for _, each := range s.clients {
 		if each.cols > 0 && (cols == 0 || each.cols < cols) {
@@ -421,11 +439,11 @@ func (s *session) resizeLocked() {
 		}
 	}
 	if cols == 0 || rows == 0 || !s.pty {
-		return
+		return false
 	}
 	cols, rows = fitting(cols, rows)
 	if cols == s.cols && rows == s.rows {
-		return
+		return false
 	}
 	s.cols, s.rows = cols, rows
 	if s.screen != nil {
@@ -434,6 +452,7 @@ func (s *session) resizeLocked() {
 	if s.input != nil {
 		s.inputTo.Control(func(fd uintptr) { setWindowSize(int(fd), cols, rows) })
 	}
+	return true
 }
 
 func (s *session) accountLocked() {
@@ -442,7 +461,7 @@ func (s *session) accountLocked() {
 	}
 	held := int64(s.log.size)
 	if s.screen != nil {
-		held = int64(s.screen.Held()) + int64(s.cols*s.rows)*cellBytes
+		held = int64(s.screen.Held()+cap(s.printed)) + int64(s.cols*s.rows)*cellBytes
 	}
 	for _, each := range s.clients {
 		held += int64(cap(each.pending))

@@ -492,6 +492,41 @@ func TestTerminalKeepsAllOutputOfAProgramThatEndsAtOnce(t *testing.T) {
 	}
 }
 
+func TestTheFirstClientOfATerminalIsSentItsOutputAsPrinted(t *testing.T) {
+	const redrawn = "\x18\x1bc"
+	h := start(t)
+	screens := func(command string, printed int64, query string) []string {
+		t.Helper()
+		begun := h.startSession("", m{"kind": "terminal", "argv": []string{"sh", "-c", command + "; exec cat"}})
+		within(t, 5*time.Second, "output", func() bool {
+			return h.session("GET", "/v1/sessions/"+begun.ID, "", nil).Offset >= printed
+		})
+		var found []string
+		for range 2 {
+			each := h.attach(begun.ID, query)
+			found = append(found, string(each.expect(frameScreen)))
+			each.conn.Close()
+		}
+		return found
+	}
+	found := screens(`printf '\033[1mfirst\033[m'`, 12, "cols=80&rows=24")
+	if found[0] != "\x1b[1mfirst\x1b[m" {
+		t.Errorf("the first client was sent %q", found[0])
+	}
+	if !strings.HasPrefix(found[1], redrawn) || !strings.Contains(found[1], "first") {
+		t.Errorf("the second client was sent %q", found[1])
+	}
+	for name, found := range map[string][]string{
+		"the agent has answered a question": screens(`printf '\033[6n'`, 4, "cols=80&rows=24"),
+		"there is more than is kept":        screens(`seq 20000`, 108894, "cols=80&rows=24"),
+		"the client has another size":       screens("printf wide", 4, "cols=40&rows=24"),
+	} {
+		if !strings.HasPrefix(found[0], redrawn) {
+			t.Errorf("although %s, the first client was sent %.100q", name, found[0])
+		}
+	}
+}
+
 func TestManyClientsSeeTheSameTerminal(t *testing.T) {
 	h := start(t)
 	begun := h.startSession("", m{"kind": "terminal", "argv": []string{"cat"}})

@@ -126,7 +126,8 @@ func TestWatchEndsWithWhatIsThere(t *testing.T) {
 	touch(t, folder+"/first")
 	got := w.until("create first")
 	again := slices.DeleteFunc(got, func(line string) bool { return !strings.HasSuffix(line, " again") })
-	if len(again) > 20 || again[len(again)-1] != "delete again" {
+	// Equal changes of one burst are one line; how many bursts there are depends on the load of the machine.
+	if len(again) > 100 || again[len(again)-1] != "delete again" {
 		t.Errorf("%q", again)
 	}
 	for range 100 {
