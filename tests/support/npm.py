@@ -84,7 +84,8 @@ async def _fetch(kept: Path) -> None:
         for file in ("package.json", "package-lock.json"):
             shutil.copy(SCRIPTS / file, new)
         npm = node().parent.parent / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
-        # Optional is what scripts do not use: the Claude Code CLI of each platform, 300 MB each.
+        # Optional: the Claude Code CLI of each platform, 300 MB each. What the CLI of `freestyle` needs
+        # is optional too, and therefore named in package.json.
         options = ["--ignore-scripts", "--omit=optional", "--no-audit", "--no-fund", "--no-update-notifier"]
         ended = await run([str(node()), str(npm), "ci", *options], new, os.environ, 300)
         assert ended.status == 0, ended.stderr
