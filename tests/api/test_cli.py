@@ -615,7 +615,8 @@ async def test_ids_are_completed(shell: Shell, vm: str) -> None:
     result = await alone.try_(environment=options)
     assert (result.stdout.strip(), result.stderr) == ("", "")
     commands = {"_STEAD_COMPLETE": "complete_bash", "COMP_WORDS": "stead vm s", "COMP_CWORD": "2"}
-    assert (await alone.try_(environment=commands)).stdout.split() == ["start", "stop", "suspend", "snapshot"]
+    names = ["start", "stop", "suspend", "snapshot", "shell", "sessions"]
+    assert (await alone.try_(environment=commands)).stdout.split() == names
 
 
 def test_every_command_has_help() -> None:

@@ -328,7 +328,7 @@ from pathlib import Path
 from stead.host.image import ensure_image
 from stead.settings import Settings
 show = lambda progress: print(progress.phase, progress.fraction, flush=True)
-asyncio.run(ensure_image(Settings(cache=Path(sys.argv[1])), show, agent=Path(sys.argv[2])))
+asyncio.run(ensure_image(Settings(cache=Path(sys.argv[1])), show))
 """
 
 
@@ -337,7 +337,7 @@ async def test_a_killed_build_leaves_no_process_no_mount_and_no_image(
 ) -> None:
     """The builder is killed while dpkg unpacks inside mmdebstrap's mounts; the next one cleans up."""
     builder = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", BUILD, str(tmp_path), str(agent_path())), stdout=asyncio.subprocess.PIPE
+        *(sys.executable, "-c", BUILD, str(tmp_path)), stdout=asyncio.subprocess.PIPE
     )
     assert builder.stdout
     async with asyncio.timeout(60):

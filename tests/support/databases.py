@@ -11,6 +11,7 @@ async def put_database(path: Path) -> Path:
     """Make a database unless there is one."""
     global _empty
     if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
         if not _empty:
             await (await open_database(path)).dispose()
             _empty = path.read_bytes()

@@ -34,7 +34,8 @@ async def forward_port(socket: Socket, port: Annotated[int, Path(ge=1, le=65535)
     except GuestError as error:
         if error.code == "connection_refused":
             text = f"nothing listens on port {port} of VM {socket.vm_id}"
-            raise ApiError("CONNECTION_REFUSED", text, vmId=socket.vm_id, port=port) from None
+            # The npm package does not forward ports, so this code is not one of those that it knows.
+            raise ApiError("CONNECTION_REFUSED", text, 502, vmId=socket.vm_id, port=port) from None
         raise
 
 
