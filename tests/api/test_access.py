@@ -14,6 +14,7 @@ import pytest_asyncio
 from stead.api.app import create_app
 from stead.api.callers import PUBLIC
 from stead.repos.committing import Change, commit
+from support.api_calls import new_account
 from support.installations import Server
 
 TOKEN = "X-Freestyle-Identity-Access-Token"
@@ -185,8 +186,7 @@ async def stage(server: Server) -> AsyncIterator[Stage]:
     gone = await identities.create(server.account)
     _, of_gone = await identities.create_token(server.account, gone.id)
     await identities.delete(server.account, gone.id)
-    other = await installation.accounts.create("strangers")
-    _, foreign = await installation.accounts.create_key(other.id)
+    _, foreign = await new_account(server, "strangers")
     info, revoked = await installation.accounts.create_key(server.account)
     await installation.accounts.revoke_key(info.id)
 

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from stead.cli.main import app
 from stead.machines import Machines
 from stead.settings import Settings
+from support.api_calls import new_account
 from support.installations import Server, other_settings
 from support.typed import PROGRAM, Shell, stead
 from support.waiting import until
@@ -29,8 +30,7 @@ VM_ID = re.compile(r"[a-z0-9]{20}")
 @pytest_asyncio.fixture(scope="module")
 async def shell(server: Server) -> Shell:
     """A user with an account."""
-    account = await server.installation.accounts.create("cli")
-    _, key = await server.installation.accounts.create_key(account.id)
+    _, key = await new_account(server, "cli")
     return Shell(server.url, key)
 
 

@@ -26,6 +26,7 @@ from stead.machines import Machine, State
 from stead.machines.templates import Templates
 from stead.settings import Settings
 from support import npm
+from support.api_calls import new_account
 from support.cutting import Cutter
 from support.git_server import serving
 from support.github import playing_github
@@ -72,9 +73,7 @@ class User:
 
 @pytest_asyncio.fixture(scope="module")
 async def someone(server: Server, package: Npm) -> AsyncIterator[User]:
-    accounts = server.installation.accounts
-    account = (await accounts.create("npm")).id
-    _, key = await accounts.create_key(account)
+    account, key = await new_account(server, "npm")
     async with httpx2.AsyncClient(base_url=server.url, headers={"Authorization": f"Bearer {key}"}) as client:
         answer = await client.post("/v1/vms", json={"name": "shared"}, timeout=120)
         vm = answer.json()["id"]

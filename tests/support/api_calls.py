@@ -1,6 +1,7 @@
 """Calls of the served API: clients, their VM, and refusals."""
 
 import contextlib
+import os
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -26,6 +27,13 @@ async def vm(server: Server) -> AsyncIterator[Machine]:
     machine = await server.installation.machines.create(account=server.account, name="shared")
     yield machine
     await machine.delete()
+
+
+async def new_account(server: Server, name: str) -> tuple[str, str]:
+    """An account and its key. Its name is unique: one test process may set a module's fixtures up twice."""
+    account = await server.installation.accounts.create(f"{name}-{os.urandom(4).hex()}")
+    _, key = await server.installation.accounts.create_key(account.id)
+    return account.id, key
 
 
 @contextlib.asynccontextmanager
