@@ -1,16 +1,19 @@
 """Routes of background processes: programs that outlive the call that started them, and the server."""
 
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Annotated
 
 from fastapi import APIRouter, Query
 from starlette.requests import Request
 
-from stead.api.callers import CurrentCall, Guest
+from stead.api.callers import CurrentCall, Guest, GuestAccess
 from stead.api.pty import SessionId, check_session_id, clamped, control
 from stead.api.sockets import Close, GuestSocket, Socket, session_errors, start_session
 from stead.api.wire import LARGEST, Nothing
 from stead.api.wire.sessions import NewProcess, Process, ProcessList, ProcessOutput, SignalRequest
 from stead.guest import sessions
+from stead.guest.agent import Agent
 from stead.guest.sessions import Attachment, Cut, SessionExited, SessionOutput, SessionRequest
 from stead.machines.events import Use
 from stead.machines.start import Attached
@@ -24,6 +27,14 @@ _STREAMS = {"stdout": b"\x01", "stderr": b"\x02"}
 _Offset = Annotated[
     int, Query(ge=0, le=LARGEST, description="Position in the output, both streams together.")
 ]
+
+
+@contextlib.asynccontextmanager
+async def _using(guest: GuestAccess, process_id: str) -> AsyncIterator[Agent]:
+    """The agent, for a call about one process; what it refuses is told with the process's id."""
+    with session_errors(guest.machine.id, process_id):
+        async with guest.machine.using(Use.PROCESS) as agent:
+            yield agent
 
 
 @router.post("")
@@ -61,25 +72,22 @@ async def list_processes(guest: Guest) -> ProcessList:
 @router.get("/{process_id}")
 async def get_process(guest: Guest, process_id: SessionId) -> Process:
     """Get a process, running or exited."""
-    with session_errors(guest.machine.id, process_id):
-        async with guest.machine.using(Use.PROCESS) as agent:
-            return Process.of(await sessions.get(agent, process_id, guest.user))
+    async with _using(guest, process_id) as agent:
+        return Process.of(await sessions.get(agent, process_id, guest.user))
 
 
 @router.delete("/{process_id}")
 async def remove_process(guest: Guest, process_id: SessionId) -> Process:
     """Kill a process with all its children and remove it with its output."""
-    with session_errors(guest.machine.id, process_id):
-        async with guest.machine.using(Use.PROCESS) as agent:
-            return Process.of(await sessions.close(agent, process_id, guest.user))
+    async with _using(guest, process_id) as agent:
+        return Process.of(await sessions.close(agent, process_id, guest.user))
 
 
 @router.post("/{process_id}/signal")
 async def signal_process(guest: Guest, process_id: SessionId, wanted: SignalRequest) -> Process:
     """Send a signal to a process and its children."""
-    with session_errors(guest.machine.id, process_id):
-        async with guest.machine.using(Use.PROCESS) as agent:
-            return Process.of(await sessions.signal(agent, process_id, wanted.signal, guest.user))
+    async with _using(guest, process_id) as agent:
+        return Process.of(await sessions.signal(agent, process_id, wanted.signal, guest.user))
 
 
 @router.get("/{process_id}/wait")
@@ -89,10 +97,9 @@ async def wait_for_process(
     timeout_ms: Annotated[int, Query(alias="timeoutMs", ge=0)] = MAX_WAIT_MS,
 ) -> Process:
     """Wait until a process has exited, at most `timeoutMs` and at most 60 s; answers with its state then."""
-    with session_errors(guest.machine.id, process_id):
-        async with guest.machine.using(Use.PROCESS) as agent:
-            timeout = min(timeout_ms, MAX_WAIT_MS) / 1000
-            return Process.of(await sessions.wait(agent, process_id, timeout, guest.user))
+    async with _using(guest, process_id) as agent:
+        timeout = min(timeout_ms, MAX_WAIT_MS) / 1000
+        return Process.of(await sessions.wait(agent, process_id, timeout, guest.user))
 
 
 _RAW_BODY = {
@@ -111,10 +118,9 @@ async def write_stdin(
     Answers when the process, or the pipe to it, has taken all bytes.
     """
     data = await request.body()
-    with session_errors(guest.machine.id, process_id):
-        async with guest.machine.using(Use.PROCESS) as agent:
-            call.command_started = True
-            await sessions.write(agent, process_id, data, guest.user, close=close)
+    async with _using(guest, process_id) as agent:
+        call.command_started = True
+        await sessions.write(agent, process_id, data, guest.user, close=close)
     return Nothing()
 
 
@@ -129,9 +135,8 @@ async def read_process_output(
 
     `cut` says which bytes are no longer held: about the last MiB is.
     """
-    with session_errors(guest.machine.id, process_id):
-        async with guest.machine.using(Use.PROCESS) as agent:
-            return ProcessOutput.of(await sessions.output(agent, process_id, offset, limit, guest.user))
+    async with _using(guest, process_id) as agent:
+        return ProcessOutput.of(await sessions.output(agent, process_id, offset, limit, guest.user))
 
 
 @router.websocket("/{process_id}/attach")

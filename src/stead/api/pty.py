@@ -135,7 +135,7 @@ def check_session_id(session_id: str) -> str:
 
 @router.get("/pty/sessions")
 async def list_pty_sessions(guest: Guest, machines: MachinesDep) -> PtySessionList:
-    """List the terminals of the Linux user; root sees all. SessionExited ones are listed for about 60 s.
+    """List the terminals of the Linux user; root sees all. Exited ones are listed for about 60 s.
 
     Those of a suspended VM are listed without waking it, as far as the server knows them.
     """
