@@ -29,17 +29,16 @@ async def vm(server: Server) -> AsyncIterator[Machine]:
     await machine.delete()
 
 
-async def new_account(server: Server, name: str) -> tuple[str, str]:
+async def new_account(server: Server, name: str, **limits: int) -> tuple[str, str]:
     """An account and its key. Its name is unique: one test process may set a module's fixtures up twice."""
-    account = await server.installation.accounts.create(f"{name}-{os.urandom(4).hex()}")
+    account = await server.installation.accounts.create(f"{name}-{os.urandom(4).hex()}", limits)
     _, key = await server.installation.accounts.create_key(account.id)
     return account.id, key
 
 
 @contextlib.asynccontextmanager
 async def another_account(server: Server, name: str, **limits: int) -> AsyncIterator[httpx2.AsyncClient]:
-    account = await server.installation.accounts.create(name, limits)
-    _, key = await server.installation.accounts.create_key(account.id)
+    _, key = await new_account(server, name, **limits)
     async with client_of(server.url, key) as client:
         yield client
         for each in (await client.get("/v1/vms")).json()["vms"]:
