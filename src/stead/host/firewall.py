@@ -6,7 +6,7 @@ No rule names a VM: what it may send follows from the route to its tap, which is
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network
 
-from stead.addresses import GATEWAY, MAX_SLOTS
+from stead.addresses import AGENT_ADDRESS, AGENT_PORT, GATEWAY, HOST_LINK_ADDRESS, MAX_SLOTS
 
 TRAFFIC_SET = "traffic"
 """Counts the IPv4 bytes of each data tap; interface counters would include ARP and IPv6, which are noise."""
@@ -18,7 +18,12 @@ def namespace_rules(
     closed: Sequence[IPv4Network],
     opened: Sequence[IPv4Network],
 ) -> str:
-    """Rules inside the namespace of the taps: spoofing guard, DNS, private networks, traffic counters."""
+    """Rules inside the namespace of the taps: spoofing guard, DNS, private networks, traffic counters.
+
+    Management links (sm*) are kept out of connection tracking: every VM has the same link-local addresses on
+    its link, and conntrack does not tell interfaces apart, so packets of one VM would count for another's
+    connection. There the direction of a connection is read from the flags of its packets.
+    """
     dns = (
         f'iifname "sd*" ip daddr {GATEWAY} meta l4proto {{ tcp, udp }} th dport 53 dnat ip to {resolver}'
         if resolver
@@ -33,9 +38,14 @@ table inet stead {{
   set {TRAFFIC_SET} {{ type ifname; size {MAX_SLOTS}; flags dynamic; }}
   chain spoofed {{
     type filter hook prerouting priority raw;
+    iifname "sm*" notrack accept
     iifname "sd*" meta nfproto ipv6 drop
     iifname "sd*" fib saddr . iif oif missing drop
     iifname "sd*" update @{TRAFFIC_SET} {{ iifname counter }}
+  }}
+  chain untracked {{
+    type filter hook output priority raw;
+    oifname "sm*" notrack
   }}
   chain delivered {{
     type filter hook postrouting priority srcnat + 1;
@@ -49,6 +59,8 @@ table inet stead {{
     type filter hook input priority filter; policy drop;
     ct state established,related accept
     iifname "sm*" icmpv6 type {{ nd-neighbor-solicit, nd-neighbor-advert }} accept
+    iifname "sm*" ip6 saddr {AGENT_ADDRESS} ip6 daddr {HOST_LINK_ADDRESS} \
+      tcp sport {AGENT_PORT} tcp flags & (syn | ack) != syn accept
     iifname "sd*" ip daddr {GATEWAY} icmp type echo-request accept
   }}
   chain forward {{
