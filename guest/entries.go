@@ -8,6 +8,8 @@ import (
 	"io"
 	"os"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // file writes one regular file; long runs of zeros become holes.
@@ -72,8 +74,7 @@ func (u *unpacker) node(base string, header *tar.Header) error {
 		if header.Typeflag == tar.TypeBlock {
 			kind = syscall.S_IFBLK
 		}
-		major, minor := uint64(header.Devmajor), uint64(header.Devminor)
-		device = major&0xfff<<8 | major&^0xfff<<32 | minor&0xff | minor&^0xff<<12
+		device = unix.Mkdev(uint32(header.Devmajor), uint32(header.Devminor))
 	}
 	if err := syscall.Mknodat(int(u.handle.Fd()), base, kind|0o600, int(device)); err != nil {
 		return err
@@ -91,9 +92,5 @@ func (u *unpacker) ownAndTime(base string, header *tar.Header) error {
 			return err
 		}
 	}
-	name, err := syscall.BytePtrFromString(base)
-	if err != nil {
-		return err
-	}
-	return setTimes(int(u.handle.Fd()), name, header.ModTime)
+	return setTimes(int(u.handle.Fd()), base, header.ModTime)
 }

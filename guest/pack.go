@@ -8,6 +8,8 @@ import (
 	"os"
 	"slices"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 func (f *files) pack(c *fileCall) error {
@@ -99,8 +101,8 @@ func (p *packer) one(folder *os.Root, prefix, name string) error {
 		if stat.Mode&syscall.S_IFMT == syscall.S_IFBLK {
 			header.Typeflag = tar.TypeBlock
 		}
-		header.Devmajor = int64(stat.Rdev>>8&0xfff | stat.Rdev>>32&^0xfff)
-		header.Devminor = int64(stat.Rdev&0xff | stat.Rdev>>12&^0xff)
+		header.Devmajor = int64(unix.Major(stat.Rdev))
+		header.Devminor = int64(unix.Minor(stat.Rdev))
 	default:
 		return nil // a socket is nothing without its process
 	}

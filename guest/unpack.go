@@ -11,7 +11,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
-	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 func (f *files) unpack(c *fileCall) error {
@@ -241,22 +242,14 @@ func (u *unpacker) finish(file *os.File, header *tar.Header) error {
 	if err := syscall.Fchmod(int(file.Fd()), uint32(header.Mode)&0o7777); err != nil {
 		return err
 	}
-	return setTimes(int(file.Fd()), nil, header.ModTime)
+	return setTimes(int(file.Fd()), "", header.ModTime)
 }
 
-func setTimes(folder int, name *byte, modified time.Time) error {
-	times := [2]syscall.Timespec{{Nsec: utimeOmit}, syscall.NsecToTimespec(modified.UnixNano())}
-	_, _, number := syscall.Syscall6(syscall.SYS_UTIMENSAT, uintptr(folder), uintptr(unsafe.Pointer(name)),
-		uintptr(unsafe.Pointer(&times)), flagsFor(name), 0, 0)
-	if number != 0 {
-		return fmt.Errorf("set the time: %w", number)
+// setTimes sets the time of what has the name in an open folder; without a name, of the open file itself.
+func setTimes(fd int, name string, modified time.Time) error {
+	times := []unix.Timespec{{Nsec: unix.UTIME_OMIT}, unix.NsecToTimespec(modified.UnixNano())}
+	if err := unix.UtimesNanoAt(fd, name, times, unix.AT_SYMLINK_NOFOLLOW|unix.AT_EMPTY_PATH); err != nil {
+		return fmt.Errorf("set the time: %w", err)
 	}
 	return nil
-}
-
-func flagsFor(name *byte) uintptr {
-	if name == nil {
-		return 0
-	}
-	return atNoFollow
 }
