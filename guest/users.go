@@ -11,6 +11,8 @@ import (
 	"sync"
 	"syscall"
 	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 // user is whom a request acts as; nil is root.
@@ -226,7 +228,7 @@ func (u *user) do(operation func() error) error {
 // canEnter reports why a folder cannot be the user's working directory.
 func (u *user) canEnter(folder string) error {
 	return u.do(func() error {
-		fd, err := syscall.Open(folder+"/.", syscall.O_RDONLY|oPath|syscall.O_DIRECTORY|syscall.O_CLOEXEC, 0)
+		fd, err := syscall.Open(folder+"/.", syscall.O_RDONLY|unix.O_PATH|syscall.O_DIRECTORY|syscall.O_CLOEXEC, 0)
 		if err == nil {
 			syscall.Close(fd)
 		}
@@ -234,27 +236,24 @@ func (u *user) canEnter(folder string) error {
 	})
 }
 
-// become changes the rights of this thread only: the syscall package's own wrappers would change all threads.
+// become changes the rights of this thread only. setgroups is called by its number because the syscall package's
+// wrapper changes all threads, and the one of unix does not promise otherwise.
 func (u *user) become() error {
 	if _, _, err := syscall.RawSyscall(syscall.SYS_SETGROUPS, uintptr(len(u.groups)), uintptr(unsafe.Pointer(&u.groups[0])), 0); err != 0 {
 		return fmt.Errorf("setgroups: %w", err)
 	}
 	// setfsgid and setfsuid report no failure; asking again with an invalid id returns the current one.
-	syscall.RawSyscall(syscall.SYS_SETFSGID, uintptr(u.gid), 0, 0)
-	if now, _, _ := syscall.RawSyscall(syscall.SYS_SETFSGID, ^uintptr(0), 0, 0); uint32(now) != u.gid {
+	unix.Setfsgid(int(u.gid))
+	if now, _ := unix.SetfsgidRetGid(-1); uint32(now) != u.gid {
 		return fmt.Errorf("setfsgid: still %d", now)
 	}
-	syscall.RawSyscall(syscall.SYS_SETFSUID, uintptr(u.uid), 0, 0)
-	if now, _, _ := syscall.RawSyscall(syscall.SYS_SETFSUID, ^uintptr(0), 0, 0); uint32(now) != u.uid {
+	unix.Setfsuid(int(u.uid))
+	if now, _ := unix.SetfsuidRetUid(-1); uint32(now) != u.uid {
 		return fmt.Errorf("setfsuid: still %d", now)
 	}
 	// setfsuid drops only the file capabilities; CAP_SYS_RESOURCE alone would let a user eat the reserved blocks.
-	header := struct {
-		version uint32
-		pid     int32
-	}{version: 0x20080522}
-	var none [2]struct{ effective, permitted, inheritable uint32 }
-	if _, _, err := syscall.RawSyscall(syscall.SYS_CAPSET, uintptr(unsafe.Pointer(&header)), uintptr(unsafe.Pointer(&none)), 0); err != 0 {
+	var none [2]unix.CapUserData // version 3 has two
+	if err := unix.Capset(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &none[0]); err != nil {
 		return fmt.Errorf("capset: %w", err)
 	}
 	return nil
