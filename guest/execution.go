@@ -1,13 +1,14 @@
 package main
 
 import (
-	"errors"
 	"os"
 	"strconv"
 	"sync"
 	"syscall"
 	"time"
 	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 // execution is one running command: its process, its pipes and who ended it.
@@ -68,7 +69,7 @@ func (x *execution) timeOut() {
 func (x *execution) reap() {
 	if x.collected && !x.reaped && (!x.timedOut || x.graceOver) {
 		x.reaped = true
-		waitFor(x.pid, wExited)
+		waitFor(x.pid, unix.WEXITED)
 	}
 }
 
@@ -80,12 +81,12 @@ func (x *execution) wait() *execResult {
 	if err == nil {
 		// A pidfd becomes readable when its process ends: no thread sits in waitid meanwhile.
 		err = conn.Read(func(uintptr) bool {
-			status, err = waitFor(x.pid, wExited|wNoWait|wNoHang)
+			status, err = waitFor(x.pid, unix.WEXITED|unix.WNOWAIT|unix.WNOHANG)
 			return err != nil || status.ended()
 		})
 	}
 	if err != nil || !status.ended() {
-		status, _ = waitFor(x.pid, wExited|wNoWait)
+		status, _ = waitFor(x.pid, unix.WEXITED|unix.WNOWAIT)
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -124,14 +125,7 @@ func (x *execution) closeStdin() {
 	}
 }
 
-const (
-	wNoHang = 1
-	wExited = 4
-	wNoWait = 0x01000000
-	byPID   = 1 // P_PID
-)
-
-// exitStatus is the part of siginfo_t that waitid fills in for a child.
+// exitStatus is siginfo_t with the fields that waitid fills in for a child, which unix.Siginfo does not name.
 type exitStatus struct {
 	signal, errno, code, _ int32
 	pid                    int32
@@ -145,12 +139,9 @@ func (s *exitStatus) exited() bool { return s.code == 1 } // CLD_EXITED
 
 func waitFor(pid, flags int) (status exitStatus, err error) {
 	for {
-		_, _, number := syscall.Syscall6(syscall.SYS_WAITID, byPID, uintptr(pid), uintptr(unsafe.Pointer(&status)), uintptr(flags), 0, 0)
-		if number == 0 {
-			return status, nil
-		}
-		if !errors.Is(number, syscall.EINTR) {
-			return status, number
+		err = unix.Waitid(unix.P_PID, pid, (*unix.Siginfo)(unsafe.Pointer(&status)), flags, nil)
+		if err != syscall.EINTR {
+			return status, err
 		}
 	}
 }

@@ -17,7 +17,8 @@ import (
 	"syscall"
 	"time"
 	"unicode/utf8"
-	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -167,9 +168,8 @@ func handleSync(w http.ResponseWriter, _ *http.Request) {
 }
 
 func uptime() time.Duration {
-	const clockBoottime = 7
-	var now syscall.Timespec
-	syscall.RawSyscall(syscall.SYS_CLOCK_GETTIME, clockBoottime, uintptr(unsafe.Pointer(&now)), 0)
+	var now unix.Timespec
+	unix.ClockGettime(unix.CLOCK_BOOTTIME, &now)
 	return time.Duration(now.Nano())
 }
 
