@@ -7,17 +7,8 @@ import (
 	"net"
 	"net/netip"
 	"syscall"
-)
 
-const (
-	ifaFlags       = 8    // IFA_FLAGS
-	ifaNoDAD       = 2    // IFA_F_NODAD
-	iflaNetNSFD    = 28   // IFLA_NET_NS_FD
-	iflaMTU        = 4    // IFLA_MTU
-	onLink         = 4    // RTNH_F_ONLINK
-	ndaDestination = 1    // NDA_DST
-	ndaLinkAddress = 2    // NDA_LLADDR
-	nudPermanent   = 0x80 // NUD_PERMANENT
+	"golang.org/x/sys/unix"
 )
 
 type link struct {
@@ -26,16 +17,6 @@ type link struct {
 	mac   net.HardwareAddr
 	mtu   uint32
 	up    bool
-}
-
-// neighbour is struct ndmsg, which the syscall package lacks.
-type neighbour struct {
-	family uint8
-	_      [3]uint8
-	index  int32
-	state  uint16
-	flags  uint8
-	kind   uint8
 }
 
 func (n *netlink) links() ([]link, error) {
@@ -88,7 +69,7 @@ func (n *netlink) changeLink(index int32, up bool, values []byte) error {
 }
 
 func (n *netlink) moveLink(index int32, namespace int) error {
-	return n.changeLink(index, false, attribute32(nil, iflaNetNSFD, uint32(namespace)))
+	return n.changeLink(index, false, attribute32(nil, unix.IFLA_NET_NS_FD, uint32(namespace)))
 }
 
 func (n *netlink) renameLink(index int32, name string) error {
@@ -126,7 +107,7 @@ func (n *netlink) addresses(index int32) ([]netip.Prefix, error) {
 func (n *netlink) addAddress(index int32, prefix netip.Prefix, flags uint32) error {
 	body := addressMessage(index, prefix)
 	if flags != 0 {
-		body = attribute32(body, ifaFlags, flags)
+		body = attribute32(body, unix.IFA_FLAGS, flags)
 	}
 	_, err := n.request(syscall.RTM_NEWADDR, syscall.NLM_F_CREATE|syscall.NLM_F_REPLACE, body)
 	return err
@@ -151,7 +132,7 @@ func (n *netlink) addRoute(index int32, destination netip.Prefix, gateway netip.
 		Protocol: syscall.RTPROT_BOOT, Scope: syscall.RT_SCOPE_LINK, Type: syscall.RTN_UNICAST,
 	}
 	if gateway.IsValid() {
-		message.Scope, message.Flags = syscall.RT_SCOPE_UNIVERSE, onLink
+		message.Scope, message.Flags = syscall.RT_SCOPE_UNIVERSE, unix.RTNH_F_ONLINK
 	}
 	body := bytesOf(&message)
 	if destination.Bits() > 0 {
@@ -167,10 +148,9 @@ func (n *netlink) addRoute(index int32, destination netip.Prefix, gateway netip.
 
 // addNeighbour makes a permanent entry, so that nothing has to be asked or answered on the link.
 func (n *netlink) addNeighbour(index int32, address netip.Addr, mac net.HardwareAddr) error {
-	const rtmNewNeighbour = 28
-	body := bytesOf(&neighbour{family: family(address), index: index, state: nudPermanent})
-	body = attribute(body, ndaDestination, address.AsSlice())
-	body = attribute(body, ndaLinkAddress, mac)
-	_, err := n.request(rtmNewNeighbour, syscall.NLM_F_CREATE|syscall.NLM_F_REPLACE, body)
+	body := bytesOf(&unix.NdMsg{Family: family(address), Ifindex: index, State: unix.NUD_PERMANENT})
+	body = attribute(body, unix.NDA_DST, address.AsSlice())
+	body = attribute(body, unix.NDA_LLADDR, mac)
+	_, err := n.request(unix.RTM_NEWNEIGH, syscall.NLM_F_CREATE|syscall.NLM_F_REPLACE, body)
 	return err
 }

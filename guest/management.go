@@ -12,13 +12,14 @@ import (
 	"runtime"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
 	managementName = "management"
 	agentPort      = "7070"
 	nicDeadline    = 60 * time.Second
-	nsfsMagic      = 0x6e736673
 )
 
 var (
@@ -82,13 +83,13 @@ func enterNamespace(folder string) (int, error) {
 	}
 	mount := filepath.Join(folder, "netns")
 	var system syscall.Statfs_t
-	if syscall.Statfs(mount, &system) == nil && system.Type == nsfsMagic {
+	if syscall.Statfs(mount, &system) == nil && system.Type == unix.NSFS_MAGIC {
 		fd, err := syscall.Open(mount, syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
 		if err != nil {
 			return -1, fmt.Errorf("%s: %w", mount, err)
 		}
-		if _, _, number := syscall.RawSyscall(sysSetns, uintptr(fd), syscall.CLONE_NEWNET, 0); number != 0 {
-			return -1, fmt.Errorf("enter %s: %w", mount, number)
+		if err := unix.Setns(fd, unix.CLONE_NEWNET); err != nil {
+			return -1, fmt.Errorf("enter %s: %w", mount, err)
 		}
 		return fd, nil
 	}
@@ -158,7 +159,7 @@ func configureManagement(inside *netlink, nic *link) error {
 	if err := inside.changeLink(nic.index, true, nil); err != nil {
 		return fmt.Errorf("bring %s up: %w", managementName, err)
 	}
-	if err := inside.addAddress(nic.index, agentAddress, ifaNoDAD); err != nil {
+	if err := inside.addAddress(nic.index, agentAddress, unix.IFA_F_NODAD); err != nil {
 		return fmt.Errorf("add %s: %w", agentAddress, err)
 	}
 	if err := inside.addNeighbour(nic.index, hostAddress, hostMAC); err != nil {

@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestManagementNIC(t *testing.T) {
@@ -34,7 +36,7 @@ func TestManagementNIC(t *testing.T) {
 	host, err := kernel.findLink(hostMAC)
 	must(t, err)
 	must(t, kernel.changeLink(host.index, true, nil))
-	must(t, kernel.addAddress(host.index, netip.MustParsePrefix("fe80::1/64"), ifaNoDAD))
+	must(t, kernel.addAddress(host.index, netip.MustParsePrefix("fe80::1/64"), unix.IFA_F_NODAD))
 	must(t, kernel.addNeighbour(host.index, agentAddress.Addr(), managementMAC))
 
 	client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}

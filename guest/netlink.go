@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"syscall"
 	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 // netlink is a socket to the kernel's network configuration, of the namespace its thread was in when it was opened.
@@ -100,10 +102,10 @@ func parseNetlink(packet []byte) ([]syscall.NetlinkMessage, error) {
 
 // attribute appends a type, its length and its value, padded.
 func attribute(to []byte, kind uint16, value []byte) []byte {
-	to = binary.NativeEndian.AppendUint16(to, uint16(4+len(value)))
+	to = binary.NativeEndian.AppendUint16(to, uint16(unix.NLA_HDRLEN+len(value)))
 	to = binary.NativeEndian.AppendUint16(to, kind)
 	to = append(to, value...)
-	for len(to)%4 != 0 {
+	for len(to)%unix.NLA_ALIGNTO != 0 {
 		to = append(to, 0)
 	}
 	return to
@@ -116,14 +118,15 @@ func attribute32(to []byte, kind uint16, value uint32) []byte {
 // attributes reads those that follow a fixed header of the given size.
 func attributes(data []byte, header int) map[uint16][]byte {
 	found := map[uint16][]byte{}
-	for header+4 <= len(data) {
+	for header+unix.NLA_HDRLEN <= len(data) {
 		rest := data[header:]
 		size := int(binary.NativeEndian.Uint16(rest))
-		if size < 4 || size > len(rest) {
+		if size < unix.NLA_HDRLEN || size > len(rest) {
 			break
 		}
-		found[binary.NativeEndian.Uint16(rest[2:])&0x3fff] = rest[4:size]
-		header += (size + 3) &^ 3
+		kind := binary.NativeEndian.Uint16(rest[2:]) &^ (unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
+		found[kind] = rest[unix.NLA_HDRLEN:size]
+		header += (size + unix.NLA_ALIGNTO - 1) &^ (unix.NLA_ALIGNTO - 1)
 	}
 	return found
 }

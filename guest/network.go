@@ -200,7 +200,7 @@ func (n *network) connect(kernel *netlink, wanted *netip.Prefix) (*link, error) 
 		return nil, err
 	}
 	if !nic.up || nic.mtu != n.MTU {
-		if err := kernel.changeLink(nic.index, true, attribute32(nil, iflaMTU, n.MTU)); err != nil {
+		if err := kernel.changeLink(nic.index, true, attribute32(nil, syscall.IFLA_MTU, n.MTU)); err != nil {
 			return nil, fmt.Errorf("bring %s up: %w", nic.name, err)
 		}
 	}
