@@ -6,33 +6,15 @@ import (
 	"os"
 	"strings"
 	"syscall"
-	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
-// The parts of linux/fanotify.h that a watch needs.
 const (
-	fanCloexec  = 0x1
-	fanNonblock = 0x2
-	// FAN_REPORT_DFID_NAME_TARGET: the folder's handle, the name in it, and the handle of what has that name.
-	fanReportNames = 0x200 | 0x400 | 0x800 | 0x1000
+	watchedChanges = unix.FAN_MODIFY | unix.FAN_ATTRIB | unix.FAN_MOVED_FROM | unix.FAN_MOVED_TO | unix.FAN_CREATE |
+		unix.FAN_DELETE | unix.FAN_ONDIR
 
-	fanMarkAdd        = 0x1
-	fanMarkFilesystem = 0x100
-
-	fanModify    = 0x2
-	fanAttrib    = 0x4
-	fanMovedFrom = 0x40
-	fanMovedTo   = 0x80
-	fanCreate    = 0x100
-	fanDelete    = 0x200
-	fanOverflow  = 0x4000
-	fanOnFolder  = 0x40000000
-	fanWatched   = fanModify | fanAttrib | fanMovedFrom | fanMovedTo | fanCreate | fanDelete | fanOnFolder
-
-	infoTarget     = 1
-	infoFolderName = 2
-
-	eventHeader  = 24
+	// Sizes from linux/fanotify.h and linux/fcntl.h that unix does not have.
 	infoHeader   = 12 // kind, padding, length, file system id
 	handleHeader = 8  // size and type
 )
@@ -56,15 +38,15 @@ type notice struct {
 }
 
 func openNotices(path string) (*notices, error) {
-	group, _, number := syscall.Syscall(syscall.SYS_FANOTIFY_INIT, fanCloexec|fanNonblock|fanReportNames, syscall.O_RDONLY, 0)
-	if number == syscall.EMFILE {
+	// Each change is reported with the folder's handle, the name in it, and the handle of what has that name.
+	group, err := unix.FanotifyInit(unix.FAN_CLOEXEC|unix.FAN_NONBLOCK|unix.FAN_REPORT_DFID_NAME_TARGET, unix.O_RDONLY)
+	if err == syscall.EMFILE {
 		return nil, overloaded("too many file watches in the VM")
 	}
-	if number != 0 {
-		return nil, fmt.Errorf("fanotify_init: %w", number)
+	if err != nil {
+		return nil, fmt.Errorf("fanotify_init: %w", err)
 	}
-	n := &notices{file: os.NewFile(group, "fanotify"), buffer: make([]byte, 64<<10)}
-	var err error
+	n := &notices{file: os.NewFile(uintptr(group), "fanotify"), buffer: make([]byte, 64<<10)}
 	if n.conn, err = n.file.SyscallConn(); err != nil {
 		n.file.Close()
 		return nil, err
@@ -73,10 +55,9 @@ func openNotices(path string) (*notices, error) {
 		n.file.Close()
 		return nil, err
 	}
-	_, _, number = syscall.Syscall6(syscall.SYS_FANOTIFY_MARK, group, fanMarkAdd|fanMarkFilesystem, fanWatched, uintptr(n.folder), 0, 0)
-	if number != 0 {
+	if err = unix.FanotifyMark(group, unix.FAN_MARK_ADD|unix.FAN_MARK_FILESYSTEM, watchedChanges, n.folder, ""); err != nil {
 		n.close()
-		return nil, fmt.Errorf("fanotify_mark: %w", number)
+		return nil, fmt.Errorf("fanotify_mark: %w", err)
 	}
 	return n, nil
 }
@@ -134,9 +115,9 @@ func (n *notices) more(into []notice, limit int) (_ []notice, drained bool, err 
 }
 
 func parseNotices(into []notice, raw []byte) []notice {
-	for len(raw) >= eventHeader {
+	for len(raw) >= unix.FAN_EVENT_METADATA_LEN {
 		length := int(binary.NativeEndian.Uint32(raw))
-		if length < eventHeader || length > len(raw) {
+		if length < unix.FAN_EVENT_METADATA_LEN || length > len(raw) {
 			break
 		}
 		found := notice{mask: binary.NativeEndian.Uint64(raw[8:])}
@@ -148,9 +129,9 @@ func parseNotices(into []notice, raw []byte) []notice {
 			handle := handleHeader + int(binary.NativeEndian.Uint32(info[infoHeader:]))
 			if infoHeader+handle <= size {
 				switch info[0] {
-				case infoTarget:
+				case unix.FAN_EVENT_INFO_TYPE_FID:
 					found.target = string(info[infoHeader : infoHeader+handle])
-				case infoFolderName:
+				case unix.FAN_EVENT_INFO_TYPE_DFID_NAME:
 					found.folder = string(info[infoHeader : infoHeader+handle])
 					found.name, _, _ = strings.Cut(string(info[infoHeader+handle:size]), "\x00")
 				}
@@ -158,7 +139,7 @@ func parseNotices(into []notice, raw []byte) []notice {
 			info = info[size:]
 		}
 		// What has no folder is an inode without a name any more, such as the rest of a deleted file.
-		if found.folder != "" || found.mask&fanOverflow != 0 {
+		if found.folder != "" || found.mask&unix.FAN_Q_OVERFLOW != 0 {
 			into = append(into, found)
 		}
 		raw = raw[length:]
@@ -169,18 +150,19 @@ func parseNotices(into []notice, raw []byte) []notice {
 // path finds where a folder is now; a folder that was deleted is nowhere.
 func (n *notices) path(handle string) (string, bool) {
 	raw := []byte(handle)
-	fd, _, number := syscall.Syscall(sysOpenByHandleAt, uintptr(n.folder), uintptr(unsafe.Pointer(&raw[0])), oPath|syscall.O_CLOEXEC)
-	if number != 0 {
+	kind := int32(binary.NativeEndian.Uint32(raw[4:]))
+	fd, err := unix.OpenByHandleAt(n.folder, unix.NewFileHandle(kind, raw[handleHeader:]), unix.O_PATH|unix.O_CLOEXEC)
+	if err != nil {
 		return "", false
 	}
-	defer syscall.Close(int(fd))
+	defer syscall.Close(fd)
 	path, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
 	if err != nil || path[0] != '/' {
 		return "", false
 	}
 	if strings.HasSuffix(path, " (deleted)") {
 		var stat syscall.Stat_t
-		if syscall.Fstat(int(fd), &stat) != nil || stat.Nlink == 0 {
+		if syscall.Fstat(fd, &stat) != nil || stat.Nlink == 0 {
 			return "", false
 		}
 	}

@@ -8,7 +8,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
-	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -142,7 +143,7 @@ func (w *watch) tell(changes []notice, drained bool) {
 	last := make(map[key]int, len(changes))
 	for i, change := range changes {
 		last[key{change.mask, change.folder, change.name}] = i
-		if change.mask&fanDelete != 0 && change.mask&fanOnFolder != 0 && change.target != "" {
+		if change.mask&unix.FAN_DELETE != 0 && change.mask&unix.FAN_ONDIR != 0 && change.target != "" {
 			w.gone[change.target] = change
 		}
 	}
@@ -152,7 +153,7 @@ func (w *watch) tell(changes []notice, drained bool) {
 		if last[key{change.mask, change.folder, change.name}] != i {
 			continue
 		}
-		if change.mask&fanOverflow != 0 {
+		if change.mask&unix.FAN_Q_OVERFLOW != 0 {
 			w.line("overflow", "")
 			continue
 		}
@@ -218,7 +219,7 @@ func (w *watch) place(change *notice, folder string) {
 		return
 	}
 	path := join(folder, change.name)
-	const came, went = fanCreate | fanMovedTo, fanDelete | fanMovedFrom
+	const came, went = unix.FAN_CREATE | unix.FAN_MOVED_TO, unix.FAN_DELETE | unix.FAN_MOVED_FROM
 	var stat syscall.Stat_t
 	exists := true
 	if change.mask&came == 0 || change.mask&went != 0 {
@@ -228,14 +229,14 @@ func (w *watch) place(change *notice, folder string) {
 	if exists {
 		w.went(change.mask, path)
 	}
-	if change.mask&fanCreate != 0 {
+	if change.mask&unix.FAN_CREATE != 0 {
 		w.line("create", path)
 	}
-	if change.mask&fanMovedTo != 0 {
+	if change.mask&unix.FAN_MOVED_TO != 0 {
 		w.line("moved_to", path)
 	}
 	// A file may be written after it was deleted, by those who have it open. That is nobody's file.
-	if change.mask&(fanModify|fanAttrib) != 0 && exists {
+	if change.mask&(unix.FAN_MODIFY|unix.FAN_ATTRIB) != 0 && exists {
 		w.line("change", path)
 	}
 	if !exists {
@@ -244,10 +245,10 @@ func (w *watch) place(change *notice, folder string) {
 }
 
 func (w *watch) went(mask uint64, path string) {
-	if mask&fanMovedFrom != 0 {
+	if mask&unix.FAN_MOVED_FROM != 0 {
 		w.line("moved_from", path)
 	}
-	if mask&fanDelete != 0 {
+	if mask&unix.FAN_DELETE != 0 {
 		w.line("delete", path)
 	}
 }
@@ -303,12 +304,5 @@ func (e *eyes) close() {
 
 // mayList asks for the rights of this thread, where access(2) would ask for those of the process.
 func mayList(folder string) bool {
-	const readAndEnter = 4 | 1
-	name, err := syscall.BytePtrFromString(folder)
-	if err != nil {
-		return false
-	}
-	current := atCurrent
-	_, _, number := syscall.Syscall6(sysFaccessat2, uintptr(current), uintptr(unsafe.Pointer(name)), readAndEnter, atEffective, 0, 0)
-	return number == 0
+	return unix.Faccessat2(unix.AT_FDCWD, folder, unix.R_OK|unix.X_OK, unix.AT_EACCESS) == nil
 }
