@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"time"
 	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 type identityRequest struct {
@@ -287,7 +289,8 @@ func (i *identity) apply(request *identityRequest, arrived time.Time) (*identity
 	}
 	answer.Machine = i.machineID()
 	random := make([]byte, 32)
-	if n, _, number := syscall.Syscall(sysGetrandom, uintptr(unsafe.Pointer(&random[0])), 32, 0); n != 32 {
+	// From the kernel's pool: unix.Getrandom would take the bytes from one in the agent's own memory.
+	if n, _, number := syscall.Syscall(unix.SYS_GETRANDOM, uintptr(unsafe.Pointer(&random[0])), 32, 0); n != 32 {
 		return nil, fmt.Errorf("getrandom: %w", number)
 	}
 	answer.Random = hex.EncodeToString(random)
@@ -296,15 +299,15 @@ func (i *identity) apply(request *identityRequest, arrived time.Time) (*identity
 }
 
 func (i *identity) applyNames(names *remembered, answer *identityAnswer) error {
-	var system syscall.Utsname
-	if err := syscall.Uname(&system); err != nil {
+	var system unix.Utsname
+	if err := unix.Uname(&system); err != nil {
 		return fmt.Errorf("uname: %w", err)
 	}
-	if utsString(&system.Nodename) != names.Hostname {
+	if unix.ByteSliceToString(system.Nodename[:]) != names.Hostname {
 		if err := syscall.Sethostname([]byte(names.Hostname)); err != nil {
 			return fmt.Errorf("set the hostname: %w", err)
 		}
-		syscall.Uname(&system)
+		unix.Uname(&system)
 	}
 	if _, err := replaceFile(i.root+"/etc/hostname", names.Hostname+"\n", 0o644); err != nil {
 		return err
@@ -326,7 +329,7 @@ func (i *identity) applyNames(names *remembered, answer *identityAnswer) error {
 	if _, err := replaceFile(i.root+"/etc/resolv.conf", names.Network.resolvers(), 0o644); err != nil {
 		return err
 	}
-	answer.Hostname, answer.Kernel = utsString(&system.Nodename), utsString(&system.Release)
+	answer.Hostname, answer.Kernel = unix.ByteSliceToString(system.Nodename[:]), unix.ByteSliceToString(system.Release[:])
 	answer.MachineID = strings.TrimSpace(machineID)
 	return nil
 }

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"syscall"
 	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 const hostnameBytes = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-"
@@ -48,12 +50,6 @@ func hostsWith(hosts, hostname string) string {
 		lines = append(lines, own)
 	}
 	return strings.Join(lines, "\n") + "\n"
-}
-
-func utsString(field *[65]int8) string {
-	bytes := unsafe.Slice((*byte)(unsafe.Pointer(&field[0])), len(field))
-	text, _, _ := strings.Cut(string(bytes), "\x00")
-	return text
 }
 
 // replaceFile writes a file, not synced because the host can give the identity again at any time, and returns
@@ -163,24 +159,21 @@ func reseed(entropy []byte) error {
 		return fmt.Errorf("/dev/urandom: %w", err)
 	}
 	defer syscall.Close(pool)
-	credit := struct {
+	credit := struct { // rand_pool_info, which unix does not have
 		bits, size int32
 		bytes      [64]byte
 	}{bits: int32(8 * len(entropy)), size: int32(len(entropy))}
 	copy(credit.bytes[:], entropy)
-	if _, _, number := syscall.Syscall(syscall.SYS_IOCTL, uintptr(pool), addEntropy, uintptr(unsafe.Pointer(&credit))); number != 0 {
+	if _, _, number := syscall.Syscall(syscall.SYS_IOCTL, uintptr(pool), unix.RNDADDENTROPY, uintptr(unsafe.Pointer(&credit))); number != 0 {
 		return fmt.Errorf("credit entropy: %w", number)
 	}
-	if _, _, number := syscall.Syscall(syscall.SYS_IOCTL, uintptr(pool), reseedRandom, 0); number != 0 {
-		return fmt.Errorf("reseed the random pool: %w", number)
+	if err := unix.IoctlSetInt(pool, unix.RNDRESEEDCRNG, 0); err != nil {
+		return fmt.Errorf("reseed the random pool: %w", err)
 	}
 	return nil
 }
 
 func setClock(nanoseconds int64) error {
-	now := syscall.NsecToTimespec(nanoseconds)
-	if _, _, number := syscall.Syscall(syscall.SYS_CLOCK_SETTIME, clockRealtime, uintptr(unsafe.Pointer(&now)), 0); number != 0 {
-		return number
-	}
-	return nil
+	now := unix.NsecToTimespec(nanoseconds)
+	return unix.ClockSettime(unix.CLOCK_REALTIME, &now)
 }
