@@ -12,6 +12,8 @@ from stead.api.parts import Installation, VmHosting, limit_creations, limit_sock
 from stead.api.wire.triggers import push_payload
 from stead.builds.background import Answer, BackgroundRequests
 from stead.builds.builder import Builder
+from stead.domains.domains import Domains
+from stead.domains.names import Names
 from stead.errors import MachineNotFound
 from stead.github.links import Links
 from stead.host.local import LocalHost, installation_locked
@@ -40,6 +42,9 @@ from stead.store.installation_id import open_database_of
 from stead.store.logs import LogStore
 from stead.store.requests import RequestStore
 from stead.tasks import TaskSet
+
+COMPATIBLE_NAMES = ("api.freestyle.sh", "git.freestyle.sh", "vm-ssh.freestyle.sh")
+"""Names of the compatible service. In VMs they lead to this installation, so no account can have them."""
 
 
 @contextlib.asynccontextmanager
@@ -111,9 +116,13 @@ async def open_parts(
         async def made_for(request: str) -> Answer | None:
             info = None if machines is None else await machines.made_for(request)
             handed_over = info is not None and info.state is State.RUNNING and info.purpose == "use"
-            return created_answer(info) if info is not None and handed_over else None
+            if info is None or not handed_over:
+                return None
+            return created_answer(info, domains.of_machine(info.id))
 
         identities = Identities(database, owns)
+        names = Names.of(settings.preview_zones, COMPATIBLE_NAMES)
+        domains = await Domains.open(database, names, owns, limits_of)
         guard = SsrfGuard(settings.dial_private)
         folder = settings.data / "repos"
         repos = await stack.enter_async_context(Repos.open(database, folder, limits_of, git_uid))
@@ -133,7 +142,7 @@ async def open_parts(
             bundles = Bundles(repos, access, settings.clone_root)
             vms = VmHosting(machines, Builder(machines, BuildStore(database), logbook, bundles))
             machines.limit(limits_of)
-            events = _MachineEvents(logbook, identities)
+            events = _MachineEvents(logbook, identities, domains)
             stack.push_async_callback(events.close)
             machines.watch(events)
             await vms.builder.records.recover()
@@ -147,6 +156,7 @@ async def open_parts(
             accounts=accounts,
             callers=callers,
             identities=identities,
+            domains=domains,
             background=background,
             creations=limit_creations(settings.max_creations),
             sockets=limit_sockets(settings.max_sockets),
@@ -164,11 +174,12 @@ async def open_parts(
 
 
 class _MachineEvents:
-    """Writes VMs' lifecycle events to the logbook, and drops the permissions on deleted VMs."""
+    """Writes VMs' lifecycle events to the logbook, and drops permissions on deleted VMs and their domains."""
 
-    def __init__(self, logbook: Logbook, identities: Identities) -> None:
+    def __init__(self, logbook: Logbook, identities: Identities, domains: Domains) -> None:
         self._logbook = logbook
         self._identities = identities
+        self._domains = domains
         self._writes = TaskSet()
 
     def __call__(self, event: MachineEvent) -> None:
@@ -181,6 +192,8 @@ class _MachineEvents:
 
     async def _write(self, event: MachineEvent, account: str) -> None:
         record = event.record
+        if event.row_removed:
+            await self._domains.remove_machine(record.id)
         await self._logbook.write(
             account,
             event.message,

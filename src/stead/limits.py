@@ -30,6 +30,10 @@ class Limits:
     """Of one repository on disk, with its LFS objects."""
     total_repos_mib: int | None = None
     """Of all repositories."""
+    domains: int | None = None
+    """Verified domains."""
+    mappings: int | None = None
+    """Host names that lead to VMs."""
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():

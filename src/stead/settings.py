@@ -36,6 +36,7 @@ CONFIG_FILE = Path("/etc/stead/stead.toml")
 _SIZE = re.compile(r"(?P<vcpus>\d+)x(?P<memory>\d+)(?P<unit>[MG])x(?P<disk>\d+)G")
 
 _SLOTS = 65536
+_HOSTNAME = re.compile(r"([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 @dataclass(frozen=True, order=True)
@@ -122,6 +123,17 @@ def _listen(text: str) -> str:
     return text
 
 
+def _domains(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(map(_checked_domain, names))
+
+
+def _checked_domain(text: str) -> str:
+    name = text.lower().removesuffix(".")
+    if len(name) > 200 or not _HOSTNAME.fullmatch(name):
+        raise ValueError
+    return name
+
+
 def _empty_as_none(limits: Any) -> Any:
     """`STEAD_LIMIT_VMS=` is no limit."""
     if isinstance(limits, dict):
@@ -131,6 +143,7 @@ def _empty_as_none(limits: Any) -> Any:
 
 _SPLIT = _from_text(lambda text: text.replace(",", " ").split())
 _NETWORKS = Allowed("networks such as 10.1.0.0/16 (without host bits), separated by commas or spaces")
+_ZONES = Allowed("domain names such as stead.localhost, separated by commas or spaces")
 Count = Annotated[int, Ge(0), Allowed("an integer of at least 0")]
 Positive = Annotated[int, Ge(1), Allowed("an integer of at least 1")]
 
@@ -178,6 +191,11 @@ class Settings(BaseModel):
     """Address of the API. Put TLS in front of any address that is not loopback."""
     git_url: str | None = None
     """URL under which git clients reach the repositories; by default that of the API."""
+    preview_zones: Annotated[tuple[str, ...], _SPLIT, AfterValidator(_domains), _ZONES] = (
+        "stead.localhost",
+        "style.dev",
+    )
+    """Zones whose names accounts may map without a verification."""
     max_calls: Positive = 1000
     """Concurrent API calls; more are refused."""
     max_sockets: Positive = 2000

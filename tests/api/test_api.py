@@ -45,7 +45,7 @@ from support.serve_process import client_of
         ("POST", "/v1/vms", b"{", 400, "CREATE_VM_BAD_REQUEST"),
         ("POST", "/v1/vms", b"[]", 400, "CREATE_VM_BAD_REQUEST"),
         ("POST", "/v1/vms", b'{"name": 7}', 400, "CREATE_VM_BAD_REQUEST"),
-        ("POST", "/v1/vms", b'{"domains": [{"domain": "a.example"}]}', 400, "CREATE_VM_BAD_REQUEST"),
+        ("POST", "/v1/vms", b'{"domains": [{"domain": "a.example"}]}', 401, "DOMAIN_OWNERSHIP_NOT_VERIFIED"),
         ("POST", "/v1/vms", b'{"nics": [{"vpc": "x"}]}', 400, "CREATE_VM_BAD_REQUEST"),
         ("POST", "/v1/vms", b'{"idleTimeoutSeconds": -1}', 400, "VALIDATION_ERROR"),
         ("POST", "/v1/vms", b'{"snapshotId": "sc-nobodys"}', 404, "SNAPSHOT_NOT_FOUND"),

@@ -16,6 +16,7 @@ from stead.api import (
     account,
     builds,
     creation,
+    domains,
     errors,
     forward,
     github_sync,
@@ -84,7 +85,7 @@ def create_app(installation: Installation | None = None) -> FastAPI:
         app.include_router(module.router)
     for module in (pty, processes, forward, tickets):
         app.include_router(module.router)
-    for module in (repos, repo_search, triggers, github_sync, logs, account, unimplemented):
+    for module in (repos, repo_search, triggers, github_sync, logs, account, domains, unimplemented):
         app.include_router(module.router)
     _add_upgrade_hints(app)
     app.include_router(sockets.router)

@@ -5,24 +5,26 @@ not hear of is deleted: when the client disconnects before the answer, the work 
 the VM is durable.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header
 
 from stead.api.background import AFTER_HEADER, run
 from stead.api.callers import CurrentCall, Owner
-from stead.api.parts import BackgroundDep, BuilderDep, CreationsDep, MachinesDep
+from stead.api.parts import BackgroundDep, BuilderDep, CreationsDep, DomainsDep, MachinesDep
 from stead.api.wire.creation import CreateSnapshot, CreateVm
 from stead.api.wire.snapshots import SnapshotCreated
 from stead.api.wire.unknown import HEADER, Tracked, unknown_keys
 from stead.api.wire.vms import Created
 from stead.builds.background import Answer, Work, new_request_id
 from stead.builds.builder import MachineOrder, SnapshotOrder
+from stead.builds.plan import plan_machine
+from stead.domains.domains import Mapping
 from stead.errors import InvalidRequest
 from stead.machines.machine import MachineInfo
 from stead.machines.persistence import PERSISTENT
-from stead.tasks import KeyedLimit, or_undo
+from stead.tasks import KeyedLimit, finished, or_undo
 
 router = APIRouter(tags=["vms"])
 
@@ -55,12 +57,16 @@ async def create_vm(
     builder: BuilderDep,
     background: BackgroundDep,
     creations: CreationsDep,
+    domains: DomainsDep,
     call: CurrentCall,
     wanted: CreateVm | None = None,
     after: _After = None,
     unknown: _UnknownKeys = None,
 ) -> Any:
-    """Create a VM from the base image, a snapshot or a spec. The VM runs when this answers."""
+    """Create a VM from the base image, a snapshot or a spec. The VM runs when this answers.
+
+    `domains` lead to it then; if one cannot be mapped, there is no VM.
+    """
     wanted = wanted or CreateVm.model_validate({})
     warnings = _check_keys(wanted, unknown)
     wanted.refuse_unsupported()
@@ -78,12 +84,24 @@ async def create_vm(
         warnings=warnings,
     )
 
+    plan = plan_machine(order.spec, order.template, order.top)
+    targets = wanted.targets(plan.domain_port)
+    await domains.check(owner.account, targets)
+
     async def delete_created(created: Answer) -> None:
         await machines.delete(created["id"], forget=True)
 
     async def make() -> Answer:
         machine = await builder.create_machine(order)
-        return created_answer(await machine.info())
+        info = await machine.info()
+        mapped: Sequence[Mapping] = ()
+        if targets:
+            try:
+                mapped = await domains.map_all(owner.account, info.id, targets)
+            except BaseException:
+                await finished(machines.delete(info.id, forget=True))
+                raise
+        return created_answer(info, mapped)
 
     work = _limited(creations, lambda: or_undo(make(), delete_created))
     if after is not None:
@@ -127,8 +145,9 @@ async def create_snapshot(
     return await run(background, owner.account, request, after, work, "CREATE_SNAPSHOT_BAD_REQUEST")
 
 
-def created_answer(info: MachineInfo) -> Answer:
-    return Created(id=info.id, snapshot_id=info.snapshot).model_dump(by_alias=True)
+def created_answer(info: MachineInfo, mapped: Sequence[Mapping]) -> Answer:
+    names = [mapping.domain for mapping in mapped]
+    return Created(id=info.id, domains=names, snapshot_id=info.snapshot).model_dump(by_alias=True)
 
 
 def _check_keys(body: Tracked, unknown: str | None) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from stead.builds.errors import (
     Rule,
     SetupFailed,
 )
+from stead.domains import errors as domains
 from stead.github.errors import GithubFailed, GithubNotConnected, GithubRefused, LinkConflict, NotLinked
 from stead.identity import errors as identity
 from stead.identity.tickets import TicketLimitExceeded
@@ -72,8 +73,9 @@ STATUSES: dict[str, int] = {
             WORKDIR_EMPTY GROUP_EMPTY USER_EMPTY ON_FAILURE_ARRAY_CONTAINS_EMPTY
             REQUIRES_ARRAY_CONTAINS_EMPTY AFTER_ARRAY_CONTAINS_EMPTY ENV_KEY_CONTAINS_EQUALS ENV_KEY_EMPTY
             EXEC_EMPTY SERVICE_NAME_TOO_LONG SERVICE_NAME_INVALID_PREFIX SERVICE_NAME_INVALID_CHARS
-            SERVICE_NAME_EMPTY INVALID_QUERY INVALID_SESSION_ID""",
-        401: "UNAUTHORIZED_ERROR",
+            SERVICE_NAME_EMPTY INVALID_QUERY INVALID_SESSION_ID INVALID_DOMAIN DOMAIN_ALREADY_EXISTS
+            VERIFICATION_FAILED""",
+        401: "UNAUTHORIZED_ERROR DOMAIN_OWNERSHIP_NOT_VERIFIED VM_ACCESS_DENIED_FOR_MAPPING",
         403: """FORBIDDEN VM_ACCESS_DENIED VM_LIMIT_EXCEEDED TOTAL_VM_LIMIT_EXCEEDED
             SNAPSHOT_LIMIT_EXCEEDED MEMORY_STORAGE_QUOTA_EXCEEDED ROOTFS_STORAGE_QUOTA_EXCEEDED
             ROOTFS_OVER_PLAN_LIMIT MEM_OVER_PLAN_LIMIT VCPU_OVER_PLAN_LIMIT LIMIT_EXCEEDED
@@ -83,7 +85,7 @@ STATUSES: dict[str, int] = {
             FILE_NOT_FOUND USER_NOT_FOUND SERVICE_NOT_FOUND IDENTITY_NOT_FOUND VM_PERMISSION_NOT_FOUND
             PERMISSION_NOT_FOUND GIT_REPOSITORY_NOT_FOUND REPO_NOT_FOUND TAG_NOT_FOUND COMMIT_NOT_FOUND
             BLOB_NOT_FOUND TREE_NOT_FOUND BRANCH_NOT_FOUND PATH_NOT_FOUND REFERENCE_NOT_FOUND
-            SESSION_NOT_FOUND""",
+            SESSION_NOT_FOUND VERIFICATION_NOT_FOUND""",
         408: "EXEC_TIMED_OUT",
         409: """VM_IS_SUSPENDING STILL_CREATING SNAPSHOT_ALREADY_DELETED SOURCE_SNAPSHOT_BUILDING
             PERMISSION_ALREADY_EXISTS CONFLICTING_PARENT BRANCH_ALREADY_EXISTS GIT_HUB_SYNC_CONFLICT
@@ -91,7 +93,8 @@ STATUSES: dict[str, int] = {
         410: "SOURCE_SNAPSHOT_DELETED VM_DELETED SESSION_EXPIRED",
         429: "SESSION_CAP_REACHED",
         500: """INTERNAL INTERNAL_ERROR VM_SETUP_FAILED SNAPSHOT_SETUP_FAILED BUILD_BUDGET_EXCEEDED
-            VM_EXIT_DURING_START GIT_ERROR GIT_HUB_SYNC_FAILED RETRIEVE_LOGS_FAILED""",
+            VM_EXIT_DURING_START GIT_ERROR GIT_HUB_SYNC_FAILED RETRIEVE_LOGS_FAILED
+            FAILED_TO_VERIFY_DOMAIN""",
         503: "SERVICE_UNAVAILABLE NO_LOCAL_STORAGE_CAPACITY",
         504: "VM_START_TIMEOUT",
     }.items()
@@ -143,6 +146,9 @@ _LIMITS = {
     "disk_gib": "ROOTFS_OVER_PLAN_LIMIT",
     "total_memory_gib": "MEMORY_STORAGE_QUOTA_EXCEEDED",
     "total_disk_gib": "ROOTFS_STORAGE_QUOTA_EXCEEDED",
+    "domains": "LIMIT_EXCEEDED",
+    "mappings": "LIMIT_EXCEEDED",
+    "domain_verifications": "LIMIT_EXCEEDED",
 }
 
 _PASSING = {
@@ -163,6 +169,16 @@ _IDENTITY: dict[type[product.SteadError], str] = {
     RepoPermissionNotFound: "PERMISSION_NOT_FOUND",
     RepoPermissionExists: "PERMISSION_ALREADY_EXISTS",
 }
+
+_DOMAINS: dict[type[product.SteadError], str] = {
+    domains.InvalidDomain: "INVALID_DOMAIN",
+    domains.DomainTaken: "DOMAIN_ALREADY_EXISTS",
+    domains.DomainNotVerified: "DOMAIN_OWNERSHIP_NOT_VERIFIED",
+    domains.DomainNotFound: "NOT_FOUND",
+    domains.MappingNotFound: "NOT_FOUND",
+    domains.VerificationFailed: "VERIFICATION_FAILED",
+}
+"""Errors about one domain, which the answer names."""
 
 _REPOS: dict[type[repos.RepoError], tuple[str, dict[str, str]]] = {
     repos.RepoNotFound: ("REPO_NOT_FOUND", {"repoId": "repo_id"}),
@@ -259,8 +275,17 @@ def from_product(error: product.SteadError, invalid: str = "BAD_REQUEST") -> Api
             return ApiError("BUILD_FAILED", text, exitCode=error.exit_code, stderr=error.stderr)
         case BuildBudgetExceeded():
             return ApiError("BUILD_BUDGET_EXCEEDED", text, durationSecs=error.seconds)
+        case domains.VerificationNotFound():
+            return ApiError("VERIFICATION_NOT_FOUND", text, domain=error.reference)
+        case domains.DnsUnavailable():
+            return ApiError("FAILED_TO_VERIFY_DOMAIN", text, HTTPStatus.BAD_GATEWAY)
+        case domains.LookupsBusy():
+            return ApiError("SERVICE_UNAVAILABLE", text)
     if isinstance(error, repos.RepoError):
         return _repo(error)
+    for kind, code in _DOMAINS.items():
+        if isinstance(error, kind):
+            return ApiError(code, text, domain=getattr(error, "domain", None))
     for kind, code in _IDENTITY.items():
         if isinstance(error, kind):
             return ApiError(code, text)

@@ -11,6 +11,7 @@ from stead.api.errors import ApiError
 from stead.api.exited_sessions import ExitedSessions
 from stead.builds.background import BackgroundRequests
 from stead.builds.builder import Builder
+from stead.domains.domains import Domains
 from stead.errors import HostError
 from stead.github.links import Links
 from stead.identity.accounts import Accounts
@@ -46,6 +47,7 @@ class Installation:
     accounts: Accounts
     callers: Callers
     identities: Identities
+    domains: Domains
     background: BackgroundRequests
     creations: KeyedLimit
     """Back-pressure: creations of VMs and snapshots in progress."""
@@ -113,6 +115,7 @@ LogbookDep = Annotated[Logbook, _part(lambda here: here.logbook)]
 CallersDep = Annotated[Callers, _part(lambda here: here.callers)]
 ExitedDep = Annotated[ExitedSessions, _part(lambda here: here.exited)]
 TicketsDep = Annotated[Tickets, _part(lambda here: here.tickets)]
+DomainsDep = Annotated[Domains, _part(lambda here: here.domains)]
 IdentitiesDep = Annotated[Identities, _part(lambda here: here.identities)]
 ReposDep = Annotated[Repos, _part(lambda here: here.repos)]
 AccessDep = Annotated[RepoAccess, _part(lambda here: here.access)]

@@ -14,10 +14,8 @@ _NEVER = {
     "/web/v1": "serverless deployments",
     "/execute": "serverless runs",
     "/v1/cron": "cron schedules",
-    "/dns/v1": "DNS records",
 }
 _NOT_YET = {
-    "/domains/v1": "domains",
     "/v1/vpcs": "private networks",
 }
 
@@ -36,5 +34,6 @@ def _place(prefix: str, text: str) -> None:
 
 for _prefix, _what in _NEVER.items():
     _place(_prefix, f"not implemented: {_what}; run the program in a VM instead")
+_place("/dns/v1", "not implemented: DNS records; set them at the DNS provider of the domain")
 for _prefix, _what in _NOT_YET.items():
     _place(_prefix, f"not implemented: {_what}")

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from stead.api.callers import AnyCaller, CurrentCall, OwnedVm, UsableVm
 from stead.api.errors import ApiError
-from stead.api.parts import BuilderDep, IdentitiesDep, MachinesDep
+from stead.api.parts import BuilderDep, DomainsDep, IdentitiesDep, MachinesDep
 from stead.api.wire import LARGEST, Nothing
 from stead.api.wire.builds import BuildRecord
 from stead.api.wire.vms import (
@@ -105,7 +105,9 @@ async def delete_vm(info: OwnedVm, machines: MachinesDep) -> VmDeleted:
 
 
 @router.post("/{vm_id}/start")
-async def start_vm(info: UsableVm, machines: MachinesDep, options: Start | None = None) -> Started:
+async def start_vm(
+    info: UsableVm, machines: MachinesDep, domains: DomainsDep, options: Start | None = None
+) -> Started:
     """Wake a suspended VM, boot a stopped one, or create a deleted one again if it has `recreate`."""
     options = options or Start()
     given = options.model_fields_set
@@ -116,7 +118,7 @@ async def start_vm(info: UsableVm, machines: MachinesDep, options: Start | None 
         activity_threshold=UNCHANGED if threshold is None else threshold,
         ready_timeout=ready_timeout(options.wait_for_ready_signal, options.ready_signal_timeout_seconds),
     )
-    return Started(id=info.id)
+    return Started(id=info.id, domains=[mapping.domain for mapping in domains.of_machine(info.id)])
 
 
 def ready_timeout(wait: bool | None, seconds: float | None) -> float | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from stead.builds.dockerfile import commands_of
 from stead.builds.errors import InvalidSpec
 from stead.builds.spec import LEAF_FIELDS, Layer, Port, bare, chain, combine
-from stead.builds.validation import check, conflict
+from stead.builds.validation import DEFAULT_PORT, check, conflict
 from stead.machines.unchanged import UNCHANGED, Unchanged
 from stead.settings import Size
 
@@ -37,6 +37,13 @@ class Plan:
     ports: tuple[Port, ...] | None = None
     wait_for_ready: bool | None = None
     ready_timeout: float | None = None
+
+    @property
+    def domain_port(self) -> int:
+        """The port in the VM that domains lead to if they name none."""
+        if self.ports is None:
+            return DEFAULT_PORT.target_port
+        return self.ports[0].target_port if self.ports else DEFAULT_PORT.port
 
 
 def plan_machine(spec: Layer | None, template: Layer | None, top: Layer) -> Plan:

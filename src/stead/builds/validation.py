@@ -29,6 +29,7 @@ MAX_SYSTEM_ID = 999
 MAX_SECONDS = 10 * 365 * 24 * 3600
 MAX_FILES_BYTES = 64 << 20
 DEFAULT_PORT = Port(443, 3000)
+MAX_PORT = 65535
 SCHEMES = ("https", "http", "ssh", "git", "file")
 """URL schemes of repositories. `file` is the VM's own disk."""
 
@@ -375,13 +376,15 @@ def _check_path(path: str, what: str, rule: Rule) -> None:
 
 
 def _check_ports(ports: Sequence[Port]) -> None:
-    """Refuse port mappings. Accepted are no ports, and the default mapping, which guides and builders write
-    out: both ask for nothing beyond a spec without `ports`."""
+    """Accept one target of port 443: domains are HTTPS, and each can name a port of its own."""
     for port in ports:
-        if port != DEFAULT_PORT:
-            text = f"ports: {port.port} -> {port.target_port}/{port.protocol}: this version of Stead has no"
-            text += " public port mappings. Leave ports out; the host reaches every port at the VM's address"
-            raise _invalid(text)
+        shown = f"ports: {port.port} -> {port.target_port}/{port.protocol}"
+        if port.port != DEFAULT_PORT.port or port.protocol != DEFAULT_PORT.protocol:
+            raise _invalid(f"{shown}: only 443/tcp can be mapped; map a domain to each further port")
+        if not 1 <= port.target_port <= MAX_PORT:
+            raise _invalid(f"{shown}: the target must be a port from 1 to {MAX_PORT}")
+    if len(ports) > 1:
+        raise _invalid("ports: 443 is mapped twice; map a domain to each further port")
 
 
 def _check_unique(rule: Rule, what: str, names: list[str]) -> None:

@@ -48,6 +48,9 @@ ENTRIES = {
     "vm": LazyApp("stead.cli.vms:app", "Create, use, fork and suspend VMs.", VMS),
     "snapshot": LazyApp("stead.cli.snapshots:app", "Snapshots: saved VMs to create others from.", VMS),
     "build": LazyApp("stead.cli.builds:app", "Builds of VMs and snapshots: state, phases and logs.", VMS),
+    "domains": LazyApp(
+        "stead.cli.domains:app", "Domains: verify them, and map host names to ports of VMs.", VMS
+    ),
     "git": LazyApp("stead.cli.git:app", "Create, clone and search Git repositories.", REPOSITORIES),
     "identity": LazyApp(
         "stead.cli.identities:app", "Identities: access for others to some VMs and repositories.", VMS

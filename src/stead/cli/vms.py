@@ -56,6 +56,22 @@ def list_vms(
         print_table(("id", "name", "state", "size", "address", "created"), rows, "no VMs")
 
 
+@app.command("url")
+def print_url(
+    vm: Vm,
+    port: Annotated[int, typer.Argument(metavar="PORT", min=1, max=65535, help="The port in the VM.")],
+    as_json: Json = False,
+) -> None:
+    """Print a URL for a port of a VM: of a name in a preview zone, which is mapped unless there is one."""
+    with connected() as stead:
+        found = stead.vms.find(vm)
+        url = found.url(port)
+    if as_json:
+        print_json({"vm_id": found.id, "port": port, "url": url})
+    else:
+        typer.echo(url)
+
+
 @app.command("get")
 def get_vm(vm: Vm, as_json: Json = False) -> None:
     """Show a VM. This does not wake it."""

@@ -243,6 +243,19 @@ class InvalidSource(
         return self._text("url") or self._text("source")
 
 
+class InvalidDomain(InvalidRequest, codes="INVALID_DOMAIN"):
+    """The domain is not a valid host name, or the server keeps it for itself."""
+
+    domain = _Text("domain")
+
+
+class VerificationFailed(InvalidRequest, codes="VERIFICATION_FAILED"):
+    """No TXT record of the domain has the verification code yet."""
+
+    domain = _Text("domain")
+    retryable = True
+
+
 class Unauthorized(SteadApiError, codes="UNAUTHORIZED UNAUTHORIZED_ERROR PERMISSION_DENIED"):
     """The API key or token is missing, invalid or revoked."""
 
@@ -257,6 +270,12 @@ class SessionUserMismatch(Forbidden, codes="SESSION_USER_MISMATCH"):
 
 class VmAccessDenied(Forbidden, codes="VM_ACCESS_DENIED ACCESS_DENIED"):
     """The Linux user has no permission for this in the VM."""
+
+
+class DomainNotVerified(Forbidden, codes="DOMAIN_OWNERSHIP_NOT_VERIFIED"):
+    """The domain is neither verified by this account nor in a preview zone."""
+
+    domain = _Text("domain")
 
 
 class RepoAccessDenied(Forbidden, codes="REPOSITORY_ACCESS_DENIED GIT_REPOSITORY_ACCESS_DENIED"):
@@ -320,7 +339,7 @@ class VmNotFound(
     NotFound,
     codes="""VM_NOT_FOUND INTERNAL_VM_NOT_FOUND VM_NOT_FOUND_IN_FS FORK_VM_NOT_FOUND
     INTERNAL_FORK_VM_NOT_FOUND
-    INTERNAL_RESIZE_VM_NOT_FOUND""",
+    INTERNAL_RESIZE_VM_NOT_FOUND VM_ACCESS_DENIED_FOR_MAPPING""",
 ):
     """The VM does not exist, or it belongs to another account."""
 
@@ -367,6 +386,10 @@ class RepoNotFound(NotFound, codes="REPO_NOT_FOUND REPOSITORY_NOT_FOUND GIT_REPO
     """The repository does not exist."""
 
     repo_id = _Text("repoId")
+
+
+class VerificationNotFound(NotFound, codes="VERIFICATION_NOT_FOUND"):
+    """There is no pending verification of the domain."""
 
 
 class RevisionNotFound(NotFound, codes="REFERENCE_NOT_FOUND NO_DEFAULT_BRANCH"):
@@ -471,6 +494,12 @@ class PermissionAlreadyExists(AlreadyExists, codes="PERMISSION_ALREADY_EXISTS"):
     """The identity has this permission already; update it instead."""
 
 
+class DomainAlreadyExists(AlreadyExists, codes="DOMAIN_ALREADY_EXISTS"):
+    """The domain, or one that it is part of, belongs to another account."""
+
+    domain = _Text("domain")
+
+
 class ConflictingParent(Conflict, codes="CONFLICTING_PARENT"):
     """The branch is not at the expected commit."""
 
@@ -571,6 +600,10 @@ class NoCapacity(ServiceUnavailable, codes="NO_LOCAL_STORAGE_CAPACITY INSUFFICIE
     """The host has too little free disk or memory."""
 
     nothing_done = True
+
+
+class DnsLookupFailed(ServiceUnavailable, codes="FAILED_TO_VERIFY_DOMAIN"):
+    """The server could not look up a TXT record."""
 
 
 class ConnectionRefused(ServerError, codes="CONNECTION_REFUSED"):

@@ -524,6 +524,52 @@ class GrantedRepo(Model, frozen=True):
     visibility: Open[Literal["public", "private"]] | None = None
 
 
+class DomainName(Model, frozen=True):
+    """The name of a domain."""
+
+    domain: str
+
+
+class Domain(Model, frozen=True):
+    """A domain of the account."""
+
+    id: str
+    domain: str
+    created_at: Time | None = None
+    verified_dns: bool = False
+    implicitly_owned: bool = False
+    """It is a name of a preview zone, which belongs to the account while it is mapped."""
+
+
+class DomainVerification(Model, frozen=True):
+    """A verification that is not completed: the TXT record `record_name` needs `verification_code`."""
+
+    id: str
+    domain: str
+    verification_code: str
+    record_name: str = ""
+    created_at: Time | None = None
+
+
+class DomainMapping(Model, frozen=True):
+    """A host name that leads to a port of a VM."""
+
+    id: str
+    domain: str
+    vm_id: str | None = None
+    vm_port: int | None = None
+    ownership_id: str | None = None
+    """The id of the domain that the name belongs to."""
+    created_at: Time | None = None
+
+
+class PortUrl(Model, frozen=True):
+    """The URL of a port of a VM."""
+
+    url: str
+    domain: str
+
+
 class LogEntry(Model, frozen=True):
     """A log line. `str()` of it is its message."""
 

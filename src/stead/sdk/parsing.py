@@ -64,6 +64,13 @@ def parse_list(model: type[T], data: object, key: str) -> list[T]:
     return [parse(model, entry) for entry in found]
 
 
+def parse_array(model: type[T], data: object) -> list[T]:
+    """The objects of an answer that is a list."""
+    if not isinstance(data, list):
+        raise UnexpectedAnswer("the answer is not a list")
+    return [parse(model, entry) for entry in data]
+
+
 def serialise(value: Any) -> Any:
     """A model, or models in mappings and sequences, as JSON types."""
     return msgspec.json.decode(msgspec.json.encode(value, enc_hook=_as_builtin))

@@ -5,17 +5,28 @@ from typing import Any
 from pydantic import Field
 
 from stead.api.wire import LARGEST
+from stead.api.wire.domains import Text
 from stead.api.wire.layers import LayerFields, Spec
-from stead.api.wire.numbers import Rounded
+from stead.api.wire.numbers import Count, Rounded
 from stead.api.wire.unknown import Tracked
 from stead.api.wire.vms import PersistenceModel
 from stead.builds.spec import Layer
+from stead.domains.domains import Target
 from stead.errors import InvalidRequest
 
 _NO_REGISTRIES = (
     "dockerCredentials: this server pulls no images from registries; every VM is made from Debian 13."
     " Leave dockerCredentials out"
 )
+
+
+class NewDomain(Tracked):
+    """A host name that leads to a new VM."""
+
+    domain: Text
+    vm_port: Count | None = Field(
+        default=None, description="The port in the VM; default: the target of port 443 in `ports`, 3000."
+    )
 
 
 class CreateVm(LayerFields):
@@ -31,7 +42,9 @@ class CreateVm(LayerFields):
     recreate: bool | None = Field(
         default=None, description="Whether the VM may be created again with the same id after its deletion."
     )
-    domains: list[dict[str, Any]] | None = Field(default=None, description="Not supported: leave it out.")
+    domains: list[NewDomain] | None = Field(
+        default=None, description="Host names that lead to the VM, of verified domains or preview zones."
+    )
     nics: list[dict[str, Any]] | None = Field(default=None, description="Not supported: leave it out.")
     docker_credentials: Any = Field(default=None, description="Not supported: leave it out.")
     udp_hole_punch_ports: list[Any] | None = Field(default=None, description="Not supported: leave it out.")
@@ -43,10 +56,15 @@ class CreateVm(LayerFields):
         """The name of the VM; SDKs put it into the spec."""
         return self.name or (None if self.spec is None else self.spec.name) or None
 
+    def targets(self, default_port: int) -> list[Target]:
+        """The host names to map, each with its port."""
+        return [
+            Target(each.domain, default_port if each.vm_port is None else each.vm_port)
+            for each in self.domains or ()
+        ]
+
     def refuse_unsupported(self) -> None:
         """Refuse fields that this server cannot honour: a VM that silently lacks them would be worse."""
-        if self.domains:
-            raise InvalidRequest("domains: this version of Stead has no domains yet. Leave domains out")
         if self.nics:
             raise InvalidRequest("nics: this version of Stead has no private networks yet. Leave nics out")
         if self.docker_credentials:

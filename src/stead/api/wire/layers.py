@@ -170,7 +170,8 @@ class LayerFields(Tracked):
     ready_signal_timeout_seconds: Seconds = None
     ports: list[PortModel] | None = Field(
         default=None,
-        description="Only `[]` and the default mapping, 443 to 3000: public port mappings are not supported.",
+        description="The port in the VM that `domains` without a `vmPort` lead to, as the target of port 443."
+        " Default: 3000; `[]`: 443 itself.",
     )
     systemd: SystemdModel | None = None
     users: list[UserModel] | None = None

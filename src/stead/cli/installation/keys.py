@@ -164,6 +164,8 @@ def limits(
     total_repos_mib: Annotated[
         str | None, typer.Option(metavar="N", help="Size of all repositories in MiB.")
     ] = None,
+    domains: Annotated[str | None, typer.Option(metavar="N", help="Verified domains.")] = None,
+    mappings: Annotated[str | None, typer.Option(metavar="N", help="Host names that lead to VMs.")] = None,
     as_json: Json = False,
 ) -> None:
     """Show or change the limits of an account.
@@ -183,6 +185,8 @@ def limits(
         "repos": repos,
         "repo_mib": repo_mib,
         "total_repos_mib": total_repos_mib,
+        "domains": domains,
+        "mappings": mappings,
     }
 
     async def work() -> None:

@@ -17,6 +17,7 @@ from stead.sdk.requests import DEFAULT_TIMEOUT, UNSET, Unset, connection_setting
 from stead.sdk.retries import RetryPolicy
 
 if TYPE_CHECKING:
+    from stead.sdk._async.domains import AsyncDomains
     from stead.sdk._async.git import AsyncGit
 
 
@@ -64,6 +65,13 @@ class AsyncStead:
         from stead.sdk._async.git import AsyncGit
 
         return AsyncGit(self._connection)
+
+    @functools.cached_property
+    def domains(self) -> "AsyncDomains":
+        """Domains: verification, and host names that lead to VMs. Loaded on first use."""
+        from stead.sdk._async.domains import AsyncDomains
+
+        return AsyncDomains(self._connection)
 
     @property
     def base_url(self) -> str:

@@ -18,6 +18,7 @@ from stead.sdk.requests import DEFAULT_TIMEOUT, UNSET, Unset, connection_setting
 from stead.sdk.retries import RetryPolicy
 
 if TYPE_CHECKING:
+    from stead.sdk._sync.domains import Domains
     from stead.sdk._sync.git import Git
 
 
@@ -65,6 +66,13 @@ class Stead:
         from stead.sdk._sync.git import Git
 
         return Git(self._connection)
+
+    @functools.cached_property
+    def domains(self) -> "Domains":
+        """Domains: verification, and host names that lead to VMs. Loaded on first use."""
+        from stead.sdk._sync.domains import Domains
+
+        return Domains(self._connection)
 
     @property
     def base_url(self) -> str:

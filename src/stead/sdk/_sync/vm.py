@@ -18,7 +18,7 @@ from stead.sdk._sync.streams import Stream
 from stead.sdk._sync.terminals import Terminals
 from stead.sdk.errors import NotFound, SteadException, UnexpectedAnswer
 from stead.sdk.events import ExecEvents, parse_exit
-from stead.sdk.models import Build, CreatedVm, ExecEvent, ExecResult, LogPage, SnapshotRef, VmInfo
+from stead.sdk.models import Build, CreatedVm, ExecEvent, ExecResult, LogPage, PortUrl, SnapshotRef, VmInfo
 from stead.sdk.parsing import parse, parse_list
 from stead.sdk.parts import PersistenceLike, persistence_to_wire
 from stead.sdk.requests import EXEC_TIMEOUT, GRACE, LIFECYCLE_TIMEOUT, UNSET, Unset, request
@@ -124,6 +124,15 @@ class Vm:
         from stead.sdk.forwarding import Forward
 
         return Forward(self._connection.settings, self.id, self.linux_user, port, local, on_error)
+
+    def url(self, port: int) -> str:
+        """A URL at which a server on this port of the VM is reached over HTTPS.
+
+        It has a name of the server's first preview zone: one that is mapped to the port, else a new one. The
+        server in the VM must listen on all addresses, not only on 127.0.0.1.
+        """
+        answer = self._connection.call(request("PUT", "/v1/vms/{}/urls/{}", self.id, str(port)))
+        return parse(PortUrl, answer).url
 
     @overload
     def exec(

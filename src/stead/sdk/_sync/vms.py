@@ -76,8 +76,8 @@ class Vms:
             vcpu_count, mem_size_gb, rootfs_size_gb: other names of cpu, memory and disk.
             recreate: after it was deleted, the VM can be created again under the same id.
             wait_for_ready_signal, ready_signal_timeout_seconds: return only when its services are ready.
-            domains: host names that route to a port of the VM: `{"app.example.com": 3000}`. Servers without
-                domains refuse them.
+            domains: host names that lead to a port of the VM: `{"app.example.com": 3000}`, of verified
+                domains or preview zones. Names without a port lead to 3000.
             progress: called with each line that the build logs, for example `print`.
         """
         wanted = wanted_size(
