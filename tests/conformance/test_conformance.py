@@ -1,7 +1,6 @@
 """The npm package `freestyle` 0.1.63, its library and its command line, as its users run them."""
 
 import asyncio
-import contextlib
 import errno
 import json
 import os
@@ -9,7 +8,7 @@ import re
 import shutil
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from stead.api import calls
 from stead.api.errors import STATUSES
 from stead.api.server import running
 from stead.builds.errors import BuildBudgetExceeded
-from stead.domains.verification import Verifier
 from stead.errors import CapacityExceeded, DiskSpaceExceeded, HostError, StartFailed
 from stead.machines import Machine, State
 from stead.machines.templates import Templates
@@ -89,31 +87,6 @@ async def user(someone: User) -> AsyncIterator[User]:
     yield someone
     for machine in await someone.machines():
         await someone.server.installation.machines.delete(machine, forget=True)
-
-
-class Records(dict[str, list[str]]):
-    """TXT records by name. Served over HTTP, a PUT of `{name: [values]}` replaces all of them."""
-
-    async def lookup(self, name: str) -> list[str]:
-        return self.get(name, [])
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-        length = int(head.partition("content-length:")[2].partition("\r\n")[0])
-        self.clear()
-        self.update(json.loads(await reader.readexactly(length)))
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
-        await writer.drain()
-        writer.close()
-
-
-@contextlib.contextmanager
-def _published(user: User, monkeypatch: pytest.MonkeyPatch) -> Iterator[Records]:
-    """TXT records that the server sees in place of those of the real DNS."""
-    records = Records()
-    with monkeypatch.context() as patch:
-        patch.setattr(user.server.installation.domains, "_verifier", Verifier(records.lookup))
-        yield records
 
 
 # The library
@@ -294,46 +267,6 @@ async def test_repositories_by_the_command_line(user: User, tmp_path: Path) -> N
 async def test_npm_unimplemented_calls_are_readable_errors(user: User) -> None:
     """DNS records, networks, serverless: refused at once and in known classes."""
     await user.script("absent")
-
-
-async def test_npm_domains(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The domain pages of the docs: verify, complete by domain and by id, list, cancel, map, move, unmap."""
-    _, stranger = await new_account(user.server, "npm-neighbours")
-    with _published(user, monkeypatch) as records:
-        serving = await asyncio.start_server(records.serve, "127.0.0.1", 0)
-        async with serving:
-            port = serving.sockets[0].getsockname()[1]
-            await user.script("domains", RECORDS=f"http://127.0.0.1:{port}/", OTHER_KEY=stranger)
-    assert user.server.installation.domains.of_machine(user.vm) == []
-
-
-async def test_npm_cli_domains(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page about the domains CLI, line by line, and `vm create --domain`."""
-    with _published(user, monkeypatch) as records:
-        verified = await user.cli("domains", "verify", "cli.example.com", "--json")
-        pending = json.loads(verified.stdout)
-        early = await user.cli("domains", "complete", "--domain", "cli.example.com")
-        assert early.status == 1 and early.stderr.startswith("Error: VERIFICATION_FAILED: ")
-        assert pending["record"]["value"] in (await user.cli("domains", "verifications")).stdout
-        records[pending["record"]["name"]] = [pending["record"]["value"]]
-        completed = await user.cli("domains", "complete", "--verification-id", pending["verificationId"])
-        assert completed.status == 0 and "cli.example.com" in completed.stdout, completed
-    assert re.search(r"^cli\.example\.com +yes", (await user.cli("domains", "list")).stdout, re.M)
-    rows = json.loads((await user.cli("domains", "list", "--json")).stdout)
-    assert [row["domain"] for row in rows] == ["cli.example.com"]
-    arguments = ("app.cli.example.com", "--vm-id", user.vm, "--vm-port", "3000")
-    mapped = await user.cli("domains", "map", *arguments)
-    assert mapped.status == 0 and f"VM ID: {user.vm}" in mapped.stdout, mapped
-    assert user.vm in (await user.cli("domains", "mappings")).stdout
-    of_one = await user.cli("domains", "mappings", "--domain", "app.cli.example.com", "--json")
-    assert "app.cli.example.com" in of_one.stdout
-    assert (await user.cli("domains", "unmap", "app.cli.example.com")).status == 0
-    assert (await user.cli("domains", "unmap", "app.cli.example.com")).status == 1
-    domains = user.server.installation.domains
-    await domains.release(user.account, "cli.example.com")
-    created = await user.cli("vm", "create", "--domain", "npm-cli.style.dev", "--port", "8080", "--delete")
-    assert created.status == 0 and "https://npm-cli.style.dev" in created.stdout, created
-    await until(lambda: domains.route("npm-cli.style.dev") is None, 10)
 
 
 # What a client must not try again
