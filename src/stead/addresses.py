@@ -25,6 +25,7 @@ NOT_THE_INTERNET = tuple(
         "10.0.0.0/8",  # private
         "100.64.0.0/10",  # carrier-grade NAT, and Stead's VMs
         "127.0.0.0/8",  # loopback
+        "168.63.129.16/32",  # host of a VM on Azure: metadata, DHCP, DNS
         "169.254.0.0/16",  # link-local, and cloud metadata services
         "172.16.0.0/12",  # private
         "192.0.0.0/24",  # IETF protocol assignments

@@ -14,8 +14,10 @@ from stead.builds.background import Answer, BackgroundRequests
 from stead.builds.builder import Builder
 from stead.domains.domains import Domains
 from stead.domains.names import Names
+from stead.edge.names import GuestResolver
 from stead.errors import MachineNotFound
 from stead.github.links import Links
+from stead.host.interface import narrowed
 from stead.host.local import LocalHost, installation_locked
 from stead.identity.accounts import Accounts
 from stead.identity.callers import Callers
@@ -73,6 +75,7 @@ async def open_installation(settings: Settings) -> AsyncIterator[Installation]:
     """Open an installation after crash recovery. Needs root."""
     async with (
         open_machines(settings) as machines,
+        GuestResolver.running(settings, narrowed(machines.host, LocalHost).network),
         open_parts(settings, machines.database, machines, settings.git_uid) as installation,
     ):
         yield installation

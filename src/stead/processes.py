@@ -122,6 +122,19 @@ async def end_of(identity: ProcessId) -> None:
             watched.forget()
 
 
+def of_user(uid: int) -> Iterator[ProcessId]:
+    """Every process of a Linux user."""
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                # The owner of the folder is root if the process has been denied core dumps.
+                users = (
+                    (folder / "status").read_text(errors="replace").partition("\nUid:")[2].split(maxsplit=1)
+                )
+                if users[0] == str(uid) and (process := ProcessId.of(int(folder.name))) is not None:
+                    yield process
+
+
 def command_lines() -> Iterator[tuple[int, list[bytes]]]:
     """Every process with its arguments."""
     return _each("cmdline")

@@ -265,6 +265,11 @@ class Settings(BaseModel):
         return self.uid_base - 1 - self._number
 
     @property
+    def resolver_uid(self) -> int:
+        """The Linux user that the resolver of VMs runs as."""
+        return self.uid_base - 1 - 2 * 3000 - self._number
+
+    @property
     def _number(self) -> int:
         return int(self.instance, 16) % 3000
 

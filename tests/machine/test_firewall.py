@@ -1,21 +1,23 @@
-"""The rules of the taps' namespace, on links that stand for those of VMs."""
+"""The rules of the taps' namespace and of the host, on links that stand for those of VMs."""
 
 import asyncio
 import contextlib
-import os
 import socket
-import subprocess
+import struct
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
+from pyroute2.netlink.nfnetlink.nfctsocket import NFCTAttrTuple, NFCTSocket
 
-from stead.addresses import AGENT_ADDRESS, AGENT_PORT, HOST_LINK_ADDRESS
-from stead.host.commands import run
-from stead.host.firewall import namespace_rules
-from stead.host.namespaces import NamespaceThread
+from stead.addresses import AGENT_ADDRESS, AGENT_PORT, GATEWAY, HOST_LINK_ADDRESS, NOT_THE_INTERNET
+from stead.host.connections import delete_connections, delete_each
+from stead.host.firewall import MAX_CONNECTIONS, host_rules, namespace_rules, routing_rules
+from support.links import Side, echoed, echoing, link, namespace, plug_in
+from support.waiting import until
 
 pytestmark = pytest.mark.root
 _PORT = 40_000
@@ -23,52 +25,31 @@ _SLOW = b"slow"
 _LINKS = ("sm0", "sm1")
 
 
-def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+async def _bound(side: Side, link: str, address: str, port: int) -> socket.socket:
+    """A socket bound to a link-local address of a side."""
 
-
-@dataclass(frozen=True)
-class Side:
-    """A network namespace with a thread in it."""
-
-    name: str
-    thread: NamespaceThread
-
-    async def bound(self, link: str, address: str, port: int) -> socket.socket:
-        """A socket bound to a link-local address of this side."""
-
-        def bind() -> socket.socket:
-            made = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
-            made.setblocking(False)
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            made.bind((address, port, 0, socket.if_nametoindex(link)))
-            return made
-
-        return await self.thread.call(bind)
-
-    async def connected(self, link: str, source: tuple[str, int], target: tuple[str, int]) -> socket.socket:
-        made = await self.bound(link, *source)
-        index = await self.thread.call(lambda: socket.if_nametoindex(link))
-        try:
-            async with asyncio.timeout(2):
-                await asyncio.get_running_loop().sock_connect(made, (*target, 0, index))
-        except BaseException:
-            made.close()
-            raise
+    def bind() -> socket.socket:
+        made = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+        made.setblocking(False)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((address, port, 0, socket.if_nametoindex(link)))
         return made
 
+    return await side.thread.call(bind)
 
-@contextlib.contextmanager
-def _namespace(name: str) -> Iterator[Side]:
-    _ip("netns", "add", name)
+
+async def _connected(
+    side: Side, link: str, source: tuple[str, int], target: tuple[str, int]
+) -> socket.socket:
+    made = await _bound(side, link, *source)
+    index = await side.thread.call(lambda: socket.if_nametoindex(link))
     try:
-        thread = NamespaceThread.named(Path("/run/netns") / name)
-        try:
-            yield Side(name, thread)
-        finally:
-            thread.close()
-    finally:
-        _ip("netns", "delete", name)
+        async with asyncio.timeout(2):
+            await asyncio.get_running_loop().sock_connect(made, (*target, 0, index))
+    except BaseException:
+        made.close()
+        raise
+    return made
 
 
 @dataclass(frozen=True)
@@ -81,26 +62,11 @@ class Network:
 def network() -> Iterator[Network]:
     """The host's namespace with its rules, and two guests behind management links with the same addresses."""
     with contextlib.ExitStack() as stack:
-        names = [f"sttest{os.getpid()}{role}" for role in ("h", "a", "b")]
-        host, *guests = [stack.enter_context(_namespace(name)) for name in names]
-        for link, guest in zip(_LINKS, guests, strict=True):
-            _ip(
-                "-n",
-                host.name,
-                "link",
-                "add",
-                link,
-                "type",
-                "veth",
-                "peer",
-                "name",
-                link,
-                "netns",
-                guest.name,
-            )
+        host, *guests = [stack.enter_context(namespace(role)) for role in ("h", "a", "b")]
+        for name, guest in zip(_LINKS, guests, strict=True):
+            link(host, name, guest, name)
             for side, address in ((host, HOST_LINK_ADDRESS), (guest, AGENT_ADDRESS)):
-                _ip("-n", side.name, "link", "set", link, "up", "addrgenmode", "none")
-                _ip("-n", side.name, "addr", "add", f"{address}/64", "dev", link, "nodad")
+                side.ip("addr", "add", f"{address}/64", "dev", name, "nodad")
         yield Network(host, guests)
 
 
@@ -124,7 +90,7 @@ async def _echoing(side: Side, link: str, address: str, port: int) -> AsyncItera
             writer.write(data)
         writer.close()
 
-    async with await asyncio.start_server(echo, sock=await side.bound(link, address, port)):
+    async with await asyncio.start_server(echo, sock=await _bound(side, link, address, port)):
         yield slow
 
 
@@ -135,29 +101,26 @@ async def _echoed(link: socket.socket, data: bytes) -> bytes:
         return await loop.sock_recv(link, 100)
 
 
-async def _load_rules(network: Network) -> None:
-    rules = namespace_rules("up0", None, [], [])
-    await run("ip", "netns", "exec", network.host.name, "nft", "-f", "-", stdin=rules.encode())
+def _load_rules(network: Network) -> None:
+    network.host.load(namespace_rules("up0", [], []))
 
 
 async def test_connections_to_two_vms_from_one_port_do_not_disturb_each_other(network: Network) -> None:
     """Their packets have the same addresses and ports, and differ in the interface only."""
-    await _load_rules(network)
+    _load_rules(network)
     for state in ("fin_wait", "last_ack", "time_wait", "close"):
-        await network.host.thread.call(
-            partial(Path(f"/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_{state}").write_text, "1")
-        )
+        await network.host.sysctl(f"net/netfilter/nf_conntrack_tcp_timeout_{state}", "1")
     agent, here = (AGENT_ADDRESS, AGENT_PORT), (HOST_LINK_ADDRESS, _PORT)
     async with contextlib.AsyncExitStack() as stack:
         slow, _ = [
             await stack.enter_async_context(_echoing(guest, link, *agent))
             for link, guest in zip(_LINKS, network.guests, strict=True)
         ]
-        with await network.host.connected("sm0", here, agent) as first:
+        with await _connected(network.host, "sm0", here, agent) as first:
             answer = asyncio.create_task(_echoed(first, _SLOW))
             async with asyncio.timeout(10):
                 await slow.arrived.wait()
-            with await network.host.connected("sm1", here, agent) as second:
+            with await _connected(network.host, "sm1", here, agent) as second:
                 assert await _echoed(second, b"two") == b"two"
             await asyncio.sleep(2)  # conntrack, were it in use, would forget a closed connection
             slow.released.set()
@@ -169,8 +132,320 @@ async def test_a_vm_opens_no_connection_to_its_host(network: Network) -> None:
     guest, agent = network.guests[0], (AGENT_ADDRESS, AGENT_PORT)
     before, after = (HOST_LINK_ADDRESS, _PORT), (HOST_LINK_ADDRESS, _PORT + 1)
     async with _echoing(network.host, "sm0", *before), _echoing(network.host, "sm0", *after):
-        with await guest.connected("sm0", agent, before) as without_rules:
+        with await _connected(guest, "sm0", agent, before) as without_rules:
             assert await _echoed(without_rules, b"in") == b"in"
-        await _load_rules(network)
+        _load_rules(network)
         with pytest.raises(TimeoutError):
-            await guest.connected("sm0", agent, after)
+            await _connected(guest, "sm0", agent, after)
+
+
+async def test_a_vm_does_not_fill_the_neighbour_table_of_its_host(network: Network) -> None:
+    """Solicitations from addresses other than the agent's add no entries."""
+    guest = network.guests[0]
+
+    def solicit(sources: range) -> None:
+        with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as frames:
+            frames.bind(("sm0", 0))
+            for number in sources:
+                frames.send(_solicitation(f"fe80::1:{number:x}"))
+
+    def entries() -> int:
+        return network.host.ip("-6", "neigh", "show", "dev", "sm0").count("fe80::1:")
+
+    await guest.thread.call(lambda: solicit(range(1, 20)))
+    await until(lambda: entries() > 10, 5)
+    _load_rules(network)
+    before = entries()
+    await guest.thread.call(lambda: solicit(range(1000, 1100)))
+    # The agent's own solicitation is answered, after the others.
+    network.guests[0].ip("-6", "neigh", "flush", "dev", "sm0")
+    agent, here = (AGENT_ADDRESS, AGENT_PORT), (HOST_LINK_ADDRESS, _PORT)
+    async with _echoing(guest, "sm0", *agent):
+        with await _connected(network.host, "sm0", here, agent) as connection:
+            assert await _echoed(connection, b"up") == b"up"
+    assert entries() <= before
+
+
+def _solicitation(source: str) -> bytes:
+    """A frame that asks for the host's MAC address, with the source's own."""
+    pack, mac = socket.inet_pton, bytes.fromhex("020000000001")
+    target = pack(socket.AF_INET6, HOST_LINK_ADDRESS)
+    group = pack(socket.AF_INET6, "ff02::1:ff00:0")[:13] + target[13:]
+    body = bytes(4) + target + b"\x01\x01" + mac
+    header = pack(socket.AF_INET6, source) + group
+    icmp = b"\x87\x00" + bytes(2) + body
+    total = sum(
+        struct.unpack(
+            f"!{(len(header) + 8 + len(icmp)) // 2}H", header + struct.pack("!II", len(icmp), 58) + icmp
+        )
+    )
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    icmp = icmp[:2] + struct.pack("!H", ~total & 0xFFFF) + icmp[4:]
+    ethernet = b"\x33\x33" + group[12:] + mac + b"\x86\xdd"
+    return ethernet + struct.pack("!IHBB", 6 << 28, len(icmp), 58, 255) + header + icmp
+
+
+# VMs behind data taps, with a way out
+
+
+_OUTSIDE = "192.0.2.2"
+_GUESTS = ("100.64.0.4", "100.64.0.5")
+
+
+@dataclass(frozen=True)
+class Cables:
+    """The namespace of the taps, two VMs in it, and the way out."""
+
+    taps: Side
+    guests: list[Side]
+    outside: Side
+
+    def load_rules(self, opened: tuple[IPv4Network, ...] = ()) -> None:
+        self.taps.load(namespace_rules("up0", NOT_THE_INTERNET, opened))
+
+    async def tracked(self) -> int:
+        return int(await self.taps.thread.call(_TRACKED.read_text))
+
+
+_TRACKED = Path("/proc/sys/net/netfilter/nf_conntrack_count")
+
+
+@pytest_asyncio.fixture
+async def cables() -> AsyncIterator[Cables]:
+    with contextlib.ExitStack() as stack:
+        taps, outside, *guests = [stack.enter_context(namespace(role)) for role in ("t", "o", "a", "b")]
+        taps.ip("addr", "add", f"{GATEWAY}/32", "dev", "lo")
+        link(taps, "up0", outside, "in0")
+        taps.ip("addr", "add", "192.0.2.1/24", "dev", "up0")
+        outside.ip("addr", "add", f"{_OUTSIDE}/24", "dev", "in0")
+        # Replies to packets that were not translated would find their way.
+        outside.ip("route", "add", "100.64.0.0/10", "via", "192.0.2.1")
+        for number, (guest, address) in enumerate(zip(guests, _GUESTS, strict=True)):
+            plug_in(taps.name, f"sd{number}", guest, address)
+        await taps.sysctl("net/ipv4/ip_forward", "1")
+        await taps.sysctl("net/ipv4/conf/all/rp_filter", "1")
+        yield Cables(taps, guests, outside)
+
+
+async def test_a_vm_reaches_the_edge_and_the_resolver_at_the_gateway_only(cables: Cables) -> None:
+    guest = cables.guests[0]
+    async with contextlib.AsyncExitStack() as stack:
+        for port in (22, 53, 80, 443, 2019, 8600):
+            await stack.enter_async_context(echoing(await cables.taps.listener("0.0.0.0", port)))
+        own = "192.0.2.1"
+        assert await guest.reaches(str(GATEWAY), 8600), "nothing is closed yet"
+        assert await guest.reaches(own, 443)
+        cables.load_rules()
+        reached = {port for port in (22, 53, 80, 443, 2019, 8600) if await guest.reaches(str(GATEWAY), port)}
+        assert reached == {53, 80, 443}
+        assert not await guest.reaches(own, 443), "the address of the way out is the host's too"
+        # The processes of the namespace reach each other, and VMs.
+        assert await cables.taps.reaches("127.0.0.1", 2019)
+        async with echoing(await guest.listener(_GUESTS[0], 3000)):
+            with await cables.taps.connect(_GUESTS[0], 3000) as connection:
+                assert await echoed(connection, b"hello") == b"hello"
+
+
+async def test_a_vm_has_a_bounded_share_of_connection_tracking(cables: Cables) -> None:
+    cables.load_rules()
+
+    def flood() -> None:
+        for _ in range(MAX_CONNECTIONS + 2000):
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as each:
+                each.sendto(b"x", (_OUTSIDE, 9))
+
+    await cables.guests[0].thread.call(flood)
+    assert MAX_CONNECTIONS - 200 < await cables.tracked() <= MAX_CONNECTIONS
+    async with echoing(await cables.outside.listener(_OUTSIDE, 7000)):
+        assert not await cables.guests[0].reaches(_OUTSIDE, 7000)
+        with await cables.guests[1].connect(_OUTSIDE, 7000) as connection:
+            assert await echoed(connection, b"mine") == b"mine"
+
+
+async def test_a_vm_has_few_dns_connections(cables: Cables) -> None:
+    cables.load_rules()
+    async with echoing(await cables.taps.listener(str(GATEWAY), 53)):
+        with contextlib.ExitStack() as stack:
+            for _ in range(4):
+                stack.enter_context(await cables.guests[0].connect(str(GATEWAY), 53))
+            with pytest.raises(ConnectionRefusedError):
+                await cables.guests[0].connect(str(GATEWAY), 53)
+            stack.enter_context(await cables.guests[1].connect(str(GATEWAY), 53))
+
+
+async def test_metadata_services_and_private_networks_are_closed(cables: Cables) -> None:
+    closed = ("169.254.169.254", "168.63.129.16", "100.100.100.200", "10.1.2.3")
+    async with contextlib.AsyncExitStack() as stack:
+        for address in closed:
+            cables.outside.ip("addr", "add", f"{address}/32", "dev", "lo")
+            cables.taps.ip("route", "add", f"{address}/32", "via", _OUTSIDE)
+            await stack.enter_async_context(echoing(await cables.outside.listener(address, 80)))
+            assert await cables.guests[0].reaches(address, 80), "nothing is closed yet"
+        cables.load_rules()
+        assert [address for address in closed if await cables.guests[0].reaches(address, 80)] == []
+        cables.load_rules((IPv4Network("10.1.0.0/16"),))
+        assert [address for address in closed if await cables.guests[0].reaches(address, 80)] == ["10.1.2.3"]
+
+
+async def test_arp_requests_add_no_neighbours(cables: Cables) -> None:
+    """Requests from addresses that are not the VM's fail the reverse-path check."""
+    cables.load_rules()
+    own, guest = bytes.fromhex("020000000009"), cables.guests[0]
+
+    def ask(first: str) -> None:
+        with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as frames:
+            frames.bind(("eth0", 0))
+            for number in range(100):
+                sender = (IPv4Address(first) + number).packed
+                body = bytes.fromhex("0001080006040001") + own + sender + bytes(6) + GATEWAY.packed
+                frames.send(b"\xff" * 6 + own + b"\x08\x06" + body)
+
+    def entries(network: str) -> int:
+        return cables.taps.ip("neigh", "show", "dev", "sd0").count(network)
+
+    await cables.taps.sysctl("net/ipv4/conf/all/rp_filter", "0")
+    await guest.thread.call(lambda: ask("100.64.8.0"))
+    await until(lambda: entries("100.64.8.") == 100, 5)
+    await cables.taps.sysctl("net/ipv4/conf/all/rp_filter", "1")
+    await guest.thread.call(lambda: ask("100.64.9.0"))
+    async with echoing(await cables.taps.listener(str(GATEWAY), 80)):
+        assert await guest.reaches(str(GATEWAY), 80), "packets that were sent later have arrived"
+    assert entries("100.64.9.") == 0
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+async def test_connections_of_an_address_are_deleted(cables: Cables, one_by_one: bool) -> None:
+    """In both directions, and no others: the next VM with the address inherits none."""
+    cables.load_rules()
+
+    def delete() -> None:
+        if not one_by_one:
+            delete_connections(IPv4Address(_GUESTS[0]))
+            return
+        with NFCTSocket() as conntrack:
+            delete_each(conntrack, NFCTAttrTuple(saddr=_GUESTS[0]))
+            delete_each(conntrack, NFCTAttrTuple(daddr=_GUESTS[0]))
+
+    async with (
+        echoing(await cables.outside.listener(_OUTSIDE, 7000)),
+        echoing(await cables.guests[0].listener(_GUESTS[0], 3000)),
+    ):
+        with (
+            await cables.guests[0].connect(_OUTSIDE, 7000) as outgoing,
+            await cables.taps.connect(_GUESTS[0], 3000) as incoming,
+            await cables.guests[1].connect(_OUTSIDE, 7000) as other,
+        ):
+            for connection in (outgoing, incoming, other):
+                assert await echoed(connection, b"one") == b"one"
+            assert await cables.tracked() == 3
+            await cables.taps.thread.call(delete)
+            assert await cables.tracked() == 1
+            assert await echoed(other, b"two") == b"two"
+
+
+# The host: a way to the internet, a link to the namespace of the taps, and a network of its own
+
+
+_HOST_LINK = IPv4Network("169.254.64.0/30")
+_HOST = "203.0.113.1"
+_INTERNET = "203.0.113.2"
+_CONTAINER = "198.18.5.2"
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    host: Side
+    taps: Side
+    internet: Side
+    container: Side
+
+    def load_rules(self, opened: tuple[IPv4Network, ...] = ()) -> None:
+        self.host.load(host_rules("stead_test", "st0h", _HOST_LINK, [], ["eth0"], opened))
+
+
+@pytest_asyncio.fixture
+async def around() -> AsyncIterator[Surroundings]:
+    with contextlib.ExitStack() as stack:
+        host, taps, internet, container = [stack.enter_context(namespace(role)) for role in "htic"]
+        link(host, "st0h", taps, "st0n")
+        link(host, "eth0", internet, "in0")
+        link(host, "br0", container, "in0")
+        for side, name, address in (
+            (host, "st0h", "169.254.64.1/30"),
+            (taps, "st0n", "169.254.64.2/30"),
+            (host, "eth0", f"{_HOST}/24"),
+            (internet, "in0", f"{_INTERNET}/24"),
+            (host, "br0", "198.18.5.1/24"),
+            (container, "in0", f"{_CONTAINER}/24"),
+        ):
+            side.ip("addr", "add", address, "dev", name)
+        taps.ip("route", "add", "default", "via", "169.254.64.1")
+        container.ip("route", "add", "default", "via", "198.18.5.1")
+        internet.ip("route", "add", "default", "via", _HOST)
+        host.ip("route", "add", "default", "via", _INTERNET)
+        for name in ("st0h", "eth0", "br0"):
+            await host.sysctl(f"net/ipv4/conf/{name}/forwarding", "1")
+        yield Surroundings(host, taps, internet, container)
+
+
+async def test_services_that_the_host_publishes_are_closed_to_vms(around: Surroundings) -> None:
+    published = f"""
+table ip published {{
+  chain prerouting {{
+    type nat hook prerouting priority dstnat;
+    tcp dport 8080 dnat to {_CONTAINER}:80
+    tcp dport 8081 redirect to :22
+  }}
+}}
+"""
+    around.host.load(published)
+    async with (
+        echoing(await around.container.listener("0.0.0.0", 80)),
+        echoing(await around.host.listener("0.0.0.0", 22)),
+        echoing(await around.internet.listener("0.0.0.0", 80)),
+    ):
+        ports = (8080, 8081, 22)
+        assert [await around.taps.reaches(_HOST, port) for port in ports] == [True, True, True]
+        around.load_rules()
+        assert [await around.taps.reaches(_HOST, port) for port in ports] == [False, False, False]
+        assert [await around.internet.reaches(_HOST, port) for port in ports] == [True, True, True]
+        assert await around.taps.reaches(_INTERNET, 80)
+
+
+async def test_networks_that_come_up_later_are_closed_to_vms(around: Surroundings) -> None:
+    around.load_rules((IPv4Network("198.18.5.0/24"),))
+    link(around.host, "late0", around.container, "late0")
+    around.host.ip("addr", "add", "198.51.100.1/24", "dev", "late0")
+    around.container.ip("addr", "add", "198.51.100.2/24", "dev", "late0")
+    async with (
+        echoing(await around.container.listener("0.0.0.0", 80)),
+        echoing(await around.internet.listener("0.0.0.0", 80)),
+    ):
+        assert await around.host.reaches("198.51.100.2", 80)
+        assert not await around.taps.reaches("198.51.100.2", 80)
+        assert await around.taps.reaches(_CONTAINER, 80), "the network that was opened"
+        assert await around.taps.reaches(_INTERNET, 80)
+
+
+async def test_only_translated_packets_leave_the_host(around: Surroundings) -> None:
+    around.taps.ip("addr", "add", f"{_GUESTS[0]}/32", "dev", "lo")
+    around.host.ip("route", "add", f"{_GUESTS[0]}/32", "via", "169.254.64.2")
+    async with echoing(await around.internet.listener("0.0.0.0", 80)):
+        assert await around.taps.reaches(_INTERNET, 80, source=_GUESTS[0])
+        around.load_rules()
+        assert not await around.taps.reaches(_INTERNET, 80, source=_GUESTS[0])
+        assert await around.taps.reaches(_INTERNET, 80)
+
+
+async def test_the_host_does_not_become_a_router(around: Surroundings) -> None:
+    """Forwarding is on for the replies to VMs; other hosts on that interface cannot use it."""
+    around.load_rules()
+    async with (
+        echoing(await around.container.listener("0.0.0.0", 80)),
+        echoing(await around.internet.listener("0.0.0.0", 80)),
+    ):
+        assert await around.internet.reaches(_CONTAINER, 80), "it is a router"
+        around.host.load(routing_rules({"eth0"}))
+        assert not await around.internet.reaches(_CONTAINER, 80)
+        assert await around.taps.reaches(_INTERNET, 80)

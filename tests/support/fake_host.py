@@ -150,7 +150,7 @@ class FakeHost:
 
     # Folders and writable layers
 
-    def make_folder(self, place: Place) -> None:
+    async def make_folder(self, place: Place) -> None:
         with self.call("make_folder"):
             if place.machine in self.world.folders:
                 raise HostError(f"the folder of VM {place.machine} exists")
@@ -243,6 +243,10 @@ class FakeHost:
         with self.call("tidy"):
             self.world.ended_process(machine)
             self.world.runtime.discard(machine)
+
+    async def forget_connections(self, place: Place) -> None:
+        with self.call("forget_connections"):
+            await asyncio.sleep(0)
 
     async def discard(self, machine: str) -> None:
         with self.call("discard"):

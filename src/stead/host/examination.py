@@ -42,6 +42,8 @@ _TOOLS = {
     "nft": "nftables",
     "ip": "iproute2",
     "nsenter": "util-linux",
+    "setpriv": "util-linux",
+    "dnsmasq": "dnsmasq-base",
     "mke2fs": "e2fsprogs",
     "e2fsck": "e2fsprogs",
 }

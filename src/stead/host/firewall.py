@@ -3,32 +3,32 @@
 No rule names a VM: what it may send follows from the route to its tap, which is removed with the tap.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Address, IPv4Network
 
 from stead.addresses import AGENT_ADDRESS, AGENT_PORT, GATEWAY, HOST_LINK_ADDRESS, MAX_SLOTS
 
 TRAFFIC_SET = "traffic"
 """Counts the IPv4 bytes of each data tap; interface counters would include ARP and IPv6, which are noise."""
+MAX_CONNECTIONS = 4096
+"""Connections that a VM may have in the connection tracking table, which all VMs and the host share."""
+MAX_DNS_CONNECTIONS = 4
+"""DNS connections over TCP that a VM may have: dnsmasq serves 20 at once in all."""
+DNS_RATE, DNS_BURST = 200, 500
+"""DNS queries over UDP that a VM may send: per second, and in a burst."""
+EDGE_PORTS = (80, 443)
+"""Ports of the gateway address where Caddy listens for VMs."""
+ROUTING_TABLE = "stead_routing"
+ROUTING_SET = "enabled"
 
 
-def namespace_rules(
-    uplink: str,
-    resolver: IPv4Address | None,
-    closed: Sequence[IPv4Network],
-    opened: Sequence[IPv4Network],
-) -> str:
-    """Rules inside the namespace of the taps: spoofing guard, DNS, private networks, traffic counters.
+def namespace_rules(uplink: str, closed: Sequence[IPv4Network], opened: Sequence[IPv4Network]) -> str:
+    """Rules inside the namespace of the taps: spoofing guard, limits, private networks, traffic counters.
 
     Management links (sm*) are kept out of connection tracking: every VM has the same link-local addresses on
     its link, and conntrack does not tell interfaces apart, so packets of one VM would count for another's
     connection. There the direction of a connection is read from the flags of its packets.
     """
-    dns = (
-        f'iifname "sd*" ip daddr {GATEWAY} meta l4proto {{ tcp, udp }} th dport 53 dnat ip to {resolver}'
-        if resolver
-        else ""
-    )
     return f"""
 add table inet stead
 delete table inet stead
@@ -36,6 +36,8 @@ table inet stead {{
   set closed {{ type ipv4_addr; flags interval; auto-merge; {_elements(closed)} }}
   set opened {{ type ipv4_addr; flags interval; auto-merge; {_elements(opened)} }}
   set {TRAFFIC_SET} {{ type ifname; size {MAX_SLOTS}; flags dynamic; }}
+  set connections {{ type ipv4_addr; size {MAX_SLOTS}; flags dynamic; }}
+  set dns_connections {{ type ipv4_addr; size {MAX_SLOTS}; flags dynamic; }}
   chain spoofed {{
     type filter hook prerouting priority raw;
     iifname "sm*" notrack accept
@@ -47,24 +49,30 @@ table inet stead {{
     type filter hook output priority raw;
     oifname "sm*" notrack
   }}
+  chain limited {{
+    type filter hook prerouting priority mangle;
+    iifname "sd*" ct state new add @connections {{ ip saddr ct count over {MAX_CONNECTIONS} }} drop
+  }}
   chain delivered {{
     type filter hook postrouting priority srcnat + 1;
     oifname "sd*" meta nfproto ipv4 update @{TRAFFIC_SET} {{ oifname counter }}
   }}
-  chain names {{
-    type nat hook prerouting priority dstnat;
-    {dns}
-  }}
   chain input {{
     type filter hook input priority filter; policy drop;
+    iifname "lo" accept
     ct state established,related accept
-    iifname "sm*" icmpv6 type {{ nd-neighbor-solicit, nd-neighbor-advert }} accept
+    iifname "sm*" ip6 saddr {AGENT_ADDRESS} icmpv6 type {{ nd-neighbor-solicit, nd-neighbor-advert }} accept
     iifname "sm*" ip6 saddr {AGENT_ADDRESS} ip6 daddr {HOST_LINK_ADDRESS} \
       tcp sport {AGENT_PORT} tcp flags & (syn | ack) != syn accept
     iifname "sd*" ip daddr {GATEWAY} icmp type echo-request accept
+    iifname "sd*" ip daddr {GATEWAY} udp dport 53 accept
+    iifname "sd*" ip daddr {GATEWAY} tcp dport 53 ct state new \
+      add @dns_connections {{ ip saddr ct count over {MAX_DNS_CONNECTIONS} }} reject with tcp reset
+    iifname "sd*" ip daddr {GATEWAY} tcp dport {{ 53, {", ".join(map(str, EDGE_PORTS))} }} accept
   }}
   chain forward {{
     type filter hook forward priority filter; policy drop;
+    ct state invalid drop
     ct state established,related accept
     iifname "sd*" oifname "{uplink}" ct status dnat accept
     iifname "sd*" oifname "{uplink}" ip daddr @opened accept
@@ -79,28 +87,86 @@ table inet stead {{
 """
 
 
-def host_rules(table: str, link: str, network: IPv4Network, resolver: IPv4Address | None) -> str:
-    """Rules on the host's side of the link: NAT to the internet, no access to the host itself."""
-    local_dns = (
-        f'iifname "{link}" ip daddr {resolver} meta l4proto {{ tcp, udp }} th dport 53 accept'
+def served_dns_rules() -> str:
+    """DNS in the namespace while Stead's resolver runs: bounded, and without conntrack entries of queries."""
+    query = f'iifname "sd*" ip daddr {GATEWAY} udp dport 53'
+    return f"""
+add table inet stead_dns
+delete table inet stead_dns
+table inet stead_dns {{
+  set queries {{ type ipv4_addr; size {MAX_SLOTS}; flags dynamic, timeout; timeout 1m; }}
+  chain queries {{
+    type filter hook prerouting priority raw + 1;
+    {query} update @queries {{ ip saddr limit rate over {DNS_RATE}/second burst {DNS_BURST} packets }} drop
+    {query} notrack
+  }}
+  chain answers {{
+    type filter hook output priority raw;
+    ip saddr {GATEWAY} udp sport 53 notrack
+  }}
+}}
+"""
+
+
+def forwarded_dns_rules(resolver: IPv4Address | None) -> str:
+    """DNS in the namespace while no server runs: VMs ask the host's resolver."""
+    forward = (
+        f'iifname "sd*" ip daddr {GATEWAY} meta l4proto {{ tcp, udp }} th dport 53 dnat ip to {resolver}'
         if resolver
         else ""
     )
     return f"""
+add table inet stead_dns
+delete table inet stead_dns
+table inet stead_dns {{
+  chain forwarded {{
+    type nat hook prerouting priority dstnat;
+    {forward}
+  }}
+}}
+"""
+
+
+def host_rules(
+    table: str,
+    link: str,
+    network: IPv4Network,
+    resolvers: Sequence[IPv4Address],
+    uplinks: Sequence[str],
+    opened: Sequence[IPv4Network],
+) -> str:
+    """Rules on the host's side of the link: NAT to the internet, no access to the host itself.
+
+    Packets of VMs leave through the interfaces of the default route only, so networks that come up later are
+    closed too. What the host's own rules redirect (DNAT) is a service that the host publishes.
+    """
+    dns = (
+        f'iifname "{link}" ip saddr {network} ip daddr {{ {", ".join(map(str, resolvers))} }}'
+        " meta l4proto { tcp, udp } th dport 53 accept"
+        if resolvers
+        else ""
+    )
+    elsewhere = f"oifname != {{ {_names(uplinks)} }}" if uplinks else ""
+    return f"""
 add table inet {table}
 delete table inet {table}
 table inet {table} {{
+  set opened {{ type ipv4_addr; flags interval; auto-merge; {_elements(opened)} }}
   chain input {{
     type filter hook input priority filter;
     iifname "{link}" ct state established,related accept
-    {local_dns}
+    {dns}
     iifname "{link}" drop
   }}
   chain forward {{
     type filter hook forward priority filter;
-    iifname "{link}" tcp flags syn tcp option maxseg size set rt mtu
     oifname "{link}" ct state established,related accept
     oifname "{link}" drop
+    iifname "{link}" ip saddr != {network} drop
+    iifname "{link}" meta nfproto ipv6 drop
+    iifname "{link}" ct status dnat drop
+    iifname "{link}" {elsewhere} ip daddr != @opened drop
+    iifname "{link}" tcp flags syn tcp option maxseg size set rt mtu
   }}
   chain translate {{
     type nat hook postrouting priority srcnat;
@@ -108,6 +174,30 @@ table inet {table} {{
   }}
 }}
 """
+
+
+def routing_rules(interfaces: Iterable[str]) -> str:
+    """Rules for interfaces of the host on which Stead turned forwarding on, for the replies to its VMs.
+
+    Other hosts there must not be able to use this host as a router. What is published by DNAT passes: a
+    container engine may have come later than Stead.
+    """
+    return f"""
+add table inet {ROUTING_TABLE}
+delete table inet {ROUTING_TABLE}
+table inet {ROUTING_TABLE} {{
+  set {ROUTING_SET} {{ type ifname; elements = {{ {_names(interfaces)} }} }}
+  chain forward {{
+    type filter hook forward priority filter;
+    iifname @{ROUTING_SET} ct status dnat accept
+    iifname @{ROUTING_SET} ct direction original drop
+  }}
+}}
+"""
+
+
+def _names(interfaces: Iterable[str]) -> str:
+    return ", ".join(f'"{name}"' for name in sorted(interfaces))
 
 
 def _elements(networks: Sequence[IPv4Network]) -> str:

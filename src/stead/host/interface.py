@@ -250,7 +250,9 @@ class Host(Protocol):
     def has_disk_room(self) -> bool: ...
 
     # The folder and the writable layers of a VM
-    def make_folder(self, place: Place) -> None: ...
+    async def make_folder(self, place: Place) -> None:
+        """The folder of a new VM. Its address has no connections of the VM that had it before."""
+
     async def make_layer(self, place: Place, layer: str, size_gib: int) -> None: ...
     async def grow_layer(self, machine: str, layer: str, size_gib: int) -> None: ...
     def has_layer(self, machine: str, layer: str) -> bool:
@@ -276,6 +278,9 @@ class Host(Protocol):
     def inventory(self) -> Inventory: ...
     def tidy(self, machine: str) -> None:
         """Remove the runtime files of a VM whose process has ended."""
+
+    async def forget_connections(self, place: Place) -> None:
+        """Delete the tracked connections of a VM that is being deleted."""
 
     async def discard(self, machine: str) -> None:
         """Remove all files of a VM whose process has ended."""

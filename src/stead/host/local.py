@@ -220,8 +220,9 @@ class LocalHost:
         instance = self.settings.instance
         return VmFiles(self.settings.data / "machines" / machine, self.settings.runtime / instance / machine)
 
-    def make_folder(self, place: Place) -> None:
+    async def make_folder(self, place: Place) -> None:
         """The VM's own folder, which its QEMU is confined to."""
+        await self.network.forget_connections(place.slot)
         folder = self.files(place.machine).folder
         try:
             folder.mkdir(parents=True, mode=0o711)
@@ -378,6 +379,13 @@ class LocalHost:
         shutil.rmtree(files.runtime, ignore_errors=True)
         files.drop_devices()
         self.groups.release(machine)
+
+    async def forget_connections(self, place: Place) -> None:
+        try:
+            await self.network.forget_connections(place.slot)
+        except HostError as error:
+            # They end by themselves; the next VM with this address does not start before they are deleted.
+            log.warning("cannot delete connections", vm=place.machine, error=str(error))
 
     async def discard(self, machine: str) -> None:
         """Remove all files of a VM whose process has ended."""

@@ -1,29 +1,40 @@
 """The network of one installation: a namespace with the taps of all VMs, linked to the host by NAT.
 
 Taps are not persistent: the kernel removes them and their routes with the QEMU that holds them. So only the
-namespace, the link and the two tables can be left over; `remove` deletes them.
+namespace, the link and the host's tables can be left over; `remove` deletes them.
 """
 
+import asyncio
+import contextlib
 import fcntl
 import json
 import os
+import re
 import socket
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any, Self
 
 from pyroute2 import IPRoute
+from pyroute2.netlink.exceptions import NetlinkError
 
 from stead import addresses
+from stead.deadlines import scaled
 from stead.errors import HostError
+from stead.files import locked
 from stead.host import firewall
 from stead.host.commands import run
+from stead.host.connections import delete_connections
 from stead.host.namespaces import NamespaceThread
+from stead.host.routing import enable_forwarding, restore_forwarding, sysctl
+from stead.logs import get_logger
 from stead.settings import Settings
-from stead.tasks import in_thread
+from stead.tasks import TaskSet, in_thread
+
+log = get_logger("stead.network")
 
 _TUNSETIFF = 0x400454CA
 _TAP_FLAGS = 0x0002 | 0x1000 | 0x4000  # IFF_TAP, IFF_NO_PI, IFF_VNET_HDR
@@ -31,6 +42,9 @@ _PERMANENT = 0x80
 _NO_DAD = 0x02
 _LINK_SCOPE = 253
 _UNICAST = 1
+_LOCK_TIMEOUT = scaled(60.0)
+_RESURVEY = 30.0
+"""Seconds between two looks for changed interfaces and default routes of the host."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +70,18 @@ class Network:
         self._settings = settings
         self._thread = thread
         self._netlink = netlink
+        self._tasks = TaskSet()
 
     @classmethod
     async def open(cls, settings: Settings) -> Self:
-        await _ensure(settings)
+        survey = await _ensure(settings)
         thread = NamespaceThread.named(namespace_path(settings))
-        return cls(settings, thread, await thread.call(IPRoute))
+        network = cls(settings, thread, await thread.call(IPRoute))
+        network._tasks.start(_follow_changes(settings, survey), "follow changes of the host's network")
+        return network
 
     async def close(self) -> None:
+        await self._tasks.close()
         await self._thread.call(self._netlink.close)
         self._thread.close()
 
@@ -103,6 +121,29 @@ class Network:
             taps.close()
             raise HostError(f"cannot set up the network of slot {slot}: {error}") from error
         return taps
+
+    async def forget_connections(self, slot: int) -> None:
+        """Delete the tracked connections of a slot's address, before another VM gets it."""
+
+        def forget() -> None:
+            try:
+                delete_connections(addresses.machine_address(slot))
+            except (OSError, NetlinkError) as error:
+                raise HostError(f"cannot delete the tracked connections of slot {slot}: {error}") from error
+
+        await self._thread.call(forget)
+
+    async def serve_dns(self, served: bool) -> None:
+        """Whether VMs ask a resolver in the namespace, at the gateway address, or the host's."""
+        resolver = next(iter(addresses.resolvers()), None)
+        rules = firewall.served_dns_rules() if served else firewall.forwarded_dns_rules(resolver)
+        await _load(self._settings, rules)
+
+    async def make_socket(self, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
+        """A fresh IPv4 socket in the namespace, which does not block."""
+        return await self._thread.call(
+            lambda: socket.socket(socket.AF_INET, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        )
 
     async def agent_socket(self, slot: int) -> tuple[socket.socket, tuple[str, int, int, int]]:
         """A fresh socket in the namespace and the address of the agent in `slot`, not yet connected."""
@@ -170,6 +211,11 @@ class _Survey:
     ways_to_opened: tuple[str, ...]
     """Interfaces of the allowed private networks; they need forwarding for the replies."""
 
+    @property
+    def interfaces(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The interfaces that packets of VMs leave through."""
+        return self.uplinks, self.ways_to_opened
+
 
 def _survey(outer: str, opened: Sequence[IPv4Network]) -> _Survey:
     with IPRoute() as host:
@@ -206,22 +252,68 @@ def _survey(outer: str, opened: Sequence[IPv4Network]) -> _Survey:
     )
 
 
-async def _ensure(settings: Settings) -> None:
+async def _ensure(settings: Settings) -> _Survey:
     """Create or repair the namespace, the link and the rules (idempotent)."""
-    namespace, outer, inner, table = _names(settings)
+    namespace, outer, inner, _ = _names(settings)
     path = namespace_path(settings)
     if not _is_namespace(path):
         path.unlink(missing_ok=True)
         await run("ip", "netns", "add", namespace)
-    survey = await in_thread(_survey, outer, settings.allow_private)
-    network = survey.link or await _make_link(settings, survey)
-    for interface in (outer, *survey.uplinks, *survey.ways_to_opened):
-        _sysctl(f"net/ipv4/conf/{interface}/forwarding", "1")
-    resolver = next(iter(addresses.resolvers()), None)
+    async with _locked(settings):
+        survey = await in_thread(_survey, outer, settings.allow_private)
+        if survey.link is None:
+            survey = replace(survey, link=await _make_link(settings, survey))
+        await _load_host_rules(settings, survey)
+    # Connections to an address without a tap fail at once.
+    await run(
+        *("nsenter", f"--net={path}", "ip", "route", "replace", "unreachable", str(addresses.MACHINES)),
+    )
     closed = [*addresses.NOT_THE_INTERNET, *survey.side_networks]
-    rules = firewall.namespace_rules(inner, resolver, closed, settings.allow_private)
-    await run("nsenter", f"--net={path}", "nft", "-f", "-", stdin=rules.encode())
-    await run("nft", "-f", "-", stdin=firewall.host_rules(table, outer, network, resolver).encode())
+    await _load(settings, firewall.namespace_rules(inner, closed, settings.allow_private))
+    await _load(settings, firewall.forwarded_dns_rules(next(iter(addresses.resolvers()), None)))
+    return survey
+
+
+async def _load(settings: Settings, rules: str) -> None:
+    """Load rules in the namespace."""
+    await run("nsenter", f"--net={namespace_path(settings)}", "nft", "-f", "-", stdin=rules.encode())
+
+
+async def _load_host_rules(settings: Settings, survey: _Survey) -> None:
+    """Load the host's own rules and turn forwarding on. Call it with the lock held."""
+    _, outer, _, table = _names(settings)
+    if survey.link is None:
+        raise HostError(f"the link {outer} has no address")
+    rules = firewall.host_rules(
+        table, outer, survey.link, addresses.resolvers(), survey.uplinks, settings.allow_private
+    )
+    await run("nft", "-f", "-", stdin=rules.encode())
+    await enable_forwarding((*survey.uplinks, *survey.ways_to_opened))
+    # Only this installation's VMs are behind its own link, and the rules above are for them.
+    sysctl(f"net/ipv4/conf/{outer}/forwarding", "1")
+
+
+async def _follow_changes(settings: Settings, survey: _Survey) -> None:
+    """Load the host's rules again when its interfaces or its default route have changed."""
+    _, outer, _, _ = _names(settings)
+    while True:
+        await asyncio.sleep(_RESURVEY)
+        try:
+            found = await in_thread(_survey, outer, settings.allow_private)
+            if found.link is not None and found.interfaces != survey.interfaces:
+                async with _locked(settings):
+                    await _load_host_rules(settings, found)
+                survey = found
+        except (HostError, NetlinkError, OSError) as error:
+            log.warning("cannot follow a change of the host's network", error=str(error))
+
+
+@contextlib.asynccontextmanager
+async def _locked(settings: Settings) -> AsyncIterator[None]:
+    """One installation of this host at a time changes what all share."""
+    settings.runtime.mkdir(parents=True, exist_ok=True, mode=0o711)
+    async with locked(settings.runtime / "network.lock", _LOCK_TIMEOUT):
+        yield
 
 
 async def _make_link(settings: Settings, survey: _Survey) -> IPv4Network:
@@ -255,15 +347,15 @@ route replace default via {ours}
 
 
 def _namespace_sysctls() -> None:
-    _sysctl("net/ipv4/ip_forward", "1")
-    _sysctl("net/ipv4/conf/all/rp_filter", "1")
-    _sysctl("net/ipv4/conf/default/rp_filter", "1")
-    _sysctl("net/ipv4/conf/all/accept_redirects", "0")
-    _sysctl("net/ipv4/conf/all/send_redirects", "0")
-    _sysctl("net/ipv6/conf/default/accept_ra", "0")
-    _sysctl("net/ipv6/conf/default/accept_dad", "0")
+    sysctl("net/ipv4/ip_forward", "1")
+    sysctl("net/ipv4/conf/all/rp_filter", "1")
+    sysctl("net/ipv4/conf/default/rp_filter", "1")
+    sysctl("net/ipv4/conf/all/accept_redirects", "0")
+    sysctl("net/ipv4/conf/all/send_redirects", "0")
+    sysctl("net/ipv6/conf/default/accept_ra", "0")
+    sysctl("net/ipv6/conf/default/accept_dad", "0")
     # No automatic addresses: guests reach a tap only at the address that is added to it.
-    _sysctl("net/ipv6/conf/default/addr_gen_mode", "1")
+    sysctl("net/ipv6/conf/default/addr_gen_mode", "1")
 
 
 async def remove(settings: Settings) -> None:
@@ -271,9 +363,18 @@ async def remove(settings: Settings) -> None:
     namespace, outer, _, table = _names(settings)
     if Path("/sys/class/net", outer).exists():
         await run("ip", "link", "delete", outer)
-    await run("nft", "-f", "-", stdin=f"add table inet {table}\ndelete table inet {table}\n".encode())
+    async with _locked(settings):
+        await run("nft", "-f", "-", stdin=f"add table inet {table}\ndelete table inet {table}\n".encode())
+        if not await _installations():
+            await restore_forwarding()
     if namespace_path(settings).exists():
         await run("ip", "netns", "delete", namespace)
+
+
+async def _installations() -> bool:
+    """Whether this host has tables of any installation."""
+    tables = await run("nft", "list", "tables")
+    return re.search(rb"^table inet stead_[0-9a-f]{6}$", tables.stdout, re.MULTILINE) is not None
 
 
 def _is_namespace(path: Path) -> bool:
@@ -282,12 +383,3 @@ def _is_namespace(path: Path) -> bool:
         return path.stat().st_dev == Path("/proc/self/ns/net").stat().st_dev
     except FileNotFoundError:
         return False
-
-
-def _sysctl(name: str, value: str) -> None:
-    path = Path("/proc/sys") / name
-    try:
-        if path.read_text().strip() != value:
-            path.write_text(value)
-    except OSError as error:
-        raise HostError(f"cannot set {name}: {error.strerror}") from error

@@ -61,7 +61,7 @@ class BringUp:
     async def make_disk(self, record: Record) -> Record:
         """Make the folder and the top disk layer of a new VM."""
         record = await self.step(record, "disk")
-        self.host.make_folder(record.place)
+        await self.host.make_folder(record.place)
         await self.disks.make_top(record, coming_up(record).top)
         return record
 

@@ -33,6 +33,7 @@ class DeleteOperation:
             deleting = await self.journal.transition(recorded, Deleting("end", recorded.run))
         await self.processes.end(deleting, ended)
         deleting = await self.journal.transition(deleting, Deleting("clean"))
+        await self.host.forget_connections(record.place)
         await self.host.discard(record.id)
         kept = recorded.properties.recreate and not forget
         if kept:

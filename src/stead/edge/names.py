@@ -1,0 +1,193 @@
+"""The resolver of VMs: dnsmasq in the namespace of the taps, at the gateway address.
+
+Names of this Stead resolve to the gateway, where Caddy listens for VMs. The host's resolvers are asked for
+all other names.
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncIterator, Collection, Sequence
+from typing import Self
+
+from stead import addresses
+from stead.deadlines import scaled
+from stead.errors import HostError
+from stead.host.network import Network, namespace_path
+from stead.logs import get_logger
+from stead.processes import kill, of_user
+from stead.settings import Settings
+from stead.tasks import finished, in_background, in_thread
+
+_PORT = 53
+_START_TIMEOUT = scaled(10.0)
+_POLL = 0.01
+_RESTART = 0.1, 5.0
+"""The shortest and the longest delay before a restart, in seconds; it doubles while dnsmasq ends at once."""
+_HEALTHY = 10.0
+"""Seconds after which a start counts as a success."""
+_LAST_WORDS = 2048
+_CACHED = 2000
+_CONCURRENT = 5000
+"""Queries that wait for the host's resolvers, of all VMs together; one VM sends 200 in a second."""
+_TTL = 5
+"""Seconds for which VMs may cache the names of this Stead."""
+_HOSTS = "mapped"
+_CAPABILITY = "-all,+net_bind_service"
+
+log = get_logger("stead.names")
+
+
+class GuestResolver:
+    """A dnsmasq process that ends with this process, however that ends, and is restarted when it dies."""
+
+    def __init__(self, settings: Settings, network: Network, zones: Sequence[str]) -> None:
+        self._settings = settings
+        self._network = network
+        self._zones = tuple(zones)
+        self._wildcards: tuple[str, ...] = ()
+        self._hosts = settings.runtime / "names" / settings.instance
+        self._process: Process | None = None
+        self._log: asyncio.Task[None] | None = None
+        self._last_words = ""
+        self._reconfigured = False
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def running(
+        cls, settings: Settings, network: Network, zones: Sequence[str] = ()
+    ) -> AsyncIterator[Self]:
+        """Serve DNS to VMs during a block. `zones` are names of this Stead, with all names below them."""
+        resolver = cls(settings, network, zones)
+        resolver._hosts.mkdir(parents=True, exist_ok=True)
+        for folder in (resolver._hosts.parent, resolver._hosts):
+            folder.chmod(0o755)
+        resolver._write_hosts(())
+        try:
+            await resolver._start()
+            await network.serve_dns(True)
+            async with in_background(resolver._supervise(), "restart the resolver of VMs"):
+                yield resolver
+        finally:
+            await finished(resolver._close())
+
+    async def publish(self, names: Collection[str]) -> None:
+        """Let these host names, and no other ones than the zones, lead to the gateway too.
+
+        `*.example.com` stands for all names below it. A change of wildcards restarts dnsmasq.
+        """
+        await in_thread(self._write_hosts, sorted(name for name in names if not name.startswith("*.")))
+        wildcards = tuple(sorted(name for name in names if name.startswith("*.")))
+        if wildcards != self._wildcards:
+            self._wildcards = wildcards
+            self._reconfigured = True
+            self._kill()
+
+    def _write_hosts(self, names: Collection[str]) -> None:
+        lines = "".join(f"{addresses.GATEWAY} {name}\n" for name in names)
+        # dnsmasq watches the folder, and ignores names that begin with a dot.
+        temporary = self._hosts / f".{_HOSTS}"
+        temporary.write_text(lines)
+        temporary.chmod(0o644)
+        temporary.rename(self._hosts / _HOSTS)
+
+    async def _start(self) -> None:
+        """Start dnsmasq and wait until it listens."""
+        await self._kill_all()
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command(),
+                stdin=DEVNULL,
+                stdout=DEVNULL,
+                stderr=PIPE,
+                env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
+                cwd="/",
+                start_new_session=True,
+            )
+        except FileNotFoundError as error:
+            raise HostError(f"{error.filename} is not installed on this host (see `stead doctor`)") from error
+        self._log = asyncio.create_task(self._read_log(self._process))
+        deadline = asyncio.get_running_loop().time() + _START_TIMEOUT
+        while not await self._listens():
+            if self._process.returncode is not None:
+                await self._log
+                raise HostError(f"dnsmasq, the resolver of VMs, does not start: {self._last_words}")
+            if asyncio.get_running_loop().time() > deadline:
+                self._kill()
+                raise HostError(f"dnsmasq, the resolver of VMs, did not start in {_START_TIMEOUT:g} s")
+            await asyncio.sleep(_POLL)
+
+    def _command(self) -> list[str]:
+        user = str(self._settings.resolver_uid)
+        gateway = addresses.GATEWAY
+        own = [*self._zones, *self._wildcards]
+        return [
+            *("nsenter", f"--net={namespace_path(self._settings)}"),
+            *("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--no-new-privs"),
+            *(f"--inh-caps={_CAPABILITY}", f"--ambient-caps={_CAPABILITY}", "--pdeathsig=KILL", "--"),
+            *("dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null", "--pid-file=", "--user=root"),
+            *("--log-facility=-", "--no-resolv", "--no-hosts", "--no-poll", f"--hostsdir={self._hosts}"),
+            *("--bind-interfaces", f"--listen-address={gateway}", f"--port={_PORT}"),
+            *(f"--cache-size={_CACHED}", f"--dns-forward-max={_CONCURRENT}", f"--local-ttl={_TTL}"),
+            # Types other than A are answered here as well: there are none.
+            *(option for name in own for option in (f"--address=/{name}/{gateway}", f"--local=/{name}/")),
+            *(f"--server={server}" for server in addresses.resolvers()),
+        ]
+
+    async def _listens(self) -> bool:
+        with await self._network.make_socket() as probe:
+            try:
+                await asyncio.get_running_loop().sock_connect(probe, (str(addresses.GATEWAY), _PORT))
+            except OSError:
+                return False
+        return True
+
+    async def _read_log(self, process: Process) -> None:
+        """Log what dnsmasq says. Read to the end, or it would block."""
+        while process.stderr is not None and (piece := await process.stderr.read(_LAST_WORDS)):
+            self._last_words = piece.decode(errors="replace").strip()
+            log.debug("dnsmasq", said=self._last_words)
+
+    async def _supervise(self) -> None:
+        shortest, longest = _RESTART
+        delay = shortest
+        clock = asyncio.get_running_loop().time
+        while True:
+            started = clock()
+            if self._process is not None:
+                status = await self._process.wait()
+                if not self._reconfigured:
+                    log.warning("resolver of VMs ended, restarting", status=status, said=self._last_words)
+                    delay = shortest if clock() - started > _HEALTHY else min(2 * delay, longest)
+                    await asyncio.sleep(delay)
+            self._reconfigured = False
+            try:
+                await self._start()
+            except HostError as error:
+                log.error("cannot restart the resolver of VMs", error=str(error))
+
+    async def _close(self) -> None:
+        # VMs outlive this process: they ask the host's resolver until the next start.
+        try:
+            await self._network.serve_dns(False)
+        except HostError as error:
+            log.error("cannot let VMs ask the host's resolver", error=str(error))
+        self._kill()
+        if self._process is not None:
+            await self._process.wait()
+        await self._kill_all()
+        if self._log is not None:
+            await self._log
+        shutil.rmtree(self._hosts, ignore_errors=True)
+
+    def _kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
+    async def _kill_all(self) -> None:
+        """Kill processes of the resolver's user: children for TCP connections, or left by a crash."""
+        for process in await in_thread(lambda: list(of_user(self._settings.resolver_uid))):
+            await kill(process)

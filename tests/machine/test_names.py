@@ -1,0 +1,285 @@
+"""The resolver of VMs: real dnsmasq in an installation's namespace, asked from links that stand for VMs."""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import struct
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import cast
+
+import pytest
+import pytest_asyncio
+
+from stead import addresses
+from stead.edge.names import GuestResolver
+from stead.host import network
+from stead.host.network import Network, namespace_path
+from stead.processes import ProcessId, of_user
+from stead.settings import Settings
+from support.installations import other_settings
+from support.links import Side, ip, namespace, plug_in
+from support.waiting import until
+
+pytestmark = pytest.mark.root
+
+_A, _AAAA, _TXT = 1, 28, 16
+_NO_ERROR = 0
+_UPSTREAM = IPv4Address(f"10.202.{os.getpid() % 256}.53")
+_PUBLIC = IPv4Address("192.0.2.80")
+"""What the host's resolver answers to every question about an address."""
+
+
+def _question(name: str, kind: int) -> bytes:
+    labels = b"".join(bytes([len(label)]) + label.encode() for label in name.split("."))
+    return labels + b"\0" + struct.pack("!HH", kind, 1)
+
+
+def _query(name: str, kind: int = _A) -> bytes:
+    return struct.pack("!HHHHHH", secrets.randbits(16), 0x0100, 1, 0, 0, 0) + _question(name, kind)
+
+
+@dataclass(frozen=True)
+class Answer:
+    code: int
+    addresses: list[IPv4Address]
+
+
+def _parsed(answer: bytes, query: bytes) -> Answer:
+    assert answer[:2] == query[:2]
+    count = struct.unpack("!H", answer[6:8])[0]
+    records, found = answer[len(query) :], []
+    for _ in range(count):
+        kind, _, _, size = struct.unpack("!HHIH", records[2:12])
+        if kind == _A:
+            found.append(IPv4Address(records[12 : 12 + size]))
+        records = records[12 + size :]
+    return Answer(answer[3] & 15, found)
+
+
+class _HostResolver(asyncio.DatagramProtocol):
+    """The host's resolver: knows every name."""
+
+    def __init__(self) -> None:
+        self.asked: list[bytes] = []
+        self.transport: asyncio.DatagramTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.DatagramTransport, transport)
+
+    def datagram_received(self, data: bytes, address: tuple[str | object, int]) -> None:
+        assert self.transport is not None
+        end = data.index(b"\0", 12) + 5
+        question = data[12:end]
+        self.asked.append(question)
+        answers = question[-4:-2] == b"\0\x01"
+        head = data[:2] + struct.pack("!HHHHH", 0x8180, 1, answers, 0, 0)
+        record = b"\xc0\x0c" + struct.pack("!HHIH", _A, 1, 60, 4) + _PUBLIC.packed
+        self.transport.sendto(head + question + (record if answers else b""), address)
+
+
+@pytest_asyncio.fixture(scope="module")
+async def upstream() -> AsyncIterator[_HostResolver]:
+    ip("addr", "add", f"{_UPSTREAM}/32", "dev", "lo")
+    try:
+        loop = asyncio.get_running_loop()
+        transport, resolver = await loop.create_datagram_endpoint(
+            _HostResolver, local_addr=(str(_UPSTREAM), 53)
+        )
+        yield resolver
+        transport.close()
+    finally:
+        ip("addr", "delete", f"{_UPSTREAM}/32", "dev", "lo")
+
+
+@dataclass(frozen=True)
+class Scene:
+    """An installation's network with two VMs."""
+
+    settings: Settings
+    network: Network
+    guests: list[Side]
+    upstream: _HostResolver
+
+    async def ask(self, name: str, kind: int = _A, guest: int = 0) -> Answer:
+        query = _query(name, kind)
+        with await self.guests[guest].thread.call(_datagrams) as asking:
+            loop = asyncio.get_running_loop()
+            await loop.sock_sendto(asking, query, (str(addresses.GATEWAY), 53))
+            async with asyncio.timeout(5):
+                return _parsed(await loop.sock_recv(asking, 4096), query)
+
+    async def address_of(self, name: str) -> IPv4Address | None:
+        """The address of a name; None without an answer."""
+        try:
+            return (await self.ask(name)).addresses[0]
+        except (TimeoutError, OSError, IndexError):
+            return None
+
+    def processes(self) -> list[ProcessId]:
+        return list(of_user(self.settings.resolver_uid))
+
+
+def _datagrams() -> socket.socket:
+    made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    made.setblocking(False)
+    return made
+
+
+@pytest_asyncio.fixture(scope="module")
+async def scene(settings: Settings, upstream: _HostResolver) -> AsyncIterator[Scene]:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        other_settings(settings) as other,
+        contextlib.ExitStack() as stack,
+    ):
+        patch.setattr(addresses, "resolvers", lambda: [_UPSTREAM])
+        own = await Network.open(other)
+        try:
+            guests = [stack.enter_context(namespace(role)) for role in ("a", "b")]
+            for slot, guest in enumerate(guests):
+                tap, address = addresses.data_tap(slot), str(addresses.machine_address(slot))
+                plug_in(namespace_path(other).name, tap, guest, address)
+            yield Scene(other, own, guests, upstream)
+        finally:
+            await own.close()
+            await network.remove(other)
+
+
+@pytest_asyncio.fixture
+async def resolver(scene: Scene) -> AsyncIterator[GuestResolver]:
+    async with GuestResolver.running(
+        scene.settings, scene.network, ("git.freestyle.sh", "style.dev")
+    ) as made:
+        yield made
+
+
+@pytest.mark.usefixtures("resolver")
+async def test_names_of_this_stead_lead_to_the_gateway(scene: Scene) -> None:
+    for name in ("git.freestyle.sh", "style.dev", "app.style.dev", "a.b.STYLE.dev"):
+        assert await scene.ask(name) == Answer(_NO_ERROR, [addresses.GATEWAY])
+        for kind in (_AAAA, _TXT):
+            assert (await scene.ask(name, kind)).addresses == []
+    assert not [asked for asked in scene.upstream.asked if b"style" in asked.lower()]
+
+
+@pytest.mark.usefixtures("resolver")
+async def test_other_names_are_asked_of_the_host_s_resolver(scene: Scene) -> None:
+    assert await scene.ask("freestyle.sh") == Answer(_NO_ERROR, [_PUBLIC])
+    assert await scene.ask("notstyle.dev") == Answer(_NO_ERROR, [_PUBLIC])
+
+
+@pytest.mark.usefixtures("resolver")
+async def test_dns_over_tcp(scene: Scene) -> None:
+    query = _query("app.style.dev")
+    with await scene.guests[0].connect(str(addresses.GATEWAY), 53) as connection:
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(connection, struct.pack("!H", len(query)) + query)
+        answer = await loop.sock_recv(connection, 4096)
+    assert _parsed(answer[2:], query) == Answer(_NO_ERROR, [addresses.GATEWAY])
+
+
+async def test_mapped_domains_lead_to_the_gateway(scene: Scene, resolver: GuestResolver) -> None:
+    async def leads(name: str, address: IPv4Address) -> bool:
+        return await scene.address_of(name) == address
+
+    await resolver.publish({"shop.example.com", "*.wild.example.com"})
+    await until(lambda: leads("shop.example.com", addresses.GATEWAY), 10)
+    await until(lambda: leads("any.wild.example.com", addresses.GATEWAY), 10)
+    assert await scene.address_of("other.example.com") == _PUBLIC
+    await resolver.publish({"blog.example.com"})
+    await until(lambda: leads("blog.example.com", addresses.GATEWAY), 10)
+    await until(lambda: leads("shop.example.com", _PUBLIC), 10)
+    await until(lambda: leads("any.wild.example.com", _PUBLIC), 10)
+    await resolver.publish(())
+    await until(lambda: leads("blog.example.com", _PUBLIC), 10)
+
+
+@pytest.mark.usefixtures("resolver")
+async def test_dnsmasq_runs_as_its_own_user_and_is_restarted(scene: Scene) -> None:
+    (process,) = scene.processes()
+    assert Path(f"/proc/{process.pid}/comm").read_text().strip() == "dnsmasq"
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    capabilities = int(status.partition("CapEff:")[2].split()[0], 16)
+    assert capabilities == 1 << 10, "CAP_NET_BIND_SERVICE alone"
+    os.kill(process.pid, signal.SIGKILL)
+    await until(lambda: process not in scene.processes(), 5)
+    await until(scene.processes, 10)
+
+    async def answers() -> bool:
+        return await scene.address_of("app.style.dev") == addresses.GATEWAY
+
+    await until(answers, 10)
+
+
+@pytest.mark.usefixtures("resolver")
+async def test_queries_of_one_vm_are_limited(scene: Scene) -> None:
+    sent = 5000
+
+    def flood() -> int:
+        """Send queries as fast as possible; returns how many were answered."""
+        with _datagrams() as asking:
+            asking.setblocking(True)
+            asking.settimeout(1)
+            asking.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
+            asking.connect((str(addresses.GATEWAY), 53))
+            for _ in range(sent):
+                asking.send(_query("app.style.dev"))
+            answered = 0
+            with contextlib.suppress(TimeoutError):
+                while asking.recv(4096):
+                    answered += 1
+        return answered
+
+    answered = await scene.guests[0].thread.call(flood)
+    assert 0 < answered < sent / 2
+    assert await scene.ask("app.style.dev", guest=1) == Answer(_NO_ERROR, [addresses.GATEWAY])
+
+
+_DRIVER = """
+import asyncio, sys
+from pathlib import Path
+from stead.edge.names import GuestResolver
+from stead.host.network import Network
+from stead.settings import Settings
+
+async def main():
+    settings = Settings(data=Path(sys.argv[1]))
+    async with GuestResolver.running(settings, await Network.open(settings), ("style.dev",)):
+        print("ready", flush=True)
+        await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+async def test_dnsmasq_ends_with_a_killed_server(settings: Settings) -> None:
+    with other_settings(settings) as other:
+        try:
+            for _ in range(2):
+                server = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-c", _DRIVER, str(other.data)), stdout=asyncio.subprocess.PIPE
+                )
+                try:
+                    assert server.stdout is not None
+                    assert await server.stdout.readline() == b"ready\n"
+                    assert list(of_user(other.resolver_uid))
+                finally:
+                    server.kill()
+                    await server.wait()
+                await until(lambda: not list(of_user(other.resolver_uid)), 10)
+        finally:
+            await network.remove(other)
+
+
+async def test_without_a_server_vms_ask_the_host_s_resolver(scene: Scene) -> None:
+    """A VM keeps running while no server does, and its names keep resolving."""
+    async with GuestResolver.running(scene.settings, scene.network, ("style.dev",)):
+        assert await scene.address_of("app.style.dev") == addresses.GATEWAY
+    assert await scene.address_of("app.style.dev") == _PUBLIC
