@@ -3,6 +3,7 @@ package screen
 import (
 	"bufio"
 	"encoding/json"
+	"fmt"
 	"os"
 	"testing"
 )
@@ -58,6 +59,8 @@ func (c dumpCase) run() map[string]any {
 		"alt":       s.dump(s.alt),
 		"cursor":    []int{s.buf.x, s.buf.y},
 		"title":     s.title,
+		"palette":   s.dumpPalette(),
+		"coloured":  s.palette != nil,
 		"replies":   string(s.Replies()),
 		"replay":    s.Replay(true),
 		"screen":    s.Replay(false),
@@ -68,6 +71,19 @@ func (c dumpCase) run() map[string]any {
 			"hidden": s.modes.hidden, "cursorStyle": s.modes.cursorStyle, "mouse": s.modes.mouse, "mouseEncoding": s.modes.mouseEncoding,
 		},
 	}
+}
+
+// dumpPalette has the colours that differ from the client's: number and RGB.
+func (s *Screen) dumpPalette() []string {
+	changed := []string{}
+	if s.palette != nil {
+		for number, colour := range s.palette {
+			if colour != 0 {
+				changed = append(changed, fmt.Sprintf("%d #%06x", number, colour&0xFFFFFF))
+			}
+		}
+	}
+	return changed
 }
 
 func (s *Screen) dump(b *buffer) map[string]any {

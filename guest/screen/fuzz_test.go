@@ -10,6 +10,7 @@ func FuzzWrite(f *testing.F) {
 		"hello\r\nworld", "\x1b[31;1mred\x1b[0m \x1b[38;5;200mx\x1b[48;2;1;2;3my\x1b[K\r\n\n\n\n\n\n\n\n\n",
 		"漢字かな交じり文漢字かな交じり文\r\n👩‍💻 e\u0301\u0302", "\x1b[?1049h\x1b[2;5r\x1b[?6h\x1b[3;3Hx\x1b7\x1b[?1049l",
 		"\x1b(0lqqk\x1b(B\x0e\x0f", "\x1b]2;title\x07\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\", "\x1b[4hins\x1b[D\x1b[D\x1b[@\x1b[P",
+		"\x1b]4;1;#f80;255;rgb:1234/ab/0\x07\x1b]10;#010203;rgb:f/0/8\x1b\\\x1b]104;1\x07\x1b]112\x07",
 		"0123456789012345678901234567890123456789", "\x1b[?7l012345678901234567890123456789\x1b[b", "\x1b#8\x1b[1;3H\x1b[1J\x1b[3J",
 		"\x1b[1\"qprot\x1b[0\"q\x1b[?2J\x1b[?1K", "\x1b[3g\x1b[5G\x1bH\t\t\x1b[Z\x1b[2 q\x1b[?25l\x1b[?1000;1006h",
 	} {

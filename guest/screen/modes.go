@@ -146,7 +146,7 @@ func (s *Screen) clampToOrigin() {
 	}
 }
 
-// reset is RIS. The title stays.
+// reset is RIS. Title and colours stay, as in xterm.js.
 func (s *Screen) reset() {
 	s.modes = defaultModes()
 	s.attr = attr{}

@@ -42,6 +42,7 @@ func (s *Screen) replay(rows int, scrollback bool, skip int) []byte {
 	}
 	e.begin(scrollback)
 	e.title(s)
+	e.colours(s)
 	if scrollback && s.main.history != nil {
 		s.main.history.each(func(encoded []byte) {
 			if skip--; skip < 0 {

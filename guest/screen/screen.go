@@ -17,7 +17,9 @@
 //   - Titles are pushed and popped (CSI 22 t, CSI 23 t), which xterm.js does only with an option.
 //   - Kept for clients other than xterm.js: reverse video (?5), mouse encodings 1005 and 1015, alternate scroll (?1007).
 //
-// Not kept: changed palettes (OSC 4, 10, 11, 12), keyboard protocols (modifyOtherKeys, kitty), images, the icon name.
+// Queries of colours (OSC 4, 10, 11, 12 with ?) are not answered: the colours are those of the client.
+//
+// Not kept: keyboard protocols (modifyOtherKeys, kitty), which xterm.js 6.0 does not have, images, the icon name.
 package screen
 
 import "unicode/utf8"
@@ -45,6 +47,7 @@ type Screen struct {
 	modes      modes
 	title      string
 	titles     []string
+	palette    *palette // nil until the program changes a colour
 	parser     parser
 	joinWidth  int // width of the character printed last, 0 after anything else
 	replies    []byte

@@ -111,6 +111,7 @@ type terminal struct {
 	size, cursor  [2]int
 	modes         modes
 	title, titles string
+	palette       palette
 	alternate     bool
 	attr          attr
 	link          hyperlink
@@ -125,6 +126,9 @@ func (s *Screen) terminal() terminal {
 		size: [2]int{s.cols, s.rows}, cursor: [2]int{s.buf.x, s.buf.y}, modes: s.modes, title: s.title,
 		titles: strings.Join(s.titles, "\n"), alternate: s.buf == s.alt, attr: s.attr, sets: s.sets, level: s.level,
 		join: s.joinWidth, state: s.parser.state,
+	}
+	if s.palette != nil {
+		t.palette = *s.palette
 	}
 	if s.parser.missing > 0 {
 		t.partial = string(s.parser.partial[:s.parser.have])
@@ -236,6 +240,27 @@ func (s *Screen) screenOnly() picture {
 	p.lines, p.wraps = p.lines[s.buf.base():], p.wraps[s.buf.base():]
 	p.wraps[0] = false
 	return p
+}
+
+func TestChangedColoursAreReplayed(t *testing.T) {
+	s := written(10, 3, "\x1b]4;1;#f80;7;rgb:8/80/8;300;#fff;255;rgb:ffff/8000/0\x07\x1b]10;rgb:12/34/56;#abcdef;?\x1b\\")
+	want := []string{"1 #f08000", "256 #123456", "257 #abcdef"}
+	if got := s.dumpPalette(); !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+	other := written(10, 3, "\x1b]4;2;#fff;1;#000\x07\x1b]12;#fff\x07")
+	other.Write(s.Replay(false))
+	if got := other.dumpPalette(); !slices.Equal(got, want) {
+		t.Errorf("replayed %q, want %q", got, want)
+	}
+	s.Write([]byte("\x1bc\x1b]104\x07\x1b]110\x07\x1b]111\x07"))
+	other.Write(s.Replay(true))
+	if got := other.dumpPalette(); len(got) > 0 {
+		t.Errorf("replayed %q after a reset", got)
+	}
+	if replay := string(written(10, 3, "\x1b]104\x07\x1b]4;1;?\x07plain").Replay(true)); strings.Contains(replay, "\x1b]1") {
+		t.Errorf("colours of the client are reset: %q", replay)
+	}
 }
 
 func TestPrintedTextWrapsAndScrollsIntoHistory(t *testing.T) {

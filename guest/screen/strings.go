@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// endOSC carries out an operating system command: titles and hyperlinks.
+// endOSC carries out an operating system command: titles, hyperlinks and colours.
 func (s *Screen) endOSC(complete bool) {
 	s.joinWidth = 0
 	p := &s.parser
@@ -19,8 +19,24 @@ func (s *Screen) endOSC(complete bool) {
 	switch string(number) {
 	case "0", "2":
 		s.title = string(data)
+	case "4":
+		s.changeColours(string(data))
 	case "8":
 		s.setLink(string(data))
+	case "10":
+		s.changeSpecialColours(foreground, string(data))
+	case "11":
+		s.changeSpecialColours(background, string(data))
+	case "12":
+		s.changeSpecialColours(cursorColour, string(data))
+	case "104":
+		s.resetColours(string(data))
+	case "110":
+		s.resetSpecialColour(foreground)
+	case "111":
+		s.resetSpecialColour(background)
+	case "112":
+		s.resetSpecialColour(cursorColour)
 	}
 }
 

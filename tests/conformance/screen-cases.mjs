@@ -36,6 +36,25 @@ function sgr({ below, pick }, full) {
   return `\x1b[${Array.from({ length: 1 + below(3) }, part).join(";")}m`;
 }
 
+/** Changes and resets of colours (OSC 4, 10 to 12, 104, 110 to 112), with some that are not understood. */
+function colours({ below, pick, chance }) {
+  const digits = (n) => Array.from({ length: n }, () => pick([..."0123456789abcdefABCDEF"])).join("");
+  const colour = () => {
+    const n = 1 + below(4);
+    return pick([`#${digits(3 * n)}`, `rgb:${digits(n)}/${digits(n)}/${digits(n)}`, `rgb:${digits(n)}/${digits(1)}/${digits(n)}`, "red", "", "#12"]);
+  };
+  const number = () => (chance(0.1) ? pick(["256", "-1", "x", "", "99999999999"]) : below(256));
+  const sequence = pick([
+    () => `4;${number()};${colour()}`,
+    () => `4;${number()};${colour()};${number()};${colour()};${number()}`,
+    () => `${10 + below(3)};${colour()}`,
+    () => `10;${colour()};${colour()};${colour()};${colour()}`,
+    () => pick(["104", "104;", `104;${number()}`, `104;${number()};${number()}`]),
+    () => pick(["110", "111", "112", "110;", "4", "10"]),
+  ])();
+  return `\x1b]${sequence}${pick(["\x07", "\x1b\\"])}`;
+}
+
 /**
  * What one case uses. xterm.js has bugs where these meet (see the documentation of the Go package `screen`), so no case
  * has all of them: wide characters with insertions, origin mode with relative movements, saved cursors with styled
@@ -106,6 +125,7 @@ export function randomCase(seed) {
     () => `\x1b]${pick([0, 2])};${pick(words)} ü${pick(["\x07", "\x1b\\"])}`,
     () => pick([csi("22;2t"), csi("23;2t"), csi("22;0t"), csi("23;0t")]),
     () => pick(["\x1b(0", "\x1b(B", "\x1b)0", "\x1b(A", "\x1b(4", "\x0e", "\x0f", "\x1bn", "\x1b*0", "\x1b%G"]) + pick(["lqqk", "x", "#|]"]),
+    () => colours(r),
     () => pick(["\x1bH", csi("g"), csi("3g")]),
     () => pick(["\x1b#8", csi("3J"), "\x1b_ignored\x1b\\", "\x1bP1$tx\x1b\\", "\x1b]999;x\x07", "\x1b]0;cancelled\x18"]),
     () => csi('"q', below(3)) + pick(words) + csi(pick(["?K", "?J", "?1K", "?2K"])),

@@ -4,6 +4,8 @@ import { createInterface } from "node:readline";
 import xterm from "@xterm/headless";
 
 const HAS_EXTENDED = 0x10000000;
+const COLOUR = { set: 1, restore: 2 };
+const hexadecimal = (parts) => parts.map((part) => part.toString(16).padStart(2, "0")).join("");
 
 /** The emulator, as a process that answers cases with what its screen holds (see guest/screen/dump_test.go). */
 export class Emulator {
@@ -43,11 +45,20 @@ export class Oracle {
       return id;
     };
     this.terminal.onTitleChange((title) => (this.title = title));
+    this.colours = new Map(); // of the program; the headless terminal has no theme that they would change
+    this.terminal._core._inputHandler.onColor((requests) => requests.forEach((request) => this.recolour(request)));
     this.terminal.onData((data) => (this.replies += data));
   }
 
   write(bytes) {
     return new Promise((resolve) => this.terminal.write(bytes, resolve));
+  }
+
+  /** Sets or restores a colour: 0 to 255 of the palette, then foreground, background and cursor; without a number all of the palette. */
+  recolour({ type, index, color }) {
+    if (type === COLOUR.set) this.colours.set(index, color);
+    if (type === COLOUR.restore)
+      for (const number of [...this.colours.keys()]) if (number === index || (index === undefined && number < 256)) this.colours.delete(number);
   }
 
   resize(cols, rows) {
@@ -70,6 +81,7 @@ export class Oracle {
       alt: this.buffer(buffers.alt),
       cursor: [buffers.active.x, buffers.active.y],
       title: this.title,
+      palette: [...this.colours].sort(([a], [b]) => a - b).map(([number, parts]) => `${number} #${hexadecimal(parts)}`),
       replies: this.replies,
       modes: {
         insert: modes.insertMode,
@@ -158,7 +170,7 @@ export function asReplayed(state, cols) {
 
 /** Where two states differ first, or "". */
 export function difference(ours, theirs, names = ["ours", "xterm.js"]) {
-  for (const part of ["alternate", "cursor", "title", "replies"])
+  for (const part of ["alternate", "cursor", "title", "palette", "replies"])
     if (part in ours && part in theirs && String(ours[part]) !== String(theirs[part]))
       return `${part}: ${names[0]} ${JSON.stringify(ours[part])}, ${names[1]} ${JSON.stringify(theirs[part])}`;
   for (const mode in ours.modes)
@@ -179,6 +191,15 @@ export function difference(ours, theirs, names = ["ours", "xterm.js"]) {
   return "";
 }
 
+/**
+ * Output that a terminal may have shown before a replay. No sequence empties the stack of titles, so nothing is left on
+ * it; the replay of a program that changed no colours leaves those that there are.
+ */
+function usedBefore(output, coloured) {
+  const kept = output.toString("latin1").replaceAll(/\x1b\[22;.t/g, "");
+  return Buffer.from(coloured ? kept : kept.replaceAll(/\x1b\](4|1[0-2]);[^\x07\x1b]*/g, ""), "latin1");
+}
+
 /** Compares a case: screen, replay, and what the same output makes of both afterwards. */
 export async function compare(emulator, { cols, rows, scrollback, steps, before, after = Buffer.of(), dirty }) {
   const size = { cols, rows, scrollback };
@@ -192,8 +213,7 @@ export async function compare(emulator, { cols, rows, scrollback, steps, before,
     const different = difference(ours, theirs);
     if (different) return `screen: ${different}`;
     replayed.resize(oracle.terminal.cols, oracle.terminal.rows);
-    // No sequence empties the stack of titles, so nothing is left on it.
-    if (dirty) await replayed.write(Buffer.from(dirty.toString("latin1").replaceAll(/\x1b\[22;.t/g, ""), "latin1"));
+    if (dirty) await replayed.write(usedBefore(dirty, ours.coloured));
     replayed.replies = "";
     await replayed.write(Buffer.from(ours.replay, "base64"));
     const { replies, ...expected } = asReplayed(theirs, oracle.terminal.cols);
