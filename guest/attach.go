@@ -97,6 +97,7 @@ type client struct {
 	slow       bool   // it made no room in time: not waited for until it has everything
 	told       bool   // the result is sent or pending
 	gone       bool
+	input      inputQueue
 }
 
 func (t *sessions) attach(s *session, w http.ResponseWriter, r *http.Request) error {
@@ -121,6 +122,7 @@ func (t *sessions) attach(s *session, w http.ResponseWriter, r *http.Request) er
 	}
 	defer t.release(conn)
 	c := &client{connection: conn, session: s, cols: int(cols), rows: int(rows), offset: offset}
+	c.input.room.L = &c.input.mu
 	c.join()
 	defer c.leave()
 	c.read()
@@ -160,6 +162,7 @@ func (c *client) leave() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c.gone, c.pending = true, nil
+	c.input.discard()
 	s.clients = slices.DeleteFunc(s.clients, func(other *client) bool { return other == c })
 	s.resizeLocked()
 	s.accountLocked()
@@ -262,7 +265,7 @@ func (c *client) drain() {
 		c.pending = spare[:0]
 		select {
 		case s.room <- struct{}{}:
-		default: // nobody waits for room
+		default: // the program does not wait for room
 		}
 		s.mu.Unlock()
 		_, err := c.Write(frames)
@@ -331,9 +334,9 @@ func (c *client) take(kind byte, payload []byte) bool {
 	s := c.session
 	switch kind {
 	case frameInput:
-		s.write(payload, c.isThere)
+		c.feed(payload)
 	case frameCloseStdin:
-		s.endInput(c.isThere)
+		c.endInput()
 	case frameSignal:
 		return s.signalNamed(payload) == nil
 	case frameResize:

@@ -18,7 +18,7 @@ func (f *files) read(c *fileCall) error {
 	if err != nil {
 		return err
 	}
-	// Non-blocking, or a pipe that nobody writes to would hold the call.
+	// Non-blocking: the open of a pipe without a writer would wait.
 	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return pathFailure(path, err)

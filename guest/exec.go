@@ -293,7 +293,7 @@ func (e *executions) handleExec(w http.ResponseWriter, r *http.Request) {
 		wait = oomWait
 	}
 	e.oom.catchUp()
-	// A command that did not fail has lost a child only if nobody else can have.
+	// A command that did not fail has lost a child only if no other command runs that could have.
 	suspect := killed || result.ExitCode != nil && *result.ExitCode != 0 || e.alone()
 	result.OOM = e.oom.find(running.pid, arrived, suspect, wait)
 	e.remove(running)

@@ -65,7 +65,7 @@ func (x *execution) timeOut() {
 	})
 }
 
-// reap frees the pid once nobody will ask for the status or signal the group any more.
+// reap frees the pid once its status has been read and its group is no longer signalled.
 func (x *execution) reap() {
 	if x.collected && !x.reaped && (!x.timedOut || x.graceOver) {
 		x.reaped = true

@@ -19,8 +19,8 @@ const (
 	handleHeader = 8  // size and type
 )
 
-// notices is the kernel's queue of changes on one file system. It is bounded: when nobody reads it, it fills up
-// and the kernel says that changes were lost.
+// notices is the kernel's queue of changes on one file system. It is bounded: unread, it fills up
+// and the kernel reports that changes were lost.
 type notices struct {
 	file   *os.File
 	conn   syscall.RawConn

@@ -235,7 +235,7 @@ func (f *files) makeDirectory(c *fileCall) error {
 	return c.done()
 }
 
-// makeParents makes the folders above a path, owned by whoever asks.
+// makeParents makes the folders above a path, owned by the calling user.
 func makeParents(path string) error {
 	parent := path[:strings.LastIndexByte(path, '/')]
 	if parent == "" {

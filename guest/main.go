@@ -67,7 +67,7 @@ func run(address string) error {
 	if address != "" {
 		listener, err = listenConfig.Listen(context.Background(), "tcp", address)
 	} else {
-		// Under -listen this is somebody's own machine, whose names and network are not ours to set.
+		// Under -listen this is a developer's machine, whose names and network stay as they are.
 		go agent.identity.resume()
 		listener, err = listenOnManagement("/run/stead")
 	}

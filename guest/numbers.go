@@ -22,4 +22,5 @@ const (
 	unlockPty       = 0x40045431 // TIOCSPTLCK
 	openPtyPeer     = 0x5441     // TIOCGPTPEER
 	signalPty       = 0x40045436 // TIOCSIG
+	flushPty        = 0x540b     // TCFLSH
 )

@@ -28,7 +28,7 @@ func (f *files) pack(c *fileCall) error {
 	}
 	c.w.Header().Set("Content-Type", "application/x-tar")
 	if err := packNames(c.w, path, names); err != nil {
-		// The answer has begun: all that is left is to cut it, so that nobody takes it for complete.
+		// The answer has begun: cut the connection, so that the client does not take it for complete.
 		panic(http.ErrAbortHandler)
 	}
 	return nil

@@ -1,9 +1,16 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"os"
 	"syscall"
 	"unsafe"
+)
+
+const (
+	controlC  = 0x03
+	endOfFile = 0x04
 )
 
 // openPty makes a pseudo-terminal. The master does not block; the slave is the user's, as a login makes it.
@@ -21,11 +28,9 @@ func openPty(cols, rows int, owner *user) (master, slave int, err error) {
 	if err = control(master, unlockPty, unsafe.Pointer(&locked)); err != nil {
 		return -1, -1, fmt.Errorf("unlock the terminal: %w", err)
 	}
-	peer, _, number := syscall.Syscall(syscall.SYS_IOCTL, uintptr(master), openPtyPeer, syscall.O_RDWR|syscall.O_NOCTTY|syscall.O_CLOEXEC)
-	if number != 0 {
-		return -1, -1, fmt.Errorf("open the terminal: %w", number)
+	if slave, err = openSlave(master, 0); err != nil {
+		return -1, -1, fmt.Errorf("open the terminal: %w", err)
 	}
-	slave = int(peer)
 	var modes syscall.Termios
 	if control(slave, syscall.TCGETS, unsafe.Pointer(&modes)) == nil {
 		modes.Iflag |= inputUTF8 // so that erasing a character erases all of its bytes
@@ -41,10 +46,49 @@ func openPty(cols, rows int, owner *user) (master, slave int, err error) {
 	return master, slave, nil
 }
 
+func openSlave(master, flags int) (slave int, err error) {
+	flags |= syscall.O_RDWR | syscall.O_NOCTTY | syscall.O_CLOEXEC
+	fd, _, number := syscall.Syscall(syscall.SYS_IOCTL, uintptr(master), openPtyPeer, uintptr(flags))
+	if number != 0 {
+		return -1, number
+	}
+	return int(fd), nil
+}
+
 // setWindowSize tells the programs of the terminal with SIGWINCH.
 func setWindowSize(master, cols, rows int) error {
 	size := [4]uint16{uint16(rows), uint16(cols)}
 	return control(master, syscall.TIOCSWINSZ, unsafe.Pointer(&size))
+}
+
+// interruptUnread does what the line discipline does at Control-C, if the programs of the terminal have left input
+// unread: it discards that input, unless the terminal is set to keep it, and signals them. With its buffer full, the line
+// discipline would not see the character. False if all is read, or if Control-C is a character like others.
+func interruptUnread(master int, discardMore func()) bool {
+	slave, err := openSlave(master, syscall.O_NONBLOCK)
+	if err != nil {
+		return false
+	}
+	defer syscall.Close(slave)
+	var modes syscall.Termios
+	var unread int32 // of complete lines, or of all characters if the terminal does not gather lines
+	if control(slave, syscall.TCGETS, unsafe.Pointer(&modes)) != nil || control(slave, syscall.TIOCINQ, unsafe.Pointer(&unread)) != nil {
+		return false
+	}
+	if unread == 0 || modes.Lflag&syscall.ISIG == 0 || modes.Cc[syscall.VINTR] != controlC {
+		return false
+	}
+	if modes.Lflag&syscall.NOFLSH == 0 {
+		discardMore() // before there is room for it
+		syscall.Syscall(syscall.SYS_IOCTL, uintptr(slave), flushPty, syscall.TCIFLUSH)
+	}
+	return signalForeground(master, syscall.SIGINT)
+}
+
+// signalForeground signals the programs in the foreground of a terminal.
+func signalForeground(master int, number syscall.Signal) bool {
+	_, _, failed := syscall.Syscall(syscall.SYS_IOCTL, uintptr(master), signalPty, uintptr(number))
+	return failed == 0
 }
 
 func control(fd int, request uintptr, argument unsafe.Pointer) error {
@@ -65,6 +109,28 @@ func attemptWrite(conn syscall.RawConn, data []byte) (written int, err error) {
 		}
 	})
 	if unusable != nil {
+		return 0, unusable
+	}
+	if err == syscall.EAGAIN {
+		err = nil
+	}
+	return max(written, 0), err
+}
+
+// writeWhile waits until something can be written, and writes it if that is still wanted then.
+func writeWhile(conn syscall.RawConn, data []byte, isWanted func() bool) (written int, err error) {
+	unusable := conn.Write(func(fd uintptr) bool {
+		if !isWanted() {
+			return true
+		}
+		for {
+			written, err = syscall.Write(int(fd), data)
+			if err != syscall.EINTR {
+				return err != syscall.EAGAIN
+			}
+		}
+	})
+	if unusable != nil && !errors.Is(unusable, os.ErrDeadlineExceeded) {
 		return 0, unusable
 	}
 	if err == syscall.EAGAIN {

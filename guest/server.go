@@ -115,7 +115,7 @@ func widening(next http.Handler) http.Handler {
 		if together {
 			wide.Do(func() { runtime.GOMAXPROCS(min(runtime.NumCPU(), 4)) })
 		}
-		w.Header()["Date"] = nil // nobody reads it
+		w.Header()["Date"] = nil // the host does not read it
 		next.ServeHTTP(w, r)
 	})
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"errors"
 	"io"
 	"os"
 	"slices"
@@ -18,9 +17,7 @@ import (
 
 const (
 	scrollbackLines = 10_000
-	// How often input that a program does not read asks whether its sender is still there.
-	inputCheck = time.Second
-	argvShown  = 2 << 10
+	argvShown       = 2 << 10
 	// Output before the first client that is kept as it was printed.
 	firstOutput = 64 << 10
 )
@@ -41,7 +38,7 @@ type session struct {
 
 	input       *os.File // the pty's master or the pipe of standard input; nil without
 	inputTo     syscall.RawConn
-	inputMu     sync.Mutex // one writer at a time; held while the program takes no input
+	inputTurn   chan struct{} // one writer at a time; taken while the program reads no input
 	inputClosed atomic.Bool
 
 	mu         sync.Mutex
@@ -160,11 +157,6 @@ func (s *session) launchOnPty(launcher *launcher, command *execRequest, actor *u
 	return nil
 }
 
-func (s *session) setInput(file *os.File) {
-	s.input = file
-	s.inputTo, _ = file.SyscallConn() // cannot fail: the file is open
-}
-
 // follow reads what the program prints, and waits for its end.
 func (s *session) follow(pid, pidfd int, outputs ...int) {
 	syscall.SetNonblock(pidfd, true) // or the runtime would not poll it
@@ -269,72 +261,12 @@ func (s *session) waitForRoomLocked(size int) {
 func (s *session) rest(byte) io.Writer { return io.Discard }
 func (s *session) release()            {}
 
-// typed writes to a terminal without waiting; false when its input is full.
-func (s *session) typed(data []byte) bool {
-	if !s.inputMu.TryLock() {
-		return false
-	}
-	defer s.inputMu.Unlock()
-	written, err := attemptWrite(s.inputTo, data)
-	return err == nil && written == len(data)
-}
-
-var errNoInput = invalid("this process was started without stdin, or its stdin is closed")
-
-// write feeds the program; it waits while the program takes no more and the sender is there.
-func (s *session) write(data []byte, isThere func() bool) error {
-	if s.input == nil {
-		return errNoInput
-	}
-	s.inputMu.Lock()
-	defer s.inputMu.Unlock()
-	if s.inputClosed.Load() {
-		return errNoInput
-	}
-	if len(data) == 0 {
-		return nil
-	}
-	written, err := attemptWrite(s.inputTo, data)
-	if err != nil || written == len(data) {
-		return err
-	}
-	defer s.input.SetWriteDeadline(time.Time{})
-	for data = data[written:]; len(data) > 0 && isThere(); data = data[written:] {
-		s.input.SetWriteDeadline(time.Now().Add(inputCheck))
-		if written, err = s.input.Write(data); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-			return err
-		}
-	}
-	return nil
-}
-
-// endInput is end of file for the program, after what was written before; a terminal's is typed.
-func (s *session) endInput(isThere func() bool) {
-	if s.pty {
-		s.write([]byte{4}, isThere)
-		return
-	}
-	s.inputMu.Lock()
-	defer s.inputMu.Unlock()
-	s.closeInput()
-}
-
-func (s *session) closeInput() {
-	if s.input != nil && !s.inputClosed.Swap(true) && !s.pty { // the pty's master is closed by its reader
-		s.input.Close()
-	}
-}
-
 // signal sends a signal to the process group of the program.
 func (s *session) signal(number syscall.Signal) {
 	switch {
 	case s.running == nil:
 	case s.kind == kindTerminal && number == syscall.SIGINT:
-		if !s.typed([]byte{3}) {
-			s.inputTo.Control(func(fd uintptr) {
-				syscall.Syscall(syscall.SYS_IOCTL, fd, signalPty, uintptr(number))
-			})
-		}
+		s.interrupt()
 	case s.kind == kindTerminal && number == syscall.SIGKILL:
 		s.kill()
 	default:
@@ -398,7 +330,7 @@ func (s *session) isOver() bool {
 	}
 }
 
-// finish tells the end to all who wait, after all output.
+// finish reports the end to all clients and waiting calls, after all output.
 func (s *session) finish(result *execResult, at time.Time) {
 	s.closeInput()
 	s.mu.Lock()
@@ -464,7 +396,7 @@ func (s *session) accountLocked() {
 		held = int64(s.screen.Held()+cap(s.printed)) + int64(s.cols*s.rows)*cellBytes
 	}
 	for _, each := range s.clients {
-		held += int64(cap(each.pending))
+		held += int64(cap(each.pending) + each.input.held())
 	}
 	s.table.memory.held.Add(held - s.held)
 	s.held = held

@@ -57,7 +57,7 @@ type sessionRequest struct {
 	program string
 }
 
-// viewer is who asks: the owner of the VM, who sees all sessions, or a Linux user.
+// viewer is the caller: the owner of the VM, who sees all sessions, or a Linux user.
 type viewer struct {
 	owner bool
 	actor *user // nil is root
@@ -78,17 +78,20 @@ func (v viewer) uid() uint32 {
 
 func (v viewer) sees(s *session) bool { return v.owner || v.uid() == s.owner }
 
-func isSessionID(id string) bool {
-	const fine = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-"
-	return id != "" && len(id) <= 64 && strings.Trim(id, fine) == ""
+// idRule describes ids of sessions and names of recorded terminals.
+const idRule = "1 to 64 letters, digits, dots, dashes and underscores"
+
+func isID(id string) bool {
+	const allowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-"
+	return id != "" && len(id) <= 64 && strings.Trim(id, allowed) == ""
 }
 
 func (r *sessionRequest) check() error {
 	if r.Kind != kindTerminal && r.Kind != kindProcess {
 		return invalid("kind must be terminal or process")
 	}
-	if r.ID != "" && !isSessionID(r.ID) {
-		return invalid("id must be 1 to 64 letters, digits, dots, dashes and underscores")
+	if r.ID != "" && !isID(r.ID) {
+		return invalid("id must be " + idRule)
 	}
 	if r.Cols == 0 && r.Rows == 0 {
 		r.Cols, r.Rows = 80, 24
@@ -170,7 +173,7 @@ func (t *sessions) start(request *sessionRequest, actor *user) (*session, error)
 	request.logIn(t.accounts, actor)
 	s := &session{
 		kind: request.Kind, user: "root", argv: shownArgv(request.Argv), pty: request.Pty, table: t,
-		createdMs: time.Now().UnixMilli(), ended: make(chan struct{}),
+		createdMs: time.Now().UnixMilli(), ended: make(chan struct{}), inputTurn: make(chan struct{}, 1),
 	}
 	s.cols, s.rows = fitting(request.Cols, request.Rows)
 	if actor != nil {
@@ -280,7 +283,7 @@ func (t *sessions) forgetOldLocked() {
 	}
 }
 
-// exited frees what an exited terminal holds in time, also when nobody asks for sessions.
+// exited frees what an exited terminal holds in time, also without further calls.
 func (t *sessions) exited(s *session) {
 	if s.kind == kindTerminal {
 		time.AfterFunc(terminalKept, func() {

@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 )
@@ -55,9 +54,8 @@ func newTerminals(accounts *accounts, root string) *terminals {
 }
 
 func checkTerminalName(name string) error {
-	const fine = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-"
-	if name == "" || len(name) > 64 || strings.Trim(name, fine) != "" || name[0] == '.' {
-		return invalid("terminal name must be 1 to 64 letters, digits, dots, dashes and underscores, not starting with a dot")
+	if !isID(name) || name[0] == '.' {
+		return invalid("terminal name must be " + idRule + ", not starting with a dot")
 	}
 	return nil
 }

@@ -89,7 +89,7 @@ func (s *watches) close(watching *watch) {
 	watching.eyes.close()
 }
 
-// endAll is for a machine that was woken or forked: whoever watched has been cut off, and a connection cannot tell.
+// endAll is for a machine that was woken or forked: its watchers' connections are dead, which only a write would show.
 func (s *watches) endAll() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -235,7 +235,7 @@ func (w *watch) place(change *notice, folder string) {
 	if change.mask&unix.FAN_MOVED_TO != 0 {
 		w.line("moved_to", path)
 	}
-	// A file may be written after it was deleted, by those who have it open. That is nobody's file.
+	// A file may be written after it was deleted, by programs that have it open. Such a change has no path.
 	if change.mask&(unix.FAN_MODIFY|unix.FAN_ATTRIB) != 0 && exists {
 		w.line("change", path)
 	}

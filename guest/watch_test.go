@@ -188,7 +188,7 @@ func TestWatchOfAUserTellsOnlyWhatItMayList(t *testing.T) {
 	if !slices.Equal(got, wanted) {
 		t.Errorf("%q", got)
 	}
-	// Nobody can tell any more who could have listed a folder that is gone.
+	// The permissions of a folder that is gone are no longer known.
 	must(t, os.RemoveAll(folder+"/closed"))
 	if got := w.until("delete closed"); len(got) != 1 {
 		t.Errorf("%q", got)
@@ -225,7 +225,7 @@ func TestWatchersDoNotDisturbEachOther(t *testing.T) {
 	within(t, time.Second, "one watch is left", func() bool { return h.watching() == 1 })
 	touch(t, folder+"/two")
 	second.until("create two")
-	// The machine became another one: nobody can be listening any more.
+	// The machine became another one: no client can be listening any more.
 	h.request("POST", "/v1/identity", "", strings.NewReader("{}"))
 	for second.lines.Scan() {
 	}
