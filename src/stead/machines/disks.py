@@ -35,9 +35,9 @@ class Disks:
             raise StartFailed("the template below its disk is missing")
         return template
 
-    async def freeze(self, record: Record, to: MachineState) -> Record:
+    async def freeze(self, record: Record, to: MachineState, terminals: str | None = None) -> Record:
         """Record a VM's next state and its top layer as read-only, and adopt the file for others."""
-        frozen = await self.journal.freeze(record, to)
+        frozen = await self.journal.freeze(record, to, terminals)
         if frozen.layer is not None:
             await self.layers.adopt(frozen.layer, record.id)
         return frozen

@@ -109,13 +109,16 @@ class Journal:
         """Record the next state of a VM; durable when it returns."""
         return await self._write(before, to, {})
 
-    async def freeze(self, before: Record, to: MachineState) -> Record:
-        """Record the next state of a VM whose top layer has become read-only, in one transaction."""
+    async def freeze(self, before: Record, to: MachineState, terminals: str | None = None) -> Record:
+        """Record the next state of a VM whose top layer has become read-only, in one transaction.
+
+        `terminals` are those of a VM that is suspended by it.
+        """
         top = getattr(before.state, "top", None)
         if top is None:
             raise IllegalTransition(f"no disk layer to freeze: {before.state} -> {to}")
         layer = LayerRow(top, before.layer, before.template, f"{top}.qcow2")
-        return await self._write(before, to, {"layer": top}, layer)
+        return await self._write(before, to, {"layer": top}, layer, terminals)
 
     async def recreate(self, before: Record, template: str, layer: str | None) -> Record:
         """Record that a deleted VM is created again under its id, on this disk."""
@@ -129,7 +132,12 @@ class Journal:
         await self.store.delete(before.id)
 
     async def _write(
-        self, before: Record, to: MachineState, changes: dict[str, Any], frozen: LayerRow | None = None
+        self,
+        before: Record,
+        to: MachineState,
+        changes: dict[str, Any],
+        frozen: LayerRow | None = None,
+        terminals: str | None = None,
     ) -> Record:
         check_transition(before.state, to)
         if isinstance(to, Running | Suspended | Stopped):
@@ -138,7 +146,7 @@ class Journal:
             changes["layer"] = None
         columns = to_columns(before.state)
         expected = {name: columns[name] for name in ("state", "step", "top", "checkpoint")}
-        row = await self.store.transition(before.id, expected, to_columns(to) | changes, frozen)
+        row = await self.store.transition(before.id, expected, to_columns(to) | changes, frozen, terminals)
         if row is None:
             if await self.store.get(before.id) is None:
                 raise MachineNotFound(before.id)

@@ -2,10 +2,11 @@
 
 import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from stead.deadlines import scaled
 from stead.errors import MachineNotFound
+from stead.guest.sessions import Session
 from stead.host.interface import Host, Report
 from stead.machines.boot import BootOperation
 from stead.machines.bring_up import BringUp
@@ -35,6 +36,7 @@ from stead.machines.start import StartOperation
 from stead.machines.states import DOWN, Deleted, Operation, State
 from stead.machines.stop import STOP_TIMEOUT, StopOperation
 from stead.machines.suspend import SuspendOperation
+from stead.machines.suspended_terminals import parse_terminals
 from stead.machines.templates import Templates
 from stead.machines.unchanged import UNCHANGED, Unchanged
 from stead.machines.wake import WakeOperation
@@ -137,7 +139,6 @@ class Machines:
         self.start = start.start
         self.wait_until_ready = start.wait_until_ready
         self.suspend = suspend.suspend
-        self.suspended_terminals = suspend.terminals.get
         self.fork = fork.fork
         self.kill = stop.kill
         self.resize = resize.resize
@@ -296,6 +297,10 @@ class Machines:
 
     async def info(self, machine_id: str) -> MachineInfo:
         return machine_info(await self._row(machine_id))
+
+    async def suspended_terminals(self, machine_id: str) -> Sequence[Session] | None:
+        """The terminals that a suspended VM had; None when they are not known: then ask its guest."""
+        return parse_terminals(await self._store.terminals(machine_id))
 
     async def rename(self, machine_id: str, name: str | None) -> MachineInfo:
         """Change or remove a VM's name, in any state. Its hostname and id stay."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from stead.errors import HostError
 from stead.host.interface import Host
@@ -17,7 +17,7 @@ from stead.machines.persistence import ends_with
 from stead.machines.processes import Live, Processes
 from stead.machines.records import Record, new_id
 from stead.machines.states import Operation, Running, Suspended, Suspending
-from stead.machines.suspended_terminals import SuspendedTerminals
+from stead.machines.suspended_terminals import list_terminals
 from stead.tasks import TaskSet, finished
 
 
@@ -33,7 +33,6 @@ class SuspendOperation:
     events: Events
     locks: Locks
     tasks: TaskSet
-    terminals: SuspendedTerminals = field(default_factory=SuspendedTerminals)
 
     async def suspend(self, machine_id: str) -> None:
         """Save a VM's memory and end its process; the next use wakes it."""
@@ -70,7 +69,7 @@ class SuspendOperation:
             return
         checkpoint, note = new_id(), record.reason
         live.evict(f"the VM was {reason}")
-        await asyncio.gather(sync_guest(live), self.terminals.remember(record.id, live.agent))
+        _, terminals = await asyncio.gather(sync_guest(live), list_terminals(live.agent))
         try:
             with self.layers.building(checkpoint):
                 record = await self.capture.settled(record, live)
@@ -80,7 +79,9 @@ class SuspendOperation:
                 await self.host.sync_layer(record.id, state.top)
                 # Point of no return: from here on the saved memory is the VM, not its process.
                 live.ending = True
-                suspended = await finished(self.disks.freeze(saving, Suspended(checkpoint, reason)))
+                suspended = await finished(
+                    self.disks.freeze(saving, Suspended(checkpoint, reason), terminals)
+                )
         except BaseException:
             await finished(self._stay_awake(record.id, live, note))
             raise

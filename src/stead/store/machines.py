@@ -86,8 +86,18 @@ class LayerRow:
     created_at: int = 0
 
 
+@dataclass(frozen=True)
+class SuspendedTerminalsRow:
+    """The terminals that a VM had when it was suspended, as JSON. Of a VM that runs it means nothing."""
+
+    id: str
+    """The VM's."""
+    terminals: str
+
+
 machines = table_of("machines", MachineRow)
 layers = table_of("layers", LayerRow)
+suspended_terminals = table_of("suspended_terminals", SuspendedTerminalsRow)
 
 
 class MachineStore(Rows[MachineRow]):
@@ -116,10 +126,11 @@ class MachineStore(Rows[MachineRow]):
         expected: Mapping[str, object],
         changes: Mapping[str, object],
         frozen: LayerRow | None = None,
+        terminals: str | None = None,
     ) -> MachineRow | None:
-        """Change a VM's state if its row is as expected, and insert its frozen layer, in one transaction.
+        """Change a VM's state if its row is as expected, in one transaction; None when there is no such row.
 
-        None when there is no such row.
+        With `frozen`, insert that layer and replace what is known of its terminals in suspended state.
         """
         now = time.time_ns()
         same = [machines.c[name].is_not_distinct_from(value) for name, value in expected.items()]
@@ -133,6 +144,9 @@ class MachineStore(Rows[MachineRow]):
             if connection.execute(sa.select(machines.c.id).where(*here)).first() is None:
                 return None
             connection.execute(layer)
+            connection.execute(suspended_terminals.delete().where(suspended_terminals.c.id == machine_id))
+            if terminals is not None:
+                connection.execute(suspended_terminals.insert().values(id=machine_id, terminals=terminals))
             return self._one(connection.execute(changed.returning(machines)))
 
         return await self.database.write(freeze)
@@ -177,6 +191,11 @@ class MachineStore(Rows[MachineRow]):
     async def made_for(self, request: str) -> MachineRow | None:
         found = await self._select(sa.select(machines).where(machines.c.request == request).limit(1))
         return next(iter(found), None)
+
+    async def terminals(self, machine_id: str) -> str | None:
+        """The terminals that a suspended VM had, as JSON; None when they are not known."""
+        statement = sa.select(suspended_terminals.c.terminals).where(suspended_terminals.c.id == machine_id)
+        return await self.database.read(lambda connection: connection.execute(statement).scalar())
 
     async def slots(self) -> set[int]:
         statement = sa.select(machines.c.slot)

@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
 from stead.machines import State
 from stead.machines.events import MachineEvent
-from stead.store.machines import LayerRow, MachineRow
+from stead.store.machines import MachineRow
 from support.engine import CUT, DISK, audit, contents, state_of, used
 from support.fake_server import FakeServer
 
@@ -110,12 +111,12 @@ async def test_wait_for_exit_sees_an_exit_during_the_call(
     asked: list[asyncio.Task[str]] = []
 
     async def write_after_a_question(
-        row_id: str, expected: Mapping[str, object], changes: Mapping[str, object], *frozen: LayerRow | None
+        row_id: str, expected: Mapping[str, object], changes: Mapping[str, object], *rest: Any
     ) -> MachineRow | None:
         if changes["state"] == State.STOPPED:
             asked.append(asyncio.create_task(machine.wait_for_exit()))
             await asyncio.sleep(0.01)
-        return await transition(row_id, expected, changes, *frozen)
+        return await transition(row_id, expected, changes, *rest)
 
     monkeypatch.setattr(store, "transition", write_after_a_question)
     await machine.kill()

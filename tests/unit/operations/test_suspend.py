@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from stead.errors import CapacityExceeded, HostError, SteadError, WrongState
-from stead.machines import State
-from support.engine import ALL, DISK, audit, contents, run, state_of, used
+from stead.guest import sessions
+from stead.guest.sessions import Session, SessionRequest
+from stead.machines import Machine, State
+from support.engine import ALL, DISK, audit, contents, restart, run, state_of, used
 from support.fake_server import FakeServer
 
 # Suspend and wake
@@ -115,6 +117,54 @@ async def test_suspend_of_a_stopped_vm_is_refused(server: FakeServer) -> None:
     await machine.kill()
     with pytest.raises(WrongState, match=rf"^cannot suspend VM {machine.id}: it is stopped \(killed\)$"):
         await machine.suspend()
+
+
+# Terminals
+
+
+async def start_terminal(machine: Machine, name: str, command: str = "cat") -> Session:
+    async with machine.using() as agent:
+        return await sessions.start(agent, SessionRequest("terminal", name, [command], user="alice"))
+
+
+async def test_terminals_of_a_suspended_vm_are_known_after_a_restart_of_the_server(
+    server: FakeServer,
+) -> None:
+    machine = await used(server)
+    begun = [await start_terminal(machine, name) for name in ("one", "two")]
+    assert await server.machines.suspended_terminals(machine.id) is None
+    await machine.suspend()
+    await restart(server)
+    assert await server.machines.suspended_terminals(machine.id) == begun
+    assert not server.world.alive(machine.id)
+    await server.machines.delete(machine.id)
+    assert await server.machines.suspended_terminals(machine.id) is None
+
+
+async def test_a_suspend_replaces_what_was_known_of_terminals(server: FakeServer) -> None:
+    machine = await used(server)
+    begun = await start_terminal(machine, "one")
+    await machine.suspend()
+    assert await server.machines.suspended_terminals(machine.id) == [begun]
+    # A wake that fails leaves the VM suspended.
+    server.host.fail("restore_state", HostError("no"))
+    with pytest.raises(SteadError):
+        await machine.start()
+    assert await server.machines.suspended_terminals(machine.id) == [begun]
+    # The guest in memory has no terminals after a wake.
+    await machine.start()
+    await machine.suspend()
+    assert await server.machines.suspended_terminals(machine.id) == []
+
+
+async def test_terminals_with_too_much_text_are_not_recorded(server: FakeServer) -> None:
+    machine = await used(server)
+    await start_terminal(machine, "one")
+    await machine.suspend()
+    assert await server.machines.suspended_terminals(machine.id)
+    await start_terminal(machine, "long", "x" * (128 << 10))
+    await machine.suspend()
+    assert await server.machines.suspended_terminals(machine.id) is None
 
 
 # Leases
