@@ -5,7 +5,8 @@ from typing import Any
 
 import httpx2
 
-from stead.sdk.errors import SteadApiError, UnexpectedAnswer, api_error
+from stead.sdk.error_answers import api_error
+from stead.sdk.errors import SteadApiError, UnexpectedAnswer
 from stead.sdk.requests import TRACE_HEADER
 
 

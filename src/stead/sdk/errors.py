@@ -4,148 +4,23 @@ Every error answer becomes a `SteadApiError`. The error code of the answer selec
 their own class are selected by HTTP status. All exceptions derive from `SteadException`.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from stead.sdk.exceptions import AmbiguousName as AmbiguousName
+from stead.sdk.exceptions import CommandFailed as CommandFailed
+from stead.sdk.exceptions import MissingCredentials as MissingCredentials
+from stead.sdk.exceptions import NoAnswerInTime as NoAnswerInTime
+from stead.sdk.exceptions import ServerUnreachable as ServerUnreachable
+from stead.sdk.exceptions import SessionClosed as SessionClosed
+from stead.sdk.exceptions import SteadApiError as SteadApiError
+from stead.sdk.exceptions import SteadException as SteadException
+from stead.sdk.exceptions import Text
+from stead.sdk.exceptions import UnexpectedAnswer as UnexpectedAnswer
+from stead.sdk.exceptions import WaitTimedOut as WaitTimedOut
 
 if TYPE_CHECKING:
-    from stead.sdk.models import ExecResult, SetupDiagnostics
-
-
-class SteadException(Exception):
-    """Base class of all exceptions that this library raises."""
-
-    retryable: bool = False
-    """The same call may succeed later, and the failed one had no effect: you can repeat it.
-
-    False once a command may have started or something may have been created.
-    """
-
-
-class MissingCredentials(SteadException):
-    """There is no API key and no access token, neither as an argument nor in the environment."""
-
-
-class ServerUnreachable(SteadException):
-    """The client could not connect to the server, or the connection broke before the answer was complete.
-
-    `sent` is True if the server may have received the request, and so may have executed it. `retryable` is
-    True if the request was not sent, or if repeating it has no further effect (reads, writes of a whole file,
-    deletes).
-    """
-
-    def __init__(self, message: str, *, sent: bool = True, retryable: bool | None = None) -> None:
-        super().__init__(message)
-        self.sent = sent
-        self.retryable = not sent if retryable is None else retryable
-
-
-class NoAnswerInTime(ServerUnreachable):
-    """The server did not answer within the timeout."""
-
-
-class UnexpectedAnswer(SteadException):
-    """The server answered with success, but not in the expected format.
-
-    Check that the base URL points to a Stead server.
-    """
-
-
-class AmbiguousName(SteadException):
-    """A name or an id prefix matches more than one thing; `candidates` has the id and name of each."""
-
-    def __init__(self, kind: str, reference: str, candidates: Sequence[tuple[str, str | None]]) -> None:
-        listed = ", ".join(f"{found} ({name})" if name else found for found, name in candidates)
-        kinds = f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s"
-        super().__init__(f"{reference!r} matches {len(candidates)} {kinds}: {listed}; use a full id")
-        self.kind = kind
-        self.reference = reference
-        self.candidates = tuple(candidates)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.kind, self.reference, self.candidates)
-
-
-class WaitTimedOut(SteadException):
-    """A wait reached its timeout."""
-
-
-class SessionClosed(SteadException):
-    """The terminal or process has ended, or this client has detached: it takes no input."""
-
-
-class CommandFailed(SteadException):
-    """A command failed and `check` was set; `result` has its output."""
-
-    def __init__(self, result: "ExecResult", command: str) -> None:
-        ending = f"was killed by {result.signal}" if result.signal else f"exited with {result.status_code}"
-        last = (result.stderr.strip() or result.stdout.strip()).rpartition("\n")[2]
-        shown = command if len(command) <= 80 else command[:79] + "…"
-        super().__init__(f"`{shown}` {ending}" + (f": {last}" if last else ""))
-        self.result = result
-        self.command = command
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.result, self.command)
-
-
-class _Text:
-    """A text in the body of an error answer; None if it has none."""
-
-    def __init__(self, key: str) -> None:
-        self._key = key
-
-    def __get__(self, error: "SteadApiError", _: object = None) -> str | None:
-        return error._text(self._key)
-
-
-class SteadApiError(SteadException):
-    """The server answered with an error.
-
-    `code` is the server's stable error code; None if a proxy answered instead. `status` is the HTTP status,
-    `message` the explanation, `trace_id` the id of the request in the server's log, and `body` the whole
-    answer with further fields in camelCase. `retryable` is True if the same call may succeed later and the
-    failed one had no effect.
-    """
-
-    nothing_done: bool = False
-    """The server sends this error only before it starts to execute a request."""
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        code: str | None = None,
-        status: int = 0,
-        body: Mapping[str, Any] | None = None,
-        trace_id: str | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.code = code
-        self.status = status
-        self.body: Mapping[str, Any] = body or {}
-        self.trace_id = trace_id
-
-    def __init_subclass__(cls, *, codes: str = "", **options: Any) -> None:
-        super().__init_subclass__(**options)
-        for code in codes.split():
-            ERRORS_BY_CODE[code] = cls
-
-    def __str__(self) -> str:
-        named = f"{self.code}: {self.message}" if self.code else self.message
-        return f"{named} (trace {self.trace_id})" if self.trace_id else named
-
-    def _text(self, key: str) -> str | None:
-        value = self.body.get(key)
-        return value if isinstance(value, str) else None
-
-    def _number(self, key: str) -> float | None:
-        value = self.body.get(key)
-        return value if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-ERRORS_BY_CODE: dict[str, type[SteadApiError]] = {}
-"""The class of each error code that has its own."""
+    from stead.sdk.models import SetupDiagnostics
 
 
 class InvalidRequest(
@@ -218,7 +93,7 @@ class InvalidFileChange(
 ):
     """A file change of a commit is invalid."""
 
-    path = _Text("path")
+    path = Text("path")
 
 
 class InvalidSearch(
@@ -228,7 +103,7 @@ class InvalidSearch(
 ):
     """The query of a search is invalid."""
 
-    reason = _Text("reason")
+    reason = Text("reason")
     """Why the pattern is invalid."""
 
 
@@ -246,13 +121,13 @@ class InvalidSource(
 class InvalidDomain(InvalidRequest, codes="INVALID_DOMAIN"):
     """The domain is not a valid host name, or the server keeps it for itself."""
 
-    domain = _Text("domain")
+    domain = Text("domain")
 
 
 class VerificationFailed(InvalidRequest, codes="VERIFICATION_FAILED"):
     """No TXT record of the domain has the verification code yet."""
 
-    domain = _Text("domain")
+    domain = Text("domain")
     retryable = True
 
 
@@ -275,7 +150,7 @@ class VmAccessDenied(Forbidden, codes="VM_ACCESS_DENIED ACCESS_DENIED"):
 class DomainNotVerified(Forbidden, codes="DOMAIN_OWNERSHIP_NOT_VERIFIED"):
     """The domain is neither verified by this account nor in a preview zone."""
 
-    domain = _Text("domain")
+    domain = Text("domain")
 
 
 class RepoAccessDenied(Forbidden, codes="REPOSITORY_ACCESS_DENIED GIT_REPOSITORY_ACCESS_DENIED"):
@@ -343,13 +218,13 @@ class VmNotFound(
 ):
     """The VM does not exist, or it belongs to another account."""
 
-    vm_id = _Text("vmId")
+    vm_id = Text("vmId")
 
 
 class SnapshotNotFound(NotFound, codes="SNAPSHOT_NOT_FOUND NO_DEFAULT_SNAPSHOT_AVAILABLE"):
     """The snapshot does not exist."""
 
-    snapshot_id = _Text("snapshotId")
+    snapshot_id = Text("snapshotId")
 
 
 class BuildNotFound(NotFound, codes="BUILD_NOT_FOUND BUILD_NOT_FOUND_FOR_VM BUILD_NOT_FOUND_FOR_SNAPSHOT"):
@@ -359,7 +234,7 @@ class BuildNotFound(NotFound, codes="BUILD_NOT_FOUND BUILD_NOT_FOUND_FOR_VM BUIL
 class FileNotFound(NotFound, codes="FILE_NOT_FOUND"):
     """The file or folder does not exist in the VM."""
 
-    path = _Text("path")
+    path = Text("path")
 
 
 class LinuxUserNotFound(NotFound, codes="USER_NOT_FOUND GROUP_NOT_FOUND"):
@@ -385,7 +260,7 @@ class PermissionNotFound(NotFound, codes="PERMISSION_NOT_FOUND VM_PERMISSION_NOT
 class RepoNotFound(NotFound, codes="REPO_NOT_FOUND REPOSITORY_NOT_FOUND GIT_REPOSITORY_NOT_FOUND"):
     """The repository does not exist."""
 
-    repo_id = _Text("repoId")
+    repo_id = Text("repoId")
 
 
 class VerificationNotFound(NotFound, codes="VERIFICATION_NOT_FOUND"):
@@ -399,7 +274,7 @@ class RevisionNotFound(NotFound, codes="REFERENCE_NOT_FOUND NO_DEFAULT_BRANCH"):
 class BranchNotFound(RevisionNotFound, codes="BRANCH_NOT_FOUND"):
     """The branch does not exist."""
 
-    branch = _Text("branch")
+    branch = Text("branch")
 
 
 class TagNotFound(RevisionNotFound, codes="TAG_NOT_FOUND"):
@@ -409,19 +284,19 @@ class TagNotFound(RevisionNotFound, codes="TAG_NOT_FOUND"):
 class CommitNotFound(RevisionNotFound, codes="COMMIT_NOT_FOUND PARENT_NOT_FOUND"):
     """The commit does not exist."""
 
-    sha = _Text("sha")
+    sha = Text("sha")
 
 
 class ObjectNotFound(NotFound, codes="BLOB_NOT_FOUND TREE_NOT_FOUND"):
     """The blob or tree does not exist."""
 
-    sha = _Text("hash")
+    sha = Text("hash")
 
 
 class PathNotFound(NotFound, codes="PATH_NOT_FOUND CONTENT_NOT_FOUND"):
     """The file or folder does not exist in the revision."""
 
-    path = _Text("path")
+    path = Text("path")
 
 
 class Gone(NotFound, codes="SESSION_EXPIRED"):
@@ -487,7 +362,7 @@ class RepoAlreadyExists(AlreadyExists, codes="REPO_ALREADY_EXISTS"):
 class BranchAlreadyExists(AlreadyExists, codes="BRANCH_ALREADY_EXISTS"):
     """A branch with this name exists already."""
 
-    branch = _Text("branch")
+    branch = Text("branch")
 
 
 class PermissionAlreadyExists(AlreadyExists, codes="PERMISSION_ALREADY_EXISTS"):
@@ -497,14 +372,14 @@ class PermissionAlreadyExists(AlreadyExists, codes="PERMISSION_ALREADY_EXISTS"):
 class DomainAlreadyExists(AlreadyExists, codes="DOMAIN_ALREADY_EXISTS"):
     """The domain, or one that it is part of, belongs to another account."""
 
-    domain = _Text("domain")
+    domain = Text("domain")
 
 
 class ConflictingParent(Conflict, codes="CONFLICTING_PARENT"):
     """The branch is not at the expected commit."""
 
-    expected = _Text("expected")
-    actual = _Text("actual")
+    expected = Text("expected")
+    actual = Text("actual")
     """The commit at its head; None if the branch does not exist."""
 
 
@@ -533,8 +408,8 @@ class ExecTimedOut(SteadApiError, codes="EXEC_TIMED_OUT"):
 class SetupFailed(SteadApiError, codes="VM_SETUP_FAILED SNAPSHOT_SETUP_FAILED"):
     """The setup of a VM or snapshot failed."""
 
-    failed_reason = _Text("failedReason")
-    snapshot_id = _Text("snapshotId")
+    failed_reason = Text("failedReason")
+    snapshot_id = Text("snapshotId")
     """A snapshot of the failed VM for debugging, if the server saved one."""
 
     @property
@@ -614,50 +489,3 @@ class VmStartTimeout(ServerError, codes="VM_START_TIMEOUT"):
     """The VM did not become ready within the timeout."""
 
     retryable = True
-
-
-_BY_STATUS: dict[int, type[SteadApiError]] = {
-    401: Unauthorized,
-    403: Forbidden,
-    404: NotFound,
-    406: NotFound,
-    409: Conflict,
-    410: Gone,
-    429: TooManyRequests,
-    502: ServiceUnavailable,
-    503: ServiceUnavailable,
-    504: ServiceUnavailable,
-}
-
-
-def error_class(code: str | None, status: int) -> type[SteadApiError]:
-    """The class for an error answer: by its code, else by its HTTP status."""
-    if code is not None and code in ERRORS_BY_CODE:
-        return ERRORS_BY_CODE[code]
-    if status in _BY_STATUS:
-        return _BY_STATUS[status]
-    if status >= 500:
-        return ServerError
-    return InvalidRequest if 400 <= status < 500 else SteadApiError
-
-
-def api_error(
-    status: int, body: object, text: str, trace_id: str | None, *, idempotent: bool = True
-) -> SteadApiError:
-    """The error for an answer with this body; `text` is shown if it was not JSON.
-
-    After a request that is not idempotent (a command, a create), an error is not retryable if the server may
-    have executed the request. An answer with `"retryable": false` is not retryable either.
-    """
-    facts: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
-    found = facts.get("code")
-    code = found if isinstance(found, str) else None
-    said = facts.get("message") or facts.get("description") or facts.get("error")
-    if not isinstance(said, str):
-        said = f"HTTP status {status}"
-        if not facts and text.strip():
-            said += f": {text.strip()[:200]}"
-    error = error_class(code, status)(said, code=code, status=status, body=facts, trace_id=trace_id)
-    if facts.get("retryable") is False or (not idempotent and not error.nothing_done):
-        error.retryable = False
-    return error

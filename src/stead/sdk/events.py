@@ -7,7 +7,8 @@ import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from stead.sdk.errors import ServerUnreachable, SteadApiError, UnexpectedAnswer, api_error
+from stead.sdk.error_answers import api_error
+from stead.sdk.errors import ServerUnreachable, SteadApiError, UnexpectedAnswer
 from stead.sdk.models import ExecEvent, Exited, FileEvent, Output
 from stead.sdk.parsing import parse
 

@@ -10,7 +10,8 @@ from urllib.parse import urlencode
 from websockets.exceptions import ConnectionClosed as ConnectionClosed
 from websockets.exceptions import InvalidStatus, WebSocketException
 
-from stead.sdk.errors import NoAnswerInTime, ServerUnreachable, api_error
+from stead.sdk.error_answers import api_error
+from stead.sdk.errors import NoAnswerInTime, ServerUnreachable
 from stead.sdk.requests import TRACE_HEADER, ConnectionSettings, Request, Unset
 
 if TYPE_CHECKING:

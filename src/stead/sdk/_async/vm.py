@@ -1,13 +1,12 @@
 """A handle on one VM."""
 
-import base64
 import functools
 import shlex
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 from stead.sdk._async.connection import AsyncConnection
 from stead.sdk._async.files import AsyncFiles
@@ -17,6 +16,7 @@ from stead.sdk._async.streams import AsyncStream
 from stead.sdk._async.terminals import AsyncTerminals
 from stead.sdk.errors import NotFound, SteadException, UnexpectedAnswer
 from stead.sdk.events import ExecEvents, parse_exit
+from stead.sdk.exec_options import ExecCall, ExecOptions
 from stead.sdk.models import Build, CreatedVm, ExecEvent, ExecResult, LogPage, PortUrl, SnapshotRef, VmInfo
 from stead.sdk.parsing import parse, parse_list
 from stead.sdk.parts import PersistenceLike, persistence_to_wire
@@ -138,41 +138,25 @@ class AsyncVm:
         self,
         command: str | Sequence[str],
         *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | bytes | None = None,
-        timeout: float | None = None,
-        user: str | None = None,
         terminal: str | None = None,
         check: bool = False,
         detach: Literal[False] = False,
+        **options: Unpack[ExecOptions],
     ) -> ExecResult: ...
 
     @overload
     async def exec(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | bytes | None = None,
-        timeout: float | None = None,
-        user: str | None = None,
-        detach: Literal[True],
+        self, command: str | Sequence[str], *, detach: Literal[True], **options: Unpack[ExecOptions]
     ) -> "AsyncProcess": ...
 
     async def exec(
         self,
         command: str | Sequence[str],
         *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | bytes | None = None,
-        timeout: float | None = None,
-        user: str | None = None,
         terminal: str | None = None,
         check: bool = False,
         detach: bool = False,
+        **options: Unpack[ExecOptions],
     ) -> "ExecResult | AsyncProcess":
         """Run a command, wait until it ends, and return its output and exit code.
 
@@ -192,24 +176,25 @@ class AsyncVm:
         The command is never repeated: if the connection breaks, `ServerUnreachable` is raised with
         `retryable` False, because the command may have started.
         """
+        call = ExecCall(command, **options)
         if detach:
             if terminal is not None or check:
                 raise ValueError("detach=True takes neither terminal nor check")
+            piped = call.stdin is not None
             process = await self.processes.start(
-                command, cwd=cwd, env=env, stdin=stdin is not None, timeout=timeout, user=user
+                command, cwd=call.cwd, env=call.env, stdin=piped, timeout=call.timeout, user=call.user
             )
-            if stdin is not None:
-                await process.write(stdin, close=True)
+            if call.stdin is not None:
+                await process.write(call.stdin, close=True)
             return process
-        body = {"terminal": terminal, **_exec_body(command, cwd, env, stdin, timeout)}
         answer = await self._connection.call(
             request(
                 "POST",
                 "/v1/vms/{}/exec-await",
                 self.id,
-                json=body,
-                user=user or self.linux_user,
-                timeout=(EXEC_TIMEOUT if timeout is None else timeout) + GRACE,
+                json={"terminal": terminal, **call.body()},
+                user=call.user or self.linux_user,
+                timeout=(EXEC_TIMEOUT if call.timeout is None else call.timeout) + GRACE,
             )
         )
         if not isinstance(answer, dict):
@@ -228,14 +213,7 @@ class AsyncVm:
         return result.check() if check else result
 
     def exec_stream(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | bytes | None = None,
-        timeout: float | None = None,
-        user: str | None = None,
+        self, command: str | Sequence[str], **options: Unpack[ExecOptions]
     ) -> AsyncStream[ExecEvent]:
         """Run a command and yield its output while it runs, as `Output`, then its end as `Exited`.
 
@@ -243,22 +221,19 @@ class AsyncVm:
         is not limited. After a timeout, `Exited.timed_out` is True; no error is raised. If the server stops
         or the VM is lost, the stream raises the matching error.
         """
-        body = _exec_body(command, cwd, env, stdin, timeout)
-        return AsyncStream(self._exec_events(body, user or self.linux_user, timeout))
+        return AsyncStream(self._exec_events(ExecCall(command, **options)))
 
-    async def _exec_events(
-        self, body: dict[str, Any], user: str | None, timeout: float | None
-    ) -> AsyncGenerator[ExecEvent]:
-        call = request(
+    async def _exec_events(self, call: ExecCall) -> AsyncGenerator[ExecEvent]:
+        opening = request(
             "POST",
             "/v1/vms/{}/exec-stream",
             self.id,
-            json=body,
-            user=user,
-            timeout=None if timeout is None else timeout + GRACE,
+            json=call.body(),
+            user=call.user or self.linux_user,
+            timeout=None if call.timeout is None else call.timeout + GRACE,
         )
         events = ExecEvents()
-        async with aclosing(self._connection.stream(call)) as chunks:
+        async with aclosing(self._connection.stream(opening)) as chunks:
             async for chunk in chunks:
                 for event in events.feed(chunk):
                     yield event
@@ -431,24 +406,3 @@ class AsyncVm:
     async def _call(self, method: str, path: str, **options: Any) -> Any:
         options.setdefault("timeout", UNSET if method == "GET" else LIFECYCLE_TIMEOUT)
         return await self._connection.call(request(method, f"/v1/vms/{{}}{path}", self.id, **options))
-
-
-def _exec_body(
-    command: str | Sequence[str],
-    cwd: str | None,
-    env: Mapping[str, str] | None,
-    stdin: str | bytes | None,
-    timeout: float | None,
-) -> dict[str, Any]:
-    body: dict[str, Any] = {
-        "command": command if isinstance(command, str) else list(command),
-        "timeoutMs": None if timeout is None else max(1, round(timeout * 1000)),
-    }
-    if cwd is not None:
-        body["cwd"] = cwd
-    if env is not None:
-        body["env"] = dict(env)
-    if stdin is not None:
-        data = stdin.encode() if isinstance(stdin, str) else stdin
-        body["stdin"] = base64.b64encode(data).decode()
-    return body
