@@ -84,6 +84,9 @@ class Shell:
         """Run a command that succeeds; returns the JSON document that it prints."""
         return json.loads(await self.run(*arguments, "--json", stdin=stdin))
 
+    async def vm_ids(self) -> list[str]:
+        return (await self.run("vm", "list", "--quiet")).split()
+
     async def refused(self, *arguments: str | Path, code: int = 1) -> str:
         """Run a command that fails without output; returns its standard error."""
         result = await self.try_(*arguments)
