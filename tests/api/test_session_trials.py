@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from stead import AsyncStead
 from stead.host.image import BaseImage
-from stead.sdk import AsyncVm, SteadApiError
+from stead.sdk import AsyncPtySession, AsyncVm, SteadApiError
 from stead.settings import Settings
 from support.installations import other_settings
 from support.serve_process import serving
@@ -34,7 +34,7 @@ async def main(url, key, vm_id, session):
             await terminal.write("./print\\n")
             async for data in terminal:
                 count += len(data)
-                tail = (tail + data)[-100:]
+                tail = tail[-20:] + data
                 if b"the-end-2" in tail:
                     break
     print(json.dumps({"count": count, "status": Path("/proc/self/status").read_text()}))
@@ -80,19 +80,31 @@ async def scene(settings: Settings, image: BaseImage) -> AsyncIterator[Scene]:
 async def test_128_terminals_at_once(scene: Scene) -> None:
     """All answer at the same time; one more is refused until one of them is closed."""
     before = scene.server_peak(), await scene.agent_peak()
+    few = asyncio.Semaphore(8)  # programs start and are killed slowly under emulation
 
-    async def answer(number: int) -> None:
-        async with await scene.vm.pty.open(exec="/bin/sh", session_id=f"t{number}") as terminal:
-            await terminal.write(f"echo answer-$(({number} + 1000))\n")
-            seen = b""
-            async for data in terminal:
-                seen += data
-                if f"answer-{number + 1000}\r".encode() in seen:
-                    return
+    async def open_one(number: int) -> AsyncPtySession:
+        async with few:
+            terminal = await scene.vm.pty.open(exec="/bin/sh", session_id=f"t{number}")
+            await answers(number, terminal)
+            return terminal
+
+    async def answers(number: int, terminal: AsyncPtySession) -> None:
+        await terminal.write(f"echo answer-$(({number} + 1000))\n")
+        seen = b""
+        async for data in terminal:
+            seen += data
+            if f"answer-{number + 1000}\r".encode() in seen:
+                return
         raise AssertionError(seen)
 
-    async with asyncio.timeout(600):
-        await asyncio.gather(*(answer(number) for number in range(TERMINALS)))
+    async def close_one(number: int) -> None:
+        async with few:
+            await scene.vm.pty.close(f"t{number}")
+
+    async with asyncio.timeout(1200):
+        opened = await asyncio.gather(*(open_one(number) for number in range(TERMINALS)))
+        await asyncio.gather(*(answers(number, each) for number, each in enumerate(opened)))
+        await asyncio.gather(*(each.detach() for each in opened))
     found = await scene.vm.pty.list()
     assert {each.id for each in found if each.running} == {f"t{number}" for number in range(TERMINALS)}
     with pytest.raises(SteadApiError) as refused:
@@ -107,12 +119,16 @@ async def test_128_terminals_at_once(scene: Scene) -> None:
     await scene.vm.pty.close("t7")
     async with await scene.vm.pty.open(exec="/bin/sh", session_id="t7"):
         pass
-    await asyncio.gather(*(scene.vm.pty.close(f"t{number}") for number in range(TERMINALS)))
+    await asyncio.gather(*(close_one(number) for number in range(TERMINALS)))
     assert await scene.vm.pty.list() == []
 
 
 async def test_a_gigabyte_through_one_terminal(scene: Scene) -> None:
-    """Guest agent, server and client hold a bounded part of it, whatever is printed."""
+    """Guest agent, server and client hold a bounded part of it, whatever is printed.
+
+    A client that does not read for a moment is sent the screen instead of what it missed, so that not
+    everything need arrive.
+    """
     line = "the quick brown fox jumps over the lazy dog and runs into the forest at night"
     script = f"#!/bin/sh\nyes '{line}' | head -c {GIB}\necho the-end-$((1 + 1))\n"
     await scene.vm.fs.write_text("/root/print", script)
@@ -132,7 +148,7 @@ async def test_a_gigabyte_through_one_terminal(scene: Scene) -> None:
         f"{report['count']} bytes arrived; MiB of the server {before[0]:.0f} -> {after[0]:.0f},"
         f" of the agent {before[1]:.0f} -> {after[1]:.0f}, of the client {client:.0f}"
     )
-    assert report["count"] >= GIB
+    assert report["count"] > GIB // 2
     assert after[0] - before[0] < 100
     assert after[1] - before[1] < 100
     assert client < 150

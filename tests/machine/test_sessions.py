@@ -103,31 +103,46 @@ async def test_the_shell_passes_control_caret_on(shared: Machine) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 async def test_128_terminals_of_users_at_once(shared: Machine) -> None:
     assert (await shared.exec("useradd --create-home --shell /bin/sh terry")).ok
-    starting = asyncio.Semaphore(8)  # processes start slowly under emulation
+    few = asyncio.Semaphore(8)  # programs start and are killed slowly under emulation
     async with shared.using() as agent:
 
+        def user_of(number: int) -> str | None:
+            return "terry" if number % 2 else None
+
         async def open_one(number: int) -> Session:
-            user = "terry" if number % 2 else None
-            argv = ["sh", "-c", "id -un; cat"]
-            async with starting:
+            user = user_of(number)
+            async with few:
+                argv = ["sh", "-c", "id -un; cat"]
                 session = await sessions.start(agent, SessionRequest("terminal", argv=argv, user=user))
-            async with sessions.attach(agent, session.id, cols=80, rows=24, user=user) as attachment:
-                await read_until(attachment, b"terry" if user else b"root")
-                await attachment.write(b"to %d\r" % number)
-                await read_until(attachment, b"to %d\r\nto %d\r\n" % (number, number))
+                await shows(agent, session.id, b"terry" if user else b"root")
             return session
 
-        opened = await asyncio.gather(*(open_one(number) for number in range(128)))
-        with pytest.raises(GuestError) as error:
-            await sessions.start(agent, SessionRequest("terminal"))
-        assert error.value.code == "session_cap"
-        assert len(await sessions.find(agent, "terminal", "terry")) == 64
-        with pytest.raises(GuestError) as error:
-            await sessions.close(agent, opened[0].id, "terry")
-        assert error.value.code == "permission_denied"
-        await asyncio.gather(*(sessions.close(agent, session.id) for session in opened))
+        async def answers(number: int, session: Session) -> None:
+            user = user_of(number)
+            async with sessions.attach(agent, session.id, cols=80, rows=24, user=user) as attachment:
+                await attachment.write(b"to %d\r" % number)
+                await read_until(attachment, b"to %d\r\nto %d\r\n" % (number, number))
+
+        async def close_one(session: Session) -> None:
+            async with few:
+                await sessions.close(agent, session.id)
+
+        try:
+            opened = await asyncio.gather(*(open_one(number) for number in range(128)))
+            await asyncio.gather(*(answers(number, session) for number, session in enumerate(opened)))
+            with pytest.raises(GuestError) as error:
+                await sessions.start(agent, SessionRequest("terminal"))
+            assert error.value.code == "session_cap"
+            assert len(await sessions.find(agent, "terminal", "terry")) == 64
+            with pytest.raises(GuestError) as error:
+                await sessions.close(agent, opened[0].id, "terry")
+            assert error.value.code == "permission_denied"
+        finally:
+            left = await sessions.find(agent, "terminal")
+            await asyncio.gather(*(close_one(session) for session in left))
         assert await sessions.find(agent, "terminal") == []
     assert (await shared.exec("pgrep -u terry")).exit_code == 1
 
@@ -158,6 +173,7 @@ async def test_a_port_of_the_loopback_interface_is_reached(shared: Machine) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", ["terminal", "process"])
 async def test_a_gibibyte_of_output_takes_bounded_memory(shared: Machine, kind: sessions.Kind) -> None:
     size = 1 << 30
