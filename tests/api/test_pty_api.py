@@ -13,6 +13,7 @@ from websockets.asyncio.client import ClientConnection
 
 from stead.api import server
 from stead.api.server import running
+from support.fake_sessions import SCREEN, frame
 from support.fake_site import USER, FakeSite, closed, fake_site, stands_still
 from support.waiting import until
 
@@ -86,6 +87,33 @@ async def test_detached_sessions_keep_running_and_replay_their_screen(site: Fake
             async with site.http() as http:
                 (listed,) = (await http.get("/pty/sessions")).json()["sessions"]
             assert listed["attachedCount"] == 2
+
+
+async def test_replay_is_one_message_of_many_frames(site: FakeSite) -> None:
+    async with site.socket("/pty?exec=cat&sessionId=long") as terminal:
+        await opened(terminal)
+    session = site.session("long")
+    session.output += b"0123456789abcdef" * (3 << 16)
+    async with site.socket("/pty/sessions/long") as terminal:
+        await terminal.recv()
+        frames = [each async for each in terminal.recv_streaming()]
+        assert len(frames) > 2
+        assert b"".join(each for each in frames if isinstance(each, bytes)) == b"screen:" + session.output
+        await terminal.send(b"live")
+        assert await terminal.recv() == b"live"
+    async with site.socket("/pty/sessions/long") as terminal:
+        await terminal.recv()
+        assert await terminal.recv() == b"screen:" + session.output
+
+
+async def test_client_is_told_why_it_is_evicted_in_the_middle_of_a_replay(tmp_path: Path) -> None:
+    async with fake_site(tmp_path) as site, site.socket("/pty?exec=cat") as terminal:
+        session = site.session(await opened(terminal))
+        (guest,) = session.clients
+        guest.write(frame(SCREEN, bytes(1 << 20))[: 1 << 19])
+        assert await anext(terminal.recv_streaming())
+        await site.installation.machines.suspend(site.vm)
+        assert await closed(terminal) == (1001, "the VM was suspended")
 
 
 async def test_late_clients_of_an_exited_session_get_its_exit_code(site: FakeSite) -> None:
@@ -201,6 +229,12 @@ async def test_attached_terminal_does_not_hold_its_vm_awake(tmp_path: Path) -> N
             assert await terminal.recv() == b"x"
             assert await machines.idle.find_idle() == []
             await asyncio.sleep(1.2)
+            await terminal.send(json.dumps({"type": "resize", "cols": 33, "rows": 9}))
+
+            async def resized() -> bool:
+                return any(each.cols == 33 for each in site.sessions.table.values())
+
+            await until(resized, 10)
             assert await machines.idle.find_idle() == [site.vm]
             await machines.suspend(site.vm)
             assert await closed(terminal) == (1001, "the VM was suspended")

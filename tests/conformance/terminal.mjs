@@ -9,11 +9,13 @@ export function record(more = {}) {
   const decoder = new TextDecoder();
   const seen = {
     text: "",
+    frames: [],
     exits: [],
     closes: [],
     retries: [],
     reconnects: 0,
     onData(bytes) {
+      seen.frames.push(bytes);
       seen.text += decoder.decode(bytes, { stream: true });
     },
     onExit: (code) => seen.exits.push(code),

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-_STARTED, _STDOUT, _STDERR, _RESULT, _SCREEN = range(5)
+_STARTED, _STDOUT, _STDERR, _RESULT, SCREEN = range(5)
 _INPUT, _RESIZE, _SIGNAL, _CLOSE_STDIN = range(16, 20)
 CAP = 128
 
@@ -192,7 +192,7 @@ class FakeSessions:
             session.cols, session.rows = int(query["cols"]), int(query["rows"])
         writer.write(frame(_STARTED, session.described()))
         if session.kind == "terminal":
-            writer.write(frame(_SCREEN, b"screen:" + bytes(session.output)))
+            writer.write(frame(SCREEN, b"screen:" + bytes(session.output)))
         else:
             writer.write(frame(_STDOUT, bytes(session.output[int(query.get("offset", "0")) :])))
         tasks: list[asyncio.Task[Any]] = [asyncio.create_task(self._take(session, reader))]

@@ -8,8 +8,15 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 
 from stead.api.callers import CurrentCall, Guest, GuestAccess
-from stead.api.pty import SessionId, check_session_id, clamped, control
-from stead.api.sockets import Close, GuestSocket, Socket, session_errors, start_session
+from stead.api.sessions import (
+    SessionId,
+    check_session_id,
+    clamped,
+    pass_input,
+    session_errors,
+    start_session,
+)
+from stead.api.sockets import Close, GuestSocket, Socket
 from stead.api.wire import LARGEST, Nothing
 from stead.api.wire.sessions import NewProcess, Process, ProcessList, ProcessOutput, SignalRequest
 from stead.guest import sessions
@@ -148,9 +155,8 @@ async def attach_process(socket: Socket, process_id: SessionId, offset: _Offset 
         async with sessions.attach(attached.agent, process_id, offset=offset, user=socket.user) as process:
             await socket.accept()
             await socket.send_json({"type": "process", **_json(process.session)})
-            await socket.relay(
-                attached, _output(socket, attached, process), _input(socket, attached, process)
-            )
+            output = _output(socket, attached, process)
+            await socket.relay(attached, output, pass_input(socket, attached, process))
 
 
 async def _output(socket: GuestSocket, attached: Attached, process: Attachment) -> Close:
@@ -164,15 +170,6 @@ async def _output(socket: GuestSocket, attached: Attached, process: Attachment) 
             case SessionExited(session):
                 await socket.send_json({"type": "exited", **_json(session)})
     return Close(reason="the process has exited")
-
-
-async def _input(socket: GuestSocket, attached: Attached, process: Attachment) -> None:
-    async for message in socket.messages():
-        attached.touch()
-        if isinstance(message, bytes):
-            await process.write(message)
-        else:
-            await control(process, message)
 
 
 def _json(session: sessions.Session) -> dict[str, object]:

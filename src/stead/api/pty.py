@@ -1,27 +1,31 @@
 """Routes of terminals: interactive PTY sessions that live in the VM, over WebSockets."""
 
-import re
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Query
 
 from stead.api.callers import Guest
 from stead.api.errors import ApiError
 from stead.api.exited_sessions import ExitedSessions
 from stead.api.parts import ExitedDep, MachinesDep
-from stead.api.sockets import Close, GuestSocket, Socket, session_errors, size_of, start_session
+from stead.api.sessions import (
+    SessionId,
+    check_session_id,
+    clamped,
+    pass_input,
+    session_errors,
+    start_session,
+)
+from stead.api.sockets import Close, GuestSocket, Socket
 from stead.api.wire.sessions import ClosedPtySession, PtySession, PtySessionList, exit_code_of, shell
 from stead.guest import sessions
-from stead.guest.sessions import MAX_SIZE, Attachment, Screen, SessionExited, SessionOutput, SessionRequest
+from stead.guest.sessions import Attachment, Screen, SessionExited, SessionOutput, SessionRequest
 from stead.machines import State
 from stead.machines.events import Use
 from stead.machines.start import Attached
 
 router = APIRouter(prefix="/v1/vms/{vm_id}", tags=["terminals"])
 
-_ID = re.compile(r"[a-zA-Z0-9._-]{1,64}")
-
-SessionId = Annotated[str, Path(description="Session id.")]
 _Cols = Annotated[int, Query(description="Columns of the client's window.")]
 _Rows = Annotated[int, Query(description="Rows of the client's window.")]
 
@@ -82,9 +86,8 @@ async def _attach(
             await socket.accept()
             await socket.send_json({"type": "sessionInfo", "sessionId": session_id})
             socket.call.undo = None
-            await socket.relay(
-                attached, _output(socket, attached, terminal, exited), _input(socket, attached, terminal)
-            )
+            output = _output(socket, attached, terminal, exited)
+            await socket.relay(attached, output, pass_input(socket, attached, terminal))
 
 
 async def _output(
@@ -93,7 +96,9 @@ async def _output(
     async for event in terminal.events():
         attached.touch()
         match event:
-            case SessionOutput(_, data) | Screen(data):
+            case Screen(data, more):
+                await socket.send_bytes(data, more=more)
+            case SessionOutput(_, data):
                 await socket.send_bytes(data)
             case SessionExited(session):
                 exited.add(socket.vm_id, terminal.session.id)
@@ -101,46 +106,14 @@ async def _output(
     return Close(reason="the program has exited")
 
 
-async def _input(socket: GuestSocket, attached: Attached, terminal: Attachment) -> None:
-    async for message in socket.messages():
-        if isinstance(message, bytes):
-            attached.touch()
-            await terminal.write(message)
-        else:
-            await control(terminal, message)
-
-
-async def control(terminal: Attachment, message: dict[str, Any]) -> None:
-    """Carry out a control message of a client; unknown ones are ignored."""
-    match message.get("type"):
-        case "resize":
-            await terminal.resize(*clamped(*size_of(message)))
-        case "signal":
-            await terminal.signal(str(message.get("signal")))
-        case "closeStdin":
-            await terminal.close_stdin()
-
-
-def clamped(cols: int, rows: int) -> tuple[int, int]:
-    """A size that a terminal can have: hidden windows of browsers have 0 columns."""
-    return min(max(cols, 1), MAX_SIZE), min(max(rows, 1), MAX_SIZE)
-
-
-def check_session_id(session_id: str) -> str:
-    if not _ID.fullmatch(session_id):
-        text = f"invalid session id {session_id!r}: must be 1 to 64 letters, digits, '.', '_' or '-'"
-        raise ApiError("INVALID_SESSION_ID", text, sessionId=session_id)
-    return session_id
-
-
 @router.get("/pty/sessions")
 async def list_pty_sessions(guest: Guest, machines: MachinesDep) -> PtySessionList:
     """List the terminals of the Linux user; root sees all. Exited ones are listed for about 60 s.
 
-    Those of a suspended VM are listed without waking it, as far as the server knows them.
+    Those of a suspended VM are listed without waking it.
     """
     if guest.info.state is State.SUSPENDED:
-        known = machines.suspended_terminals(guest.machine.id)
+        known = await machines.suspended_terminals(guest.machine.id)
         if known is not None:
             own = [each for each in known if guest.user in (None, each.user)]
             return PtySessionList(sessions=[PtySession.of(each, suspended=True) for each in own])

@@ -7,7 +7,7 @@ no input, nothing is read from the client.
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Coroutine
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -17,10 +17,9 @@ from stead.api.callers import CurrentCall, Guest, permitted_user
 from stead.api.calls import GOING_AWAY, INTERNAL_ERROR, POLICY_VIOLATION, close_reason
 from stead.api.errors import ApiError
 from stead.api.parts import CallersDep, IdentitiesDep, MachinesDep
+from stead.api.websocket_protocol import MORE
 from stead.errors import GuestError, GuestUnreachable, InvalidRequest, SteadError
-from stead.guest import sessions
-from stead.guest.agent import Agent, Pacer
-from stead.guest.sessions import MAX_TERMINALS, Session, SessionRequest
+from stead.guest.agent import Pacer
 from stead.machines.events import Use
 from stead.machines.start import Attached
 from stead.tasks import cancel_and_wait
@@ -72,9 +71,9 @@ class GuestSocket:
     async def accept(self) -> None:
         await self._websocket.accept()
 
-    async def send_bytes(self, data: bytes) -> None:
-        """Waits while the client does not read."""
-        await self._websocket.send_bytes(data)
+    async def send_bytes(self, data: bytes, *, more: bool = False) -> None:
+        """Waits while the client does not read. With `more`, the next call continues the same message."""
+        await self._websocket.send({"type": "websocket.send", "bytes": data, MORE: more})
 
     async def send_json(self, message: dict[str, Any]) -> None:
         await self._websocket.send_text(json.dumps(message))
@@ -161,44 +160,6 @@ def _control(text: str) -> dict[str, Any]:
     raise InvalidRequest(
         f"invalid control message: must be a JSON object of at most {MAX_CONTROL} characters"
     )
-
-
-def size_of(message: dict[str, Any]) -> tuple[int, int]:
-    """The columns and rows of a `resize` message."""
-    try:
-        return int(message["cols"]), int(message["rows"])
-    except (KeyError, TypeError, ValueError, OverflowError):
-        raise InvalidRequest("invalid resize message: cols and rows must be integers") from None
-
-
-@contextlib.contextmanager
-def session_errors(vm_id: str, session_id: str) -> Iterator[None]:
-    """The codes of what a guest refuses about a session."""
-    named: dict[str, Any] = {"vmId": vm_id, "sessionId": session_id}
-    try:
-        yield
-    except GuestError as error:
-        match error.code:
-            case "not_found":
-                text = f"no session {session_id} in VM {vm_id}"
-                raise ApiError("SESSION_NOT_FOUND", text, **named) from None
-            case "permission_denied":
-                text = f"session {session_id} belongs to another Linux user"
-                raise ApiError("SESSION_USER_MISMATCH", text, **named) from None
-        raise
-
-
-async def start_session(agent: Agent, vm_id: str, request: SessionRequest) -> Session:
-    try:
-        return await sessions.start(agent, request)
-    except GuestError as error:
-        match error.code:
-            case "exists":
-                text = f"session {request.id} exists already in VM {vm_id}"
-                raise ApiError("SESSION_ALREADY_EXISTS", text, vmId=vm_id, sessionId=request.id) from None
-            case "session_cap":
-                raise ApiError("SESSION_CAP_REACHED", str(error), vmId=vm_id, limit=MAX_TERMINALS) from None
-        raise
 
 
 @router.websocket("/{path:path}")

@@ -9,11 +9,13 @@ import logging
 import socket
 from asyncio.transports import BaseTransport
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 from uvicorn._types import ASGISendEvent
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.datastructures import Headers
+from websockets.exceptions import InvalidState
 from websockets.frames import Frame
 from websockets.http11 import Request, Response
 from websockets.server import ServerProtocol
@@ -21,6 +23,8 @@ from websockets.typing import StatusLike
 
 from stead.api.protocol import EXTENSION, error_body
 
+MORE = "stead.more"
+"""Key of `websocket.send`: the next one continues this binary message."""
 MAX_MESSAGE = 1 << 20
 """Bytes of a message from a client; a longer one closes the WebSocket with code 1009."""
 PING_INTERVAL = 20.0
@@ -120,10 +124,29 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         # The close frame waits behind what the client does not read.
         self.transport.abort()
 
+    async def _send_fragment(self, data: bytes, more: bool) -> None:
+        """A piece of a message that is never whole in memory: a binary frame, then continuation frames."""
+        await self.writable.wait()
+        if self.disconnected or self.close_sent:
+            raise ClientDisconnected
+        try:
+            if self.conn.expect_continuation_frame:
+                self.conn.send_continuation(data, fin=not more)
+            else:
+                self.conn.send_binary(data, fin=not more)
+        except InvalidState:
+            raise ClientDisconnected from None
+        self.transport.write(b"".join(self.conn.data_to_send()))
+
     def shutdown(self) -> None:
         """Leave the end to `Calls`, which tells the client why."""
 
     async def send(self, message: ASGISendEvent) -> None:
+        if message["type"] == "websocket.send":
+            more = bool(cast("dict[str, Any]", message).get(MORE))
+            if more or self.conn.expect_continuation_frame:
+                await self._send_fragment(message.get("bytes") or b"", more)
+                return
         await super().send(message)
         if self.initial_response is not None and self.close_sent:
             self.handshake_complete = True  # by an HTTP response, which uvicorn would log as an error

@@ -56,6 +56,11 @@ class Frames:
         await self._pacer.took(length)
         return kind, payload
 
+    @property
+    def unfinished(self) -> bool:
+        """More of the streamed frame follows the piece that `next` returned."""
+        return self._left > 0
+
     async def _piece(self) -> tuple[int, bytes]:
         if not await self._fill(1):
             raise self._lost()

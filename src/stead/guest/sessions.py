@@ -152,12 +152,13 @@ class OutputPage:
 
 @dataclass(frozen=True)
 class Screen:
-    """Terminal: bytes that redraw it, in pieces as they arrive.
+    """Terminal: bytes that redraw it, in pieces as they arrive; `more` is False for the last.
 
     Comes first, and again after output was dropped for this client.
     """
 
     data: bytes
+    more: bool = False
 
 
 @dataclass(frozen=True)
@@ -202,7 +203,7 @@ class Attachment:
             if kind in _STREAMS:
                 yield SessionOutput(_STREAMS[kind], payload)
             elif kind == _SCREEN:
-                yield Screen(payload)
+                yield Screen(payload, more=self._frames.unfinished)
             elif kind == _CUT:
                 yield Cut(*_cut(payload))
             elif kind == _RESULT:
