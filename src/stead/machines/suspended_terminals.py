@@ -16,7 +16,7 @@ _TIMEOUT = scaled(5.0)
 
 
 async def list_terminals(agent: Agent) -> str | None:
-    """The running terminals of a guest as JSON; None when it does not answer, or they are too many or too long."""
+    """The running terminals of a guest as JSON; None when it does not answer, or they take too much."""
     try:
         async with asyncio.timeout(_TIMEOUT):
             found = [each for each in await find(agent, "terminal") if not each.exited]
