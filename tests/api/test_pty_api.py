@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed
 
 from stead.api import server
 from stead.api.server import running
@@ -111,9 +112,13 @@ async def test_client_is_told_why_it_is_evicted_in_the_middle_of_a_replay(tmp_pa
         session = site.session(await opened(terminal))
         (guest,) = session.clients
         guest.write(frame(SCREEN, bytes(1 << 20))[: 1 << 19])
-        assert await anext(terminal.recv_streaming())
+        arriving = terminal.recv_streaming()
+        assert await anext(arriving)
         await site.installation.machines.suspend(site.vm)
-        assert await closed(terminal) == (1001, "the VM was suspended")
+        with pytest.raises(ConnectionClosed):
+            async for _ in arriving:
+                pass
+        assert (terminal.close_code, terminal.close_reason) == (1001, "the VM was suspended")
 
 
 async def test_late_clients_of_an_exited_session_get_its_exit_code(site: FakeSite) -> None:
