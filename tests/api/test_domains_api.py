@@ -28,6 +28,7 @@ from stead.sdk import (
 )
 from support.fake_site import FakeSite, fake_site
 from support.sdk_clients import done
+from support.typed import Shell
 from support.waiting import until
 
 ROOT = "/domains/v1"
@@ -558,3 +559,14 @@ async def test_command_line_verifies_and_maps(site: FakeSite) -> None:
     )
     assert "no pending verification" in await stead("domains", "cancel", "other.example", status=1)
     assert json.loads(await stead("domains", "list", "--json")) == {"domains": []}
+
+
+async def test_command_line_creates_a_vm_with_domains(site: FakeSite) -> None:
+    shell = Shell(site.url, site.callers["owner"]["Authorization"].removeprefix("Bearer "))
+    made = await shell.ask("vm", "create", "--domain", "one.style.dev:80", "-d", "two.style.dev")
+    assert made["domains"] == ["one.style.dev", "two.style.dev"]
+    mapped = site.installation.domains.of_machine(made["id"])
+    assert [mapping.port for mapping in mapped] == [80, 3000]
+    await site.installation.machines.delete(made["id"])
+    refused = await shell.refused("vm", "create", "--domain", "a.style.dev:0", code=2)
+    assert "invalid port in 'a.style.dev:0'" in refused

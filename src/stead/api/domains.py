@@ -23,10 +23,9 @@ from stead.domains.domains import MAX_PORT, PAGE
 from stead.domains.hostnames import canonical_pattern
 from stead.errors import InvalidRequest, MachineNotFound
 
-MAX_PAGE = 1000
 _HTTPS = 443
 
-Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description="The maximum number of entries.")]
+Limit = Annotated[int, Query(ge=1, le=PAGE, description="The maximum number of entries.")]
 Offset = Annotated[int, Query(ge=0, le=LARGEST, description="The number of entries to skip.")]
 
 router = APIRouter(tags=["domains"])

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from stead.sdk import Stead
     from stead.sdk import Vm as Handle
 
+_DEFAULT_PORT = 3000
 IdleTimeout = Annotated[
     str | None,
     typer.Option(
@@ -34,6 +35,15 @@ Repos = Annotated[
         "--repo",
         metavar="REPO[#REV]:PATH",
         help="Clone a Git repository (id, name or URL) to a path in the VM; repeatable.",
+    ),
+]
+DomainsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--domain",
+        "-d",
+        metavar="NAME[:PORT]",
+        help="Map a host name to a port of the VM, 3000 by default; repeatable.",
     ),
 ]
 Spec = Annotated[
@@ -78,6 +88,7 @@ def create(
         str | None, typer.Option(metavar="PATH", help="The default working directory of commands.")
     ] = None,
     spec: Spec = None,
+    domain: DomainsOption = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the services are ready.")] = False,
     command: Annotated[
         str | None,
@@ -107,6 +118,7 @@ def create(
         "persistence": "ephemeral" if ephemeral else None,
         "wait_for_ready_signal": wait or None,
         "size": wanted_size(size, cpu, memory, disk),
+        "domains": dict(_domain_and_port(each) for each in domain) if domain else None,
     }
     if idle_timeout is not None:
         options["idle_timeout_seconds"] = seconds_or_never(idle_timeout)
@@ -120,6 +132,15 @@ def create(
     if as_json:
         print_json({"id": vm.id, "deleted": delete, "exec": ending})
     raise typer.Exit(ending.exit_code)
+
+
+def _domain_and_port(text: str) -> tuple[str, int]:
+    name, _, port = text.partition(":")
+    if not port:
+        return name, _DEFAULT_PORT
+    if not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
+        raise typer.BadParameter(f"invalid port in {text!r}: must be from 1 to 65535", param_hint="--domain")
+    return name, int(port)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,8 @@ from stead.store.domains import (
 )
 from stead.tasks import finished
 
-PAGE = 10
+PAGE = 1000
+"""Entries of a list."""
 MAX_PENDING = 100
 """Verifications of an account that are not completed."""
 MAX_AT_ONCE = 100

@@ -449,7 +449,8 @@ async def test_lists_are_paged_oldest_first_and_filtered(
     names = [f"n{number}.example.{'org' if number % 3 else 'com'}" for number in range(12)]
     made = [await domains.map(ours, name, machine, 80) for name in names]
     await domains.map(theirs, "x.style.dev", await stage.machine(theirs), 80)
-    assert await domains.mappings(ours) == made[:10]
+    assert await domains.mappings(ours) == made
+    assert await domains.mappings(ours, limit=10) == made[:10]
     assert await domains.mappings(ours, limit=5, offset=10) == made[10:]
     assert await domains.mappings(ours, domain="N1.example.org.") == [made[1]]
     assert await domains.mappings(ours, domain="x.style.dev") == []

@@ -26,7 +26,7 @@ class AsyncDomains:
     ) -> list[Domain]:
         """Verified domains, oldest first; with `include_previews`, mapped names of preview zones too.
 
-        Without `limit` the server answers with its first 10.
+        A list has at most 1,000 entries; `offset` continues it.
         """
         query = {"limit": limit, "offset": offset, "implicitlyOwned": include_previews or None}
         answer = await self._connection.call(request("GET", f"{_ROOT}/domains", query=query))
@@ -107,7 +107,7 @@ class AsyncMappings:
     ) -> list[DomainMapping]:
         """Mappings, oldest first: all, that of one name, or those of one verified domain.
 
-        Without `limit` the server answers with its first 10.
+        A list has at most 1,000 entries; `offset` continues it.
         """
         query = {"domain": domain, "domainOwnership": domain_id, "limit": limit, "offset": offset}
         call = request("GET", f"{_ROOT}/mappings", query=query)

@@ -27,7 +27,7 @@ class Domains:
     ) -> list[Domain]:
         """Verified domains, oldest first; with `include_previews`, mapped names of preview zones too.
 
-        Without `limit` the server answers with its first 10.
+        A list has at most 1,000 entries; `offset` continues it.
         """
         query = {"limit": limit, "offset": offset, "implicitlyOwned": include_previews or None}
         answer = self._connection.call(request("GET", f"{_ROOT}/domains", query=query))
@@ -108,7 +108,7 @@ class Mappings:
     ) -> list[DomainMapping]:
         """Mappings, oldest first: all, that of one name, or those of one verified domain.
 
-        Without `limit` the server answers with its first 10.
+        A list has at most 1,000 entries; `offset` continues it.
         """
         query = {"domain": domain, "domainOwnership": domain_id, "limit": limit, "offset": offset}
         call = request("GET", f"{_ROOT}/mappings", query=query)
