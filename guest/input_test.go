@@ -7,7 +7,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
-	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestInputIsFedAndClosed(t *testing.T) {
@@ -105,12 +106,13 @@ func TestInterruptPassesAFullLineDiscipline(t *testing.T) {
 		a.send(frameInput, strings.Repeat("typed ahead\n", 5000))
 		s := h.agent.sessions.all[len(h.agent.sessions.all)-1]
 		within(t, 5*time.Second, "the line discipline is full", func() bool {
-			var unread int32
+			var unread int
 			s.inputTo.Control(func(fd uintptr) {
 				slave, err := openSlave(int(fd), syscall.O_NONBLOCK)
 				must(t, err)
 				defer syscall.Close(slave)
-				must(t, control(slave, syscall.TIOCINQ, unsafe.Pointer(&unread)))
+				unread, err = unix.IoctlGetInt(slave, unix.TIOCINQ)
+				must(t, err)
 			})
 			return unread > 4000
 		})

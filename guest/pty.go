@@ -5,7 +5,8 @@ import (
 	"fmt"
 	"os"
 	"syscall"
-	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -24,17 +25,15 @@ func openPty(cols, rows int, owner *user) (master, slave int, err error) {
 			syscall.Close(master)
 		}
 	}()
-	var locked int32
-	if err = control(master, unlockPty, unsafe.Pointer(&locked)); err != nil {
+	if err = unix.IoctlSetPointerInt(master, unix.TIOCSPTLCK, 0); err != nil {
 		return -1, -1, fmt.Errorf("unlock the terminal: %w", err)
 	}
 	if slave, err = openSlave(master, 0); err != nil {
 		return -1, -1, fmt.Errorf("open the terminal: %w", err)
 	}
-	var modes syscall.Termios
-	if control(slave, syscall.TCGETS, unsafe.Pointer(&modes)) == nil {
-		modes.Iflag |= inputUTF8 // so that erasing a character erases all of its bytes
-		control(slave, syscall.TCSETS, unsafe.Pointer(&modes))
+	if modes, err := unix.IoctlGetTermios(slave, unix.TCGETS); err == nil {
+		modes.Iflag |= unix.IUTF8 // so that erasing a character erases all of its bytes
+		unix.IoctlSetTermios(slave, unix.TCSETS, modes)
 	}
 	setWindowSize(master, cols, rows)
 	if owner != nil {
@@ -48,7 +47,7 @@ func openPty(cols, rows int, owner *user) (master, slave int, err error) {
 
 func openSlave(master, flags int) (slave int, err error) {
 	flags |= syscall.O_RDWR | syscall.O_NOCTTY | syscall.O_CLOEXEC
-	fd, _, number := syscall.Syscall(syscall.SYS_IOCTL, uintptr(master), openPtyPeer, uintptr(flags))
+	fd, _, number := syscall.Syscall(syscall.SYS_IOCTL, uintptr(master), unix.TIOCGPTPEER, uintptr(flags))
 	if number != 0 {
 		return -1, number
 	}
@@ -57,8 +56,7 @@ func openSlave(master, flags int) (slave int, err error) {
 
 // setWindowSize tells the programs of the terminal with SIGWINCH.
 func setWindowSize(master, cols, rows int) error {
-	size := [4]uint16{uint16(rows), uint16(cols)}
-	return control(master, syscall.TIOCSWINSZ, unsafe.Pointer(&size))
+	return unix.IoctlSetWinsize(master, unix.TIOCSWINSZ, &unix.Winsize{Row: uint16(rows), Col: uint16(cols)})
 }
 
 // interruptUnread does what the line discipline does at Control-C, if the programs of the terminal have left input
@@ -70,32 +68,25 @@ func interruptUnread(master int, discardMore func()) bool {
 		return false
 	}
 	defer syscall.Close(slave)
-	var modes syscall.Termios
-	var unread int32 // of complete lines, or of all characters if the terminal does not gather lines
-	if control(slave, syscall.TCGETS, unsafe.Pointer(&modes)) != nil || control(slave, syscall.TIOCINQ, unsafe.Pointer(&unread)) != nil {
+	modes, err := unix.IoctlGetTermios(slave, unix.TCGETS)
+	if err != nil {
 		return false
 	}
-	if unread == 0 || modes.Lflag&syscall.ISIG == 0 || modes.Cc[syscall.VINTR] != controlC {
+	// Of complete lines, or of all characters if the terminal does not gather lines.
+	unread, err := unix.IoctlGetInt(slave, unix.TIOCINQ)
+	if err != nil || unread == 0 || modes.Lflag&syscall.ISIG == 0 || modes.Cc[syscall.VINTR] != controlC {
 		return false
 	}
 	if modes.Lflag&syscall.NOFLSH == 0 {
 		discardMore() // before there is room for it
-		syscall.Syscall(syscall.SYS_IOCTL, uintptr(slave), flushPty, syscall.TCIFLUSH)
+		unix.IoctlSetInt(slave, unix.TCFLSH, unix.TCIFLUSH)
 	}
 	return signalForeground(master, syscall.SIGINT)
 }
 
 // signalForeground signals the programs in the foreground of a terminal.
 func signalForeground(master int, number syscall.Signal) bool {
-	_, _, failed := syscall.Syscall(syscall.SYS_IOCTL, uintptr(master), signalPty, uintptr(number))
-	return failed == 0
-}
-
-func control(fd int, request uintptr, argument unsafe.Pointer) error {
-	if _, _, number := syscall.Syscall(syscall.SYS_IOCTL, uintptr(fd), request, uintptr(argument)); number != 0 {
-		return number
-	}
-	return nil
+	return unix.IoctlSetInt(master, unix.TIOCSIG, int(number)) == nil
 }
 
 // attemptWrite writes what can be written without waiting.
@@ -141,14 +132,10 @@ func writeWhile(conn syscall.RawConn, data []byte, isWanted func() bool) (writte
 
 // hungUp reports whether the other end of a connection has closed it, even with data unread before the end.
 func hungUp(conn syscall.RawConn) bool {
-	poll := struct {
-		fd             int32
-		events, result int16
-	}{events: pollHungUp}
-	var none syscall.Timespec
+	poll := []unix.PollFd{{Events: unix.POLLRDHUP}}
 	err := conn.Control(func(fd uintptr) {
-		poll.fd = int32(fd)
-		syscall.Syscall6(syscall.SYS_PPOLL, uintptr(unsafe.Pointer(&poll)), 1, uintptr(unsafe.Pointer(&none)), 0, 0, 0)
+		poll[0].Fd = int32(fd)
+		unix.Poll(poll, 0)
 	})
-	return err != nil || poll.result != 0
+	return err != nil || poll[0].Revents != 0
 }
