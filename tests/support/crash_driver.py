@@ -26,7 +26,7 @@ from stead.installation import open_machines
 from stead.machines import Machine, Machines
 from stead.machines.bring_up import BringUp
 from stead.store.layers import LayerStore
-from stead.store.machines import MachineRow, MachineStore
+from stead.store.machines import LayerRow, MachineRow, MachineStore
 from stead.store.snapshots import SnapshotStore
 from stead.tasks import KeyedLimit
 from support.installations import small_installation
@@ -85,6 +85,8 @@ def _held(call: Call, name: str | None = None) -> Call:
     async def at_point(*arguments: Any, **options: Any) -> Any:
         hold = _current.get()
         point = name or str(arguments[-1])
+        if any(isinstance(argument, LayerRow) for argument in (*arguments, *options.values())):
+            point = "freeze"  # of a disk layer, with the transition
         if hold is None or (name is None and not (hold.orders and point in _ORDERS)):
             return await call(*arguments, **options)
         hold.seen += 1
