@@ -14,11 +14,16 @@ from stead.builds.background import Answer, BackgroundRequests
 from stead.builds.builder import Builder
 from stead.domains.domains import Domains
 from stead.domains.names import Names
+from stead.edge import edge
+from stead.edge.edge import Edge
+from stead.edge.listeners import PublicSockets
 from stead.edge.names import GuestResolver
+from stead.edge.routes import Awake
 from stead.errors import MachineNotFound
 from stead.github.links import Links
 from stead.host.interface import narrowed
 from stead.host.local import LocalHost, installation_locked
+from stead.host.network import namespace_path
 from stead.identity.accounts import Accounts
 from stead.identity.callers import Callers
 from stead.identity.errors import AccountNotFound
@@ -26,7 +31,7 @@ from stead.identity.identities import Identities
 from stead.limits import Limits
 from stead.logbook import Logbook
 from stead.machines import Machines, State
-from stead.machines.events import MachineEvent
+from stead.machines.events import MachineEvent, Use
 from stead.repos.access import RepoAccess
 from stead.repos.repos import Repos
 from stead.repos.search.search import Search
@@ -124,7 +129,7 @@ async def open_parts(
             return created_answer(info, domains.of_machine(info.id))
 
         identities = Identities(database, owns)
-        names = Names.of(settings.preview_zones, COMPATIBLE_NAMES)
+        names = Names.of(settings.zones, COMPATIBLE_NAMES)
         domains = await Domains.open(database, names, owns, limits_of)
         guard = SsrfGuard(settings.dial_private)
         folder = settings.data / "repos"
@@ -174,6 +179,36 @@ async def open_parts(
             links=links,
             vms=vms,
         )
+
+
+@contextlib.asynccontextmanager
+async def open_edge(installation: Installation, public: PublicSockets) -> AsyncIterator[Edge]:
+    """HTTPS in front of an open installation: the API must answer on the socket `api` of the edge."""
+    settings = installation.settings
+    domains = installation.domains
+    vms = _RoutedVms(installation.machines)
+    async with edge.open_edge(settings, vms, domains, public, namespace_path(settings)) as opened:
+        domains.https_port = opened.https_port
+        domains.watch(opened.mappings_changed)
+        yield opened
+
+
+class _RoutedVms:
+    """VMs as the edge needs them."""
+
+    def __init__(self, machines: Machines) -> None:
+        self._machines = machines
+
+    def is_up(self, machine: str) -> bool:
+        return self._machines.observer(machine) is not None
+
+    async def wake(self, machine: str) -> Awake:
+        attached = await self._machines.attached(machine, Use.DOMAIN)
+        return Awake((await self._machines.info(machine)).address, attached.eviction)
+
+    async def ended(self, machine: str) -> None:
+        with contextlib.suppress(MachineNotFound):
+            await self._machines.wait_for_exit(machine)
 
 
 class _MachineEvents:

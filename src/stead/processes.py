@@ -74,9 +74,12 @@ class WatchedProcess:
         return self.ended
 
     def kill(self) -> None:
+        self.send(signal.SIGKILL)
+
+    def send(self, number: signal.Signals) -> None:
         if not self.ended:
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+                signal.pidfd_send_signal(self._descriptor, number)
 
     def forget(self) -> None:
         """Stop watching; the process continues."""

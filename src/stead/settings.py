@@ -36,6 +36,8 @@ CONFIG_FILE = Path("/etc/stead/stead.toml")
 _SIZE = re.compile(r"(?P<vcpus>\d+)x(?P<memory>\d+)(?P<unit>[MG])x(?P<disk>\d+)G")
 
 _SLOTS = 65536
+_INSTALLATIONS = 3000
+"""Ranges of Linux users: more installations on one host could share one."""
 _HOSTNAME = re.compile(r"([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
@@ -111,7 +113,8 @@ def _from_text(parse: Callable[[str], Any]) -> BeforeValidator:
     return BeforeValidator(parsed)
 
 
-def _address(listen: str) -> tuple[str, int]:
+def address_of(listen: str) -> tuple[str, int]:
+    """Host and port of `HOST:PORT`. Raises ValueError."""
     host, _, port = listen.rpartition(":")
     if not host or not (port.isascii() and port.isdigit() and int(port) < 65536):
         raise ValueError
@@ -119,8 +122,16 @@ def _address(listen: str) -> tuple[str, int]:
 
 
 def _listen(text: str) -> str:
-    _address(text)
+    address_of(text)
     return text
+
+
+def _listen_or_none(text: str | None) -> str | None:
+    return None if not text else _listen(text)
+
+
+def _domain(text: str) -> str | None:
+    return _checked_domain(text) if text else None
 
 
 def _domains(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -143,7 +154,9 @@ def _empty_as_none(limits: Any) -> Any:
 
 _SPLIT = _from_text(lambda text: text.replace(",", " ").split())
 _NETWORKS = Allowed("networks such as 10.1.0.0/16 (without host bits), separated by commas or spaces")
+_DOMAIN = Allowed("a domain name such as stead.example.com")
 _ZONES = Allowed("domain names such as stead.localhost, separated by commas or spaces")
+_LISTEN = Allowed("HOST:PORT with a port up to 65535, such as 127.0.0.1:443")
 Count = Annotated[int, Ge(0), Allowed("an integer of at least 0")]
 Positive = Annotated[int, Ge(1), Allowed("an integer of at least 1")]
 
@@ -188,14 +201,28 @@ class Settings(BaseModel):
         AfterValidator(_listen),
         Allowed("HOST:PORT with a port up to 65535, such as 127.0.0.1:8600"),
     ] = "127.0.0.1:8600"
-    """Address of the API. Put TLS in front of any address that is not loopback."""
-    git_url: str | None = None
-    """URL under which git clients reach the repositories; by default that of the API."""
+    """Address of the API without TLS: for this host. Other clients use `https_listen`."""
+    domain: Annotated[str | None, _from_text(_domain), _DOMAIN] = None
+    """Public name of this installation: the API; Git is at git.NAME, previews are below it."""
+    https_listen: Annotated[str | None, AfterValidator(_listen_or_none), _LISTEN] = None
+    """Address of HTTPS; by default port 443 of all addresses with `domain`, else of 127.0.0.1."""
+    http_listen: Annotated[str | None, AfterValidator(_listen_or_none), _LISTEN] = None
+    """Address of HTTP, which redirects to HTTPS; by default port 80 of the same address."""
     preview_zones: Annotated[tuple[str, ...], _SPLIT, AfterValidator(_domains), _ZONES] = (
         "stead.localhost",
         "style.dev",
     )
-    """Zones whose names accounts may map without a verification."""
+    """Zones whose names accounts may map without a verification; `domain` is one more, before them."""
+    ca: Annotated[Path | None, _from_text(lambda text: text or None)] = None
+    """Folder with root.crt and root.key of the CA for preview zones; by default one is made."""
+    acme_directory: str = "https://acme-v02.api.letsencrypt.org/directory"
+    """ACME directory that issues certificates for `domain` and for mapped domains."""
+    acme_email: str | None = None
+    """Contact for the ACME account."""
+    acme_roots: Annotated[Path | None, _from_text(lambda text: text or None)] = None
+    """File with CA certificates that the ACME directory's own certificate is checked with."""
+    git_url: str | None = None
+    """URL under which git clients reach the repositories; by default git.NAME of `domain`, else the API's."""
     max_calls: Positive = 1000
     """Concurrent API calls; more are refused."""
     max_sockets: Positive = 2000
@@ -239,12 +266,30 @@ class Settings(BaseModel):
 
     @property
     def address(self) -> tuple[str, int]:
-        return _address(self.listen)
+        return address_of(self.listen)
+
+    @property
+    def zones(self) -> tuple[str, ...]:
+        """All preview zones; the first is for URLs that Stead makes."""
+        return tuple(dict.fromkeys([*([self.domain] if self.domain else []), *self.preview_zones]))
+
+    @property
+    def api_names(self) -> tuple[str, ...]:
+        """Host names of the API, the first of which is for URLs that Stead makes."""
+        own = [self.domain, f"api.{self.domain}"] if self.domain else []
+        return (*own, "stead.localhost", "api.stead.localhost", "api.freestyle.sh")
+
+    @property
+    def git_names(self) -> tuple[str, ...]:
+        """Host names of the Git server."""
+        own = [f"git.{self.domain}"] if self.domain else []
+        return (*own, "git.stead.localhost", "git.freestyle.sh")
 
     @property
     def clone_root(self) -> str:
         """The clone URL of a repository without its id."""
-        return (self.git_url or f"http://{self.listen}").rstrip("/")
+        default = f"https://{self.git_names[0]}" if self.domain else f"http://{self.listen}"
+        return (self.git_url or default).rstrip("/")
 
     @property
     def instance(self) -> str:
@@ -265,13 +310,18 @@ class Settings(BaseModel):
         return self.uid_base - 1 - self._number
 
     @property
+    def edge_uid(self) -> int:
+        """The Linux user that Caddy runs as."""
+        return self.uid_base - 1 - _INSTALLATIONS - self._number
+
+    @property
     def resolver_uid(self) -> int:
         """The Linux user that the resolver of VMs runs as."""
-        return self.uid_base - 1 - 2 * 3000 - self._number
+        return self.uid_base - 1 - 2 * _INSTALLATIONS - self._number
 
     @property
     def _number(self) -> int:
-        return int(self.instance, 16) % 3000
+        return int(self.instance, 16) % _INSTALLATIONS
 
     @property
     def cache_folder(self) -> Path:

@@ -60,6 +60,7 @@ def leftovers(settings: Settings) -> list[str]:
     for kept in ("machines", "layers", "checkpoints"):
         found += [f"{kept}: {path}" for path in (settings.data / kept).glob("*")]
     found += [f"folder {path}" for path in settings.runtime.glob(f"{instance}/**")]
+    found += [f"folder {path}" for path in settings.runtime.glob(f"edge/{instance}/**")]
     tables = subprocess.run(["nft", "list", "tables"], check=True, capture_output=True, text=True).stdout
     found += [line for line in tables.splitlines() if f"stead_{instance}" in line]
     return found

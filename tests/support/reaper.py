@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
+from stead.edge.edge import edge_folder
 from stead.host import network
 from stead.host.cgroups import ControlGroups
 from stead.host.vm import running_machines
@@ -57,6 +58,7 @@ async def sweep(settings: Settings) -> None:
     groups.remove()
     await network.remove(settings)
     shutil.rmtree(settings.runtime / settings.instance, ignore_errors=True)
+    shutil.rmtree(edge_folder(settings), ignore_errors=True)
 
 
 def main(lines: Iterable[str]) -> None:

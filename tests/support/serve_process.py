@@ -25,6 +25,8 @@ def environment(settings: Settings) -> dict[str, str]:
         "STEAD_DIAL_PRIVATE": " ".join(map(str, settings.dial_private)),
         "STEAD_POOL": "0",
         "STEAD_LISTEN": "127.0.0.1:0",
+        "STEAD_HTTPS_LISTEN": "127.0.0.1:0",
+        "STEAD_HTTP_LISTEN": "127.0.0.1:0",
     }
 
 

@@ -5,7 +5,7 @@ import contextlib
 import gc
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -65,16 +65,30 @@ def url_of(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+Front = Callable[[Installation], contextlib.AbstractAsyncContextManager[Sequence[socket.socket]]]
+"""Opens what is in front of the API; yields further sockets on which the API answers."""
+
+
+def no_front(installation: Installation) -> contextlib.AbstractAsyncContextManager[Sequence[socket.socket]]:
+    return contextlib.nullcontext(())
+
+
 async def serve(
     opening: contextlib.AbstractAsyncContextManager[Installation],
     listening: socket.socket,
     ready: Callable[[Installation, TaskSet], object] = lambda *_: None,
+    front: Front = no_front,
 ) -> None:
     """Open an installation and serve until SIGINT or SIGTERM. VMs keep running.
 
     `ready` may start tasks that end with the server.
     """
-    async with watching_the_loop(), opening as installation, TaskSet() as tasks:
+    async with (
+        watching_the_loop(),
+        opening as installation,
+        front(installation) as sockets,
+        TaskSet() as tasks,
+    ):
         server = _server(*with_middleware(create_app(installation), installation))
         loop = asyncio.get_running_loop()
 
@@ -90,7 +104,7 @@ async def serve(
             gc.collect()
             gc.freeze()
             ready(installation, tasks)
-            await server._serve([listening])
+            await server._serve([listening, *sockets])
         finally:
             for each in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(each)
@@ -117,17 +131,22 @@ def _server(app: ASGIApp, calls: Calls) -> _Server:
 
 
 @contextlib.asynccontextmanager
-async def running(settings: Settings, installation: Installation) -> AsyncIterator[str]:
+async def running(
+    settings: Settings, installation: Installation, sockets: Sequence[socket.socket] = ()
+) -> AsyncIterator[str]:
     """A server inside this process for the duration of the block; yields its URL."""
-    async with running_app(settings, *with_middleware(create_app(installation), installation)) as url:
+    served = with_middleware(create_app(installation), installation)
+    async with running_app(settings, *served, sockets) as url:
         yield url
 
 
 @contextlib.asynccontextmanager
-async def running_app(settings: Settings, app: ASGIApp, calls: Calls) -> AsyncIterator[str]:
+async def running_app(
+    settings: Settings, app: ASGIApp, calls: Calls, sockets: Sequence[socket.socket] = ()
+) -> AsyncIterator[str]:
     server = _server(app, calls)
     with bind(settings) as listening:
-        serving = asyncio.create_task(server._serve([listening]))
+        serving = asyncio.create_task(server._serve([listening, *sockets]))
         try:
             async with in_background(server.up.wait()) as up:
                 await asyncio.wait({serving, up}, return_when=asyncio.FIRST_COMPLETED)

@@ -59,6 +59,9 @@ ENTRIES = {
     "serve": _local("stead.cli.installation.serve:app", "Run the API server until Ctrl-C.", alone=True),
     "keys": _local("stead.cli.installation.keys:keys", "Create, list and revoke API keys."),
     "accounts": _local("stead.cli.installation.keys:accounts", "Accounts and their limits."),
+    "trust": _local(
+        "stead.cli.installation.trust:app", "Trust the CA of preview domains on this host.", alone=True
+    ),
     "github": _local("stead.cli.installation.github:app", "The GitHub App that syncs repositories."),
     "doctor": _local(
         "stead.cli.installation.host:app", "Check this host and say how to fix what is missing.", alone=True

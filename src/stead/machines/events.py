@@ -44,6 +44,7 @@ class Use(StrEnum):
     TERMINAL = "terminal"
     PROCESS = "process"
     FORWARD = "forwarded port"
+    DOMAIN = "request for a mapped domain"
     GUEST = "guest access"
     START = "start request"
     STOP = "stop request"

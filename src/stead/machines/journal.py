@@ -34,6 +34,8 @@ log = get_logger("stead.machines")
 
 HIDDEN = (State.PREPARING, State.PREPARED, State.DELETING)
 """States of VMs that do not exist for callers."""
+_QUARANTINE = 30.0
+"""Seconds before a freed slot, which is an address, goes to another VM."""
 
 
 class Journal:
@@ -43,6 +45,8 @@ class Journal:
         self.store = store
         self._slots = slots
         self._next_slot = 0
+        self._freed: dict[int, float] = {}
+        """When slots were freed, for `_QUARANTINE` seconds."""
         self._allocating = asyncio.Lock()
 
     # Reading
@@ -70,7 +74,7 @@ class Journal:
     ) -> Record:
         """Insert a VM with a free slot, which is its address."""
         async with self._allocating:
-            taken = await self.store.slots()
+            taken = {*await self.store.slots(), *self._quarantined()}
             # Round robin: an address is not used again right away.
             order = itertools.chain(self._slots[self._next_slot :], self._slots[: self._next_slot])
             slot = next((slot for slot in order if slot not in taken), None)
@@ -130,6 +134,13 @@ class Journal:
         if not isinstance(before.state, Deleting):
             raise IllegalTransition(f"{before.state} -> no row")
         await self.store.delete(before.id)
+        self._freed[before.slot] = time.monotonic()
+
+    def _quarantined(self) -> list[int]:
+        """Slots that were freed moments ago: connections to their last VMs may still be open."""
+        oldest = time.monotonic() - _QUARANTINE
+        self._freed = {slot: freed for slot, freed in self._freed.items() if freed > oldest}
+        return list(self._freed)
 
     async def _write(
         self,

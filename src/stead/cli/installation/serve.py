@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -62,18 +62,30 @@ def serve(
 
 async def _serve(settings: "Settings", changes: dict[str, Any], as_json: bool) -> None:
     from stead.api import server
+    from stead.edge.listeners import bind_public
     from stead.host.local import require_root
-    from stead.installation import open_installation
+    from stead.installation import open_edge, open_installation
 
     require_root()
     settings = settings.replace(**changes)
 
     def ready(installation: "Installation", tasks: "TaskSet") -> None:
-        tasks.start(_greet(installation, listening, as_json), "print the address")
+        https = public_url(installation.settings, public.https_port)
+        tasks.start(_greet(installation, listening, https, as_json), "print the address")
         tasks.start(_prepare(installation), "prepare the template")
 
-    with _end_by_signal(), server.bind(settings) as listening, _explain_lock_timeout(settings):
-        await server.serve(open_installation(settings), listening, ready)
+    @contextlib.asynccontextmanager
+    async def front(installation: "Installation") -> AsyncIterator[list[socket.socket]]:
+        async with open_edge(installation, public) as edge:
+            yield [edge.api]
+
+    with (
+        _end_by_signal(),
+        server.bind(settings) as listening,
+        bind_public(settings) as public,
+        _explain_lock_timeout(settings),
+    ):
+        await server.serve(open_installation(settings), listening, ready, front)
 
 
 @contextlib.contextmanager
@@ -115,7 +127,12 @@ def _explain_lock_timeout(settings: "Settings") -> Iterator[None]:
         ) from error
 
 
-async def _greet(installation: "Installation", listening: socket.socket, as_json: bool) -> None:
+def public_url(settings: "Settings", port: int) -> str:
+    """The URL of the API over HTTPS."""
+    return f"https://{settings.api_names[0]}" + ("" if port == 443 else f":{port}")
+
+
+async def _greet(installation: "Installation", listening: socket.socket, https: str, as_json: bool) -> None:
     """Print the address of the server, and the first API key if there was none."""
     from importlib.metadata import version
 
@@ -126,19 +143,22 @@ async def _greet(installation: "Installation", listening: socket.socket, as_json
     log = get_logger("stead.serve")
     url = url_of(listening)
     log.info("settings", **sources())
-    log.info("listening", url=url, data=str(installation.settings.data), version=version("stead"))
+    log.info(
+        "listening", url=url, https=https, data=str(installation.settings.data), version=version("stead")
+    )
     address = ipaddress.ip_address(listening.getsockname()[0])
     if not address.is_loopback:
         log.warning(
-            "listening on a public address without TLS: put a TLS reverse proxy in front",
+            "the API is open to other hosts without TLS: listen on loopback, and let them use HTTPS",
             address=str(address),
         )
     key = await _first_key(installation)
     reachable = _reachable(url, address)
     if as_json:
-        typer.echo(json.dumps({"url": reachable, "key": key}))
+        typer.echo(json.dumps({"url": reachable, "httpsUrl": https, "key": key}))
         return
     typer.echo(f"Stead {version('stead')} is listening on {url}, data in {installation.settings.data}")
+    typer.echo(f"HTTPS, also for mapped domains: {https}")
     if key is not None:
         typer.echo(
             "\nCreated the first API key, for the account `default`. It cannot be shown again.\n\n"

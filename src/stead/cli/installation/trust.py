@@ -1,0 +1,67 @@
+"""`stead trust`: the root certificate of this installation in the trust store of this host."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stead.cli.installation.terminal import run, settings
+
+if TYPE_CHECKING:
+    from stead.settings import Settings
+
+app = typer.Typer()
+
+
+@dataclass(frozen=True)
+class _Store:
+    folder: Path
+    update: tuple[str, ...]
+
+
+_STORES = (
+    _Store(Path("/usr/local/share/ca-certificates"), ("update-ca-certificates",)),
+    _Store(Path("/etc/pki/ca-trust/source/anchors"), ("update-ca-trust", "extract")),
+)
+
+
+@app.command()
+def trust(
+    print_only: Annotated[
+        bool, typer.Option("--print", help="Print the certificate instead, for another host or a browser.")
+    ] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove it from the trust store.")] = False,
+) -> None:
+    """Make programs of this host accept the certificates of preview domains and of the API.
+
+    Adds the root certificate of this installation's CA to the system's trust store. Needs root.
+    Browsers with a store of their own (Firefox, Chromium on Linux) import the output of `--print`.
+    """
+    run(_trust(settings(), print_only=print_only, remove=remove))
+
+
+async def _trust(settings: "Settings", *, print_only: bool, remove: bool) -> None:
+    from stead.errors import HostError
+    from stead.files import write_atomically
+    from stead.host.authority import Authority
+    from stead.host.commands import run as run_command
+    from stead.host.local import require_root
+
+    require_root()
+    authority = Authority.open(settings)
+    if print_only:
+        typer.echo(authority.certificate.decode(), nl=False)
+        return
+    store = next((store for store in _STORES if store.folder.is_dir()), None)
+    if store is None:
+        raise HostError("no trust store found: install ca-certificates, or import `stead trust --print`")
+    path = store.folder / f"stead-{settings.instance}.crt"
+    if remove:
+        path.unlink(missing_ok=True)
+    else:
+        write_atomically(path, authority.certificate, 0o644)
+    # Without --fresh, update-ca-certificates keeps the link to a removed certificate.
+    fresh = ("--fresh",) if remove and store.update == ("update-ca-certificates",) else ()
+    await run_command(*store.update, *fresh)
+    typer.echo(f"removed {path}" if remove else f"this host trusts {path} (SHA-256 {authority.fingerprint})")

@@ -1,0 +1,312 @@
+"""Caddy's configuration as JSON. It is static: mappings are files (see routes.py), not configuration."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stead.addresses import GATEWAY
+from stead.edge.gate_server import (
+    ADMIT_PATH,
+    ASK_PATH,
+    ERROR_HEADER,
+    HOST_HEADER,
+    METHOD_HEADER,
+    UPSTREAM_HEADER,
+)
+from stead.settings import Settings
+
+MAX_HEADER_BYTES = 64 << 10
+HEADER_TIMEOUT = 15
+"""Seconds in which a client must send all headers of a request."""
+IDLE_TIMEOUT = 120
+"""Seconds that a connection of a client may stay without a request."""
+UPSTREAM_IDLE = 20
+"""Seconds that an unused connection to a VM is kept. A freed address is not used again before that."""
+_DIAL_TIMEOUT = 5
+_LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+_CA = "stead"
+_UPSTREAM = "{stead.upstream}"
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Descriptors:
+    """Numbers of the inherited sockets."""
+
+    https: int
+    quic: int | None
+    http: int | None
+    guests_https: int
+    guests_http: int
+
+    @property
+    def all(self) -> tuple[int, ...]:
+        found = (self.https, self.quic, self.http, self.guests_https, self.guests_http)
+        return tuple(number for number in found if number is not None)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Paths and addresses that Caddy uses."""
+
+    admin: Path
+    storage: Path
+    log: Path
+    routes: Path
+    api: Path
+    gate: str
+    certificate: Path
+    """Of all local names, with its key."""
+    key: Path
+    root: Path
+    intermediate: Path
+    intermediate_key: Path
+
+
+def caddy_configuration(
+    settings: Settings, descriptors: Descriptors, places: Places, https_port: int
+) -> Json:
+    return {
+        "admin": {"listen": f"unix/{places.admin}", "config": {"persist": False}},
+        "logging": {"logs": {"default": _log(places.log)}},
+        "storage": {"module": "file_system", "root": str(places.storage)},
+        "apps": {
+            "pki": {"certificate_authorities": {_CA: _authority(places)}},
+            "tls": _tls(settings, places),
+            "http": {
+                "servers": _servers(settings, descriptors, places, https_port),
+                "grace_period": "2s",
+            },
+        },
+    }
+
+
+def own_names(settings: Settings) -> list[str]:
+    """Host names of the API and of Git."""
+    return [*settings.api_names, *settings.git_names, *_LOOPBACK_NAMES]
+
+
+def _log(path: Path) -> Json:
+    return {
+        "writer": {"output": "file", "filename": str(path), "roll_size_mb": 10, "roll_keep": 3},
+        "level": "WARN",
+        # One line for each failed request would let anyone fill the log.
+        "exclude": ["http.log.error", "http.handlers.reverse_proxy"],
+    }
+
+
+def _authority(places: Places) -> Json:
+    return {
+        "name": "Stead",
+        "install_trust": False,
+        "root": {"certificate": str(places.root), "format": "pem_file"},
+        "intermediate": {
+            "certificate": str(places.intermediate),
+            "private_key": str(places.intermediate_key),
+            "format": "pem_file",
+        },
+    }
+
+
+# Certificates
+
+
+def _tls(settings: Settings, places: Places) -> Json:
+    public = _public_names(settings)
+    acme = [_acme(settings)]
+    # Names that are deeper in a preview zone than its wildcard reaches.
+    deep = [f"{stars}.{zone}" for zone in _local_zones(settings) for stars in ("*.*", "*.*.*")]
+    internal = [{"module": "internal", "ca": _CA, "lifetime": "168h"}]
+    policies: list[Json] = [
+        {"subjects": deep, "on_demand": True, "issuers": internal},
+        {"subjects": public, "issuers": acme},
+        {"on_demand": True, "issuers": acme},
+    ]
+    return {
+        "certificates": {
+            "load_files": [{"certificate": str(places.certificate), "key": str(places.key)}],
+            "automate": public,
+        },
+        "automation": {
+            "policies": [policy for policy in policies if policy.get("subjects") != []],
+            "on_demand": {"permission": {"module": "http", "endpoint": f"http://{places.gate}{ASK_PATH}"}},
+        },
+    }
+
+
+def _acme(settings: Settings) -> Json:
+    # Caddy looks whether something listens for challenges; the sockets that it inherited for VMs do.
+    challenges = {"bind_host": str(GATEWAY)}
+    found: Json = {"module": "acme", "ca": settings.acme_directory, "challenges": challenges}
+    if settings.acme_email:
+        found["email"] = settings.acme_email
+    if settings.acme_roots:
+        found["trusted_roots_pem_files"] = [str(settings.acme_roots)]
+    return found
+
+
+def _public_names(settings: Settings) -> list[str]:
+    """Own names that a public CA can certify: those of STEAD_DOMAIN."""
+    if settings.domain is None:
+        return []
+    names = (*settings.api_names, *settings.git_names)
+    return [name for name in names if f".{name}".endswith(f".{settings.domain}")]
+
+
+def _local_zones(settings: Settings) -> list[str]:
+    return [zone for zone in settings.zones if zone != settings.domain]
+
+
+def local_names(settings: Settings) -> list[str]:
+    """Names in the one certificate that the installation's own CA signs."""
+    public = set(_public_names(settings))
+    zones = [name for zone in _local_zones(settings) for name in (zone, f"*.{zone}")]
+    return [name for name in dict.fromkeys([*own_names(settings), *zones]) if name not in public]
+
+
+# Requests
+
+
+def _servers(settings: Settings, descriptors: Descriptors, places: Places, https_port: int) -> Json:
+    listeners = [(f"fd/{descriptors.https}", ["h1", "h2"]), (f"fd/{descriptors.guests_https}", ["h1", "h2"])]
+    alternative: list[Json] = []
+    if descriptors.quic is not None:
+        listeners.append((f"fdgram/{descriptors.quic}", ["h3"]))
+        # Caddy does not know the port of an inherited socket.
+        alternative = [_header("Alt-Svc", f'h3=":{https_port}"; ma=2592000')]
+    names = own_names(settings)
+    metrics: Json = {
+        "match": [{"host": names, "path": ["/metrics"]}],
+        "handle": [{"handler": "static_response", "status_code": 404}],
+        "terminal": True,
+    }
+    api: Json = {
+        "match": [{"host": names}],
+        "handle": [*alternative, _proxy(f"unix/{places.api}")],
+        "terminal": True,
+    }
+    https = _server(
+        [address for address, _ in listeners],
+        [metrics, api, _known(places, alternative), {"handle": [*alternative, _asking_gate(places)]}],
+    )
+    https["listen_protocols"] = [protocols for _, protocols in listeners]
+    https["tls_connection_policies"] = [{"default_sni": names[0]}]
+    https["errors"] = {"routes": _failures(names, places)}
+    found = {"https": https, "guests_http": _redirecting(descriptors.guests_http, 443)}
+    if descriptors.http is not None:
+        found["http"] = _redirecting(descriptors.http, https_port)
+    return found
+
+
+def _server(listen: Sequence[str], routes: list[Json]) -> Json:
+    return {
+        "listen": list(listen),
+        "routes": routes,
+        "automatic_https": {"disable": True},
+        "max_header_bytes": MAX_HEADER_BYTES,
+        "read_header_timeout": f"{HEADER_TIMEOUT}s",
+        "idle_timeout": f"{IDLE_TIMEOUT}s",
+        "protocols": ["h1", "h2", "h3"],
+    }
+
+
+def _redirecting(descriptor: int, https_port: int) -> Json:
+    port = "" if https_port == 443 else f":{https_port}"
+    answer = {
+        "handler": "static_response",
+        "status_code": 308,
+        "headers": {"Location": [f"https://{{http.request.host}}{port}{{http.request.uri}}"]},
+    }
+    found = _server([f"fd/{descriptor}"], [{"handle": [answer]}])
+    found["protocols"] = ["h1"]
+    return found
+
+
+def _header(name: str, value: str) -> Json:
+    return {"handler": "headers", "response": {"set": {name: [value]}, "deferred": True}}
+
+
+def _known(places: Places, before: Iterable[Json]) -> Json:
+    """Names with a route file: straight to the VM."""
+    pattern = {"root": str(places.routes), "try_files": ["/{http.request.host}/*"]}
+    upstream = {
+        "handler": "map",
+        "source": "{http.matchers.file.relative}",
+        "destinations": [_UPSTREAM],
+        "mappings": [{"input_regexp": "^/?[^/]+/([0-9.]+:[0-9]+)$", "outputs": ["${1}"]}],
+    }
+    return {
+        "match": [{"file": pattern}],
+        "handle": [*before, upstream, _to_vm(_UPSTREAM)],
+        "terminal": True,
+    }
+
+
+def _to_vm(upstream: str) -> Json:
+    grpc = {"header": {"Content-Type": ["application/grpc*"]}}
+    return {
+        "handler": "subroute",
+        "routes": [
+            {"match": [grpc], "handle": [_proxy(upstream, "h2c")], "terminal": True},
+            {"handle": [_proxy(upstream)]},
+        ],
+    }
+
+
+def _proxy(upstream: str, version: str = "1.1") -> Json:
+    return {
+        "handler": "reverse_proxy",
+        "upstreams": [{"dial": upstream}],
+        "transport": {
+            "protocol": "http",
+            "versions": [version],
+            "dial_timeout": f"{_DIAL_TIMEOUT}s",
+            # Do not touch `Accept-Encoding`: the VM and the client agree on it.
+            "compression": False,
+            # No TCP keep-alive: the probes would count as traffic and keep an idle VM awake.
+            "keep_alive": {
+                "idle_timeout": f"{UPSTREAM_IDLE}s",
+                "probe_interval": "-1s",
+                "max_idle_conns_per_host": 256,
+            },
+        },
+    }
+
+
+def _asking_gate(places: Places, error: str = "") -> Json:
+    """Ask the gate, then send the unchanged request to the address that it answers with."""
+    headers = {
+        HOST_HEADER: ["{http.request.host}"],
+        METHOD_HEADER: ["{http.request.method}"],
+        ERROR_HEADER: [error],
+    }
+    unneeded = ["Authorization", "Cookie", "Expect"]
+    return {
+        "handler": "reverse_proxy",
+        "upstreams": [{"dial": places.gate}],
+        "rewrite": {"method": "GET", "uri": ADMIT_PATH},
+        "headers": {"request": {"set": headers, "delete": unneeded}},
+        "handle_response": [
+            {
+                "match": {"status_code": [200]},
+                "routes": [{"handle": [_to_vm(f"{{http.reverse_proxy.header.{UPSTREAM_HEADER}}}")]}],
+            }
+        ],
+    }
+
+
+def _failures(names: list[str], places: Places) -> list[Json]:
+    failed = {"expression": "{http.error.status_code} in [502, 503, 504]"}
+    restarting = {
+        "handler": "static_response",
+        "status_code": 502,
+        "headers": {"Content-Type": ["application/json"], "Retry-After": ["2"]},
+        "body": '{"code":"SERVICE_UNAVAILABLE","error":"SERVICE_UNAVAILABLE",'
+        '"message":"the API does not answer: try again","description":"the API does not answer: try again"}',
+    }
+    return [
+        {"match": [{"host": names, **failed}], "handle": [restarting], "terminal": True},
+        {"match": [failed], "handle": [_asking_gate(places, "{http.error.message}")]},
+    ]

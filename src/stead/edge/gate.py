@@ -1,0 +1,124 @@
+"""The gate: decides about requests for mapped names that have no route file yet, and about failed ones.
+
+Caddy asks it before it passes the first request on: the gate wakes the VM, waits until the port accepts
+connections, writes the route file and answers with the address. Caddy then sends the unchanged request there.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from ipaddress import IPv4Address
+from typing import Protocol
+
+from stead.deadlines import scaled
+from stead.edge import pages
+from stead.edge.pages import Refusal
+from stead.edge.routes import Awake, Route, RouteFiles, RouteSource, host_of
+from stead.errors import MachineNotFound, SteadError
+from stead.tasks import SingleFlight
+
+_HOLD = scaled(30.0)
+"""Seconds that a request waits for the port of a VM that was started for it."""
+_BROWSER_HOLD = scaled(8.0)
+"""The same for a browser, which then gets a page that reloads."""
+_POLL = 0.1
+_DIAL_ERROR = "dial "
+"""How Caddy's message of a failed connection starts; after it, the VM has not seen the request."""
+_REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS", "DELETE", "TRACE"})
+"""Methods whose requests have no body, as a rule: Caddy has dropped the body when a connection failed."""
+
+
+class Vms(Protocol):
+    def is_up(self, machine: str) -> bool: ...
+
+    async def wake(self, machine: str) -> Awake:
+        """Wake or start a VM; MachineNotFound when it is gone."""
+
+    async def ended(self, machine: str) -> None:
+        """Wait until a VM has no process."""
+
+
+Dial = Callable[[IPv4Address, int], Awaitable[None]]
+"""Connects to a port of a VM; OSError when that fails."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What Caddy says about a request."""
+
+    host: str
+    method: str = "GET"
+    browser: bool = False
+    error: str | None = None
+    """Why the attempt to pass it on failed; None when there was none."""
+
+
+class Gate:
+    def __init__(self, vms: Vms, source: RouteSource, files: RouteFiles, dial: Dial) -> None:
+        self._vms = vms
+        self._source = source
+        self._files = files
+        self._dial = dial
+        self._openings: SingleFlight[Awake | None] = SingleFlight()
+
+    async def close(self) -> None:
+        await self._openings.close()
+
+    async def admit(self, question: Question) -> str | Refusal:
+        """`ADDRESS:PORT` for a request, or why it is refused."""
+        host = host_of(question.host)
+        route = None if host is None else self._source.route(host)
+        while host is not None and route is not None:
+            opened = await self._opened(host, route, browser=question.browser)
+            before, route = route, self._source.route(host)
+            if before == route:
+                if isinstance(opened, Refusal):
+                    return opened
+                self._files.put(host, route, opened)
+                return _refused_repeat(question, route) or f"{opened.address}:{route.port}"
+            # The mapping was changed meanwhile.
+        return pages.not_mapped(question.host[:255])
+
+    async def _opened(self, host: str, route: Route, *, browser: bool) -> Awake | Refusal:
+        try:
+            async with asyncio.timeout(_BROWSER_HOLD if browser else None):
+                awake = await self._openings.run(
+                    (route.machine, route.port), lambda: self._open(route), name=f"request for {host}"
+                )
+        except TimeoutError:
+            return pages.starting(route.machine)
+        except MachineNotFound:
+            return pages.gone(host, route.machine)
+        except SteadError as error:
+            return pages.not_started(route.machine, str(error))
+        return pages.not_listening(host, route.machine, route.port) if awake is None else awake
+
+    def may_have_certificate(self, name: str) -> bool:
+        """Whether a certificate may be requested for a name: only for mapped ones."""
+        host = host_of(name)
+        return host is not None and self._source.route(host) is not None
+
+    async def _open(self, route: Route) -> Awake | None:
+        """Wake the VM and wait for its port; None when the port does not accept connections."""
+        was_up = self._vms.is_up(route.machine)
+        awake = await self._vms.wake(route.machine)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + (0 if was_up else _HOLD)
+        while True:
+            try:
+                await self._dial(awake.address, route.port)
+            except OSError:
+                if loop.time() >= deadline:
+                    return None
+            else:
+                return awake
+            await asyncio.sleep(_POLL)
+
+
+def _refused_repeat(question: Question, route: Route) -> Refusal | None:
+    """Why a failed request is not repeated; None if the VM has not seen it and Caddy has all of it."""
+    if question.error is None:
+        return None
+    if not question.error.startswith(_DIAL_ERROR):
+        return pages.no_answer(route.machine, route.port)
+    return None if question.method in _REPEATABLE else pages.try_again(route.machine)

@@ -1,0 +1,92 @@
+"""The gate over HTTP, for Caddy alone: a listener on loopback of the taps' namespace."""
+
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from urllib.parse import parse_qs
+
+import uvicorn
+from starlette.types import Receive, Scope, Send
+
+from stead.edge.gate import Gate, Question
+from stead.edge.pages import Refusal
+from stead.tasks import in_background
+
+ASK_PATH = "/ask"
+ADMIT_PATH = "/admit"
+HOST_HEADER = "X-Stead-Host"
+METHOD_HEADER = "X-Stead-Method"
+ERROR_HEADER = "X-Stead-Error"
+UPSTREAM_HEADER = "X-Stead-Upstream"
+_BACKLOG = 1024
+
+
+class GateApp:
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        if scope["path"] == ADMIT_PATH:
+            await self._admit(scope, send)
+        elif scope["path"] == ASK_PATH:
+            names = parse_qs(scope["query_string"].decode("latin-1")).get("domain", [""])
+            allowed = self._gate.may_have_certificate(names[0])
+            await _answer(send, 200 if allowed else 403)
+        else:
+            await _answer(send, 404)
+
+    async def _admit(self, scope: Scope, send: Send) -> None:
+        headers: dict[bytes, str] = {name: value.decode("latin-1") for name, value in scope["headers"]}
+
+        def header(name: str) -> str:
+            return headers.get(name.lower().encode(), "")
+
+        question = Question(
+            host=header(HOST_HEADER),
+            method=header(METHOD_HEADER),
+            browser="text/html" in header("Accept").lower(),
+            error=header(ERROR_HEADER) or None,
+        )
+        decision = await self._gate.admit(question)
+        if isinstance(decision, Refusal):
+            body, kind = decision.body(as_page=question.browser)
+            await _answer(send, decision.status, [*decision.headers(), ("content-type", kind)], body)
+        else:
+            await _answer(send, 200, [(UPSTREAM_HEADER, decision)])
+
+
+async def _answer(
+    send: Send, status: int, headers: list[tuple[str, str]] | None = None, body: bytes = b""
+) -> None:
+    found = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers or []]
+    found.append((b"content-length", str(len(body)).encode()))
+    await send({"type": "http.response.start", "status": status, "headers": found})
+    await send({"type": "http.response.body", "body": body})
+
+
+@contextlib.asynccontextmanager
+async def serving(gate: Gate, listening: socket.socket) -> AsyncIterator[None]:
+    """Serve the gate during a block."""
+    config = uvicorn.Config(
+        GateApp(gate),
+        http="httptools",
+        ws="none",
+        loop="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        backlog=_BACKLOG,
+        timeout_graceful_shutdown=1,
+    )
+    server = uvicorn.Server(config)
+    async with in_background(server._serve([listening]), "gate of the edge") as served:
+        try:
+            yield
+        finally:
+            server.should_exit = True
+            await served

@@ -1,0 +1,83 @@
+"""Answers of the edge itself: JSON for programs, a small page for browsers."""
+
+import html
+import json
+from dataclasses import dataclass
+
+_STYLE = "body{font:16px/1.5 system-ui,sans-serif;max-width:36em;margin:15vh auto;padding:0 1em}"
+_RELOAD_AFTER = 2
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a request for a host name is not passed on."""
+
+    status: int
+    code: str
+    title: str
+    message: str
+    reload: bool = False
+    """The page reloads itself: the next attempt may succeed."""
+
+    def body(self, *, as_page: bool) -> tuple[bytes, str]:
+        """The body and its content type."""
+        if as_page:
+            return self._page(), "text/html; charset=utf-8"
+        fields = {
+            "code": self.code,
+            "error": self.code,
+            "message": self.message,
+            "description": self.message,
+        }
+        return json.dumps(fields).encode(), "application/json"
+
+    def headers(self) -> list[tuple[str, str]]:
+        found = [("cache-control", "no-store")]
+        return [*found, ("retry-after", str(_RELOAD_AFTER))] if self.reload else found
+
+    def _page(self) -> bytes:
+        again = f'<meta http-equiv="refresh" content="{_RELOAD_AFTER}">' if self.reload else ""
+        hint = "<p>This page reloads by itself.</p>" if self.reload else ""
+        return (
+            f'<!doctype html><html lang="en"><head><meta charset="utf-8">{again}'
+            f"<title>{html.escape(self.title)}</title><style>{_STYLE}</style></head>"
+            f"<body><h1>{html.escape(self.title)}</h1><p>{html.escape(self.message)}</p>{hint}</body></html>"
+        ).encode()
+
+
+def not_mapped(host: str) -> Refusal:
+    text = f"{host} is not mapped to a VM: map it with `stead domains map {host} VM PORT`"
+    return Refusal(404, "DOMAIN_NOT_MAPPED", "Not found", text)
+
+
+def gone(host: str, machine: str) -> Refusal:
+    return Refusal(
+        404, "VM_NOT_FOUND", "Not found", f"VM {machine}, to which {host} is mapped, does not exist"
+    )
+
+
+def not_listening(host: str, machine: str, port: int) -> Refusal:
+    text = (
+        f"nothing listens on port {port} of VM {machine}, to which {host} is mapped"
+        " (listen on 0.0.0.0, not on 127.0.0.1)"
+    )
+    return Refusal(502, "CONNECTION_REFUSED", "Nothing listens on this port yet", text, reload=True)
+
+
+def starting(machine: str) -> Refusal:
+    return Refusal(503, "VM_STARTING", "Starting", f"VM {machine} is starting", reload=True)
+
+
+def not_started(machine: str, reason: str) -> Refusal:
+    text = f"VM {machine} cannot be started: {reason}"
+    return Refusal(503, "SERVICE_UNAVAILABLE", "The VM cannot be started", text)
+
+
+def no_answer(machine: str, port: int) -> Refusal:
+    text = f"port {port} of VM {machine} closed the connection, or broke HTTP, before it answered"
+    return Refusal(502, "BAD_GATEWAY", "No answer", text)
+
+
+def try_again(machine: str) -> Refusal:
+    text = f"VM {machine} was not reachable when the request arrived, but is now: send the request again"
+    return Refusal(503, "SERVICE_UNAVAILABLE", "Try again", text, reload=True)

@@ -1,0 +1,148 @@
+"""Routes that Caddy reads from files: a folder per host name, with one empty file named ADDRESS:PORT.
+
+Caddy's file matcher finds the file at each request, so a change takes effect at once, without a reload of its
+configuration and without a call of this process. A name without a file is admitted by the gate first.
+"""
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Protocol
+
+from stead.logs import get_logger
+
+log = get_logger("stead.edge")
+
+MAX_ROUTES = 20_000
+"""Host names with a file; the oldest is removed for another. A wildcard may stand for any number of names."""
+_HOST = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
+
+
+class Route(Protocol):
+    """Where requests for a host name go."""
+
+    @property
+    def machine(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+
+
+class RouteSource(Protocol):
+    """The mappings."""
+
+    def route(self, hostname: str) -> Route | None:
+        """The VM and port of a mapped name; None for any other."""
+
+
+def host_of(text: str) -> str | None:
+    """A host name as clients send it, in the form of the mappings: lower case, without a dot at its end."""
+    host = text.lower().removesuffix(".")
+    return host if _HOST.fullmatch(host) and ".." not in host else None
+
+
+@dataclass(frozen=True)
+class _Entry:
+    machine: str
+    port: int
+    upstream: str
+
+
+@dataclass(eq=False)
+class Awake:
+    """A VM that is up."""
+
+    address: IPv4Address
+    eviction: "asyncio.Future[str]"
+    """Done when this run of the VM ends or the VM is suspended."""
+
+
+class RouteFiles:
+    """The files of VMs that are up. All of a VM's files are removed when its run ends."""
+
+    def __init__(
+        self,
+        folder: Path,
+        source: RouteSource,
+        ended: Callable[[str, IPv4Address], None],
+        most: int = MAX_ROUTES,
+    ) -> None:
+        """`ended` is called with a VM and its address after the removal of its files, when its run ends."""
+        self._folder = folder
+        self._source = source
+        self._ended = ended
+        self._most = most
+        self._entries: dict[str, _Entry] = {}
+        self._by_machine: defaultdict[str, set[str]] = defaultdict(set)
+        self._watched: dict[str, asyncio.Future[str]] = {}
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        folder.chmod(0o755)
+
+    def put(self, host: str, route: Route, awake: Awake) -> None:
+        """Let requests for a host name go straight to a VM, until its run ends or the mapping changes."""
+        entry = _Entry(route.machine, route.port, f"{awake.address}:{route.port}")
+        before = self._entries.get(host)
+        if before == entry and self._watched.get(route.machine) is awake.eviction:
+            return
+        if len(self._entries) >= self._most and before is None:
+            self.remove(next(iter(self._entries)))
+        self._write(host, before, entry)
+        if before is not None:
+            self._forget(host, before)
+        self._entries[host] = entry
+        self._by_machine[route.machine].add(host)
+        if self._watched.get(route.machine) is not awake.eviction:
+            self._watched[route.machine] = awake.eviction
+            awake.eviction.add_done_callback(partial(self._evict, route.machine, awake.address))
+
+    def remove(self, host: str) -> None:
+        entry = self._entries.pop(host, None)
+        if entry is None:
+            return
+        folder = self._folder / host
+        with contextlib.suppress(FileNotFoundError):
+            (folder / entry.upstream).unlink()
+        with contextlib.suppress(FileNotFoundError):
+            folder.rmdir()
+        self._forget(host, entry)
+
+    def recheck(self) -> None:
+        """Remove the files whose mapping has changed; call it after each change of the mappings."""
+        for host, entry in list(self._entries.items()):
+            route = self._source.route(host)
+            if route is None or (route.machine, route.port) != (entry.machine, entry.port):
+                self.remove(host)
+
+    def close(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _write(self, host: str, before: _Entry | None, entry: _Entry) -> None:
+        folder = self._folder / host
+        if before is not None:
+            # Atomic: at no moment is there no file, or are there two.
+            (folder / before.upstream).rename(folder / entry.upstream)
+            return
+        folder.mkdir(mode=0o755)
+        folder.chmod(0o755)
+        os.close(os.open(folder / entry.upstream, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+
+    def _forget(self, host: str, entry: _Entry) -> None:
+        hosts = self._by_machine[entry.machine]
+        hosts.discard(host)
+        if not hosts:
+            del self._by_machine[entry.machine]
+
+    def _evict(self, machine: str, address: IPv4Address, eviction: "asyncio.Future[str]") -> None:
+        if self._watched.get(machine) is eviction:
+            del self._watched[machine]
+            for host in list(self._by_machine.get(machine, ())):
+                self.remove(host)
+        self._ended(machine, address)

@@ -1,0 +1,416 @@
+"""The edge with a real Caddy: namespaces stand for VMs; clients are curl, a WebSocket client and raw TLS."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import pytest_asyncio
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+
+from stead.addresses import GATEWAY
+from stead.edge import configuration
+from stead.edge.edge import edge_folder
+from stead.processes import ProcessId
+from support.edge_stage import EdgeStage, FakeVm, echo_app, edge_stage
+from support.waiting import until
+
+pytestmark = pytest.mark.root
+_HOST = "app.style.dev"
+_URL = f"https://{_HOST}/"
+
+
+@pytest_asyncio.fixture(scope="module")
+async def stage(root: None) -> AsyncIterator[EdgeStage]:
+    async with edge_stage() as stage:
+        yield stage
+
+
+@pytest_asyncio.fixture
+async def vm(stage: EdgeStage) -> AsyncIterator[FakeVm]:
+    """A VM whose port 80 echoes, mapped to `app.style.dev`."""
+    name = f"vm{len(stage.vms.found)}"
+    vm = stage.add_vm(name)
+    stage.map(_HOST, name)
+    async with vm.serving(echo_app(name), 80):
+        yield vm
+    stage.mappings.found.clear()
+    stage.edge.mappings_changed()
+
+
+def _received(answer: Any) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, value in answer.json()["headers"]:
+        found.setdefault(name, []).append(value)
+    return found
+
+
+async def test_a_mapped_name_reaches_its_vm_with_host_and_forwarding_headers(
+    stage: EdgeStage, vm: FakeVm
+) -> None:
+    for options in ((), ("--http1.1",), ("-H", "X-Forwarded-For: 6.6.6.6", "-H", "X-Forwarded-Proto: http")):
+        answer = await stage.curl(f"{_URL}a%2Fb/..%2Fc?x=%41", *options)
+        assert (answer.status, answer.json()["name"]) == (200, vm.id), answer
+        assert answer.json()["path"] == "/a%2Fb/..%2Fc"
+        headers = _received(answer)
+        assert headers["host"] == [_HOST]
+        assert headers["x-forwarded-for"] == ["127.0.0.1"]
+        assert (headers["x-forwarded-proto"], headers["x-forwarded-host"]) == (["https"], [_HOST])
+        assert not [name for name in headers if name.startswith("x-stead")]
+
+
+async def test_requests_after_the_first_do_not_ask_the_gate(stage: EdgeStage, vm: FakeVm) -> None:
+    assert (await stage.curl(_URL)).status == 200
+    known = stage.vms.found.pop(vm.id)
+    try:
+        assert (await stage.curl(_URL)).status == 200
+    finally:
+        stage.vms.found[vm.id] = known
+
+
+@pytest.mark.parametrize(
+    "host", ["stead.localhost", "api.freestyle.sh", "git.freestyle.sh", "git.stead.localhost", "localhost"]
+)
+async def test_own_names_lead_to_the_api(stage: EdgeStage, host: str) -> None:
+    answer = await stage.curl(f"https://{host}/v1/vms")
+    assert (answer.status, answer.json()["name"]) == (200, "api")
+
+
+async def test_the_api_has_a_certificate_for_its_address(stage: EdgeStage) -> None:
+    answer = await stage.curl(f"https://127.0.0.1:{stage.public.https_port}/v1/vms")
+    assert (answer.status, answer.json()["name"]) == (200, "api")
+
+
+async def test_a_name_that_is_not_mapped_gets_404_as_json_or_as_a_page(stage: EdgeStage) -> None:
+    answer = await stage.curl("https://nothing.style.dev/")
+    assert (answer.status, answer.json()["code"]) == (404, "DOMAIN_NOT_MAPPED")
+    page = await stage.curl("https://nothing.style.dev/", "-H", "Accept: text/html,*/*;q=0.8")
+    assert (page.status, page.headers["content-type"]) == (404, "text/html; charset=utf-8")
+
+
+async def test_a_vm_that_is_gone_gives_404(stage: EdgeStage) -> None:
+    stage.map("gone.style.dev", "no-such-vm")
+    answer = await stage.curl("https://gone.style.dev/")
+    assert (answer.status, answer.json()["code"]) == (404, "VM_NOT_FOUND")
+
+
+async def test_a_sleeping_vm_is_woken_once_and_serves_the_requests_that_waited(
+    stage: EdgeStage, vm: FakeVm
+) -> None:
+    vm.end_run()
+    vm.waking.clear()
+    requests = [asyncio.create_task(stage.curl(_URL, "--data-binary", "x" * 10_000)) for _ in range(20)]
+    await until(lambda: vm.wakes == 1, 10)
+    await asyncio.sleep(0.2)
+    assert not any(request.done() for request in requests)
+    vm.waking.set()
+    answers = await asyncio.gather(*requests)
+    assert {(answer.status, answer.json()["length"]) for answer in answers} == {(200, 10_000)}
+    assert vm.wakes == 1
+
+
+async def test_a_port_that_does_not_listen_gets_502_or_a_page_that_reloads(
+    stage: EdgeStage, vm: FakeVm
+) -> None:
+    stage.map("late.style.dev", vm.id, 8080)
+    url = "https://late.style.dev/"
+    answer = await stage.curl(url)
+    assert (answer.status, answer.json()["code"]) == (502, "CONNECTION_REFUSED")
+    assert f"nothing listens on port 8080 of VM {vm.id}" in answer.json()["message"]
+    page = await stage.curl(url, "-H", "Accept: text/html")
+    assert page.status == 502
+    assert b'http-equiv="refresh"' in page.body
+    async with vm.serving(echo_app("late"), 8080):
+        assert (await stage.curl(url)).json()["name"] == "late"
+    # It has a route file now, so that Caddy's own connection fails.
+    assert (await stage.curl(url)).json()["code"] == "CONNECTION_REFUSED"
+    assert (await stage.curl(url, "-d", "x")).json()["code"] == "CONNECTION_REFUSED"
+
+
+async def test_an_answer_that_is_not_http_is_a_502_and_is_not_asked_for_twice(
+    stage: EdgeStage, vm: FakeVm
+) -> None:
+    stage.map("broken.style.dev", vm.id, 81)
+    requests = 0
+
+    async def break_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal requests
+        if await reader.read(1000):
+            requests += 1
+            writer.write(b"\x00not HTTP at all\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(break_off, sock=await vm.side.listening("0.0.0.0", 81)):
+        answer = await stage.curl("https://broken.style.dev/")
+    assert (answer.status, answer.json()["code"], requests) == (502, "BAD_GATEWAY", 1)
+
+
+@contextlib.asynccontextmanager
+async def _websocket(stage: EdgeStage, host: str = _HOST) -> AsyncIterator[Any]:
+    async with connect(
+        f"wss://{host}/chat", host="127.0.0.1", port=stage.public.https_port, ssl=stage.context, proxy=None
+    ) as socket:
+        yield socket
+
+
+async def _said(socket: Any, text: str) -> str:
+    await socket.send(text)
+    return str(await asyncio.wait_for(socket.recv(), 10))
+
+
+async def test_websockets_pass_and_end_with_the_run_of_their_vm(stage: EdgeStage, vm: FakeVm) -> None:
+    async with _websocket(stage) as socket:
+        assert await _said(socket, "hello") == f"{vm.id}: hello"
+        vm.end_run()
+        with pytest.raises(ConnectionClosed):
+            await asyncio.wait_for(socket.recv(), 10)
+    async with _websocket(stage) as socket:
+        assert await _said(socket, "back") == f"{vm.id}: back"
+    assert vm.wakes == 1
+
+
+async def test_changes_of_mappings_leave_other_connections_open(stage: EdgeStage, vm: FakeVm) -> None:
+    async with _websocket(stage) as socket:
+        assert await _said(socket, "one") == f"{vm.id}: one"
+        for number in range(500):
+            stage.map(f"name{number}.style.dev", vm.id)
+        answers = await asyncio.gather(
+            *(stage.curl(f"https://name{n}.style.dev/") for n in range(0, 500, 25))
+        )
+        assert {answer.status for answer in answers} == {200}
+        for number in range(500):
+            stage.unmap(f"name{number}.style.dev")
+        assert (await stage.curl("https://name25.style.dev/")).status == 404
+        assert await _said(socket, "two") == f"{vm.id}: two"
+
+
+async def test_moving_a_mapping_drops_no_request(stage: EdgeStage, vm: FakeVm) -> None:
+    other = stage.add_vm("other")
+    seen: list[tuple[int, str]] = []
+    stopped = False
+
+    async def ask() -> None:
+        while not stopped:
+            answer = await stage.curl(_URL, "-d", "body")
+            seen.append((answer.status, answer.json()["name"] if answer.status == 200 else answer.error))
+
+    async with other.serving(echo_app("other"), 8000), asyncio.TaskGroup() as group:
+        for _ in range(3):
+            group.create_task(ask())
+        for number in range(20):
+            await asyncio.sleep(0.1)
+            stage.map(_HOST, *(("other", 8000) if number % 2 == 0 else (vm.id, 80)))
+        stopped = True
+    assert {status for status, _ in seen} == {200}
+    assert {name for _, name in seen} == {vm.id, "other"}
+
+
+async def test_a_wildcard_reaches_its_vm_by_any_name(stage: EdgeStage, vm: FakeVm) -> None:
+    stage.map("*.wild.style.dev", vm.id)
+    for name in ("a", "b", "a"):
+        answer = await stage.curl(f"https://{name}.wild.style.dev/")
+        assert (answer.status, _received(answer)["host"]) == (200, [f"{name}.wild.style.dev"]), answer
+    stage.unmap("*.wild.style.dev")
+    assert (await stage.curl("https://a.wild.style.dev/")).status == 404
+
+
+async def test_server_sent_events_arrive_at_once(stage: EdgeStage, vm: FakeVm) -> None:
+    answer = await stage.curl(f"{_URL}events", timeout=2)
+    assert (answer.status, answer.body) == (200, b"data: first\n\n")
+
+
+async def test_big_uploads_pass(stage: EdgeStage, vm: FakeVm, tmp_path: Any) -> None:
+    with (tmp_path / "big").open("wb") as file:
+        file.truncate(100 << 20)
+    answer = await stage.curl(f"{_URL}upload", "-T", str(tmp_path / "big"))
+    assert (answer.status, answer.json()["length"]) == (200, 100 << 20)
+
+
+async def test_upper_case_and_a_dot_at_the_end_reach_the_same_vm(stage: EdgeStage, vm: FakeVm) -> None:
+    for host in ("APP.Style.Dev", "app.style.dev."):
+        answer = await stage.curl(_URL, "-H", f"Host: {host}")
+        assert (answer.status, answer.json()["name"]) == (200, vm.id), (host, answer)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "..",
+        "../../etc",
+        "*",
+        "app.style.de?",
+        "%2e%2e",
+        "[::]",
+        "app.style.dev/*",
+        "{http.request.uri}",
+        "",
+        "x" * 300,
+    ],
+)
+async def test_odd_host_headers_reach_no_vm(stage: EdgeStage, vm: FakeVm, host: str) -> None:
+    assert (await stage.curl(_URL)).status == 200
+    answer = await stage.raw(f"GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode(), _HOST)
+    assert answer.split(b" ")[1] in (b"400", b"404"), answer
+
+
+async def test_headers_of_the_gate_from_a_client_have_no_effect(stage: EdgeStage, vm: FakeVm) -> None:
+    other = stage.add_vm("victim")
+    tricks = ("-H", f"X-Stead-Upstream: {other.address}:9", "-H", "X-Stead-Host: victim.style.dev")
+    more = ("-H", "X-Stead-Error: dial tcp", "-H", f"X-Forwarded-Host: {other.address}")
+    async with other.serving(echo_app("victim"), 9):
+        for _ in range(2):
+            answer = await stage.curl(_URL, *tricks, *more)
+            assert (answer.status, answer.json()["name"]) == (200, vm.id)
+        assert (await stage.curl("https://none.style.dev/", *tricks, *more)).status == 404
+
+
+async def test_the_host_header_decides_not_the_server_name(stage: EdgeStage, vm: FakeVm) -> None:
+    request = f"GET / HTTP/1.1\r\nHost: {_HOST}\r\nConnection: close\r\n\r\n".encode()
+    answer = await stage.raw(request, "other-name.style.dev")
+    assert b" 200 " in answer.split(b"\r\n")[0]
+    answer = await stage.raw(request.replace(b"app.", b"nobody."), _HOST)
+    assert b" 404 " in answer.split(b"\r\n")[0]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "Content-Length: 6\r\nTransfer-Encoding: chunked",
+        "Content-Length: 4\r\nContent-Length: 60",
+        "Transfer-Encoding: chunked\r\nTransfer-Encoding: identity",
+        "Transfer-Encoding : chunked",
+        "Transfer-Encoding: xchunked",
+        "Content-Length: +4",
+        "X: y\r\n Content-Length: 60",
+        "Content-Length: 0\r\n\tTransfer-Encoding: chunked",
+        "Host: victim.style.dev",
+    ],
+)
+async def test_ambiguous_requests_smuggle_no_second_request(stage: EdgeStage, vm: FakeVm, head: str) -> None:
+    """If proxy and server disagree about the end of a request, the hidden one is taken for another's."""
+    stage.map("raw.style.dev", vm.id, 82)
+    received = bytearray()
+
+    async def record(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            received.extend(data)
+            if b"\r\n\r\n" in data:
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        writer.close()
+
+    hidden = "GET /smuggled HTTP/1.1\r\nHost: raw.style.dev\r\n\r\n"
+    sent = f"POST / HTTP/1.1\r\nHost: raw.style.dev\r\n{head}\r\n\r\n0\r\n\r\n{hidden}"
+    async with await asyncio.start_server(record, sock=await vm.side.listening("0.0.0.0", 82)):
+        assert (await stage.curl("https://raw.style.dev/")).body == b"ok"
+        received.clear()
+        answer = await stage.raw(sent.encode(), "raw.style.dev", timeout=1)
+    # Either refused, or both ends agree: then `/smuggled` is a request of its own, with forwarding headers.
+    for request in bytes(received).split(b"GET /smuggled")[1:]:
+        assert b"X-Forwarded-For: 127.0.0.1" in request.partition(b"\r\n\r\n")[0]
+        assert answer.count(b"HTTP/1.1 200") == 2
+    assert b"victim.style.dev" not in bytes(received)
+
+
+async def test_an_absolute_uri_does_not_override_the_host(stage: EdgeStage, vm: FakeVm) -> None:
+    other = stage.add_vm("absolute")
+    async with other.serving(echo_app("absolute"), 80):
+        for target in (
+            f"http://{other.address}/",
+            "http://127.0.0.1:2019/config/",
+            f"http://{other.address}:80/x",
+        ):
+            request = f"GET {target} HTTP/1.1\r\nHost: {_HOST}\r\nConnection: close\r\n\r\n"
+            answer = await stage.raw(request.encode(), _HOST)
+            assert b'"name":"absolute"' not in answer
+            assert answer.split(b" ")[1] in (b"400", b"404", b"200")
+            assert b'"apps"' not in answer
+
+
+async def test_connect_opens_no_tunnel(stage: EdgeStage, vm: FakeVm) -> None:
+    answer = await stage.raw(b"CONNECT 127.0.0.1:22 HTTP/1.1\r\nHost: 127.0.0.1:22\r\n\r\n", _HOST, timeout=2)
+    assert b" 200 " not in answer.split(b"\r\n")[0]
+
+
+async def test_endless_headers_are_refused(stage: EdgeStage, vm: FakeVm) -> None:
+    answer = await stage.curl(_URL, "--http1.1", "-H", f"X-Big: {'x' * 50_000}")
+    assert answer.status == 200
+    answer = await stage.curl(_URL, "--http1.1", "-H", f"X-Big: {'x' * 100_000}")
+    assert answer.status == 431
+
+
+async def test_http_redirects_to_https(stage: EdgeStage) -> None:
+    assert stage.public.http is not None
+    answer = await stage.curl(f"http://{_HOST}/a?b=c", port=stage.public.http.getsockname()[1])
+    assert answer.status == 308
+    assert answer.headers["location"] == f"https://{_HOST}:{stage.public.https_port}/a?b=c"
+
+
+async def test_http_3_is_announced_and_answers(stage: EdgeStage, vm: FakeVm) -> None:
+    answer = await stage.curl(_URL)
+    assert answer.headers["alt-svc"].startswith(f'h3=":{stage.public.https_port}"')
+    # A packet of an unknown version is answered by the list of known ones (RFC 9000, section 6).
+    packet = b"\xc0\x1a\x2a\x3a\x4a\x08" + bytes(8) + b"\x08" + bytes(range(8)) + bytes(1200)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+        client.setblocking(False)
+        client.connect(("127.0.0.1", stage.public.https_port))
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(client, packet)
+        reply = await asyncio.wait_for(loop.sock_recv(client, 2000), 10)
+    assert reply[1:5] == bytes(4)
+    assert b"\x00\x00\x00\x01" in reply
+
+
+async def test_a_name_without_mapping_gets_no_certificate(stage: EdgeStage) -> None:
+    with pytest.raises(ssl.SSLError):
+        await stage.raw(b"GET / HTTP/1.1\r\nHost: a.example.com\r\n\r\n", "a.example.com")
+
+
+async def test_caddy_is_restarted_and_waiting_connections_are_served(stage: EdgeStage, vm: FakeVm) -> None:
+    assert (await stage.curl(_URL)).status == 200
+    before = stage.edge.caddy.pid
+    assert before is not None
+    os.kill(before, signal.SIGKILL)
+    await until(lambda: ProcessId.of(before) is None, 10)
+    assert (await stage.curl(_URL)).status == 200
+    assert stage.edge.caddy.pid not in (None, before)
+
+
+async def test_caddy_runs_as_its_own_user_without_privileges(stage: EdgeStage) -> None:
+    status = Path(f"/proc/{stage.edge.caddy.pid}/status").read_text()
+    lines = {line.partition(":")[0]: line.partition(":")[2].split() for line in status.splitlines()}
+    assert set(lines["Uid"]) == {str(stage.settings.edge_uid)}
+    assert (set(lines["CapEff"]), lines["NoNewPrivs"], lines["Groups"]) == ({"0" * 16}, ["1"], [])
+    key = stage.settings.data / "ca" / "root.key"
+    assert key.stat().st_uid == 0
+    assert key.stat().st_mode & 0o077 == 0
+
+
+async def test_the_admin_socket_and_the_gate_are_out_of_reach_of_vms(stage: EdgeStage, vm: FakeVm) -> None:
+    def probe(port: int) -> bool:
+        with socket.socket() as client:
+            client.settimeout(0.3)
+            return client.connect_ex((str(GATEWAY), port)) == 0
+
+    assert await stage.side.thread.call(lambda: probe(443))
+    on_demand = stage.edge.caddy.configuration["apps"]["tls"]["automation"]["on_demand"]
+    gate = urlsplit(on_demand["permission"]["endpoint"]).port
+    assert gate is not None
+    assert not await vm.side.thread.call(lambda: probe(gate))
+    assert (edge_folder(stage.settings) / "caddy").stat().st_mode & 0o077 == 0
+
+
+async def test_silent_connections_are_closed(monkeypatch: pytest.MonkeyPatch, root: None) -> None:
+    monkeypatch.setattr(configuration, "HEADER_TIMEOUT", 1)
+    async with edge_stage() as stage:
+        for sent in (b"", b"GET / HTTP/1.1\r\nHost: a.sty"):
+            async with asyncio.timeout(8):
+                answer = await stage.raw(sent, "a.style.dev", timeout=30)
+            assert b" 200 " not in answer

@@ -1,0 +1,335 @@
+"""The edge without VMs: a real Caddy in a network namespace, and namespaces that stand for VMs."""
+
+import asyncio
+import contextlib
+import secrets
+import socket
+import ssl
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route as Endpoint
+from starlette.routing import WebSocketRoute
+from starlette.types import ASGIApp
+from starlette.websockets import WebSocket
+
+from stead.addresses import GATEWAY, data_tap, machine_address
+from stead.edge.edge import Edge, open_edge
+from stead.edge.listeners import PublicSockets, bind_public
+from stead.edge.routes import Awake
+from stead.errors import MachineNotFound
+from stead.host.authority import Authority
+from stead.host.commands import run
+from stead.host.firewall import namespace_rules
+from stead.host.namespaces import NamespaceThread
+from stead.settings import Settings
+from stead.tasks import in_background
+from support.waiting import until
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+
+@dataclass(frozen=True)
+class Side:
+    """A network namespace with a thread in it."""
+
+    name: str
+    thread: NamespaceThread
+
+    @property
+    def path(self) -> Path:
+        return Path("/run/netns") / self.name
+
+    async def listening(self, address: str, port: int) -> socket.socket:
+        def make() -> socket.socket:
+            made = socket.socket()
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind((address, port))
+            made.listen(100)
+            made.setblocking(False)
+            return made
+
+        return await self.thread.call(make)
+
+
+@contextlib.contextmanager
+def namespace(name: str) -> Iterator[Side]:
+    _ip("netns", "add", name)
+    try:
+        thread = NamespaceThread.named(Path("/run/netns") / name)
+        try:
+            _ip("-n", name, "link", "set", "lo", "up")
+            yield Side(name, thread)
+        finally:
+            thread.close()
+    finally:
+        _ip("netns", "delete", name)
+
+
+@dataclass(frozen=True)
+class Mapping:
+    machine: str
+    port: int
+
+
+@dataclass
+class Mappings:
+    """Host names that are mapped."""
+
+    found: dict[str, Mapping] = field(default_factory=dict)
+
+    def route(self, hostname: str) -> Mapping | None:
+        return self.found.get(hostname) or self.found.get(f"*.{hostname.partition('.')[2]}")
+
+
+@dataclass(eq=False)
+class FakeVm:
+    """A namespace behind a link that stands for a VM's tap."""
+
+    id: str
+    address: IPv4Address
+    side: Side
+    up: bool = True
+    wakes: int = 0
+    waking: asyncio.Event = field(default_factory=asyncio.Event)
+    """A wake waits for it."""
+    on_wake: Callable[[], Any] = lambda: None
+    eviction: "asyncio.Future[str]" = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+    def __post_init__(self) -> None:
+        self.waking.set()
+
+    def end_run(self) -> None:
+        """As a suspend does."""
+        self.up = False
+        self.eviction.set_result("suspended")
+        self.eviction = asyncio.get_running_loop().create_future()
+
+    @contextlib.asynccontextmanager
+    async def serving(self, app: ASGIApp, port: int) -> AsyncIterator[None]:
+        async with serving(app, await self.side.listening("0.0.0.0", port)):
+            yield
+
+
+class FakeVms:
+    def __init__(self) -> None:
+        self.found: dict[str, FakeVm] = {}
+
+    def is_up(self, machine: str) -> bool:
+        vm = self.found.get(machine)
+        return vm is not None and vm.up
+
+    async def wake(self, machine: str) -> Awake:
+        vm = self.found.get(machine)
+        if vm is None:
+            raise MachineNotFound(machine)
+        if not vm.up:
+            vm.wakes += 1
+            await vm.waking.wait()
+            vm.on_wake()
+            vm.up = True
+        return Awake(vm.address, vm.eviction)
+
+    async def ended(self, machine: str) -> None: ...
+
+
+@contextlib.asynccontextmanager
+async def serving(app: ASGIApp, *sockets: socket.socket) -> AsyncIterator[None]:
+    config = uvicorn.Config(
+        app, loop="none", lifespan="off", log_config=None, ws="websockets-sansio", timeout_graceful_shutdown=1
+    )
+    server = uvicorn.Server(config)
+    async with in_background(server._serve(list(sockets))) as served:
+        await until(lambda: server.started, 10)
+        try:
+            yield
+        finally:
+            server.should_exit = True
+            await served
+            for each in sockets:
+                each.close()
+
+
+def echo_app(name: str) -> ASGIApp:
+    """Says who it is and what it received."""
+
+    async def echo(request: Request) -> Response:
+        body = await request.body()
+        return JSONResponse(
+            {
+                "name": name,
+                "method": request.method,
+                "path": request.scope["raw_path"].decode(),
+                "headers": [[key.decode(), value.decode("latin-1")] for key, value in request.headers.raw],
+                "length": len(body),
+            }
+        )
+
+    async def events(request: Request) -> Response:
+        async def stream() -> AsyncIterator[bytes]:
+            yield b"data: first\n\n"
+            await asyncio.sleep(60)
+
+        return StreamingResponse(stream(), media_type="text/event-stream")
+
+    async def chat(websocket: WebSocket) -> None:
+        await websocket.accept()
+        async for message in websocket.iter_text():
+            await websocket.send_text(f"{name}: {message}")
+
+    methods = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+    return Starlette(
+        routes=[
+            Endpoint("/events", events),
+            WebSocketRoute("/chat", chat),
+            Endpoint("/{path:path}", echo, methods=methods),
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class EdgeStage:
+    settings: Settings
+    edge: Edge
+    public: PublicSockets
+    side: Side
+    """The taps' namespace."""
+    vms: FakeVms
+    mappings: Mappings
+    stack: contextlib.AsyncExitStack
+    authority: Authority
+
+    @property
+    def root(self) -> Path:
+        return self.settings.data / "edge" / "root.crt"
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        return ssl.create_default_context(cadata=self.authority.certificate.decode())
+
+    def add_vm(self, machine: str) -> FakeVm:
+        slot = len(self.vms.found)
+        side = self.stack.enter_context(namespace(f"{self.side.name}{slot}"))
+        tap, address = data_tap(slot), machine_address(slot)
+        peer = ("peer", "name", "eth0", "netns", side.name)
+        _ip("-n", self.side.name, "link", "add", tap, "type", "veth", *peer)
+        _ip("-n", self.side.name, "link", "set", tap, "up")
+        _ip("-n", self.side.name, "route", "add", f"{address}/32", "dev", tap)
+        _ip("-n", side.name, "addr", "add", f"{address}/32", "dev", "eth0")
+        _ip("-n", side.name, "link", "set", "eth0", "up")
+        _ip("-n", side.name, "route", "add", str(GATEWAY), "dev", "eth0")
+        _ip("-n", side.name, "route", "add", "default", "via", str(GATEWAY))
+        vm = self.vms.found[machine] = FakeVm(machine, address, side)
+        return vm
+
+    def map(self, host: str, machine: str, port: int = 80) -> None:
+        self.mappings.found[host] = Mapping(machine, port)
+        self.edge.mappings_changed()
+
+    def unmap(self, host: str) -> None:
+        del self.mappings.found[host]
+        self.edge.mappings_changed()
+
+    async def curl(self, url: str, *options: str, port: int | None = None, timeout: float = 30) -> "Answer":
+        """Real curl, which trusts the installation's CA alone."""
+        target = port or self.public.https_port
+        command = ["curl", "-sS", "-i", "--cacert", str(self.root), "--max-time", str(timeout)]
+        done = await asyncio.create_subprocess_exec(
+            *command,
+            *("--connect-to", f"::127.0.0.1:{target}"),
+            *options,
+            url,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        stdout, stderr = await done.communicate()
+        return Answer.parse(stdout, done.returncode or 0, stderr.decode())
+
+    async def raw(self, sent: bytes, server_name: str, timeout: float = 10) -> bytes:
+        """Send bytes over TLS and read to the end, or to the time-out."""
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", self.public.https_port, ssl=self.context, server_hostname=server_name
+        )
+        found = b""
+        try:
+            writer.write(sent)
+            await writer.drain()
+            with contextlib.suppress(TimeoutError, ConnectionError):
+                async with asyncio.timeout(timeout):
+                    while data := await reader.read(65536):
+                        found += data
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+        return found
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    exit_code: int
+    error: str
+
+    @classmethod
+    def parse(cls, output: bytes, exit_code: int, error: str) -> "Answer":
+        status, headers, body = 0, dict[str, str](), output
+        while body.startswith(b"HTTP/"):
+            head, _, body = body.partition(b"\r\n\r\n")
+            lines = head.decode("latin-1").split("\r\n")
+            status = int(lines[0].split()[1])
+            headers = {
+                name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])
+            }
+        return cls(status, headers, body, exit_code, error)
+
+    def json(self) -> Any:
+        import json
+
+        return json.loads(self.body)
+
+
+@contextlib.asynccontextmanager
+async def edge_stage(
+    before: Callable[[Side], contextlib.AbstractAsyncContextManager[dict[str, Any]]] | None = None,
+    **changes: Any,
+) -> AsyncIterator[EdgeStage]:
+    """A running edge, with an API that echoes.
+
+    `before` runs in the taps' namespace before the edge is opened; yields changes of settings.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stead-test-", dir="/var/tmp")))
+        folder.chmod(0o711)
+        side = stack.enter_context(namespace(f"stedge{secrets.token_hex(3)}"))
+        _ip("-n", side.name, "addr", "add", f"{GATEWAY}/32", "dev", "lo")
+        rules = namespace_rules("up0", [], [])
+        await run("ip", "netns", "exec", side.name, "nft", "-f", "-", stdin=rules.encode())
+        if before is not None:
+            changes |= await stack.enter_async_context(before(side))
+        (folder / "data").mkdir(mode=0o711)
+        (folder / "data").chmod(0o711)
+        settings = Settings(data=folder / "data", runtime=folder / "run", https_listen="127.0.0.1:0")
+        settings = settings.replace(**({"http_listen": "127.0.0.1:0"} | changes))
+        vms, mappings = FakeVms(), Mappings()
+        public = stack.enter_context(bind_public(settings))
+        edge = await stack.enter_async_context(open_edge(settings, vms, mappings, public, side.path))
+        inner = await stack.enter_async_context(contextlib.AsyncExitStack())
+        await inner.enter_async_context(serving(echo_app("api"), edge.api))
+        yield EdgeStage(settings, edge, public, side, vms, mappings, inner, Authority.open(settings))

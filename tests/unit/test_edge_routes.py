@@ -1,0 +1,235 @@
+"""Route files and the gate's decisions, without Caddy."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address
+from pathlib import Path
+
+import pytest
+
+from stead.edge import gate as gates
+from stead.edge.gate import Gate, Question
+from stead.edge.pages import Refusal
+from stead.edge.routes import Awake, RouteFiles, host_of
+from stead.errors import MachineNotFound, StartFailed
+
+
+@dataclass(frozen=True)
+class Mapped:
+    machine: str
+    port: int = 80
+
+
+@dataclass
+class World:
+    """VMs, mappings and ports that a test sets."""
+
+    folder: Path
+    mappings: dict[str, Mapped] = field(default_factory=dict)
+    up: dict[str, Awake] = field(default_factory=dict)
+    asleep: set[str] = field(default_factory=set)
+    listening: set[tuple[str, int]] = field(default_factory=set)
+    wakes: list[str] = field(default_factory=list)
+    ended_runs: list[tuple[str, str]] = field(default_factory=list)
+    failure: Exception | None = None
+
+    def __post_init__(self) -> None:
+        self.files = RouteFiles(
+            self.folder, self, lambda vm, at: self.ended_runs.append((vm, str(at))), most=3
+        )
+        self.gate = Gate(self, self, self.files, self.dial)
+
+    def route(self, hostname: str) -> Mapped | None:
+        return self.mappings.get(hostname)
+
+    def is_up(self, machine: str) -> bool:
+        return machine in self.up
+
+    async def wake(self, machine: str) -> Awake:
+        if self.failure is not None:
+            raise self.failure
+        if machine in self.asleep:
+            self.wakes.append(machine)
+            await asyncio.sleep(0)
+            self.asleep.discard(machine)
+            self.start(machine)
+        if machine not in self.up:
+            raise MachineNotFound(machine)
+        return self.up[machine]
+
+    async def ended(self, machine: str) -> None: ...
+
+    async def dial(self, address: IPv4Address, port: int) -> None:
+        if (str(address), port) not in self.listening:
+            raise ConnectionRefusedError
+
+    def start(self, machine: str) -> Awake:
+        address = IPv4Address("100.64.0.4") + int(machine)
+        self.up[machine] = Awake(address, asyncio.get_running_loop().create_future())
+        return self.up[machine]
+
+    def end(self, machine: str) -> None:
+        self.up.pop(machine).eviction.set_result("ended")
+
+    @property
+    def found(self) -> dict[str, list[str]]:
+        return {
+            each.name: sorted(file.name for file in each.iterdir()) for each in sorted(self.folder.iterdir())
+        }
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    yield World(tmp_path / "routes")
+
+
+async def _code(world: World, host: str, **more: object) -> str | int:
+    decision = await world.gate.admit(Question(host, **more))  # type: ignore[arg-type]
+    return decision.status if isinstance(decision, Refusal) else decision
+
+
+@pytest.mark.parametrize(
+    ("text", "host"),
+    [
+        ("App.Example.COM", "app.example.com"),
+        ("a.example.com.", "a.example.com"),
+        ("localhost", "localhost"),
+        ("..", None),
+        (".", None),
+        ("", None),
+        ("a..b", None),
+        ("a/b", None),
+        ("../x", None),
+        ("*.example.com", None),
+        ("-a.example", None),
+        ("a_b.example", None),
+        ("x" * 300, None),
+        ("a.example\n", None),
+        ("ä.example", None),
+    ],
+)
+def test_only_plain_host_names_become_names_of_folders(text: str, host: str | None) -> None:
+    assert host_of(text) == host
+
+
+async def test_an_admitted_name_gets_a_file_until_the_run_of_its_vm_ends(world: World) -> None:
+    world.mappings = {"a.dev": Mapped("1"), "b.dev": Mapped("1", 8080), "c.dev": Mapped("2")}
+    world.start("1")
+    world.start("2")
+    world.listening = {("100.64.0.5", 80), ("100.64.0.5", 8080), ("100.64.0.6", 80)}
+    assert await _code(world, "A.dev.") == "100.64.0.5:80"
+    assert await _code(world, "b.dev") == "100.64.0.5:8080"
+    assert await _code(world, "c.dev") == "100.64.0.6:80"
+    assert world.found == {
+        "a.dev": ["100.64.0.5:80"],
+        "b.dev": ["100.64.0.5:8080"],
+        "c.dev": ["100.64.0.6:80"],
+    }
+    world.end("1")
+    await asyncio.sleep(0)
+    assert world.found == {"c.dev": ["100.64.0.6:80"]}
+    assert world.ended_runs == [("1", "100.64.0.5")]
+
+
+async def test_a_file_of_the_next_run_survives_the_end_of_the_run_before(world: World) -> None:
+    world.mappings = {"a.dev": Mapped("1")}
+    world.listening = {("100.64.0.5", 80)}
+    before = world.start("1")
+    assert await _code(world, "a.dev") == "100.64.0.5:80"
+    world.start("1")
+    assert await _code(world, "a.dev") == "100.64.0.5:80"
+    before.eviction.set_result("ended")
+    await asyncio.sleep(0)
+    assert world.found == {"a.dev": ["100.64.0.5:80"]}
+
+
+async def test_a_changed_mapping_loses_its_file_and_others_keep_theirs(world: World) -> None:
+    world.mappings = {"a.dev": Mapped("1"), "b.dev": Mapped("1")}
+    world.start("1")
+    world.start("2")
+    world.listening = {("100.64.0.5", 80), ("100.64.0.6", 80)}
+    for host in ("a.dev", "b.dev"):
+        await _code(world, host)
+    world.mappings["a.dev"] = Mapped("2")
+    world.files.recheck()
+    assert world.found == {"b.dev": ["100.64.0.5:80"]}
+    assert await _code(world, "a.dev") == "100.64.0.6:80"
+    world.end("1")
+    await asyncio.sleep(0)
+    assert world.found == {"a.dev": ["100.64.0.6:80"]}
+
+
+async def test_the_number_of_files_is_bounded(world: World) -> None:
+    world.start("1")
+    world.listening = {("100.64.0.5", 80)}
+    for number in range(5):
+        world.mappings[f"{number}.dev"] = Mapped("1")
+        await _code(world, f"{number}.dev")
+    assert list(world.found) == ["2.dev", "3.dev", "4.dev"]
+
+
+async def test_names_and_vms_that_do_not_exist_are_not_found(world: World) -> None:
+    world.mappings = {"a.dev": Mapped("1")}
+    assert await _code(world, "b.dev") == 404
+    assert await _code(world, "../etc") == 404
+    assert await _code(world, "a.dev") == 404
+    assert world.found == {}
+
+
+async def test_a_port_that_does_not_listen_is_refused_at_once_if_the_vm_was_up(world: World) -> None:
+    world.mappings = {"a.dev": Mapped("1")}
+    world.start("1")
+    assert await _code(world, "a.dev") == 502
+    assert world.found == {}
+
+
+async def test_requests_wait_for_the_port_of_a_vm_that_they_woke_with_one_wake(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gates, "_POLL", 0.001)
+    world.mappings = {"a.dev": Mapped("1"), "b.dev": Mapped("1")}
+    world.asleep = {"1"}
+    waiting = [asyncio.create_task(_code(world, host)) for host in ("a.dev", "b.dev") * 50]
+    await asyncio.sleep(0.05)
+    assert world.wakes == ["1"]
+    assert not any(task.done() for task in waiting)
+    world.listening = {("100.64.0.5", 80)}
+    assert set(await asyncio.gather(*waiting)) == {"100.64.0.5:80"}
+
+
+async def test_a_browser_gets_a_page_that_reloads_when_the_port_takes_long(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gates, "_BROWSER_HOLD", 0.01)
+    world.mappings = {"a.dev": Mapped("1")}
+    world.asleep = {"1"}
+    decision = await world.gate.admit(Question("a.dev", browser=True))
+    assert isinstance(decision, Refusal)
+    assert (decision.status, decision.reload) == (503, True)
+    await world.gate.close()
+
+
+async def test_a_vm_that_cannot_start_is_a_503_with_the_reason(world: World) -> None:
+    world.mappings = {"a.dev": Mapped("1")}
+    world.failure = StartFailed("no memory")
+    decision = await world.gate.admit(Question("a.dev"))
+    assert isinstance(decision, Refusal)
+    assert (decision.status, decision.message) == (503, "VM 1 cannot be started: no memory")
+
+
+async def test_only_requests_that_the_vm_has_not_seen_are_sent_again(world: World) -> None:
+    world.mappings = {"a.dev": Mapped("1")}
+    world.start("1")
+    world.listening = {("100.64.0.5", 80)}
+    refused = "dial tcp 100.64.0.5:80: connect: connection refused"
+    assert await _code(world, "a.dev", error=refused) == "100.64.0.5:80"
+    assert await _code(world, "a.dev", error=refused, method="POST") == 503
+    assert await _code(world, "a.dev", error="EOF") == 502
+
+
+def test_pages_escape_what_a_client_sent() -> None:
+    body, kind = Refusal(404, "X", "<b>", "<script>").body(as_page=True)
+    assert kind.startswith("text/html")
+    assert b"<script>" not in body
+    assert b"&lt;script&gt;" in body
