@@ -129,7 +129,8 @@ async def open_parts(
             return created_answer(info, domains.of_machine(info.id))
 
         identities = Identities(database, owns)
-        names = Names.of(settings.zones, COMPATIBLE_NAMES)
+        own = (*COMPATIBLE_NAMES, *settings.api_names, *settings.git_names)
+        names = Names.of(settings.zones, own)
         domains = await Domains.open(database, names, owns, limits_of)
         guard = SsrfGuard(settings.dial_private)
         folder = settings.data / "repos"

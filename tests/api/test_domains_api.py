@@ -6,6 +6,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -440,6 +441,21 @@ async def test_url_of_a_port(site: FakeSite, ours: Caller, theirs: Caller) -> No
     await theirs.fail(404, "VM_NOT_FOUND", "PUT", f"/v1/vms/{site.vm}/urls/3000")
     async with calling(site, "granted") as granted:
         await granted.fail(403, "FORBIDDEN", "PUT", f"/v1/vms/{site.vm}/urls/3000")
+
+
+async def test_names_of_a_public_installation_are_its_own(tmp_path: Path) -> None:
+    async with fake_site(tmp_path, domain="stead.example.com") as site, calling(site) as ours:
+        made = await ours.succeed("PUT", f"/v1/vms/{site.vm}/urls/3000")
+        assert made["domain"].endswith(".stead.example.com")
+        await ours.map("app.stead.example.com", site.vm)
+        body = {"vmId": site.vm, "vmPort": 80}
+        for name in (
+            "stead.example.com",
+            "api.stead.example.com",
+            "git.stead.example.com",
+            "git.freestyle.sh",
+        ):
+            await ours.fail(400, "INVALID_DOMAIN", "POST", f"/mappings/{name}", body)
 
 
 # The SDK
