@@ -68,6 +68,7 @@ bench: .venv/.ready
 	bench/api
 	bench/git
 	bench/pty
+	bench/edge
 
 clean:
 	rm -rf .venv dist

@@ -113,6 +113,8 @@ async def serving(settings: Settings) -> AsyncIterator[Served]:
         "STEAD_POOL": str(settings.pool),
         "STEAD_IDLE_TIMEOUT": "never",
         "STEAD_LISTEN": "127.0.0.1:0",
+        "STEAD_HTTPS_LISTEN": "127.0.0.1:0",
+        "STEAD_HTTP_LISTEN": "127.0.0.1:0",
     }
     process = await asyncio.create_subprocess_exec(
         Path(sys.executable).parent / "stead",
@@ -142,6 +144,8 @@ def own_settings(size: Size, pool: int) -> Iterator[Settings]:
             pool=pool,
             idle_timeout=None,
             accelerator=shared.accelerator,
+            https_listen="127.0.0.1:0",
+            http_listen="127.0.0.1:0",
         )
 
 

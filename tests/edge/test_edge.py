@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -18,6 +19,7 @@ from websockets.exceptions import ConnectionClosed
 
 from stead.addresses import GATEWAY
 from stead.edge import configuration
+from stead.edge.caddy import caddy_program
 from stead.edge.edge import edge_folder
 from stead.processes import ProcessId
 from support.edge_stage import EdgeStage, FakeVm, echo_app, edge_stage
@@ -414,3 +416,43 @@ async def test_silent_connections_are_closed(monkeypatch: pytest.MonkeyPatch, ro
             async with asyncio.timeout(8):
                 answer = await stage.raw(sent, "a.style.dev", timeout=30)
             assert b" 200 " not in answer
+
+
+async def test_vms_reach_the_api_and_mapped_names_at_the_gateway(stage: EdgeStage, vm: FakeVm) -> None:
+    for host, name in (("api.freestyle.sh", "api"), (_HOST, vm.id)):
+        command = ["curl", "-sS", "--cacert", str(stage.root), "--connect-to", f"::{GATEWAY}:443"]
+        done = await asyncio.create_subprocess_exec(
+            *("ip", "netns", "exec", vm.side.name, *command, f"https://{host}/"),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        output, _ = await done.communicate()
+        assert f'"name":"{name}"'.encode() in output
+
+
+async def test_grpc_reaches_the_vm_over_http_2(stage: EdgeStage, vm: FakeVm, tmp_path: Path) -> None:
+    """Another Caddy stands for a gRPC server: it answers what protocol a request came by."""
+    answer = {"handler": "static_response", "body": "by {http.request.proto}"}
+    server = {"listen": [":83"], "protocols": ["h2c"], "routes": [{"handle": [answer]}]}
+    apps = {"http": {"servers": {"grpc": server}}}
+    (tmp_path / "caddy.json").write_text(json.dumps({"admin": {"disabled": True}, "apps": apps}))
+    stage.map("grpc.style.dev", vm.id, 83)
+    url = "https://grpc.style.dev/service/Method"
+    process = await asyncio.create_subprocess_exec(
+        *("ip", "netns", "exec", vm.side.name, str(caddy_program()), "run"),
+        *("--config", str(tmp_path / "caddy.json")),
+        env={"HOME": str(tmp_path), "PATH": os.defpath},
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+
+        async def answered() -> bool:
+            return (
+                await stage.curl(url, "-H", "Content-Type: application/grpc+proto", "-d", "x")
+            ).status == 200
+
+        await until(answered, 20)
+        found = await stage.curl(url, "-H", "Content-Type: application/grpc+proto", "-d", "x")
+        assert found.body == b"by HTTP/2.0"
+    finally:
+        process.kill()
+        await process.wait()

@@ -36,7 +36,7 @@ from stead.tasks import in_background
 from support.waiting import until
 
 
-def _ip(*arguments: str) -> None:
+def ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, capture_output=True)
 
 
@@ -65,16 +65,16 @@ class Side:
 
 @contextlib.contextmanager
 def namespace(name: str) -> Iterator[Side]:
-    _ip("netns", "add", name)
+    ip("netns", "add", name)
     try:
         thread = NamespaceThread.named(Path("/run/netns") / name)
         try:
-            _ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", name, "link", "set", "lo", "up")
             yield Side(name, thread)
         finally:
             thread.close()
     finally:
-        _ip("netns", "delete", name)
+        ip("netns", "delete", name)
 
 
 @dataclass(frozen=True)
@@ -225,13 +225,13 @@ class EdgeStage:
         side = self.stack.enter_context(namespace(f"{self.side.name}{slot}"))
         tap, address = data_tap(slot), machine_address(slot)
         peer = ("peer", "name", "eth0", "netns", side.name)
-        _ip("-n", self.side.name, "link", "add", tap, "type", "veth", *peer)
-        _ip("-n", self.side.name, "link", "set", tap, "up")
-        _ip("-n", self.side.name, "route", "add", f"{address}/32", "dev", tap)
-        _ip("-n", side.name, "addr", "add", f"{address}/32", "dev", "eth0")
-        _ip("-n", side.name, "link", "set", "eth0", "up")
-        _ip("-n", side.name, "route", "add", str(GATEWAY), "dev", "eth0")
-        _ip("-n", side.name, "route", "add", "default", "via", str(GATEWAY))
+        ip("-n", self.side.name, "link", "add", tap, "type", "veth", *peer)
+        ip("-n", self.side.name, "link", "set", tap, "up")
+        ip("-n", self.side.name, "route", "add", f"{address}/32", "dev", tap)
+        ip("-n", side.name, "addr", "add", f"{address}/32", "dev", "eth0")
+        ip("-n", side.name, "link", "set", "eth0", "up")
+        ip("-n", side.name, "route", "add", str(GATEWAY), "dev", "eth0")
+        ip("-n", side.name, "route", "add", "default", "via", str(GATEWAY))
         vm = self.vms.found[machine] = FakeVm(machine, address, side)
         return vm
 
@@ -318,7 +318,7 @@ async def edge_stage(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stead-test-", dir="/var/tmp")))
         folder.chmod(0o711)
         side = stack.enter_context(namespace(f"stedge{secrets.token_hex(3)}"))
-        _ip("-n", side.name, "addr", "add", f"{GATEWAY}/32", "dev", "lo")
+        ip("-n", side.name, "addr", "add", f"{GATEWAY}/32", "dev", "lo")
         rules = namespace_rules("up0", [], [])
         await run("ip", "netns", "exec", side.name, "nft", "-f", "-", stdin=rules.encode())
         if before is not None:

@@ -34,6 +34,8 @@ def small_installation(data: Path, cache: Path) -> Settings:
         default_size=Size.parse(os.environ.get("STEAD_DEFAULT_SIZE", "2x512Mx20G")),
         pool=0,
         idle_timeout=None,
+        https_listen="127.0.0.1:0",
+        http_listen="127.0.0.1:0",
     )
 
 

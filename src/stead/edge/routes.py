@@ -122,6 +122,8 @@ class RouteFiles:
                 self.remove(host)
 
     def close(self) -> None:
+        for host in list(self._entries):
+            self.remove(host)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _write(self, host: str, before: _Entry | None, entry: _Entry) -> None:

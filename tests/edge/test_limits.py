@@ -1,0 +1,113 @@
+"""Limits on connections, and what is left of the edge after `kill -9`."""
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from stead.edge.connections import limit_rules
+from stead.host.commands import run
+from stead.processes import ProcessId
+from support.edge_stage import ip, namespace
+from support.waiting import until
+
+pytestmark = pytest.mark.root
+_PORT = 4433
+
+
+async def test_an_address_may_open_a_limited_number_of_connections(root: None) -> None:
+    with namespace("stlimith") as host, namespace("stlimitc") as clients:
+        ip(
+            "-n",
+            host.name,
+            "link",
+            "add",
+            "up0",
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "up0",
+            "netns",
+            clients.name,
+        )
+        for side, numbers in ((host, (1,)), (clients, (2, 3))):
+            for number in numbers:
+                ip("-n", side.name, "addr", "add", f"10.9.9.{number}/24", "dev", "up0")
+                ip("-n", side.name, "addr", "add", f"fd09::{number}/64", "dev", "up0", "nodad")
+            ip("-n", side.name, "link", "set", "up0", "up")
+        rules = limit_rules("stead_test_edge", [_PORT, 80], most=5)
+        await run("ip", "netns", "exec", host.name, "nft", "-f", "-", stdin=rules.encode())
+
+        def listen() -> socket.socket:
+            return socket.create_server(("", _PORT), family=socket.AF_INET6, dualstack_ipv6=True, backlog=100)
+
+        def opened(source: str, target: str, count: int) -> list[socket.socket]:
+            found = []
+            for _ in range(count):
+                made = socket.socket(socket.AF_INET6 if ":" in target else socket.AF_INET)
+                made.settimeout(0.5)
+                made.bind((source, 0))
+                try:
+                    made.connect((target, _PORT))
+                    found.append(made)
+                except TimeoutError:
+                    made.close()
+            return found
+
+        with await host.thread.call(listen):
+            held = []
+            for source, target, wanted in (
+                ("10.9.9.2", "10.9.9.1", 5),
+                ("10.9.9.3", "10.9.9.1", 5),
+                ("fd09::2", "fd09::1", 5),
+                # Of the same /64 network as the last.
+                ("fd09::3", "fd09::1", 0),
+            ):
+                made = await clients.thread.call(lambda s=source, t=target: opened(s, t, 7))  # type: ignore[misc]
+                assert len(made) == wanted, (source, len(made))
+                held += made
+            local = await host.thread.call(lambda: opened("127.0.0.1", "127.0.0.1", 20))
+            assert len(local) == 20
+            for each in (*held, *local):
+                each.close()
+
+
+_DRIVER = """
+import asyncio
+from support.edge_stage import edge_stage
+
+async def main():
+    async with edge_stage() as stage:
+        print(stage.edge.caddy.pid, stage.side.name, stage.settings.data.parent, flush=True)
+        await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+async def test_caddy_ends_with_a_server_that_is_killed(root: None) -> None:
+    driver = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        _DRIVER,
+        cwd=Path(__file__).parent.parent,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert driver.stdout is not None
+    pid, side, folder = (await asyncio.wait_for(driver.stdout.readline(), 60)).decode().split()
+    try:
+        caddy = ProcessId.of(int(pid))
+        assert caddy is not None
+        assert caddy.alive()
+        os.kill(driver.pid, signal.SIGKILL)
+        await driver.wait()
+        await until(lambda: not caddy.alive(), 10)
+    finally:
+        ip("netns", "delete", side)
+        shutil.rmtree(folder)
