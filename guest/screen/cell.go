@@ -137,6 +137,9 @@ func (l *line) textAt(x int) string {
 // join adds a combining character to a cell.
 func (l *line) join(x int, r rune) {
 	c := &l.cells[x]
+	if c.kind() == kindZero {
+		return // no sequence of bytes could print it again
+	}
 	var e extra
 	if c.extra != 0 {
 		e = l.extras[c.extra-1]

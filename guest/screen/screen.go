@@ -12,8 +12,9 @@
 //     LNM and cursor blinking.
 //   - The alternate screen loses what is right of a narrower window. A reflow loses cells that are only coloured and lie
 //     beyond the text, and when the scrollback overflows it drops its oldest lines; xterm.js puts one of them at the bottom.
-//   - A zero-width character in a pending wrap is dropped; a cell holds at most 16 code points; REP repeats at most 65,535
-//     times; OSC and DCS strings beyond 8 KiB are ignored; the size is at most 1000 x 500.
+//   - A zero-width character in a pending wrap, or for a cell with one alone, is dropped; a cell holds at most 16 code
+//     points; REP repeats at most 65,535 times; OSC and DCS strings beyond 8 KiB are ignored; the size is at most
+//     1000 x 500.
 //   - Titles are pushed and popped (CSI 22 t, CSI 23 t), which xterm.js does only with an option.
 //   - Kept for clients other than xterm.js: reverse video (?5), mouse encodings 1005 and 1015, alternate scroll (?1007).
 //
