@@ -7,8 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
-	"net/http/httptest"
 	"net/url"
 	"os"
 	"os/exec"
@@ -49,9 +49,14 @@ func start(t *testing.T) *harness {
 		files: &files{accounts: users}, terminals: terminals, watches: newWatches(users, t.TempDir()),
 		sessions: &sessions{accounts: users, launcher: launcher, machine: identity.machineID},
 	}
-	server := httptest.NewServer(a.handler())
-	t.Cleanup(server.Close)
-	return &harness{t, a, server.URL}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	go serve(listener, a.handler())
+	t.Cleanup(func() {
+		listener.Close()
+		http.DefaultClient.CloseIdleConnections()
+	})
+	return &harness{t, a, "http://" + listener.Addr().String()}
 }
 
 func must(t *testing.T, err error) {

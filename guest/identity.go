@@ -86,6 +86,8 @@ func (a *identityAnswer) appendTo(to []byte) []byte {
 	return append(to, "}}"...)
 }
 
+const rememberedFile = "/var/lib/stead/identity.json"
+
 // remembered is what a reboot of the guest must not lose.
 type remembered struct {
 	BootID    string   `json:"boot_id"`
@@ -131,9 +133,40 @@ type identity struct {
 	mu      sync.Mutex // one identity at a time
 	machine atomic.Pointer[string]
 	given   bool
-	ready   *readyNIC   // before the first identity
-	hosts   string      // /etc/hosts of a template, which is empty there
-	noKeys  fileVersion // of /etc/ssh when there was no host key in it, as in a template
+	ready   *readyNIC // before the first identity
+	blank   *blanks   // the same
+	quiet   bool      // generationEvent is off
+}
+
+// blanks are the files of a template that await an identity: they exist, have room on the disk and hold blank,
+// so that a clone has only to write into them.
+type blanks struct {
+	hosts  string          // /etc/hosts as it was
+	keys   map[string]bool // host keys in /etc/ssh
+	folder fileVersion     // of /etc/ssh
+}
+
+const (
+	blank = "\n"
+	// The interrupt with which QEMU tells that vmgenid may have changed, at every restore.
+	generationEvent = "/sys/firmware/acpi/interrupts/gpe05"
+)
+
+type prepareRequest struct {
+	Network     *network `json:"network"`
+	SSHHostKeys []string `json:"ssh_host_keys"`
+}
+
+func (r *prepareRequest) check() error {
+	for _, name := range r.SSHHostKeys {
+		if !isHostKey(name) {
+			return invalid("ssh_host_keys has an invalid file name %s", printable(name))
+		}
+	}
+	if r.Network == nil {
+		return invalid("network is missing")
+	}
+	return r.Network.check()
 }
 
 func newIdentity(root string) *identity {
@@ -143,15 +176,7 @@ func newIdentity(root string) *identity {
 		log.Printf("%v", err)
 	}
 	i.bootID = strings.TrimSpace(string(content))
-	version := versionOf(root + "/etc/ssh")
-	if keys, err := i.hostKeys(); err == nil && len(keys) == 0 {
-		i.noKeys = version
-	}
 	return i
-}
-
-func (i *identity) hostKeys() ([]string, error) {
-	return filepath.Glob(i.root + "/etc/ssh/ssh_host_*_key*")
 }
 
 func (i *identity) machineID() string {
@@ -180,20 +205,15 @@ func (i *identity) handleApply(w http.ResponseWriter, r *http.Request) {
 }
 
 // handlePrepare does, in a template, what every clone would have to do before its first identity: the NIC is up,
-// and the files that hold names are empty, so that nothing has to be freed to write them.
+// and the files that an identity writes exist.
 func (i *identity) handlePrepare(w http.ResponseWriter, r *http.Request) {
-	var request network
+	var request prepareRequest
 	err := readJSON(w, r, &request)
 	if err == nil {
 		err = request.check()
 	}
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if err == nil && !i.given {
-		err = i.emptyFiles()
-	}
-	if err == nil && !i.given {
-		i.ready, err = request.prepare()
+	if err == nil {
+		err = i.prepare(&request)
 	}
 	if err != nil {
 		writeError(w, err)
@@ -202,33 +222,82 @@ func (i *identity) handlePrepare(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, struct{}{})
 }
 
-func (i *identity) emptyFiles() error {
-	hosts, err := readFile(i.root + "/etc/hosts")
-	if err != nil && !os.IsNotExist(err) {
+func (i *identity) prepare(request *prepareRequest) (err error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.given {
+		return nil
+	}
+	if i.blank, err = i.blankFiles(request.SSHHostKeys); err != nil {
 		return err
 	}
-	if hosts != "" {
-		i.hosts = hosts
-	}
-	for name, mode := range map[string]os.FileMode{"/etc/hostname": 0o644, "/etc/hosts": 0o644, "/etc/machine-id": 0o444} {
-		err := os.Truncate(i.root+name, 0)
-		if err == nil {
-			err = os.Chmod(i.root+name, mode)
-		}
-		if err != nil && !os.IsNotExist(err) {
+	// A clone has the template's id, so its kernel would look at it for nothing.
+	if _, err := os.Stat(i.root + generationEvent); err == nil && !i.quiet {
+		if err := writeFile(i.root+generationEvent, "disable\n", 0, 0); err != nil {
 			return err
 		}
+		i.quiet = true
 	}
-	return os.MkdirAll(i.root+"/var/lib/stead", 0o755)
+	i.ready, err = request.Network.prepare()
+	return err
+}
+
+func (i *identity) blankFiles(keys []string) (*blanks, error) {
+	hosts, err := readFile(i.root + "/etc/hosts")
+	if err != nil && !os.IsNotExist(err) {
+		return nil, err
+	}
+	if i.blank != nil {
+		hosts = i.blank.hosts
+	}
+	blanks := &blanks{hosts: hosts, keys: map[string]bool{}}
+	if err := i.forgetOtherKeys(nil); err != nil {
+		return nil, err
+	}
+	modes := map[string]uint32{
+		"/etc/hostname": 0o644, "/etc/hosts": 0o644, "/etc/machine-id": 0o444, rememberedFile: 0o600,
+	}
+	for _, name := range keys {
+		blanks.keys[name] = true
+		modes["/etc/ssh/"+name] = keyMode(name)
+	}
+	for name, mode := range modes {
+		path := i.root + name
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return nil, err
+		}
+		if err := writeFile(path, blank, syscall.O_TRUNC, mode); err != nil {
+			return nil, err
+		}
+		if err := os.Chmod(path, os.FileMode(mode)); err != nil {
+			return nil, err
+		}
+	}
+	blanks.folder = versionOf(i.root + "/etc/ssh")
+	return blanks, nil
+}
+
+// awaits reports that the host keys in /etc/ssh are those of a template still, all of which are given now.
+func (b *blanks) awaits(given map[string]string, folder string) bool {
+	if b == nil || b.folder != versionOf(folder) {
+		return false
+	}
+	for name := range b.keys {
+		if _, found := given[name]; !found {
+			return false
+		}
+	}
+	return true
 }
 
 // forgetOtherKeys removes host keys of kinds that the machine is not given: a clone must not answer with its
-// parent's. No keys at all means that the machine keeps the ones it has.
+// parent's.
 func (i *identity) forgetOtherKeys(given map[string]string) error {
-	if len(given) == 0 || i.noKeys != (fileVersion{}) && i.noKeys == versionOf(i.root+"/etc/ssh") {
+	folder := i.root + "/etc/ssh"
+	if i.blank.awaits(given, folder) {
 		return nil
 	}
-	found, err := i.hostKeys()
+	found, err := filepath.Glob(folder + "/ssh_host_*_key*")
 	if err != nil {
 		return err
 	}
@@ -240,6 +309,19 @@ func (i *identity) forgetOtherKeys(given map[string]string) error {
 		}
 	}
 	return nil
+}
+
+func isHostKey(name string) bool {
+	kind, found := strings.CutPrefix(strings.TrimSuffix(name, ".pub"), "ssh_host_")
+	kind, isKey := strings.CutSuffix(kind, "_key")
+	return found && isKey && kind != "" && strings.Trim(kind, "abcdefghijklmnopqrstuvwxyz0123456789_") == ""
+}
+
+func keyMode(name string) uint32 {
+	if strings.HasSuffix(name, ".pub") {
+		return 0o644
+	}
+	return 0o600
 }
 
 func (i *identity) apply(request *identityRequest, arrived time.Time) (*identityAnswer, error) {
@@ -262,14 +344,13 @@ func (i *identity) apply(request *identityRequest, arrived time.Time) (*identity
 	if err := i.applyNames(names, answer); err != nil {
 		return nil, err
 	}
-	if err := i.forgetOtherKeys(request.SSHHostKeys); err != nil {
-		return nil, err
+	if len(request.SSHHostKeys) > 0 { // else the machine keeps the ones it has
+		if err := i.forgetOtherKeys(request.SSHHostKeys); err != nil {
+			return nil, err
+		}
 	}
 	for name, content := range request.SSHHostKeys {
-		mode := uint32(0o600)
-		if strings.HasSuffix(name, ".pub") {
-			mode = 0o644
-		}
+		mode := keyMode(name)
 		written, err := replaceFile(i.root+"/etc/ssh/"+name, content, mode)
 		if err != nil {
 			return nil, err
@@ -278,11 +359,18 @@ func (i *identity) apply(request *identityRequest, arrived time.Time) (*identity
 			answer.SSHHostKeys[name] = written
 		}
 	}
+	if i.quiet {
+		// Copies of this machine will have another id, and their kernels have to hear of it.
+		if err := writeFile(i.root+generationEvent, "enable\n", 0, 0); err != nil {
+			return nil, err
+		}
+		i.quiet = false
+	}
 	address, err := request.Network.apply(i.ready)
 	if err != nil {
 		return nil, err
 	}
-	i.ready = nil // from now on the guest's programs may change the NIC
+	i.ready, i.blank = nil, nil // from now on the guest's programs may change the NIC and the files
 	answer.Address = address.String()
 	if err := i.remember(names); err != nil {
 		return nil, err
@@ -316,8 +404,8 @@ func (i *identity) applyNames(names *remembered, answer *identityAnswer) error {
 	if err != nil && !os.IsNotExist(err) {
 		return err
 	}
-	if hosts == "" {
-		hosts = i.hosts
+	if i.blank != nil {
+		hosts = i.blank.hosts
 	}
 	if _, err := replaceFile(i.root+"/etc/hosts", hostsWith(hosts, names.Hostname), 0o644); err != nil {
 		return err
@@ -335,7 +423,7 @@ func (i *identity) applyNames(names *remembered, answer *identityAnswer) error {
 }
 
 func (i *identity) remember(names *remembered) error {
-	if _, err := replaceFile(i.root+"/var/lib/stead/identity.json", string(names.appendTo(nil)), 0o600); err != nil {
+	if _, err := replaceFile(i.root+rememberedFile, string(names.appendTo(nil)), 0o600); err != nil {
 		return err
 	}
 	i.machine.Store(&names.Machine)
@@ -344,8 +432,8 @@ func (i *identity) remember(names *remembered) error {
 
 // resume gives a rebooted guest its names and network back; the host does not have to notice the reboot.
 func (i *identity) resume() {
-	content, err := os.ReadFile(i.root + "/var/lib/stead/identity.json")
-	if os.IsNotExist(err) {
+	content, err := os.ReadFile(i.root + rememberedFile)
+	if os.IsNotExist(err) || string(content) == blank {
 		return
 	}
 	var names remembered
@@ -410,9 +498,7 @@ func (r *identityRequest) check() error {
 		return invalid("entropy must be 64 bytes in base64")
 	}
 	for name := range r.SSHHostKeys {
-		kind, found := strings.CutPrefix(strings.TrimSuffix(name, ".pub"), "ssh_host_")
-		kind, isKey := strings.CutSuffix(kind, "_key")
-		if !found || !isKey || kind == "" || strings.Trim(kind, "abcdefghijklmnopqrstuvwxyz0123456789_") != "" {
+		if !isHostKey(name) {
 			return invalid("ssh_host_keys has an invalid file name %s", printable(name))
 		}
 	}

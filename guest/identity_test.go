@@ -132,7 +132,7 @@ func TestPreparedNICHasAllButItsAddress(t *testing.T) {
 	addPair(t, "eth0", dataMAC, "host0", hostMAC)
 	h := start(t)
 	h.agent.identity.setClock = func(int64) error { return nil }
-	body := sampleIdentity().Network.appendTo(nil)
+	body := append(sampleIdentity().Network.appendTo([]byte(`{"ssh_host_keys":["ssh_host_ed25519_key","ssh_host_ed25519_key.pub"],"network":`)), 0x7d)
 	h.call("POST", "/v1/prepare", "", bytes.NewReader(body))
 	table := func() string {
 		routes, err := os.ReadFile("/proc/net/route")
@@ -166,7 +166,7 @@ func TestPreparedNICHasAllButItsAddress(t *testing.T) {
 	if present, err := kernel.addresses(index); err != nil || len(present) != 1 {
 		t.Errorf("a machine with an identity was prepared again: %v %v", present, err)
 	}
-	h.refused("invalid_request", "POST", "/v1/prepare", "", strings.NewReader(`{"mac":"x"}`))
+	h.refused("invalid_request", "POST", "/v1/prepare", "", strings.NewReader(`{"network":{"mac":"x"}}`))
 }
 
 // testReboot has the kernel forget everything, as it does, and the agent put it back.

@@ -78,7 +78,7 @@ func run(address string) error {
 	notifyReady()
 	ended := make(chan error)
 	// Not on the main thread, which would have to be woken for every connection.
-	go func() { ended <- serve(listener, widening(agent.handler())) }()
+	go func() { ended <- serve(listener, agent.handler()) }()
 	return <-ended
 }
 

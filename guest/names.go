@@ -53,7 +53,7 @@ func hostsWith(hosts, hostname string) string {
 }
 
 // replaceFile writes a file, not synced because the host can give the identity again at any time, and returns
-// what is in it afterwards. A file that is already right is left alone. One that is missing or empty, as in a
+// what is in it afterwards. A file that is already right is left alone. One that is missing or blank, as in a
 // template, is written in place: the file system would write a renamed one to the disk at once.
 func replaceFile(path, content string, mode uint32) (string, error) {
 	var stat syscall.Stat_t
@@ -64,7 +64,7 @@ func replaceFile(path, content string, mode uint32) (string, error) {
 		return content, nil
 	case err == syscall.ENOENT:
 		err = createFile(path, content, mode)
-	case regular && stat.Size == 0:
+	case regular && stat.Size <= int64(len(blank)) && len(content) >= len(blank):
 		err = writeFile(path, content, 0, mode)
 	default:
 		err = renameOver(path, content, mode)

@@ -26,6 +26,7 @@ const (
 	jsonLimit = 8 << 20
 	// Enough for the caller of a small refused upload to read why; a big one has its connection closed.
 	drainUpload = 32 << 20
+	acceptPause = 100 * time.Millisecond
 )
 
 type agent struct {
@@ -39,15 +40,8 @@ type agent struct {
 
 func (a *agent) handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /v1/health", a.handleHealth)
 	mux.HandleFunc("GET /v1/oom", a.executions.oom.handleList)
-	mux.HandleFunc("POST /v1/identity", func(w http.ResponseWriter, r *http.Request) {
-		a.watches.endAll()
-		a.sessions.dropConnections()
-		a.identity.handleApply(w, r)
-	})
 	mux.HandleFunc("POST /v1/prepare", a.identity.handlePrepare)
-	mux.HandleFunc("POST /v1/exec", a.executions.handleExec)
 	mux.HandleFunc("POST /v1/exec/{id}/stdin", a.executions.handleStdin)
 	mux.HandleFunc("DELETE /v1/exec/{id}", a.executions.handleKill)
 	mux.HandleFunc("GET /v1/file", a.files.answer(a.files.read))
@@ -77,7 +71,25 @@ func (a *agent) handler() http.Handler {
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		writeError(w, invalid("unknown call %s %s", r.Method, printable(r.URL.Path)))
 	})
-	return recovered(mux)
+	return widening(recovered(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		// What every create calls does not have to be looked up.
+		switch {
+		case !isPlain(r.Method, r.URL.Path):
+			mux.ServeHTTP(w, r)
+		case r.URL.Path == "/v1/health":
+			a.handleHealth(w, r)
+		case r.URL.Path == "/v1/identity":
+			a.handleIdentity(w, r)
+		case r.URL.Path == "/v1/exec":
+			a.executions.handleExec(w, r)
+		}
+	})))
+}
+
+func (a *agent) handleIdentity(w http.ResponseWriter, r *http.Request) {
+	a.watches.endAll()
+	a.sessions.dropConnections()
+	a.identity.handleApply(w, r)
 }
 
 // recovered answers a bug in one call with `internal` and keeps the agent up.
@@ -122,8 +134,21 @@ func widening(next http.Handler) http.Handler {
 
 // serve has no time-outs: the host is the only client, and each of them would be a timer for every call.
 func serve(listener net.Listener, handler http.Handler) error {
+	others := &passed{listener, make(chan net.Conn)}
 	server := &http.Server{Handler: handler, ErrorLog: log.Default()}
-	return server.Serve(listener)
+	go server.Serve(others)
+	for {
+		conn, err := listener.Accept()
+		if err != nil {
+			if errors.Is(err, net.ErrClosed) {
+				return err
+			}
+			log.Printf("accept: %v", err) // out of descriptors or memory: that passes
+			time.Sleep(acceptPause)
+			continue
+		}
+		go answerPlain(conn.(*net.TCPConn), handler, others.connections)
+	}
 }
 
 // listenConfig has the kernel probe silent connections once an hour instead of every 15 seconds: an idle
@@ -174,12 +199,9 @@ func uptime() time.Duration {
 }
 
 func readJSON(w http.ResponseWriter, r *http.Request, into any) error {
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, jsonLimit))
+	body, err := wholeOf(w, r)
 	if err != nil {
-		if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
-			return err
-		}
-		return invalid("request body ended early: %v", err)
+		return err
 	}
 	if own, lean := into.(readable); lean {
 		err = decodeJSON(body, own)
@@ -190,6 +212,17 @@ func readJSON(w http.ResponseWriter, r *http.Request, into any) error {
 		return invalid("invalid JSON request: %v", err)
 	}
 	return nil
+}
+
+func wholeOf(w http.ResponseWriter, r *http.Request) ([]byte, error) {
+	if whole, arrived := r.Body.(*wholeBody); arrived {
+		return whole.content, nil
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, jsonLimit))
+	if tooLarge := (*http.MaxBytesError)(nil); err != nil && !errors.As(err, &tooLarge) {
+		err = invalid("request body ended early: %v", err)
+	}
+	return body, err
 }
 
 // drain reads what is left of an upload that is refused, so that the refusal is not lost in a reset connection.

@@ -20,7 +20,7 @@ from stead.host.image import BaseImage
 from stead.host.local import LocalHost
 from stead.host.memory_delta import Delta
 from stead.host.network import Network
-from stead.host.qemu import QemuPlatform
+from stead.host.qemu import Command, Memory, QemuPlatform, Saved, is_announced
 from stead.host.templates import LocalTemplate
 from stead.machines import Machines
 from stead.machines.layers import LayerMissing
@@ -293,6 +293,27 @@ async def test_memory_of_another_platform_is_set_aside(
     assert {path.name: path.read_bytes() for path in kept.iterdir()} == content
     assert [type(each.state) for each in started] == [Stopped]
     assert not stage.host.checkpoints.folder("saved").exists()
+
+
+async def test_memory_saved_by_an_older_version_is_restored_with_the_same_nics(stage: Stage) -> None:
+    """A guest cannot be restored on a NIC that lacks what it uses, such as announcements."""
+    facts_file = stage.save_memory() / "checkpoint.json"
+
+    async def arguments() -> str:
+        state = await stage.host.checkpoints.read("saved", SIZE)
+        state.close()
+        memory, saved, folder = Memory("own"), Saved(3), stage.data
+        taps = {"data_tap": 4, "management_tap": 5, "qmp": 6}
+        command = Command(state.platform, "vm", SIZE, memory, (folder / "a.qcow2",), folder, 1, **taps, wake=saved)
+        line = "\0".join(command.arguments())
+        assert is_announced(line.encode()) == state.platform.announced
+        return line
+
+    assert (await arguments()).count("guest_announce=off") == 2
+    facts = json.loads(facts_file.read_bytes())["facts"]
+    del facts["platform"]["announced"]
+    facts_file.write_text(json.dumps({"facts": facts, "sha256": checkpoints._checksum(facts)}))
+    assert (await arguments()).count("guest_announce=off") == 0
 
 
 async def test_a_vm_whose_memory_is_missing_boots_from_its_disk(

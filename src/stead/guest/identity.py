@@ -70,8 +70,8 @@ def _network(address: IPv4Address) -> dict[str, object]:
 
 async def prepare(agent: Agent) -> None:
     """Have the guest of a template do what every clone would have to do before its identity."""
-    body = json.dumps(_network(IPv4Address(0))).encode()
-    await agent.call("POST", "/v1/prepare", body=body)
+    request = {"network": _network(IPv4Address(0)), "ssh_host_keys": list(ssh_host_keys(""))}
+    await agent.call("POST", "/v1/prepare", body=json.dumps(request).encode())
 
 
 async def confer(

@@ -9,7 +9,7 @@ import shutil
 import stat
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from mmap import PAGESIZE
 from pathlib import Path
@@ -22,7 +22,7 @@ from stead.host.interface import Pause, narrowed
 from stead.host.memory import check_memory
 from stead.host.memory_delta import Delta, save_pages
 from stead.host.page_scan import find_ram, minus, written_pages
-from stead.host.qemu import QemuPlatform, Saved
+from stead.host.qemu import QemuPlatform, Saved, is_announced
 from stead.host.quarantine import Quarantine
 from stead.host.vm import QemuVm
 from stead.settings import Size
@@ -66,8 +66,8 @@ class LocalVm(QemuVm):
         template's, making room for them, opening the new layer. On failure the guest stays paused: what
         happens to it is for the caller to say.
         """
-        platform = await self.checkpoints.platform()
         pid = self.process.pid
+        platform = await self._platform()
         region = await in_thread(find_ram, pid, size.memory_mib << 20, base is not None)
         expected = await in_thread(written_pages, pid, region)
         check_memory(expected.pages * PAGESIZE)
@@ -98,8 +98,8 @@ class LocalVm(QemuVm):
 
         The guest is not resumed, so its memory is streamed to disk without a copy in RAM.
         """
-        platform = await self.checkpoints.platform()
         pid = self.process.pid
+        platform = await self._platform()
         region = await in_thread(find_ram, pid, size.memory_mib << 20, base is not None)
         await in_thread(_flush, self.files.folder)
         await self.pause()
@@ -111,6 +111,14 @@ class LocalVm(QemuVm):
         write_memory = partial(save_pages, pid, region, pages)
         folder = self.checkpoints.folder(checkpoint)
         await in_thread(_save, folder, size, base, platform, devices, write_memory)
+
+    async def _platform(self) -> QemuPlatform:
+        """The platform of this process, which an older version may have started."""
+        try:
+            command_line = Path(f"/proc/{self.process.pid}/cmdline").read_bytes()
+        except OSError as error:
+            raise HostError(f"cannot read the arguments of QEMU: {error.strerror}") from error
+        return replace(await self.checkpoints.platform(), announced=is_announced(command_line))
 
     async def load_state(self, state: CapturedState, saved: Saved) -> None:
         """Load captured state into a QEMU that waits for it; the guest stays paused."""
@@ -264,6 +272,7 @@ def read(folder: Path, platform: QemuPlatform, size: Size) -> CapturedState:
         if facts["format"] != _FORMAT:
             raise CheckpointUnusable(f"unsupported format {facts['format']} (this version reads {_FORMAT})")
         _check_platform(facts["platform"], platform)
+        platform = replace(platform, announced=facts["platform"].get("announced", True))
         if facts["size"] != str(size):
             raise CheckpointUnusable(f"saved from a VM of size {facts['size']}, not {size}")
         devices = (folder / "devices").read_bytes()

@@ -270,7 +270,7 @@ class LocalHost:
         # The template's own id: the agent reseeds the clone; if its kernel did so too, udev would react.
         saved = Saved(devices, generation=template.generation)
         try:
-            return await self._restore(place, template.size, template, disk, saved)
+            return await self._restore(place, template.size, template, disk, saved, await self.platform())
         finally:
             os.close(devices)
 
@@ -290,29 +290,36 @@ class LocalHost:
         try:
             async with device_state(captured.devices) as descriptor:
                 saved = Saved(descriptor, deferred=True)
-                process = await self._restore(place, captured.size, base, disk, saved)
+                process = await self._restore(place, captured.size, base, disk, saved, captured.platform)
                 yield _Restore(process, captured, saved, verifying)
         finally:
             await finished(verifying)
 
     async def _restore(
-        self, place: Place, size: Size, base: LocalTemplate | None, disk: Disk, saved: Saved
+        self,
+        place: Place,
+        size: Size,
+        base: LocalTemplate | None,
+        disk: Disk,
+        saved: Saved,
+        platform: QemuPlatform,
     ) -> ProcessId:
         """Start a QEMU from saved device state; its RAM is a private copy of the template's, or empty."""
         if base is None:
-            return await self._launch(place, size, Memory("own"), disk, saved, (saved.descriptor,))
-        platform = await self.platform()
+            own = Memory("own")
+            return await self._launch(place, size, own, disk, saved, platform, (saved.descriptor,))
         inherited: tuple[int, ...] = (saved.descriptor,)
         memory = Memory("copy", str(base.memory))
         if not platform.read_only_memory_files:
             sealed = await self._sealed_memory(base)
             inherited, memory = (*inherited, sealed), Memory("copy", f"/proc/self/fd/{sealed}")
-        return await self._launch(place, size, memory, disk, saved, inherited)
+        return await self._launch(place, size, memory, disk, saved, platform, inherited)
 
     async def boot(self, place: Place, size: Size, disk: Disk) -> ProcessId:
         """Start a QEMU that boots from its disk."""
         image = narrowed(disk.template, LocalTemplate).image
-        return await self._launch(place, size, Memory("own"), disk, KernelBoot(image.kernel, image.initrd))
+        boot = KernelBoot(image.kernel, image.initrd)
+        return await self._launch(place, size, Memory("own"), disk, boot, await self.platform())
 
     async def _launch(
         self,
@@ -321,11 +328,12 @@ class LocalHost:
         memory: Memory,
         disk: Disk,
         start: KernelBoot | Saved,
+        platform: QemuPlatform,
         inherited: tuple[int, ...] = (),
     ) -> ProcessId:
         layers = self.disk_files(place.machine, disk)
         await in_thread(self._check_disk, place, layers)
-        return await self.launch(place, size, memory, layers, start, inherited)
+        return await self.launch(place, size, memory, layers, start, platform, inherited)
 
     def _check_disk(self, place: Place, layers: tuple[Path, ...]) -> None:
         for layer in layers:
@@ -341,12 +349,13 @@ class LocalHost:
         memory: Memory,
         layers: tuple[Path, ...],
         start: KernelBoot | Saved,
+        platform: QemuPlatform,
         inherited: tuple[int, ...] = (),
     ) -> ProcessId:
         files = self.files(place.machine)
         taps = await self.network.attach(place.slot)
         command = Command(
-            platform=await self.platform(),
+            platform=platform,
             name=process_name(self.settings.instance, place.machine),
             size=size,
             memory=memory,

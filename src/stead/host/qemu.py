@@ -14,6 +14,7 @@ _KERNEL_ARGUMENTS = (
     # Neither is used, and both run with every system call: pressure statistics and TOMOYO.
     " psi=0 lsm=landlock,lockdown,yama,integrity,apparmor,bpf"
 )
+_UNANNOUNCED = "guest_announce=off"
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class QemuPlatform:
     machine: str
     host_cpu: str = ""
     """Hash of the host's CPU model under KVM; empty under emulation."""
+    announced: bool = False
+    """Whether a restored guest announces itself on its NICs; guests of older versions have to."""
 
     @property
     def cpu(self) -> str:
@@ -106,8 +109,8 @@ class Command:
             *("-cpu", self.platform.cpu, "-smp", str(self.size.vcpus), "-m", f"{self.size.memory_mib}M"),
             *("-object", self._memory()),
             *self._disk(),
-            *_nic("data", self.data_tap, addresses.DATA_MAC),
-            *_nic("management", self.management_tap, addresses.MANAGEMENT_MAC),
+            *self._nic("data", self.data_tap, addresses.DATA_MAC),
+            *self._nic("management", self.management_tap, addresses.MANAGEMENT_MAC),
             *(
                 "-object",
                 "rng-random,id=random,filename=/dev/urandom",
@@ -163,6 +166,14 @@ class Command:
             f"virtio-blk-pci,drive={node_name(self.layers[0].stem)},serial=root,werror=enospc",
         ]
 
+    def _nic(self, name: str, descriptor: int, mac: str) -> list[str]:
+        # Nothing learns a guest's address from packets: the neighbours on its taps are permanent.
+        quiet = "" if self.platform.announced else f",{_UNANNOUNCED}"
+        return [
+            *("-netdev", f"tap,id={name},fd={descriptor}"),
+            *("-device", f"virtio-net-pci,netdev={name},mac={mac},romfile={quiet}"),
+        ]
+
     def _confinement(self) -> list[str]:
         """Sandbox: chroot into its own folder, with its own uid, after all files are open."""
         user = f"{self.uid}:{self.uid}"
@@ -195,8 +206,6 @@ def node_name(layer: str) -> str:
     return f"disk-{layer}"
 
 
-def _nic(name: str, descriptor: int, mac: str) -> list[str]:
-    return [
-        *("-netdev", f"tap,id={name},fd={descriptor}"),
-        *("-device", f"virtio-net-pci,netdev={name},mac={mac},romfile="),
-    ]
+def is_announced(command_line: bytes) -> bool:
+    """Whether the guest of a QEMU with this command line announces itself."""
+    return _UNANNOUNCED.encode() not in command_line

@@ -109,7 +109,7 @@ async def _freeze(host: "LocalHost", place: Place, template: LocalTemplate, prog
         Memory("template", str(template.memory)),
         KernelBoot(template.image.kernel, template.image.initrd, template.generation),
     )
-    process = await host.launch(place, template.size, memory, layers, boot)
+    process = await host.launch(place, template.size, memory, layers, boot, await host.platform())
     vm = await host.connect(place.machine, process)
     try:
         await _warm_up(host, place, vm, template, progress)
