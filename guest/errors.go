@@ -115,16 +115,19 @@ func writeError(w http.ResponseWriter, err error) {
 }
 
 func writeJSON(w http.ResponseWriter, status int, value any) {
-	var body []byte
-	var err error
-	if own, lean := value.(writable); lean {
-		body = own.appendTo(nil)
-	} else {
-		body, err = json.Marshal(value)
-	}
+	body, err := json.Marshal(value)
 	if err != nil {
 		status, body = http.StatusInternalServerError, []byte(`{"code":"internal","message":"unencodable answer"}`)
 	}
+	sendJSON(w, status, body)
+}
+
+// writeLean is writeJSON for a value that encodes itself.
+func writeLean(w http.ResponseWriter, status int, value writable) {
+	sendJSON(w, status, value.appendTo(nil))
+}
+
+func sendJSON(w http.ResponseWriter, status int, body []byte) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
 	w.Write(body)

@@ -229,7 +229,7 @@ func (r *execRequest) check() error {
 func (e *executions) handleExec(w http.ResponseWriter, r *http.Request) {
 	arrived := time.Now()
 	var request execRequest
-	if err := readJSON(w, r, &request); err != nil {
+	if err := readLean(w, r, &request); err != nil {
 		writeError(w, err)
 		return
 	}

@@ -308,3 +308,18 @@ func openFiles(t *testing.T) int {
 	must(t, err)
 	return len(entries)
 }
+
+func TestEndsOfCommandsRaiseNoSignal(t *testing.T) {
+	h := start(t)
+	status, err := os.ReadFile("/proc/self/status")
+	must(t, err)
+	_, caught, _ := strings.Cut(string(status), "SigCgt:\t")
+	caught, _, _ = strings.Cut(caught, "\n")
+	signals, err := strconv.ParseUint(caught, 16, 64)
+	if err != nil || signals&(1<<(syscall.SIGTERM-1)) == 0 || signals&(1<<(syscall.SIGCHLD-1)) != 0 {
+		t.Errorf("signals that are caught: %q %v", caught, err)
+	}
+	if end := h.shell("exit 7"); end.ExitCode == nil || *end.ExitCode != 7 {
+		t.Errorf("%+v", end)
+	}
+}

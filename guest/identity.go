@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -136,6 +137,7 @@ type identity struct {
 	ready   *readyNIC // before the first identity
 	blank   *blanks   // the same
 	quiet   bool      // generationEvent is off
+	kernel  *netlink  // opened in a template, and kept
 }
 
 // blanks are the files of a template that await an identity: they exist, have room on the disk and hold blank,
@@ -189,7 +191,7 @@ func (i *identity) machineID() string {
 func (i *identity) handleApply(w http.ResponseWriter, r *http.Request) {
 	arrived := time.Now()
 	var request identityRequest
-	err := readJSON(w, r, &request)
+	err := readLean(w, r, &request)
 	if err == nil {
 		err = request.check()
 	}
@@ -201,7 +203,7 @@ func (i *identity) handleApply(w http.ResponseWriter, r *http.Request) {
 		writeError(w, err)
 		return
 	}
-	writeJSON(w, http.StatusOK, answer)
+	writeLean(w, http.StatusOK, answer)
 }
 
 // handlePrepare does, in a template, what every clone would have to do before its first identity: the NIC is up,
@@ -238,8 +240,43 @@ func (i *identity) prepare(request *prepareRequest) (err error) {
 		}
 		i.quiet = true
 	}
-	i.ready, err = request.Network.prepare()
+	i.ready, err = i.connect(request.Network)
 	return err
+}
+
+// connect sets the NIC up without an address.
+func (i *identity) connect(n *network) (*readyNIC, error) {
+	kernel, err := i.netlink()
+	if err != nil {
+		return nil, err
+	}
+	nic, err := n.connect(kernel, nil)
+	if err != nil {
+		return nil, err
+	}
+	return &readyNIC{nic.index, *n}, nil
+}
+
+// netlink is opened once: a clone has it from its template.
+func (i *identity) netlink() (kernel *netlink, err error) {
+	if i.kernel == nil {
+		i.kernel, err = openNetlink()
+	}
+	return i.kernel, err
+}
+
+// setNetwork gives the NIC its address and returns the one that the kernel then reports.
+func (i *identity) setNetwork(n *network, ready *readyNIC) (netip.Addr, error) {
+	kernel, err := i.netlink()
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	address, err := n.apply(kernel, ready)
+	if err != nil {
+		kernel.close()
+		i.kernel = nil
+	}
+	return address, err
 }
 
 func (i *identity) blankFiles(keys []string) (*blanks, error) {
@@ -366,7 +403,7 @@ func (i *identity) apply(request *identityRequest, arrived time.Time) (*identity
 		}
 		i.quiet = false
 	}
-	address, err := request.Network.apply(i.ready)
+	address, err := i.setNetwork(request.Network, i.ready)
 	if err != nil {
 		return nil, err
 	}
@@ -474,7 +511,7 @@ func (i *identity) resumeOnce(names *remembered) error {
 	if err := i.applyNames(names, &identityAnswer{}); err != nil {
 		return err
 	}
-	if _, err := names.Network.apply(nil); err != nil {
+	if _, err := i.setNetwork(names.Network, nil); err != nil {
 		return err
 	}
 	stored := *names

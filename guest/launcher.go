@@ -8,6 +8,7 @@ import (
 	"sync"
 	"syscall"
 	"time"
+	"unsafe"
 )
 
 const startDeadline = 2 * time.Second
@@ -27,6 +28,9 @@ func newLauncher(groups *cgroups) (*launcher, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := ignoreChildSignal(); err != nil {
+		return nil, err
+	}
 	l := &launcher{null: null, groups: groups}
 	if file, err := os.OpenFile("/proc/self/oom_score_adj", os.O_RDWR, 0); err == nil {
 		content := make([]byte, 16)
@@ -38,6 +42,17 @@ func newLauncher(groups *cgroups) (*launcher, error) {
 		}
 	}
 	return l, nil
+}
+
+// ignoreChildSignal keeps the end of a command from interrupting the agent, whose runtime would only return from
+// the signal: commands are waited for by their pidfd. The default differs from "ignore", which would reap them.
+func ignoreChildSignal() error {
+	action := struct{ handler, flags, restorer, mask uintptr }{}
+	_, _, number := syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, uintptr(syscall.SIGCHLD), uintptr(unsafe.Pointer(&action)), 0, unsafe.Sizeof(action.mask), 0, 0)
+	if number != 0 {
+		return number
+	}
+	return nil
 }
 
 // pipes are the file descriptors a command needs; ours are non-blocking, the command's are not.

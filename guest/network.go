@@ -119,18 +119,13 @@ func (r *readyNIC) fits(n *network) bool {
 }
 
 // apply sets the NIC up in the root namespace and returns the address that the kernel then reports.
-func (n *network) apply(ready *readyNIC) (netip.Addr, error) {
+func (n *network) apply(kernel *netlink, ready *readyNIC) (netip.Addr, error) {
 	none := netip.Addr{}
 	address, err := netip.ParseAddr(n.Address)
 	if err != nil {
 		return none, err
 	}
 	wanted := netip.PrefixFrom(address, 32)
-	kernel, err := openNetlink()
-	if err != nil {
-		return none, err
-	}
-	defer kernel.close()
 	if ready.fits(n) && kernel.addAddress(ready.index, wanted, 0) == nil {
 		if after, err := kernel.addresses(ready.index); err == nil && len(after) == 1 && after[0] == wanted {
 			return address, nil
@@ -148,20 +143,6 @@ func (n *network) apply(ready *readyNIC) (netip.Addr, error) {
 		return none, fmt.Errorf("%s has %v, not %s", nic.name, after, wanted)
 	}
 	return after[0].Addr(), nil
-}
-
-// prepare sets the NIC up without an address.
-func (n *network) prepare() (*readyNIC, error) {
-	kernel, err := openNetlink()
-	if err != nil {
-		return nil, err
-	}
-	defer kernel.close()
-	nic, err := n.connect(kernel, nil)
-	if err != nil {
-		return nil, err
-	}
-	return &readyNIC{nic.index, *n}, nil
 }
 
 // connect brings the NIC up with its routes, and with wanted as its only address if one is given.

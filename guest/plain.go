@@ -177,7 +177,9 @@ func (a *plainAnswer) send(data []byte, last bool) {
 		a.begun = true
 		packet = append(strconv.AppendInt(append(packet, "HTTP/1.1 "...), int64(a.status), 10), ' ')
 		packet = append(append(packet, http.StatusText(a.status)...), "\r\nContent-Type: "...)
-		packet = append(packet, a.header.Get("Content-Type")...)
+		for _, kind := range a.header["Content-Type"] {
+			packet = append(packet, kind...)
+		}
 		if chunked {
 			packet = append(packet, "\r\nTransfer-Encoding: chunked\r\n\r\n"...)
 		} else {

@@ -137,6 +137,7 @@ func serve(listener net.Listener, handler http.Handler) error {
 	others := &passed{listener, make(chan net.Conn)}
 	server := &http.Server{Handler: handler, ErrorLog: log.Default()}
 	go server.Serve(others)
+	idle := make(chan *net.TCPConn)
 	for {
 		conn, err := listener.Accept()
 		if err != nil {
@@ -147,26 +148,37 @@ func serve(listener net.Listener, handler http.Handler) error {
 			time.Sleep(acceptPause)
 			continue
 		}
-		go answerPlain(conn.(*net.TCPConn), handler, others.connections)
+		select {
+		case idle <- conn.(*net.TCPConn):
+		default:
+			// It serves others later: its stack has grown by then, in a clone already in the template.
+			go func() {
+				for conn := conn.(*net.TCPConn); ; conn = <-idle {
+					answerPlain(conn, handler, others.connections)
+				}
+			}()
+		}
 	}
 }
 
 // listenConfig has the kernel probe silent connections once an hour instead of every 15 seconds: an idle
 // machine stays idle, and connections that a restored guest inherited end some day. The options are set on
 // the listening socket, accepted ones inherit them.
-var listenConfig = net.ListenConfig{
-	KeepAlive: -1,
-	Control: func(_, _ string, conn syscall.RawConn) error {
+var listenConfig = func() (config net.ListenConfig) {
+	config.SetMultipathTCP(false) // there is one path
+	config.KeepAlive = -1
+	config.Control = func(_, _ string, conn syscall.RawConn) error {
 		return conn.Control(func(fd uintptr) {
 			syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_KEEPALIVE, 1)
 			syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, syscall.TCP_KEEPIDLE, 3600)
 			syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, syscall.TCP_KEEPINTVL, 60)
 		})
-	},
-}
+	}
+	return config
+}()
 
 func (a *agent) handleHealth(w http.ResponseWriter, _ *http.Request) {
-	writeJSON(w, http.StatusOK, &health{protocol, version, a.identity.machineID(), a.identity.bootID, uptime().Milliseconds(), os.Getpid()})
+	writeLean(w, http.StatusOK, &health{protocol, version, a.identity.machineID(), a.identity.bootID, uptime().Milliseconds(), os.Getpid()})
 }
 
 type health struct {
@@ -203,12 +215,19 @@ func readJSON(w http.ResponseWriter, r *http.Request, into any) error {
 	if err != nil {
 		return err
 	}
-	if own, lean := into.(readable); lean {
-		err = decodeJSON(body, own)
-	} else {
-		err = json.Unmarshal(body, into)
+	if err := json.Unmarshal(body, into); err != nil {
+		return invalid("invalid JSON request: %v", err)
 	}
+	return nil
+}
+
+// readLean is readJSON for a value that decodes itself.
+func readLean(w http.ResponseWriter, r *http.Request, into readable) error {
+	body, err := wholeOf(w, r)
 	if err != nil {
+		return err
+	}
+	if err := decodeJSON(body, into); err != nil {
 		return invalid("invalid JSON request: %v", err)
 	}
 	return nil

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 BOOT_TIMEOUT = scaled(180.0)
 _WARM_UP_TIMEOUT = scaled(300.0)
 _LOCK_TIMEOUT = scaled(3600.0)
+_SETTLING = float(os.environ.get("SETTLE", "1.0"))
+"""Seconds for the guest to finish what it has begun, such as to close the last connection: else every clone does."""
 TEMPLATE_PREFIX = "template-"
 """Names the VM that a template is made of: it is no VM of an account."""
 _SLOTS = 16
@@ -114,6 +116,7 @@ async def _freeze(host: "LocalHost", place: Place, template: LocalTemplate, prog
     try:
         await _warm_up(host, place, vm, template, progress)
         progress(Progress("template", "freezing memory, devices and disk", 0.95))
+        await asyncio.sleep(_SETTLING)
         await vm.pause()
         devices = await vm.save_devices()
         await vm.quit()
