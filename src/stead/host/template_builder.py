@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 BOOT_TIMEOUT = scaled(180.0)
 _WARM_UP_TIMEOUT = scaled(300.0)
 _LOCK_TIMEOUT = scaled(3600.0)
-_SETTLING = float(os.environ.get("SETTLE", "1.0"))
+_SETTLING = scaled(1.0)
 """Seconds for the guest to finish what it has begun, such as to close the last connection: else every clone does."""
 TEMPLATE_PREFIX = "template-"
 """Names the VM that a template is made of: it is no VM of an account."""
