@@ -304,7 +304,9 @@ async def test_memory_saved_by_an_older_version_is_restored_with_the_same_nics(s
         state.close()
         memory, saved, folder = Memory("own"), Saved(3), stage.data
         taps = {"data_tap": 4, "management_tap": 5, "qmp": 6}
-        command = Command(state.platform, "vm", SIZE, memory, (folder / "a.qcow2",), folder, 1, **taps, wake=saved)
+        command = Command(
+            state.platform, "vm", SIZE, memory, (folder / "a.qcow2",), folder, 1, **taps, wake=saved
+        )
         line = "\0".join(command.arguments())
         assert is_announced(line.encode()) == state.platform.announced
         return line
