@@ -11,8 +11,8 @@ from stead.settings import Size
 # Without no_timer_check a kernel that is emulated on a busy host may take its timer for broken and give up.
 _KERNEL_ARGUMENTS = (
     "root=/dev/vda rw console=ttyS0 quiet net.ifnames=0 mitigations=off panic=-1 no_timer_check"
-    # None of these is used: pressure statistics, TOMOYO and BPF as security modules, which would run with every
-    # system call; and the watchdog for lockups, which would wake an idle machine and take a busy host for one.
+    # Not used: pressure statistics, TOMOYO and BPF as security modules, which would run with every system
+    # call, and the watchdog for lockups, which would wake an idle machine and take a busy host for one.
     " psi=0 lsm=landlock,lockdown,yama,integrity,apparmor nowatchdog"
 )
 _UNANNOUNCED = "guest_announce=off"

@@ -32,7 +32,7 @@ BOOT_TIMEOUT = scaled(180.0)
 _WARM_UP_TIMEOUT = scaled(300.0)
 _LOCK_TIMEOUT = scaled(3600.0)
 _SETTLING = scaled(1.0)
-"""Seconds for the guest to finish what it has begun, such as to close the last connection: else every clone does."""
+"""Seconds for the guest to finish what it has begun, such as closing a connection: else every clone would."""
 TEMPLATE_PREFIX = "template-"
 """Names the VM that a template is made of: it is no VM of an account."""
 _SLOTS = 16
