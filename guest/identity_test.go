@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -132,7 +133,7 @@ func TestPreparedNICHasAllButItsAddress(t *testing.T) {
 	addPair(t, "eth0", dataMAC, "host0", hostMAC)
 	h := start(t)
 	h.agent.identity.setClock = func(int64) error { return nil }
-	body := append(sampleIdentity().Network.appendTo([]byte(`{"ssh_host_keys":["ssh_host_ed25519_key","ssh_host_ed25519_key.pub"],"network":`)), 0x7d)
+	body, _ := json.Marshal(prepareRequest{Network: sampleIdentity().Network})
 	h.call("POST", "/v1/prepare", "", bytes.NewReader(body))
 	table := func() string {
 		routes, err := os.ReadFile("/proc/net/route")
@@ -167,6 +168,62 @@ func TestPreparedNICHasAllButItsAddress(t *testing.T) {
 		t.Errorf("a machine with an identity was prepared again: %v %v", present, err)
 	}
 	h.refused("invalid_request", "POST", "/v1/prepare", "", strings.NewReader(`{"network":{"mac":"x"}}`))
+}
+
+func TestPreparedFilesAreWrittenInPlace(t *testing.T) {
+	if !inNamespaces(t) {
+		return
+	}
+	addPair(t, "eth0", dataMAC, "host0", hostMAC)
+	h := start(t)
+	h.agent.identity.setClock = func(int64) error { return nil }
+	root := h.agent.identity.root
+	must(t, os.MkdirAll(root+"/etc/ssh", 0o755))
+	must(t, os.MkdirAll(filepath.Dir(root+generationEvent), 0o755))
+	must(t, os.WriteFile(root+generationEvent, nil, 0o644))
+	must(t, os.WriteFile(root+"/etc/ssh/ssh_host_rsa_key", []byte("of the image"), 0o600))
+	must(t, os.WriteFile(root+"/etc/hosts", []byte("10.1.1.1 mine\n"), 0o644))
+	content := func(path string) string {
+		read, err := os.ReadFile(root + path)
+		must(t, err)
+		return string(read)
+	}
+	request := sampleIdentity()
+	prepare, _ := json.Marshal(prepareRequest{request.Network, []string{"ssh_host_ed25519_key", "ssh_host_ed25519_key.pub"}})
+	for range 2 {
+		h.call("POST", "/v1/prepare", "", bytes.NewReader(prepare))
+	}
+	if event := content(generationEvent); event != "disable\n" {
+		t.Errorf("the event was %q", event)
+	}
+	written := map[string]string{
+		"/etc/hostname": "box.example.org\n", "/etc/hosts": "10.1.1.1 mine\n127.0.1.1 box.example.org box\n",
+		"/etc/machine-id": request.MachineID + "\n", "/etc/ssh/ssh_host_ed25519_key": "private",
+		"/etc/ssh/ssh_host_ed25519_key.pub": "public",
+	}
+	before := map[string]uint64{}
+	for path := range written {
+		if found := content(path); found != blank {
+			t.Errorf("%s was prepared as %q", path, found)
+		}
+		before[path] = versionOf(root + path).inode
+	}
+	rebooted := newIdentity(root)
+	if rebooted.resume(); rebooted.machineID() != "" {
+		t.Errorf("a template is machine %q", rebooted.machineID())
+	}
+	body, _ := json.Marshal(request)
+	h.call("POST", "/v1/identity", "", bytes.NewReader(body))
+	for path, want := range written {
+		if found := content(path); found != want || versionOf(root+path).inode != before[path] {
+			t.Errorf("%s: %q, in place: %v", path, found, versionOf(root+path).inode == before[path])
+		}
+	}
+	if event := content(generationEvent); !strings.HasPrefix(event, "enable\n") {
+		t.Errorf("the event is %q", event)
+	}
+	onlyThere(t, root+"/etc/ssh", "ssh_host_ed25519_key", "ssh_host_ed25519_key.pub")
+	h.refused("invalid_request", "POST", "/v1/prepare", "", strings.NewReader(`{"ssh_host_keys":["../x"]}`))
 }
 
 // testReboot has the kernel forget everything, as it does, and the agent put it back.
