@@ -99,11 +99,14 @@ func TestSignalsDoNotWaitBehindInput(t *testing.T) {
 func TestInterruptPassesAFullLineDiscipline(t *testing.T) {
 	h := start(t)
 	const script = "stty -echo; trap 'echo interrupted' INT; sh -c 'echo begun; exec sleep 1000'; stty -icanon min 0 time 0; cat; echo end"
-	for _, mode := range []string{"", "stty -icanon; ", "stty noflsh; "} {
-		begun := h.terminal(mode + script)
+	for _, each := range []struct {
+		mode  string
+		lines int // all, or more than the kernel takes
+	}{{"", 380}, {"", 5000}, {"stty -icanon; ", 380}, {"stty -icanon; ", 5000}, {"stty noflsh; ", 5000}} {
+		begun := h.terminal(each.mode + script)
 		a := h.attach(begun.ID, "")
 		a.until("begun")
-		a.send(frameInput, strings.Repeat("typed ahead\n", 5000))
+		a.send(frameInput, strings.Repeat("typed ahead\n", each.lines))
 		s := h.agent.sessions.all[len(h.agent.sessions.all)-1]
 		within(t, 5*time.Second, "the line discipline is full", func() bool {
 			var unread int
@@ -119,8 +122,8 @@ func TestInterruptPassesAFullLineDiscipline(t *testing.T) {
 		a.send(frameSignal, `{"signal":"SIGINT"}`)
 		_, output := a.result()
 		_, after, found := strings.Cut(output[frameStdout], "interrupted")
-		if kept := strings.Contains(after, "typed ahead"); !found || kept != (mode == "stty noflsh; ") {
-			t.Errorf("%s: %.200q", mode, after)
+		if kept := strings.Contains(after, "typed ahead"); !found || kept != (each.mode == "stty noflsh; ") {
+			t.Errorf("%+v: %.200q", each, after)
 		}
 	}
 }

@@ -63,6 +63,14 @@ async def test_cancelled_task_deletes_its_vm() -> None:
     assert [request.method for request in server.seen] == ["POST", "POST", "DELETE"]
 
 
+async def test_unknown_options_of_commands_are_refused() -> None:
+    vm = AsyncStead("key", base_url="http://127.0.0.1:9").vms.ref(VM)
+    with pytest.raises(TypeError, match="timout"):
+        await vm.exec("true", timout=1)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="timout"):
+        vm.exec_stream("true", timout=1)  # type: ignore[call-arg]
+
+
 async def test_fork_returns_vms(client: Client) -> None:
     answer = {"vmId": VM, "forks": [{"id": "fork1", "domains": []}, {"id": "fork2"}]}
     forks, seen = await attempt(
