@@ -115,6 +115,7 @@ async def serving(settings: Settings) -> AsyncIterator[Served]:
         "STEAD_LISTEN": "127.0.0.1:0",
         "STEAD_HTTPS_LISTEN": "127.0.0.1:0",
         "STEAD_HTTP_LISTEN": "127.0.0.1:0",
+        "STEAD_SSH_LISTEN": "127.0.0.1:0",
     }
     process = await asyncio.create_subprocess_exec(
         Path(sys.executable).parent / "stead",

@@ -130,6 +130,7 @@ type identity struct {
 	root     string // "" but in tests
 	bootID   string
 	setClock func(nanoseconds int64) error
+	gateway  bool // the key of the SSH gateway may have been written
 
 	mu      sync.Mutex // one identity at a time
 	machine atomic.Pointer[string]
@@ -172,7 +173,7 @@ func (r *prepareRequest) check() error {
 }
 
 func newIdentity(root string) *identity {
-	i := &identity{root: root, setClock: setClock}
+	i := &identity{root: root, setClock: setClock, gateway: isThere(root + gatewayKey)}
 	content, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		log.Printf("%v", err)
@@ -365,6 +366,11 @@ func (i *identity) apply(request *identityRequest, arrived time.Time) (*identity
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.given = true
+	if len(request.SSHHostKeys) > 0 {
+		if err := i.forgetGateway(); err != nil {
+			return nil, err
+		}
+	}
 	answer := &identityAnswer{Nonce: request.Nonce, BootID: i.bootID, SSHHostKeys: map[string]string{}}
 	// The random pool first: nothing after it may draw the numbers that the template or the parent drew.
 	if err := reseed(request.entropy); err != nil {

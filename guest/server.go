@@ -53,6 +53,7 @@ func (a *agent) handler() http.Handler {
 	mux.HandleFunc("POST /v1/move", a.files.answer(a.files.move))
 	mux.HandleFunc("GET /v1/archive", a.files.answer(a.files.pack))
 	mux.HandleFunc("PUT /v1/archive", a.files.answer(a.files.unpack))
+	mux.HandleFunc("POST /v1/ssh", a.identity.handleSSH)
 	mux.HandleFunc("GET /v1/watch", a.watches.handleWatch)
 	mux.HandleFunc("GET /v1/terminals", a.terminals.handleList)
 	mux.HandleFunc("GET /v1/terminals/{name}", a.terminals.handleOutput)

@@ -17,9 +17,9 @@ import pytest_asyncio
 
 from stead import AsyncStead, Stead
 from stead.api.parts import Installation
-from stead.api.server import running
+from stead.api.server import listen_on, running
 from stead.host.image import BaseImage, ensure_image
-from stead.installation import open_installation
+from stead.installation import open_installation, ssh_gateway
 from stead.machines import Machine, Machines
 from stead.machines.events import MachineEvent
 from stead.settings import Settings
@@ -124,11 +124,15 @@ def events(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> list[MachineE
 
 @pytest_asyncio.fixture(scope="session")
 async def server(installation: Installation, settings: Settings) -> AsyncIterator[Server]:
-    """The API, served over the installation of this run on a port of its own."""
-    async with running(settings.replace(listen="127.0.0.1:0"), installation) as url:
-        account = await installation.accounts.create("tests")
-        _, key = await installation.accounts.create_key(account.id)
-        yield Server(url, key, account.id, installation)
+    """The API and the SSH gateway, served over the installation of this run on ports of their own."""
+    with listen_on("127.0.0.1", 0) as ssh:
+        async with (
+            running(settings.replace(listen="127.0.0.1:0"), installation) as url,
+            ssh_gateway(installation, ssh),
+        ):
+            account = await installation.accounts.create("tests")
+            _, key = await installation.accounts.create_key(account.id)
+            yield Server(url, key, account.id, installation)
 
 
 @pytest_asyncio.fixture(scope="module")

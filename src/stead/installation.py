@@ -4,6 +4,7 @@ The server, the tests and the benchmarks all open installations here.
 """
 
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 
 from stead.api.background import failure
@@ -19,6 +20,7 @@ from stead.edge.edge import Edge
 from stead.edge.listeners import PublicSockets
 from stead.edge.names import GuestResolver
 from stead.edge.routes import Awake
+from stead.edge.ssh.gateway import SshGateway, default_limits
 from stead.errors import MachineNotFound
 from stead.github.links import Links
 from stead.host.interface import narrowed
@@ -113,7 +115,7 @@ async def open_parts(
                 info = None if machines is None else await machines.info(machine_id)
             except MachineNotFound:
                 return False
-            return info is not None and info.account == account and info.purpose == "use"
+            return info is not None and info.belongs_to(account)
 
         async def limits_of(account: str) -> Limits:
             try:
@@ -210,6 +212,26 @@ class _RoutedVms:
     async def ended(self, machine: str) -> None:
         with contextlib.suppress(MachineNotFound):
             await self._machines.wait_for_exit(machine)
+
+
+@contextlib.asynccontextmanager
+async def ssh_gateway(installation: Installation, listening: socket.socket) -> AsyncIterator[SshGateway]:
+    """Serve SSH to the VMs of an installation on a bound socket during the block."""
+    settings, endpoint = installation.settings, installation.ssh
+    gateway = SshGateway(
+        settings.data,
+        installation.callers,
+        installation.identities,
+        installation.machines,
+        default_limits(settings.max_ssh),
+    )
+    async with gateway.serving(listening):
+        endpoint.port, endpoint.host_key = listening.getsockname()[1], gateway.host_key
+        endpoint.host = f"ssh.{settings.domain}" if settings.domain else None
+        try:
+            yield gateway
+        finally:
+            endpoint.port = None
 
 
 class _MachineEvents:

@@ -227,6 +227,14 @@ class Settings(BaseModel):
     """Concurrent API calls; more are refused."""
     max_sockets: Positive = 2000
     """Open WebSockets (terminals, attached processes, forwarded connections); an account has at most half."""
+    ssh_listen: Annotated[
+        str | None,
+        AfterValidator(lambda text: _listen(text) if text else text),
+        Allowed("HOST:PORT with a port up to 65535, such as 0.0.0.0:22, or nothing for no gateway"),
+    ] = None
+    """Address of the SSH gateway: by default 127.0.0.1:2222, or 0.0.0.0:22 with `domain`; empty for none."""
+    max_ssh: Positive = 1000
+    """Open SSH connections; an account has at most half."""
     max_creations: Positive = 64
     """VMs that are being created or wait for it; more are refused."""
     origins: Annotated[tuple[str, ...], _SPLIT] = ("*",)
@@ -284,6 +292,13 @@ class Settings(BaseModel):
         """Host names of the Git server."""
         own = [f"git.{self.domain}"] if self.domain else []
         return (*own, "git.stead.localhost", "git.freestyle.sh")
+
+    @property
+    def ssh_address(self) -> tuple[str, int] | None:
+        """Where the SSH gateway listens; None for no gateway."""
+        if self.ssh_listen == "":
+            return None
+        return address_of(self.ssh_listen or ("0.0.0.0:22" if self.domain else "127.0.0.1:2222"))
 
     @property
     def clone_root(self) -> str:

@@ -69,6 +69,7 @@ FOR_IDENTITIES = {
     ("websocket", "/v1/vms/{vm_id}/pty/sessions/{session_id}"),
     ("websocket", "/v1/vms/{vm_id}/processes/{process_id}/attach"),
     ("websocket", "/v1/vms/{vm_id}/forward/3000"),
+    ("get", "/v1/ssh"),
     ("get", "/observability/v1/logs"),
     ("get", "/auth/v1/whoami"),
     ("get", "/auth/v1/background-requests/{request_id}"),

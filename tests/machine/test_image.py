@@ -183,6 +183,9 @@ def test_timers_consoles_and_network_managers_are_off(image: BaseImage) -> None:
     for unit in ("apt-daily.timer", "systemd-tmpfiles-clean.timer", "systemd-networkd.service", "tmp.mount"):
         assert link(image, f"/etc/systemd/system/{unit}") == "/dev/null"
     assert "ssh.socket" in names(image, "/etc/systemd/system/sockets.target.wants")
+    command = "AuthorizedKeysCommand /usr/local/bin/fetch-ssh-keys"
+    assert command in debugfs(image, "cat /etc/ssh/sshd_config.d/stead.conf").splitlines()
+    assert "Mode:  0755" in debugfs(image, "stat /usr/local/bin/fetch-ssh-keys")
     wanted = names(image, "/etc/systemd/system/multi-user.target.wants")
     assert not wanted & {"ssh.service", "systemd-networkd.service"}
     assert not any(

@@ -6,6 +6,7 @@ of the server at any call.
 
 import asyncio
 import contextlib
+import socket
 from collections import ChainMap
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -227,6 +228,19 @@ class FakeHost:
         agent = Agent(lambda: self.world.dial(place), place.machine)
         self._agents.append(agent)
         return agent
+
+    async def dial(self, place: Place, port: int) -> socket.socket:
+        with self.call("dial"):
+            if not self.world.alive(place.machine):
+                raise ConnectionRefusedError
+            link = socket.socket()
+            link.setblocking(False)
+            try:
+                await asyncio.get_running_loop().sock_connect(link, self.world.ports[port])
+            except BaseException:
+                link.close()
+                raise
+            return link
 
     async def kill(self, process: ProcessId) -> None:
         with self.call("kill"):

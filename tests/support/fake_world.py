@@ -13,6 +13,7 @@ import socket
 import struct
 import time
 from collections import ChainMap
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,6 +117,10 @@ class World:
         self.quarantine: list[str] = []
         self.violations: list[str] = []
         self.traffic: dict[int, int] = {}
+        self.ports: dict[int, tuple[str, int]] = {}
+        """Where the ports of all VMs really are."""
+        self.on_ssh: Callable[[str, dict[str, Any]], dict[str, Any]] | None = None
+        """Answers the agents' call about SSH, by VM."""
         self.slots = range(1000)
         self.free_memory = 1 << 40
         self.free_disk = 1 << 40
@@ -208,7 +213,7 @@ class World:
                 if headers.get("connection") == "upgrade":
                     return
                 continue
-            status, answer = Guest(process).answer(head[0].split()[1], body)
+            status, answer = Guest(process, self).answer(head[0].split()[1], body)
             writer.write(b"HTTP/1.1 %d x\r\nContent-Length: %d\r\n\r\n%s" % (status, len(answer), answer))
             await writer.drain()
 
@@ -216,8 +221,9 @@ class World:
 class Guest:
     """What runs inside a VM: an agent, and commands that change its memory, its page cache or its disk."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, world: World) -> None:
         self._process = process
+        self._world = world
 
     def answer(self, target: str, body: bytes) -> tuple[int, bytes]:
         match target:
@@ -227,6 +233,9 @@ class Guest:
                 return 200, json.dumps(self._identify(json.loads(body))).encode()
             case "/v1/exec":
                 return 200, self._exec(json.loads(body)["argv"])
+            case "/v1/ssh" if self._world.on_ssh is not None:
+                asked = self._world.on_ssh(self._process.place.machine, json.loads(body))
+                return 200, json.dumps(asked).encode()
             case "/v1/sync":
                 self._process.sync()
                 return 200, b"{}"

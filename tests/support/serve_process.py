@@ -27,6 +27,7 @@ def environment(settings: Settings) -> dict[str, str]:
         "STEAD_LISTEN": "127.0.0.1:0",
         "STEAD_HTTPS_LISTEN": "127.0.0.1:0",
         "STEAD_HTTP_LISTEN": "127.0.0.1:0",
+        "STEAD_SSH_LISTEN": "127.0.0.1:0",
     }
 
 

@@ -20,6 +20,7 @@ from stead.guest.agent import Agent
 from stead.guest.execution import ExecRequest, collect, follow
 from stead.guest.files import GuestFiles
 from stead.guest.identity import GuestIdentity, confer
+from stead.guest.ssh import admit_gateway
 from stead.guest.watchdog import Watchdog, parsing
 from stead.guest.watching import watch
 from support.hostile_agent import chunks, frame, hostile, turning, whole
@@ -81,6 +82,7 @@ MALFORMED = {
             "size": [],
             "files": {},
             "ssh_host_keys": 5,
+            "host_keys": [7],
             "time_ns": "x",
             "type": [],
         }
@@ -108,6 +110,7 @@ async def _ask_everything(agent: Agent) -> list[object]:
         files.write("/a", b"x"),
         files.upload_tar("/a", b""),
         confer(agent, identity, timeout=5),
+        admit_gateway(agent, "vm", "ssh-ed25519 AAAA"),
         first_event(),
         command(),
         return_exceptions=True,

@@ -30,6 +30,7 @@ from stead.api import (
     repos,
     snapshots,
     sockets,
+    ssh,
     systemd,
     terminals,
     tickets,
@@ -83,7 +84,7 @@ def create_app(installation: Installation | None = None) -> FastAPI:
     # The order matters: /v1/vms/snapshots must not match /v1/vms/{vm_id}.
     for module in (creation, snapshots, builds, vms, guests, watching, terminals, systemd, identities):
         app.include_router(module.router)
-    for module in (pty, processes, forward, tickets):
+    for module in (pty, processes, forward, tickets, ssh):
         app.include_router(module.router)
     for module in (repos, repo_search, triggers, github_sync, logs, account, domains, unimplemented):
         app.include_router(module.router)

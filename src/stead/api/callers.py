@@ -122,7 +122,7 @@ async def owned_vm(vm_id: VmId, caller: Owner, machines: MachinesDep) -> Machine
 
 async def find_owned(machines: Machines, caller: Caller, vm_id: str) -> MachineInfo:
     info = await machines.info(vm_id)
-    if info.account != caller.account or info.purpose != "use":
+    if not info.belongs_to(caller.account):
         raise MachineNotFound(vm_id)
     return info
 

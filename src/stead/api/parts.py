@@ -38,6 +38,16 @@ class VmHosting:
     builder: Builder
 
 
+@dataclass
+class SshEndpoint:
+    """Where the SSH gateway listens, while it does."""
+
+    port: int | None = None
+    host: str | None = None
+    """Its public name; None for the host of the API."""
+    host_key: str = ""
+
+
 @dataclass(frozen=True)
 class Installation:
     """The open parts of one installation; `stead/installation.py` opens them."""
@@ -63,6 +73,7 @@ class Installation:
     triggers: Triggers
     links: Links
     vms: VmHosting | None
+    ssh: SshEndpoint = field(default_factory=SshEndpoint)
     tickets: Tickets = field(default_factory=Tickets)
     exited: ExitedSessions = field(default_factory=ExitedSessions)
 
@@ -116,6 +127,7 @@ CallersDep = Annotated[Callers, _part(lambda here: here.callers)]
 ExitedDep = Annotated[ExitedSessions, _part(lambda here: here.exited)]
 TicketsDep = Annotated[Tickets, _part(lambda here: here.tickets)]
 DomainsDep = Annotated[Domains, _part(lambda here: here.domains)]
+SshDep = Annotated[SshEndpoint, _part(lambda here: here.ssh)]
 IdentitiesDep = Annotated[Identities, _part(lambda here: here.identities)]
 ReposDep = Annotated[Repos, _part(lambda here: here.repos)]
 AccessDep = Annotated[RepoAccess, _part(lambda here: here.access)]

@@ -44,7 +44,10 @@ class _Server(uvicorn.Server):
 
 def bind(settings: Settings) -> socket.socket:
     """Bind the socket, before anything else is opened: a port in use fails at once."""
-    host, port = settings.address
+    return listen_on(*settings.address)
+
+
+def listen_on(host: str, port: int) -> socket.socket:
     try:
         info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listening = socket.socket(*info[:3])
@@ -56,7 +59,7 @@ def bind(settings: Settings) -> socket.socket:
             listening.close()
             raise
     except OSError as error:
-        raise HostError(f"cannot listen on {settings.listen}: {error.strerror}") from error
+        raise HostError(f"cannot listen on {host}:{port}: {error.strerror}") from error
     return listening
 
 

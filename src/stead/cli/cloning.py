@@ -19,9 +19,10 @@ from urllib.parse import urlsplit
 from stead.cli.connection import target
 from stead.cli.output import fail, note
 from stead.cli.signals import ignore_repeated_signals, signals_as_exits
+from stead.cli.temporary_identity import delete_identity
 
 if TYPE_CHECKING:
-    from stead.sdk import Identity, Stead
+    from stead.sdk import Stead
     from stead.sdk.git_models import RepoInfo
     from stead.sdk.models import Permission
 
@@ -98,16 +99,7 @@ def _credential(stead: "Stead", info: "RepoInfo", permission: "Permission") -> I
         kept = True
     finally:
         if not kept:
-            _delete(identity)
-
-
-def _delete(identity: "Identity") -> None:
-    try:
-        with ignore_repeated_signals():
-            identity.delete()
-    except BaseException:
-        note(f"identity {identity.id} was not deleted: run `stead identity delete {identity.id}`")
-        raise
+            delete_identity(identity)
 
 
 def _run_git(url: str, folder: Path, credential: Credential | None) -> None:

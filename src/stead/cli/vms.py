@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stead.cli import creation, files, forward, logs, processes, remote, shell
+from stead.cli import creation, files, forward, logs, processes, remote, shell, ssh
 from stead.cli.connection import connected
 from stead.cli.output import Json, ago, local_time, print_facts, print_json, print_table, show_progress
 from stead.cli.references import VM_HELP, Vm, Vms, complete_vm, find_vms
@@ -311,6 +311,7 @@ app.command("shell")(shell.shell)
 app.command("attach")(shell.attach)
 app.command("sessions")(shell.sessions)
 app.command("forward")(forward.forward)
+app.command("ssh", cls=ssh.SshCommand)(ssh.ssh)
 app.add_typer(files.app, name="fs")
 app.command("cp")(files.copy)
 app.command("logs")(logs.logs)

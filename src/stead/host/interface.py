@@ -4,6 +4,7 @@ QMP, QEMU's command line, paths, namespaces and cgroups stay behind it. `local.p
 tests of rules have a host in memory.
 """
 
+import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -274,6 +275,9 @@ class Host(Protocol):
         """ProcessLookupError when it has ended."""
 
     def agent(self, place: Place) -> Agent: ...
+    async def dial(self, place: Place, port: int) -> socket.socket:
+        """A TCP connection to a port of a VM, as a non-blocking socket. OSError when the VM refuses it."""
+
     async def kill(self, process: ProcessId) -> None: ...
     def inventory(self) -> Inventory: ...
     def tidy(self, machine: str) -> None:

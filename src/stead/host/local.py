@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import os
 import shutil
+import socket
 from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -378,6 +379,9 @@ class LocalHost:
 
     def agent(self, place: Place) -> Agent:
         return Agent(lambda: self.network.agent_socket(place.slot), place.machine)
+
+    async def dial(self, place: Place, port: int) -> socket.socket:
+        return await self.network.dial(place.slot, port)
 
     async def kill(self, process: ProcessId) -> None:
         await kill(process)

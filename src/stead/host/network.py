@@ -157,6 +157,24 @@ class Network:
 
         return await self._thread.call(make)
 
+    async def dial(self, slot: int, port: int) -> socket.socket:
+        """A TCP connection from the namespace to a port of a slot's data address; OSError if refused."""
+
+        def make() -> socket.socket:
+            link = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+            link.setblocking(False)
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return link
+
+        link = await self._thread.call(make)
+        try:
+            address = str(addresses.machine_address(slot))
+            await asyncio.get_running_loop().sock_connect(link, (address, port))
+        except BaseException:
+            link.close()
+            raise
+        return link
+
     async def traffic(self) -> dict[int, int]:
         """IPv4 bytes of each slot's data NIC in both directions, since this installation was opened.
 

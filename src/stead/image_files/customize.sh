@@ -63,7 +63,7 @@ mv "$root/boot/vmlinuz-$kernel" "$out/kernel"
 chroot "$root" dpkg --purge busybox-static
 
 # New VMs install packages at once: the package lists and apt's index of them are part of the image.
-chmod 0755 "$root/usr/local/sbin/apt-get"
+chmod 0755 "$root/usr/local/sbin/apt-get" "$root/usr/local/bin/fetch-ssh-keys"
 ln -s apt-get "$root/usr/local/sbin/apt"
 rm -f "$root/etc/apt/apt.conf.d/99mmdebstrap"
 chroot "$root" apt-get clean

@@ -45,6 +45,7 @@ class Use(StrEnum):
     PROCESS = "process"
     FORWARD = "forwarded port"
     DOMAIN = "request for a mapped domain"
+    SSH = "SSH connection"
     GUEST = "guest access"
     START = "start request"
     STOP = "stop request"

@@ -65,6 +65,10 @@ class MachineInfo:
     layer: str | None
     """The read-only disk layer below its own."""
 
+    def belongs_to(self, account: str) -> bool:
+        """Whether an account sees and uses it: VMs of builds are not theirs yet."""
+        return self.account == account and self.purpose == "use"
+
 
 _STATES = {state.value: state for state in State}
 

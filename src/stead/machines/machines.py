@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import socket
 from collections.abc import AsyncIterator, Sequence
 
 from stead.deadlines import scaled
@@ -301,6 +302,10 @@ class Machines:
     async def suspended_terminals(self, machine_id: str) -> Sequence[Session] | None:
         """The terminals that a suspended VM had; None when they are not known: then ask its guest."""
         return parse_terminals(await self._store.terminals(machine_id))
+
+    async def dial(self, machine_id: str, port: int) -> socket.socket:
+        """A TCP connection to a port of a running VM, as a non-blocking socket; OSError if refused."""
+        return await self.host.dial((await self.journal.find(machine_id)).place, port)
 
     async def rename(self, machine_id: str, name: str | None) -> MachineInfo:
         """Change or remove a VM's name, in any state. Its hostname and id stay."""

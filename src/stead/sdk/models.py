@@ -467,6 +467,16 @@ class Whoami(Model, frozen=True):
     """Set if the credentials are an identity's access token."""
 
 
+class SshGateway(Model, frozen=True):
+    """Where `ssh` reaches the VMs."""
+
+    port: int
+    host_key: str
+    """Its public host key, as in known_hosts."""
+    host: str | None = None
+    """None: the host of the API."""
+
+
 class IdentityInfo(Model, frozen=True):
     """An identity and how many VMs and repositories it has permissions for."""
 

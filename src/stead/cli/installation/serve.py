@@ -73,6 +73,8 @@ async def _serve(settings: "Settings", changes: dict[str, Any], as_json: bool) -
         https = public_url(installation.settings, public.https_port)
         tasks.start(_greet(installation, listening, https, as_json), "print the address")
         tasks.start(_prepare(installation), "prepare the template")
+        if ssh is not None:
+            tasks.start(_serve_ssh(installation, ssh), "SSH gateway")
 
     @contextlib.asynccontextmanager
     async def front(installation: "Installation") -> AsyncIterator[list[socket.socket]]:
@@ -83,9 +85,42 @@ async def _serve(settings: "Settings", changes: dict[str, Any], as_json: bool) -
         _end_by_signal(),
         server.bind(settings) as listening,
         bind_public(settings) as public,
+        _bind_ssh(settings) as ssh,
         _explain_lock_timeout(settings),
     ):
         await server.serve(open_installation(settings), listening, ready, front)
+
+
+@contextlib.contextmanager
+def _bind_ssh(settings: "Settings") -> "Iterator[socket.socket | None]":
+    """The socket of the SSH gateway; None when there is to be none, or its default port is in use."""
+    from stead.api.server import listen_on
+    from stead.errors import HostError
+    from stead.logs import get_logger
+
+    if settings.ssh_address is None:
+        yield None
+        return
+    try:
+        listening = listen_on(*settings.ssh_address)
+    except HostError as error:
+        if settings.ssh_listen is not None:
+            raise
+        get_logger("stead.serve").warning("no SSH gateway: set STEAD_SSH_LISTEN", error=str(error))
+        yield None
+        return
+    with listening:
+        yield listening
+
+
+async def _serve_ssh(installation: "Installation", listening: socket.socket) -> None:
+    from stead.installation import ssh_gateway
+    from stead.logs import get_logger
+
+    async with ssh_gateway(installation, listening):
+        host, port = listening.getsockname()[:2]
+        get_logger("stead.serve").info("ssh gateway listening", address=f"{host}:{port}")
+        await asyncio.Event().wait()
 
 
 @contextlib.contextmanager

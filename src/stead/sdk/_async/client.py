@@ -11,7 +11,7 @@ from stead.sdk._async.connection import AsyncConnection
 from stead.sdk._async.identities import AsyncIdentities
 from stead.sdk._async.logs import AsyncLogs
 from stead.sdk._async.vms import AsyncVms
-from stead.sdk.models import Whoami
+from stead.sdk.models import SshGateway, Whoami
 from stead.sdk.parsing import parse
 from stead.sdk.requests import DEFAULT_TIMEOUT, UNSET, Unset, connection_settings, request
 from stead.sdk.retries import RetryPolicy
@@ -84,6 +84,10 @@ class AsyncStead:
     async def whoami(self) -> Whoami:
         """The account of the credentials, and the identity if they are an access token."""
         return parse(Whoami, await self._connection.call(request("GET", "/auth/v1/whoami")))
+
+    async def ssh_gateway(self) -> SshGateway:
+        """Where `ssh` reaches the VMs, and the gateway's host key."""
+        return parse(SshGateway, await self._connection.call(request("GET", "/v1/ssh")))
 
     async def fetch(
         self,

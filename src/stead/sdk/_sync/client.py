@@ -12,7 +12,7 @@ from stead.sdk._sync.connection import Connection
 from stead.sdk._sync.identities import Identities
 from stead.sdk._sync.logs import Logs
 from stead.sdk._sync.vms import Vms
-from stead.sdk.models import Whoami
+from stead.sdk.models import SshGateway, Whoami
 from stead.sdk.parsing import parse
 from stead.sdk.requests import DEFAULT_TIMEOUT, UNSET, Unset, connection_settings, request
 from stead.sdk.retries import RetryPolicy
@@ -85,6 +85,10 @@ class Stead:
     def whoami(self) -> Whoami:
         """The account of the credentials, and the identity if they are an access token."""
         return parse(Whoami, self._connection.call(request("GET", "/auth/v1/whoami")))
+
+    def ssh_gateway(self) -> SshGateway:
+        """Where `ssh` reaches the VMs, and the gateway's host key."""
+        return parse(SshGateway, self._connection.call(request("GET", "/v1/ssh")))
 
     def fetch(
         self,

@@ -1,0 +1,102 @@
+"""SSH connections into VMs: the gateway logs in to the VM's own OpenSSH server."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import asyncssh
+
+from stead.deadlines import scaled
+from stead.edge.ssh.host_key import public_line
+from stead.errors import GuestError, SteadError
+from stead.guest.agent import Agent
+from stead.guest.ssh import admit_gateway
+from stead.machines import Machines
+from stead.machines.events import Use
+from stead.machines.start import Attached
+
+_PORT = 22
+_DIAL_TIMEOUT = scaled(10.0)
+_LOGIN_TIMEOUT = scaled(60.0)
+_HOST_KEY_KINDS = ("ssh-ed25519 ", "ecdsa-sha2-", "ssh-rsa ")
+
+
+class VmLoginFailed(SteadError):
+    """The VM cannot be logged in to; the message is for the client, who may use this VM."""
+
+
+@dataclass(frozen=True)
+class VmLogin:
+    attached: Attached
+    connection: asyncssh.SSHClientConnection
+
+
+class VmLogins:
+    """Logs in to VMs, by a key for each run of a VM that only this object knows.
+
+    A copy of a VM does not accept the key of the original: its agent forgets it with the old identity.
+    """
+
+    def __init__(self, machines: Machines) -> None:
+        self._machines = machines
+        self._keys: WeakKeyDictionary[Agent, asyncssh.SSHKey] = WeakKeyDictionary()
+
+    async def open(self, vm: str, user: str) -> VmLogin:
+        """Wake or start a VM and log in. Raises SteadError."""
+        attached = await self._machines.attached(vm, Use.SSH)
+        key = self._key(attached.agent)
+        try:
+            host_keys = await admit_gateway(attached.agent, vm, public_line(key))
+        except GuestError as error:
+            raise VmLoginFailed(f"VM {vm} does not prepare SSH: {error}") from error
+        try:
+            async with asyncio.timeout(_DIAL_TIMEOUT):
+                link = await self._machines.dial(vm, _PORT)
+        except OSError as error:  # TimeoutError is one
+            raise VmLoginFailed(
+                f"nothing listens on port {_PORT} of VM {vm}: run `systemctl start ssh.socket` in it"
+            ) from error
+        try:
+            connection = await asyncssh.connect(
+                sock=link,
+                config=None,
+                username=user,
+                client_keys=[key],
+                known_hosts=(_trusted(vm, host_keys), [], []),
+                agent_path=None,
+                preferred_auth="publickey",
+                client_version="Stead",
+                compression_algs=["none"],
+                login_timeout=_LOGIN_TIMEOUT,
+                # A VM is not kept awake by them.
+                keepalive_interval=0,
+            )
+        except asyncssh.PermissionDenied as error:
+            raise VmLoginFailed(
+                f"VM {vm} does not let {user} log in: the account must exist and have a login shell, and sshd"
+                " must have its AuthorizedKeysCommand /usr/local/bin/fetch-ssh-keys"
+            ) from error
+        except (asyncssh.Error, OSError) as error:
+            link.close()
+            raise VmLoginFailed(f"the SSH server of VM {vm} failed: {error}") from error
+        return VmLogin(attached, connection)
+
+    def _key(self, agent: Agent) -> asyncssh.SSHKey:
+        key = self._keys.get(agent)
+        if key is None:
+            key = self._keys[agent] = asyncssh.generate_private_key("ssh-ed25519", comment="stead-gateway")
+        return key
+
+
+def _trusted(vm: str, lines: Sequence[str]) -> list[asyncssh.SSHKey]:
+    found = []
+    for line in lines:
+        if line.startswith(_HOST_KEY_KINDS):
+            try:
+                found.append(asyncssh.import_public_key(line))
+            except asyncssh.KeyImportError as error:
+                raise VmLoginFailed(f"VM {vm} has an invalid SSH host key: {error}") from error
+    if not found:
+        raise VmLoginFailed(f"VM {vm} has no SSH host key")
+    return found

@@ -1,0 +1,483 @@
+"""The SSH gateway with real OpenSSH clients. VMs are in memory; a real sshd stands for that of all VMs."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from stead.api.server import listen_on
+from stead.edge.ssh import client
+from stead.edge.ssh.gateway import SshGateway
+from stead.installation import ssh_gateway
+from stead.machines import State
+from support.fake_site import TOKEN, FakeSite, fake_site
+from support.sshd import Sshd, find_sshd, running_sshd
+from support.waiting import until
+
+pytestmark = pytest.mark.usefixtures("root", "network")
+
+Process = asyncio.subprocess.Process
+WAIT = 120
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True)
+class Scene:
+    site: FakeSite
+    sshd: Sshd
+    gateway: SshGateway
+    port: int
+    home: Path
+
+    @property
+    def token(self) -> str:
+        return self.site.callers["granted"][TOKEN]
+
+    @property
+    def login(self) -> str:
+        return f"{self.site.vm},{self.token}"
+
+    @property
+    def options(self) -> list[str]:
+        known = self.home / "known_hosts"
+        known.write_text(f"[127.0.0.1]:{self.port} {self.gateway.host_key}\n")
+        return [
+            *("-F", "none", "-o", f"UserKnownHostsFile={known}", "-o", "StrictHostKeyChecking=yes"),
+            *("-o", "BatchMode=yes", "-o", "ConnectTimeout=90"),
+        ]
+
+    async def start(self, *command: str | Path) -> Process:
+        pipe = asyncio.subprocess.PIPE
+        return await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
+
+    async def run(self, *command: str | Path, stdin: bytes = b"") -> Ended:
+        process = await self.start(*command)
+        try:
+            out, err = await asyncio.wait_for(process.communicate(stdin), WAIT)
+        finally:
+            if process.returncode is None:
+                process.kill()
+        return Ended(process.returncode or 0, out.decode(errors="replace"), err.decode(errors="replace"))
+
+    def ssh_command(self, *arguments: str, login: str | None = None) -> list[str]:
+        where = ["-p", str(self.port), f"{login or self.login}@127.0.0.1"]
+        return ["ssh", *self.options, *where, *arguments]
+
+    async def ssh(self, *arguments: str, login: str | None = None, stdin: bytes = b"") -> Ended:
+        return await self.run(*self.ssh_command(*arguments, login=login), stdin=stdin)
+
+    @contextlib.asynccontextmanager
+    async def connected(self, *options: str) -> AsyncIterator[Process]:
+        """A connection that lasts, with `cat` in the VM."""
+        process = await self.start(*self.ssh_command(*options, "cat"))
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(b"begun\n")
+        try:
+            assert await asyncio.wait_for(process.stdout.readline(), WAIT) == b"begun\n"
+            yield process
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+    async def token_for(self, *users: str, vm: str | None = None) -> tuple[str, str]:
+        """A new identity with permission for these Linux users, and its token."""
+        identities, account = self.site.installation.identities, self.site.account
+        made = await identities.create(account)
+        await identities.grant(account, made.id, vm or self.site.vm, users or None)
+        return made.id, (await identities.create_token(account, made.id))[1]
+
+
+@pytest_asyncio.fixture(scope="module")
+async def scene(root: None, network: None, cache: Path) -> AsyncIterator[Scene]:
+    with tempfile.TemporaryDirectory(prefix="stead-ssh-", dir="/var/tmp") as folder:
+        async with (
+            running_sshd(Path(folder) / "sshd", find_sshd(cache)) as sshd,
+            fake_site(Path(folder)) as site,
+        ):
+            site.world.ports[22] = sshd.address
+            site.world.on_ssh = sshd.agent
+            with listen_on("127.0.0.1", 0) as listening:
+                async with ssh_gateway(site.installation, listening) as gateway:
+                    yield Scene(site, sshd, gateway, listening.getsockname()[1], Path(folder))
+
+
+async def test_a_command_with_input_output_and_exit_code(scene: Scene) -> None:
+    ended = await scene.ssh("cat; echo to-stderr >&2; exit 7", stdin=b"through the gateway")
+    assert (ended.code, ended.out, ended.err) == (7, "through the gateway", "to-stderr\n")
+    assert (await scene.ssh("kill -TERM $$")).code == 255, "ssh's code for a signal"
+
+
+@pytest.mark.parametrize("separator", [":", ","])
+async def test_the_user_name_selects_vm_and_linux_user(scene: Scene, separator: str) -> None:
+    assert (await scene.ssh("id -un", login=f"{scene.site.vm}{separator}{scene.token}")).out == "root\n"
+    assert (await scene.ssh("id -un", login=f"{scene.site.vm}+dev{separator}{scene.token}")).out == "dev\n"
+
+
+async def test_a_token_as_the_password(scene: Scene) -> None:
+    helper = scene.home / "askpass"
+    helper.write_text(f"#!/bin/sh\necho {scene.token}\n")
+    helper.chmod(0o700)
+    command = scene.ssh_command("echo in", login=scene.site.vm)
+    command[command.index("BatchMode=yes")] = "BatchMode=no"
+    for method in ("password", "keyboard-interactive"):
+        chosen = [*command[:1], "-o", f"PreferredAuthentications={method}", *command[1:]]
+        environment = {**os.environ, "SSH_ASKPASS": str(helper), "SSH_ASKPASS_REQUIRE": "force"}
+        process = await asyncio.create_subprocess_exec(
+            *chosen, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        assert await asyncio.wait_for(process.communicate(), WAIT) == (b"in\n", b"")
+
+
+async def test_refused_logins_learn_nothing(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong token, another identity's, a VM of nobody: one answer. API keys are named as such."""
+    _, allowed = await scene.token_for("dev")
+    unknown = "unknown VM or token"
+    key = scene.site.callers["owner"]["Authorization"].removeprefix("Bearer ")
+    other = scene.site.callers["ungranted"][TOKEN]
+    for login, why in [
+        (f"{scene.site.vm}:{'stid_' + 'x' * 43}", unknown),
+        (f"{scene.site.vm}:{other}", unknown),
+        (f"aaaaaaaaaaaaaaaaaaaa:{scene.token}", unknown),
+        (f"{scene.site.vm}:{key}", "API keys are not accepted here"),
+        (f"{scene.site.vm}+root:{allowed}", "Linux user root is not allowed; allowed users: dev"),
+        ("Root:x", "the user name must be VM"),
+    ]:
+        ended = await scene.ssh("echo in", login=login)
+        assert (ended.code, ended.out) == (255, ""), login
+        assert why in ended.err and "(trace " in ended.err, ended.err
+        assert scene.token not in ended.err
+    assert (await scene.ssh("id -un", login=f"{scene.site.vm}:{allowed}")).out == "dev\n", (
+        "the only one allowed"
+    )
+
+
+async def test_an_account_that_cannot_log_in_is_explained(scene: Scene) -> None:
+    ended = await scene.ssh("echo in", login=f"{scene.site.vm}+nobody-here,{scene.token}")
+    assert ended.code == 255 and "does not let nobody-here log in" in ended.err
+
+
+async def test_the_vm_gets_a_key_of_its_own_and_never_the_token(scene: Scene) -> None:
+    assert (await scene.ssh("true")).code == 0
+    asked = scene.sshd.admitted[-1]
+    assert asked["vm"] == scene.site.vm
+    assert asked["authorized_key"].startswith("ssh-ed25519 ")
+    files = [path for path in scene.sshd.folder.rglob("*") if path.is_file()]
+    assert files and not any(scene.token.encode() in path.read_bytes() for path in files)
+    environment = await scene.ssh("env; cat /proc/$PPID/cmdline")
+    assert "SSH_CONNECTION" in environment.out and scene.token not in environment.out
+
+
+async def test_a_server_that_shows_another_host_key_is_refused(scene: Scene) -> None:
+    real = dict(scene.sshd.host_keys)
+    try:
+        name = "ssh_host_ed25519_key.pub"
+        (scene.home / "other").unlink(missing_ok=True)
+        await scene.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", scene.home / "other")
+        scene.sshd.host_keys = {name: (scene.home / "other.pub").read_text()}
+        ended = await scene.ssh("echo in")
+        assert ended.code == 255 and "the SSH server of VM" in ended.err and ended.out == ""
+    finally:
+        scene.sshd.host_keys = real
+    assert (await scene.ssh("echo in")).out == "in\n"
+
+
+async def test_no_version_in_the_banner(scene: Scene) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", scene.port)
+    assert await asyncio.wait_for(reader.readline(), 10) == b"SSH-2.0-Stead\r\n"
+    writer.close()
+
+
+# Terminals, files, forwarding
+
+
+async def test_a_terminal_with_resize(scene: Scene) -> None:
+    """A pty of our own around ssh, as a user has it."""
+    import fcntl
+    import struct
+    import termios
+
+    def size(rows: int, columns: int) -> None:
+        fcntl.ioctl(near, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    near, far = os.openpty()
+    size(30, 90)
+    command = scene.ssh_command("-tt", "stty size; read line; stty size; echo $TERM; exit 5")
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=far, stdout=far, stderr=far, env={**os.environ, "TERM": "xterm-special"}
+    )
+    os.close(far)
+    os.set_blocking(near, False)
+    shown = b""
+
+    async def read() -> bool:
+        nonlocal shown
+        with contextlib.suppress(BlockingIOError, OSError):
+            shown += os.read(near, 4096)
+        return b"30 90" in shown
+
+    assert await until(read, WAIT), shown
+    size(50, 120)
+    process.send_signal(signal.SIGWINCH)
+    await asyncio.sleep(0.5)
+    os.write(near, b"go\n")
+    assert await asyncio.wait_for(process.wait(), WAIT) == 5
+    await read()
+    os.close(near)
+    assert b"50 120" in shown and b"xterm-special" in shown, shown
+
+
+async def test_scp_sftp_and_rsync_copy_files_and_folders(scene: Scene, tmp_path: Path) -> None:
+    source, target = tmp_path / "source", scene.sshd.folder / "target"
+    (source / "folder").mkdir(parents=True)
+    (source / "folder/large").write_bytes(os.urandom(5_000_000))
+    (source / "empty").touch()
+    scp = ["scp", "-q", *scene.options, "-P", str(scene.port), "-r"]
+    for old in ([], ["-O"]):
+        ended = await scene.run(*scp, *old, source, f"{scene.login}@127.0.0.1:{target}")
+        assert (ended.code, ended.err) == (0, "")
+        ended = await scene.run(*scp, *old, f"{scene.login}@127.0.0.1:{target}", tmp_path / f"back{len(old)}")
+        assert (ended.code, ended.err) == (0, "")
+        for copy in (target, tmp_path / f"back{len(old)}"):
+            assert (copy / "folder/large").read_bytes() == (source / "folder/large").read_bytes()
+            assert (copy / "empty").exists()
+        await scene.run("rm", "-r", target)
+    batch = f"mkdir {target}\nput {source}/folder/large {target}/sent\nget {target}/sent {tmp_path}/got\n"
+    batch += f"ls {target}\n"
+    sftp = ["sftp", "-q", *scene.options, "-P", str(scene.port), "-b", "-", f"{scene.login}@127.0.0.1"]
+    ended = await scene.run(*sftp, stdin=batch.encode())
+    assert ended.code == 0 and f"{target}/sent" in ended.out, ended.err
+    assert (tmp_path / "got").read_bytes() == (source / "folder/large").read_bytes()
+    shell = " ".join(["ssh", *scene.options, "-p", str(scene.port)])
+    remote = f"{scene.login}@127.0.0.1:{target}/rsync/"
+    assert (await scene.run("rsync", "-a", "-e", shell, f"{source}/", remote)).err == ""
+    ended = await scene.run("rsync", "-a", "--delete", "-e", shell, remote, tmp_path / "synced/")
+    assert (ended.code, ended.err) == (0, "")
+    assert (tmp_path / "synced/folder/large").read_bytes() == (source / "folder/large").read_bytes()
+
+
+async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Speaks first, then returns what it gets in capitals, also after the end of its input."""
+    writer.write(b"hello\n")
+    data = await reader.read()
+    writer.write(data.upper())
+    writer.close()
+
+
+async def _asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, size: int = 3) -> bytes:
+    assert await asyncio.wait_for(reader.readline(), WAIT) == b"hello\n"
+    writer.write(b"abc" * (size // 3))
+    writer.write_eof()
+    answer = await asyncio.wait_for(reader.read(), WAIT)
+    writer.close()
+    return answer
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
+@pytest_asyncio.fixture
+async def echo() -> AsyncIterator[int]:
+    server = await asyncio.start_server(_echo, "127.0.0.1", 0)
+    yield server.sockets[0].getsockname()[1]
+    server.close()
+
+
+@pytest.mark.parametrize("direction", ["-L", "-R"])
+async def test_forwarded_ports_in_both_directions(scene: Scene, echo: int, direction: str) -> None:
+    port = _free_port()
+    async with scene.connected(
+        direction, f"127.0.0.1:{port}:127.0.0.1:{echo}", "-o", "ExitOnForwardFailure=yes"
+    ):
+        answers = await asyncio.gather(
+            *[_asked(*await asyncio.open_connection("127.0.0.1", port), size) for size in (3, 300_000, 3)]
+        )
+        assert [len(answer) for answer in answers] == [3, 300_000, 3]
+        assert set(b"".join(answers)) == set(b"ABC")
+
+
+async def test_a_forwarded_port_that_is_closed(scene: Scene) -> None:
+    closed, port = _free_port(), _free_port()
+    async with scene.connected("-L", f"127.0.0.1:{port}:127.0.0.1:{closed}") as process:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert await asyncio.wait_for(reader.read(), WAIT) == b""
+        writer.close()
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(b"still here\n")
+        assert await asyncio.wait_for(process.stdout.readline(), WAIT) == b"still here\n"
+
+
+async def test_forwarded_unix_sockets(scene: Scene, echo: int) -> None:
+    async with scene.connected("-R", f"{scene.home}/far.sock:127.0.0.1:{echo}"):
+        assert await _asked(*await asyncio.open_unix_connection(f"{scene.home}/far.sock")) == b"ABC"
+        async with scene.connected("-L", f"{scene.home}/near.sock:{scene.home}/far.sock"):
+            assert await _asked(*await asyncio.open_unix_connection(f"{scene.home}/near.sock")) == b"ABC"
+
+
+async def test_an_editor_installs_its_server_and_connects_to_it(scene: Scene) -> None:
+    """As Remote-SSH does: `ssh -T -D PORT HOST bash` runs a script from its input, which prints the port of a
+    server that it started; the editor then connects to it through the SOCKS proxy."""
+    proxy = _free_port()
+    script = b"""
+python3 - <<'END' & disown
+import socket
+server = socket.create_server(("127.0.0.1", 0))
+print(f"listeningOn=={server.getsockname()[1]}==", flush=True)
+connection, _ = server.accept()
+connection.sendall(b"hello\\n")
+connection.sendall(connection.recv(3).upper())
+END
+echo started
+"""
+    process = await scene.start(*scene.ssh_command("-T", "-D", str(proxy), "bash"))
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        process.stdin.write(script)
+        port = None
+        while port is None:
+            line = (await asyncio.wait_for(process.stdout.readline(), WAIT)).decode()
+            assert line, "ssh has ended"
+            if line.startswith("listeningOn=="):
+                port = int(line.split("==")[1])
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy)
+        writer.write(b"\x05\x01\x00")
+        assert await reader.readexactly(2) == b"\x05\x00"
+        writer.write(b"\x05\x01\x00\x01\x7f\x00\x00\x01" + port.to_bytes(2, "big"))
+        assert (await reader.readexactly(10))[:2] == b"\x05\x00"
+        assert await _asked(reader, writer) == b"ABC"
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def test_agent_forwarding_is_off(scene: Scene, tmp_path: Path) -> None:
+    agent = await scene.start("ssh-agent", "-D", "-a", tmp_path / "agent")
+    try:
+        assert await until(lambda: asyncio.sleep(0, (tmp_path / "agent").exists()), 10)
+        command = scene.ssh_command("-A", "echo socket=$SSH_AUTH_SOCK")
+        ended = await scene.run("env", f"SSH_AUTH_SOCK={tmp_path}/agent", *command)
+        assert ended.out == "socket=\n"
+    finally:
+        agent.kill()
+        await agent.wait()
+
+
+async def test_all_output_arrives_before_the_exit_code(scene: Scene) -> None:
+    """Output that is faster than its client, of a program that ends at once."""
+    process = await scene.start(*scene.ssh_command("head -c 5000000 /dev/zero; exit 9"))
+    assert process.stdout is not None
+    await asyncio.sleep(1)
+    total = 0
+    while data := await process.stdout.read(1 << 20):
+        total += len(data)
+    assert (total, await process.wait()) == (5_000_000, 9)
+
+
+async def test_output_that_is_not_read_is_not_collected(scene: Scene) -> None:
+    """A client with an endless window that stops reading: the gateway stops reading from the VM."""
+    process = await scene.start(*scene.ssh_command("echo begun; exec cat /dev/zero"))
+    assert process.stdout is not None
+    await process.stdout.readline()
+    process.send_signal(signal.SIGSTOP)
+
+    def held() -> int:
+        (found,) = [each for each in scene.gateway._clients if each._login is not None]
+        return int(found._connection._transport.get_write_buffer_size())
+
+    try:
+        await asyncio.sleep(3)
+        first = held()
+        await asyncio.sleep(1)
+        assert held() == first < 8 << 20
+    finally:
+        process.kill()
+        await process.communicate()
+
+
+# Revocation and the life of the VM
+
+
+@pytest.mark.parametrize("what", ["token", "permission", "identity"])
+async def test_revocation_ends_connections(scene: Scene, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_RECHECK", 0.2)
+    identities, account = scene.site.installation.identities, scene.site.account
+    identity, token = await scene.token_for()
+    command = scene.ssh_command("cat", login=f"{scene.site.vm},{token}")
+    process = await scene.start(*command)
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(b"begun\n")
+    assert await asyncio.wait_for(process.stdout.readline(), WAIT) == b"begun\n"
+    async with scene.connected() as other:
+        if what == "token":
+            (info,) = await identities.tokens(account, identity)
+            await identities.revoke_token(account, identity, info.id)
+        elif what == "permission":
+            await identities.revoke(account, identity, scene.site.vm)
+        else:
+            await identities.delete(account, identity)
+        _, errors = await asyncio.wait_for(process.communicate(), WAIT)
+        assert process.returncode == 255 and b"unknown VM or token" in errors, errors
+        assert other.stdin is not None and other.stdout is not None
+        other.stdin.write(b"still here\n")
+        assert await asyncio.wait_for(other.stdout.readline(), WAIT) == b"still here\n"
+
+
+async def test_a_connection_wakes_a_suspended_vm_and_outlives_a_suspend(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "_RECHECK", 0.2)
+    monkeypatch.setattr(client, "_SETTLE", 0.2)
+    machines, vm = scene.site.installation.machines, scene.site.vm
+    await machines.suspend(vm)
+    async with scene.connected() as process:
+        assert (await machines.info(vm)).state == State.RUNNING
+        keys = len({asked["authorized_key"] for asked in scene.sshd.admitted})
+        await machines.suspend(vm)
+        await asyncio.sleep(1)
+        assert process.returncode is None and (await machines.info(vm)).state == State.SUSPENDED
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(b"wake up\n")
+        assert await asyncio.wait_for(process.stdout.readline(), WAIT) == b"wake up\n"
+
+        async def woken() -> bool:
+            return (await machines.info(vm)).state == State.RUNNING
+
+        assert await until(woken, WAIT)
+    assert (await scene.ssh("true")).code == 0
+    assert len({asked["authorized_key"] for asked in scene.sshd.admitted}) == keys + 1, "one key for each run"
+
+
+@pytest.mark.parametrize("how", ["kill", "delete"])
+async def test_the_end_of_a_vm_ends_its_connections(
+    scene: Scene, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "_RECHECK", 0.2)
+    monkeypatch.setattr(client, "_SETTLE", 0.2)
+    machines = scene.site.installation.machines
+    machine = await machines.create(account=scene.site.account)
+    _, token = await scene.token_for(vm=machine.id)
+    process = await scene.start(*scene.ssh_command("cat", login=f"{machine.id},{token}"))
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(b"begun\n")
+    assert await asyncio.wait_for(process.stdout.readline(), WAIT) == b"begun\n"
+    await (machine.kill() if how == "kill" else machine.delete())
+    _, errors = await asyncio.wait_for(process.communicate(), WAIT)
+    assert process.returncode == 255 and b"stead: " in errors, errors
+    if how == "kill":
+        await machine.delete()

@@ -1,0 +1,108 @@
+"""Rules of the SSH gateway without IO: user names, and limits for failed logins and connections."""
+
+import pytest
+
+from stead.edge.ssh.failures import FailureLimit, Places, network_of
+from stead.edge.ssh.user_names import UserName, parse_user_name
+
+VM = "k3v9d0x1m8q2w7r5t6y4"
+TOKEN = "stid_A-b_9"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (VM, UserName(VM)),
+        (f"{VM}:{TOKEN}", UserName(VM, None, TOKEN)),
+        (f"{VM},{TOKEN}", UserName(VM, None, TOKEN)),
+        (f"{VM}+dev", UserName(VM, "dev")),
+        (f"{VM}+dev:{TOKEN}", UserName(VM, "dev", TOKEN)),
+        (f"{VM}+first.last-x_1,{TOKEN}", UserName(VM, "first.last-x_1", TOKEN)),
+        (f"{VM}:", UserName(VM)),
+        (f"{VM}+dev,", UserName(VM, "dev")),
+    ],
+)
+def test_user_names_of_every_form(text: str, found: UserName) -> None:
+    assert parse_user_name(text) == found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "root@x",
+        VM.upper(),
+        f"{VM}x",
+        f"{VM}+",
+        f"{VM}+:{TOKEN}",
+        f"{VM}+a b",
+        f"{VM}:a b",
+        f"{VM}:{TOKEN}:x",
+        f"+dev:{TOKEN}",
+        f"{VM}\n",
+        f"{VM}:{'a' * 600}",
+    ],
+)
+def test_other_user_names_are_refused(text: str) -> None:
+    assert parse_user_name(text) is None
+
+
+def test_a_token_is_not_shown_with_a_user_name() -> None:
+    assert TOKEN not in repr(parse_user_name(f"{VM}:{TOKEN}"))
+
+
+def test_failures_are_limited_by_key_and_forgotten_in_time() -> None:
+    now = 100.0
+    limit = FailureLimit(3, 10.0, clock=lambda: now)
+    for _ in range(3):
+        assert limit.wait("a") == 0
+        limit.failed("a")
+    assert limit.wait("a") == 10
+    assert limit.wait("b") == 0
+    now += 9.5
+    assert limit.wait("a") == 1
+    now += 1
+    assert limit.wait("a") == 0
+    limit.failed("a")
+    assert limit.wait("a") == 10
+    now += 1000
+    for _ in range(3):
+        assert limit.wait("a") == 0
+        limit.failed("a")
+    assert limit.wait("a") == 10
+
+
+def test_failures_of_many_keys_take_bounded_memory() -> None:
+    now = 0.0
+    limit = FailureLimit(1, 10.0, most_keys=3, clock=lambda: now)
+    for key in "abcd":
+        limit.failed(key)
+    assert len(limit._empty_at) == 3
+    assert [limit.wait(key) for key in "abcd"] == [0, 10, 10, 10]
+    now = 60.0
+    limit.failed("e")
+    assert list(limit._empty_at) == ["e"]
+
+
+def test_places_are_limited_in_all_and_by_key() -> None:
+    places = Places(3, 2)
+    assert [places.take("a") for _ in range(3)] == [True, True, False]
+    assert [places.take(None), places.take(None), places.take("b")] == [True, False, False]
+    places.release("a")
+    assert places.take("b")
+    for key in ("a", None, "b"):
+        places.release(key)
+    assert not places._held
+
+
+@pytest.mark.parametrize(
+    ("address", "network"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+    ],
+)
+def test_clients_are_counted_by_address_and_ipv6_network(address: str, network: str) -> None:
+    assert network_of(address) == network
