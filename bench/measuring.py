@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from stead.api.parts import Installation
 from stead.guest.execution import ExecResult
+from stead.host.authority import Authority
 from stead.host.vm import running_machines
 from stead.installation import open_installation, open_machines
 from stead.machines import Machine, Machines, SnapshotState
@@ -109,6 +110,7 @@ async def serving(settings: Settings) -> AsyncIterator[Served]:
         **os.environ,
         "STEAD_DATA": str(settings.data),
         "STEAD_CACHE": str(settings.cache_folder),
+        "STEAD_CA": str(settings.ca or ""),
         "STEAD_DEFAULT_SIZE": str(settings.default_size),
         "STEAD_POOL": str(settings.pool),
         "STEAD_IDLE_TIMEOUT": "never",
@@ -133,6 +135,13 @@ async def serving(settings: Settings) -> AsyncIterator[Served]:
         await asyncio.wait_for(process.wait(), 60)
 
 
+def _shared_authority(shared: Settings) -> Path:
+    """The folder of a CA that all runs share: templates contain its certificate."""
+    if shared.ca is None:
+        Authority.open(Settings(data=shared.cache_folder))
+    return shared.ca or shared.cache_folder / "ca"
+
+
 @contextlib.contextmanager
 def own_settings(size: Size, pool: int) -> Iterator[Settings]:
     """A data folder of its own, with the shared cache."""
@@ -141,6 +150,7 @@ def own_settings(size: Size, pool: int) -> Iterator[Settings]:
         yield Settings(
             data=Path(folder),
             cache=shared.cache_folder,
+            ca=_shared_authority(shared),
             default_size=size,
             pool=pool,
             idle_timeout=None,

@@ -18,8 +18,9 @@ import pytest_asyncio
 from stead import AsyncStead, Stead
 from stead.api.parts import Installation
 from stead.api.server import listen_on, running
+from stead.edge.listeners import bind_public
 from stead.host.image import BaseImage, ensure_image
-from stead.installation import open_installation, ssh_gateway
+from stead.installation import open_edge, open_installation, ssh_gateway
 from stead.machines import Machine, Machines
 from stead.machines.events import MachineEvent
 from stead.settings import Settings
@@ -124,10 +125,12 @@ def events(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> list[MachineE
 
 @pytest_asyncio.fixture(scope="session")
 async def server(installation: Installation, settings: Settings) -> AsyncIterator[Server]:
-    """The API and the SSH gateway, served over the installation of this run on ports of their own."""
-    with listen_on("127.0.0.1", 0) as ssh:
+    """The API, the edge and the SSH gateway over the installation of this run, on ports of their own."""
+    local = settings.replace(listen="127.0.0.1:0", https_listen="127.0.0.1:0", http_listen="127.0.0.1:0")
+    with listen_on("127.0.0.1", 0) as ssh, bind_public(local) as public:
         async with (
-            running(settings.replace(listen="127.0.0.1:0"), installation) as url,
+            open_edge(installation, public) as edge,
+            running(local, installation, [edge.api]) as url,
             ssh_gateway(installation, ssh),
         ):
             account = await installation.accounts.create("tests")

@@ -3,6 +3,7 @@
 The server, the tests and the benchmarks all open installations here.
 """
 
+import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator
@@ -13,6 +14,7 @@ from stead.api.parts import Installation, VmHosting, limit_creations, limit_sock
 from stead.api.wire.triggers import push_payload
 from stead.builds.background import Answer, BackgroundRequests
 from stead.builds.builder import Builder
+from stead.builds.git_access import GitAccess
 from stead.domains.domains import Domains
 from stead.domains.names import Names
 from stead.edge import edge
@@ -33,7 +35,7 @@ from stead.identity.identities import Identities
 from stead.limits import Limits
 from stead.logbook import Logbook
 from stead.machines import Machines, State
-from stead.machines.events import MachineEvent, Use
+from stead.machines.events import EventKind, MachineEvent, Use
 from stead.repos.access import RepoAccess
 from stead.repos.repos import Repos
 from stead.repos.search.search import Search
@@ -80,12 +82,26 @@ async def open_machines(settings: Settings) -> AsyncIterator[Machines]:
 @contextlib.asynccontextmanager
 async def open_installation(settings: Settings) -> AsyncIterator[Installation]:
     """Open an installation after crash recovery. Needs root."""
+    zones = tuple(dict.fromkeys([*settings.zones, *settings.api_names, *settings.git_names]))
     async with (
         open_machines(settings) as machines,
-        GuestResolver.running(settings, narrowed(machines.host, LocalHost).network),
+        GuestResolver.running(settings, narrowed(machines.host, LocalHost).network, zones) as resolver,
         open_parts(settings, machines.database, machines, settings.git_uid) as installation,
+        TaskSet() as tasks,
     ):
+        tasks.start(_publish_mapped(installation.domains, resolver), "publish mapped domains to VMs")
         yield installation
+
+
+async def _publish_mapped(domains: Domains, resolver: GuestResolver) -> None:
+    """Let mapped domains resolve to the gateway in VMs."""
+    changed = asyncio.Event()
+    domains.watch(changed.set)
+    changed.set()
+    while True:
+        await changed.wait()
+        changed.clear()
+        await resolver.publish(domains.mapped_names())
 
 
 @contextlib.asynccontextmanager
@@ -150,8 +166,10 @@ async def open_parts(
         await identities.recover()
         vms = None
         if machines is not None:
-            bundles = Bundles(repos, access, settings.clone_root)
-            vms = VmHosting(machines, Builder(machines, BuildStore(database), logbook, bundles))
+            bundles = Bundles(repos, access, settings.clone_root, f"https://{settings.git_name_in_vms}")
+            builder = Builder(machines, BuildStore(database), logbook, bundles)
+            git_access = GitAccess(identities, repos, access, settings.git_names)
+            vms = VmHosting(machines, builder, git_access)
             machines.limit(limits_of)
             events = _MachineEvents(logbook, identities, domains)
             stack.push_async_callback(events.close)
@@ -253,6 +271,8 @@ class _MachineEvents:
 
     async def _write(self, event: MachineEvent, account: str) -> None:
         record = event.record
+        if event.kind is EventKind.DELETED:
+            await self._identities.delete_machine_identities(record.id)
         if event.row_removed:
             await self._domains.remove_machine(record.id)
         await self._logbook.write(

@@ -301,6 +301,11 @@ class Settings(BaseModel):
         return address_of(self.ssh_listen or ("0.0.0.0:22" if self.domain else "127.0.0.1:2222"))
 
     @property
+    def git_name_in_vms(self) -> str:
+        """Host name of the Git server for VMs: git takes names in `.localhost` for the VM itself."""
+        return f"git.{self.domain}" if self.domain else "git.freestyle.sh"
+
+    @property
     def clone_root(self) -> str:
         """The clone URL of a repository without its id."""
         default = f"https://{self.git_names[0]}" if self.domain else f"http://{self.listen}"

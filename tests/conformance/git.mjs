@@ -428,8 +428,26 @@ test("public repositories can be cloned without credentials, not pushed to", asy
   assert.equal((await repo.branches.list()).branches.length, 1);
 });
 
-// The documentation's sample clones in the VM, over the network; a guest has no route to the server. The same
-// repository comes into the VM by its id in the spec.
+test("Clone A Repository, as the documentation has it", async () => {
+  const { repoId, repo } = await made({
+    name: "workspace",
+  });
+  await repo.commits.create({ message: "m", files: [{ path: "file", content: "one\n" }] });
+  const { identity } = await freestyle.identities.create();
+  await identity.permissions.git.grant({ repoId, permission: "read" });
+  const { token } = await identity.tokens.create();
+  await withVm({}, async (vm) => {
+    await vm.exec("mkdir -p /workspace");
+    const cloned = await vm.exec(
+      `git clone https://x-access-token:${token}@git.freestyle.sh/${repoId} /workspace`,
+    );
+    assert.equal(cloned.statusCode, 0, cloned.stderr);
+    assert.equal(await output(vm, "cat /workspace/file"), "one");
+    const pushed = await vm.exec("git -C /workspace push origin HEAD:mine");
+    assert.notEqual(pushed.statusCode, 0);
+  });
+});
+
 test("the spec puts repositories into a VM by their ids", async () => {
   const { repo, repoId } = await made({ name: "workspace" });
   const write = (content) => repo.commits.create({ message: "m", files: [{ path: "file", content }] });

@@ -74,6 +74,7 @@ async def session(
             "STEAD_API_KEY": key,
             "STEAD_DATA": str(settings.data),
             "STEAD_CACHE": str(settings.cache_folder),
+            "STEAD_CA": str(settings.ca or ""),
             "STEAD_DEFAULT_SIZE": str(settings.default_size),
             "GIT_CONFIG_GLOBAL": f"{folder}/.gitconfig",
         }

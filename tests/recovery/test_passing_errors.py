@@ -21,7 +21,7 @@ from stead.host.local import LocalHost
 from stead.host.memory_delta import Delta
 from stead.host.network import Network
 from stead.host.qemu import Command, Memory, QemuPlatform, Saved, is_announced
-from stead.host.templates import LocalTemplate
+from stead.host.templates import LocalTemplate, TemplateInputs
 from stead.machines import Machines
 from stead.machines.layers import LayerMissing
 from stead.machines.records import Properties, Record
@@ -79,7 +79,7 @@ class Stage:
         self.machines = machines
         self.host = host
         self.image = image
-        self.template = f"{templates.template_key(image, SIZE, PLATFORM)}-1"
+        self.template = f"{TemplateInputs(image, SIZE, PLATFORM, 'certificate').key}-1"
 
     @property
     def template_folder(self) -> Path:
@@ -142,7 +142,8 @@ async def test_a_template_that_cannot_be_read_is_not_taken_for_a_missing_one(
         return host.templates.load(stage.template)
 
     def find() -> LocalTemplate | None:
-        return templates.find(host.templates_folder, stage.image, SIZE, PLATFORM)
+        inputs = TemplateInputs(stage.image, SIZE, PLATFORM, "certificate")
+        return templates.find(host.templates_folder, inputs)
 
     for call in (load, find):
         fails = pytest.raises(HostError, match=os.strerror(number))

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import fcntl
 import gc
 import os
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from stead.api.parts import Installation
+from stead.host.authority import Authority
 from stead.host.interface import narrowed
 from stead.host.local import LocalHost
 from stead.host.templates import LocalTemplate
@@ -25,11 +27,24 @@ from stead.settings import Accelerator, Settings, Size
 from support.reaper import reaped, sweep
 
 
+def shared_authority(cache: Path) -> Path:
+    """A folder with a CA for all installations of tests: their templates contain its certificate."""
+    cache.mkdir(parents=True, exist_ok=True)
+    lock = os.open(cache / "ca.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        Authority.open(Settings(data=cache))
+    finally:
+        os.close(lock)
+    return cache / "ca"
+
+
 def small_installation(data: Path, cache: Path) -> Settings:
     """Small VMs and no pool; `make trial-kvm` sets the accelerator and another size."""
     return Settings(
         data=data,
         cache=cache,
+        ca=shared_authority(cache),
         accelerator=cast("Accelerator", os.environ.get("STEAD_ACCELERATOR", "auto")),
         default_size=Size.parse(os.environ.get("STEAD_DEFAULT_SIZE", "2x512Mx20G")),
         pool=0,

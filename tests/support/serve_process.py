@@ -21,6 +21,7 @@ def environment(settings: Settings) -> dict[str, str]:
         **os.environ,
         "STEAD_DATA": str(settings.data),
         "STEAD_CACHE": str(settings.cache_folder),
+        "STEAD_CA": str(settings.ca or ""),
         "STEAD_DEFAULT_SIZE": str(settings.default_size),
         "STEAD_DIAL_PRIVATE": " ".join(map(str, settings.dial_private)),
         "STEAD_POOL": "0",

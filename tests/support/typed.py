@@ -21,6 +21,7 @@ def environment_of(settings: Settings, **more: str) -> dict[str, str]:
     return _own_environment() | {
         "STEAD_DATA": str(settings.data),
         "STEAD_CACHE": str(settings.cache_folder),
+        "STEAD_CA": str(settings.ca or ""),
         "STEAD_DEFAULT_SIZE": str(settings.default_size),
         "STEAD_POOL": "1",
         **more,

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Header
 
 from stead.api.background import AFTER_HEADER, run
 from stead.api.callers import CurrentCall, Owner
-from stead.api.parts import BackgroundDep, BuilderDep, CreationsDep, DomainsDep, MachinesDep
+from stead.api.parts import BackgroundDep, BuilderDep, CreationsDep, DomainsDep, GitAccessDep, MachinesDep
 from stead.api.wire.creation import CreateSnapshot, CreateVm
 from stead.api.wire.snapshots import SnapshotCreated
 from stead.api.wire.unknown import HEADER, Tracked, unknown_keys
@@ -58,6 +58,7 @@ async def create_vm(
     background: BackgroundDep,
     creations: CreationsDep,
     domains: DomainsDep,
+    git_access: GitAccessDep,
     call: CurrentCall,
     wanted: CreateVm | None = None,
     after: _After = None,
@@ -65,7 +66,7 @@ async def create_vm(
 ) -> Any:
     """Create a VM from the base image, a snapshot or a spec. The VM runs when this answers.
 
-    `domains` lead to it then; if one cannot be mapped, there is no VM.
+    `domains` lead to it then, and its git has the access that `gitAccess` names; if not, there is no VM.
     """
     wanted = wanted or CreateVm.model_validate({})
     warnings = _check_keys(wanted, unknown)
@@ -87,6 +88,8 @@ async def create_vm(
     plan = plan_machine(order.spec, order.template, order.top)
     targets = wanted.targets(plan.domain_port)
     await domains.check(owner.account, targets)
+    if wanted.git_access is not None:
+        await git_access.check(owner.account, wanted.git_access)
 
     async def delete_created(created: Answer) -> None:
         await machines.delete(created["id"], forget=True)
@@ -95,12 +98,14 @@ async def create_vm(
         machine = await builder.create_machine(order)
         info = await machine.info()
         mapped: Sequence[Mapping] = ()
-        if targets:
-            try:
+        try:
+            if wanted.git_access is not None:
+                await git_access.give(owner.account, machine, wanted.git_access)
+            if targets:
                 mapped = await domains.map_all(owner.account, info.id, targets)
-            except BaseException:
-                await finished(machines.delete(info.id, forget=True))
-                raise
+        except BaseException:
+            await finished(machines.delete(info.id, forget=True))
+            raise
         return created_answer(info, mapped)
 
     work = _limited(creations, lambda: or_undo(make(), delete_created))

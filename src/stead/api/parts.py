@@ -11,6 +11,7 @@ from stead.api.errors import ApiError
 from stead.api.exited_sessions import ExitedSessions
 from stead.builds.background import BackgroundRequests
 from stead.builds.builder import Builder
+from stead.builds.git_access import GitAccess
 from stead.domains.domains import Domains
 from stead.errors import HostError
 from stead.github.links import Links
@@ -36,6 +37,7 @@ from stead.tasks import KeyedLimit
 class VmHosting:
     machines: Machines
     builder: Builder
+    git_access: GitAccess
 
 
 @dataclass
@@ -86,6 +88,10 @@ class Installation:
         return self._vms.builder
 
     @property
+    def git_access(self) -> GitAccess:
+        return self._vms.git_access
+
+    @property
     def _vms(self) -> VmHosting:
         if self.vms is None:
             raise HostError("this installation is open without VMs")
@@ -120,6 +126,7 @@ def _part(find: Callable[[Installation], object]) -> Any:
 
 MachinesDep = Annotated[Machines, _part(lambda here: here.machines)]
 BuilderDep = Annotated[Builder, _part(lambda here: here.builder)]
+GitAccessDep = Annotated[GitAccess, _part(lambda here: here.git_access)]
 BackgroundDep = Annotated[BackgroundRequests, _part(lambda here: here.background)]
 CreationsDep = Annotated[KeyedLimit, _part(lambda here: here.creations)]
 LogbookDep = Annotated[Logbook, _part(lambda here: here.logbook)]

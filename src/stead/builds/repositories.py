@@ -1,7 +1,7 @@
 """Clones Git repositories in a guest with the guest's own git, and leaves no credentials there.
 
-A guest cannot reach its host. So the pack of a repository on this server is copied through the guest agent
-into a bare repository, which `url.insteadOf` substitutes for the repository's URL during the clone.
+The clone needs no token in the guest: the pack of a repository on this server is copied through the guest
+agent into a bare repository, which `url.insteadOf` substitutes for the repository's URL during the clone.
 """
 
 import asyncio

@@ -46,6 +46,14 @@ DomainsOption = Annotated[
         help="Map a host name to a port of the VM, 3000 by default; repeatable.",
     ),
 ]
+GitAccess = Annotated[
+    str | None,
+    typer.Option(
+        "--git-access",
+        metavar="REPO",
+        help="Let git in the VM fetch from and push to this repository (id or name) until it is deleted.",
+    ),
+]
 Spec = Annotated[
     Path | None,
     typer.Option(
@@ -65,6 +73,7 @@ def create(
         typer.Option("--apt", metavar="PACKAGE", help="Install a Debian package; repeatable."),
     ] = None,
     repo: Repos = None,
+    git_access: GitAccess = None,
     run_: Annotated[
         list[str] | None,
         typer.Option(
@@ -124,6 +133,8 @@ def create(
         options["idle_timeout_seconds"] = seconds_or_never(idle_timeout)
     given = None if spec is None else read_spec(spec)
     with connected() as stead, signals_as_exits():
+        if git_access is not None:
+            options["git_access"] = stead.git.repos.find(git_access).id
         vm, seconds = _make(stead, {**options, "spec": setup.applied_to(stead, given)})
         if command is None:
             _print_created(vm, seconds, as_json)

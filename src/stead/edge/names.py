@@ -78,8 +78,10 @@ class GuestResolver:
 
         `*.example.com` stands for all names below it. A change of wildcards restarts dnsmasq.
         """
-        await in_thread(self._write_hosts, sorted(name for name in names if not name.startswith("*.")))
-        wildcards = tuple(sorted(name for name in names if name.startswith("*.")))
+        suffixes = tuple(f".{zone}" for zone in self._zones)
+        others = sorted(name for name in names if not f".{name}".endswith(suffixes))
+        await in_thread(self._write_hosts, [name for name in others if not name.startswith("*.")])
+        wildcards = tuple(name for name in others if name.startswith("*."))
         if wildcards != self._wildcards:
             self._wildcards = wildcards
             self._reconfigured = True
@@ -96,6 +98,9 @@ class GuestResolver:
     async def _start(self) -> None:
         """Start dnsmasq and wait until it listens."""
         await self._kill_all()
+        if self._log is not None:
+            # The pipe of the last process ends with its children.
+            await self._log
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command(),

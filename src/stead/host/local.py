@@ -27,6 +27,7 @@ from stead.guest.agent import Agent
 from stead.guest_agent import agent_path
 from stead.host import disks, interface, network, templates
 from stead.host.accelerator import choose_accelerator, machine_type, qemu_version
+from stead.host.authority import Authority
 from stead.host.cgroups import ControlGroups
 from stead.host.checkpoints import CapturedState, CheckpointFolders, LocalVm, device_state
 from stead.host.image import BaseImage, ensure_image, find_image, image_key
@@ -37,7 +38,7 @@ from stead.host.network import Network
 from stead.host.qemu import Command, KernelBoot, Memory, QemuPlatform, Saved
 from stead.host.quarantine import Quarantine
 from stead.host.template_builder import TEMPLATE_PREFIX, ensure_template, machine_slots
-from stead.host.templates import LocalTemplate
+from stead.host.templates import LocalTemplate, TemplateInputs
 from stead.host.vm import Spawner, VmFiles, launch, process_name, running_machines
 from stead.logs import get_logger
 from stead.processes import ProcessId, kill
@@ -81,7 +82,7 @@ class LocalTemplates:
         image = await self._host.find_current_image()
         if image is None:
             return None
-        template = templates.find(self._folder, image, size, await self._host.platform())
+        template = templates.find(self._folder, await self._host.template_inputs(size))
         if template is not None:
             templates.note_use(template)
         return template
@@ -122,6 +123,7 @@ class LocalHost:
     def __init__(self, settings: Settings, own_network: Network) -> None:
         self.settings = settings
         self.network = own_network
+        self._authority = Authority.open(settings)
         self.groups = ControlGroups(settings)
         self._quarantine = Quarantine(settings.data)
         self._spawner = Spawner()
@@ -176,6 +178,13 @@ class LocalHost:
         if self._image is None and self.find_image(image_key(self.settings, agent_path())) is None:
             return None
         return await self.image()
+
+    async def template_inputs(self, size: Size, progress: Report = lambda _: None) -> TemplateInputs:
+        """What the template of a size is made of; the image is built when it is missing."""
+        image = await self.image(progress)
+        return TemplateInputs(
+            image, size, await self.platform(), self._authority.certificate.decode().strip()
+        )
 
     async def platform(self) -> QemuPlatform:
         image = await self.image()

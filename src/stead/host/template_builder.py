@@ -5,7 +5,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,10 +17,10 @@ from stead.files import locked, sync_file, sync_folder, write_atomically
 from stead.guest.execution import ExecRequest, collect
 from stead.guest.identity import prepare
 from stead.host import disks, templates
-from stead.host.image import DISK_GIB, BaseImage
+from stead.host.image import DISK_GIB
 from stead.host.interface import Place, Progress, Report
-from stead.host.qemu import KernelBoot, Memory, QemuPlatform
-from stead.host.templates import LocalTemplate, template_key
+from stead.host.qemu import KernelBoot, Memory
+from stead.host.templates import LocalTemplate, TemplateInputs
 from stead.host.vm import QemuVm
 from stead.settings import Size
 from stead.tasks import in_thread
@@ -46,44 +46,40 @@ def machine_slots() -> range:
 
 async def ensure_template(host: "LocalHost", size: Size, progress: Report = lambda _: None) -> LocalTemplate:
     """The template of a size, built if it is missing. A lock makes concurrent callers build it once."""
-    image = await host.image(progress)
-    platform = await host.platform()
+    inputs = await host.template_inputs(size, progress)
     folder = host.templates_folder
-    if (found := templates.find(folder, image, size, platform)) is not None:
+    if (found := templates.find(folder, inputs)) is not None:
         return found
-    key = template_key(image, size, platform)
+    key = inputs.key
     folder.mkdir(parents=True, exist_ok=True, mode=0o711)
     async with locked(folder / f".{key}.lock", _LOCK_TIMEOUT):
-        if (found := templates.find(folder, image, size, platform)) is not None:
+        if (found := templates.find(folder, inputs)) is not None:
             return found
         for leftover in folder.glob(f".building-{key}-*"):
             await in_thread(shutil.rmtree, leftover)
         try:
-            return await _build(host, image, platform, size, progress)
+            return await _build(host, inputs, progress)
         except SteadError as error:
             raise TemplateError(f"cannot build a template of size {size}: {error}") from error
         except OSError as error:
             raise TemplateError(f"cannot build a template of size {size}: {error.strerror}") from error
 
 
-async def _build(
-    host: "LocalHost", image: BaseImage, platform: QemuPlatform, size: Size, progress: Report
-) -> LocalTemplate:
+async def _build(host: "LocalHost", inputs: TemplateInputs, progress: Report) -> LocalTemplate:
     global _next_slot
     _next_slot = (_next_slot + 1) % _SLOTS
-    key = template_key(image, size, platform)
-    template_id = f"{key}-{secrets.token_hex(4)}"
+    template_id = f"{inputs.key}-{secrets.token_hex(4)}"
     place = Place(f"{TEMPLATE_PREFIX}{template_id}", addresses.MAX_SLOTS - 1 - _next_slot)
     building = host.templates_folder / f".building-{template_id}"
     building.mkdir(mode=0o711)
-    template = LocalTemplate(template_id, building, size, image)
+    template = LocalTemplate(template_id, building, inputs.size, inputs.image)
     try:
-        await _freeze(host, place, template, progress)
+        await _freeze(host, place, template, inputs.commands, progress)
         facts = {
-            "image": image.key,
-            "image_build": templates.image_build(image),
-            "size": size.key,
-            "platform": asdict(platform),
+            "image": inputs.image.key,
+            "image_build": templates.image_build(inputs.image),
+            "size": inputs.size.key,
+            "platform": asdict(inputs.platform),
         }
         await in_thread(_sync, building)
         write_atomically(building / "template.json", json.dumps(facts).encode())
@@ -91,13 +87,15 @@ async def _build(
         building.rename(final)
         sync_folder(host.templates_folder)
         progress(Progress("template", "ready", 1.0))
-        return LocalTemplate(template_id, final, size, image)
+        return LocalTemplate(template_id, final, inputs.size, inputs.image)
     finally:
         await asyncio.shield(host.discard(place.machine))
         await in_thread(shutil.rmtree, building, ignore_errors=True)
 
 
-async def _freeze(host: "LocalHost", place: Place, template: LocalTemplate, progress: Report) -> None:
+async def _freeze(
+    host: "LocalHost", place: Place, template: LocalTemplate, commands: Sequence[str], progress: Report
+) -> None:
     files = host.files(place.machine)
     uid = host.uid(place.slot)
     files.folder.mkdir(parents=True, mode=0o700)
@@ -114,7 +112,9 @@ async def _freeze(host: "LocalHost", place: Place, template: LocalTemplate, prog
     process = await host.launch(place, template.size, memory, layers, boot, await host.platform())
     vm = await host.connect(place.machine, process)
     try:
-        await _warm_up(host, place, vm, template, progress)
+        if template.size.disk_gib > DISK_GIB:
+            commands = ["resize2fs /dev/vda", *commands]
+        await _warm_up(host, place, vm, commands, progress)
         progress(Progress("template", "freezing memory, devices and disk", 0.95))
         await asyncio.sleep(_SETTLING)
         await vm.pause()
@@ -128,23 +128,21 @@ async def _freeze(host: "LocalHost", place: Place, template: LocalTemplate, prog
 
 
 async def _warm_up(
-    host: "LocalHost", place: Place, vm: QemuVm, template: LocalTemplate, progress: Report
+    host: "LocalHost", place: Place, vm: QemuVm, commands: Sequence[str], progress: Report
 ) -> None:
     agent = host.agent(place)
     ended = asyncio.create_task(_abort_with(vm, agent.abort))
-    commands = list(templates.WARM_UP)
-    if template.size.disk_gib > DISK_GIB:
-        commands.insert(0, "resize2fs /dev/vda")
     try:
         await agent.call("GET", "/v1/health", timeout=BOOT_TIMEOUT, connect_timeout=BOOT_TIMEOUT)
         for number, command in enumerate(commands):
-            progress(Progress("template", command, 0.3 + 0.6 * number / len(commands)))
+            shown = command.rpartition("\n")[2]
+            progress(Progress("template", shown, 0.3 + 0.6 * number / len(commands)))
             request = ExecRequest(command, timeout=_WARM_UP_TIMEOUT)
             result = await collect(agent, request)
             if not result.ok:
                 said = result.stderr.decode(errors="replace").strip()
                 raise TemplateError(
-                    f"`{command}` failed in the guest: {said or result.signal or result.exit_code}"
+                    f"`{shown}` failed in the guest: {said or result.signal or result.exit_code}"
                 )
         await prepare(agent)
         await agent.call("POST", "/v1/sync", timeout=_WARM_UP_TIMEOUT)

@@ -32,6 +32,11 @@ WARM_UP = (
     "true",
 )
 """Run once so that every clone starts with these programs in its page cache, shared by all of them."""
+_TRUST = """mkdir -p /usr/local/share/ca-certificates
+cat >/usr/local/share/ca-certificates/stead.crt <<'END'
+{certificate}
+END
+update-ca-certificates"""
 
 
 @dataclass(frozen=True)
@@ -70,10 +75,27 @@ class LocalTemplate:
         return self.disk, self.image.disk
 
 
-def template_key(image: BaseImage, size: Size, platform: QemuPlatform) -> str:
-    """The cache key: saved memory is valid only for the same image, size and platform."""
-    parts = [_FORMAT, image.key, str(size), asdict(platform), platform.kernel_arguments, WARM_UP]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
+@dataclass(frozen=True)
+class TemplateInputs:
+    """What a template is made of. Saved memory is valid only for the same inputs."""
+
+    image: BaseImage
+    size: Size
+    platform: QemuPlatform
+    authority: str
+    """The root certificate of the installation's CA (PEM), which VMs trust."""
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """What runs in the guest before it is saved."""
+        return _TRUST.format(certificate=self.authority), *WARM_UP
+
+    @property
+    def key(self) -> str:
+        """The cache key."""
+        platform = asdict(self.platform), self.platform.kernel_arguments
+        parts = [_FORMAT, self.image.key, str(self.size), *platform, self.commands]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
 
 
 def image_build(image: BaseImage) -> str | int:
@@ -89,9 +111,9 @@ def image_build(image: BaseImage) -> str | int:
         return changed
 
 
-def find(folder: Path, image: BaseImage, size: Size, platform: QemuPlatform) -> LocalTemplate | None:
-    """The newest complete template of a size, if there is one; HostError when the host cannot tell."""
-    key = template_key(image, size, platform)
+def find(folder: Path, inputs: TemplateInputs) -> LocalTemplate | None:
+    """The newest complete template of these inputs, if there is one; HostError when the host cannot tell."""
+    key = inputs.key
     try:
         found = [
             (path, _changed_at(path / _FACTS)) for path in folder.iterdir() if path.name.startswith(f"{key}-")
@@ -101,7 +123,7 @@ def find(folder: Path, image: BaseImage, size: Size, platform: QemuPlatform) -> 
     except OSError as error:
         raise TemplateUnreadable(f"cannot list the templates in {folder}: {error.strerror}") from error
     for path, _ in sorted(found, key=lambda each: each[1], reverse=True):
-        template = LocalTemplate(path.name, path, size, image)
+        template = LocalTemplate(path.name, path, inputs.size, inputs.image)
         try:
             if _valid(template):
                 return template

@@ -105,12 +105,18 @@ class Identities:
         self._permissions = PermissionStore(database)
         self._owns = owns
 
-    async def create(self, account: str, *, name: str | None = None, managed: bool = False) -> Identity:
-        """Create an identity without permissions. Names are labels and need not be unique."""
+    async def create(
+        self, account: str, *, name: str | None = None, managed: bool = False, machine: str | None = None
+    ) -> Identity:
+        """Create an identity without permissions. Names are labels and need not be unique.
+
+        One that is made for a VM is deleted with it.
+        """
         if name is not None and not (name.strip() and len(name) <= MAX_NAME and name.isprintable()):
             shown = name[:MAX_NAME]
             raise InvalidRequest(f"invalid name {shown!r}: must be 1 to {MAX_NAME} printable characters")
-        added = await self._store.add(IdentityRow(str(uuid.uuid4()), account, managed, name=name))
+        row = IdentityRow(str(uuid.uuid4()), account, managed, name=name, machine=machine)
+        added = await self._store.add(row)
         if added is None:
             raise AccountNotFound(account)
         return _identity(added)
@@ -222,9 +228,14 @@ class Identities:
         """Delete all permissions for a VM. Call it after the VM was deleted."""
         await self._permissions.delete_for_machine(machine)
 
+    async def delete_machine_identities(self, machine: str) -> None:
+        """Delete the identities that were made for a VM, with their tokens."""
+        await self._store.delete_for_machine(machine)
+
     async def recover(self) -> None:
-        """Delete permissions for VMs that do not exist, which a crash may leave."""
+        """Delete permissions and identities for VMs that do not exist, which a crash may leave."""
         await self._permissions.delete_orphans()
+        await self._store.delete_orphans()
 
     async def _check_owned(self, account: str, machine: str) -> None:
         if not await self._owns(account, machine):

@@ -49,6 +49,7 @@ def vm_body(
     wait_for_ready_signal: bool | None,
     ready_signal_timeout_seconds: float | None,
     domains: Mapping[str, int] | Sequence[str] | None,
+    git_access: str | None,
 ) -> dict[str, Any]:
     """The body of a create. If there is a spec, the size and the snapshot go to its innermost layer."""
     base = size.to_wire()
@@ -74,6 +75,7 @@ def vm_body(
         "waitForReadySignal": wait_for_ready_signal,
         "readySignalTimeoutSeconds": ready_signal_timeout_seconds,
         "domains": None if domains is None else _domains(domains),
+        "gitAccess": git_access,
     }
     body = {key: value for key, value in body.items() if value is not None}
     if idle_timeout_seconds is not UNSET:

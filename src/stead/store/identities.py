@@ -18,6 +18,8 @@ class IdentityRow:
     managed: bool = False
     created_at: int = 0
     name: str | None = None
+    machine: str | None = None
+    """The VM that it was made for, and with which it is deleted."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,16 @@ class IdentityStore(Rows[IdentityRow]):
             identities.c.id == identity, identities.c.account == account, identities.c.managed.is_(False)
         )
         return await self.database.execute(statement) > 0
+
+    async def delete_for_machine(self, machine: str) -> None:
+        """Delete the identities that were made for a VM."""
+        await self.database.execute(identities.delete().where(identities.c.machine == machine))
+
+    async def delete_orphans(self) -> None:
+        """Delete the identities that were made for VMs that have no row."""
+        known = sa.select(machines.c.id)
+        orphans = identities.c.machine.is_not(None), identities.c.machine.not_in(known)
+        await self.database.execute(identities.delete().where(*orphans))
 
 
 class TokenStore(Rows[TokenRow]):

@@ -29,7 +29,9 @@ async def repos(machines: Machines, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="module")
 def bundles(machines: Machines, repos: Repos) -> Bundles:
-    return Bundles(repos, RepoAccess(machines.database, repos), "https://git.example.org")
+    return Bundles(
+        repos, RepoAccess(machines.database, repos), "https://git.example.org", "https://git.vms.org"
+    )
 
 
 @pytest_asyncio.fixture(scope="module")

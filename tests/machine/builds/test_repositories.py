@@ -95,8 +95,8 @@ async def test_repositories_are_cloned_without_their_credentials(builder: Builde
 async def test_repositories_of_this_server_are_cloned(
     builder: Builder, repos: Repos, machines: Machines, account: str, lines: Lines, git: GitClient
 ) -> None:
-    """By id and by URL, by branch, tag and commit, and empty ones, although the guest cannot reach its host:
-    with the public URL as origin, and without secrets."""
+    """By id and by URL, by branch, tag and commit, and empty ones; `origin` is the URL that guests reach, and
+    there are no secrets."""
     repo, empty = [await repos.create(account, default_branch="trunk") for _ in range(2)]
     work = await git.work_tree("work", {"file": "one"})
     first = await git("rev-parse", "HEAD", cwd=work)
@@ -127,8 +127,8 @@ async def test_repositories_of_this_server_are_cloned(
         *("origin/HEAD", "->", "origin/trunk", "origin/next", "origin/trunk"),
     ]
     origins = await sh(machine, "for each in /root/*/; do git -C $each remote get-url origin; done")
-    url = f"https://git.example.org/{repo.id}"
-    assert origins.splitlines() == [url, f"https://git.example.org/{empty.id}", url, url, url]
+    url = f"https://git.vms.org/{repo.id}"
+    assert origins.splitlines() == [url, f"https://git.vms.org/{empty.id}", url, url, url]
     begun = "cd /root/empty && git commit -q --allow-empty -m first && git branch --show-current"
     assert await sh(machine, begun) == "trunk"
     left = "grep -rls s3cr3t /root /etc /tmp /var /run /proc/*/environ; find /tmp /var/tmp -name 'stead-*'"

@@ -202,6 +202,21 @@ async def test_forget_machine_deletes_all_its_permissions(here: Installation, ou
     assert [await here.identities.granted(each.id) for each in (one, two)] == [{"m2"}, {"m2"}]
 
 
+async def test_identity_that_was_made_for_a_vm_is_deleted_with_it(here: Installation, ours: Account) -> None:
+    """Also at the next start, when a crash came between the two."""
+    plain = await here.identities.create(ours.id)
+    one, two = [await here.identities.create(ours.id, managed=True, machine=name) for name in ("m1", "m2")]
+    _, secret = await here.identities.create_token(ours.id, one.id)
+    caller = await here.callers.authenticate(secret)
+    assert caller is not None
+    assert caller.identity == one.id
+    await here.identities.delete_machine_identities("m1")
+    assert await here.count(tokens) == 0
+    assert (await here.identities.list(ours.id, managed=True)).items == [plain, two]
+    await here.identities.recover()
+    assert (await here.identities.list(ours.id, managed=True)).items == [plain]
+
+
 @pytest.mark.parametrize(
     ("allowed", "wanted", "user"),
     [

@@ -45,6 +45,11 @@ class CreateVm(LayerFields):
     domains: list[NewDomain] | None = Field(
         default=None, description="Host names that lead to the VM, of verified domains or preview zones."
     )
+    git_access: str | None = Field(
+        default=None,
+        description="Id of a repository of this account that git in the VM may fetch from and push to."
+        " Its token is revoked with the VM.",
+    )
     nics: list[dict[str, Any]] | None = Field(default=None, description="Not supported: leave it out.")
     docker_credentials: Any = Field(default=None, description="Not supported: leave it out.")
     udp_hole_punch_ports: list[Any] | None = Field(default=None, description="Not supported: leave it out.")

@@ -18,7 +18,7 @@ from stead.repos.repository import Repository
 from stead.tasks import in_background
 
 PUBLISHED = "https://git.freestyle.sh"
-"""Host name in the clone URLs of published examples. A repository that is not found here may exist there."""
+"""Host name in the clone URLs of published examples. Inside VMs it leads to this server."""
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _PORTS = {"http": 80, "https": 443}
 _REFS = "for-each-ref", "--format=%(objectname) %(refname)", "refs/heads/", "refs/tags/"
@@ -41,7 +41,7 @@ class Bundle:
     """The account that requested it."""
     repo: str
     url: str
-    """The URL to clone from, for clients that can reach this server."""
+    """The URL to clone from, inside VMs."""
     head: str
     """The default branch, which may not exist."""
     refs: bytes
@@ -72,11 +72,12 @@ class Bundle:
 class Bundles:
     """Resolves repository names and packs repositories."""
 
-    def __init__(self, repos: Repos, access: RepoAccess, root: str) -> None:
-        """`root` is the clone URL prefix before the repository's id."""
+    def __init__(self, repos: Repos, access: RepoAccess, root: str, guest_root: str) -> None:
+        """`root` is the clone URL prefix before the repository's id, `guest_root` the one inside VMs."""
         self._repos = repos
         self._access = access
-        self._root = root
+        self._roots = root, guest_root, PUBLISHED
+        self._guest_root = guest_root
 
     async def find(self, account: str, name: str, rev: str | None = None) -> Bundle | None:
         """The bundle of a repository now; None if `name` (a name, id or URL) is not a repository of this
@@ -84,18 +85,12 @@ class Bundles:
 
         `rev` is a branch, a tag or a commit. Private repositories of other accounts are treated as missing.
         """
-        named = _id_in(name, self._root)
-        repo = named or _id_in(name, PUBLISHED)
+        repo = next((found for root in self._roots if (found := _id_in(name, root))), None)
         if repo is None:
             return None
-        try:
-            repository = await self._readable(account, repo)
-        except RepoNotFound:
-            if named is None:
-                return None
-            raise
+        repository = await self._readable(account, repo)
         with _there(repository):
-            return await _fixed(repository, account, f"{self._root}/{repo}", rev)
+            return await _fixed(repository, account, f"{self._guest_root}/{repo}", rev)
 
     @contextlib.asynccontextmanager
     async def packed(self, bundle: Bundle) -> AsyncIterator[AsyncIterator[bytes]]:

@@ -55,6 +55,7 @@ class Vms:
         wait_for_ready_signal: bool | None = None,
         ready_signal_timeout_seconds: float | None = None,
         domains: Mapping[str, int] | Sequence[str] | None = None,
+        git_access: str | None = None,
         progress: Progress | None = None,
     ) -> Vm:
         """Create a VM, start it, and return a handle on it.
@@ -78,6 +79,8 @@ class Vms:
             wait_for_ready_signal, ready_signal_timeout_seconds: return only when its services are ready.
             domains: host names that lead to a port of the VM: `{"app.example.com": 3000}`, of verified
                 domains or preview zones. Names without a port lead to 3000.
+            git_access: id of a repository that git in the VM may fetch from and push to. Its token is
+                revoked when the VM is deleted.
             progress: called with each line that the build logs, for example `print`.
         """
         wanted = wanted_size(
@@ -109,6 +112,7 @@ class Vms:
             wait_for_ready_signal=wait_for_ready_signal,
             ready_signal_timeout_seconds=ready_signal_timeout_seconds,
             domains=domains,
+            git_access=git_access,
         )
         self.snapshots.resolve_names(body)
         # A build runs as a background request: if its only connection broke, its result would be lost.
