@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from measuring import Figure, figure, host_facts, installation, run, say, show, since, succeed
+from ssh_figures import ssh_figures
 from websockets.asyncio.client import ClientConnection, connect
 
 from stead.api.parts import Installation
@@ -187,6 +188,15 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         results["map_to_first_200_ms"] = await mapping(stage, arguments.samples)
         say("wakes")
         results["wake_to_first_200_ms"] = await waking(stage, min(arguments.samples, 10))
+        say("SSH through the gateway and straight")
+        results |= await ssh_figures(
+            stage.opened,
+            stage.machine,
+            stage.account,
+            samples=arguments.samples,
+            rounds=arguments.rounds,
+            mib=16,
+        )
         return {"host": await host_facts(stage.opened.machines), "results": results}
 
 

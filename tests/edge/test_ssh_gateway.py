@@ -19,7 +19,9 @@ from stead.edge.ssh.gateway import SshGateway
 from stead.installation import ssh_gateway
 from stead.machines import State
 from support.fake_site import TOKEN, FakeSite, fake_site
+from support.npm import Npm
 from support.sshd import Sshd, find_sshd, running_sshd
+from support.typed import PROGRAM, Shell
 from support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("root", "network")
@@ -478,6 +480,66 @@ async def test_the_end_of_a_vm_ends_its_connections(
     assert await asyncio.wait_for(process.stdout.readline(), WAIT) == b"begun\n"
     await (machine.kill() if how == "kill" else machine.delete())
     _, errors = await asyncio.wait_for(process.communicate(), WAIT)
-    assert process.returncode == 255 and b"stead: " in errors, errors
+    assert process.returncode == 255 and b"(trace " in errors, errors
     if how == "kill":
         await machine.delete()
+
+
+# Command lines
+
+
+async def test_stead_vm_ssh_has_a_token_for_its_own_length(scene: Scene) -> None:
+    """Options and the command go to ssh, and the exit code comes back; the token is in no command line."""
+    here, account = scene.site.installation, scene.site.account
+    before = (await here.identities.list(account)).total
+    key = scene.site.callers["owner"]["Authorization"].removeprefix("Bearer ")
+    shell = Shell(scene.site.url, key)
+    process = await asyncio.create_subprocess_exec(
+        *(PROGRAM, "vm", "ssh", "--user", "dev", scene.site.vm, "-v", "id -un; cat; exit 6"),
+        env=shell.environment,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    assert await asyncio.wait_for(process.stdout.readline(), WAIT) == b"dev\n"
+    assert (await here.identities.list(account)).total == before + 1
+    lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.parent.exists()]
+    assert any(scene.site.vm.encode() in line for line in lines)
+    assert not any(b"stid_" in line for line in lines)
+    out, err = await asyncio.wait_for(process.communicate(b"to the end"), WAIT)
+    assert (process.returncode, out) == (6, b"to the end")
+    assert b"debug1:" in err, "-v is an option of ssh"
+    assert (await here.identities.list(account)).total == before
+
+
+async def test_the_npm_command_line_reaches_the_gateway_by_a_proxy_command(
+    scene: Scene, package: Npm, tmp_path: Path
+) -> None:
+    """`vm ssh` and `vm scp` of the npm package with an ssh_config as docs/ssh.md has it."""
+    config, programs = tmp_path / "config", tmp_path / "bin"
+    known = tmp_path / "known_hosts"
+    known.write_text(f"vm-ssh.freestyle.sh {scene.gateway.host_key}\n")
+    proxy = f"bash -c 'exec 3<>/dev/tcp/127.0.0.1/{scene.port}; cat <&3 & exec cat >&3'"
+    config.write_text(
+        f"Host vm-ssh.freestyle.sh\n  ProxyCommand {proxy}\n  UserKnownHostsFile {known}\n  BatchMode yes\n"
+    )
+    programs.mkdir()
+    for name in ("ssh", "scp"):
+        # ssh reads the configuration in the home of the account, whatever HOME is.
+        (programs / name).write_text(f'#!/bin/sh\nexec /usr/bin/{name} -F {config} "$@"\n')
+        (programs / name).chmod(0o755)
+    key = scene.site.callers["owner"]["Authorization"].removeprefix("Bearer ")
+    environment = {
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "FREESTYLE_API_URL": scene.site.url,
+        "FREESTYLE_API_KEY": key,
+    }
+    source, target = tmp_path / "source", scene.sshd.folder / "from-npm"
+    source.write_text("copied")
+    vm = scene.site.vm
+    ended = await package.cli("vm", "scp", str(source), f"{vm}:{target}", environment=environment)
+    assert ended.status == 0, ended.stdout + ended.stderr
+    assert target.read_text() == "copied"
+    ended = await package.cli("vm", "ssh", vm, environment=environment)
+    assert ended.status == 0 and "Permission denied" not in ended.stderr, ended.stdout + ended.stderr
