@@ -207,14 +207,14 @@ async def open_edge(installation: Installation, public: PublicSockets) -> AsyncI
     """HTTPS in front of an open installation: the API must answer on the socket `api` of the edge."""
     settings = installation.settings
     domains = installation.domains
-    vms = _RoutedVms(installation.machines)
+    vms = RoutedVms(installation.machines)
     async with edge.open_edge(settings, vms, domains, public, namespace_path(settings)) as opened:
         domains.https_port = opened.https_port
         domains.watch(opened.mappings_changed)
         yield opened
 
 
-class _RoutedVms:
+class RoutedVms:
     """VMs as the edge needs them."""
 
     def __init__(self, machines: Machines) -> None:
