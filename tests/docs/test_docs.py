@@ -37,6 +37,7 @@ ABOUT_ONE_INTERFACE = {
     "recipes",
     "install",
     "operate",
+    "public-installation",
     "engine",
     "agent-protocol",
 }
@@ -48,7 +49,8 @@ NOT_RUN = {
     "docs/github.md": 3,
     "docs/install.md": 2,
     "docs/internals/agent-protocol.md": 5,
-    "docs/operate.md": 8,
+    "docs/operate.md": 7,
+    "docs/public-installation.md": 3,
     "docs/server.md": 1,
     "docs/ssh.md": 3,
     "docs/terminals.md": 3,

@@ -48,7 +48,7 @@ class Descriptors:
 
 
 @dataclass(frozen=True)
-class Places:
+class EdgePaths:
     """Paths and addresses that Caddy uses."""
 
     admin: Path
@@ -66,7 +66,7 @@ class Places:
 
 
 def caddy_configuration(
-    settings: Settings, descriptors: Descriptors, places: Places, https_port: int
+    settings: Settings, descriptors: Descriptors, places: EdgePaths, https_port: int
 ) -> Json:
     return {
         "admin": {"listen": f"unix/{places.admin}", "config": {"persist": False}},
@@ -97,7 +97,7 @@ def _log(path: Path) -> Json:
     }
 
 
-def _authority(places: Places) -> Json:
+def _authority(places: EdgePaths) -> Json:
     return {
         "name": "Stead",
         "install_trust": False,
@@ -113,7 +113,7 @@ def _authority(places: Places) -> Json:
 # Certificates
 
 
-def _tls(settings: Settings, places: Places) -> Json:
+def _tls(settings: Settings, places: EdgePaths) -> Json:
     public = _public_names(settings)
     acme = [_acme(settings)]
     # Names that are deeper in a preview zone than its wildcard reaches.
@@ -169,7 +169,7 @@ def local_names(settings: Settings) -> list[str]:
 # Requests
 
 
-def _servers(settings: Settings, descriptors: Descriptors, places: Places, https_port: int) -> Json:
+def _servers(settings: Settings, descriptors: Descriptors, places: EdgePaths, https_port: int) -> Json:
     listeners = [(f"fd/{descriptors.https}", ["h1", "h2"]), (f"fd/{descriptors.guests_https}", ["h1", "h2"])]
     alternative: list[Json] = []
     if descriptors.quic is not None:
@@ -228,7 +228,7 @@ def _header(name: str, value: str) -> Json:
     return {"handler": "headers", "response": {"set": {name: [value]}, "deferred": True}}
 
 
-def _known(places: Places, before: Iterable[Json]) -> Json:
+def _known(places: EdgePaths, before: Iterable[Json]) -> Json:
     """Names with a route file: straight to the VM."""
     pattern = {"root": str(places.routes), "try_files": ["/{http.request.host}/*"]}
     upstream = {
@@ -275,7 +275,7 @@ def _proxy(upstream: str, version: str = "1.1") -> Json:
     }
 
 
-def _asking_gate(places: Places, error: str = "") -> Json:
+def _asking_gate(places: EdgePaths, error: str = "") -> Json:
     """Ask the gate, then send the unchanged request to the address that it answers with."""
     headers = {
         HOST_HEADER: ["{http.request.host}"],
@@ -297,7 +297,7 @@ def _asking_gate(places: Places, error: str = "") -> Json:
     }
 
 
-def _failures(names: list[str], places: Places) -> list[Json]:
+def _failures(names: list[str], places: EdgePaths) -> list[Json]:
     failed = {"expression": "{http.error.status_code} in [502, 503, 504]"}
     restarting = {
         "handler": "static_response",

@@ -15,7 +15,7 @@ from stead import addresses
 from stead.deadlines import scaled
 from stead.edge import connections, gate_server
 from stead.edge.caddy import Caddy, CaddyPlaces
-from stead.edge.configuration import Descriptors, Places, caddy_configuration, local_names
+from stead.edge.configuration import Descriptors, EdgePaths, caddy_configuration, local_names
 from stead.edge.gate import Dial, Gate, Vms
 from stead.edge.listeners import PublicSockets, bind_unix, listen_for_guests, listen_on_loopback
 from stead.edge.routes import RouteFiles, RouteSource
@@ -102,7 +102,7 @@ async def open_edge(
             own.resolvers.chmod(0o644)
         storage = await in_thread(_storage, settings)
         host, port = listening.getsockname()
-        places = Places(
+        places = EdgePaths(
             admin=own.admin,
             storage=storage / "certificates",
             log=storage / "caddy.log",

@@ -13,7 +13,7 @@ from typing import Protocol
 from stead.deadlines import scaled
 from stead.edge import pages
 from stead.edge.pages import Refusal
-from stead.edge.routes import Awake, Route, RouteFiles, RouteSource, host_of
+from stead.edge.routes import Awake, MappedPort, RouteFiles, RouteSource, host_of
 from stead.errors import MachineNotFound, SteadError
 from stead.tasks import SingleFlight
 
@@ -79,7 +79,7 @@ class Gate:
             # The mapping was changed meanwhile.
         return pages.not_mapped(question.host[:255])
 
-    async def _opened(self, host: str, route: Route, *, browser: bool) -> Awake | Refusal:
+    async def _opened(self, host: str, route: MappedPort, *, browser: bool) -> Awake | Refusal:
         try:
             async with asyncio.timeout(_BROWSER_HOLD if browser else None):
                 awake = await self._openings.run(
@@ -98,7 +98,7 @@ class Gate:
         host = host_of(name)
         return host is not None and self._source.route(host) is not None
 
-    async def _open(self, route: Route) -> Awake | None:
+    async def _open(self, route: MappedPort) -> Awake | None:
         """Wake the VM and wait for its port; None when the port does not accept connections."""
         was_up = self._vms.is_up(route.machine)
         awake = await self._vms.wake(route.machine)
@@ -115,7 +115,7 @@ class Gate:
             await asyncio.sleep(_POLL)
 
 
-def _refused_repeat(question: Question, route: Route) -> Refusal | None:
+def _refused_repeat(question: Question, route: MappedPort) -> Refusal | None:
     """Why a failed request is not repeated; None if the VM has not seen it and Caddy has all of it."""
     if question.error is None:
         return None

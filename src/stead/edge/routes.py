@@ -26,7 +26,7 @@ MAX_ROUTES = 20_000
 _HOST = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
 
 
-class Route(Protocol):
+class MappedPort(Protocol):
     """Where requests for a host name go."""
 
     @property
@@ -38,7 +38,7 @@ class Route(Protocol):
 class RouteSource(Protocol):
     """The mappings."""
 
-    def route(self, hostname: str) -> Route | None:
+    def route(self, hostname: str) -> MappedPort | None:
         """The VM and port of a mapped name; None for any other."""
 
 
@@ -86,7 +86,7 @@ class RouteFiles:
         folder.mkdir(parents=True)
         folder.chmod(0o755)
 
-    def put(self, host: str, route: Route, awake: Awake) -> None:
+    def put(self, host: str, route: MappedPort, awake: Awake) -> None:
         """Let requests for a host name go straight to a VM, until its run ends or the mapping changes."""
         entry = _Entry(route.machine, route.port, f"{awake.address}:{route.port}")
         before = self._entries.get(host)

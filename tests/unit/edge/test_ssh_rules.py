@@ -2,7 +2,7 @@
 
 import pytest
 
-from stead.edge.ssh.failures import FailureLimit, Places, network_of
+from stead.edge.ssh.failures import ConnectionPlaces, FailureLimit, network_of
 from stead.edge.ssh.user_names import UserName, parse_user_name
 
 VM = "k3v9d0x1m8q2w7r5t6y4"
@@ -85,7 +85,7 @@ def test_failures_of_many_keys_take_bounded_memory() -> None:
 
 
 def test_places_are_limited_in_all_and_by_key() -> None:
-    places = Places(3, 2)
+    places = ConnectionPlaces(3, 2)
     assert [places.take("a") for _ in range(3)] == [True, True, False]
     assert [places.take(None), places.take(None), places.take("b")] == [True, False, False]
     places.release("a")

@@ -12,8 +12,8 @@ import asyncssh
 
 from stead.deadlines import scaled
 from stead.edge.ssh.access import Access, Login, LoginRefused
-from stead.edge.ssh.failures import FailureLimit, Places, network_of
-from stead.edge.ssh.relay import Flow, Session, Tunnel
+from stead.edge.ssh.failures import ConnectionPlaces, FailureLimit, network_of
+from stead.edge.ssh.relay import Flow, RelayedSession, Tunnel
 from stead.edge.ssh.user_names import UserName, parse_user_name
 from stead.edge.ssh.vm_login import VmLogins
 from stead.errors import SteadError
@@ -43,10 +43,10 @@ class TooManyConnections(SteadError):
 
 
 @dataclass(frozen=True)
-class Limits:
+class GatewayLimits:
     """Limits that all clients share."""
 
-    unauthenticated: Places
+    unauthenticated: ConnectionPlaces
     by_address: FailureLimit
     by_vm: FailureLimit
     connections: KeyedLimit
@@ -57,7 +57,12 @@ class Client(asyncssh.SSHServer):
     """Callbacks of asyncssh for one connection."""
 
     def __init__(
-        self, access: Access, logins: VmLogins, machines: Machines, limits: Limits, clients: "set[Client]"
+        self,
+        access: Access,
+        logins: VmLogins,
+        machines: Machines,
+        limits: GatewayLimits,
+        clients: "set[Client]",
     ) -> None:
         self._access = access
         self._logins = logins
@@ -79,7 +84,7 @@ class Client(asyncssh.SSHServer):
         self._vm: asyncio.Future[asyncssh.SSHClientConnection] = asyncio.get_running_loop().create_future()
         self._attached: Attached | None = None
         self._waking = False
-        self._sessions: set[Session] = set()
+        self._sessions: set[RelayedSession] = set()
         self._channels = self._listeners = 0
         self._flow, self._vm_flow = Flow(), Flow()
         self._gone = asyncio.Event()
@@ -272,7 +277,7 @@ class Client(asyncssh.SSHServer):
 
     # Channels
 
-    def session_requested(self) -> Session | bool:
+    def session_requested(self) -> RelayedSession | bool:
         if not self._has_room():
             return False
 
@@ -280,7 +285,9 @@ class Client(asyncssh.SSHServer):
             self._sessions.discard(session)
             self._left()
 
-        session = Session(self._flow, self._vm_flow, self._upstream, self._tasks.start, self._touch, left)
+        session = RelayedSession(
+            self._flow, self._vm_flow, self._upstream, self._tasks.start, self._touch, left
+        )
         self._sessions.add(session)
         return session
 

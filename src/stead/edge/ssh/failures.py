@@ -54,7 +54,7 @@ class FailureLimit:
             del self._empty_at[next(iter(self._empty_at))]
 
 
-class Places:
+class ConnectionPlaces:
     """Places for connections, `total` in all and `per_key` for each key."""
 
     def __init__(self, total: int, per_key: int) -> None:

@@ -11,8 +11,8 @@ import asyncssh
 
 from stead.deadlines import scaled
 from stead.edge.ssh.access import Access
-from stead.edge.ssh.client import Client, Limits, TooManyConnections
-from stead.edge.ssh.failures import FailureLimit, Places
+from stead.edge.ssh.client import Client, GatewayLimits, TooManyConnections
+from stead.edge.ssh.failures import ConnectionPlaces, FailureLimit
 from stead.edge.ssh.host_key import load_host_key, public_line
 from stead.edge.ssh.vm_login import VmLogins
 from stead.identity.callers import Callers
@@ -31,10 +31,10 @@ _FAILURES_OF_VM = 100
 _FAILURE_INTERVAL = 6.0
 
 
-def default_limits(connections: int) -> Limits:
+def default_limits(connections: int) -> GatewayLimits:
     share = max(1, connections // 2)
-    return Limits(
-        unauthenticated=Places(_UNAUTHENTICATED, _UNAUTHENTICATED_PER_ADDRESS),
+    return GatewayLimits(
+        unauthenticated=ConnectionPlaces(_UNAUTHENTICATED, _UNAUTHENTICATED_PER_ADDRESS),
         by_address=FailureLimit(_FAILURES_OF_ADDRESS, _FAILURE_INTERVAL),
         by_vm=FailureLimit(_FAILURES_OF_VM, _FAILURE_INTERVAL),
         connections=KeyedLimit(connections, share, max_wait=0, busy=lambda: TooManyConnections(share)),
@@ -45,7 +45,12 @@ class SshGateway:
     """One address for all VMs. Clients log in by tokens; VMs see only the gateway's own keys."""
 
     def __init__(
-        self, folder: Path, callers: Callers, identities: Identities, machines: Machines, limits: Limits
+        self,
+        folder: Path,
+        callers: Callers,
+        identities: Identities,
+        machines: Machines,
+        limits: GatewayLimits,
     ) -> None:
         """The host key is in `folder`."""
         self._key = load_host_key(folder)

@@ -188,7 +188,7 @@ class _Environment(dict[bytes, bytes]):
             super().__setitem__(name, value)
 
 
-class Session(_End, asyncssh.SSHServerSession[bytes]):
+class RelayedSession(_End, asyncssh.SSHServerSession[bytes]):
     """A shell, a command or a subsystem that a client asks for: the same in the VM."""
 
     def __init__(
