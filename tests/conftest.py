@@ -135,7 +135,7 @@ async def server(installation: Installation, settings: Settings) -> AsyncIterato
         ):
             account = await installation.accounts.create("tests")
             _, key = await installation.accounts.create_key(account.id)
-            yield Server(url, key, account.id, installation)
+            yield Server(url, key, account.id, installation, public.https_port)
 
 
 @pytest_asyncio.fixture(scope="module")

@@ -6,14 +6,12 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 import pytest_asyncio
 
-from stead.api.server import running
-from stead.edge.edge import Edge, edge_folder
-from stead.edge.listeners import bind_public
+from stead.edge.edge import edge_folder
 from stead.host.authority import Authority
 from stead.host.commands import run
-from stead.installation import open_edge
 from stead.machines import Machine, State
 from stead.machines.events import EventKind, MachineEvent
 from stead.processes import of_user
@@ -29,7 +27,6 @@ _PORT = 8000
 
 @dataclass(frozen=True)
 class Site:
-    edge: Edge
     root: Path
     port: int
 
@@ -44,14 +41,10 @@ class Site:
         return Answer.parse(stdout, done.returncode or 0, stderr.decode())
 
 
-@pytest_asyncio.fixture(scope="module")
-async def site(server: Server) -> AsyncIterator[Site]:
+@pytest.fixture(scope="module")
+def site(server: Server) -> Site:
     """The edge in front of the installation of this run."""
-    here = server.installation
-    with bind_public(here.settings) as public:
-        listening = here.settings.replace(listen="127.0.0.1:0")
-        async with open_edge(here, public) as edge, running(listening, here, [edge.api]):
-            yield Site(edge, here.settings.data / "edge" / "root.crt", public.https_port)
+    return Site(server.installation.settings.data / "edge" / "root.crt", server.https_port)
 
 
 @pytest_asyncio.fixture(scope="module")

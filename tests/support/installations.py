@@ -62,6 +62,7 @@ class Server:
     key: str
     account: str
     installation: Installation
+    https_port: int
 
 
 def leftovers(settings: Settings) -> list[str]:

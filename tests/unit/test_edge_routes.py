@@ -38,7 +38,9 @@ class World:
         self.files = RouteFiles(
             self.folder, self, lambda vm, at: self.ended_runs.append((vm, str(at))), most=3
         )
-        self.gate = Gate(self, self, self.files, self.dial)
+        self.closed = asyncio.Event()
+        self.closed.set()
+        self.gate = Gate(self, self, self.files, self.dial, lambda _: self.closed.wait())
 
     def route(self, hostname: str) -> Mapped | None:
         return self.mappings.get(hostname)
@@ -233,3 +235,17 @@ def test_pages_escape_what_a_client_sent() -> None:
     assert kind.startswith("text/html")
     assert b"<script>" not in body
     assert b"&lt;script&gt;" in body
+
+
+async def test_a_vm_is_not_woken_before_connections_to_its_last_run_are_closed(world: World) -> None:
+    """They have the address of the new ones."""
+    world.mappings["a.example"] = Mapped("1")
+    world.asleep.add("1")
+    world.listening.add(("100.64.0.5", 80))
+    world.closed.clear()
+    decision = asyncio.create_task(_code(world, "a.example"))
+    await asyncio.sleep(0.05)
+    assert not world.wakes
+    world.closed.set()
+    assert await decision == "100.64.0.5:80"
+    assert world.wakes == ["1"]

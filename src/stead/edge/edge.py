@@ -81,13 +81,20 @@ async def open_edge(
         thread = NamespaceThread.named(namespace)
         stack.callback(thread.close)
         tasks = await stack.enter_async_context(TaskSet())
+        cuts: dict[str, asyncio.Task[None]] = {}
 
         def ended(machine: str, address: IPv4Address) -> None:
-            tasks.start(_cut(vms, namespace, machine, address), f"close connections to VM {machine}")
+            cut = _cut(vms, namespace, machine, address)
+            task = cuts[machine] = tasks.start(cut, f"close connections to VM {machine}")
+            task.add_done_callback(lambda _: cuts.pop(machine) if cuts.get(machine) is task else None)
+
+        async def settled(machine: str) -> None:
+            if machine in cuts:
+                await asyncio.wait({cuts[machine]})
 
         files = RouteFiles(folder / "routes", source, ended)
         stack.callback(files.close)
-        gate = Gate(vms, source, files, _dialling(thread))
+        gate = Gate(vms, source, files, _dialling(thread), settled)
         stack.push_async_callback(gate.close)
         listening = stack.enter_context(await thread.call(listen_on_loopback))
         await stack.enter_async_context(gate_server.serving(gate, listening))
@@ -177,7 +184,7 @@ async def _cut(vms: Vms, namespace: Path, machine: str, address: IPv4Address) ->
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_END_TIMEOUT):
             await vms.ended(machine)
-    await connections.cut_connections(namespace, address)
+        await connections.cut_connections(namespace, address)
 
 
 def _dialling(thread: NamespaceThread) -> Dial:

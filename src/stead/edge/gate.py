@@ -42,6 +42,14 @@ Dial = Callable[[IPv4Address, int], Awaitable[None]]
 """Connects to a port of a VM; OSError when that fails."""
 
 
+Settled = Callable[[str], Awaitable[None]]
+"""Waits until the connections to a VM's last run are closed: a new one has the same address."""
+
+
+async def _at_once(machine: str) -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class Question:
     """What Caddy says about a request."""
@@ -54,11 +62,14 @@ class Question:
 
 
 class Gate:
-    def __init__(self, vms: Vms, source: RouteSource, files: RouteFiles, dial: Dial) -> None:
+    def __init__(
+        self, vms: Vms, source: RouteSource, files: RouteFiles, dial: Dial, settled: Settled = _at_once
+    ) -> None:
         self._vms = vms
         self._source = source
         self._files = files
         self._dial = dial
+        self._settled = settled
         self._openings: SingleFlight[Awake | None] = SingleFlight()
 
     async def close(self) -> None:
@@ -100,6 +111,7 @@ class Gate:
 
     async def _open(self, route: MappedPort) -> Awake | None:
         """Wake the VM and wait for its port; None when the port does not accept connections."""
+        await self._settled(route.machine)
         was_up = self._vms.is_up(route.machine)
         awake = await self._vms.wake(route.machine)
         loop = asyncio.get_running_loop()
