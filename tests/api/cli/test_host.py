@@ -204,7 +204,7 @@ async def test_ids_are_completed(shell: Shell, vm: str) -> None:
     result = await alone.try_(environment=options)
     assert (result.stdout.strip(), result.stderr) == ("", "")
     commands = {"_STEAD_COMPLETE": "complete_bash", "COMP_WORDS": "stead vm s", "COMP_CWORD": "2"}
-    names = ["start", "stop", "suspend", "snapshot", "shell", "sessions"]
+    names = ["start", "stop", "suspend", "snapshot", "shell", "sessions", "ssh"]
     assert (await alone.try_(environment=commands)).stdout.split() == names
 
 
