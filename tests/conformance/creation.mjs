@@ -77,7 +77,7 @@ class Clock extends VmWith {
       ports: [],
       systemd: {
         services: [
-          { name: "clock", mode: "service", bash: "while true; do date > /run/clock; sleep 1; done" },
+          { name: "clock", mode: "service", bash: "while true; do date > /run/time; mv /run/time /run/clock; sleep 1; done" },
         ],
       },
     });
