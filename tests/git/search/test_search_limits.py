@@ -107,7 +107,8 @@ def _searching() -> list[str]:
             line = (status.parent / "cmdline").read_text().replace("\0", " ")
         except (OSError, ValueError):
             continue
-        if parent == os.getpid() and "git" in line and "cat-file" not in line:
+        words = {Path(word).name for word in line.split()}
+        if parent == os.getpid() and "git" in words and "cat-file" not in words:
             found.append(line)
     return found
 
