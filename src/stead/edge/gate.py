@@ -42,7 +42,7 @@ Dial = Callable[[IPv4Address, int], Awaitable[None]]
 """Connects to a port of a VM; OSError when that fails."""
 
 
-Settled = Callable[[str], Awaitable[None]]
+Settled = Callable[[str], Awaitable[object]]
 """Waits until the connections to a VM's last run are closed: a new one has the same address."""
 
 
