@@ -101,8 +101,9 @@ async def _commands(routes: tuple[Route, Route], samples: int) -> list[float]:
             for route, options in zip(routes, shared, strict=True)
         ]
         try:
-            while len(list(Path(folder).iterdir())) < 2:  # noqa: ASYNC110  # ssh tells nobody
-                await asyncio.sleep(0.1)
+            async with asyncio.timeout(60):
+                while len(list(Path(folder).iterdir())) < 2:  # noqa: ASYNC110  # ssh does not say when it is ready
+                    await asyncio.sleep(0.1)
             added = []
             for _ in range(samples):
                 one, other = [

@@ -9,6 +9,15 @@ import (
 	"testing"
 )
 
+// startAs starts an agent of that machine, with a folder for host keys.
+func startAs(t *testing.T, machine string) *harness {
+	t.Helper()
+	h := start(t)
+	h.agent.identity.machine.Store(&machine)
+	must(t, os.MkdirAll(h.agent.identity.root+"/etc/ssh", 0o755))
+	return h
+}
+
 func (h *harness) admit(request sshRequest) map[string]string {
 	h.Helper()
 	body, _ := json.Marshal(request)
@@ -18,11 +27,8 @@ func (h *harness) admit(request sshRequest) map[string]string {
 }
 
 func TestGatewayKeyAndHostKeysAreOfOneMachine(t *testing.T) {
-	h := start(t)
+	h := startAs(t, "m1")
 	i := h.agent.identity
-	name := "m1"
-	i.machine.Store(&name)
-	must(t, os.MkdirAll(i.root+"/etc/ssh", 0o755))
 	must(t, os.WriteFile(i.root+"/etc/ssh/ssh_host_rsa_key.pub", []byte("without its private key"), 0o644))
 	if keys := h.admit(sshRequest{Machine: "m1", Key: "ssh-ed25519 AAAA first"}); len(keys) != 0 {
 		t.Fatalf("host keys of a machine without: %v", keys)
@@ -49,11 +55,8 @@ func TestGatewayKeyAndHostKeysAreOfOneMachine(t *testing.T) {
 }
 
 func TestGatewayIsRefused(t *testing.T) {
-	h := start(t)
+	h := startAs(t, "m1")
 	i := h.agent.identity
-	name := "m1"
-	i.machine.Store(&name)
-	must(t, os.MkdirAll(i.root+"/etc/ssh", 0o755))
 	for what, request := range map[string]sshRequest{
 		"another machine": {Machine: "m2", Key: "ssh-ed25519 AAAA"},
 		"two lines":       {Machine: "m1", Key: "ssh-ed25519 AAAA\nssh-ed25519 BBBB"},

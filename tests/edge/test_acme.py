@@ -17,7 +17,8 @@ from cryptography import x509
 
 from stead.addresses import GATEWAY
 from stead.edge.caddy import caddy_program
-from support.edge_stage import EdgeStage, Side, echo_app, edge_stage
+from support.edge_stage import EdgeStage, echo_app, edge_stage
+from support.links import Side
 from support.waiting import until
 
 pytestmark = pytest.mark.root

@@ -150,7 +150,7 @@ async def test_an_answer_that_is_not_http_is_a_502_and_is_not_asked_for_twice(
             writer.write(b"\x00not HTTP at all\r\n\r\n")
         writer.close()
 
-    async with await asyncio.start_server(break_off, sock=await vm.side.listening("0.0.0.0", 81)):
+    async with await asyncio.start_server(break_off, sock=await vm.side.listener("0.0.0.0", 81)):
         answer = await stage.curl("https://broken.style.dev/")
     assert (answer.status, answer.json()["code"], requests) == (502, "BAD_GATEWAY", 1)
 
@@ -310,7 +310,7 @@ async def test_ambiguous_requests_smuggle_no_second_request(stage: EdgeStage, vm
 
     hidden = "GET /smuggled HTTP/1.1\r\nHost: raw.style.dev\r\n\r\n"
     sent = f"POST / HTTP/1.1\r\nHost: raw.style.dev\r\n{head}\r\n\r\n0\r\n\r\n{hidden}"
-    async with await asyncio.start_server(record, sock=await vm.side.listening("0.0.0.0", 82)):
+    async with await asyncio.start_server(record, sock=await vm.side.listener("0.0.0.0", 82)):
         assert (await stage.curl("https://raw.style.dev/")).body == b"ok"
         received.clear()
         answer = await stage.raw(sent.encode(), "raw.style.dev", timeout=1)

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from stead.edge.connections import limit_rules
-from stead.host.commands import run
 from stead.processes import ProcessId
-from support.edge_stage import ip, namespace
+from support.links import ip, link, namespace
 from support.waiting import until
 
 pytestmark = pytest.mark.root
@@ -21,28 +20,14 @@ _PORT = 4433
 
 
 async def test_an_address_may_open_a_limited_number_of_connections(root: None) -> None:
-    with namespace("stlimith") as host, namespace("stlimitc") as clients:
-        ip(
-            "-n",
-            host.name,
-            "link",
-            "add",
-            "up0",
-            "type",
-            "veth",
-            "peer",
-            "name",
-            "up0",
-            "netns",
-            clients.name,
-        )
+    with namespace("limith") as host, namespace("limitc") as clients:
+        link(host, "up0", clients, "up0")
         for side, numbers in ((host, (1,)), (clients, (2, 3))):
             for number in numbers:
-                ip("-n", side.name, "addr", "add", f"10.9.9.{number}/24", "dev", "up0")
-                ip("-n", side.name, "addr", "add", f"fd09::{number}/64", "dev", "up0", "nodad")
-            ip("-n", side.name, "link", "set", "up0", "up")
+                side.ip("addr", "add", f"10.9.9.{number}/24", "dev", "up0")
+                side.ip("addr", "add", f"fd09::{number}/64", "dev", "up0", "nodad")
         rules = limit_rules("stead_test_edge", [_PORT, 80], most=5)
-        await run("ip", "netns", "exec", host.name, "nft", "-f", "-", stdin=rules.encode())
+        host.load(rules)
 
         def listen() -> socket.socket:
             return socket.create_server(("", _PORT), family=socket.AF_INET6, dualstack_ipv6=True, backlog=100)

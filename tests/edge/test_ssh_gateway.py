@@ -146,7 +146,7 @@ async def test_a_token_as_the_password(scene: Scene) -> None:
 
 
 async def test_refused_logins_learn_nothing(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrong token, another identity's, a VM of nobody: one answer. API keys are named as such."""
+    """A wrong token, another identity's, a VM that does not exist: one answer. API keys are named as such."""
     _, allowed = await scene.token_for("dev")
     unknown = "unknown VM or token"
     key = scene.site.callers["owner"]["Authorization"].removeprefix("Bearer ")

@@ -25,6 +25,7 @@ from stead.machines import Machine, Machines
 from stead.settings import Settings
 from support.guests import sh
 from support.installations import another_installation, leftovers, local_host, other_settings
+from support.links import ip
 from support.waiting import until
 
 # Another process may run tests on this host at the same time.
@@ -81,10 +82,6 @@ async def serving(stream: socket.socket, datagrams: socket.socket | None = None)
         await listener.wait_closed()
         if transport is not None:
             transport.close()
-
-
-def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True)
 
 
 @pytest_asyncio.fixture(scope="module")

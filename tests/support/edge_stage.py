@@ -5,9 +5,8 @@ import contextlib
 import secrets
 import socket
 import ssl
-import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -30,51 +29,10 @@ from stead.errors import MachineNotFound
 from stead.host.authority import Authority
 from stead.host.commands import run
 from stead.host.firewall import namespace_rules
-from stead.host.namespaces import NamespaceThread
 from stead.settings import Settings
 from stead.tasks import in_background
+from support.links import Side, ip, namespace, plug_in
 from support.waiting import until
-
-
-def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True)
-
-
-@dataclass(frozen=True)
-class Side:
-    """A network namespace with a thread in it."""
-
-    name: str
-    thread: NamespaceThread
-
-    @property
-    def path(self) -> Path:
-        return Path("/run/netns") / self.name
-
-    async def listening(self, address: str, port: int) -> socket.socket:
-        def make() -> socket.socket:
-            made = socket.socket()
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            made.bind((address, port))
-            made.listen(100)
-            made.setblocking(False)
-            return made
-
-        return await self.thread.call(make)
-
-
-@contextlib.contextmanager
-def namespace(name: str) -> Iterator[Side]:
-    ip("netns", "add", name)
-    try:
-        thread = NamespaceThread.named(Path("/run/netns") / name)
-        try:
-            ip("-n", name, "link", "set", "lo", "up")
-            yield Side(name, thread)
-        finally:
-            thread.close()
-    finally:
-        ip("netns", "delete", name)
 
 
 @dataclass(frozen=True)
@@ -120,7 +78,7 @@ class FakeVm:
 
     @contextlib.asynccontextmanager
     async def serving(self, app: ASGIApp, port: int) -> AsyncIterator[None]:
-        async with serving(app, await self.side.listening("0.0.0.0", port)):
+        async with serving(app, await self.side.listener("0.0.0.0", port)):
             yield
 
 
@@ -222,16 +180,9 @@ class EdgeStage:
 
     def add_vm(self, machine: str) -> FakeVm:
         slot = len(self.vms.found)
-        side = self.stack.enter_context(namespace(f"{self.side.name}{slot}"))
-        tap, address = data_tap(slot), machine_address(slot)
-        peer = ("peer", "name", "eth0", "netns", side.name)
-        ip("-n", self.side.name, "link", "add", tap, "type", "veth", *peer)
-        ip("-n", self.side.name, "link", "set", tap, "up")
-        ip("-n", self.side.name, "route", "add", f"{address}/32", "dev", tap)
-        ip("-n", side.name, "addr", "add", f"{address}/32", "dev", "eth0")
-        ip("-n", side.name, "link", "set", "eth0", "up")
-        ip("-n", side.name, "route", "add", str(GATEWAY), "dev", "eth0")
-        ip("-n", side.name, "route", "add", "default", "via", str(GATEWAY))
+        side = self.stack.enter_context(namespace(f"vm{secrets.token_hex(3)}"))
+        address = machine_address(slot)
+        plug_in(self.side.name, data_tap(slot), side, str(address))
         vm = self.vms.found[machine] = FakeVm(machine, address, side)
         return vm
 
@@ -317,7 +268,7 @@ async def edge_stage(
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stead-test-", dir="/var/tmp")))
         folder.chmod(0o711)
-        side = stack.enter_context(namespace(f"stedge{secrets.token_hex(3)}"))
+        side = stack.enter_context(namespace(f"edge{secrets.token_hex(3)}"))
         ip("-n", side.name, "addr", "add", f"{GATEWAY}/32", "dev", "lo")
         rules = namespace_rules("up0", [], [])
         await run("ip", "netns", "exec", side.name, "nft", "-f", "-", stdin=rules.encode())

@@ -24,6 +24,10 @@ class Side:
     name: str
     thread: NamespaceThread
 
+    @property
+    def path(self) -> Path:
+        return Path("/run/netns") / self.name
+
     def ip(self, *arguments: str) -> str:
         return ip("-n", self.name, *arguments)
 

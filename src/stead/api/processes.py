@@ -38,7 +38,7 @@ _Offset = Annotated[
 
 @contextlib.asynccontextmanager
 async def _using(guest: GuestAccess, process_id: str) -> AsyncIterator[Agent]:
-    """The agent, for a call about one process; what it refuses is told with the process's id."""
+    """The agent, for a call about one process. Errors of the agent name the process."""
     with session_errors(guest.machine.id, process_id):
         async with guest.machine.using(Use.PROCESS) as agent:
             yield agent

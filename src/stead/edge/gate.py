@@ -46,10 +46,6 @@ Settled = Callable[[str], Awaitable[object]]
 """Waits until the connections to a VM's last run are closed: a new one has the same address."""
 
 
-async def _at_once(machine: str) -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class Question:
     """What Caddy says about a request."""
@@ -63,7 +59,7 @@ class Question:
 
 class Gate:
     def __init__(
-        self, vms: Vms, source: RouteSource, files: RouteFiles, dial: Dial, settled: Settled = _at_once
+        self, vms: Vms, source: RouteSource, files: RouteFiles, dial: Dial, settled: Settled
     ) -> None:
         self._vms = vms
         self._source = source

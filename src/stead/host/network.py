@@ -159,15 +159,9 @@ class Network:
 
     async def dial(self, slot: int, port: int) -> socket.socket:
         """A TCP connection from the namespace to a port of a slot's data address; OSError if refused."""
-
-        def make() -> socket.socket:
-            link = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-            link.setblocking(False)
-            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return link
-
-        link = await self._thread.call(make)
+        link = await self.make_socket()
         try:
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             address = str(addresses.machine_address(slot))
             await asyncio.get_running_loop().sock_connect(link, (address, port))
         except BaseException:

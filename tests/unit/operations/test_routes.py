@@ -32,13 +32,15 @@ class Site:
         self.ended: list[str] = []
         files = RouteFiles(folder, self, lambda vm, _: self.ended.append(vm))
         self.vms = RoutedVms(server.machines)
-        self._gate = Gate(self.vms, self, files, self._dial)
+        self._gate = Gate(self.vms, self, files, self._dial, self._settled)
         self._folder = folder
 
     def route(self, hostname: str) -> Mapped | None:
         return self._route if hostname == "a.dev" else None
 
     async def _dial(self, address: IPv4Address, port: int) -> None: ...
+
+    async def _settled(self, machine: str) -> None: ...
 
     async def ask(self) -> str | int:
         decision = await self._gate.admit(Question("a.dev"))
