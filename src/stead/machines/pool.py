@@ -161,12 +161,13 @@ class Pool:
     async def _warm(self, record: Record, live: Live) -> None:
         """Run what the first user of the VM will need, so that its code is translated, then pause it.
 
-        The identity is a placeholder: a create confers the real one.
+        The identity is a placeholder: a create confers the real one. It is conferred twice because a clone's
+        first one finds what its template prepared, and takes another path in the guest than those after it.
         """
         record = await self._bring_up.step(record, "warm")
         identity = GuestIdentity(record.id, _PLACEHOLDER, new_machine_id(), record.address)
-        await confer(live.agent, identity, timeout=CONFIRM_TIMEOUT)
         for _ in range(2):
+            await confer(live.agent, identity, timeout=CONFIRM_TIMEOUT)
             await collect(live.agent, ExecRequest("true", timeout=CONFIRM_TIMEOUT))
         await live.vm.pause()
         state = coming_up(record)
