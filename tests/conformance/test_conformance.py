@@ -22,6 +22,7 @@ from stead.api.errors import STATUSES
 from stead.api.server import running
 from stead.builds.errors import BuildBudgetExceeded
 from stead.errors import CapacityExceeded, DiskSpaceExceeded, HostError, StartFailed
+from stead.host.commands import run
 from stead.machines import Machine, State
 from stead.machines.templates import Templates
 from stead.settings import Settings
@@ -160,6 +161,29 @@ async def test_web_terminal_in_a_browser(user: User, settings: Settings, picture
             PORT=str(port),
         )
     assert {path.name for path in pictures.iterdir()} >= {"proxy.png", "replay.png", "editor.png"}
+
+
+async def test_pages_of_a_vm_over_https(user: User) -> None:
+    """Node's fetch and a WebSocket client at a preview name, with a certificate of the installation's CA."""
+    root = user.server.installation.settings.data / "edge" / "root.crt"
+    await user.script("preview", NODE_EXTRA_CA_CERTS=str(root), HTTPS_PORT=str(user.server.https_port))
+
+
+@pytest.mark.slow
+async def test_page_of_a_vm_in_a_browser(user: User, tmp_path: Path, pictures: Path) -> None:
+    """Chromium, which trusts the installation's CA as a user makes it do so: with `certutil`."""
+    chromium = shutil.which("chromium")
+    if chromium is None or shutil.which("certutil") is None:
+        pytest.skip("needs chromium and certutil: run `make trial-browser`")
+    store = tmp_path / "home" / ".pki" / "nssdb"
+    store.mkdir(parents=True)
+    root = user.server.installation.settings.data / "edge" / "root.crt"
+    for arguments in (["-N", "--empty-password"], ["-A", "-t", "C,,", "-n", "Stead", "-i", str(root)]):
+        await run("certutil", "-d", f"sql:{store}", *arguments)
+    await user.script(
+        "preview-browser", CHROMIUM=chromium, PICTURES=str(pictures), TRUSTING_HOME=str(tmp_path / "home")
+    )
+    assert {path.name for path in pictures.iterdir()} >= {"preview.png", "preview-waiting.png"}
 
 
 @pytest.fixture

@@ -24,8 +24,10 @@ from support.documents import Block, Session, blocks, commands, matches, name_of
 from support.installations import Server
 
 PAGES = [pytest.param(page, id=name_of(page)) for page in pages()]
+LONG = {"docs/guides.md": pytest.mark.slow}
+"""Pages whose examples install packages."""
 SESSIONS = [
-    pytest.param(page, id=name_of(page))
+    pytest.param(page, id=name_of(page), marks=LONG.get(name_of(page), ()))
     for page in pages()
     if any(block.language in {"python", "console"} and not block.not_run for block in blocks(page))
 ]
@@ -35,6 +37,7 @@ ABOUT_ONE_INTERFACE = {
     "cli",
     "python-sdk",
     "recipes",
+    "guides",
     "install",
     "operate",
     "public-installation",
@@ -50,7 +53,7 @@ NOT_RUN = {
     "docs/install.md": 2,
     "docs/internals/agent-protocol.md": 5,
     "docs/operate.md": 7,
-    "docs/public-installation.md": 3,
+    "docs/public-installation.md": 4,
     "docs/server.md": 1,
     "docs/ssh.md": 3,
     "docs/terminals.md": 3,

@@ -9,6 +9,7 @@ import pytest_asyncio
 
 from stead import AsyncStead
 from stead.addresses import GATEWAY
+from stead.host.commands import run
 from stead.machines import Machine
 from support.api_calls import new_account
 from support.guests import sh
@@ -61,6 +62,21 @@ async def test_a_vm_reaches_no_other_port_of_the_gateway(home: Home) -> None:
     ports = "22 53 80 443 2019 7070 8600"
     probe = f"timeout 3 bash -c '</dev/tcp/{GATEWAY}/'$port 2>/dev/null && echo $port"
     assert (await sh(home.vm, f"for port in {ports}; do {probe}; done; true")).split() == ["53", "80", "443"]
+
+
+async def test_a_vm_reaches_a_mapped_domain_of_its_account(home: Home, server: Server) -> None:
+    """The page behind it, over HTTPS; from outside, it is also at the URL of the port."""
+    await sh(home.vm, "mkdir /srv/site; echo mapped > /srv/site/page")
+    await sh(home.vm, "systemd-run --unit=site --working-directory=/srv/site python3 -m http.server 8000")
+    await sh(home.vm, "until curl -sf http://127.0.0.1:8000/page; do sleep 0.2; done", timeout=120)
+    await home.stead.domains.mappings.create("own-page.style.dev", vm=home.vm.id, port=8000)
+    url = "https://own-page.style.dev/page"
+    assert await sh(home.vm, f"curl -sS --max-time 60 {url}", timeout=90) == "mapped"
+    root = server.installation.settings.data / "edge" / "root.crt"
+    to_edge = ("--cacert", root, "--connect-to", f"::127.0.0.1:{server.https_port}")
+    preview = await (await home.stead.vms.find(home.vm.id)).url(8000)
+    for outside in (url, f"{preview}/page"):
+        assert (await run("curl", "-sS", "--max-time", "60", *to_edge, outside)).stdout == b"mapped\n"
 
 
 async def test_git_in_a_vm_pushes_to_the_repository_that_it_has_access_to(

@@ -32,13 +32,13 @@ def environment(settings: Settings) -> dict[str, str]:
     }
 
 
-async def start(settings: Settings) -> tuple[Process, dict[str, Any]]:
-    """A server that answers, and what it said of itself."""
+async def start(settings: Settings, **more: str) -> tuple[Process, dict[str, Any]]:
+    """A server that answers, and what it said of itself. `more` are variables of it."""
     process = await asyncio.create_subprocess_exec(
         PROGRAM,
         "serve",
         "--json",
-        env=environment(settings),
+        env=environment(settings) | more,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
     )
@@ -54,8 +54,8 @@ async def end(process: Process, how: signal.Signals = signal.SIGTERM) -> int:
 
 
 @contextlib.asynccontextmanager
-async def serving(settings: Settings) -> AsyncIterator[tuple[Process, dict[str, Any]]]:
-    process, said = await start(settings)
+async def serving(settings: Settings, **more: str) -> AsyncIterator[tuple[Process, dict[str, Any]]]:
+    process, said = await start(settings, **more)
     try:
         yield process, said
     finally:
