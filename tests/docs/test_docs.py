@@ -35,6 +35,7 @@ SESSIONS = [
 ABOUT_ONE_INTERFACE = {
     "README",
     "cli",
+    "mcp",
     "python-sdk",
     "recipes",
     "guides",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "stead"
-CLIENTS = ("sdk", "cli")
+CLIENTS = ("sdk", "mcp", "cli")
 
 
 @pytest.mark.parametrize("clients", [False, True], ids=["server", "clients"])

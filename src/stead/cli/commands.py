@@ -55,6 +55,7 @@ ENTRIES = {
     "identity": LazyApp(
         "stead.cli.identities:app", "Identities: access for others to some VMs and repositories.", VMS
     ),
+    "mcp": LazyApp("stead.cli.mcp:app", "Serve tools for MCP clients: VMs, files, Git.", VMS, alone=True),
     "whoami": LazyApp("stead.cli.identities:alone", "Show the account of the API key.", VMS, alone=True),
     "serve": _local("stead.cli.installation.serve:app", "Run the API server until Ctrl-C.", alone=True),
     "keys": _local("stead.cli.installation.keys:keys", "Create, list and revoke API keys."),
