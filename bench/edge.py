@@ -46,7 +46,7 @@ server.on('upgrade', (request, socket) => {
     socket.write(Buffer.concat([Buffer.from([frame[0], size]), body.map((each, i) => each ^ mask[i % 4])]));
   });
 });
-server.listen(%d, '0.0.0.0');
+server.listen(Number(process.argv[2]), '0.0.0.0');
 """
 _LATENCY = re.compile(r"99%\s+([0-9.]+)(us|ms|s)")
 _RATE = re.compile(r"Requests/sec:\s+([0-9.]+)")
@@ -90,8 +90,8 @@ async def staged(size: Size) -> AsyncIterator[Stage]:
             async with open_edge(opened, public) as edge:
                 account = (await opened.accounts.create("bench")).id
                 machine = await opened.machines.create(account=account)
-                await machine.files().write("/root/server.js", (_SERVER % PORT).encode())
-                start = "systemd-run --unit=bench node /root/server.js"
+                await machine.files().write("/root/server.js", _SERVER.encode())
+                start = f"systemd-run --unit=bench node /root/server.js {PORT}"
                 await succeed(machine.exec(start))
                 listening = f"until curl -sf http://127.0.0.1:{PORT}/; do sleep 0.1; done"
                 await succeed(machine.exec(listening, timeout=60))
@@ -109,10 +109,11 @@ async def wrk(*prefix: str, url: str, seconds: int) -> tuple[float, float]:
     return float(rate[1]), float(latency[1]) * _MILLISECONDS[latency[2]]
 
 
-async def proxying(stage: Stage, rounds: int, seconds: int) -> dict[str, Any]:
+async def proxying(stage: Stage, arguments: argparse.Namespace) -> dict[str, Any]:
+    seconds = arguments.seconds
     inside = ("nsenter", f"--net={namespace_path(stage.opened.settings)}")
     straight, through = [], []
-    for _ in range(rounds):
+    for _ in range(arguments.rounds):
         straight.append(await wrk(*inside, url=f"http://{stage.address}:{PORT}/", seconds=seconds))
         through.append(await wrk(url=f"https://127.0.0.1:{stage.edge.https_port}/", seconds=seconds))
     return {
@@ -134,7 +135,7 @@ async def round_trip(socket: ClientConnection) -> float:
     return since(start)
 
 
-async def websockets(stage: Stage, samples: int) -> dict[str, Figure]:
+async def websockets(stage: Stage, arguments: argparse.Namespace) -> dict[str, Figure]:
     network = narrowed(stage.opened.machines.host, LocalHost).network
     direct = await network.make_socket()
     await asyncio.get_running_loop().sock_connect(direct, (stage.address, PORT))
@@ -150,53 +151,55 @@ async def websockets(stage: Stage, samples: int) -> dict[str, Figure]:
             proxy=None,
         ) as far,
     ):
-        for _ in range(samples):
+        for _ in range(arguments.samples * 10):
             straight = await round_trip(near)
             added.append(await round_trip(far) - straight)
     return {"ws_rtt_overhead_ms": figure(added)}
 
 
-async def mapping(stage: Stage, samples: int) -> Figure:
+async def mapping(stage: Stage, arguments: argparse.Namespace) -> dict[str, Figure]:
     times = []
-    for number in range(samples):
+    for number in range(arguments.samples):
         start = time.perf_counter()
         await stage.map(f"new{number}.style.dev")
         await stage.ask(f"new{number}.style.dev")
         times.append(since(start))
-    return figure(times)
+    return {"map_to_first_200_ms": figure(times)}
 
 
-async def waking(stage: Stage, samples: int) -> Figure:
+async def waking(stage: Stage, arguments: argparse.Namespace) -> dict[str, Figure]:
     times = []
-    for _ in range(samples):
+    for _ in range(min(arguments.samples, 10)):
         await stage.machine.suspend()
         start = time.perf_counter()
         await stage.ask(HOST)
         times.append(since(start))
-    return figure(times)
+    return {"wake_to_first_200_ms": figure(times)}
+
+
+async def ssh(stage: Stage, arguments: argparse.Namespace) -> dict[str, Any]:
+    return await ssh_figures(
+        stage.opened,
+        stage.machine,
+        stage.account,
+        samples=arguments.samples,
+        rounds=arguments.rounds,
+        mib=16,
+    )
+
+
+PARTS = {"proxy": proxying, "websockets": websockets, "mapping": mapping, "wake": waking, "ssh": ssh}
 
 
 async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     async with staged(Size.parse(arguments.size)) as stage:
         await stage.map(HOST)
         await stage.ask(HOST)
-        say("requests through the edge and straight")
-        results: dict[str, Any] = await proxying(stage, arguments.rounds, arguments.seconds)
-        say("WebSockets")
-        results |= await websockets(stage, arguments.samples * 10)
-        say("new mappings")
-        results["map_to_first_200_ms"] = await mapping(stage, arguments.samples)
-        say("wakes")
-        results["wake_to_first_200_ms"] = await waking(stage, min(arguments.samples, 10))
-        say("SSH through the gateway and straight")
-        results |= await ssh_figures(
-            stage.opened,
-            stage.machine,
-            stage.account,
-            samples=arguments.samples,
-            rounds=arguments.rounds,
-            mib=16,
-        )
+        results: dict[str, Any] = {}
+        for name, part in PARTS.items():
+            if name in arguments.parts:
+                say(name)
+                results |= await part(stage, arguments)
         return {"host": await host_facts(stage.opened.machines), "results": results}
 
 
@@ -207,6 +210,9 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=3, help="runs of wrk, each way")
     parser.add_argument("--seconds", type=int, default=10, help="length of a run of wrk")
+    parser.add_argument(
+        "--parts", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=" ".join(PARTS)
+    )
     arguments = parser.parse_args()
     found = run(measure(arguments))
     if arguments.json:

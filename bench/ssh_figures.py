@@ -57,7 +57,7 @@ async def _routes(here: Installation, machine: Machine, account: str) -> AsyncIt
         key = Path(folder) / "key"
         await _timed(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)])
         public = key.with_suffix(".pub").read_text()
-        await machine.files().make_folder("/root/.ssh", mode=0o700)
+        await succeed(machine.exec("install -d -m 700 /root/.ssh"))
         await machine.files().write("/root/.ssh/authorized_keys", public.encode())
         known = ("-o", f"UserKnownHostsFile={folder}/known")
         inside = ("nsenter", f"--net={namespace_path(here.settings)}")
