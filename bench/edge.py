@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from ipaddress import IPv4Address
 from typing import Any
 
 from measuring import Figure, figure, host_facts, installation, run, say, show, since, succeed
@@ -137,8 +138,7 @@ async def round_trip(socket: ClientConnection) -> float:
 
 async def websockets(stage: Stage, arguments: argparse.Namespace) -> dict[str, Figure]:
     network = narrowed(stage.opened.machines.host, LocalHost).network
-    direct = await network.make_socket()
-    await asyncio.get_running_loop().sock_connect(direct, (stage.address, PORT))
+    direct = await network.dial_address(IPv4Address(stage.address), PORT)
     port, added = stage.edge.https_port, []
     async with (
         connect(f"ws://{stage.address}:{PORT}/", sock=direct, compression=None, proxy=None) as near,

@@ -45,6 +45,12 @@ def machine_address(slot: int) -> IPv4Address:
     return MACHINES.network_address + slot + 4
 
 
+def slot_of_address(address: IPv4Address) -> int | None:
+    """The slot of a VM's address; None for any other."""
+    slot = int(address) - int(MACHINES.network_address) - 4
+    return slot if 0 <= slot < MAX_SLOTS else None
+
+
 def data_tap(slot: int) -> str:
     return f"sd{slot}"
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import socket
 import struct
+import subprocess
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network
@@ -14,14 +15,21 @@ import pytest_asyncio
 from pyroute2.netlink.nfnetlink.nfctsocket import NFCTAttrTuple, NFCTSocket
 
 from stead.addresses import AGENT_ADDRESS, AGENT_PORT, GATEWAY, HOST_LINK_ADDRESS, NOT_THE_INTERNET
-from stead.host.connections import delete_connections, delete_each
+from stead.host.connections import (
+    delete_connections,
+    delete_each,
+    delete_tracked,
+    translated_connections,
+)
 from stead.host.firewall import MAX_CONNECTIONS, host_rules, namespace_rules, routing_rules
+from stead.host.sockets import destroy_connections, destroy_orphans
 from support.links import Side, echoed, echoing, link, namespace, plug_in
 from support.waiting import until
 
 pytestmark = pytest.mark.root
 _PORT = 40_000
 _SLOW = b"slow"
+_TRACKED_OF_VMS = 131_072
 _LINKS = ("sm0", "sm1")
 
 
@@ -102,7 +110,7 @@ async def _echoed(link: socket.socket, data: bytes) -> bytes:
 
 
 def _load_rules(network: Network) -> None:
-    network.host.load(namespace_rules("up0", [], []))
+    network.host.load(namespace_rules("up0", [], [], _TRACKED_OF_VMS))
 
 
 async def test_connections_to_two_vms_from_one_port_do_not_disturb_each_other(network: Network) -> None:
@@ -201,8 +209,8 @@ class Cables:
     guests: list[Side]
     outside: Side
 
-    def load_rules(self, opened: tuple[IPv4Network, ...] = ()) -> None:
-        self.taps.load(namespace_rules("up0", NOT_THE_INTERNET, opened))
+    def load_rules(self, opened: tuple[IPv4Network, ...] = (), tracked: int = _TRACKED_OF_VMS) -> None:
+        self.taps.load(namespace_rules("up0", NOT_THE_INTERNET, opened, tracked))
 
     async def tracked(self) -> int:
         return int(await self.taps.thread.call(_TRACKED.read_text))
@@ -261,6 +269,24 @@ async def test_a_vm_has_a_bounded_share_of_connection_tracking(cables: Cables) -
         assert not await cables.guests[0].reaches(_OUTSIDE, 7000)
         with await cables.guests[1].connect(_OUTSIDE, 7000) as connection:
             assert await echoed(connection, b"mine") == b"mine"
+
+
+async def test_all_vms_together_have_a_bounded_share_of_connection_tracking(cables: Cables) -> None:
+    """The edge has room for its own connections to VMs."""
+    most = 1024
+    cables.load_rules(tracked=most)
+    for guest in cables.guests:
+        await guest.thread.call(_flood)
+    assert most // 2 < await cables.tracked() <= most
+    async with echoing(await cables.guests[0].listener(_GUESTS[0], 3000)):
+        with await cables.taps.connect(_GUESTS[0], 3000) as connection:
+            assert await echoed(connection, b"hello") == b"hello"
+
+
+def _flood() -> None:
+    for _ in range(4000):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as each:
+            each.sendto(b"x", (_OUTSIDE, 9))
 
 
 async def test_a_vm_has_few_dns_connections(cables: Cables) -> None:
@@ -344,6 +370,73 @@ async def test_connections_of_an_address_are_deleted(cables: Cables, one_by_one:
             assert await echoed(other, b"two") == b"two"
 
 
+async def test_the_host_forgets_the_connections_of_a_vm_that_is_deleted(cables: Cables) -> None:
+    """Their ends on the host's side of the link are found by how the namespace translates them."""
+    cables.load_rules()
+    async with echoing(await cables.outside.listener(_OUTSIDE, 7000)):
+        with (
+            await cables.guests[0].connect(_OUTSIDE, 7000) as own,
+            await cables.guests[1].connect(_OUTSIDE, 7000) as other,
+        ):
+            assert await echoed(own, b"one") == b"one" and await echoed(other, b"one") == b"one"
+            # The other end of the link tracks the translated connections, as the host does.
+            cables.outside.load(
+                "table ip t { chain c { type filter hook input priority 0; ct state new; }; }"
+            )
+            assert await echoed(own, b"two") == b"two" and await echoed(other, b"two") == b"two"
+            assert int(await cables.outside.thread.call(_TRACKED.read_text)) == 2
+            found = await cables.taps.thread.call(lambda: translated_connections(IPv4Address(_GUESTS[0])))
+            assert [each.saddr for each in found] == ["192.0.2.1"]
+            await cables.outside.thread.call(lambda: delete_tracked(found))
+            assert int(await cables.outside.thread.call(_TRACKED.read_text)) == 1
+
+
+# Sockets of the namespace
+
+
+def _states(side: Side, address: str) -> list[str]:
+    """States of the TCP sockets to an address."""
+    command = ["ip", "netns", "exec", side.name, "ss", "-Hnt", "dst", address]
+    return [line.split()[0] for line in subprocess.check_output(command, text=True).splitlines()]
+
+
+async def test_closed_connections_to_a_tap_that_is_gone_do_not_linger(cables: Cables) -> None:
+    cables.load_rules()
+    async with (
+        echoing(await cables.guests[0].listener(_GUESTS[0], 3000)),
+        echoing(await cables.guests[1].listener(_GUESTS[1], 3000)),
+    ):
+        kept = await cables.taps.connect(_GUESTS[0], 3000)
+        closed, waiting = [await cables.taps.connect(address, 3000) for address in _GUESTS]
+        assert await echoed(kept, b"hello") == b"hello"
+        cables.guests[1].ip("link", "set", "eth0", "down")
+        cables.taps.ip("link", "delete", "sd0")
+        closed.close()
+        waiting.close()
+        assert sorted(_states(cables.taps, _GUESTS[0])) == ["ESTAB", "FIN-WAIT-1"]
+        assert await cables.taps.thread.call(destroy_orphans) == 1
+        assert _states(cables.taps, _GUESTS[0]) == ["ESTAB"], "a suspended VM may come back for it"
+        assert _states(cables.taps, _GUESTS[1]) == ["FIN-WAIT-1"], "its tap is there"
+        assert await cables.taps.thread.call(lambda: destroy_connections(IPv4Address(_GUESTS[0]))) == 1
+        assert _states(cables.taps, _GUESTS[0]) == []
+        kept.close()
+
+
+async def test_closed_connections_to_the_agent_of_a_vm_that_is_gone_do_not_linger(network: Network) -> None:
+    _load_rules(network)
+    agent, here = (AGENT_ADDRESS, AGENT_PORT), (HOST_LINK_ADDRESS, _PORT)
+    async with _echoing(network.guests[0], "sm0", *agent), _echoing(network.guests[1], "sm1", *agent):
+        closed = await _connected(network.host, "sm0", here, agent)
+        other = await _connected(network.host, "sm1", here, agent)
+        network.host.ip("link", "delete", "sm0")
+        closed.close()
+        assert sorted(_states(network.host, "[fe80::2]")) == ["ESTAB", "FIN-WAIT-1"]
+        assert await network.host.thread.call(destroy_orphans) == 1
+        assert _states(network.host, "[fe80::2]") == ["ESTAB"]
+        assert await _echoed(other, b"still") == b"still"
+        other.close()
+
+
 # The host: a way to the internet, a link to the namespace of the taps, and a network of its own
 
 
@@ -360,8 +453,8 @@ class Surroundings:
     internet: Side
     container: Side
 
-    def load_rules(self, opened: tuple[IPv4Network, ...] = ()) -> None:
-        self.host.load(host_rules("stead_test", "st0h", _HOST_LINK, [], ["eth0"], opened))
+    def load_rules(self, opened: tuple[IPv4Network, ...] = (), tracked: int = _TRACKED_OF_VMS) -> None:
+        self.host.load(host_rules("stead_test", "st0h", _HOST_LINK, [], ["eth0"], opened, tracked))
 
 
 @pytest_asyncio.fixture
@@ -426,6 +519,25 @@ async def test_networks_that_come_up_later_are_closed_to_vms(around: Surrounding
         assert not await around.taps.reaches("198.51.100.2", 80)
         assert await around.taps.reaches(_CONTAINER, 80), "the network that was opened"
         assert await around.taps.reaches(_INTERNET, 80)
+
+
+async def test_vms_do_not_fill_the_connection_tracking_of_the_host(around: Surroundings) -> None:
+    most = 1024
+    around.load_rules(tracked=most)
+
+    def flood() -> None:
+        for _ in range(4 * most):
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as each:
+                each.sendto(b"x", (_INTERNET, 9))
+
+    async with echoing(await around.internet.listener("0.0.0.0", 80)):
+        assert await around.taps.reaches(_INTERNET, 80)
+        await around.taps.thread.call(flood)
+        tracked = int(await around.host.thread.call(_TRACKED.read_text))
+        assert most // 2 < tracked <= most + 1
+        refused = [await around.taps.reaches(_INTERNET, 80) for _ in range(3)]
+        assert not all(refused), "VMs have used up their share"
+        assert await around.host.reaches(_INTERNET, 80)
 
 
 async def test_only_translated_packets_leave_the_host(around: Surroundings) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import os
 import secrets
 import signal
@@ -19,10 +20,11 @@ import pytest_asyncio
 
 from stead import addresses
 from stead.edge.names import GuestResolver
-from stead.host import network
+from stead.host import network, resolvers
 from stead.host.network import Network, namespace_path
 from stead.processes import ProcessId, of_user
 from stead.settings import Settings
+from stead.tasks import in_background
 from support.installations import other_settings
 from support.links import Side, ip, namespace, plug_in
 from support.waiting import until
@@ -66,7 +68,8 @@ def _parsed(answer: bytes, query: bytes) -> Answer:
 class _HostResolver(asyncio.DatagramProtocol):
     """The host's resolver: knows every name."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: IPv4Address = _PUBLIC) -> None:
+        self.known = known
         self.asked: list[bytes] = []
         self.transport: asyncio.DatagramTransport | None = None
 
@@ -80,22 +83,28 @@ class _HostResolver(asyncio.DatagramProtocol):
         self.asked.append(question)
         answers = question[-4:-2] == b"\0\x01"
         head = data[:2] + struct.pack("!HHHHH", 0x8180, 1, answers, 0, 0)
-        record = b"\xc0\x0c" + struct.pack("!HHIH", _A, 1, 60, 4) + _PUBLIC.packed
+        record = b"\xc0\x0c" + struct.pack("!HHIH", _A, 1, 60, 4) + self.known.packed
         self.transport.sendto(head + question + (record if answers else b""), address)
 
 
-@pytest_asyncio.fixture(scope="module")
-async def upstream() -> AsyncIterator[_HostResolver]:
-    ip("addr", "add", f"{_UPSTREAM}/32", "dev", "lo")
+@contextlib.asynccontextmanager
+async def _serving(address: IPv4Address, known: IPv4Address) -> AsyncIterator[_HostResolver]:
+    ip("addr", "add", f"{address}/32", "dev", "lo")
     try:
         loop = asyncio.get_running_loop()
         transport, resolver = await loop.create_datagram_endpoint(
-            _HostResolver, local_addr=(str(_UPSTREAM), 53)
+            lambda: _HostResolver(known), local_addr=(str(address), 53)
         )
         yield resolver
         transport.close()
     finally:
-        ip("addr", "delete", f"{_UPSTREAM}/32", "dev", "lo")
+        ip("addr", "delete", f"{address}/32", "dev", "lo")
+
+
+@pytest_asyncio.fixture(scope="module")
+async def upstream() -> AsyncIterator[_HostResolver]:
+    async with _serving(_UPSTREAM, _PUBLIC) as resolver:
+        yield resolver
 
 
 @dataclass(frozen=True)
@@ -199,6 +208,33 @@ async def test_mapped_domains_lead_to_the_gateway(scene: Scene, resolver: GuestR
     await until(lambda: leads("any.wild.example.com", _PUBLIC), 10)
     await resolver.publish(())
     await until(lambda: leads("blog.example.com", _PUBLIC), 10)
+
+
+async def test_other_name_servers_of_the_host_are_followed(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same dnsmasq asks them, and the host's rules let it."""
+    monkeypatch.setattr(resolvers, "_POLL", 0.1)
+    now, known = IPv4Address(int(_UPSTREAM) + 1), IPv4Address("192.0.2.81")
+    loading = network._follow_resolvers(scene.settings)
+    async with (
+        _serving(now, known),
+        GuestResolver.running(scene.settings, scene.network, ("style.dev",)),
+        in_background(loading, "follow the host's name servers"),
+    ):
+        assert await scene.address_of("one.example.com") == _PUBLIC
+        (process,) = scene.processes()
+        monkeypatch.setattr(addresses, "resolvers", list)
+        await asyncio.sleep(0.3)
+        assert await scene.address_of("two.example.com") == _PUBLIC, "no name servers are no change"
+        monkeypatch.setattr(addresses, "resolvers", lambda: [now])
+        numbers = itertools.count()
+
+        async def followed() -> bool:
+            return await scene.address_of(f"name{next(numbers)}.example.com") == known
+
+        await until(followed, 20)
+        assert scene.processes() == [process]
 
 
 @pytest.mark.usefixtures("resolver")

@@ -270,7 +270,7 @@ async def edge_stage(
         folder.chmod(0o711)
         side = stack.enter_context(namespace(f"edge{secrets.token_hex(3)}"))
         ip("-n", side.name, "addr", "add", f"{GATEWAY}/32", "dev", "lo")
-        rules = namespace_rules("up0", [], [])
+        rules = namespace_rules("up0", [], [], 65_536)
         await run("ip", "netns", "exec", side.name, "nft", "-f", "-", stdin=rules.encode())
         if before is not None:
             changes |= await stack.enter_async_context(before(side))

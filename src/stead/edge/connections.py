@@ -1,11 +1,12 @@
 """Connections of the edge: cut those to a VM that is gone, and limit how many an address may open."""
 
 from collections.abc import Sequence
+from functools import partial
 from ipaddress import IPv4Address
-from pathlib import Path
 
-from stead.errors import HostError
 from stead.host.commands import run
+from stead.host.namespaces import NamespaceThread
+from stead.host.sockets import destroy_connections
 from stead.logs import get_logger
 from stead.settings import Settings
 
@@ -15,16 +16,11 @@ MAX_CONNECTIONS = 512
 """Open connections of one address (IPv6: one /64 network) to the public ports."""
 
 
-async def cut_connections(namespace: Path, address: IPv4Address) -> None:
-    """Close every TCP connection from the namespace to a VM, so that its clients notice its end.
-
-    A connection that stayed open would also send its unacknowledged bytes to the next VM with this address.
-    """
+async def cut_connections(thread: NamespaceThread, address: IPv4Address) -> None:
+    """Close every TCP connection from the namespace to a VM, so that its clients notice its end."""
     try:
-        await run(
-            "nsenter", f"--net={namespace}", "ss", "--kill", "--tcp", "--no-header", "dst", str(address)
-        )
-    except HostError as error:
+        await thread.call(partial(destroy_connections, address))
+    except OSError as error:
         log.warning("cannot close connections to a VM", address=str(address), error=str(error))
 
 

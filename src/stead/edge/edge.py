@@ -22,6 +22,7 @@ from stead.edge.routes import RouteFiles, RouteSource
 from stead.files import give_tree_to, write_atomically
 from stead.host.authority import Authority, KeyPair
 from stead.host.namespaces import NamespaceThread
+from stead.host.resolvers import changes_of_resolvers, resolv_conf
 from stead.logs import get_logger
 from stead.settings import Settings
 from stead.tasks import TaskSet, in_thread
@@ -84,7 +85,7 @@ async def open_edge(
         cuts: dict[str, asyncio.Task[None]] = {}
 
         def ended(machine: str, address: IPv4Address) -> None:
-            cut = _cut(vms, namespace, machine, address)
+            cut = _cut(vms, thread, machine, address)
             task = cuts[machine] = tasks.start(cut, f"close connections to VM {machine}")
             task.add_done_callback(lambda _: cuts.pop(machine) if cuts.get(machine) is task else None)
 
@@ -105,8 +106,9 @@ async def open_edge(
         own.folder.mkdir(mode=0o700)
         os.chown(own.folder, settings.edge_uid, settings.edge_uid)
         if resolvers := addresses.resolvers():
-            own.resolvers.write_text("".join(f"nameserver {each}\n" for each in resolvers))
+            own.resolvers.write_text(resolv_conf(resolvers))
             own.resolvers.chmod(0o644)
+            tasks.start(_follow_resolvers(own.resolvers), "follow the host's name servers")
         storage = await in_thread(_storage, settings)
         host, port = listening.getsockname()
         places = EdgePaths(
@@ -167,6 +169,12 @@ def _write(folder: Path, certificate: str, key: str, made: KeyPair) -> None:
     write_atomically(folder / certificate, made.certificate, 0o644)
 
 
+async def _follow_resolvers(file: Path) -> None:
+    async for servers in changes_of_resolvers():
+        # In place: Caddy has this file, and not its name, as /etc/resolv.conf, and reads it again by itself.
+        await in_thread(file.write_text, resolv_conf(servers))
+
+
 async def _renew(settings: Settings, caddy: Caddy) -> None:
     """Renew what the installation's CA signed, long before its end. Only then is Caddy configured again."""
     certificate = settings.data / "edge" / _CERTIFICATE
@@ -178,20 +186,18 @@ async def _renew(settings: Settings, caddy: Caddy) -> None:
             await caddy.configure()
 
 
-async def _cut(vms: Vms, namespace: Path, machine: str, address: IPv4Address) -> None:
+async def _cut(vms: Vms, thread: NamespaceThread, machine: str, address: IPv4Address) -> None:
     """Close the connections to a VM now, and those that a request opened while the VM was ending."""
-    await connections.cut_connections(namespace, address)
+    await connections.cut_connections(thread, address)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_END_TIMEOUT):
             await vms.ended(machine)
-        await connections.cut_connections(namespace, address)
+        await connections.cut_connections(thread, address)
 
 
 def _dialling(thread: NamespaceThread) -> Dial:
     async def dial(address: IPv4Address, port: int) -> None:
-        with await thread.call(partial(socket.socket, socket.AF_INET, socket.SOCK_STREAM)) as made:
-            made.setblocking(False)
-            async with asyncio.timeout(_DIAL_TIMEOUT):
-                await asyncio.get_running_loop().sock_connect(made, (str(address), port))
+        async with asyncio.timeout(_DIAL_TIMEOUT):
+            (await thread.dial(address, port)).close()
 
     return dial

@@ -1,7 +1,7 @@
 """The resolver of VMs: dnsmasq in the namespace of the taps, at the gateway address.
 
 Names of this Stead resolve to the gateway, where Caddy listens for VMs. The host's resolvers are asked for
-all other names.
+all other names; dnsmasq reads a list of them that follows the host's.
 """
 
 import asyncio
@@ -10,16 +10,19 @@ import os
 import shutil
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator, Collection, Sequence
+from ipaddress import IPv4Address
+from pathlib import Path
 from typing import Self
 
 from stead import addresses
 from stead.deadlines import scaled
 from stead.errors import HostError
 from stead.host.network import Network, namespace_path
+from stead.host.resolvers import changes_of_resolvers, resolv_conf
 from stead.logs import get_logger
 from stead.processes import kill, of_user
 from stead.settings import Settings
-from stead.tasks import finished, in_background, in_thread
+from stead.tasks import TaskSet, finished, in_thread
 
 _PORT = 53
 _START_TIMEOUT = scaled(10.0)
@@ -34,7 +37,7 @@ _CONCURRENT = 5000
 """Queries that wait for the host's resolvers, of all VMs together; one VM sends 200 in a second."""
 _TTL = 5
 """Seconds for which VMs may cache the names of this Stead."""
-_HOSTS = "mapped"
+_HOSTS, _SERVERS = "mapped", "servers"
 _CAPABILITY = "-all,+net_bind_service"
 
 log = get_logger("stead.names")
@@ -48,7 +51,8 @@ class GuestResolver:
         self._network = network
         self._zones = tuple(zones)
         self._wildcards: tuple[str, ...] = ()
-        self._hosts = settings.runtime / "names" / settings.instance
+        self._folder = settings.runtime / "names" / settings.instance
+        self._hosts = self._folder / "hosts"
         self._process: Process | None = None
         self._log: asyncio.Task[None] | None = None
         self._last_words = ""
@@ -62,13 +66,16 @@ class GuestResolver:
         """Serve DNS to VMs during a block. `zones` are names of this Stead, with all names below them."""
         resolver = cls(settings, network, zones)
         resolver._hosts.mkdir(parents=True, exist_ok=True)
-        for folder in (resolver._hosts.parent, resolver._hosts):
+        for folder in (resolver._folder.parent, resolver._folder, resolver._hosts):
             folder.chmod(0o755)
         resolver._write_hosts(())
+        resolver._write_servers(addresses.resolvers())
         try:
             await resolver._start()
             await network.serve_dns(True)
-            async with in_background(resolver._supervise(), "restart the resolver of VMs"):
+            async with TaskSet() as tasks:
+                tasks.start(resolver._supervise(), "restart the resolver of VMs")
+                tasks.start(resolver._follow_servers(), "follow the host's name servers")
                 yield resolver
         finally:
             await finished(resolver._close())
@@ -88,12 +95,16 @@ class GuestResolver:
             self._kill()
 
     def _write_hosts(self, names: Collection[str]) -> None:
-        lines = "".join(f"{addresses.GATEWAY} {name}\n" for name in names)
         # dnsmasq watches the folder, and ignores names that begin with a dot.
-        temporary = self._hosts / f".{_HOSTS}"
-        temporary.write_text(lines)
-        temporary.chmod(0o644)
-        temporary.rename(self._hosts / _HOSTS)
+        _write(self._hosts / _HOSTS, "".join(f"{addresses.GATEWAY} {name}\n" for name in names))
+
+    def _write_servers(self, servers: Sequence[IPv4Address]) -> None:
+        _write(self._folder / _SERVERS, resolv_conf(servers))
+
+    async def _follow_servers(self) -> None:
+        # dnsmasq looks at the file before a query, at most once in a second.
+        async for servers in changes_of_resolvers():
+            await in_thread(self._write_servers, servers)
 
     async def _start(self) -> None:
         """Start dnsmasq and wait until it listens."""
@@ -133,20 +144,19 @@ class GuestResolver:
             *("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--no-new-privs"),
             *(f"--inh-caps={_CAPABILITY}", f"--ambient-caps={_CAPABILITY}", "--pdeathsig=KILL", "--"),
             *("dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null", "--pid-file=", "--user=root"),
-            *("--log-facility=-", "--no-resolv", "--no-hosts", "--no-poll", f"--hostsdir={self._hosts}"),
+            *("--log-facility=-", "--no-hosts", f"--hostsdir={self._hosts}"),
+            f"--resolv-file={self._folder / _SERVERS}",
             *("--bind-interfaces", f"--listen-address={gateway}", f"--port={_PORT}"),
             *(f"--cache-size={_CACHED}", f"--dns-forward-max={_CONCURRENT}", f"--local-ttl={_TTL}"),
             # Types other than A are answered here as well: there are none.
             *(option for name in own for option in (f"--address=/{name}/{gateway}", f"--local=/{name}/")),
-            *(f"--server={server}" for server in addresses.resolvers()),
         ]
 
     async def _listens(self) -> bool:
-        with await self._network.make_socket() as probe:
-            try:
-                await asyncio.get_running_loop().sock_connect(probe, (str(addresses.GATEWAY), _PORT))
-            except OSError:
-                return False
+        try:
+            (await self._network.dial_address(addresses.GATEWAY, _PORT)).close()
+        except OSError:
+            return False
         return True
 
     async def _read_log(self, process: Process) -> None:
@@ -185,7 +195,7 @@ class GuestResolver:
         await self._kill_all()
         if self._log is not None:
             await self._log
-        shutil.rmtree(self._hosts, ignore_errors=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _kill(self) -> None:
         if self._process is not None and self._process.returncode is None:
@@ -196,3 +206,11 @@ class GuestResolver:
         """Kill processes of the resolver's user: children for TCP connections, or left by a crash."""
         for process in await in_thread(lambda: list(of_user(self._settings.resolver_uid))):
             await kill(process)
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace a file that the resolver's user reads."""
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_text(text)
+    temporary.chmod(0o644)
+    temporary.rename(path)

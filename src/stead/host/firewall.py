@@ -14,6 +14,8 @@ MAX_CONNECTIONS = 4096
 """Connections that a VM may have in the connection tracking table, which all VMs and the host share."""
 MAX_DNS_CONNECTIONS = 4
 """DNS connections over TCP that a VM may have: dnsmasq serves 20 at once in all."""
+_LISTED = 128
+"""Connections of one list: the kernel walks it at each new connection, so there are many short ones."""
 DNS_RATE, DNS_BURST = 200, 500
 """DNS queries over UDP that a VM may send: per second, and in a burst."""
 EDGE_PORTS = (80, 443)
@@ -22,8 +24,12 @@ ROUTING_TABLE = "stead_routing"
 ROUTING_SET = "enabled"
 
 
-def namespace_rules(uplink: str, closed: Sequence[IPv4Network], opened: Sequence[IPv4Network]) -> str:
+def namespace_rules(
+    uplink: str, closed: Sequence[IPv4Network], opened: Sequence[IPv4Network], tracked: int
+) -> str:
     """Rules inside the namespace of the taps: spoofing guard, limits, private networks, traffic counters.
+
+    All VMs together have at most about `tracked` connections; the edge has room for its own.
 
     Management links (sm*) are kept out of connection tracking: every VM has the same link-local addresses on
     its link, and conntrack does not tell interfaces apart, so packets of one VM would count for another's
@@ -38,6 +44,7 @@ table inet stead {{
   set {TRAFFIC_SET} {{ type ifname; size {MAX_SLOTS}; flags dynamic; }}
   set connections {{ type ipv4_addr; size {MAX_SLOTS}; flags dynamic; }}
   set dns_connections {{ type ipv4_addr; size {MAX_SLOTS}; flags dynamic; }}
+  {_tracked_set(tracked)}
   chain spoofed {{
     type filter hook prerouting priority raw;
     iifname "sm*" notrack accept
@@ -52,6 +59,7 @@ table inet stead {{
   chain limited {{
     type filter hook prerouting priority mangle;
     iifname "sd*" ct state new add @connections {{ ip saddr ct count over {MAX_CONNECTIONS} }} drop
+    iifname "sd*" ct state new {_over_tracked(tracked)} drop
   }}
   chain delivered {{
     type filter hook postrouting priority srcnat + 1;
@@ -134,11 +142,13 @@ def host_rules(
     resolvers: Sequence[IPv4Address],
     uplinks: Sequence[str],
     opened: Sequence[IPv4Network],
+    tracked: int,
 ) -> str:
     """Rules on the host's side of the link: NAT to the internet, no access to the host itself.
 
-    Packets of VMs leave through the interfaces of the default route only, so networks that come up later are
-    closed too. What the host's own rules redirect (DNAT) is a service that the host publishes.
+    All VMs together have at most about `tracked` connections in the host's connection tracking table. Packets
+    of VMs leave through the interfaces of the default route only, so networks that come up later are closed
+    too. What the host's own rules redirect (DNAT) is a service that the host publishes.
     """
     dns = (
         f'iifname "{link}" ip saddr {network} ip daddr {{ {", ".join(map(str, resolvers))} }}'
@@ -152,6 +162,11 @@ add table inet {table}
 delete table inet {table}
 table inet {table} {{
   set opened {{ type ipv4_addr; flags interval; auto-merge; {_elements(opened)} }}
+  {_tracked_set(tracked)}
+  chain limited {{
+    type filter hook prerouting priority mangle;
+    iifname "{link}" ct state new {_over_tracked(tracked)} drop
+  }}
   chain input {{
     type filter hook input priority filter;
     iifname "{link}" ct state established,related accept
@@ -194,6 +209,20 @@ table inet {ROUTING_TABLE} {{
   }}
 }}
 """
+
+
+def _tracked_set(tracked: int) -> str:
+    return f"set tracked {{ type mark; size {_lists(tracked)}; flags dynamic; }}"
+
+
+def _over_tracked(tracked: int) -> str:
+    """Matches a connection whose list is full: connections are spread over lists by a hash of their ends."""
+    ends = f"jhash ip saddr . ip daddr . th sport . th dport mod {_lists(tracked)}"
+    return f"add @tracked {{ {ends} ct count over {_LISTED} }}"
+
+
+def _lists(tracked: int) -> int:
+    return max(1, tracked // _LISTED)
 
 
 def _names(interfaces: Iterable[str]) -> str:

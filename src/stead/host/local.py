@@ -404,7 +404,7 @@ class LocalHost:
 
     async def forget_connections(self, place: Place) -> None:
         try:
-            await self.network.forget_connections(place.slot)
+            await self.network.end_connections(place.slot)
         except HostError as error:
             # They end by themselves; the next VM with this address does not start before they are deleted.
             log.warning("cannot delete connections", vm=place.machine, error=str(error))

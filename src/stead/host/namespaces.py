@@ -3,8 +3,10 @@
 import asyncio
 import ctypes
 import os
+import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -50,6 +52,18 @@ class NamespaceThread:
     async def call(self, function: Callable[[], T]) -> T:
         """Run a function in the thread; waits for its end even when cancelled."""
         return await finished(asyncio.get_running_loop().run_in_executor(self._executor, function))
+
+    async def dial(self, address: IPv4Address, port: int) -> socket.socket:
+        """A TCP connection from the namespace, as a socket that does not block. Raises OSError."""
+        kind = socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+        link = await self.call(lambda: socket.socket(socket.AF_INET, kind))
+        try:
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await asyncio.get_running_loop().sock_connect(link, (str(address), port))
+        except BaseException:
+            link.close()
+            raise
+        return link
 
     def close(self) -> None:
         self._executor.shutdown(wait=True)

@@ -12,14 +12,15 @@ import os
 import re
 import socket
 import struct
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from ipaddress import IPv4Network
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any, Self
 
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
+from pyroute2.netlink.nfnetlink.nfctsocket import NFCTAttrTuple
 
 from stead import addresses
 from stead.deadlines import scaled
@@ -27,9 +28,11 @@ from stead.errors import HostError
 from stead.files import locked
 from stead.host import firewall
 from stead.host.commands import run
-from stead.host.connections import delete_connections
+from stead.host.connections import delete_connections, delete_tracked, translated_connections
 from stead.host.namespaces import NamespaceThread
+from stead.host.resolvers import changes_of_resolvers
 from stead.host.routing import enable_forwarding, restore_forwarding, sysctl
+from stead.host.sockets import destroy_connections, destroy_orphans
 from stead.logs import get_logger
 from stead.settings import Settings
 from stead.tasks import TaskSet, in_thread
@@ -45,6 +48,9 @@ _UNICAST = 1
 _LOCK_TIMEOUT = scaled(60.0)
 _RESURVEY = 30.0
 """Seconds between two looks for changed interfaces and default routes of the host."""
+_ORPHANS = 10.0
+"""Seconds between two searches for closed connections to taps that are gone."""
+_TRACKING = Path("/proc/sys/net/netfilter/nf_conntrack_max")
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,8 @@ class Network:
         thread = NamespaceThread.named(namespace_path(settings))
         network = cls(settings, thread, await thread.call(IPRoute))
         network._tasks.start(_follow_changes(settings, survey), "follow changes of the host's network")
+        network._tasks.start(_follow_resolvers(settings), "follow the host's name servers")
+        network._tasks.start(network._destroy_orphans(), "destroy connections to taps that are gone")
         return network
 
     async def close(self) -> None:
@@ -124,26 +132,39 @@ class Network:
 
     async def forget_connections(self, slot: int) -> None:
         """Delete the tracked connections of a slot's address, before another VM gets it."""
+        address = addresses.machine_address(slot)
+        with _explained(slot):
+            await self._thread.call(lambda: delete_connections(address))
 
-        def forget() -> None:
+    async def end_connections(self, slot: int) -> None:
+        """End all connections of a VM that is being deleted, also those that the host tracks."""
+        address = addresses.machine_address(slot)
+
+        def end() -> list[NFCTAttrTuple]:
+            destroy_connections(address)
+            found = translated_connections(address)
+            delete_connections(address)
+            return found
+
+        with _explained(slot):
+            found = await self._thread.call(end)
+            if found:
+                await in_thread(delete_tracked, found)
+
+    async def _destroy_orphans(self) -> None:
+        while True:
+            await asyncio.sleep(_ORPHANS)
             try:
-                delete_connections(addresses.machine_address(slot))
-            except (OSError, NetlinkError) as error:
-                raise HostError(f"cannot delete the tracked connections of slot {slot}: {error}") from error
-
-        await self._thread.call(forget)
+                await self._thread.call(destroy_orphans)
+            except OSError as error:
+                log.warning("closed connections to VMs that are gone end by themselves", error=str(error))
+                return
 
     async def serve_dns(self, served: bool) -> None:
         """Whether VMs ask a resolver in the namespace, at the gateway address, or the host's."""
         resolver = next(iter(addresses.resolvers()), None)
         rules = firewall.served_dns_rules() if served else firewall.forwarded_dns_rules(resolver)
         await _load(self._settings, rules)
-
-    async def make_socket(self, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
-        """A fresh IPv4 socket in the namespace, which does not block."""
-        return await self._thread.call(
-            lambda: socket.socket(socket.AF_INET, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        )
 
     async def agent_socket(self, slot: int) -> tuple[socket.socket, tuple[str, int, int, int]]:
         """A fresh socket in the namespace and the address of the agent in `slot`, not yet connected."""
@@ -159,15 +180,11 @@ class Network:
 
     async def dial(self, slot: int, port: int) -> socket.socket:
         """A TCP connection from the namespace to a port of a slot's data address; OSError if refused."""
-        link = await self.make_socket()
-        try:
-            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            address = str(addresses.machine_address(slot))
-            await asyncio.get_running_loop().sock_connect(link, (address, port))
-        except BaseException:
-            link.close()
-            raise
-        return link
+        return await self.dial_address(addresses.machine_address(slot), port)
+
+    async def dial_address(self, address: IPv4Address, port: int) -> socket.socket:
+        """A TCP connection from the namespace; OSError if refused."""
+        return await self._thread.dial(address, port)
 
     async def traffic(self) -> dict[int, int]:
         """IPv4 bytes of each slot's data NIC in both directions, since this installation was opened.
@@ -179,6 +196,14 @@ class Network:
             *("nft", "-j", "list", "set", "inet", "stead", firewall.TRAFFIC_SET),
         )
         return read_traffic(completed.stdout)
+
+
+@contextlib.contextmanager
+def _explained(slot: int) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, NetlinkError) as error:
+        raise HostError(f"cannot delete the connections of slot {slot}: {error}") from error
 
 
 def read_traffic(listing: bytes) -> dict[int, int]:
@@ -281,7 +306,8 @@ async def _ensure(settings: Settings) -> _Survey:
         *("nsenter", f"--net={path}", "ip", "route", "replace", "unreachable", str(addresses.MACHINES)),
     )
     closed = [*addresses.NOT_THE_INTERNET, *survey.side_networks]
-    await _load(settings, firewall.namespace_rules(inner, closed, settings.allow_private))
+    rules = firewall.namespace_rules(inner, closed, settings.allow_private, _tracked_of_vms())
+    await _load(settings, rules)
     await _load(settings, firewall.forwarded_dns_rules(next(iter(addresses.resolvers()), None)))
     return survey
 
@@ -297,12 +323,41 @@ async def _load_host_rules(settings: Settings, survey: _Survey) -> None:
     if survey.link is None:
         raise HostError(f"the link {outer} has no address")
     rules = firewall.host_rules(
-        table, outer, survey.link, addresses.resolvers(), survey.uplinks, settings.allow_private
+        table,
+        outer,
+        survey.link,
+        addresses.resolvers(),
+        survey.uplinks,
+        settings.allow_private,
+        _tracked_of_vms(),
     )
     await run("nft", "-f", "-", stdin=rules.encode())
     await enable_forwarding((*survey.uplinks, *survey.ways_to_opened))
     # Only this installation's VMs are behind its own link, and the rules above are for them.
     sysctl(f"net/ipv4/conf/{outer}/forwarding", "1")
+
+
+def _tracked_of_vms() -> int:
+    """Connections that all VMs together may have in a connection tracking table: half of it."""
+    try:
+        return int(_TRACKING.read_text()) // 2
+    except OSError:
+        # conntrack is loaded with the first rules; this is its default on a host with 1 GiB of memory.
+        return 65_536 // 2
+
+
+async def _follow_resolvers(settings: Settings) -> None:
+    """Let VMs reach the name servers that the host has now."""
+    _, outer, _, _ = _names(settings)
+    loaded = False
+    async for _ in changes_of_resolvers():
+        if loaded:
+            try:
+                async with _locked(settings):
+                    await _load_host_rules(settings, await in_thread(_survey, outer, settings.allow_private))
+            except (HostError, NetlinkError, OSError) as error:
+                log.warning("cannot follow a change of the host's name servers", error=str(error))
+        loaded = True
 
 
 async def _follow_changes(settings: Settings, survey: _Survey) -> None:
