@@ -5,117 +5,27 @@ import contextlib
 import os
 import signal
 import socket
-import tempfile
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from stead.api.server import listen_on
 from stead.edge.ssh import client
-from stead.edge.ssh.gateway import SshGateway
-from stead.installation import ssh_gateway
 from stead.machines import State
-from support.fake_site import TOKEN, FakeSite, fake_site
+from support.fake_site import TOKEN
 from support.npm import Npm
-from support.sshd import Sshd, find_sshd, running_sshd
+from support.ssh_scene import WAIT, Scene, ssh_scene
 from support.typed import PROGRAM, Shell
 from support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("root", "network")
 
-Process = asyncio.subprocess.Process
-WAIT = 120
-
-
-@dataclass(frozen=True)
-class Ended:
-    code: int
-    out: str
-    err: str
-
-
-@dataclass(frozen=True)
-class Scene:
-    site: FakeSite
-    sshd: Sshd
-    gateway: SshGateway
-    port: int
-    home: Path
-
-    @property
-    def token(self) -> str:
-        return self.site.callers["granted"][TOKEN]
-
-    @property
-    def login(self) -> str:
-        return f"{self.site.vm},{self.token}"
-
-    @property
-    def options(self) -> list[str]:
-        known = self.home / "known_hosts"
-        known.write_text(f"[127.0.0.1]:{self.port} {self.gateway.host_key}\n")
-        return [
-            *("-F", "none", "-o", f"UserKnownHostsFile={known}", "-o", "StrictHostKeyChecking=yes"),
-            *("-o", "BatchMode=yes", "-o", "ConnectTimeout=90"),
-        ]
-
-    async def start(self, *command: str | Path) -> Process:
-        pipe = asyncio.subprocess.PIPE
-        return await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
-
-    async def run(self, *command: str | Path, stdin: bytes = b"") -> Ended:
-        process = await self.start(*command)
-        try:
-            out, err = await asyncio.wait_for(process.communicate(stdin), WAIT)
-        finally:
-            if process.returncode is None:
-                process.kill()
-        return Ended(process.returncode or 0, out.decode(errors="replace"), err.decode(errors="replace"))
-
-    def ssh_command(self, *arguments: str, login: str | None = None) -> list[str]:
-        where = ["-p", str(self.port), f"{login or self.login}@127.0.0.1"]
-        return ["ssh", *self.options, *where, *arguments]
-
-    async def ssh(self, *arguments: str, login: str | None = None, stdin: bytes = b"") -> Ended:
-        return await self.run(*self.ssh_command(*arguments, login=login), stdin=stdin)
-
-    @contextlib.asynccontextmanager
-    async def connected(self, *options: str) -> AsyncIterator[Process]:
-        """A connection that lasts, with `cat` in the VM."""
-        process = await self.start(*self.ssh_command(*options, "cat"))
-        assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(b"begun\n")
-        try:
-            assert await asyncio.wait_for(process.stdout.readline(), WAIT) == b"begun\n"
-            yield process
-        finally:
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
-
-    async def token_for(self, *users: str, vm: str | None = None) -> tuple[str, str]:
-        """A new identity with permission for these Linux users, and its token."""
-        identities, account = self.site.installation.identities, self.site.account
-        made = await identities.create(account)
-        await identities.grant(account, made.id, vm or self.site.vm, users or None)
-        return made.id, (await identities.create_token(account, made.id))[1]
-
 
 @pytest_asyncio.fixture(scope="module")
 async def scene(root: None, network: None, cache: Path) -> AsyncIterator[Scene]:
-    with tempfile.TemporaryDirectory(prefix="stead-ssh-", dir="/var/tmp") as folder:
-        async with (
-            running_sshd(Path(folder) / "sshd", find_sshd(cache)) as sshd,
-            fake_site(Path(folder)) as site,
-        ):
-            site.world.ports[22] = sshd.address
-            site.world.on_ssh = sshd.agent
-            with listen_on("127.0.0.1", 0) as listening:
-                async with ssh_gateway(site.installation, listening) as gateway:
-                    yield Scene(site, sshd, gateway, listening.getsockname()[1], Path(folder))
+    async with ssh_scene(cache) as scene:
+        yield scene
 
 
 async def test_a_command_with_input_output_and_exit_code(scene: Scene) -> None:
@@ -131,18 +41,9 @@ async def test_the_user_name_selects_vm_and_linux_user(scene: Scene, separator: 
 
 
 async def test_a_token_as_the_password(scene: Scene) -> None:
-    helper = scene.home / "askpass"
-    helper.write_text(f"#!/bin/sh\necho {scene.token}\n")
-    helper.chmod(0o700)
-    command = scene.ssh_command("echo in", login=scene.site.vm)
-    command[command.index("BatchMode=yes")] = "BatchMode=no"
     for method in ("password", "keyboard-interactive"):
-        chosen = [*command[:1], "-o", f"PreferredAuthentications={method}", *command[1:]]
-        environment = {**os.environ, "SSH_ASKPASS": str(helper), "SSH_ASKPASS_REQUIRE": "force"}
-        process = await asyncio.create_subprocess_exec(
-            *chosen, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-        )
-        assert await asyncio.wait_for(process.communicate(), WAIT) == (b"in\n", b"")
+        ended = await scene.ssh_with_password(scene.token, "-o", f"PreferredAuthentications={method}")
+        assert (ended.out, ended.err) == ("in\n", "")
 
 
 async def test_refused_logins_learn_nothing(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,8 @@ class Client(asyncssh.SSHServer):
         self._waiting = False
         """It has one of the places for connections that are not authenticated."""
         self._attempts = 0
+        self._failed = False
+        """A failed login of this connection was counted."""
         self._login: Login | None = None
         self._reason = ""
         self._vm: asyncio.Future[asyncssh.SSHClientConnection] = asyncio.get_running_loop().create_future()
@@ -109,7 +111,8 @@ class Client(asyncssh.SSHServer):
         self._clients.discard(self)
         if self._waiting:
             self._release_place()
-            self._limits.by_address.failed(network_of(self._address))
+            if not self._failed:
+                self._limits.by_address.failed(network_of(self._address))
         if not self._vm.done():
             self._vm.cancel()
         elif not self._vm.cancelled() and self._vm.exception() is None:
@@ -188,10 +191,11 @@ class Client(asyncssh.SSHServer):
     async def _authenticate(self, name: UserName, token: str) -> None:
         network = network_of(self._address)
         if wait := max(self._limits.by_address.wait(network), self._limits.by_vm.wait(name.vm)):
-            raise asyncssh.PermissionDenied(self._told(f"too many failed logins: try again in {wait} s"))
+            raise self._refusal(name, f"too many failed logins: try again in {wait} s")
         try:
             self._login = await self._access.check(name.vm, name.user, token)
         except LoginRefused as error:
+            self._failed = True
             self._limits.by_address.failed(network)
             self._limits.by_vm.failed(name.vm)
             raise self._refusal(name, str(error)) from None
