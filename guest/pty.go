@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"syscall"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -89,15 +90,27 @@ func signalForeground(master int, number syscall.Signal) bool {
 	return unix.IoctlSetInt(master, unix.TIOCSIG, int(number)) == nil
 }
 
+// nonblocking reads or writes a descriptor in non-blocking mode with a raw system call. For other calls the runtime wakes
+// its monitor thread, which then sleeps 20 µs at a time and moves the goroutine's processor to another thread: that
+// costs more than the call itself.
+func nonblocking(call uintptr, fd int, data []byte) (int, error) {
+	for {
+		n, _, number := syscall.RawSyscall(call, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(data))), uintptr(len(data)))
+		switch number {
+		case 0:
+			return int(n), nil
+		case syscall.EINTR:
+		default:
+			return -1, number
+		}
+	}
+}
+
 // attemptWrite writes what can be written without waiting.
 func attemptWrite(conn syscall.RawConn, data []byte) (written int, err error) {
 	unusable := conn.Write(func(fd uintptr) bool {
-		for {
-			written, err = syscall.Write(int(fd), data)
-			if err != syscall.EINTR {
-				return true
-			}
-		}
+		written, err = nonblocking(syscall.SYS_WRITE, int(fd), data)
+		return true
 	})
 	if unusable != nil {
 		return 0, unusable
@@ -114,12 +127,8 @@ func writeWhile(conn syscall.RawConn, data []byte, isWanted func() bool) (writte
 		if !isWanted() {
 			return true
 		}
-		for {
-			written, err = syscall.Write(int(fd), data)
-			if err != syscall.EINTR {
-				return err != syscall.EAGAIN
-			}
-		}
+		written, err = nonblocking(syscall.SYS_WRITE, int(fd), data)
+		return err != syscall.EAGAIN
 	})
 	if unusable != nil && !errors.Is(unusable, os.ErrDeadlineExceeded) {
 		return 0, unusable

@@ -111,28 +111,20 @@ func (s *stream) rest(frames frameSink, kind byte) (held bool) {
 func (s *stream) readOnce(fd int, frames frameSink, kind byte) (int, error) {
 	buffer := streamBuffers.Get().(*[]byte)
 	defer streamBuffers.Put(buffer)
-	for {
-		n, err := syscall.Read(fd, (*buffer)[frameHeader:])
-		if err == syscall.EINTR {
-			continue
-		}
-		if s.tty && n > 0 {
-			n += readMore(fd, (*buffer)[frameHeader+n:])
-		}
-		if n > 0 {
-			frames.send(kind, (*buffer)[:frameHeader+n], true)
-		}
-		return n, err
+	n, err := nonblocking(syscall.SYS_READ, fd, (*buffer)[frameHeader:])
+	if s.tty && n > 0 {
+		n += readMore(fd, (*buffer)[frameHeader+n:])
 	}
+	if n > 0 {
+		frames.send(kind, (*buffer)[:frameHeader+n], true)
+	}
+	return n, err
 }
 
 // readMore gathers what a terminal has left: it gives at most 4 KiB at once, and each frame costs a packet.
 func readMore(fd int, buffer []byte) (total int) {
 	for total < len(buffer) {
-		n, err := syscall.Read(fd, buffer[total:])
-		if err == syscall.EINTR {
-			continue
-		}
+		n, err := nonblocking(syscall.SYS_READ, fd, buffer[total:])
 		if err != nil || n <= 0 {
 			break // an end is met again by the next read
 		}
