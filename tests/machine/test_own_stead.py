@@ -21,7 +21,7 @@ _API, _GIT = "https://api.freestyle.sh", "https://git.freestyle.sh"
 _PUSH = """
 git config --global user.name Agent && git config --global user.email agent@example.com
 git clone -q {url} /srv/work && cd /srv/work
-head -c 100000 /dev/zero > large.bin && echo hello > page.txt
+git lfs track '*.bin' >&2 && head -c 100000 /dev/zero > large.bin && echo hello > page.txt
 git add . && git commit -qm work && git push -q origin HEAD
 """
 
@@ -82,13 +82,13 @@ async def test_a_vm_reaches_a_mapped_domain_of_its_account(home: Home, server: S
 async def test_git_in_a_vm_pushes_to_the_repository_that_it_has_access_to(
     home: Home, endpoint: Endpoint
 ) -> None:
-    """The loop of an agent: clone, edit, commit, push; the webhook arrives."""
+    """The loop of an agent: clone, edit, commit with LFS, push; the webhook arrives."""
     repo = home.stead.git.repos.ref(home.repo)
     await repo.triggers.create(f"{endpoint.url}/hook")
     await sh(home.vm, _PUSH.format(url=f"{_GIT}/{home.repo}"), timeout=120)
     (told,) = await endpoint.count(1, "/hook")
     assert json.loads(told.body)["repoId"] == home.repo
-    # Another user of the VM has access too.
+    # Another user of the VM, and a fresh clone with the content of the LFS file.
     again = f"git clone -q {_GIT}/{home.repo}.git /tmp/again && stat -c %s /tmp/again/large.bin"
     assert await sh(home.vm, f"useradd --create-home ann; su ann -c '{again}'", timeout=120) == "100000"
 

@@ -26,13 +26,15 @@ DISK_GIB = 20
 FILES = Path(__file__).parent.parent / "image_files"
 HOST_CERTIFICATES = Path("/usr/local/share/ca-certificates")
 
-_BUILDER = 2
+_BUILDER = 3
 """Increase it when a change of this code changes the image: code is not part of the key."""
 _NODE_COMMANDS = {
     "npm": "npm/bin/npm-cli.js",
     "npx": "npm/bin/npx-cli.js",
     "corepack": "corepack/dist/corepack.js",
 }
+_BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
+_BUNDLE_VARIABLES = ("NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
 _SPACE_NEEDED = 4 << 30
 _MAX_ALLOCATED = 1_500_000_000
 _LOCK_TIMEOUT = scaled(3600.0)
@@ -175,18 +177,16 @@ def _stage(settings: Settings, agent: Path, stage: Path) -> None:
     _put(agent, stage / "usr/lib/stead/agent", 0o755)
     _stage_node(stage)
     _stage_uv(stage)
-    certificates = list(_certificates(settings))
-    for name, source in certificates:
+    for name, source in _certificates(settings):
         _put(source, stage / HOST_CERTIFICATES.relative_to("/") / name)
-    if certificates:
-        # Node.js and npm ignore the system's certificates unless configured.
-        bundle = "/etc/ssl/certs/ca-certificates.crt"
-        _write(stage / "usr/local/etc/npmrc", f"cafile={bundle}\n")
-        _write(
-            stage / "etc/systemd/system.conf.d/stead-certificates.conf",
-            f"[Manager]\nDefaultEnvironment=NODE_EXTRA_CA_CERTS={bundle}\n",
-        )
-        _write(stage / "etc/environment", f"NODE_EXTRA_CA_CERTS={bundle}\n")
+    # Node.js, npm and Python packages with certificates of their own ignore the system's unless configured.
+    _write(stage / "usr/local/etc/npmrc", f"cafile={_BUNDLE}\n")
+    variables = [f"{name}={_BUNDLE}" for name in _BUNDLE_VARIABLES]
+    _write(
+        stage / "etc/systemd/system.conf.d/stead-certificates.conf",
+        f"[Manager]\nDefaultEnvironment={' '.join(variables)}\n",
+    )
+    _write(stage / "etc/environment", "".join(f"{each}\n" for each in variables))
     for folder in (stage, *(path for path in stage.rglob("*") if path.is_dir() and not path.is_symlink())):
         folder.chmod(0o755)
 

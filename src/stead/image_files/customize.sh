@@ -7,6 +7,8 @@ root=$1 stage=$2 files=$3 out=$4
 cp -a --remove-destination --no-target-directory "$stage" "$root"
 chroot "$root" update-ca-certificates
 
+chroot "$root" git lfs install --system --skip-repo
+
 in_guest() { chroot "$root" systemctl --quiet "$@"; }
 
 # One sshd for each connection, so that new host keys need no restart.
