@@ -73,6 +73,7 @@ bench: .venv/.ready
 	bench/git
 	bench/pty
 	bench/edge
+	bench/agents
 
 clean:
 	rm -rf .venv dist

@@ -44,6 +44,7 @@ ABOUT_ONE_INTERFACE = {
     "public-installation",
     "engine",
     "agent-protocol",
+    "openai-agents",
 }
 """All other pages show the SDK, the command line and HTTP side by side."""
 GLOBAL_OPTIONS = {"--url", "--key", "--json", "--help", "-h"}
@@ -53,6 +54,7 @@ NOT_RUN = {
     "docs/github.md": 3,
     "docs/install.md": 2,
     "docs/internals/agent-protocol.md": 5,
+    "docs/openai-agents.md": 3,
     "docs/operate.md": 7,
     "docs/public-installation.md": 4,
     "docs/server.md": 1,

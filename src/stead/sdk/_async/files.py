@@ -134,12 +134,24 @@ class AsyncFiles:
         """
         source = Path(local)
         if await async_call(source.is_dir):
-            await self._put_archive(remote, source)
+            await self._put_archive(remote, lambda: _in_turn(pack(source)))
             return
         found = await async_call(source.stat)
         name = os.fspath(remote)
         target = name + source.name if name.endswith("/") else name
         await self._put(target, found.st_mode & 0o777, lambda: _file_chunks(source), found.st_size)
+
+    async def upload_archive(self, data: bytes | AsyncIterable[bytes], remote: GuestPath) -> None:
+        """Extract a tar archive into a folder in the VM, created if missing.
+
+        Entries whose names lead out of the folder are an error. Data from an iterator is streamed; if the
+        connection breaks, the client cannot repeat the request.
+        """
+        if isinstance(data, bytes | bytearray | memoryview):
+            content = bytes(data)
+            await self._put_archive(remote, lambda: _once(content))
+        else:
+            await self._put_archive(remote, lambda: data, idempotent=False)
 
     async def download(self, remote: GuestPath, local: LocalPath) -> list[str]:
         """Copy a file or folder from the VM to a local path; returns the names of skipped entries.
@@ -180,10 +192,14 @@ class AsyncFiles:
         )
         await self._connection.call(call, body)
 
-    async def _put_archive(self, remote: GuestPath, source: Path) -> None:
+    async def _put_archive(
+        self, remote: GuestPath, body: Callable[[], AsyncIterable[bytes]], *, idempotent: bool = True
+    ) -> None:
         headers = {"Content-Type": "application/x-tar"}
-        call = self._on("PUT", "archives", remote, headers=headers, timeout=LIFECYCLE_TIMEOUT)
-        await self._connection.call(call, lambda: _in_turn(pack(source)))
+        call = self._on(
+            "PUT", "archives", remote, headers=headers, timeout=LIFECYCLE_TIMEOUT, idempotent=idempotent
+        )
+        await self._connection.call(call, body)
 
     async def _get_archive(self, remote: GuestPath, target: Path) -> list[str]:
         headers = {"Accept": "application/x-tar", "Accept-Encoding": "identity"}

@@ -133,12 +133,24 @@ class Files:
         """
         source = Path(local)
         if sync_call(source.is_dir):
-            self._put_archive(remote, source)
+            self._put_archive(remote, lambda: _in_turn(pack(source)))
             return
         found = sync_call(source.stat)
         name = os.fspath(remote)
         target = name + source.name if name.endswith("/") else name
         self._put(target, found.st_mode & 0o777, lambda: _file_chunks(source), found.st_size)
+
+    def upload_archive(self, data: bytes | Iterable[bytes], remote: GuestPath) -> None:
+        """Extract a tar archive into a folder in the VM, created if missing.
+
+        Entries whose names lead out of the folder are an error. Data from an iterator is streamed; if the
+        connection breaks, the client cannot repeat the request.
+        """
+        if isinstance(data, bytes | bytearray | memoryview):
+            content = bytes(data)
+            self._put_archive(remote, lambda: _once(content))
+        else:
+            self._put_archive(remote, lambda: data, idempotent=False)
 
     def download(self, remote: GuestPath, local: LocalPath) -> list[str]:
         """Copy a file or folder from the VM to a local path; returns the names of skipped entries.
@@ -179,10 +191,14 @@ class Files:
         )
         self._connection.call(call, body)
 
-    def _put_archive(self, remote: GuestPath, source: Path) -> None:
+    def _put_archive(
+        self, remote: GuestPath, body: Callable[[], Iterable[bytes]], *, idempotent: bool = True
+    ) -> None:
         headers = {"Content-Type": "application/x-tar"}
-        call = self._on("PUT", "archives", remote, headers=headers, timeout=LIFECYCLE_TIMEOUT)
-        self._connection.call(call, lambda: _in_turn(pack(source)))
+        call = self._on(
+            "PUT", "archives", remote, headers=headers, timeout=LIFECYCLE_TIMEOUT, idempotent=idempotent
+        )
+        self._connection.call(call, body)
 
     def _get_archive(self, remote: GuestPath, target: Path) -> list[str]:
         headers = {"Accept": "application/x-tar", "Accept-Encoding": "identity"}
