@@ -1,121 +1,174 @@
-"""Certificates of own domains, from a local ACME server: another Caddy."""
+"""Certificates of own domains, from a local ACME server (`pebble`)."""
 
 import asyncio
 import contextlib
-import json
-import shutil
+import os
+import signal
 import ssl
-import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
+import pytest_asyncio
 from cryptography import x509
 
-from stead.addresses import GATEWAY
-from stead.edge.caddy import caddy_program
+from stead.edge.caddy import Caddy
+from support.acme_server import HTTP, TLS_ALPN, AcmeServer
 from support.edge_stage import EdgeStage, echo_app, edge_stage
-from support.links import Side
 from support.waiting import until
 
 pytestmark = pytest.mark.root
 _HOST = "app.example.com"
-_PORT = 14000
+_DOMAIN = "stead.example.com"
 
 
-def _configuration(folder: Path) -> dict[str, object]:
-    challenges = ["http-01", "tls-alpn-01"]
-    return {
-        "admin": {"disabled": True},
-        "storage": {"module": "file_system", "root": str(folder / "storage")},
-        "apps": {
-            "http": {
-                "servers": {
-                    "acme": {
-                        "listen": [f"127.0.0.1:{_PORT}"],
-                        "routes": [
-                            {
-                                "handle": [
-                                    {"handler": "acme_server", "challenges": challenges, "lifetime": "1h"}
-                                ]
-                            }
-                        ],
-                        "tls_connection_policies": [{}],
-                        "automatic_https": {"disable": True},
-                    }
-                }
-            },
-            "pki": {"certificate_authorities": {"local": {"install_trust": False}}},
-            "tls": {
-                "certificates": {"automate": ["127.0.0.1"]},
-                "automation": {
-                    "policies": [{"subjects": ["127.0.0.1"], "issuers": [{"module": "internal"}]}]
-                },
-            },
-        },
-    }
+@dataclass(frozen=True)
+class Scene:
+    acme: AcmeServer
+    stage: EdgeStage
+
+    async def presented(self, name: str) -> x509.Certificate:
+        """The certificate that a client gets who trusts only the ACME server's CA."""
+        context = ssl.create_default_context(cafile=str(self.acme.roots))
+        _, writer = await asyncio.open_connection(
+            "127.0.0.1", self.stage.public.https_port, ssl=context, server_hostname=name
+        )
+        try:
+            found = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        finally:
+            writer.close()
+        return x509.load_der_x509_certificate(found)
+
+    async def serial(self, name: str) -> int | None:
+        """Of a valid certificate; None if none is presented."""
+        try:
+            return (await self.presented(name)).serial_number
+        except (ssl.SSLError, ConnectionError):
+            return None
 
 
 @contextlib.asynccontextmanager
-async def _acme_server(folder: Path, side: Side) -> AsyncIterator[dict[str, Any]]:
-    """An ACME server that finds `app.example.com` where VMs reach the edge; yields the settings for it."""
-    hosts = Path("/etc/netns") / side.name / "hosts"
-    hosts.parent.mkdir(parents=True)
-    hosts.write_text(f"127.0.0.1 localhost\n{GATEWAY} {_HOST}\n")
-    (folder / "caddy.json").write_text(json.dumps(_configuration(folder)))
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(  # noqa: ASYNC220
-            ["ip", "netns", "exec", side.name, caddy_program(), "run", "--config", folder / "caddy.json"],
-            env={"HOME": str(folder), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
-            stderr=log,
-        )
-    root = folder / "storage/pki/authorities/local/root.crt"
-    try:
-        await until(lambda: (folder / "storage/certificates/local/127.0.0.1/127.0.0.1.crt").exists(), 20)
-        # Caddy's user cannot read the folder of the other one.
-        roots = folder / "roots.pem"
-        roots.write_bytes(root.read_bytes())
-        yield {"acme_directory": f"https://127.0.0.1:{_PORT}/acme/local/directory", "acme_roots": roots}
-    finally:
-        process.kill()
-        process.wait()
-        shutil.rmtree(hosts.parent)
+async def _scene(acme: AcmeServer) -> AsyncIterator[Scene]:
+    async with edge_stage(acme.running, domain=_DOMAIN) as stage:
+        yield Scene(acme, stage)
 
 
-@pytest.fixture
-def folder(root: None) -> Iterator[Path]:
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    """A folder that Caddy's user can read."""
     with tempfile.TemporaryDirectory(prefix="stead-test-", dir="/var/tmp") as name:
         Path(name).chmod(0o755)
         yield Path(name)
 
 
-async def _presented(stage: EdgeStage, roots: Path) -> x509.Certificate:
-    """The certificate that a client sees who trusts only the ACME server's CA."""
-    context = ssl.create_default_context(cafile=str(roots))
-    _, writer = await asyncio.open_connection(
-        "127.0.0.1", stage.public.https_port, ssl=context, server_hostname=_HOST
-    )
-    try:
-        found = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
-    finally:
-        writer.close()
-    return x509.load_der_x509_certificate(found)
+@pytest.fixture
+def folder(root: None) -> Iterator[Path]:
+    with _folder() as folder:
+        yield folder
 
 
-async def test_only_a_mapped_domain_gets_a_certificate_and_keeps_it(folder: Path) -> None:
-    async with edge_stage(partial(_acme_server, folder)) as stage:
-        vm = stage.add_vm("vm")
-        roots = folder / "roots.pem"
-        with pytest.raises(ssl.SSLError):
-            await _presented(stage, roots)
+@pytest_asyncio.fixture(scope="module")
+async def scene(root: None) -> AsyncIterator[Scene]:
+    with _folder() as folder:
+        async with _scene(AcmeServer(folder)) as scene:
+            yield scene
+
+
+def _names(certificate: x509.Certificate) -> list[str]:
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return names.get_values_for_type(x509.DNSName)
+
+
+async def test_names_of_the_installation_have_certificates(scene: Scene) -> None:
+    for name in (_DOMAIN, f"git.{_DOMAIN}"):
+        await until(lambda name=name: scene.serial(name), 60)  # type: ignore[misc]
+        assert _names(await scene.presented(name)) == [name]
+    roots = ("--cacert", str(scene.acme.roots))
+    assert (await scene.stage.curl(f"https://{_DOMAIN}/", *roots)).json()["name"] == "api"
+
+
+@pytest.mark.parametrize("name", [_HOST, f"preview.{_DOMAIN}"])
+async def test_a_certificate_is_ordered_once_and_only_for_a_mapped_name(scene: Scene, name: str) -> None:
+    stage = scene.stage
+    await test_names_of_the_installation_have_certificates(scene)
+    before = scene.acme.orders
+    assert before > 0
+    with pytest.raises(ssl.SSLError):
+        await scene.presented(name)
+    assert scene.acme.orders == before
+    vm = stage.add_vm(name)
+    stage.map(name, name)
+    first = await scene.presented(name)
+    assert _names(first) == [name]
+    async with vm.serving(echo_app("vm"), 80):
+        answer = await stage.curl(f"https://{name}/", "--cacert", str(scene.acme.roots))
+    assert (answer.status, answer.json()["name"]) == (200, "vm")
+    again = await asyncio.gather(*(scene.presented(name) for _ in range(5)))
+    assert {each.serial_number for each in again} == {first.serial_number}
+    assert scene.acme.orders == before + 1
+
+
+async def test_each_name_of_a_wildcard_gets_a_certificate_when_it_is_used(scene: Scene) -> None:
+    stage, pattern = scene.stage, "*.wild.example.com"
+    vm = stage.add_vm("wild")
+    stage.map(pattern, "wild")
+    async with vm.serving(echo_app("wild"), 80):
+        for name in ("a.wild.example.com", "b.wild.example.com"):
+            before = scene.acme.orders
+            assert _names(await scene.presented(name)) == [name]
+            assert scene.acme.orders == before + 1
+            answer = await stage.curl(f"https://{name}/", "--cacert", str(scene.acme.roots))
+            assert (answer.status, answer.json()["name"]) == (200, "wild")
+    before = scene.acme.orders
+    for name in ("wild.example.com", "a.b.wild.example.com", "a.other.example.com"):
+        assert await scene.serial(name) is None
+    stage.unmap(pattern)
+    assert await scene.serial("c.wild.example.com") is None
+    assert scene.acme.orders == before
+
+
+@pytest.mark.parametrize("challenge", [HTTP, TLS_ALPN])
+async def test_one_kind_of_challenge_is_enough(folder: Path, challenge: str) -> None:
+    """Only one of the ports 80 and 443 may be reachable from the ACME server."""
+    async with _scene(AcmeServer(folder, challenges=[challenge])) as scene:
+        scene.stage.add_vm("vm")
+        scene.stage.map(_HOST, "vm")
+        await until(lambda: scene.serial(_HOST), 60)
+
+
+async def _renew_every_second(caddy: Caddy) -> None:
+    """Caddy looks every 10 minutes, which suits lifetimes of days. It reads the interval when it starts."""
+    caddy.configuration["apps"]["tls"]["automation"]["renew_interval"] = "1s"
+    before = caddy.pid
+    assert before is not None
+    os.kill(before, signal.SIGKILL)
+    await until(lambda: caddy.pid not in (None, before), 20)
+
+
+async def test_certificates_are_renewed_before_their_end_while_their_name_is_mapped(folder: Path) -> None:
+    async with _scene(AcmeServer(folder, lifetime=9)) as scene:
+        stage = scene.stage
+        await _renew_every_second(stage.edge.caddy)
+        stage.add_vm("vm")
         stage.map(_HOST, "vm")
-        first = await _presented(stage, roots)
-        names = first.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        assert names.get_values_for_type(x509.DNSName) == [_HOST]
-        async with vm.serving(echo_app("vm"), 80):
-            answer = await stage.curl(f"https://{_HOST}/", "--cacert", str(roots))
-        assert (answer.status, answer.json()["name"]) == (200, "vm")
-        assert (await _presented(stage, roots)).serial_number == first.serial_number
+        first = (await scene.presented(_HOST)).serial_number
+        own = await until(lambda: scene.serial(_DOMAIN), 60)
+
+        async def renewed() -> bool:
+            # Raises if a connection fails meanwhile.
+            return (await scene.presented(_HOST)).serial_number != first
+
+        await until(renewed, 60)
+
+        async def own_renewed() -> bool:
+            return await scene.serial(_DOMAIN) not in (None, own)
+
+        await until(own_renewed, 60)
+        stage.unmap(_HOST)
+
+        async def ended() -> bool:
+            return await scene.serial(_HOST) is None
+
+        await until(ended, 60)

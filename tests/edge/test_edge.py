@@ -220,6 +220,8 @@ async def test_a_wildcard_reaches_its_vm_by_any_name(stage: EdgeStage, vm: FakeV
     for name in ("a", "b", "a"):
         answer = await stage.curl(f"https://{name}.wild.style.dev/")
         assert (answer.status, _received(answer)["host"]) == (200, [f"{name}.wild.style.dev"]), answer
+    stage.map("*.a.b.c.d.style.dev", vm.id)
+    assert (await stage.curl("https://e.a.b.c.d.style.dev/")).status == 200
     stage.unmap("*.wild.style.dev")
     assert (await stage.curl("https://a.wild.style.dev/")).status == 404
 

@@ -24,6 +24,8 @@ IDLE_TIMEOUT = 120
 UPSTREAM_IDLE = 20
 """Seconds that an unused connection to a VM is kept. A freed address is not used again before that."""
 _DIAL_TIMEOUT = 5
+_MAX_DEPTH = 10
+"""Labels below a preview zone for which the installation's own CA signs."""
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 _CA = "stead"
 _UPSTREAM = "{stead.upstream}"
@@ -117,7 +119,7 @@ def _tls(settings: Settings, places: EdgePaths) -> Json:
     public = _public_names(settings)
     acme = [_acme(settings)]
     # Names that are deeper in a preview zone than its wildcard reaches.
-    deep = [f"{stars}.{zone}" for zone in _local_zones(settings) for stars in ("*.*", "*.*.*")]
+    deep = ["*." * depth + zone for zone in _local_zones(settings) for depth in range(2, _MAX_DEPTH + 1)]
     internal = [{"module": "internal", "ca": _CA, "lifetime": "168h"}]
     policies: list[Json] = [
         {"subjects": deep, "on_demand": True, "issuers": internal},

@@ -1,0 +1,117 @@
+"""A local ACME server, Debian's `pebble`. Its DNS server has the gateway of VMs as address of every name."""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stead.addresses import GATEWAY
+from stead.host.authority import Authority
+from stead.settings import Settings
+from support.links import Side
+from support.waiting import until
+
+_DIRECTORY, _MANAGEMENT, _DNS, _DNS_MANAGEMENT = 14000, 15000, 8053, 8055
+HTTP, TLS_ALPN = "http-01", "tls-alpn-01"
+_NOWHERE = 9
+"""A port without a listener: what is validated there fails."""
+
+
+@dataclass(frozen=True)
+class AcmeServer:
+    """An ACME server that can be started in the taps' namespace; certificates live for `lifetime` seconds."""
+
+    folder: Path
+    lifetime: int = 3600
+    challenges: Sequence[str] = (HTTP, TLS_ALPN)
+
+    @property
+    def roots(self) -> Path:
+        """The CA of the certificates that it issues."""
+        return self.folder / "issued.pem"
+
+    @property
+    def orders(self) -> int:
+        """How many certificates were ordered so far, refused ones included."""
+        return len(re.findall(r"There are now \d+ orders in the db", self._log.read_text(errors="replace")))
+
+    @property
+    def _log(self) -> Path:
+        return self.folder / "pebble.log"
+
+    @contextlib.asynccontextmanager
+    async def running(self, side: Side) -> AsyncIterator[dict[str, Any]]:
+        """Run it during a block; yields the settings that an installation needs for it."""
+        self._configure()
+        names = ["-defaultIPv4", str(GATEWAY), "-defaultIPv6", "", "-dns01", f"127.0.0.1:{_DNS}"]
+        others = [
+            "-http01",
+            "",
+            "-https01",
+            "",
+            "-tlsalpn01",
+            "",
+            "-management",
+            f"127.0.0.1:{_DNS_MANAGEMENT}",
+        ]
+        pebble = ["-config", str(self.folder / "pebble.json"), "-dnsserver", f"127.0.0.1:{_DNS}"]
+        async with (
+            _process(side, self.folder / "dns.log", "pebble-challtestsrv", *names, *others),
+            _process(side, self._log, "pebble", *pebble),
+        ):
+            await until(lambda: side.reaches("127.0.0.1", _DIRECTORY), 20)
+            root = await asyncio.create_subprocess_exec(
+                *("ip", "netns", "exec", side.name, "curl", "-sSf", "--cacert", self._own_root),
+                f"https://127.0.0.1:{_MANAGEMENT}/roots/0",
+                stdout=asyncio.subprocess.PIPE,
+            )
+            self.roots.write_bytes((await root.communicate())[0])
+            yield {
+                "acme_directory": f"https://127.0.0.1:{_DIRECTORY}/dir",
+                "acme_roots": self._own_root,
+            }
+
+    @property
+    def _own_root(self) -> Path:
+        return self.folder / "pebble.pem"
+
+    def _configure(self) -> None:
+        data = self.folder / "data"
+        data.mkdir()
+        authority = Authority.open(Settings(data=data, runtime=data))
+        own = authority.server_certificate(["127.0.0.1"])
+        self._own_root.write_bytes(authority.certificate)
+        (self.folder / "pebble.crt").write_bytes(own.certificate)
+        (self.folder / "pebble.key").write_bytes(own.key)
+        configuration = {
+            "listenAddress": f"127.0.0.1:{_DIRECTORY}",
+            "managementListenAddress": f"127.0.0.1:{_MANAGEMENT}",
+            "certificate": str(self.folder / "pebble.crt"),
+            "privateKey": str(self.folder / "pebble.key"),
+            "httpPort": 80 if HTTP in self.challenges else _NOWHERE,
+            "tlsPort": 443 if TLS_ALPN in self.challenges else _NOWHERE,
+            "certificateValidityPeriod": self.lifetime,
+        }
+        (self.folder / "pebble.json").write_text(json.dumps({"pebble": configuration}))
+
+
+@contextlib.asynccontextmanager
+async def _process(side: Side, log: Path, *command: str) -> AsyncIterator[None]:
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            *("ip", "netns", "exec", side.name, *command),
+            env={"PATH": os.defpath, "PEBBLE_VA_NOSLEEP": "1", "PEBBLE_AUTHZREUSE": "0"},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        yield
+    finally:
+        process.kill()
+        await process.wait()
