@@ -52,7 +52,11 @@ class Scene:
 @contextlib.asynccontextmanager
 async def _scene(acme: AcmeServer) -> AsyncIterator[Scene]:
     async with edge_stage(acme.running, domain=_DOMAIN) as stage:
-        yield Scene(acme, stage)
+        try:
+            yield Scene(acme, stage)
+        finally:
+            # Shown if a test fails.
+            print((stage.settings.data / "edge" / "caddy.log").read_text()[-20_000:])
 
 
 @contextlib.contextmanager

@@ -2,18 +2,14 @@
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from stead.edge.edge import edge_folder
 from stead.host.authority import Authority
 from stead.host.commands import run
-from stead.machines import Machine, State
-from stead.machines.events import EventKind, MachineEvent
 from stead.processes import of_user
 from stead.settings import Settings
 from support.edge_stage import Answer
@@ -47,51 +43,12 @@ def site(server: Server) -> Site:
     return Site(server.installation.settings.data / "edge" / "root.crt", server.https_port)
 
 
-@pytest_asyncio.fixture(scope="module")
-async def served(server: Server) -> AsyncIterator[Machine]:
-    """A VM of an account that serves its folder /srv on a port."""
-    machine = await server.installation.machines.create(account=server.account)
-    await machine.files().write("/srv/page", b"from the VM\n")
-    command = f"systemd-run --unit=site python3 -m http.server {_PORT} --directory /srv"
-    assert (await machine.exec(command)).ok
-    listening = f"until curl -sf http://127.0.0.1:{_PORT}/page; do sleep 0.2; done"
-    assert (await machine.exec(listening, timeout=120)).ok
-    yield machine
-    if machine.id in {info.id for info in await server.installation.machines.list()}:
-        await machine.delete()
-
-
 async def test_the_api_answers_over_https_and_keeps_its_metrics_to_itself(site: Site, server: Server) -> None:
     key = ("-H", f"Authorization: Bearer {server.key}")
     answer = await site.curl("https://api.freestyle.sh/v1/vms", *key)
     assert (answer.status, "vms" in answer.json()) == (200, True)
     assert (await site.curl("https://stead.localhost/v1/vms")).status == 401
     assert (await site.curl("https://stead.localhost/metrics")).status == 404
-
-
-async def test_a_mapped_domain_leads_to_its_vm_wakes_it_and_ends_with_it(
-    site: Site, server: Server, served: Machine, events: list[MachineEvent]
-) -> None:
-    domains = server.installation.domains
-    await domains.map(server.account, "live.style.dev", served.id, _PORT)
-    url = "https://live.style.dev/page"
-    answer = await site.curl(url)
-    assert (answer.status, answer.body) == (200, b"from the VM\n")
-
-    await served.suspend()
-    answers = await asyncio.gather(*(site.curl(url) for _ in range(20)))
-    assert {(answer.status, answer.body) for answer in answers} == {(200, b"from the VM\n")}
-    woken = [event.reason for event in events if event.kind is EventKind.WOKEN]
-    assert woken == ["request for a mapped domain"]
-    assert (await served.info()).state is State.RUNNING
-
-    await domains.map(server.account, "none.style.dev", served.id, 9)
-    refused = await site.curl("https://none.style.dev/")
-    assert (refused.status, refused.json()["code"]) == (502, "CONNECTION_REFUSED")
-
-    await served.delete()
-    await until(lambda: domains.route("live.style.dev") is None, 10)
-    assert (await site.curl(url)).status == 404
 
 
 async def test_a_server_has_https_and_leaves_no_caddy_when_it_is_killed(settings: Settings) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import secrets
 import socket
 import ssl
@@ -251,9 +252,14 @@ class Answer:
         return cls(status, headers, body, exit_code, error)
 
     def json(self) -> Any:
-        import json
-
         return json.loads(self.body)
+
+    def received(self) -> dict[str, list[str]]:
+        """The headers that the echo in a VM received."""
+        found: dict[str, list[str]] = {}
+        for name, value in self.json()["headers"]:
+            found.setdefault(name, []).append(value)
+        return found
 
 
 @contextlib.asynccontextmanager

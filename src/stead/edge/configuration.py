@@ -261,6 +261,8 @@ def _proxy(upstream: str, version: str = "1.1") -> Json:
     return {
         "handler": "reverse_proxy",
         "upstreams": [{"dial": upstream}],
+        # A client could forge them; Caddy sets X-Forwarded-* itself.
+        "headers": {"request": {"delete": ["Forwarded", "X-Real-Ip"]}},
         "transport": {
             "protocol": "http",
             "versions": [version],

@@ -1,0 +1,276 @@
+"""Mapped domains of real VMs: waking under load, moves, many mappings, VMs that end during a request."""
+
+import asyncio
+import contextlib
+import ssl
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import httpx2
+import pytest
+import pytest_asyncio
+
+from stead.domains.domains import Domains, Target
+from stead.machines import Machine, State
+from stead.machines.events import EventKind, MachineEvent
+from support.installations import Server
+from support.waiting import until
+
+_PORT = 8000
+_SERVER = f"""
+import http.server, time
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        if self.path == "/stream":
+            self.send_response(200)
+            self.send_header("Content-Length", "6")
+            self.end_headers()
+            self.wfile.write(b"one")
+            self.wfile.flush()
+            while not open("/srv/released").read():
+                time.sleep(0.1)
+            self.wfile.write(b"two")
+        else:
+            self.answer(0)
+
+    def do_POST(self):
+        self.answer(len(self.rfile.read(int(self.headers["Content-Length"]))))
+
+    def answer(self, received):
+        body = f"{{open('/srv/name').read()}} {{received}}".encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *values):
+        pass
+
+class Server(http.server.ThreadingHTTPServer):
+    request_queue_size = 256
+
+Server(("", {_PORT}), Handler).serve_forever()
+"""
+
+
+@dataclass(frozen=True)
+class Site:
+    """The edge in front of the installation of this run, as clients see it."""
+
+    server: Server
+
+    @property
+    def domains(self) -> Domains:
+        return self.server.installation.domains
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        folder = self.server.installation.settings.data / "edge"
+        return ssl.create_default_context(cafile=str(folder / "root.crt"))
+
+    async def map(self, name: str, machine: Machine, port: int = _PORT) -> None:
+        await self.domains.map(self.server.account, name, machine.id, port)
+
+    async def unmap(self, name: str) -> None:
+        await self.domains.unmap(self.server.account, name)
+
+    @contextlib.asynccontextmanager
+    async def client(self) -> AsyncIterator["Client"]:
+        limits = httpx2.Limits(max_connections=None)
+        async with httpx2.AsyncClient(verify=self.context, timeout=240, limits=limits) as http:
+            yield Client(http, self.server.https_port)
+
+
+@dataclass(frozen=True)
+class Client:
+    """Keeps its connections open."""
+
+    http: httpx2.AsyncClient
+    port: int
+
+    async def ask(
+        self,
+        name: str,
+        method: str = "GET",
+        body: bytes | AsyncIterator[bytes] = b"",
+        length: int | None = None,
+    ) -> tuple[int, str]:
+        """The status and the text, or the code of an error."""
+        promised = {} if length is None else {"Content-Length": str(length)}
+        answer = await self.http.request(
+            method,
+            f"https://127.0.0.1:{self.port}/",
+            content=body,
+            headers={"Host": name, **promised},
+            extensions={"sni_hostname": name},
+        )
+        return answer.status_code, answer.text if answer.status_code == 200 else answer.json()["code"]
+
+
+@pytest_asyncio.fixture(scope="module")
+async def vms(server: Server) -> AsyncIterator[tuple[Machine, Machine]]:
+    """Two VMs that serve on the same port and tell their names: `one` and `two`, a fork of it."""
+    one = await server.installation.machines.create(account=server.account)
+    await one.files().write("/srv/server.py", _SERVER.encode())
+    await one.files().write("/srv/released", b"")
+    await one.files().write("/srv/name", b"one")
+    assert (await one.exec("systemd-run --unit=site python3 /srv/server.py")).ok
+    listening = f"until curl -sf http://127.0.0.1:{_PORT}/; do sleep 0.2; done"
+    assert (await one.exec(listening, timeout=120)).ok
+    (two,) = await one.fork()
+    await two.files().write("/srv/name", b"two")
+    yield one, two
+    left = {info.id for info in await server.installation.machines.list()}
+    for machine in (one, two):
+        if machine.id in left:
+            await machine.delete()
+
+
+@pytest.fixture(scope="module")
+def site(server: Server) -> Site:
+    return Site(server)
+
+
+async def test_a_hundred_requests_wake_a_sleeping_vm_once(
+    site: Site, vms: tuple[Machine, Machine], events: list[MachineEvent]
+) -> None:
+    one, _ = vms
+    await site.map("sleeping.style.dev", one)
+    await one.suspend()
+    async with site.client() as client:
+        requests = [
+            client.ask("sleeping.style.dev", "POST", b"x" * 1000)
+            if number % 2
+            else client.ask("sleeping.style.dev")
+            for number in range(100)
+        ]
+        answers = Counter(await asyncio.gather(*requests))
+    assert answers == {(200, "one 0"): 50, (200, "one 1000"): 50}
+    woken = [event.reason for event in events if event.kind is EventKind.WOKEN]
+    assert woken == ["request for a mapped domain"]
+    assert (await one.info()).state is State.RUNNING
+
+
+async def test_a_mapping_moves_between_vms_without_a_dropped_request(
+    site: Site, vms: tuple[Machine, Machine]
+) -> None:
+    one, two = vms
+    await site.map("moving.style.dev", one)
+    seen: Counter[tuple[int, str]] = Counter()
+    stopped = False
+
+    async def keep_asking(method: str, body: bytes) -> None:
+        async with site.client() as client:
+            while not stopped:
+                seen[await client.ask("moving.style.dev", method, body)] += 1
+
+    def asked(name: str) -> int:
+        return sum(count for (_, text), count in seen.items() if text.startswith(name))
+
+    async with asyncio.TaskGroup() as group:
+        for method, body in (("GET", b""), ("POST", b"x" * 20_000), ("POST", b"y")):
+            group.create_task(keep_asking(method, body))
+        for number in range(8):
+            target, name = (two, "two") if number % 2 == 0 else (one, "one")
+            if number == 4:
+                # The requests wait for the wake.
+                await target.suspend()
+            before = asked(name)
+            await site.map("moving.style.dev", target)
+            await until(lambda before=before, name=name: asked(name) > before + 3, 240)  # type: ignore[misc]
+        stopped = True
+    assert {status for status, _ in seen} == {200}
+    await site.unmap("moving.style.dev")
+
+
+async def test_a_change_of_one_of_500_mappings_ends_no_other_connection(
+    site: Site, vms: tuple[Machine, Machine]
+) -> None:
+    one, _ = vms
+    names = [f"n{number}.style.dev" for number in range(500)]
+    for start in range(0, 500, 100):
+        targets = [Target(name, _PORT) for name in names[start : start + 100]]
+        await site.domains.map_all(site.server.account, one.id, targets)
+    async with contextlib.AsyncExitStack() as stack:
+        held = []
+        for name in names[::50]:
+            connection = await asyncio.open_connection(
+                "127.0.0.1", site.server.https_port, ssl=site.context, server_hostname=name
+            )
+            stack.callback(connection[1].close)
+            held.append((name, *connection))
+        for name, reader, writer in held:
+            assert await _ask_again(name, reader, writer) == (200, b"one 0")
+        streaming = held[3]
+        _send(streaming[0], streaming[2], "/stream")
+        await streaming[1].readuntil(b"\r\n\r\n")
+        assert await streaming[1].readexactly(3) == b"one"
+        await site.unmap(names[0])
+        for name, reader, writer in held:
+            if name != streaming[0]:
+                status, body = await _ask_again(name, reader, writer)
+                assert (status, body) == (200, b"one 0") if name != names[0] else status == 404
+        await one.files().write("/srv/released", b"yes")
+        assert await asyncio.wait_for(streaming[1].readexactly(3), 60) == b"two"
+    for name in names[1:]:
+        await site.unmap(name)
+
+
+def _send(name: str, writer: asyncio.StreamWriter, path: str = "/") -> None:
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: {name}\r\n\r\n".encode())
+
+
+async def _ask_again(
+    name: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> tuple[int, bytes]:
+    """Another request on an open connection."""
+    _send(name, writer)
+    async with asyncio.timeout(120):
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        length = int(head.partition(b"content-length: ")[2].split(b"\r\n")[0])
+        return int(head.split(b" ")[1]), await reader.readexactly(length)
+
+
+async def test_requests_of_a_vm_that_ends_get_an_error_and_do_not_hang(
+    site: Site, vms: tuple[Machine, Machine]
+) -> None:
+    _, two = vms
+    await site.map("ending.style.dev", two)
+    await site.map("none.style.dev", two, 9)
+
+    async def upload(started: asyncio.Event) -> AsyncIterator[bytes]:
+        yield b"x" * 100_000
+        started.set()
+        await asyncio.Event().wait()
+
+    async def asking(client: Client) -> asyncio.Task[tuple[int, str]]:
+        started = asyncio.Event()
+        # The server in the VM waits for the rest of the body.
+        sent = client.ask("ending.style.dev", "POST", upload(started), length=200_000)
+        request = asyncio.create_task(sent)
+        await started.wait()
+        return request
+
+    async with site.client() as client, asyncio.timeout(400):
+        assert await client.ask("none.style.dev") == (502, "CONNECTION_REFUSED")
+        assert await client.ask("ending.style.dev") == (200, "two 0")
+        request = await asking(client)
+        await two.kill()
+        assert await request == (502, "BAD_GATEWAY")
+        # It is started by the next request; its server, which systemd-run started, is not.
+        assert await client.ask("ending.style.dev") == (502, "CONNECTION_REFUSED")
+        await two.exec("systemd-run --unit=site python3 /srv/server.py")
+        await until(lambda: _answers(client), 120)
+        request = await asking(client)
+        await two.delete()
+        assert (await request)[0] in (404, 502)
+        await until(lambda: site.domains.route("ending.style.dev") is None, 10)
+        assert await client.ask("ending.style.dev") == (404, "DOMAIN_NOT_MAPPED")
+
+
+async def _answers(client: Client) -> bool:
+    return (await client.ask("ending.style.dev"))[0] == 200
