@@ -142,9 +142,21 @@ async def test_one_kind_of_challenge_is_enough(folder: Path, challenge: str) -> 
         await until(lambda: scene.serial(_HOST), 60)
 
 
-async def _renew_every_second(caddy: Caddy) -> None:
-    """Caddy looks every 10 minutes, which suits lifetimes of days. It reads the interval when it starts."""
-    caddy.configuration["apps"]["tls"]["automation"]["renew_interval"] = "1s"
+async def test_an_account_that_was_not_saved_is_registered_again(folder: Path) -> None:
+    async with _scene(AcmeServer(folder)) as scene:
+        await until(lambda: scene.serial(_DOMAIN), 60)
+        (account,) = (scene.stage.settings.data / "edge" / "certificates" / "acme").glob("*/users/*")
+        files = list(account.iterdir())
+        assert len(files) == 2
+        for file in files:
+            file.unlink()
+        await _restart(scene.stage.edge.caddy)
+        scene.stage.add_vm("vm")
+        scene.stage.map(_HOST, "vm")
+        assert _names(await scene.presented(_HOST)) == [_HOST]
+
+
+async def _restart(caddy: Caddy) -> None:
     before = caddy.pid
     assert before is not None
     os.kill(before, signal.SIGKILL)
@@ -154,7 +166,9 @@ async def _renew_every_second(caddy: Caddy) -> None:
 async def test_certificates_are_renewed_before_their_end_while_their_name_is_mapped(folder: Path) -> None:
     async with _scene(AcmeServer(folder, lifetime=9)) as scene:
         stage = scene.stage
-        await _renew_every_second(stage.edge.caddy)
+        # Caddy looks every 10 minutes, which suits lifetimes of days. It reads the interval when it starts.
+        stage.edge.caddy.configuration["apps"]["tls"]["automation"]["renew_interval"] = "1s"
+        await _restart(stage.edge.caddy)
         stage.add_vm("vm")
         stage.map(_HOST, "vm")
         first = (await scene.presented(_HOST)).serial_number

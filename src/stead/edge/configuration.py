@@ -141,9 +141,14 @@ def _tls(settings: Settings, places: EdgePaths) -> Json:
 def _acme(settings: Settings) -> Json:
     # Caddy looks whether something listens for challenges; the sockets that it inherited for VMs do.
     challenges = {"bind_host": str(GATEWAY)}
-    found: Json = {"module": "acme", "ca": settings.acme_directory, "challenges": challenges}
-    if settings.acme_email:
-        found["email"] = settings.acme_email
+    found: Json = {
+        "module": "acme",
+        "ca": settings.acme_directory,
+        # Blank, not missing: else Caddy looks for an address in its storage, and takes `default`, the folder
+        # of an account that is not written yet, for one. ACME servers refuse that.
+        "email": settings.acme_email or " ",
+        "challenges": challenges,
+    }
     if settings.acme_roots:
         found["trusted_roots_pem_files"] = [str(settings.acme_roots)]
     return found
