@@ -129,6 +129,39 @@ async def test_an_answer_that_is_not_http_is_a_502_and_is_not_asked_for_twice(
     assert (answer.status, answer.json()["code"], requests) == (502, "BAD_GATEWAY", 1)
 
 
+@pytest.mark.parametrize("sent", [20_000, 10_000])
+async def test_a_request_whose_vm_ends_before_its_answer_gets_502(
+    stage: EdgeStage, vm: FakeVm, sent: int
+) -> None:
+    """Its whole body is sent before that, or half of it."""
+    stage.map("ending.style.dev", vm.id, 84)
+    received = asyncio.Event()
+
+    async def wait(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65536):
+                if b"x" in data:
+                    received.set()
+        writer.close()
+
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1", stage.public.https_port, ssl=stage.context, server_hostname="ending.style.dev"
+    )
+    async with (
+        await asyncio.start_server(wait, sock=await vm.side.listener("0.0.0.0", 84)),
+        asyncio.timeout(30),
+    ):
+        writer.write(b"POST / HTTP/1.1\r\nHost: ending.style.dev\r\nContent-Length: 20000\r\n\r\n")
+        writer.write(b"x" * sent)
+        await received.wait()
+        vm.end_run()
+        writer.write(b"x" * (20_000 - sent))
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 502 ")
+        assert b'"code": "BAD_GATEWAY"' in await reader.read(65536)
+    writer.close()
+
+
 @contextlib.asynccontextmanager
 async def _websocket(stage: EdgeStage, host: str = _HOST) -> AsyncIterator[Any]:
     async with connect(
