@@ -52,6 +52,7 @@ NOT_RUN = {
     "README.md": 5,
     "docs/git.md": 2,
     "docs/github.md": 3,
+    "docs/guides.md": 1,
     "docs/install.md": 2,
     "docs/internals/agent-protocol.md": 5,
     "docs/openai-agents.md": 3,
