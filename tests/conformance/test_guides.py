@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx2
 import pytest
 import pytest_asyncio
 
@@ -96,6 +95,8 @@ class Reader:
     """A reader of the guides, on another host, for which the names that they use lead to Stead."""
 
     npm: Npm
+    url: str
+    """The API without TLS, for this host."""
     key: str
     root: Path
     host: Outside
@@ -112,9 +113,25 @@ class Reader:
         command = self.host.command(self.npm.node22, "--no-warnings", module.name)
         await run_until_printed(command, self.npm.folder, variables, guide.prints, _LIMIT)
 
+    async def clean_up(self) -> None:
+        """Delete the VMs and snapshots that a guide leaves."""
+        async with client_of(self.url, self.key) as http:
+            for vm in (await http.get("/v1/vms")).json()["vms"]:
+                await http.delete(f"/v1/vms/{vm['id']}")
+            for snapshot in (await http.get("/v1/vms/snapshots")).json()["snapshots"]:
+                await http.delete(f"/v1/vms/snapshots/{snapshot['snapshotId']}")
+
+
+@pytest.fixture(scope="module")
+def guides() -> Path:
+    folder = os.environ.get("STEAD_GUIDES")
+    if not folder:
+        pytest.skip("needs the text of the guides: set STEAD_GUIDES to a folder with it")
+    return Path(folder)
+
 
 @pytest_asyncio.fixture(scope="module")
-async def reader(settings: Settings, image: BaseImage, package: Npm) -> AsyncIterator[Reader]:
+async def reader(guides: Path, settings: Settings, image: BaseImage, package: Npm) -> AsyncIterator[Reader]:
     with outside(["style.dev", "api.freestyle.sh"]) as host, other_settings(settings) as other:
         more = {
             "STEAD_HTTPS_LISTEN": f"{host.this_host}:443",
@@ -128,9 +145,7 @@ async def reader(settings: Settings, image: BaseImage, package: Npm) -> AsyncIte
             names = other.runtime / "names" / other.instance / "downloads"
             with contextlib.ExitStack() as stack:
                 await _publish_downloads(stack, host, other, package, names)
-                yield Reader(package, said["key"], root, host)
-            async with client_of(said["url"], said["key"]) as http:
-                await _delete_everything(http)
+                yield Reader(package, said["url"], said["key"], root, host)
 
 
 async def _publish_downloads(
@@ -146,24 +161,12 @@ async def _publish_downloads(
         stack.callback(names.unlink)
 
 
-async def _delete_everything(http: httpx2.AsyncClient) -> None:
-    for vm in (await http.get("/v1/vms")).json()["vms"]:
-        await http.delete(f"/v1/vms/{vm['id']}")
-    for snapshot in (await http.get("/v1/vms/snapshots")).json()["snapshots"]:
-        await http.delete(f"/v1/vms/snapshots/{snapshot['snapshotId']}")
-
-
-@pytest.fixture(scope="module")
-def guides() -> Path:
-    folder = os.environ.get("STEAD_GUIDES")
-    if not folder:
-        pytest.skip("needs the text of the guides: set STEAD_GUIDES to a folder with it")
-    return Path(folder)
-
-
 @pytest.mark.parametrize("guide", [pytest.param(guide, id=guide.name) for guide in GUIDES])
 async def test_a_published_guide_runs_unchanged(reader: Reader, guides: Path, guide: Guide) -> None:
     program = guide.program(guides)
     if program is None:
         pytest.skip(f"{guides} has no guide {guide.name}")
-    await reader.follow(guide, program)
+    try:
+        await reader.follow(guide, program)
+    finally:
+        await reader.clean_up()
