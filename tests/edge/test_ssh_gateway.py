@@ -14,7 +14,6 @@ import pytest_asyncio
 from stead.edge.ssh import client
 from stead.machines import State
 from support.fake_site import TOKEN
-from support.npm import Npm
 from support.ssh_scene import WAIT, Scene, ssh_scene
 from support.typed import PROGRAM, Shell
 from support.waiting import until
@@ -412,35 +411,3 @@ async def test_stead_vm_ssh_has_a_token_for_its_own_length(scene: Scene) -> None
     assert (process.returncode, out) == (6, b"to the end")
     assert b"debug1:" in err, "-v is an option of ssh"
     assert (await here.identities.list(account)).total == before
-
-
-async def test_the_npm_command_line_reaches_the_gateway_by_a_proxy_command(
-    scene: Scene, package: Npm, tmp_path: Path
-) -> None:
-    """`vm ssh` and `vm scp` of the npm package with an ssh_config as docs/ssh.md has it."""
-    config, programs = tmp_path / "config", tmp_path / "bin"
-    known = tmp_path / "known_hosts"
-    known.write_text(f"vm-ssh.freestyle.sh {scene.gateway.host_key}\n")
-    proxy = f"bash -c 'exec 3<>/dev/tcp/127.0.0.1/{scene.port}; cat <&3 & exec cat >&3'"
-    config.write_text(
-        f"Host vm-ssh.freestyle.sh\n  ProxyCommand {proxy}\n  UserKnownHostsFile {known}\n  BatchMode yes\n"
-    )
-    programs.mkdir()
-    for name in ("ssh", "scp"):
-        # ssh reads the configuration in the home of the account, whatever HOME is.
-        (programs / name).write_text(f'#!/bin/sh\nexec /usr/bin/{name} -F {config} "$@"\n')
-        (programs / name).chmod(0o755)
-    key = scene.site.callers["owner"]["Authorization"].removeprefix("Bearer ")
-    environment = {
-        "PATH": f"{programs}:{os.environ['PATH']}",
-        "FREESTYLE_API_URL": scene.site.url,
-        "FREESTYLE_API_KEY": key,
-    }
-    source, target = tmp_path / "source", scene.sshd.folder / "from-npm"
-    source.write_text("copied")
-    vm = scene.site.vm
-    ended = await package.cli("vm", "scp", str(source), f"{vm}:{target}", environment=environment)
-    assert ended.status == 0, ended.stdout + ended.stderr
-    assert target.read_text() == "copied"
-    ended = await package.cli("vm", "ssh", vm, environment=environment)
-    assert ended.status == 0 and "Permission denied" not in ended.stderr, ended.stdout + ended.stderr

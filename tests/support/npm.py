@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,10 +50,17 @@ class Npm:
         assert _RETRIES not in ended.stderr, ended.stderr
         return ended.stdout
 
-    async def cli(self, *arguments: str, environment: Mapping[str, str], limit: float = 120) -> Ended:
-        """Run a command of the package's own command line."""
+    async def cli(
+        self,
+        *arguments: str,
+        environment: Mapping[str, str],
+        limit: float = 120,
+        stdin: bytes = b"",
+        within: Sequence[str] = (),
+    ) -> Ended:
+        """Run a command of the package's own command line, by a program `within` which it runs."""
         program = [str(node()), str(self.folder / "node_modules" / "freestyle" / "cli.mjs"), *arguments]
-        return await run(program, self.folder, environment, limit)
+        return await run([*within, *program], self.folder, environment, limit, stdin)
 
 
 def node() -> Path:
@@ -93,15 +100,23 @@ async def _fetch(kept: Path) -> None:
             new.rename(kept)
 
 
-async def run(program: list[str], folder: Path, environment: Mapping[str, str], limit: float) -> Ended:
+async def run(
+    program: list[str], folder: Path, environment: Mapping[str, str], limit: float, stdin: bytes = b""
+) -> Ended:
     """What a program printed is known also when it had to be ended."""
     variables = {"PATH": os.environ["PATH"], "HOME": str(folder), **environment}
-    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+    with (
+        tempfile.TemporaryFile() as given,
+        tempfile.TemporaryFile() as stdout,
+        tempfile.TemporaryFile() as stderr,
+    ):
+        given.write(stdin)
+        given.seek(0)
         process = await asyncio.create_subprocess_exec(
             *program,
             cwd=folder,
             env=variables,
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=given,
             stdout=stdout,
             stderr=stderr,
             start_new_session=True,

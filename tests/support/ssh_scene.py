@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
@@ -108,11 +109,13 @@ class Scene:
         return made.id, (await identities.create_token(account, made.id))[1]
 
     @contextlib.asynccontextmanager
-    async def limited(self, limits: GatewayLimits) -> AsyncIterator["Scene"]:
+    async def limited(
+        self, limits: GatewayLimits, listener: socket.socket | None = None
+    ) -> AsyncIterator["Scene"]:
         """The same VMs behind another gateway, which has the same host key."""
         here = self.site.installation
         gateway = SshGateway(here.settings.data, here.callers, here.identities, here.machines, limits)
-        with listen_on("127.0.0.1", 0) as listening:
+        with listener or listen_on("127.0.0.1", 0) as listening:
             async with gateway.serving(listening):
                 yield replace(self, gateway=gateway, port=listening.getsockname()[1])
 
