@@ -1,4 +1,4 @@
-"""A local ACME server, Debian's `pebble`. Its DNS server has the gateway of VMs as address of every name."""
+"""A local ACME server, Debian's `pebble`, with a DNS server that has one address for every name."""
 
 import asyncio
 import contextlib
@@ -24,11 +24,15 @@ _NOWHERE = 9
 
 @dataclass(frozen=True)
 class AcmeServer:
-    """An ACME server that can be started in the taps' namespace; certificates live for `lifetime` seconds."""
+    """An ACME server that can be started in a namespace; certificates live for `lifetime` seconds."""
 
     folder: Path
     lifetime: int = 3600
     challenges: Sequence[str] = (HTTP, TLS_ALPN)
+    address: str = "127.0.0.1"
+    """Where it listens."""
+    found_at: str = str(GATEWAY)
+    """The address of all names; by default, the one at which VMs reach the edge."""
 
     @property
     def roots(self) -> Path:
@@ -48,7 +52,7 @@ class AcmeServer:
     async def running(self, side: Side) -> AsyncIterator[dict[str, Any]]:
         """Run it during a block; yields the settings that an installation needs for it."""
         self._configure()
-        names = ["-defaultIPv4", str(GATEWAY), "-defaultIPv6", "", "-dns01", f"127.0.0.1:{_DNS}"]
+        names = ["-defaultIPv4", self.found_at, "-defaultIPv6", "", "-dns01", f"127.0.0.1:{_DNS}"]
         others = [
             "-http01",
             "",
@@ -64,15 +68,15 @@ class AcmeServer:
             _process(side, self.folder / "dns.log", "pebble-challtestsrv", *names, *others),
             _process(side, self._log, "pebble", *pebble),
         ):
-            await until(lambda: side.reaches("127.0.0.1", _DIRECTORY), 20)
+            await until(lambda: side.reaches(self.address, _DIRECTORY), 20)
             root = await asyncio.create_subprocess_exec(
                 *("ip", "netns", "exec", side.name, "curl", "-sSf", "--cacert", self._own_root),
-                f"https://127.0.0.1:{_MANAGEMENT}/roots/0",
+                f"https://{self.address}:{_MANAGEMENT}/roots/0",
                 stdout=asyncio.subprocess.PIPE,
             )
             self.roots.write_bytes((await root.communicate())[0])
             yield {
-                "acme_directory": f"https://127.0.0.1:{_DIRECTORY}/dir",
+                "acme_directory": f"https://{self.address}:{_DIRECTORY}/dir",
                 "acme_roots": self._own_root,
             }
 
@@ -84,13 +88,13 @@ class AcmeServer:
         data = self.folder / "data"
         data.mkdir()
         authority = Authority.open(Settings(data=data, runtime=data))
-        own = authority.server_certificate(["127.0.0.1"])
+        own = authority.server_certificate([self.address])
         self._own_root.write_bytes(authority.certificate)
         (self.folder / "pebble.crt").write_bytes(own.certificate)
         (self.folder / "pebble.key").write_bytes(own.key)
         configuration = {
-            "listenAddress": f"127.0.0.1:{_DIRECTORY}",
-            "managementListenAddress": f"127.0.0.1:{_MANAGEMENT}",
+            "listenAddress": f"{self.address}:{_DIRECTORY}",
+            "managementListenAddress": f"{self.address}:{_MANAGEMENT}",
             "certificate": str(self.folder / "pebble.crt"),
             "privateKey": str(self.folder / "pebble.key"),
             "httpPort": 80 if HTTP in self.challenges else _NOWHERE,
