@@ -17,8 +17,10 @@ const (
 	drainLimit  = time.Second
 	drainBytes  = 1 << 20 // the most an unprivileged program can make a pipe hold
 	ttyBuffer   = 4095    // the most that one read of a terminal returns
-	// Output without a gap from which on a terminal is read at intervals: more than redraws a screen.
+	// Output without a gap from which on a terminal is read at intervals: more than redraws a screen, and slower than
+	// 8 MB a second, which is not reached by reading at intervals.
 	floodBytes  = 32 << 10
+	floodTime   = 4 * time.Millisecond
 	minInterval = 500 * time.Microsecond
 	maxInterval = 4 * time.Millisecond
 )
@@ -153,8 +155,10 @@ func (s *stream) readMore(fd int, n int, buffer []byte) (total int) {
 // the buffer that is read: a reader that takes each line at once costs itself, the kernel's worker and the program a
 // wake-up for it.
 type pace struct {
-	printed  int // bytes since nothing was left to read
+	printed  int       // bytes since nothing was left to read, or of the newest part of a flood
+	since    time.Time // when the first of them was read
 	flooding bool
+	slow     bool
 	interval time.Duration
 }
 
@@ -164,12 +168,19 @@ var floods atomic.Int32
 
 // wait delays the next read after one that returned so many bytes.
 func (p *pace) wait(read int) {
-	if p.printed += read; p.printed < floodBytes {
-		return
+	if p.printed == 0 {
+		p.since = time.Now()
 	}
-	if !p.flooding {
-		p.flooding = true
-		floods.Add(1)
+	if p.printed += read; p.printed >= floodBytes {
+		p.slow = time.Since(p.since) > floodTime
+		p.printed = 0
+		if !p.flooding {
+			p.flooding = true
+			floods.Add(1)
+		}
+	}
+	if !p.slow {
+		return
 	}
 	switch {
 	case read >= ttyBuffer: // the program may soon have to wait
@@ -186,7 +197,7 @@ func (p *pace) wait(read int) {
 
 // waitsLonger reports whether there may be more after a longer interval, when there was nothing.
 func (p *pace) waitsLonger() bool {
-	return p.flooding && floods.Load() == 1 && p.interval < maxInterval
+	return p.slow && floods.Load() == 1 && p.interval < maxInterval
 }
 
 // end notes that nothing was left to read.

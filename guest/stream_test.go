@@ -6,6 +6,12 @@ import (
 	"time"
 )
 
+func flood(p *pace, took time.Duration) {
+	p.wait(80)
+	p.since = p.since.Add(-took)
+	p.wait(floodBytes - 80)
+}
+
 func TestTerminalsAreReadAtIntervalsOnlyWhileOutputFloods(t *testing.T) {
 	p := pace{}
 	for range floodBytes/80 - 1 {
@@ -14,6 +20,7 @@ func TestTerminalsAreReadAtIntervalsOnlyWhileOutputFloods(t *testing.T) {
 	if p.interval != 0 || p.waitsLonger() {
 		t.Errorf("waits before the flood: %+v", p)
 	}
+	p.since = p.since.Add(-2 * floodTime)
 	p.wait(80)
 	p.wait(80)
 	if p.interval == 0 || !p.waitsLonger() {
@@ -41,10 +48,26 @@ func TestTerminalsAreReadAtIntervalsOnlyWhileOutputFloods(t *testing.T) {
 	}
 }
 
+func TestAFastFloodIsReadWithoutIntervals(t *testing.T) {
+	p := pace{}
+	defer p.end()
+	for range 3 {
+		flood(&p, 0)
+		if p.wait(80); p.waitsLonger() || p.interval != 0 {
+			t.Fatalf("waits: %+v", p)
+		}
+	}
+	p.printed = 0
+	flood(&p, 2*floodTime)
+	if p.wait(80); !p.slow || p.interval == 0 {
+		t.Errorf("does not wait when the program has become slow: %+v", p)
+	}
+}
+
 func TestSeveralFloodsAreReadWithoutIntervals(t *testing.T) {
 	one, other := pace{}, pace{}
-	one.wait(floodBytes)
-	other.wait(floodBytes)
+	flood(&one, 2*floodTime)
+	flood(&other, 2*floodTime)
 	for range 3 {
 		one.wait(0)
 	}
