@@ -243,9 +243,7 @@ class Domains:
                 raise DomainNotFound(name)
             used = self._routes.uses(row.id)
             if used:
-                raise InvalidRequest(
-                    f"cannot release {name}: {used} names are mapped with it; unmap them first"
-                )
+                raise InvalidRequest(f"cannot release {name}: unmap its names first ({used} mapped)")
             await self._owned.delete(row.id)
             self._routes.disown(row)
 

@@ -25,8 +25,11 @@ class DomainTaken(SteadError):
 
 class DomainNotVerified(SteadError):
     def __init__(self, domain: str) -> None:
+        # A wildcard itself cannot be verified.
+        parent = domain.removeprefix("*.")
+        verify = "it" if parent == domain else parent
         super().__init__(
-            f"domain {domain} is not verified: verify it or one of its parent domains first,"
+            f"domain {domain} is not verified: verify {verify} or a parent domain first,"
             " or use a name of a preview zone"
         )
         self.domain = domain

@@ -105,6 +105,19 @@ async def test_mapping_is_created_moved_listed_and_deleted(site: FakeSite, ours:
     await other.delete()
 
 
+async def test_a_verified_domain_allows_its_wildcards(site: FakeSite, ours: Caller) -> None:
+    pattern, body = "*.example.com", {"vmId": site.vm, "vmPort": 80}
+    refused = await ours.fail(401, "DOMAIN_OWNERSHIP_NOT_VERIFIED", "POST", f"/mappings/{pattern}", body)
+    assert "verify example.com or a parent domain" in refused["message"]
+    refused = await ours.fail(400, "INVALID_DOMAIN", "POST", "/verifications", {"domain": pattern})
+    assert "verify 'example.com' instead" in refused["message"]
+    await ours.verify("example.com")
+    for name in (pattern, "*.deep.example.com"):
+        assert (await ours.map(name, site.vm))["domain"] == name
+    refused = await ours.fail(400, "INVALID_REQUEST", "DELETE", "/domains/example.com")
+    assert "unmap its names first (2 mapped)" in refused["message"]
+
+
 async def test_wildcard_mapping_and_international_names_in_paths(site: FakeSite, ours: Caller) -> None:
     await ours.verify("xn--bcher-kva.example")
     for path, name in (

@@ -186,7 +186,7 @@ async def test_released_domain_can_be_verified_by_another_account(
     await stage.verified(domains, ours, "example.com")
     machine = await stage.machine(ours)
     await domains.map(ours, "app.example.com", machine, 80)
-    with pytest.raises(InvalidRequest, match="unmap them first"):
+    with pytest.raises(InvalidRequest, match="unmap its names first"):
         await domains.release(ours, "example.com")
     with pytest.raises(DomainNotFound):
         await domains.release(theirs, "example.com")
