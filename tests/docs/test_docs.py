@@ -24,8 +24,8 @@ from support.documents import Block, Session, blocks, commands, matches, name_of
 from support.installations import Server
 
 PAGES = [pytest.param(page, id=name_of(page)) for page in pages()]
-LONG = {"docs/guides.md": pytest.mark.slow}
-"""Pages whose examples install packages."""
+LONG = {"docs/guides.md": [pytest.mark.slow, pytest.mark.timeout(3600)]}
+"""Pages whose examples install packages: run by `make trials`."""
 SESSIONS = [
     pytest.param(page, id=name_of(page), marks=LONG.get(name_of(page), ()))
     for page in pages()
@@ -104,6 +104,7 @@ async def session(
 @pytest.mark.parametrize("page", SESSIONS)
 async def test_examples_of_a_page_run_in_order(page: Path, session: Session) -> None:
     printed = ""
+    limit = 1800 if name_of(page) in LONG else 300
     for block in blocks(page):
         where = f"{name_of(page)}, {block}"
         if block.mark == "output":
@@ -118,11 +119,11 @@ async def test_examples_of_a_page_run_in_order(page: Path, session: Session) -> 
             continue
         elif block.language == "python":
             (session.folder / ".example.py").write_text(block.body)
-            status, printed = await session.run("python .example.py")
+            status, printed = await session.run("python .example.py", limit)
             assert status == 0, f"{where}\n{block.body}\n{printed}"
         elif block.language == "console":
             for command in commands(block.body):
-                status, printed = await session.run(command.line)
+                status, printed = await session.run(command.line, limit)
                 told = f"{where}\n$ {command.line}\n{printed}\n(exit status {status})"
                 assert (status != 0) == command.fails, told
                 if command.output:
