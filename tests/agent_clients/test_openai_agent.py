@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import pytest_asyncio
 from agents import RunConfig, Runner, RunState, function_tool
 from agents.sandbox import Manifest, MemoryGenerateConfig, MemoryReadConfig, SandboxAgent, SandboxRunConfig
@@ -30,6 +31,8 @@ from stead.agents.openai import (
     SteadSession,
 )
 from support.installations import Server
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
 PATCH = """*** Begin Patch

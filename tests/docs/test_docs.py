@@ -45,11 +45,13 @@ ABOUT_ONE_INTERFACE = {
     "engine",
     "agent-protocol",
     "openai-agents",
+    "coming-from",
 }
 """All other pages show the SDK, the command line and HTTP side by side."""
 GLOBAL_OPTIONS = {"--url", "--key", "--json", "--help", "-h"}
 NOT_RUN = {
     "README.md": 5,
+    "docs/coming-from.md": 1,
     "docs/git.md": 2,
     "docs/github.md": 3,
     "docs/guides.md": 1,

@@ -47,6 +47,8 @@ def test_demo_starts_a_server_and_leaves_nothing(settings: Settings, machines: M
         assert "3 different machine-ids" in result.stdout
         assert "create a VM from the snapshot" in result.stdout
         assert "delete everything" in result.stdout
+        assert "primes: [2, 3, 5, 7, 11, 13, 17, 19, 23, 29]" in result.stdout
+        assert "1 page in 3 forks" in result.stdout
         keys = stead("keys", "list", "--all", "--json", settings=other)
         assert [key["revoked_at"] is not None for key in json.loads(keys.stdout)["keys"]] == [True]
         assert not _processes(str(other.data))
@@ -67,7 +69,7 @@ def _processes(text: str) -> list[int]:
 
 async def test_demo_uses_a_running_server(shell: Shell, settings: Settings) -> None:
     before = await shell.vm_ids()
-    result = await shell.try_("demo", "--json", environment={"STEAD_DATA": "/proc/nowhere"})
+    result = await shell.try_("demo", "--json", "--no-agent", environment={"STEAD_DATA": "/proc/nowhere"})
     assert result.returncode == 0, result.stderr
     times = json.loads(result.stdout)
     assert {"create_ms", "exec_ms", "fork_ms", "suspend_ms", "wake_ms", "snapshot_ms", "delete_ms"} <= set(

@@ -175,8 +175,7 @@ write | prepare)
         trap 'rm -f -- "$part"' EXIT
         cat >"$part" || exit 1
         if [ -e "./$leaf" ]; then
-            chown --reference="./$leaf" -- "$part" 2>/dev/null
-            chmod --reference="./$leaf" -- "$part" || exit 1
+            cp --attributes-only --preserve=mode,ownership -- "./$leaf" "$part" || exit 1
         fi
         mv -fT -- "$part" "./$leaf" || exit 1
         trap - EXIT

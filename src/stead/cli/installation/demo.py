@@ -1,9 +1,13 @@
-"""`stead demo`: create, use, fork, suspend and snapshot a VM, and print the time of each step."""
+"""`stead demo`: create, use, fork, suspend and snapshot a VM, let an agent use one, and print the times."""
 
+import asyncio
 import contextlib
+import ssl
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -21,8 +25,14 @@ _HELLO = "hello from the host"
 
 
 @app.command()
-def demo(as_json: Json = False) -> None:
-    """Create a VM, use it, fork it, suspend it, snapshot it, print the times, and delete everything.
+def demo(
+    as_json: Json = False,
+    no_agent: Annotated[bool, typer.Option("--no-agent", help="Leave out the agent.")] = False,
+) -> None:
+    """Create a VM, use it, fork it, suspend it, snapshot it, let an agent use one, and delete everything.
+
+    The agent is one of the OpenAI Agents SDK (package openai-agents). Without OPENAI_API_KEY its model is
+    scripted: it needs no key and no network.
 
     The demo uses the server of STEAD_API_URL and STEAD_API_KEY. If there is none, it starts a server on the
     data directory of this installation (as root), and stops it at the end.
@@ -35,6 +45,14 @@ def demo(as_json: Json = False) -> None:
         else:
             steps.say(f"using the server at {found.url}")
         _show(stead, steps)
+        if no_agent:
+            pass
+        elif find_spec("agents") is None:
+            steps.say("no agent: install stead[openai-agents]")
+        else:
+            from stead.cli.installation.demo_agent import show_agent
+
+            asyncio.run(show_agent(found.url, found.key, steps.timed, steps.say, _fetch))
     if as_json:
         print_json(steps.times)
 
@@ -115,6 +133,26 @@ def _check_forks(vms: "list[Vm]", steps: _Steps) -> None:
     _check(all(answer.endswith(_HELLO) for answer in answers), "a fork lacks the file of its parent")
     ids = {answer.partition("\n")[0] for answer in answers}
     steps.say(f"{len(ids)} different machine-ids, the same file in each")
+
+
+def _fetch(address: str) -> str:
+    """What a URL of a VM's port shows. Names below `localhost` are of this host, also without a resolver."""
+    import httpx2
+
+    from stead.host.authority import CERTIFICATE_FILE
+    from stead.settings import Settings
+
+    trust = ssl.create_default_context()
+    settings = Settings.load()
+    certificate = (settings.ca or settings.data / "ca") / CERTIFICATE_FILE
+    if certificate.exists():
+        trust.load_verify_locations(certificate)
+    parts = urlsplit(address)
+    name = parts.hostname or ""
+    place = f"https://127.0.0.1:{parts.port or 443}/" if name.endswith(".localhost") else address
+    with httpx2.Client(verify=trust, timeout=60) as client:
+        answer = client.get(place, headers={"Host": parts.netloc}, extensions={"sni_hostname": name})
+    return answer.raise_for_status().text
 
 
 def _check(right: bool, text: str) -> None:
