@@ -5,14 +5,14 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import httpx2
 import pytest
 import pytest_asyncio
 
-from stead.edge.ssh import client
+from stead.edge.ssh import client, relay
 from stead.machines import State
 from support.fake_site import TOKEN
 from support.ssh_scene import WAIT, Scene, ssh_scene
@@ -290,6 +290,31 @@ async def test_all_output_arrives_before_the_exit_code(scene: Scene) -> None:
     while data := await process.stdout.read(1 << 20):
         total += len(data)
     assert (total, await process.wait()) == (5_000_000, 9)
+
+
+async def test_an_exit_code_that_comes_after_the_end_of_the_output(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A session of a shared connection is closed by ssh when both directions have ended."""
+
+    def late(method: Callable[..., None]) -> Callable[..., None]:
+        def call(*arguments: object) -> None:
+            asyncio.get_running_loop().call_later(0.5, method, *arguments)
+
+        return call
+
+    for name in ("exit_status_received", "exit_signal_received", "connection_lost"):
+        monkeypatch.setattr(relay._InVm, name, late(getattr(relay._InVm, name)))
+    shared = ("-o", f"ControlPath={tmp_path}/control")
+    async with scene.connected("-M", *shared):
+        ended = await scene.ssh(*shared, "echo out; exit 9")
+        assert (ended.code, ended.out) == (9, "out\n")
+    monkeypatch.setattr(relay, "_STATUS_WAIT", 0.1)
+    process = await scene.start(*scene.ssh_command("echo out; exec >&- 2>&-; sleep 60"))
+    assert process.stdout is not None
+    assert await asyncio.wait_for(process.stdout.read(), WAIT) == b"out\n", "it ends while the program runs"
+    process.kill()
+    await process.wait()
 
 
 async def test_output_that_is_not_read_is_not_collected(scene: Scene) -> None:

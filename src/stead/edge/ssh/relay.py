@@ -4,6 +4,7 @@ Nothing is queued here. While one end takes no data, because of its channel's wi
 connection is full, its peer is not read: asyncssh buffers at most one window of it, and the sender waits.
 """
 
+import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
@@ -14,6 +15,8 @@ _FAILED = 255
 """The exit code with which ssh itself reports an error."""
 _READ_SIZE = 64 << 10
 """Bytes of a connection that are handled in one turn of the event loop: tiny packets take long."""
+_STATUS_WAIT = 2.0
+"""Seconds for which the end of a program's output is held back until its exit status is known."""
 _MAX_VARIABLES = 100
 _MAX_ENVIRONMENT = 64 << 10
 
@@ -171,9 +174,15 @@ class _InVm(_End, asyncssh.SSHClientSession[bytes]):
 
     def exit_status_received(self, status: int) -> None:
         self.status = status
+        self._exited()
 
     def exit_signal_received(self, signal: str, core_dumped: bool, msg: str, lang: str) -> None:
         self.signal = signal, core_dumped, msg, lang
+        self._exited()
+
+    def _exited(self) -> None:
+        if self._ended and self.peer is not None and self.peer.channel is not None:
+            self.peer.close()
 
 
 class _Environment(dict[bytes, bytes]):
@@ -269,6 +278,16 @@ class RelayedSession(_End, asyncssh.SSHServerSession[bytes]):
         else:
             self.join(self._in_vm)
 
+    def end(self) -> None:
+        """All output was passed on.
+
+        OpenSSH's client closes the channel when both directions have ended, with or without an exit status.
+        """
+        if self._in_vm.status is not None or self._in_vm.signal is not None:
+            self.close()
+        else:
+            asyncio.get_running_loop().call_later(_STATUS_WAIT, super().end)
+
     def fail(self, text: str) -> None:
         """End the session with an error message."""
         with contextlib.suppress(OSError):
@@ -276,7 +295,7 @@ class RelayedSession(_End, asyncssh.SSHServerSession[bytes]):
             self.channel.exit(_FAILED)
 
     def close(self) -> None:
-        """The program in the VM has ended, and all of its output was passed on."""
+        """Tell the client how the program in the VM has ended, after all of its output was passed on."""
         if self._in_vm.signal is not None:
             self.channel.exit_with_signal(*self._in_vm.signal)
         elif self._in_vm.status is not None:
