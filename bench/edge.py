@@ -184,7 +184,7 @@ async def ssh(stage: Stage, arguments: argparse.Namespace) -> dict[str, Any]:
         stage.account,
         samples=arguments.samples,
         rounds=arguments.rounds,
-        mib=16,
+        mib=arguments.mib,
     )
 
 
@@ -199,7 +199,9 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         for name, part in PARTS.items():
             if name in arguments.parts:
                 say(name)
-                results |= await part(stage, arguments)
+                found = await part(stage, arguments)
+                say(json.dumps(found))
+                results |= found
         return {"host": await host_facts(stage.opened.machines), "results": results}
 
 
@@ -210,6 +212,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=3, help="runs of wrk, each way")
     parser.add_argument("--seconds", type=int, default=10, help="length of a run of wrk")
+    parser.add_argument("--mib", type=int, default=16, help="size of the file that scp copies")
     parser.add_argument(
         "--parts", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=" ".join(PARTS)
     )

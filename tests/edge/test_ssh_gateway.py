@@ -34,6 +34,16 @@ async def test_a_command_with_input_output_and_exit_code(scene: Scene) -> None:
     assert (await scene.ssh("kill -TERM $$")).code == 255, "ssh's code for a signal"
 
 
+async def test_no_packets_to_be_ignored_and_no_cbc_cipher(scene: Scene) -> None:
+    command = scene.ssh_command("head -c 200000 /dev/zero")
+    ended = await scene.run(*command[:1], "-vvv", *command[1:])
+    assert (ended.code, len(ended.out)) == (0, 200_000)
+    assert "receive packet: type 98" in ended.err, "packets are logged"
+    assert "SSH2_MSG_IGNORE" not in ended.err
+    offered = [line for line in ended.err.splitlines() if "ciphers ctos:" in line][-1]
+    assert "aes256-ctr" in offered and "cbc" not in offered
+
+
 @pytest.mark.parametrize("separator", [":", ","])
 async def test_the_user_name_selects_vm_and_linux_user(scene: Scene, separator: str) -> None:
     assert (await scene.ssh("id -un", login=f"{scene.site.vm}{separator}{scene.token}")).out == "root\n"

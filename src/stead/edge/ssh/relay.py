@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 import asyncssh
+from asyncssh.constants import MSG_IGNORE
 
 _FAILED = 255
 """The exit code with which ssh itself reports an error."""
@@ -35,6 +36,7 @@ class Flow:
         """Call it before data is sent."""
         connection.pause_writing, connection.resume_writing = self._pause, self._resume
         connection._transport.max_size = _READ_SIZE
+        connection.send_packet = _without_ignored(connection.send_packet)
 
     def add(self, end: "_End") -> None:
         self._ends.add(end)
@@ -53,6 +55,19 @@ class Flow:
         self._full = False
         for end in tuple(self._ends):
             end.resume_peer("connection")
+
+
+def _without_ignored(send_packet: Callable[..., None]) -> Callable[..., None]:
+    """asyncssh sends an SSH_MSG_IGNORE before each packet, which hides the IVs of CBC ciphers.
+
+    No CBC cipher is offered, and these packets take almost half of the time of a copy.
+    """
+
+    def send(kind: int, *parts: bytes, **options: Any) -> None:
+        if kind != MSG_IGNORE:
+            send_packet(kind, *parts, **options)
+
+    return send
 
 
 class _End:
