@@ -5,7 +5,7 @@ GUEST := $(wildcard guest/*.go guest/*/*.go) guest/go.mod
 # Tests that need neither root, a VM nor the internet, without the longest ones.
 FAST := -m 'not (slow or heavy or qemu or root or network)' --numprocesses 2 --dist worksteal
 
-.PHONY: demo test test-fast coverage trials trial-kvm trial-browser trial-guides fuzz-screen check style types guest fix setup hooks bench clean
+.PHONY: demo test test-fast coverage trials trial-kvm trial-browser trial-examples trial-guides fuzz-screen check style types guest fix setup hooks bench clean
 
 demo: .venv/.ready
 	$(BIN)/stead demo
@@ -29,6 +29,9 @@ trial-kvm: .venv/.ready
 trial-browser: .venv/.ready
 	command -v chromium >/dev/null && command -v certutil >/dev/null || apt-get install -y -qq --no-install-recommends chromium libnss3-tools
 	$(BIN)/pytest -m slow tests/conformance -k browser
+
+trial-examples: .venv/.ready
+	$(BIN)/pytest -m slow tests/examples
 
 trial-guides: .venv/.ready
 	test -n "$(STEAD_GUIDES)" || { echo "set STEAD_GUIDES to a folder with the text of the guides"; exit 1; }

@@ -75,7 +75,9 @@ async def install(cache: Path, folder: Path) -> Npm:
     lock = (SCRIPTS / "package-lock.json").read_bytes()
     kept = cache / "npm" / hashlib.sha256(lock).hexdigest()[:16]
     if not kept.exists():
-        await _fetch(kept)
+        # Optional: the Claude Code CLI of each platform, 300 MB each. What the CLI of `freestyle` needs
+        # is optional too, and therefore named in package.json.
+        await fetch(kept, [SCRIPTS / "package.json", SCRIPTS / "package-lock.json"], 300, "--omit=optional")
     (folder / "node_modules").symlink_to(kept / "node_modules")
     for pattern in ("*.mjs", "*.html", "claude_*.py"):
         for script in SCRIPTS.glob(pattern):
@@ -83,18 +85,19 @@ async def install(cache: Path, folder: Path) -> Npm:
     return Npm(folder)
 
 
-async def _fetch(kept: Path) -> None:
+async def fetch(kept: Path, files: Sequence[Path], limit: float, *more: str) -> None:
+    """Install the packages of `files`, a package.json and its lock file if there is one, into a folder."""
     kept.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="new-", dir=kept.parent) as name:
         new = Path(name) / "packages"
         new.mkdir()
-        for file in ("package.json", "package-lock.json"):
-            shutil.copy(SCRIPTS / file, new)
+        for file in files:
+            shutil.copy(file, new)
         npm = node().parent.parent / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
-        # Optional: the Claude Code CLI of each platform, 300 MB each. What the CLI of `freestyle` needs
-        # is optional too, and therefore named in package.json.
-        options = ["--ignore-scripts", "--omit=optional", "--no-audit", "--no-fund", "--no-update-notifier"]
-        ended = await run([str(node()), str(npm), "ci", *options], new, os.environ, 300)
+        locked = "package-lock.json" in {file.name for file in files}
+        options = ["--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier", *more]
+        command = [str(node()), str(npm), "ci" if locked else "install", *options]
+        ended = await run(command, new, os.environ, limit)
         assert ended.status == 0, ended.stderr
         with contextlib.suppress(OSError):  # another run has been faster
             new.rename(kept)

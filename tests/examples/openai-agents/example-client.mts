@@ -1,0 +1,3 @@
+import { steadSandbox } from "./stead-sandbox.ts";
+
+export default () => steadSandbox();

@@ -1,0 +1,4 @@
+// The class of the guide, which the test has written beside this file.
+import { FreestyleSandboxClient } from "./freestyle-sandbox.ts";
+
+export default () => new FreestyleSandboxClient();
