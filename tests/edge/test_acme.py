@@ -15,6 +15,7 @@ import pytest_asyncio
 from cryptography import x509
 
 from stead.edge.caddy import Caddy
+from stead.edge.certificates import issued_in
 from support.acme_server import HTTP, TLS_ALPN, AcmeServer
 from support.edge_stage import EdgeStage, echo_app, edge_stage
 from support.waiting import until
@@ -123,6 +124,7 @@ async def test_each_name_of_a_wildcard_gets_a_certificate_when_it_is_used(scene:
             before = scene.acme.orders
             assert _names(await scene.presented(name)) == [name]
             assert scene.acme.orders == before + 1
+            assert issued_in(stage.settings.data / "edge" / "certificates")(name)
             answer = await stage.curl(f"https://{name}/", "--cacert", str(scene.acme.roots))
             assert (answer.status, answer.json()["name"]) == (200, "wild")
     before = scene.acme.orders

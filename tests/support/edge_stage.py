@@ -40,6 +40,8 @@ from support.waiting import until
 class Mapping:
     machine: str
     port: int
+    domain: str
+    account: str = "account"
 
 
 @dataclass
@@ -188,7 +190,7 @@ class EdgeStage:
         return vm
 
     def map(self, host: str, machine: str, port: int = 80) -> None:
-        self.mappings.found[host] = Mapping(machine, port)
+        self.mappings.found[host] = Mapping(machine, port, host)
         self.edge.mappings_changed()
 
     def unmap(self, host: str) -> None:

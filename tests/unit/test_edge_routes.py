@@ -19,6 +19,8 @@ from stead.errors import MachineNotFound, StartFailed
 class Mapped:
     machine: str
     port: int = 80
+    domain: str = ""
+    account: str = ""
 
 
 @dataclass

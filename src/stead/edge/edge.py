@@ -15,6 +15,7 @@ from stead import addresses
 from stead.deadlines import scaled
 from stead.edge import connections, gate_server
 from stead.edge.caddy import Caddy, CaddyPlaces
+from stead.edge.certificates import CertificatePermission, issued_in
 from stead.edge.configuration import Descriptors, EdgePaths, caddy_configuration, local_names
 from stead.edge.gate import Dial, Gate, Vms
 from stead.edge.listeners import PublicSockets, bind_unix, listen_for_guests, listen_on_loopback
@@ -98,7 +99,10 @@ async def open_edge(
         gate = Gate(vms, source, files, _dialling(thread), settled)
         stack.push_async_callback(gate.close)
         listening = stack.enter_context(await thread.call(listen_on_loopback))
-        await stack.enter_async_context(gate_server.serving(gate, listening))
+        storage = await in_thread(_storage, settings)
+        certificates = storage / "certificates"
+        permission = CertificatePermission(source, issued_in(certificates))
+        await stack.enter_async_context(gate_server.serving(gate, permission, listening))
         guests = [
             stack.enter_context(await thread.call(partial(listen_for_guests, port))) for port in (443, 80)
         ]
@@ -109,11 +113,10 @@ async def open_edge(
             own.resolvers.write_text(resolv_conf(resolvers))
             own.resolvers.chmod(0o644)
             tasks.start(_follow_resolvers(own.resolvers), "follow the host's name servers")
-        storage = await in_thread(_storage, settings)
         host, port = listening.getsockname()
         places = EdgePaths(
             admin=own.admin,
-            storage=storage / "certificates",
+            storage=certificates,
             log=storage / "caddy.log",
             routes=folder / "routes",
             api=folder / "api.sock",

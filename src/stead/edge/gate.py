@@ -100,11 +100,6 @@ class Gate:
             return pages.not_started(route.machine, str(error))
         return pages.not_listening(host, route.machine, route.port) if awake is None else awake
 
-    def may_have_certificate(self, name: str) -> bool:
-        """Whether a certificate may be requested for a name: only for mapped ones."""
-        host = host_of(name)
-        return host is not None and self._source.route(host) is not None
-
     async def _open(self, route: MappedPort) -> Awake | None:
         """Wake the VM and wait for its port; None when the port does not accept connections."""
         await self._settled(route.machine)

@@ -8,6 +8,7 @@ from urllib.parse import parse_qs
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
+from stead.edge.certificates import CertificatePermission
 from stead.edge.gate import Gate, Question
 from stead.edge.pages import Refusal
 from stead.tasks import in_background
@@ -22,8 +23,9 @@ _BACKLOG = 1024
 
 
 class GateApp:
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Gate, permission: CertificatePermission) -> None:
         self._gate = gate
+        self._permission = permission
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -32,7 +34,7 @@ class GateApp:
             await self._admit(scope, send)
         elif scope["path"] == ASK_PATH:
             names = parse_qs(scope["query_string"].decode("latin-1")).get("domain", [""])
-            allowed = self._gate.may_have_certificate(names[0])
+            allowed = self._permission.allows(names[0])
             await _answer(send, 200 if allowed else 403)
         else:
             await _answer(send, 404)
@@ -67,10 +69,12 @@ async def _answer(
 
 
 @contextlib.asynccontextmanager
-async def serving(gate: Gate, listening: socket.socket) -> AsyncIterator[None]:
+async def serving(
+    gate: Gate, permission: CertificatePermission, listening: socket.socket
+) -> AsyncIterator[None]:
     """Serve the gate during a block."""
     config = uvicorn.Config(
-        GateApp(gate),
+        GateApp(gate, permission),
         http="httptools",
         ws="none",
         loop="none",

@@ -30,6 +30,12 @@ class MappedPort(Protocol):
     """Where requests for a host name go."""
 
     @property
+    def domain(self) -> str:
+        """The name that is mapped, or the wildcard."""
+
+    @property
+    def account(self) -> str: ...
+    @property
     def machine(self) -> str: ...
     @property
     def port(self) -> int: ...

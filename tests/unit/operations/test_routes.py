@@ -22,6 +22,8 @@ from support.waiting import until
 class Mapped:
     machine: str
     port: int = 80
+    domain: str = "a.dev"
+    account: str = "account"
 
 
 class Site:
