@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "stead"
-CLIENTS = ("sdk", "mcp", "cli")
+CLIENTS = ("sdk", "agents", "mcp", "cli")
 
 
 @pytest.mark.parametrize("clients", [False, True], ids=["server", "clients"])

@@ -43,7 +43,7 @@ class _Read:
     exit_code: int | None = None
 
 
-class Commands:
+class SessionCommands:
     """The commands of one session. `offsets` maps each number to the output reported so far, by last use."""
 
     def __init__(self, offsets: MutableMapping[int, int]) -> None:

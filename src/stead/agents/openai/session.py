@@ -31,7 +31,7 @@ from agents.sandbox.workspace_paths import posix_path_as_path
 from stead.agents.openai import persistence
 from stead.agents.openai.accounts import accounts_script, groups_script
 from stead.agents.openai.backend import Backend
-from stead.agents.openai.commands import Commands
+from stead.agents.openai.commands import SessionCommands
 from stead.agents.openai.errors import timeout_error, transport_error
 from stead.agents.openai.guest import is_outage, repeated, run
 from stead.agents.openai.options import SteadSandboxSessionState
@@ -58,7 +58,7 @@ class SteadSandboxSession(BaseSandboxSession):
         self.state = state
         self.backend = backend
         self.files = WorkspaceFiles(lambda: self.vm, self._workspace_path_policy)
-        self._commands = Commands(state.commands)
+        self._commands = SessionCommands(state.commands)
         self._verified = True
         """The client has just created or found the VM."""
         self._released = False
