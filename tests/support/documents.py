@@ -107,7 +107,7 @@ _KINDS = [
     (r"\bstead_[\w-]+…?", "<key>"),
     (r"\bstid_[\w-]+", "<token>"),
     (r"\b[0-9a-f]{40}\b", "<commit>"),
-    (r"\b(?=[a-z0-9]*\d)[a-z0-9]{20}\b", "<id>"),
+    (r"\b[a-z0-9]{20}\b", "<id>"),
     (r"\b[0-9a-f]{32}\b", "<trace>"),
     (r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:?\d\d| [A-Z]+)?", "<time>"),
     (r"\b\d+[smhd] ago\b", "<time>"),
