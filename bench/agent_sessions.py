@@ -22,16 +22,16 @@ from measuring import (
     host_facts,
     own_settings,
     removed_at_the_end,
+    report,
     run,
     say,
     serving,
-    show,
     since,
     timed,
 )
 
 from stead import AsyncStead
-from stead.agents.openai import SteadSandboxClient, SteadSandboxClientOptions
+from stead.agents.openai import SteadSandboxClient, SteadSandboxClientOptions, SteadSession
 from stead.installation import open_machines
 from stead.settings import Size
 
@@ -125,17 +125,9 @@ async def stead_sessions(stead: AsyncStead, http: Counted, folder: Path, samples
     await session.stop()
     state = client.serialize_session_state(session.state)
     await session.vm.suspend()
-    start = time.perf_counter()
-    session = await client.resume(client.deserialize_session_state(json.loads(json.dumps(state))))
-    await session.start()
-    await session.exec("true", shell=False)
-    results["resume_asleep_ms"] = round(since(start), 1)
+    session, results["resume_asleep_ms"] = await resumed(client, state)
     await session.shutdown()
-    start = time.perf_counter()
-    session = await client.resume(client.deserialize_session_state(json.loads(json.dumps(state))))
-    await session.start()
-    await session.exec("true", shell=False)
-    results["resume_snapshot_ms"] = round(since(start), 1)
+    session, results["resume_snapshot_ms"] = await resumed(client, state)
     await session.shutdown()
     say("a folder of 1,500 files")
     options = SteadSandboxClientOptions()
@@ -143,6 +135,15 @@ async def stead_sessions(stead: AsyncStead, http: Counted, folder: Path, samples
     results["seed_1500_files_s"] = round(await timed(session.start()) / 1000, 2)
     await session.shutdown()
     return results
+
+
+async def resumed(client: SteadSandboxClient, state: dict[str, Any]) -> tuple[SteadSession, float]:
+    """A session from its state, as another process reads it, and the milliseconds until its first command."""
+    start = time.perf_counter()
+    session = await client.resume(client.deserialize_session_state(json.loads(json.dumps(state))))
+    await session.start()
+    await session.exec("true", shell=False)
+    return session, round(since(start), 1)
 
 
 async def measure(size: Size, samples: int) -> dict[str, Any]:
@@ -178,10 +179,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=100, help="commands to measure")
     arguments = parser.parse_args()
     results = run(measure(Size.parse(arguments.size), arguments.samples))
-    if arguments.json:
-        print(json.dumps(results))
-    else:
-        show(results)
+    report(results, as_json=arguments.json)
 
 
 if __name__ == "__main__":

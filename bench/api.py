@@ -17,10 +17,10 @@ from measuring import (
     host_facts,
     installation,
     own_settings,
+    report,
     run,
     say,
     serving,
-    show,
     since,
     succeed,
 )
@@ -225,10 +225,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=400, help="commands to measure")
     arguments = parser.parse_args()
     results = run(measure(Size.parse(arguments.size), arguments.samples))
-    if arguments.json:
-        print(json.dumps(results))
-    else:
-        show(results)
+    report(results, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import contextlib
-import json
 import statistics
 import sys
 import time
@@ -21,9 +20,9 @@ from measuring import (
     figure,
     host_facts,
     proportional_memory,
+    report,
     run,
     say,
-    show,
     since,
     succeed,
     timed,
@@ -431,10 +430,7 @@ def main() -> None:
     arguments = parser.parse_args()
     amounts = Amounts(arguments.samples, arguments.few, arguments.depth)
     results = run(measure(Size.parse(arguments.size), arguments.pool, amounts, arguments.only))
-    if arguments.json:
-        print(json.dumps(results))
-    else:
-        show(results)
+    report(results, as_json=arguments.json)
 
 
 if __name__ == "__main__":

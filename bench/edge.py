@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address
 from typing import Any
 
-from measuring import Figure, figure, host_facts, installation, run, say, show, since, succeed
+from measuring import Figure, figure, host_facts, installation, report, run, say, since, succeed
 from ssh_figures import ssh_figures
 from websockets.asyncio.client import ClientConnection, connect
 
@@ -218,10 +218,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     found = run(measure(arguments))
-    if arguments.json:
-        print(json.dumps(found))
-    else:
-        show(found)
+    report(found, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import json
 import os
 import re
 import socket
@@ -20,9 +19,9 @@ from measuring import (
     host_facts,
     process_cpu,
     proportional_memory,
+    report,
     run,
     say,
-    show,
     since,
     succeed,
     timed,
@@ -235,10 +234,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     results = run(measure(Size.parse(arguments.size), arguments.samples, arguments.boots))
-    if arguments.json:
-        print(json.dumps(results))
-        return
-    show(results)
+    report(results, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ plain git's; at the top level stands the worse of the two repositories.
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 import shutil
 import socket
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-from measuring import Figure, figure, run, say, serving, show, since
+from measuring import Figure, figure, report, run, say, serving, since
 
 from stead.settings import Settings
 
@@ -380,10 +379,7 @@ def main() -> None:
     arguments = parser.parse_args()
     program = lighttpd() or install_lighttpd()
     results = run(measure(arguments.samples, program, big=not arguments.no_big))
-    if arguments.json:
-        print(json.dumps(results))
-    else:
-        show(results)
+    report(results, as_json=arguments.json)
 
 
 if __name__ == "__main__":

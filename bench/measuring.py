@@ -217,6 +217,13 @@ async def host_facts(machines: Machines) -> dict[str, Any]:
     }
 
 
+def report(results: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(results))
+    else:
+        show(results)
+
+
 def show(results: dict[str, Any], indent: str = "") -> None:
     """The results for people, one to a line; a dictionary of dictionaries is a section."""
     for name, value in results.items():

@@ -7,7 +7,6 @@ process of its own; the other side is `ssh` from the network namespace of the VM
 import argparse
 import asyncio
 import contextlib
-import json
 import shutil
 import socket
 import string
@@ -25,10 +24,10 @@ from measuring import (
     host_facts,
     own_settings,
     removed_at_the_end,
+    report,
     run,
     say,
     serving,
-    show,
     since,
 )
 from websockets.asyncio.client import ClientConnection, connect
@@ -323,10 +322,7 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=16, help="MiB of each transfer")
     arguments = parser.parse_args()
     results = run(measure(Size.parse(arguments.size), arguments.samples, arguments.rounds, arguments.mib))
-    if arguments.json:
-        print(json.dumps(results))
-    else:
-        show(results)
+    report(results, as_json=arguments.json)
 
 
 if __name__ == "__main__":
