@@ -126,15 +126,19 @@ def sandbox_class(module: str) -> str:
     return "\n".join(lines)
 
 
+async def with_class_of_the_guide(trials: Trials, example: str, interface: str) -> None:
+    program = sandbox_class(interface)
+    folder = await trials.prepared(example)
+    (folder / "freestyle-sandbox.ts").write_text(program)
+    await trials.node(folder, GUIDE="1")
+
+
 async def test_openai_agents(trials: Trials) -> None:
     await trials.node(await trials.prepared("openai-agents"))
 
 
 async def test_openai_agents_with_the_class_of_the_guide(trials: Trials) -> None:
-    program = sandbox_class("@openai/agents/sandbox")
-    folder = await trials.prepared("openai-agents")
-    (folder / "freestyle-sandbox.ts").write_text(program)
-    await trials.node(folder, GUIDE="1")
+    await with_class_of_the_guide(trials, "openai-agents", "@openai/agents/sandbox")
 
 
 async def test_mastra(trials: Trials) -> None:
@@ -142,10 +146,7 @@ async def test_mastra(trials: Trials) -> None:
 
 
 async def test_mastra_with_the_class_of_the_guide(trials: Trials) -> None:
-    program = sandbox_class("@mastra/core/workspace")
-    folder = await trials.prepared("mastra")
-    (folder / "freestyle-sandbox.ts").write_text(program)
-    await trials.node(folder, GUIDE="1")
+    await with_class_of_the_guide(trials, "mastra", "@mastra/core/workspace")
 
 
 async def test_smithers(trials: Trials) -> None:
