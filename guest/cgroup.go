@@ -102,7 +102,6 @@ func limitCgroups(service, agent, commands string) error {
 		{commands + "/first/pids.max", most / 4},
 		{commands + "/second/pids.max", most / 4},
 		{commands + "/memory.max", memory - max(64*mib, memory*6/100)},
-		{agent + "/cpu.weight", 10000},
 		{service + "/memory.min", 48 * mib},
 		{agent + "/memory.min", 48 * mib},
 	} {

@@ -180,12 +180,12 @@ func TestBackgroundChildNeitherHoldsTheCallNorLosesItsPipe(t *testing.T) {
 	if took := time.Since(began); string(end.stdout) != "front\n" || took > 300*time.Millisecond {
 		t.Fatalf("%q after %v", end.stdout, took)
 	}
-	within(t, 3*time.Second, "the child prints without a broken pipe", func() bool {
+	within(t, 60*time.Second, "the child prints without a broken pipe", func() bool {
 		content, _ := os.ReadFile(mark)
 		return string(content) == "0\n"
 	})
 	// On a busy host the child may be later than the drain waits for it.
-	within(t, 20*time.Second, "what a child prints soon after the command is part of its output", func() bool {
+	within(t, 60*time.Second, "what a child prints soon after the command is part of its output", func() bool {
 		return string(h.shell(`(sleep 0.02; echo late) & echo early`).stdout) == "early\nlate\n"
 	})
 	began = time.Now()
@@ -213,7 +213,7 @@ func TestTimeoutEndsTheWholeGroup(t *testing.T) {
 	end = h.run("", m{"argv": []string{"bash", "-c", "(trap '' TERM; echo $BASHPID; exec sleep 9) & wait"}, "timeout_ms": 150})
 	child, err := strconv.Atoi(strings.TrimSpace(string(end.stdout)))
 	must(t, err)
-	within(t, 3*time.Second, "the stubborn child is killed", func() bool { return syscall.Kill(child, 0) == syscall.ESRCH || isZombie(child) })
+	within(t, 60*time.Second, "the stubborn child is killed", func() bool { return syscall.Kill(child, 0) == syscall.ESRCH || isZombie(child) })
 	if end := h.run("", m{"argv": []string{"sleep", "0.05"}, "timeout_ms": 5000}); end.TimedOut || end.code() != 0 {
 		t.Errorf("%+v", end)
 	}
@@ -268,11 +268,11 @@ func TestKillAndLostConnection(t *testing.T) {
 	mark := t.TempDir() + "/mark"
 	run = h.begin(m{"argv": []string{"sh", "-c", "i=0; while [ $i -lt 400 ]; do echo 0123456789012345678901234567890123456789; i=$((i+1)); done; sleep 0.1; echo done > " + mark}}, "")
 	run.body.Close()
-	within(t, 5*time.Second, "the command goes on without its caller", func() bool {
+	within(t, 60*time.Second, "the command goes on without its caller", func() bool {
 		_, err := os.Stat(mark)
 		return err == nil
 	})
-	within(t, 2*time.Second, "no command is left", func() bool { return !h.agent.executions.isRunning(run.PID) })
+	within(t, 60*time.Second, "no command is left", func() bool { return !h.agent.executions.isRunning(run.PID) })
 }
 
 func TestLargeOutputArrivesWhole(t *testing.T) {
@@ -300,7 +300,7 @@ func TestManyCommandsAtOnce(t *testing.T) {
 	}
 	all.Wait()
 	http.DefaultClient.CloseIdleConnections()
-	within(t, 3*time.Second, "every descriptor is closed again", func() bool { return openFiles(t) <= before })
+	within(t, 60*time.Second, "every descriptor is closed again", func() bool { return openFiles(t) <= before })
 }
 
 func openFiles(t *testing.T) int {

@@ -107,12 +107,12 @@ func TestUploadThatFailsLeavesTheTargetAlone(t *testing.T) {
 		conn, err := net.Dial("tcp", strings.TrimPrefix(h.url, "http://"))
 		must(t, err)
 		fmt.Fprintf(conn, "PUT %s HTTP/1.1\r\nHost: x\r\n%s", at("file", "path", folder+"/kept"), head)
-		within(t, 2*time.Second, "the temporary file appears", func() bool {
+		within(t, 60*time.Second, "the temporary file appears", func() bool {
 			entries, _ := os.ReadDir(folder)
 			return len(entries) == 2
 		})
 		conn.Close()
-		within(t, 2*time.Second, "the temporary file is removed", func() bool {
+		within(t, 60*time.Second, "the temporary file is removed", func() bool {
 			entries, _ := os.ReadDir(folder)
 			return len(entries) == 1
 		})

@@ -43,7 +43,7 @@ func TestInputThatAProgramDoesNotReadEndsWithItsSender(t *testing.T) {
 		t.Error("not attached")
 	}
 	a.conn.Close()
-	within(t, 10*time.Second, "the client is gone", func() bool {
+	within(t, 60*time.Second, "the client is gone", func() bool {
 		return h.session("GET", "/v1/sessions/"+begun.ID, "", nil).Attached == 0
 	})
 	if info := h.session("POST", "/v1/sessions/"+begun.ID+"/signal", "", strings.NewReader(`{"signal":"SIGTERM"}`)); info.ID != begun.ID {
@@ -57,7 +57,7 @@ func TestInputThatAProgramDoesNotReadEndsWithItsSender(t *testing.T) {
 // writerWaits shows that the program's input is full: what a sender has left waits for the program to read.
 func (s *session) writerWaits(t *testing.T) {
 	t.Helper()
-	within(t, 5*time.Second, "a writer waits", func() bool {
+	within(t, 60*time.Second, "a writer waits", func() bool {
 		var more int
 		var err error
 		s.inputTo.Control(func(fd uintptr) { more, err = syscall.Write(int(fd), []byte("x")) })
@@ -83,7 +83,7 @@ func TestSignalsDoNotWaitBehindInput(t *testing.T) {
 		}
 		s := h.agent.sessions.all[0]
 		s.writerWaits(t)
-		within(t, 5*time.Second, "the rest is queued", func() bool {
+		within(t, 60*time.Second, "the rest is queued", func() bool {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			return s.clients[0].input.held() > streamChunk/2
@@ -108,7 +108,7 @@ func TestInterruptPassesAFullLineDiscipline(t *testing.T) {
 		a.until("begun")
 		a.send(frameInput, strings.Repeat("typed ahead\n", each.lines))
 		s := h.agent.sessions.all[len(h.agent.sessions.all)-1]
-		within(t, 5*time.Second, "the line discipline is full", func() bool {
+		within(t, 60*time.Second, "the line discipline is full", func() bool {
 			var unread int
 			s.inputTo.Control(func(fd uintptr) {
 				slave, err := openSlave(int(fd), syscall.O_NONBLOCK)

@@ -71,7 +71,7 @@ func TestManagementNIC(t *testing.T) {
 	// No thread that could start commands stays in the namespace.
 	own, err := os.Readlink("/proc/self/ns/net")
 	must(t, err)
-	within(t, 3*time.Second, "every thread is in the root namespace", func() bool {
+	within(t, 60*time.Second, "every thread is in the root namespace", func() bool {
 		tasks, err := os.ReadDir("/proc/self/task")
 		must(t, err)
 		for _, task := range tasks {
@@ -83,7 +83,7 @@ func TestManagementNIC(t *testing.T) {
 	})
 	// The mount is gone and the namespace with it. (A virtual NIC dies with its namespace, a real one comes back.)
 	must(t, syscall.Unmount(folder+"/netns", 0))
-	within(t, 5*time.Second, "the namespace ends", func() bool {
+	within(t, 60*time.Second, "the namespace ends", func() bool {
 		host, _ := kernel.findLink(hostMAC)
 		return host == nil
 	})

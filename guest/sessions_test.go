@@ -111,7 +111,7 @@ func TestSessionCaps(t *testing.T) {
 func TestAForkInheritsLiveTerminalsOnly(t *testing.T) {
 	h := start(t)
 	live, over := h.terminal("sleep 1000"), h.terminal("exit 3")
-	within(t, 20*time.Second, "the program exits", func() bool {
+	within(t, 60*time.Second, "the program exits", func() bool {
 		return h.session("GET", "/v1/sessions/"+over.ID, "", nil).ExitCode != nil
 	})
 	fork := "anothermachine"
@@ -131,5 +131,5 @@ func TestSessionsLeaveNothingRunning(t *testing.T) {
 		a.conn.Close()
 	}
 	http.DefaultClient.CloseIdleConnections()
-	within(t, 10*time.Second, "goroutines end", func() bool { return runtime.NumGoroutine() <= before+5 })
+	within(t, 60*time.Second, "goroutines end", func() bool { return runtime.NumGoroutine() <= before+5 })
 }

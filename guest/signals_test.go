@@ -14,7 +14,7 @@ func TestSignalsReachTheWholeGroup(t *testing.T) {
 	a := h.attach(begun.ID, "")
 	var child int
 	fmt.Sscan(a.until("\n"), &child)
-	within(t, 20*time.Second, "the child runs its program", func() bool {
+	within(t, 60*time.Second, "the child runs its program", func() bool {
 		name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", child))
 		return string(name) == "sleep\n"
 	})
@@ -23,7 +23,7 @@ func TestSignalsReachTheWholeGroup(t *testing.T) {
 	if output[frameStdout] != "trapped\n" || *info.ExitCode != 7 {
 		t.Errorf("%+v %q", info, output)
 	}
-	within(t, 5*time.Second, "the child ends", func() bool { return syscall.Kill(child, 0) != nil || isZombie(child) })
+	within(t, 60*time.Second, "the child ends", func() bool { return syscall.Kill(child, 0) != nil || isZombie(child) })
 }
 
 func TestClosingKillsOtherGroupsOfTheSession(t *testing.T) {
@@ -34,7 +34,7 @@ func TestClosingKillsOtherGroupsOfTheSession(t *testing.T) {
 			"trap '' HUP; perl -e 'setpgrp(0, 0); exec qw(sleep 1000)' & echo $! >" + file + "; wait"}})
 		a := h.attach(begun.ID, "")
 		child := 0
-		within(t, 20*time.Second, "the child has a group of its own", func() bool {
+		within(t, 60*time.Second, "the child has a group of its own", func() bool {
 			content, _ := os.ReadFile(file)
 			fmt.Sscan(string(content), &child)
 			group, _ := syscall.Getpgid(child)

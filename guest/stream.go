@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
-	"unsafe"
 )
 
 const (
@@ -16,13 +15,6 @@ const (
 	drainQuiet  = 50 * time.Millisecond
 	drainLimit  = time.Second
 	drainBytes  = 1 << 20 // the most an unprivileged program can make a pipe hold
-	ttyBuffer   = 4095    // the most that one read of a terminal returns
-	// Output without a gap from which on a terminal is read at intervals: more than redraws a screen, and slower than
-	// 8 MB a second, which is not reached by reading at intervals.
-	floodBytes  = 32 << 10
-	floodTime   = 4 * time.Millisecond
-	minInterval = 500 * time.Microsecond
-	maxInterval = 4 * time.Millisecond
 )
 
 var streamBuffers = sync.Pool{New: func() any {
@@ -44,7 +36,6 @@ type stream struct {
 	ended atomic.Int64 // when the command ended, in nanoseconds since it started reading; 0 while it runs
 	began time.Time
 	tty   bool
-	pace  pace
 }
 
 func newStream(fd int) (*stream, error) {
@@ -122,9 +113,7 @@ func (s *stream) readOnce(fd int, frames frameSink, kind byte) (int, error) {
 	defer streamBuffers.Put(buffer)
 	n, err := nonblocking(syscall.SYS_READ, fd, (*buffer)[frameHeader:])
 	if s.tty && n > 0 {
-		n += s.readMore(fd, n, (*buffer)[frameHeader+n:])
-	} else {
-		s.pace.end()
+		n += readMore(fd, (*buffer)[frameHeader+n:])
 	}
 	if n > 0 {
 		frames.send(kind, (*buffer)[:frameHeader+n], true)
@@ -133,77 +122,13 @@ func (s *stream) readOnce(fd int, frames frameSink, kind byte) (int, error) {
 }
 
 // readMore gathers what a terminal has left: it gives at most 4 KiB at once, and each frame costs a packet.
-func (s *stream) readMore(fd int, n int, buffer []byte) (total int) {
+func readMore(fd int, buffer []byte) (total int) {
 	for total < len(buffer) {
-		s.pace.wait(n)
-		var err error
-		n, err = nonblocking(syscall.SYS_READ, fd, buffer[total:])
-		if err == syscall.EAGAIN && s.pace.waitsLonger() {
-			n = 0
-			continue
-		}
-		if err != nil || n == 0 {
-			s.pace.end()
+		n, err := nonblocking(syscall.SYS_READ, fd, buffer[total:])
+		if err != nil || n <= 0 {
 			break // an end is met again by the next read
 		}
 		total += n
 	}
 	return total
-}
-
-// pace reads a terminal at intervals while its program prints without end. The kernel moves the output line by line into
-// the buffer that is read: a reader that takes each line at once costs itself, the kernel's worker and the program a
-// wake-up for it.
-type pace struct {
-	printed  int       // bytes since nothing was left to read, or of the newest part of a flood
-	since    time.Time // when the first of them was read
-	flooding bool
-	slow     bool
-	interval time.Duration
-}
-
-// floods counts the terminals that print without end. Only a single one is read at intervals: several keep the
-// processors busy enough for output to gather, and the thread that sleeps does nothing else meanwhile.
-var floods atomic.Int32
-
-// wait delays the next read after one that returned so many bytes.
-func (p *pace) wait(read int) {
-	if p.printed == 0 {
-		p.since = time.Now()
-	}
-	if p.printed += read; p.printed >= floodBytes {
-		p.slow = time.Since(p.since) > floodTime
-		p.printed = 0
-		if !p.flooding {
-			p.flooding = true
-			floods.Add(1)
-		}
-	}
-	if !p.slow {
-		return
-	}
-	switch {
-	case read >= ttyBuffer: // the program may soon have to wait
-		p.interval /= 2
-	case read < ttyBuffer/2:
-		p.interval = min(max(2*p.interval, minInterval), maxInterval)
-	}
-	if p.interval >= minInterval && floods.Load() == 1 {
-		// The thread sleeps. A goroutine that does would leave it to the poller, which every line wakes.
-		interval := syscall.NsecToTimespec(int64(p.interval))
-		syscall.RawSyscall(syscall.SYS_NANOSLEEP, uintptr(unsafe.Pointer(&interval)), 0, 0)
-	}
-}
-
-// waitsLonger reports whether there may be more after a longer interval, when there was nothing.
-func (p *pace) waitsLonger() bool {
-	return p.slow && floods.Load() == 1 && p.interval < maxInterval
-}
-
-// end notes that nothing was left to read.
-func (p *pace) end() {
-	if p.flooding {
-		floods.Add(-1)
-	}
-	*p = pace{}
 }

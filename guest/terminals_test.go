@@ -72,14 +72,14 @@ func TestTerminalGoesOnWhileSomethingPrints(t *testing.T) {
 	if list := h.terminals(""); len(list) != 1 || !list[0].Running {
 		t.Errorf("%+v", list)
 	}
-	within(t, 3*time.Second, "it ends", func() bool { return !h.terminals("")[0].Running })
+	within(t, 60*time.Second, "it ends", func() bool { return !h.terminals("")[0].Running })
 	if text, _ := h.printed("server", ""); text != "begun\nlate\nlater\n" {
 		t.Errorf("%q", text)
 	}
 	// A caller that goes away does not end the record.
 	run := h.begin(m{"argv": []string{"/bin/sh", "-c", "sleep 0.3; echo alone"}, "terminal": "server"}, "")
 	run.body.Close()
-	within(t, 3*time.Second, "the last line is there", func() bool {
+	within(t, 60*time.Second, "the last line is there", func() bool {
 		text, _ := h.printed("server", "")
 		return strings.HasSuffix(text, "alone\n")
 	})
