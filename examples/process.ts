@@ -10,7 +10,11 @@ export type ProcessOptions = {
   timeoutMs?: number;
   onStdout?: (bytes: Uint8Array) => void;
   onStderr?: (bytes: Uint8Array) => void;
+  /** Called when output is lost: more than 1 MiB was printed before this program was attached. Default: an error. */
+  onLost?: (bytes: number) => void;
 };
+
+type Message = Partial<Ended> & { type: string; from?: number; to?: number };
 
 export type Ended = {
   /** 128 plus the number of the signal that ended it. */
@@ -26,11 +30,11 @@ export type VmProcess = {
   signal(name: string): void;
 };
 
-/** Start a command and attach to it. It has all of its output, however early the command prints. */
+/** Start a command and attach to it. What it printed before is not lost, up to 1 MiB. */
 export async function startProcess(
   vmId: string,
   command: string | string[],
-  { cwd, env, timeoutMs, onStdout, onStderr }: ProcessOptions = {},
+  { cwd, env, timeoutMs, onStdout, onStderr, onLost }: ProcessOptions = {},
 ): Promise<VmProcess> {
   const started = await fetch(`${URL_OF_API}/v1/vms/${vmId}/processes`, {
     method: "POST",
@@ -45,8 +49,12 @@ export async function startProcess(
   const exited = new Promise<Ended>((resolve, reject) => {
     socket.addEventListener("message", ({ data }) => {
       if (typeof data === "string") {
-        const { type, exitCode, timedOut } = JSON.parse(data) as Partial<Ended> & { type: string };
+        const { type, exitCode, timedOut, from = 0, to = 0 } = JSON.parse(data) as Message;
         if (type === "exited") resolve((ended = { exitCode: exitCode ?? -1, timedOut: timedOut ?? false }));
+        if (type !== "cut") return;
+        if (onLost) return onLost(to - from);
+        reject(new Error(`${to - from} bytes of output of process ${id} are lost`));
+        socket.close();
         return;
       }
       const bytes = new Uint8Array(data as ArrayBuffer);

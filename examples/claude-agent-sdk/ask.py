@@ -7,24 +7,23 @@ import sys
 from claude_agent_sdk import ResultMessage, query
 from vm_transport import VmTransport
 
-from stead import AsyncStead, AsyncVm
+from stead import AsyncStead
 
-INSTALL = (
-    "npm install -g @anthropic-ai/claude-code && mkdir -p ~/.local/bin && ln -sf $(which claude) ~/.local/bin"
-)
+INSTALL = "npm install --global --prefix /root/.local @anthropic-ai/claude-code"
 
 
-async def ask(vm: AsyncVm, prompt: str, **options: object) -> str:
-    async for message in query(prompt=prompt, transport=VmTransport(vm, **options)):  # type: ignore[arg-type]
+async def ask(prompt: str, transport: VmTransport) -> str:
+    async for message in query(prompt=prompt, transport=transport):
         if isinstance(message, ResultMessage):
             return message.result or ""
     raise RuntimeError("the CLI ended without a result")
 
 
 async def main() -> None:
-    async with AsyncStead() as stead, await stead.vms.create(memory="4G") as vm:
-        await vm.exec(INSTALL, env={"HOME": "/root"}, check=True)
-        print(await ask(vm, sys.argv[1], env={"ANTHROPIC_API_KEY": os.environ["ANTHROPIC_API_KEY"]}))
+    async with AsyncStead() as stead, await stead.vms.create() as vm:
+        await vm.exec(INSTALL, env={"HOME": "/root"}, check=True, timeout=600)
+        env = {"ANTHROPIC_API_KEY": os.environ["ANTHROPIC_API_KEY"]}
+        print(await ask(sys.argv[1], VmTransport(vm, env=env)))
 
 
 if __name__ == "__main__":

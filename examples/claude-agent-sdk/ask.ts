@@ -1,6 +1,9 @@
-// Claude Code in a VM that has it, from TypeScript: `node ask.ts VM_ID "List /etc"`, with ANTHROPIC_API_KEY set.
+// Claude Code in a VM, from TypeScript: `node ask.ts "List /etc"`, with ANTHROPIC_API_KEY set.
 import { query, type Options } from "@anthropic-ai/claude-agent-sdk";
+import { freestyle } from "freestyle";
 import { inVm, type InVmOptions } from "./vm-process.ts";
+
+const INSTALL = "npm install --global --prefix /root/.local @anthropic-ai/claude-code";
 
 export async function ask(vmId: string, prompt: string, options: Options = {}, bridge: InVmOptions = {}) {
   const messages = query({
@@ -19,4 +22,14 @@ export async function ask(vmId: string, prompt: string, options: Options = {}, b
   return answer;
 }
 
-if (import.meta.main) console.log(await ask(process.argv[2], process.argv[3]));
+if (import.meta.main) {
+  const { vm, vmId } = await freestyle.vms.create();
+  try {
+    const command = `HOME=/root ${INSTALL}`;
+    const installed = await vm.exec({ command, timeoutMs: 600_000 });
+    if (installed.statusCode !== 0) throw new Error(`cannot install the CLI: ${installed.stderr}`);
+    console.log(await ask(vmId, process.argv[2]));
+  } finally {
+    await freestyle.vms.delete({ vmId });
+  }
+}

@@ -8,7 +8,7 @@ import anyio
 from claude_agent_sdk import CLIConnectionError, ProcessError, Transport
 
 from stead import AsyncVm, Exited, Output
-from stead.sdk import AsyncProcess, AsyncProcessStream
+from stead.sdk import AsyncProcess, AsyncProcessStream, OutputCut
 
 PROTOCOL = ["--output-format", "stream-json", "--verbose", "--input-format", "stream-json"]
 _LONGEST_MESSAGE = 64 * 1024 * 1024
@@ -70,6 +70,8 @@ class VmTransport(Transport):
                         raise CLIConnectionError(f"a message is longer than {_LONGEST_MESSAGE} bytes")
                 case Output():
                     self._stderr = (self._stderr + event.text)[-4096:]
+                case OutputCut():
+                    raise CLIConnectionError(f"the VM dropped output, bytes {event.start} to {event.end}")
                 case Exited(ok=False):
                     raise ProcessError("the CLI failed", exit_code=event.status_code, stderr=self._stderr)
 

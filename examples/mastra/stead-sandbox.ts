@@ -109,6 +109,7 @@ class VmProcesses extends SandboxProcessManager<SteadSandbox> {
       timeoutMs: options.timeout,
       onStdout: (bytes) => handle.emitStdout(decoders[0].decode(bytes, { stream: true })),
       onStderr: (bytes) => handle.emitStderr(decoders[1].decode(bytes, { stream: true })),
+      onLost: (bytes) => handle.emitStderr(`[${bytes} bytes of output are lost]\n`),
     });
     handle.follow(process);
     if (options.stdinMode === "ignore") process.closeStdin();

@@ -50,7 +50,7 @@ export function createFreestyleSandboxProvider(options: SteadProviderOptions): S
         await execute(vm, options.command, options.timeoutMs ?? request.toolTimeoutMs);
         const result = JSON.parse(await vm.fs.readTextFile(RESULT));
         const changes = base && { diffBundle: await diffBundle(vm, options.repository!, base) };
-        return { workspaceId: vmId, remoteRunId: vmId, ...result, ...changes };
+        return { workspaceId: vmId, runId: vmId, ...result, ...changes };
       } finally {
         clearInterval(beat);
       }

@@ -49,7 +49,7 @@ async def long_prompt_tool_and_answer(vm: AsyncVm) -> None:
 
 async def missing_program(vm: AsyncVm) -> None:
     try:
-        await ask(vm, "hello", cli=("/root/nowhere/claude",))
+        await ask("hello", VmTransport(vm, ("/root/nowhere/claude",)))
     except ProcessError as error:
         assert error.exit_code == 127, error
     else:
@@ -60,7 +60,8 @@ async def real(vm: AsyncVm) -> None:
     env = {"ANTHROPIC_API_KEY": "sk-ant-stand-in", "ANTHROPIC_BASE_URL": "http://127.0.0.1:8999"}
     env["CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC"] = "1"
     cli = ("/root/.local/bin/claude", "--allowedTools", "Bash")
-    assert await ask(vm, "Write the name of this host to a file.", cli=cli, env=env) == "it is written"
+    answer = await ask("Write the name of this host to a file.", VmTransport(vm, cli, env=env))
+    assert answer == "it is written", answer
 
 
 async def main() -> None:

@@ -87,6 +87,17 @@ test("an agent runs commands, sees their output, and reports", options, async ()
   assert.deepEqual(await vms(), before);
 });
 
+test("a sandbox in a VPC has its private address", options, async () => {
+  const { vpcId } = await freestyle.vpc.create({ cidr: "192.168.10.0/24" });
+  const nics = [{ default: true, vpc: vpcId, mode: "routed", ipv4: "192.168.10.10" }];
+  const workspace = new Workspace({ sandbox: newSandbox({ create: { nics } }) });
+  await workspace.init();
+  const { stdout } = await workspace.sandbox!.executeCommand!("hostname", ["-I"]);
+  assert.equal(stdout.trim(), "192.168.10.10");
+  await workspace.destroy();
+  assert.equal((await freestyle.fetch(`/v1/vpcs/${vpcId}`, { method: "DELETE" })).status, 200);
+});
+
 test("processes in the background, with their own streams and an end of input", { ...options, skip: guide }, async () => {
   const workspace = new Workspace({ sandbox: newSandbox({ env: { LEVEL: "high" } }) });
   await workspace.init();
@@ -103,7 +114,7 @@ test("processes in the background, with their own streams and an end of input", 
     assert.equal((await endless.wait()).exitCode, 137);
     const listed = await processes!.list();
     assert.deepEqual(listed.map(({ running, exitCode }) => [running, exitCode]), [[false, 4], [false, 137]]);
-    const late = await workspace.sandbox!.executeCommand!("sh", ["-c", "echo early; sleep 60"], { timeout: 2000 });
+    const late = await workspace.sandbox!.executeCommand!("sh", ["-c", "echo early; sleep 600"], { timeout: 10_000 });
     assert.partialDeepStrictEqual(late, { success: false, stdout: "early\n", timedOut: true });
 
     const tools = await createWorkspaceTools(workspace);

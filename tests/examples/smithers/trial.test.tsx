@@ -1,37 +1,31 @@
 /** @jsxImportSource smithers-orchestrator */
-// The example's workflow, and with GUIDE set the provider of the published page, in real runs of Smithers.
+// The example's workflow and its provider in real runs of Smithers.
 import { afterAll, expect, setDefaultTimeout, test } from "bun:test";
-import { execFileSync } from "node:child_process";
-import { existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { existsSync, readFileSync } from "node:fs";
 import { join } from "node:path";
-import { Effect } from "effect";
 import { freestyle } from "freestyle";
-import { createSmithers, runWorkflow, Sandbox } from "smithers-orchestrator";
-import { z } from "zod";
+import { outputs, remoteChildWorkflow, Sandbox, smithers, Workflow } from "./guide-parts.tsx";
 import { createFreestyleSandboxProvider } from "./provider.ts";
+import { removeRepositories, repository, start, vms } from "./runs.ts";
 import { greeting } from "./workflow.tsx";
 
 setDefaultTimeout(900_000);
-const folders: string[] = [];
-afterAll(() => folders.forEach((folder) => rmSync(folder, { recursive: true })));
+afterAll(removeRepositories);
 
-function repository(): string {
-  const folder = mkdtempSync(join(tmpdir(), "trial-"));
-  folders.push(folder);
-  const git = (...words: string[]) => execFileSync("git", words, { cwd: folder });
-  git("init", "--quiet", "--initial-branch=main");
-  git("config", "user.email", "ann@example.com");
-  git("config", "user.name", "Ann");
-  writeFileSync(join(folder, "greeting.txt"), "first line\n");
-  git("add", "greeting.txt");
-  git("commit", "--quiet", "--message=first");
-  return folder;
-}
-
-const vms = async () => (await freestyle.vms.list()).vms.map((vm: { id: string }) => vm.id);
-const start = (workflow: any, input: object, rootDir: string) =>
-  Effect.runPromise(runWorkflow(workflow, { input, rootDir }) as any) as Promise<any>;
+const oneSandbox = (provider: unknown) =>
+  smithers((ctx) => (
+    <Workflow name="one-sandbox">
+      <Sandbox
+        id="edit"
+        provider={provider}
+        workflow={remoteChildWorkflow}
+        input={{ prompt: ctx.input.prompt }}
+        output={outputs.sandboxResult}
+        reviewDiffs={false}
+        retries={0}
+      />
+    </Workflow>
+  ));
 
 test("changes that a VM made are applied to the repository here, and the VM is deleted", async () => {
   const before = await vms();
@@ -48,63 +42,33 @@ test("changes without a review are refused", async () => {
   const rootDir = repository();
   const run = await start(greeting({ reviewDiffs: true }), { name: "Ann" }, rootDir);
   expect(run.status).toBe("failed");
+  const bundle = join(rootDir, ".smithers", "sandboxes", run.runId, "greet", "result", "README.md");
+  expect(JSON.parse(readFileSync(bundle, "utf8")).outputs).toEqual({ summary: "greeted Ann" });
   expect(readFileSync(join(rootDir, "greeting.txt"), "utf8")).toBe("first line\n");
   expect(await vms()).toEqual(before);
 });
 
-const shape = { input: z.object({ prompt: z.string() }), sandboxResult: z.object({ summary: z.string() }) };
-
-function workflowOf(provider: unknown) {
-  const child = createSmithers(shape);
-  const unused = child.smithers(() => (
-    <child.Workflow name="unused">
-      <child.Task id="nothing" output={child.outputs.sandboxResult}>
-        {{ summary: "nothing" }}
-      </child.Task>
-    </child.Workflow>
-  ));
-  const { smithers, Workflow, outputs } = createSmithers(shape);
-  return smithers((ctx) => (
-    <Workflow name="one-sandbox">
-      <Sandbox
-        id="remote-edit"
-        provider={provider}
-        workflow={unused}
-        input={{ prompt: ctx.input.prompt }}
-        output={outputs.sandboxResult}
-        reviewDiffs={false}
-        retries={0}
-      />
-    </Workflow>
-  ));
-}
+test("added, changed and deleted files come back, also binary ones", async () => {
+  const edit = `cd /workspace/repo && printf '\\0\\377' > 'new file.bin' && rm old.txt && echo é >> greeting.txt`;
+  const result = `echo '{"status": "finished", "output": {"summary": "done"}}' > /workspace/smithers-result.json`;
+  const provider = createFreestyleSandboxProvider({
+    freestyle,
+    command: `${edit} && ${result}`,
+    repository: "/workspace/repo",
+  });
+  const rootDir = repository();
+  const run = await start(oneSandbox(provider), { prompt: "edit" }, rootDir);
+  expect(run.error).toBeUndefined();
+  expect(readFileSync(join(rootDir, "new file.bin"))).toEqual(Buffer.from([0, 255]));
+  expect(existsSync(join(rootDir, "old.txt"))).toBe(false);
+  expect(readFileSync(join(rootDir, "greeting.txt"), "utf8")).toBe("first line\né\n");
+});
 
 test("a command that fails fails the run with its message, and the VM is deleted", async () => {
   const before = await vms();
-  const provider = createFreestyleSandboxProvider({ freestyle, command: "echo broken >&2; exit 7", timeoutMs: 300_000 });
-  const run = await start(workflowOf(provider), { prompt: "x" }, repository());
+  const provider = createFreestyleSandboxProvider({ freestyle, command: "echo broken >&2; exit 7" });
+  const run = await start(oneSandbox(provider), { prompt: "fail" }, repository());
   expect(run.status).toBe("failed");
   expect(JSON.stringify(run.error)).toContain("exited with 7");
-  expect(await vms()).toEqual(before);
-});
-
-test.skipIf(!process.env.GUIDE)("the provider of the published page", async () => {
-  const before = await vms();
-  const { freestyleProvider } = await import("./guide-provider.ts");
-  const rootDir = repository();
-  let result: any;
-  const noted = {
-    ...freestyleProvider,
-    run: async (request: any) => (result = await freestyleProvider.run(request)),
-  };
-  const run = await start(workflowOf(noted), { prompt: "write docs" }, rootDir);
-  expect(run.error).toBeUndefined();
-  expect(run.status).toBe("finished");
-  expect(result).toMatchObject({
-    status: "finished",
-    output: { summary: "handled write docs" },
-    runId: "freestyle:remote-edit",
-  });
-  expect(existsSync(join(rootDir, "smithers-result.json"))).toBe(false);
   expect(await vms()).toEqual(before);
 });
