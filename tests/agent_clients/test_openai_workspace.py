@@ -15,6 +15,7 @@ from agents.sandbox.errors import (
     InvalidManifestPathError,
     LocalDirReadError,
     WorkspaceArchiveWriteError,
+    WorkspaceStartError,
 )
 from agents.sandbox.session import SandboxSessionState
 from agents.sandbox.snapshot import LocalSnapshot, NoopSnapshot
@@ -29,6 +30,7 @@ from stead.agents.openai import (
 )
 from stead.agents.openai.accounts import accounts_script
 from stead.agents.openai.references import WorkspaceReference, parse_reference, saved_reference
+from stead.sdk import NoAnswerInTime
 from support.local_vm import LocalBackend, LocalVm
 
 Entries = dict[str | Path, BaseEntry]
@@ -95,6 +97,20 @@ async def test_only_ephemeral_entries_are_applied_again(tmp_path: Path, vm: Loca
     assert (tmp_path / "workspace/kept").read_text() == "changed by the agent"
     assert (tmp_path / "workspace/folder/again").read_text() == "again"
     assert vm.calls == ["upload", "upload"]
+
+
+async def test_vm_that_does_not_answer_is_not_taken_for_an_empty_one(tmp_path: Path, vm: LocalVm) -> None:
+    root = tmp_path / "workspace"
+    root.mkdir()
+    (root / "kept").write_text("changed by the agent")
+    session = local_session(root, vm, Manifest(entries={"kept": File(content=b"from the manifest")}))
+    session._set_start_state_preserved(True)
+    vm.failures = [NoAnswerInTime("no answer", sent=True)]
+    with pytest.raises(WorkspaceStartError):
+        await session.start()
+    await session.start()
+    assert (root / "kept").read_text() == "changed by the agent"
+    assert vm.calls == ["test", "test"]
 
 
 async def test_groups_and_permissions_of_entries(tmp_path: Path, vm: LocalVm) -> None:

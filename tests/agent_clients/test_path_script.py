@@ -95,6 +95,21 @@ def test_create_refuses_anything_that_exists(root: Path) -> None:
     assert [path.name for path in (root / "fresh").iterdir()] == ["file"]
 
 
+def test_create_works_without_hard_links(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a mounted bucket; and it does not overwrite what another program creates meanwhile."""
+    program = tmp_path / "bin" / "ln"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\n[ "$4" != ./raced ] || echo other >./raced\nexit 1\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    assert call(root, "create", "fresh/file", "x", b"new\0\xff").returncode == 0
+    assert (root / "fresh/file").read_bytes() == b"new\0\xff"
+    for path in ("fresh/file", "fresh/raced"):
+        assert call(root, "create", path, "x", b"again").returncode == Refusal.EXISTS
+    assert (root / "fresh/raced").read_bytes() == b"other\n"
+    assert sorted(path.name for path in (root / "fresh").iterdir()) == ["file", "raced"]
+
+
 def test_missing_and_special_files(root: Path) -> None:
     assert call(root, "read", "none").returncode == Refusal.NOT_FOUND
     assert call(root, "read", "none/deeper").returncode == Refusal.NOT_FOUND

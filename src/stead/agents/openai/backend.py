@@ -52,6 +52,8 @@ class Backend:
             options["size"] = state.size
         if state.idle_timeout_seconds != "default":
             options["idle_timeout_seconds"] = state.idle_timeout_seconds
+        if state.git_access is not None:
+            options["git_access"] = state.git_access
 
         async def once() -> AsyncVm:
             try:

@@ -15,6 +15,7 @@ from agents.sandbox.session import (
 )
 from agents.sandbox.snapshot import NoopSnapshot, SnapshotBase, SnapshotSpec, resolve_snapshot
 
+from stead.agents.openai import mounts
 from stead.agents.openai.backend import Backend
 from stead.agents.openai.guest import repeated
 from stead.agents.openai.options import SteadSandboxClientOptions, SteadSandboxSessionState
@@ -73,6 +74,7 @@ class SteadSandboxClient(BaseSandboxClient[SteadSandboxClientOptions | None]):
             pause_on_exit=wanted.pause_on_exit,
             workspace_persistence=wanted.workspace_persistence,
             idle_timeout_seconds=wanted.idle_timeout_seconds,
+            git_access=wanted.git_access,
         )
         backend = self._backend()
         found = None if wanted.key is None else await backend.find(wanted.key)
@@ -133,7 +135,8 @@ class SteadSandboxClient(BaseSandboxClient[SteadSandboxClientOptions | None]):
         if not isinstance(inner, SteadSandboxSession):
             raise TypeError(f"cannot fork a session of type {type(inner).__name__}")
         forks = []
-        for vm in await repeated(lambda: inner.vm.fork(count=count)):
+        vms = await mounts.detached(inner, lambda: repeated(lambda: inner.vm.fork(count=count)))
+        for vm in vms:
             session_id = uuid.uuid4()
             changes = {
                 "session_id": session_id,
@@ -145,8 +148,19 @@ class SteadSandboxClient(BaseSandboxClient[SteadSandboxClientOptions | None]):
             }
             fork = SteadSandboxSession(inner.state.model_copy(update=changes), inner.backend)
             fork._set_start_state_preserved(True)
-            forks.append(self._wrap(fork))
-        return forks
+            forks.append(fork)
+        try:
+            for fork in forks:
+                await fork.attach_mounts()
+        except Exception:
+            for vm in vms:
+                await inner.backend.release(vm.id, pause=False)
+            raise
+        return [self._wrap(fork) for fork in forks]
+
+    def _validate_manifest_for_create(self, manifest: Manifest) -> Manifest:
+        mounts.refuse_unsupported(manifest)
+        return super()._validate_manifest_for_create(manifest)
 
     def deserialize_session_state(self, payload: dict[str, object]) -> SandboxSessionState:
         return self._deserialize_session_state_payload(payload, SteadSandboxSessionState)

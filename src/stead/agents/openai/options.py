@@ -28,6 +28,8 @@ class SteadSandboxClientOptions(BaseSandboxClientOptions):
     """Suspend the VM after this time without network traffic; None for never."""
     exposed_ports: tuple[int, ...] = ()
     """Not needed: any port can be resolved."""
+    git_access: str | None = None
+    """The id of a repository of this Stead that git in the VM may fetch from and push to."""
 
 
 class SteadSandboxSessionState(SandboxSessionState):
@@ -41,6 +43,7 @@ class SteadSandboxSessionState(SandboxSessionState):
     pause_on_exit: bool = False
     workspace_persistence: WorkspacePersistence = "snapshot"
     idle_timeout_seconds: IdleTimeout = "default"
+    git_access: str | None = None
     commands: dict[int, int] = Field(default_factory=dict)
     """Running commands by number, with the bytes of output that were reported."""
     saved_snapshot_id: str | None = None

@@ -171,11 +171,14 @@ write | prepare)
         printf '%s' "${PWD%/}/$leaf"
         exit 0
     fi
-    if { : >"$part"; } 2>/dev/null; then
+    # Not `:`, with which a failed redirection ends the shell.
+    if { true >"$part"; } 2>/dev/null; then
         trap 'rm -f -- "$part"' EXIT
         cat >"$part" || exit 1
         if [ -e "./$leaf" ]; then
-            cp --attributes-only --preserve=mode,ownership -- "./$leaf" "$part" || exit 1
+            # Only root can change the owner. `cp --attributes-only` opens the file, which buckets refuse.
+            chown --reference="./$leaf" -- "$part" 2>/dev/null || [ "$(id -u)" != 0 ] || exit 1
+            chmod --reference="./$leaf" -- "$part" || exit 1
         fi
         mv -fT -- "$part" "./$leaf" || exit 1
         trap - EXIT
@@ -189,12 +192,21 @@ create)
     locate "$path" "$@"
     if [ -e "./$leaf" ] || [ -L "./$leaf" ]; then fail 117 "$path exists"; fi
     part=./.stead-$$-$argument
-    { : >"$part"; } 2>/dev/null || fail 119 "permission denied: $PWD"
+    { true >"$part"; } 2>/dev/null || fail 119 "permission denied: $PWD"
     trap 'rm -f -- "$part"' EXIT
     cat >"$part" || exit 1
-    ln -T -- "$part" "./$leaf" || {
-        if [ -e "./$leaf" ] || [ -L "./$leaf" ]; then fail 117 "$path exists"; fi
-        exit 1
+    ln -T -- "$part" "./$leaf" 2>/dev/null || {
+        # A mounted bucket has no hard links: the file is made first, if there is none, and filled then.
+        set -C
+        { true >"./$leaf"; } 2>/dev/null || {
+            if [ -e "./$leaf" ] || [ -L "./$leaf" ]; then fail 117 "$path exists"; fi
+            fail 1 "cannot create $path"
+        }
+        set +C
+        cat -- "$part" >"./$leaf" || {
+            rm -f -- "./$leaf"
+            exit 1
+        }
     }
     ;;
 mkdir)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agents.sandbox.errors import WorkspaceArchiveReadError, WorkspaceArchiveWriteError
-from agents.sandbox.session.mount_lifecycle import with_ephemeral_mounts_removed
 from agents.sandbox.util.tar_utils import UnsafeTarMemberError, validate_tarfile
 
+from stead.agents.openai import mounts
 from stead.agents.openai.guest import repeated, run
 from stead.agents.openai.references import WorkspaceReference, parse_reference
 from stead.sdk import Exited, NotFound, Output, ServerUnreachable, SteadException
@@ -26,27 +26,22 @@ _CHUNK = 256 << 10
 async def persist(session: "SteadSandboxSession") -> io.IOBase:
     """A reference to a snapshot, or to the VM if it will be suspended; an archive if the options say so."""
     root = Path(session.state.manifest.root)
+    archive = session.state.workspace_persistence == "tar"
+    if session.state.pause_on_exit and not archive:
+        return WorkspaceReference(vm_id=session.state.vm_id).stream()
 
     async def save() -> io.IOBase:
         try:
-            if session.state.workspace_persistence == "tar":
+            if archive:
                 skipped = [path.as_posix() for path in session._persist_workspace_skip_relpaths()]
                 return await _pack(session, skipped=skipped)
-            if session.state.pause_on_exit:
-                return WorkspaceReference(vm_id=session.state.vm_id).stream()
             return await _snapshot(session)
         except SteadException as error:
             raise WorkspaceArchiveReadError(
                 path=root, context={"reason": str(error)}, cause=error, retryable=error.retryable
             ) from error
 
-    return await with_ephemeral_mounts_removed(
-        session,
-        save,
-        error_path=root,
-        error_cls=WorkspaceArchiveReadError,
-        operation_error_context_key="snapshot_error",
-    )
+    return await mounts.detached(session, save)
 
 
 async def hydrate(session: "SteadSandboxSession", data: io.IOBase) -> None:
@@ -92,8 +87,8 @@ async def _snapshot(session: "SteadSandboxSession") -> io.IOBase:
     """A snapshot without the ephemeral entries: they are taken out of the VM and put back."""
     state = session.state
     ephemeral = [path.as_posix() for path in session._persist_workspace_skip_relpaths()]
-    mounts = {path.as_posix() for path in session._mount_relpaths_within_workspace()}
-    ephemeral = [path for path in ephemeral if path not in mounts]
+    mounted = {path.as_posix() for path in session._mount_relpaths_within_workspace()}
+    ephemeral = [path for path in ephemeral if path not in mounted]
     kept = await _pack(session, only=ephemeral) if ephemeral else None
     try:
         if ephemeral:

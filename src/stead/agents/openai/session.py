@@ -28,7 +28,7 @@ from agents.sandbox.session.pty_types import (
 )
 from agents.sandbox.workspace_paths import posix_path_as_path
 
-from stead.agents.openai import persistence
+from stead.agents.openai import mounts, persistence
 from stead.agents.openai.accounts import accounts_script, groups_script
 from stead.agents.openai.backend import Backend
 from stead.agents.openai.commands import SessionCommands
@@ -247,7 +247,22 @@ class SteadSandboxSession(BaseSandboxSession):
             return []
         # Mounts and repositories run commands in the workspace.
         self.state.workspace_root_ready = True
-        return await super()._apply_entry_batch(archive.deferred, base_dir=self._manifest_base_dir())
+        return await self._apply_in_vm(archive.deferred)
+
+    async def _apply_in_vm(self, entries: Sequence[tuple[Path, BaseEntry]]) -> list[MaterializedFile]:
+        apply = super()._apply_entry_batch
+        return await mounts.attach(self, entries, lambda: apply(entries, base_dir=self._manifest_base_dir()))
+
+    async def attach_mounts(self) -> None:
+        """Mount what the manifest mounts, for example in a fork of a VM."""
+        await self._apply_in_vm(
+            [(path, mount) for mount, path in reversed(self.state.manifest.mount_targets())]
+        )
+
+    async def _reapply_ephemeral_manifest_on_resume(self) -> None:
+        """As in the base class, whose `apply_manifest` would hide why a mount fails."""
+        await self._validate_manifest_application(only_ephemeral=True)
+        await self._apply_manifest(only_ephemeral=True, provision_accounts=False)
 
     async def provision_manifest_accounts(self) -> None:
         await self._run_script(accounts_script(self.state.manifest))
@@ -306,6 +321,18 @@ class SteadSandboxSession(BaseSandboxSession):
         vm = await self.backend.create(self.state, reference)
         self.attach(vm, restored=reference is not None)
 
+    async def _probe_workspace_root_for_preserved_resume(self) -> bool:
+        """Whether a VM that was found has the workspace.
+
+        The base class takes any failure for no, and then applies the manifest over the work of the agent.
+        """
+        if not self._workspace_state_preserved_on_start() or self._start_workspace_root_ready:
+            return self._can_reuse_preserved_workspace_on_resume()
+        end = await run(self.vm, ["test", "-d", self.state.manifest.root], harmless=True)
+        if end.exit_code == 0:
+            self._mark_workspace_root_ready_from_probe()
+        return end.exit_code == 0
+
     def attach(self, vm: AsyncVm, *, restored: bool) -> None:
         """Continue in another VM: a new one, or one that was created from what this session saved."""
         self.state.vm_id = vm.id
@@ -342,12 +369,20 @@ class SteadSandboxSession(BaseSandboxSession):
     async def _before_shutdown(self) -> None:
         await self._commands.settle()
 
+    async def _terminate_ambiguous_mount_transition(self) -> None:
+        """A mount could not be detached or attached again: the VM is suspended, so nothing in it is lost."""
+        self._saved = False
+        await self.shutdown()
+
     async def _shutdown_backend(self) -> None:
         """Suspend or delete the VM. A VM whose workspace could not be saved is suspended, not deleted."""
         if self._released:
             return
+        pause = self.state.pause_on_exit or not self._saved
+        if pause:
+            await mounts.try_detach(self)
         try:
-            await self.backend.release(self.state.vm_id, pause=self.state.pause_on_exit or not self._saved)
+            await self.backend.release(self.state.vm_id, pause=pause)
         except SteadException as error:
             logger.warning("cannot release VM %s: %s", self.state.vm_id, error)
             return
