@@ -5,7 +5,10 @@ GUEST := $(wildcard guest/*.go guest/*/*.go) guest/go.mod
 # Tests that need neither root, a VM nor the internet, without the longest ones.
 FAST := -m 'not (slow or heavy or qemu or root or network)' --numprocesses 2 --dist worksteal
 
-.PHONY: demo test test-fast coverage trials trial-kvm trial-browser trial-examples trial-guides fuzz-screen check style types guest fix setup hooks bench clean
+# Without compiled modules each of the hundreds of processes that the tests start would compile Stead again.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: demo test test-fast coverage trials trial-kvm trial-browser trial-examples trial-guides trial-mounts fuzz-screen check style types guest fix setup hooks bench clean
 
 demo: .venv/.ready
 	$(BIN)/stead demo
@@ -35,7 +38,10 @@ trial-examples: .venv/.ready
 
 trial-guides: .venv/.ready
 	test -n "$(STEAD_GUIDES)" || { echo "set STEAD_GUIDES to a folder with the text of the guides"; exit 1; }
-	$(BIN)/pytest -m slow tests/conformance/test_guides.py
+	$(BIN)/pytest -m slow tests/conformance/test_guides.py tests/conformance/test_networks.py tests/conformance/test_vpc_guides.py
+
+trial-mounts: .venv/.ready
+	$(BIN)/pytest -m slow tests/agent_clients/test_openai_buckets.py
 
 fuzz-screen: .venv/.ready
 	scripts/fuzz-screen
@@ -77,6 +83,7 @@ bench: .venv/.ready
 	bench/pty
 	bench/edge
 	bench/agents
+	bench/networks
 
 clean:
 	rm -rf .venv dist

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from ipaddress import IPv4Network
 from pathlib import Path
 
+import hypothesis
 import pytest
 import pytest_asyncio
 
@@ -24,6 +25,7 @@ from stead.installation import open_edge, open_installation, ssh_gateway
 from stead.machines import Machine, Machines
 from stead.machines.events import MachineEvent
 from stead.settings import Settings
+from support import laptop
 from support.git_client import GitClient
 from support.git_hosting import Stage, staged
 from support.installations import Server, delete_all, leftovers, small_installation
@@ -34,6 +36,12 @@ from support.sdk_clients import Client
 if threading.current_thread() is threading.main_thread():
     # A shell may have had SIGINT ignored for what it runs in the background, and programs inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes depends on what else the machine does.
+hypothesis.settings.register_profile(
+    "stead", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("stead")
 
 pytest_plugins = ["support.api_calls", "support.webhooks"]
 
@@ -74,7 +82,12 @@ def settings(root: None, cache: Path) -> Iterator[Settings]:
         tempfile.TemporaryDirectory(prefix="stead-test-", dir="/var/tmp") as folder,
         reaped(Path(folder)),
     ):
-        yield small_installation(Path(folder), cache).replace(dial_private=(IPv4Network("127.0.0.1/32"),))
+        yield small_installation(Path(folder), cache).replace(
+            dial_private=(IPv4Network("127.0.0.1/32"),),
+            wireguard_host=str(laptop.link()[1]),
+            # Processes that share the tests have ports of their own, below those of outgoing connections.
+            wireguard_port=10_000 + os.getpid() % 200 * 100,
+        )
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Addresses and interface names of VMs and links. Pure functions, apart from `resolvers`."""
 
 import functools
+import hashlib
 import ipaddress
 from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv4Network
@@ -11,6 +12,13 @@ GATEWAY = IPv4Address("169.254.0.1")
 AGENT_ADDRESS = "fe80::2"
 AGENT_PORT = 7070
 HOST_LINK_ADDRESS = "fe80::1"
+TUNNELS = IPv4Network("100.96.0.0/16")
+"""Addresses of WireGuard clients, the same in each VPC; outside of those of VMs."""
+TUNNEL_SERVER = TUNNELS[1]
+VPC_ROUTER = IPv4Address("169.254.0.3")
+"""Source of ICMP errors of a VPC's namespace."""
+PRIVATE_ZONE = "internal"
+"""VMs in a VPC have names right below it."""
 DATA_MAC = "02:53:54:45:00:01"
 MANAGEMENT_MAC = "02:53:54:45:00:02"
 TAP_MAC = "02:53:54:45:00:fe"
@@ -63,6 +71,27 @@ def slot_of_data_tap(name: str) -> int | None:
 
 def management_tap(slot: int) -> str:
     return f"sm{slot}"
+
+
+@functools.lru_cache(4096)
+def account_group(account: str | None) -> int:
+    """The interface group of an account's taps, by which the rules tell accounts apart; 0 without one.
+
+    Two accounts with the same number, of two billion, would share what one may have.
+    """
+    if account is None:
+        return 0
+    return 1 + int.from_bytes(hashlib.sha256(account.encode()).digest()[:4]) % 0x7FFF_FFFF
+
+
+def vpc_link(number: int) -> str:
+    """The link to a VPC's namespace. It begins like a data tap: the rules for VMs apply to it."""
+    return f"sdv{number}"
+
+
+def wireguard_link(instance: str, number: int) -> str:
+    """The WireGuard device of a VPC. It is made in the host's namespace, so its name is unique there."""
+    return f"sw{instance}{number}"
 
 
 def link_networks(instance: str) -> Iterable[IPv4Network]:

@@ -38,6 +38,17 @@ class MachineNotFound(SteadError):
         self.machine_id = machine_id
 
 
+class AddressTaken(SteadError):
+    """Another VM of the VPC has the address."""
+
+    def __init__(self, vpc: str, address: str) -> None:
+        super().__init__(
+            f"address {address} of VPC {vpc} is in use by another VM: choose another one, or true"
+        )
+        self.vpc = vpc
+        self.address = address
+
+
 class SnapshotNotFound(SteadError):
     def __init__(self, snapshot_id: str) -> None:
         super().__init__(f"snapshot {snapshot_id} not found")

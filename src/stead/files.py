@@ -22,11 +22,15 @@ _MAX_DESCRIPTORS = 1 << 20
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Replace a file so that a crash at any moment leaves the old content or the new one."""
+    """Replace a file so that a crash at any moment leaves the old content or the new one.
+
+    It has this mode whatever the umask is.
+    """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, mode)
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -36,6 +36,8 @@ from stead.limits import Limits
 from stead.logbook import Logbook
 from stead.machines import Machines, State
 from stead.machines.events import EventKind, MachineEvent, Use
+from stead.networks.networks import Networks
+from stead.networks.tunnels import Tunnels
 from stead.repos.access import RepoAccess
 from stead.repos.repos import Repos
 from stead.repos.search.search import Search
@@ -76,7 +78,7 @@ async def open_machines(settings: Settings) -> AsyncIterator[Machines]:
             empty = not await machines.count()
             await host.close()
             if empty:
-                await host.remove_network()
+                await host.remove_from_host()
 
 
 @contextlib.asynccontextmanager
@@ -85,7 +87,9 @@ async def open_installation(settings: Settings) -> AsyncIterator[Installation]:
     zones = tuple(dict.fromkeys([*settings.zones, *settings.api_names, *settings.git_names]))
     async with (
         open_machines(settings) as machines,
-        GuestResolver.running(settings, narrowed(machines.host, LocalHost).network, zones) as resolver,
+        GuestResolver.running(
+            settings, narrowed(machines.host, LocalHost).network, zones, machines.private_names
+        ) as resolver,
         open_parts(settings, machines.database, machines, settings.git_uid) as installation,
         TaskSet() as tasks,
     ):
@@ -169,9 +173,11 @@ async def open_parts(
             bundles = Bundles(repos, access, settings.clone_root, f"https://{settings.git_name_in_vms}")
             builder = Builder(machines, BuildStore(database), logbook, bundles)
             git_access = GitAccess(identities, repos, access, settings.git_names)
-            vms = VmHosting(machines, builder, git_access)
+            tunnels = Tunnels(database, settings, machines.host)
+            await stack.enter_async_context(tunnels.running())
+            vms = VmHosting(machines, builder, git_access, tunnels)
             machines.limit(limits_of)
-            events = _MachineEvents(logbook, identities, domains)
+            events = _MachineEvents(logbook, identities, domains, tunnels)
             stack.push_async_callback(events.close)
             machines.watch(events)
             await vms.builder.records.recover()
@@ -186,6 +192,7 @@ async def open_parts(
             callers=callers,
             identities=identities,
             domains=domains,
+            networks=Networks(database, settings.allow_private, machines.host if machines else None),
             background=background,
             creations=limit_creations(settings.max_creations),
             sockets=limit_sockets(settings.max_sockets),
@@ -255,7 +262,8 @@ async def ssh_gateway(installation: Installation, listening: socket.socket) -> A
 class _MachineEvents:
     """Writes VMs' lifecycle events to the logbook, and drops permissions on deleted VMs and their domains."""
 
-    def __init__(self, logbook: Logbook, identities: Identities, domains: Domains) -> None:
+    def __init__(self, logbook: Logbook, identities: Identities, domains: Domains, tunnels: Tunnels) -> None:
+        self._tunnels = tunnels
         self._logbook = logbook
         self._identities = identities
         self._domains = domains
@@ -275,6 +283,8 @@ class _MachineEvents:
             await self._identities.delete_machine_identities(record.id)
         if event.row_removed:
             await self._domains.remove_machine(record.id)
+            if record.properties.nic is not None:
+                await self._tunnels.machine_deleted(record.properties.nic.vpc)
         await self._logbook.write(
             account,
             event.message,

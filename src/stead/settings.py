@@ -4,6 +4,7 @@ import difflib
 import hashlib
 import os
 import re
+import socket
 import stat
 import tomllib
 from collections.abc import Callable
@@ -121,6 +122,11 @@ def address_of(listen: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def every_address() -> str:
+    """What to listen on for all addresses of the host: of IPv6 and IPv4, where one socket can have both."""
+    return "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
+
+
 def _listen(text: str) -> str:
     address_of(text)
     return text
@@ -232,9 +238,17 @@ class Settings(BaseModel):
         AfterValidator(lambda text: _listen(text) if text else text),
         Allowed("HOST:PORT with a port up to 65535, such as 0.0.0.0:22, or nothing for no gateway"),
     ] = None
-    """Address of the SSH gateway: by default 127.0.0.1:2222, or 0.0.0.0:22 with `domain`; empty for none."""
+    """Address of the SSH gateway: by default 127.0.0.1:2222, or [::]:22 with `domain`; empty for none."""
     max_ssh: Positive = 1000
     """Open SSH connections; an account has at most half."""
+    wireguard_host: str | None = None
+    """Where computers reach WireGuard tunnels: a name or address; by default `domain`, else 127.0.0.1."""
+    wireguard_port: Annotated[int, Ge(1), Le(55_000), Allowed("a port from 1 to 55000")] = 51820
+    """UDP port of the first VPC's WireGuard tunnels; each VPC has the next one."""
+    wireguard_lifetime: Annotated[
+        int, Ge(60), Le(315_360_000), Allowed("seconds from 60 to 315360000, ten years")
+    ] = 86_400
+    """Seconds after which a WireGuard session ends by itself."""
     max_creations: Positive = 64
     """VMs that are being created or wait for it; more are refused."""
     origins: Annotated[tuple[str, ...], _SPLIT] = ("*",)
@@ -296,9 +310,13 @@ class Settings(BaseModel):
     @property
     def ssh_address(self) -> tuple[str, int] | None:
         """Where the SSH gateway listens; None for no gateway."""
-        if self.ssh_listen == "":
-            return None
-        return address_of(self.ssh_listen or ("0.0.0.0:22" if self.domain else "127.0.0.1:2222"))
+        if self.ssh_listen is not None:
+            return address_of(self.ssh_listen) if self.ssh_listen else None
+        return (every_address(), 22) if self.domain else ("127.0.0.1", 2222)
+
+    @property
+    def wireguard_endpoint(self) -> str:
+        return self.wireguard_host or self.domain or "127.0.0.1"
 
     @property
     def git_name_in_vms(self) -> str:

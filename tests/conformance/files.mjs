@@ -134,7 +134,7 @@ test("what cannot be written", async () => {
   await vm.fs.remove("/tmp/file");
 });
 
-test("changes are told as they happen", { timeout: 60_000 }, async () => {
+test("changes are told as they happen", { timeout: 120_000 }, async () => {
   await vm.fs.mkdir(`${folder}/watched`, true);
   const events = [];
   const watching = vm.fs.watchFiles();

@@ -53,7 +53,8 @@ test("text and bytes are typed; Ctrl-C by byte and by signal", options, async ()
   session.write(new TextEncoder().encode("echo by-$((2 + 3))\n"));
   await shown(seen, "by-5");
   for (const interrupt of [() => session.write(new Uint8Array([3])), () => session.signal("SIGINT")]) {
-    session.write("echo asleep-$((1 + 1)); sleep 1000\n");
+    // Printed by the child: bash has given it the terminal by then.
+    session.write("sh -c 'echo asleep-$((1 + 1)); exec sleep 1000'\n");
     await shown(seen, "asleep-2");
     interrupt();
     await ask(session, seen, "echo status-$?.", "status-130.");

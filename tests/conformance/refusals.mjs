@@ -4,7 +4,7 @@ import test from "node:test";
 import { Freestyle, VmSpec } from "freestyle";
 import { as, freestyle, noting, refused } from "./client.mjs";
 
-const options = { timeout: 10_000 };
+const options = { timeout: 120_000 };
 const strangers = {
   "a key that nobody has": as({ apiKey: "stead_nonsense" }),
   "a key that is no key": as({ apiKey: "x y \\ é" }),

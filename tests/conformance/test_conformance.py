@@ -289,8 +289,13 @@ async def test_repositories_by_the_command_line(user: User, tmp_path: Path) -> N
 
 
 async def test_npm_unimplemented_calls_are_readable_errors(user: User) -> None:
-    """DNS records, networks, serverless: refused at once and in known classes."""
+    """DNS records, WireGuard, serverless: refused at once and in known classes."""
     await user.script("absent")
+
+
+async def test_npm_vpcs(user: User) -> None:
+    """Private networks: created with a range, refused with the reason."""
+    await user.script("networks")
 
 
 # What a client must not try again
@@ -317,7 +322,7 @@ async def test_npm_sees_a_busy_server(user: User, settings: Settings) -> None:
         async def taken() -> bool:
             return (await client.get("/healthz")).status_code == 503
 
-        await until(taken, 10)
+        await until(taken, 60)
         await user.script("refused", CODE="SERVICE_UNAVAILABLE", FREESTYLE_API_URL=url)
         machine = Machine(user.server.installation.machines, user.vm)
         await machine.exec("touch /tmp/enough")
@@ -399,7 +404,7 @@ async def test_npm_connection_lost_during_create_leaves_one_vm(user: User, slow:
     async def settled() -> bool:
         return await user.everything() == [ended.stdout.strip()]
 
-    await until(settled, 30)
+    await until(settled, 60)
 
 
 # Patience

@@ -71,7 +71,7 @@ async def test_npm_domains(user: User) -> None:
         more = {"RECORDS": f"http://127.0.0.1:{port}/", "OTHER_KEY": user.key("stranger")}
         await user.npm.script("domains", user.environment(**more), 120)
     domains = user.site.installation.domains
-    await until(lambda: domains.mapped_names() == [], 10)
+    await until(lambda: domains.mapped_names() == [], 60)
     assert await domains.owned(user.site.account, implicit=True) == []
 
 
@@ -104,4 +104,4 @@ async def test_npm_cli_domains(user: User) -> None:
     route = domains.route("cli.style.dev")
     assert route is not None and route.port == 8080
     assert (await user.cli("vm", "delete", route.machine)).status == 0
-    await until(lambda: domains.route("cli.style.dev") is None, 10)
+    await until(lambda: domains.route("cli.style.dev") is None, 60)

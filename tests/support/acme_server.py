@@ -41,8 +41,19 @@ class AcmeServer:
 
     @property
     def orders(self) -> int:
-        """How many certificates were ordered so far, refused ones included."""
-        return len(re.findall(r"There are now \d+ orders in the db", self._log.read_text(errors="replace")))
+        """How many certificates were ordered so far, refused ones included.
+
+        Caddy orders again, with the other challenge, when a validation fails.
+        """
+        return self._logged(r"There are now \d+ orders in the db")
+
+    @property
+    def issued(self) -> int:
+        """How many certificates were issued so far."""
+        return self._logged(r"Issued certificate serial \w+ for order")
+
+    def _logged(self, pattern: str) -> int:
+        return len(re.findall(pattern, self._log.read_text(errors="replace")))
 
     @property
     def _log(self) -> Path:
@@ -68,7 +79,7 @@ class AcmeServer:
             _process(side, self.folder / "dns.log", "pebble-challtestsrv", *names, *others),
             _process(side, self._log, "pebble", *pebble),
         ):
-            await until(lambda: side.reaches(self.address, _DIRECTORY), 20)
+            await until(lambda: side.reaches(self.address, _DIRECTORY), 60)
             root = await asyncio.create_subprocess_exec(
                 *("ip", "netns", "exec", side.name, "curl", "-sSf", "--cacert", self._own_root),
                 f"https://{self.address}:{_MANAGEMENT}/roots/0",

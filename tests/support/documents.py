@@ -14,6 +14,7 @@ Rules for the examples in README.md and docs/:
   folder, `<!-- body: POST /v1/vms -->` must be a valid body of that call without unknown keys, and
   `<!-- answer: GET /v1/vms -->` must have no keys that the call does not answer with.
 - `text` blocks after `<!-- output -->` are what the block before them prints.
+- `<!-- part of: FILE -->`: the block is a part of a file of this project, which has tests of its own.
 - Everything else has the comment `<!-- not run: REASON -->` before it, and is counted in `test_docs.py`.
 """
 
@@ -48,6 +49,10 @@ class Block:
     @property
     def not_run(self) -> bool:
         return self.mark == "not run"
+
+    @property
+    def is_run(self) -> bool:
+        return self.language in {"python", "console"} and self.mark not in {"not run", "part of"}
 
     def __str__(self) -> str:
         return f"line {self.line} ({self.language})"

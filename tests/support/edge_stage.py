@@ -114,7 +114,7 @@ async def serving(app: ASGIApp, *sockets: socket.socket) -> AsyncIterator[None]:
     )
     server = uvicorn.Server(config)
     async with in_background(server._serve(list(sockets))) as served:
-        await until(lambda: server.started, 10)
+        await until(lambda: server.started, 60)
         try:
             yield
         finally:

@@ -19,11 +19,13 @@ from stead.host.interface import (
     Inventory,
     Pause,
     Place,
+    PrivateNetwork,
     Report,
     Restore,
     Template,
     Vm,
     VmState,
+    WireGuardTunnel,
     narrowed,
 )
 from stead.processes import ProcessId
@@ -56,6 +58,7 @@ class FakeHost:
     def __init__(self, world: World) -> None:
         self.world = world
         self.dead = False
+        self.wanted: Callable[[str], None] = lambda machine: None
         self.calls: list[str] = []
         self.states: list[FakeState] = []
         """All captured and opened memory: each is closed by whom it was handed to."""
@@ -277,6 +280,33 @@ class FakeHost:
 
     async def prune_quarantine(self) -> None:
         pass
+
+    # Private networks
+
+    async def open_networks(
+        self, networks: Collection[PrivateNetwork], members: Collection[Place], wanted: Callable[[str], None]
+    ) -> None:
+        with self.call("open_networks"):
+            self.world.networks = {each.id: each for each in networks}
+            self.wanted = wanted
+
+    async def add_network(self, network: PrivateNetwork) -> None:
+        with self.call("add_network"):
+            self.world.networks[network.id] = network
+
+    async def remove_network(self, network: PrivateNetwork) -> None:
+        with self.call("remove_network"):
+            self.world.networks.pop(network.id, None)
+            self.world.tunnels.pop(network.id, None)
+
+    async def set_tunnel(self, tunnel: WireGuardTunnel) -> None:
+        with self.call("set_tunnel"):
+            self.world.tunnels[tunnel.network.id] = tunnel
+
+    async def join_network(self, place: Place) -> None:
+        with self.call("join_network"):
+            await asyncio.sleep(0)
+            self.world.join(self.world.of(place.machine), place)
 
     async def traffic(self) -> Mapping[int, int]:
         return dict(self.world.traffic)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stead.errors import HostError
-from stead.host.interface import Disk, Place
+from stead.host.interface import Disk, Place, PrivateNetwork, WireGuardTunnel
 from stead.processes import ProcessId
 from stead.settings import Size
 from support.fake_sessions import FakeSessions
@@ -116,6 +116,8 @@ class World:
         self.templates: dict[str, FakeTemplate] = {}
         self.quarantine: list[str] = []
         self.violations: list[str] = []
+        self.networks: dict[str, PrivateNetwork] = {}
+        self.tunnels: dict[str, WireGuardTunnel] = {}
         self.traffic: dict[int, int] = {}
         self.ports: dict[int, tuple[str, int]] = {}
         """Where the ports of all VMs really are."""
@@ -150,11 +152,23 @@ class World:
         pid = next(self._pids)
         layers = [top, *(self.files[file] for file in disk.frozen)]
         process = Process(ProcessId(pid, pid), place, size, layers)
+        self.join(process, place)
         if awake:
             process.awake.set()
         self.processes[process.id] = process
         self.runtime.add(place.machine)
         return process
+
+    def join(self, process: Process, place: Place) -> None:
+        """The VM of a process is in the VPC of this place from now on, if it names one."""
+        process.place = place
+        if place.nic is None:
+            return
+        if place.nic.vpc not in self.networks:
+            raise HostError(f"VPC {place.nic.vpc} does not exist")
+        others = (each for each in self.processes.values() if each is not process and not each.how)
+        if any(each.place.nic == place.nic for each in others):
+            self.violations.append(f"two VMs with {place.nic}")
 
     def ended_process(self, machine: str) -> None:
         if self.alive(machine):

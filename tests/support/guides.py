@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 _SOURCE = re.compile(r"^Source: \S+/guides/(\S+)$", re.MULTILINE)
 _SAMPLE = re.compile(r"^```ts$(.*?)^```$", re.MULTILINE | re.DOTALL)
 _THROWS = "// throws: "
@@ -43,6 +45,17 @@ def _runnable(sample: str) -> str:
 
 def _indented(line: str) -> str:
     return next((" " * by + line for start, by in _INDENTATION.items() if line.startswith(start)), line)
+
+
+def published(pattern: str) -> str:
+    """The first text of published pages that matches a pattern; its first group. Skips without the text."""
+    folder = os.environ.get("STEAD_GUIDES")
+    if not folder:
+        pytest.skip("needs the text of the guides: set STEAD_GUIDES to a folder with it")
+    for path in sorted(Path(folder).glob("*.txt")):
+        if found := re.search(pattern, path.read_text(), re.MULTILINE | re.DOTALL):
+            return found[1]
+    pytest.skip(f"no text in {folder} has this program")
 
 
 async def run_until_printed(

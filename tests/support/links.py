@@ -119,6 +119,6 @@ async def echoing(listener: socket.socket) -> AsyncIterator[None]:
 async def echoed(connection: socket.socket, data: bytes) -> bytes:
     """What an echoing server answers; TimeoutError if nothing comes."""
     loop = asyncio.get_running_loop()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await loop.sock_sendall(connection, data)
         return await loop.sock_recv(connection, 100)

@@ -20,7 +20,7 @@ async def native_agent() -> AsyncIterator[tuple[Agent, int]]:
     )
     assert process.stderr is not None
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not (found := re.search(rb"listening on .*:(\d+)", await process.stderr.readline())):
                 assert process.returncode is None
         draining = asyncio.create_task(process.stderr.read())

@@ -43,14 +43,14 @@ async def start(settings: Settings, **more: str) -> tuple[Process, dict[str, Any
         stderr=asyncio.subprocess.DEVNULL,
     )
     assert process.stdout is not None
-    said = json.loads(await asyncio.wait_for(process.stdout.readline(), 60))
+    said = json.loads(await asyncio.wait_for(process.stdout.readline(), 300))
     return process, said
 
 
 async def end(process: Process, how: signal.Signals = signal.SIGTERM) -> int:
     if process.returncode is None:
         process.send_signal(how)
-    return await asyncio.wait_for(process.wait(), 60)
+    return await asyncio.wait_for(process.wait(), 300)
 
 
 @contextlib.asynccontextmanager

@@ -46,7 +46,7 @@ class Scene:
     @property
     def options(self) -> list[str]:
         known = self.home / "known_hosts"
-        known.write_text(f"[127.0.0.1]:{self.port} {self.gateway.host_key}\n")
+        known.write_text(f"[127.0.0.1]:{self.port},[::1]:{self.port} {self.gateway.host_key}\n")
         return [
             *("-F", "none", "-o", f"UserKnownHostsFile={known}", "-o", "StrictHostKeyChecking=yes"),
             *("-o", "BatchMode=yes", "-o", "ConnectTimeout=90"),
@@ -70,12 +70,14 @@ class Scene:
                 process.kill()
         return Ended(process.returncode or 0, out.decode(errors="replace"), err.decode(errors="replace"))
 
-    def ssh_command(self, *arguments: str, login: str | None = None) -> list[str]:
-        where = ["-p", str(self.port), f"{login or self.login}@127.0.0.1"]
+    def ssh_command(self, *arguments: str, login: str | None = None, host: str = "127.0.0.1") -> list[str]:
+        where = ["-p", str(self.port), f"{login or self.login}@{host}"]
         return ["ssh", *self.options, *where, *arguments]
 
-    async def ssh(self, *arguments: str, login: str | None = None, stdin: bytes = b"") -> Ended:
-        return await self.run(*self.ssh_command(*arguments, login=login), stdin=stdin)
+    async def ssh(
+        self, *arguments: str, login: str | None = None, host: str = "127.0.0.1", stdin: bytes = b""
+    ) -> Ended:
+        return await self.run(*self.ssh_command(*arguments, login=login, host=host), stdin=stdin)
 
     async def ssh_with_password(self, password: str, *options: str) -> Ended:
         """Log in by the VM's name, with a password that ssh gets from a program."""

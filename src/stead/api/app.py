@@ -24,6 +24,7 @@ from stead.api import (
     identities,
     logs,
     metrics,
+    networks,
     processes,
     pty,
     repo_search,
@@ -86,7 +87,17 @@ def create_app(installation: Installation | None = None) -> FastAPI:
         app.include_router(module.router)
     for module in (pty, processes, forward, tickets, ssh):
         app.include_router(module.router)
-    for module in (repos, repo_search, triggers, github_sync, logs, account, domains, unimplemented):
+    for module in (
+        repos,
+        repo_search,
+        triggers,
+        github_sync,
+        logs,
+        account,
+        domains,
+        networks,
+        unimplemented,
+    ):
         app.include_router(module.router)
     _add_upgrade_hints(app)
     app.include_router(sockets.router)

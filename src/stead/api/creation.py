@@ -12,7 +12,15 @@ from fastapi import APIRouter, Header
 
 from stead.api.background import AFTER_HEADER, run
 from stead.api.callers import CurrentCall, Owner
-from stead.api.parts import BackgroundDep, BuilderDep, CreationsDep, DomainsDep, GitAccessDep, MachinesDep
+from stead.api.parts import (
+    BackgroundDep,
+    BuilderDep,
+    CreationsDep,
+    DomainsDep,
+    GitAccessDep,
+    MachinesDep,
+    NetworksDep,
+)
 from stead.api.wire.creation import CreateSnapshot, CreateVm
 from stead.api.wire.snapshots import SnapshotCreated
 from stead.api.wire.unknown import HEADER, Tracked, unknown_keys
@@ -58,6 +66,7 @@ async def create_vm(
     background: BackgroundDep,
     creations: CreationsDep,
     domains: DomainsDep,
+    networks: NetworksDep,
     git_access: GitAccessDep,
     call: CurrentCall,
     wanted: CreateVm | None = None,
@@ -83,7 +92,10 @@ async def create_vm(
         recreate=bool(wanted.recreate),
         request=request,
         warnings=warnings,
+        nic=wanted.nic(),
     )
+    if order.nic is not None:
+        await networks.check_nic(owner.account, order.nic.vpc, order.nic.address)
 
     plan = plan_machine(order.spec, order.template, order.top)
     targets = wanted.targets(plan.domain_port)

@@ -33,6 +33,7 @@ from stead.github.errors import GithubFailed, GithubNotConnected, GithubRefused,
 from stead.identity import errors as identity
 from stead.identity.tickets import TicketLimitExceeded
 from stead.logs import get_logger
+from stead.networks import errors as networks
 from stead.repos import errors as repos
 from stead.repos.access import RepoPermissionExists, RepoPermissionNotFound
 from stead.repos.git import GitFailed
@@ -74,7 +75,7 @@ STATUSES: dict[str, int] = {
             REQUIRES_ARRAY_CONTAINS_EMPTY AFTER_ARRAY_CONTAINS_EMPTY ENV_KEY_CONTAINS_EQUALS ENV_KEY_EMPTY
             EXEC_EMPTY SERVICE_NAME_TOO_LONG SERVICE_NAME_INVALID_PREFIX SERVICE_NAME_INVALID_CHARS
             SERVICE_NAME_EMPTY INVALID_QUERY INVALID_SESSION_ID INVALID_DOMAIN DOMAIN_ALREADY_EXISTS
-            VERIFICATION_FAILED""",
+            VERIFICATION_FAILED VPC_FORK_UNSUPPORTED""",
         401: "UNAUTHORIZED_ERROR DOMAIN_OWNERSHIP_NOT_VERIFIED VM_ACCESS_DENIED_FOR_MAPPING",
         403: """FORBIDDEN VM_ACCESS_DENIED VM_LIMIT_EXCEEDED TOTAL_VM_LIMIT_EXCEEDED
             SNAPSHOT_LIMIT_EXCEEDED MEMORY_STORAGE_QUOTA_EXCEEDED ROOTFS_STORAGE_QUOTA_EXCEEDED
@@ -87,7 +88,7 @@ STATUSES: dict[str, int] = {
             BLOB_NOT_FOUND TREE_NOT_FOUND BRANCH_NOT_FOUND PATH_NOT_FOUND REFERENCE_NOT_FOUND
             SESSION_NOT_FOUND VERIFICATION_NOT_FOUND""",
         408: "EXEC_TIMED_OUT",
-        409: """VM_IS_SUSPENDING STILL_CREATING SNAPSHOT_ALREADY_DELETED SOURCE_SNAPSHOT_BUILDING
+        409: """CONFLICT VM_IS_SUSPENDING STILL_CREATING SNAPSHOT_ALREADY_DELETED SOURCE_SNAPSHOT_BUILDING
             PERMISSION_ALREADY_EXISTS CONFLICTING_PARENT BRANCH_ALREADY_EXISTS GIT_HUB_SYNC_CONFLICT
             SERVICE_ALREADY_EXISTS SESSION_ALREADY_EXISTS""",
         410: "SOURCE_SNAPSHOT_DELETED VM_DELETED SESSION_EXPIRED",
@@ -149,6 +150,8 @@ _LIMITS = {
     "domains": "LIMIT_EXCEEDED",
     "mappings": "LIMIT_EXCEEDED",
     "domain_verifications": "LIMIT_EXCEEDED",
+    "vpcs": "LIMIT_EXCEEDED",
+    "wireguard_sessions": "LIMIT_EXCEEDED",
 }
 
 _PASSING = {
@@ -264,6 +267,12 @@ def from_product(error: product.SteadError, invalid: str = "BAD_REQUEST") -> Api
             return _guest(error)
         case product.GuestUnreachable():
             return ApiError("VM_NOT_RUNNING", text)
+        case networks.ForkUnsupported():
+            return ApiError("VPC_FORK_UNSUPPORTED", text)
+        case product.AddressTaken():
+            return ApiError("CONFLICT", text, vpcId=error.vpc, ipv4=error.address)
+        case networks.VpcFull():
+            return ApiError("CONFLICT", text, vpcId=error.vpc)
         case product.InvalidRequest():
             return ApiError(invalid, text)
         case SetupFailed():
@@ -279,6 +288,14 @@ def from_product(error: product.SteadError, invalid: str = "BAD_REQUEST") -> Api
             return ApiError("VERIFICATION_NOT_FOUND", text, domain=error.reference)
         case domains.DnsUnavailable():
             return ApiError("FAILED_TO_VERIFY_DOMAIN", text, HTTPStatus.BAD_GATEWAY)
+        case networks.VpcNotFound():
+            return ApiError("NOT_FOUND", text, vpcId=error.vpc)
+        case networks.PeerNotFound():
+            return ApiError("NOT_FOUND", text, clientPublicKey=error.public_key)
+        case networks.SessionNotFound():
+            return ApiError("NOT_FOUND", text, sessionId=error.session)
+        case networks.VpcInUse():
+            return ApiError("CONFLICT", text, vpcId=error.vpc, vmIds=error.machines)
         case domains.LookupsBusy():
             return ApiError("SERVICE_UNAVAILABLE", text)
     if isinstance(error, repos.RepoError):
@@ -422,6 +439,8 @@ def path_code(path: str, method: str = "POST") -> str:
         return "FILES_BAD_REQUEST"
     if path.startswith("/observability/"):
         return "INVALID_QUERY"
+    if path.startswith("/v1/vpcs"):
+        return "BAD_REQUEST"
     return "INVALID_REQUEST"
 
 

@@ -21,6 +21,8 @@ from stead.identity.identities import Identities
 from stead.identity.tickets import Tickets
 from stead.logbook import Logbook
 from stead.machines import Machines
+from stead.networks.networks import Networks
+from stead.networks.tunnels import Tunnels
 from stead.repos.access import RepoAccess
 from stead.repos.repos import Repos
 from stead.repos.search.search import Search
@@ -38,6 +40,7 @@ class VmHosting:
     machines: Machines
     builder: Builder
     git_access: GitAccess
+    tunnels: Tunnels
 
 
 @dataclass
@@ -60,6 +63,7 @@ class Installation:
     callers: Callers
     identities: Identities
     domains: Domains
+    networks: Networks
     background: BackgroundRequests
     creations: KeyedLimit
     """Back-pressure: creations of VMs and snapshots in progress."""
@@ -90,6 +94,10 @@ class Installation:
     @property
     def git_access(self) -> GitAccess:
         return self._vms.git_access
+
+    @property
+    def tunnels(self) -> Tunnels:
+        return self._vms.tunnels
 
     @property
     def _vms(self) -> VmHosting:
@@ -134,6 +142,8 @@ CallersDep = Annotated[Callers, _part(lambda here: here.callers)]
 ExitedDep = Annotated[ExitedSessions, _part(lambda here: here.exited)]
 TicketsDep = Annotated[Tickets, _part(lambda here: here.tickets)]
 DomainsDep = Annotated[Domains, _part(lambda here: here.domains)]
+TunnelsDep = Annotated[Tunnels, _part(lambda here: here.tunnels)]
+NetworksDep = Annotated[Networks, _part(lambda here: here.networks)]
 SshDep = Annotated[SshEndpoint, _part(lambda here: here.ssh)]
 IdentitiesDep = Annotated[Identities, _part(lambda here: here.identities)]
 ReposDep = Annotated[Repos, _part(lambda here: here.repos)]

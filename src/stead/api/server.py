@@ -48,11 +48,14 @@ def bind(settings: Settings) -> socket.socket:
 
 
 def listen_on(host: str, port: int) -> socket.socket:
+    """A listening socket; on `::` for clients with IPv4 too."""
     try:
         info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listening = socket.socket(*info[:3])
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if listening.family == socket.AF_INET6:
+                listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             listening.bind(info[4])
             listening.listen(_BACKLOG)
         except OSError:

@@ -15,9 +15,6 @@ _NEVER = {
     "/execute": "serverless runs",
     "/v1/cron": "cron schedules",
 }
-_NOT_YET = {
-    "/v1/vpcs": "private networks",
-}
 
 
 def _refuse(text: str) -> NoReturn:
@@ -35,5 +32,3 @@ def _place(prefix: str, text: str) -> None:
 for _prefix, _what in _NEVER.items():
     _place(_prefix, f"not implemented: {_what}; run the program in a VM instead")
 _place("/dns/v1", "not implemented: DNS records; set them at the DNS provider of the domain")
-for _prefix, _what in _NOT_YET.items():
-    _place(_prefix, f"not implemented: {_what}")

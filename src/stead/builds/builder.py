@@ -25,6 +25,7 @@ from stead.logs import get_logger
 from stead.machines.machine import Machine
 from stead.machines.machines import Machines
 from stead.machines.names import check_name
+from stead.machines.nics import NicRequest
 from stead.machines.persistence import PERSISTENT, Persistence, SnapshotPersistence, Sticky
 from stead.machines.snapshots import SnapshotInfo, SnapshotState
 from stead.machines.start import READY_TIMEOUT
@@ -72,6 +73,7 @@ class MachineOrder:
     recreate: bool = False
     request: str | None = None
     warnings: tuple[str, ...] = ()
+    nic: NicRequest | None = None
 
 
 @dataclass(frozen=True)
@@ -302,6 +304,7 @@ class Builder:
             workdir=plan.workdir,
             build=parent.build if record is None else record.id,
             request=order.request,
+            nic=order.nic,
         )
 
     async def _log_warning(self, order: MachineOrder, message: str, machine_id: str) -> None:

@@ -51,6 +51,7 @@ ENTRIES = {
     "domains": LazyApp(
         "stead.cli.domains:app", "Domains: verify them, and map host names to ports of VMs.", VMS
     ),
+    "vpc": LazyApp("stead.cli.networks:app", "VPCs: private networks between VMs.", VMS),
     "git": LazyApp("stead.cli.git:app", "Create, clone and search Git repositories.", REPOSITORIES),
     "identity": LazyApp(
         "stead.cli.identities:app", "Identities: access for others to some VMs and repositories.", VMS

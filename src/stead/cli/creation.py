@@ -54,6 +54,14 @@ GitAccess = Annotated[
         help="Let git in the VM fetch from and push to this repository (id or name) until it is deleted.",
     ),
 ]
+VpcOption = Annotated[
+    str | None,
+    typer.Option(
+        "--vpc",
+        metavar="VPC[:ADDRESS]",
+        help="Put the VM into a VPC (id or name), with this address or a free one.",
+    ),
+]
 Spec = Annotated[
     Path | None,
     typer.Option(
@@ -98,6 +106,7 @@ def create(
     ] = None,
     spec: Spec = None,
     domain: DomainsOption = None,
+    vpc: VpcOption = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the services are ready.")] = False,
     command: Annotated[
         str | None,
@@ -128,6 +137,7 @@ def create(
         "wait_for_ready_signal": wait or None,
         "size": wanted_size(size, cpu, memory, disk),
         "domains": dict(_domain_and_port(each) for each in domain) if domain else None,
+        "nics": None if vpc is None else [_nic(vpc)],
     }
     if idle_timeout is not None:
         options["idle_timeout_seconds"] = seconds_or_never(idle_timeout)
@@ -143,6 +153,11 @@ def create(
     if as_json:
         print_json({"id": vm.id, "deleted": delete, "exec": ending})
     raise typer.Exit(ending.exit_code)
+
+
+def _nic(option: str) -> dict[str, Any]:
+    vpc, _, address = option.partition(":")
+    return {"vpc": vpc, "mode": "routed", "ipv4": address or True, "default": True}
 
 
 def _domain_and_port(text: str) -> tuple[str, int]:

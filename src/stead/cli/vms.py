@@ -92,6 +92,7 @@ def _facts(info: "VmInfo") -> list[tuple[str, object]]:
         ("reason", None if info.reason == info.state else info.reason),
         ("size", info.size),
         ("address", info.address),
+        *(("VPC", f"{nic.vpc} {nic.ipv4}") for nic in info.nics),
         ("created", _moment(info.created_at)),
         ("last traffic", _moment(info.last_network_activity) or "never"),
         ("suspends", idle),

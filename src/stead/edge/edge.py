@@ -109,10 +109,10 @@ async def open_edge(
         own = CaddyPlaces(folder / "caddy")
         own.folder.mkdir(mode=0o700)
         os.chown(own.folder, settings.edge_uid, settings.edge_uid)
-        if resolvers := addresses.resolvers():
-            own.resolvers.write_text(resolv_conf(resolvers))
-            own.resolvers.chmod(0o644)
-            tasks.start(_follow_resolvers(own.resolvers), "follow the host's name servers")
+        # Also without any: the host may get its name servers later.
+        own.resolvers.write_text(resolv_conf(addresses.resolvers()))
+        own.resolvers.chmod(0o644)
+        tasks.start(_follow_resolvers(own.resolvers), "follow the host's name servers")
         host, port = listening.getsockname()
         places = EdgePaths(
             admin=own.admin,

@@ -76,13 +76,18 @@ class Gate:
         host = host_of(question.host)
         route = None if host is None else self._source.route(host)
         while host is not None and route is not None:
+            if question.error is not None and not question.error.startswith(_DIAL_ERROR):
+                # The VM may have seen the request, so it is not sent again: nothing to wake the VM for.
+                return pages.no_answer(route.machine, route.port)
             opened = await self._opened(host, route, browser=question.browser)
             before, route = route, self._source.route(host)
             if before == route:
                 if isinstance(opened, Refusal):
                     return opened
                 self._files.put(host, route, opened)
-                return _refused_repeat(question, route) or f"{opened.address}:{route.port}"
+                if question.error is not None and question.method not in _REPEATABLE:
+                    return pages.try_again(route.machine)
+                return f"{opened.address}:{route.port}"
             # The mapping was changed meanwhile.
         return pages.not_mapped(question.host[:255])
 
@@ -116,12 +121,3 @@ class Gate:
             else:
                 return awake
             await asyncio.sleep(_POLL)
-
-
-def _refused_repeat(question: Question, route: MappedPort) -> Refusal | None:
-    """Why a failed request is not repeated; None if the VM has not seen it and Caddy has all of it."""
-    if question.error is None:
-        return None
-    if not question.error.startswith(_DIAL_ERROR):
-        return pages.no_answer(route.machine, route.port)
-    return None if question.method in _REPEATABLE else pages.try_again(route.machine)

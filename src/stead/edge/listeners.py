@@ -13,7 +13,7 @@ from pathlib import Path
 from stead import addresses
 from stead.errors import HostError
 from stead.logs import get_logger
-from stead.settings import Settings, address_of
+from stead.settings import Settings, address_of, every_address
 
 log = get_logger("stead.edge")
 
@@ -67,7 +67,7 @@ def _https(settings: Settings) -> socket.socket:
     if settings.https_listen is not None:
         return _tcp(*address_of(settings.https_listen), "STEAD_HTTPS_LISTEN")
     if settings.domain is not None:
-        return _tcp("::" if socket.has_dualstack_ipv6() else "0.0.0.0", _HTTPS, "STEAD_HTTPS_LISTEN")
+        return _tcp(every_address(), _HTTPS, "STEAD_HTTPS_LISTEN")
     try:
         return _tcp("127.0.0.1", _HTTPS, "STEAD_HTTPS_LISTEN")
     except HostError as error:

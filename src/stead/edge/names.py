@@ -1,7 +1,8 @@
 """The resolver of VMs: dnsmasq in the namespace of the taps, at the gateway address.
 
-Names of this Stead resolve to the gateway, where Caddy listens for VMs. The host's resolvers are asked for
-all other names; dnsmasq reads a list of them that follows the host's.
+Names of this Stead resolve to the gateway, where Caddy listens for VMs. Names of VMs in VPCs are answered
+beside dnsmasq, by who asks (`private_names.py`). The host's resolvers are asked for all other names; dnsmasq
+reads a list of them that follows the host's.
 """
 
 import asyncio
@@ -11,12 +12,13 @@ import shutil
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator, Collection, Sequence
 from ipaddress import IPv4Address
-from pathlib import Path
 from typing import Self
 
 from stead import addresses
 from stead.deadlines import scaled
+from stead.edge.private_names import NoNames, VisibleNames, serving_private_names
 from stead.errors import HostError
+from stead.files import write_atomically
 from stead.host.network import Network, namespace_path
 from stead.host.resolvers import changes_of_resolvers, resolv_conf
 from stead.logs import get_logger
@@ -38,6 +40,8 @@ _CONCURRENT = 5000
 _TTL = 5
 """Seconds for which VMs may cache the names of this Stead."""
 _HOSTS, _SERVERS = "mapped", "servers"
+_READABLE = 0o644
+"""Mode of files that the resolver's user reads."""
 _CAPABILITY = "-all,+net_bind_service"
 
 log = get_logger("stead.names")
@@ -50,6 +54,7 @@ class GuestResolver:
         self._settings = settings
         self._network = network
         self._zones = tuple(zones)
+        self._mapped: frozenset[str] = frozenset()
         self._wildcards: tuple[str, ...] = ()
         self._folder = settings.runtime / "names" / settings.instance
         self._hosts = self._folder / "hosts"
@@ -61,24 +66,32 @@ class GuestResolver:
     @classmethod
     @contextlib.asynccontextmanager
     async def running(
-        cls, settings: Settings, network: Network, zones: Sequence[str] = ()
+        cls,
+        settings: Settings,
+        network: Network,
+        zones: Sequence[str] = (),
+        names: VisibleNames | None = None,
     ) -> AsyncIterator[Self]:
-        """Serve DNS to VMs during a block. `zones` are names of this Stead, with all names below them."""
+        """Serve DNS to VMs during a block. `zones` are names of this Stead, with all names below them.
+
+        `names` are those of VMs in VPCs.
+        """
         resolver = cls(settings, network, zones)
         resolver._hosts.mkdir(parents=True, exist_ok=True)
         for folder in (resolver._folder.parent, resolver._folder, resolver._hosts):
             folder.chmod(0o755)
         resolver._write_hosts(())
         resolver._write_servers(addresses.resolvers())
-        try:
-            await resolver._start()
-            await network.serve_dns(True)
-            async with TaskSet() as tasks:
-                tasks.start(resolver._supervise(), "restart the resolver of VMs")
-                tasks.start(resolver._follow_servers(), "follow the host's name servers")
-                yield resolver
-        finally:
-            await finished(resolver._close())
+        async with serving_private_names(network, names or NoNames(), resolver._is_own):
+            try:
+                await resolver._start()
+                await network.serve_dns(True)
+                async with TaskSet() as tasks:
+                    tasks.start(resolver._supervise(), "restart the resolver of VMs")
+                    tasks.start(resolver._follow_servers(), "follow the host's name servers")
+                    yield resolver
+            finally:
+                await finished(resolver._close())
 
     async def publish(self, names: Collection[str]) -> None:
         """Let these host names, and no other ones than the zones, lead to the gateway too.
@@ -87,6 +100,7 @@ class GuestResolver:
         """
         suffixes = tuple(f".{zone}" for zone in self._zones)
         others = sorted(name for name in names if not f".{name}".endswith(suffixes))
+        self._mapped = frozenset(others)
         await in_thread(self._write_hosts, [name for name in others if not name.startswith("*.")])
         wildcards = tuple(name for name in others if name.startswith("*."))
         if wildcards != self._wildcards:
@@ -94,12 +108,19 @@ class GuestResolver:
             self._reconfigured = True
             self._kill()
 
+    def _is_own(self, name: str) -> bool:
+        """Whether a name leads to the gateway."""
+        zones = tuple(f".{zone}" for zone in self._zones)
+        parent = f"*.{name.partition('.')[2]}"
+        return f".{name}".endswith(zones) or name in self._mapped or parent in self._mapped
+
     def _write_hosts(self, names: Collection[str]) -> None:
         # dnsmasq watches the folder, and ignores names that begin with a dot.
-        _write(self._hosts / _HOSTS, "".join(f"{addresses.GATEWAY} {name}\n" for name in names))
+        lines = "".join(f"{addresses.GATEWAY} {name}\n" for name in names)
+        write_atomically(self._hosts / _HOSTS, lines.encode(), _READABLE)
 
     def _write_servers(self, servers: Sequence[IPv4Address]) -> None:
-        _write(self._folder / _SERVERS, resolv_conf(servers))
+        write_atomically(self._folder / _SERVERS, resolv_conf(servers).encode(), _READABLE)
 
     async def _follow_servers(self) -> None:
         # dnsmasq looks at the file before a query, at most once in a second.
@@ -148,13 +169,15 @@ class GuestResolver:
             f"--resolv-file={self._folder / _SERVERS}",
             *("--bind-interfaces", f"--listen-address={gateway}", f"--port={_PORT}"),
             *(f"--cache-size={_CACHED}", f"--dns-forward-max={_CONCURRENT}", f"--local-ttl={_TTL}"),
+            # A VM outside of VPCs sees no names there, and the host's resolvers are not asked for them.
+            f"--local=/{addresses.PRIVATE_ZONE}/",
             # Types other than A are answered here as well: there are none.
             *(option for name in own for option in (f"--address=/{name}/{gateway}", f"--local=/{name}/")),
         ]
 
     async def _listens(self) -> bool:
         try:
-            (await self._network.dial_address(addresses.GATEWAY, _PORT)).close()
+            (await self._network.dial(addresses.GATEWAY, _PORT)).close()
         except OSError:
             return False
         return True
@@ -206,11 +229,3 @@ class GuestResolver:
         """Kill processes of the resolver's user: children for TCP connections, or left by a crash."""
         for process in await in_thread(lambda: list(of_user(self._settings.resolver_uid))):
             await kill(process)
-
-
-def _write(path: Path, text: str) -> None:
-    """Replace a file that the resolver's user reads."""
-    temporary = path.with_name(f".{path.name}")
-    temporary.write_text(text)
-    temporary.chmod(0o644)
-    temporary.rename(path)

@@ -88,6 +88,7 @@ class RouteFiles:
         self._entries: dict[str, _Entry] = {}
         self._by_machine: defaultdict[str, set[str]] = defaultdict(set)
         self._watched: dict[str, asyncio.Future[str]] = {}
+        self._closed = False
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         folder.chmod(0o755)
@@ -128,6 +129,8 @@ class RouteFiles:
                 self.remove(host)
 
     def close(self) -> None:
+        """Remove all files. `ended` is not called any more."""
+        self._closed = True
         for host in list(self._entries):
             self.remove(host)
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -153,4 +156,5 @@ class RouteFiles:
             del self._watched[machine]
             for host in list(self._by_machine.get(machine, ())):
                 self.remove(host)
-        self._ended(machine, address)
+        if not self._closed:
+            self._ended(machine, address)

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ _ROOT = Path("/sys/fs/cgroup")
 _OVERHEAD_MIB = 512
 """Memory overhead of QEMU itself; most of it is translated code under TCG."""
 _MAX_THREADS = 1024
+_MAX_WEIGHT = 10_000
 _V1_CONTROLLERS = ("memory", "pids", "cpu")
 
 
@@ -49,6 +51,10 @@ class ControlGroups:
                 folder.mkdir(parents=True, exist_ok=True)
                 if self._hierarchy.version == 2:
                     self._delegate(base)
+                for name, value in self._weight(controller, os.cpu_count() or 1):
+                    _write_weight(base / name, value)
+                for name, value in self._weight(controller, size.vcpus):
+                    _write_weight(folder / name, value)
                 for name, value in self._limits(controller, size):
                     _write(folder / name, value)
                 _write(folder / "cgroup.procs", str(pid))
@@ -74,6 +80,14 @@ class ControlGroups:
                 ("cpu.cfs_quota_us", str(size.vcpus * 100_000 + 50_000)),
             ],
         }[controller]
+
+    def _weight(self, controller: str, cpus: int) -> list[tuple[str, str]]:
+        """Let each vCPU count as one process of the host when CPUs are short."""
+        if controller == "cpu":
+            return [("cpu.shares", str(1024 * cpus))]
+        if self._hierarchy.version == 2 and "cpu" in self._hierarchy.controllers:
+            return [("cpu.weight", str(min(100 * cpus, _MAX_WEIGHT)))]
+        return []
 
     def _delegate(self, base: Path) -> None:
         wanted = " ".join(f"+{name}" for name in self._hierarchy.controllers)
@@ -106,4 +120,13 @@ def _write(path: Path, value: str) -> None:
     except FileNotFoundError:
         # memory.swap.max is absent without swap accounting; everything else was listed as present.
         if path.name != "memory.swap.max":
+            raise
+
+
+def _write_weight(path: Path, value: str) -> None:
+    """Set a weight, unless an administrator has made the group idle (cpu.idle), which excludes weights."""
+    try:
+        _write(path, value)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
             raise

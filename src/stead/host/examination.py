@@ -49,6 +49,9 @@ _TOOLS = {
 }
 
 
+_KERNEL_WIREGUARD = Path("/sys/module/wireguard")
+
+
 @dataclass(frozen=True)
 class Finding:
     """The result of one check: what was found, the consequence, and how to fix it."""
@@ -140,6 +143,11 @@ def tools() -> Iterator[Finding]:
                 else "VMs cannot run"
             )
             yield Finding(tool, "missing", "not installed", cost, f"apt-get install {package}")
+    for tool in ("wg", "wireguard-go"):
+        if shutil.which(tool) is None and not (tool == "wireguard-go" and _KERNEL_WIREGUARD.exists()):
+            package = "wireguard-tools" if tool == "wg" else tool
+            cost = "computers cannot join VPCs with WireGuard"
+            yield Finding(tool, "degraded", "not installed", cost, f"apt-get install {package}")
     keyring = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
     if not keyring.exists():
         yield Finding(

@@ -3,11 +3,14 @@
 No rule names a VM: what it may send follows from the route to its tap, which is removed with the tap.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from ipaddress import IPv4Address, IPv4Network
 
-from stead.addresses import AGENT_ADDRESS, AGENT_PORT, GATEWAY, HOST_LINK_ADDRESS, MAX_SLOTS
+from stead.addresses import AGENT_ADDRESS, AGENT_PORT, GATEWAY, HOST_LINK_ADDRESS, MAX_SLOTS, TUNNELS
+from stead.host import questions
 
+TABLE = "stead"
+"""In the namespaces: family inet."""
 TRAFFIC_SET = "traffic"
 """Counts the IPv4 bytes of each data tap; interface counters would include ARP and IPv6, which are noise."""
 MAX_CONNECTIONS = 4096
@@ -18,8 +21,19 @@ _LISTED = 128
 """Connections of one list: the kernel walks it at each new connection, so there are many short ones."""
 DNS_RATE, DNS_BURST = 200, 500
 """DNS queries over UDP that a VM may send: per second, and in a burst."""
+PRIVATE_NAMES_PORT, _PRIVATE_NAMES = 54, 0x53
+"""The gateway's port where names in VPCs are served, and the mark of queries that are sent there.
+
+Below 1024: dnsmasq asks others from random ports above.
+"""
 EDGE_PORTS = (80, 443)
 """Ports of the gateway address where Caddy listens for VMs."""
+VPC_UPLINK, VPC_WAKE = "outer", "wake"
+"""Interfaces in a VPC's namespace: the link to that of the taps; where packets to VMs that do not run go."""
+VPN_SEGMENT = 1380
+"""TCP payload of a packet that fits a WireGuard tunnel of 1420 bytes."""
+WAKE_RATE = 50
+"""Packets per second to VMs that do not run, in each VPC: each is read by the server."""
 ROUTING_TABLE = "stead_routing"
 ROUTING_SET = "enabled"
 
@@ -29,21 +43,23 @@ def namespace_rules(
 ) -> str:
     """Rules inside the namespace of the taps: spoofing guard, limits, private networks, traffic counters.
 
-    All VMs together have at most about `tracked` connections; the edge has room for its own.
+    All VMs together have at most about `tracked` connections, and those of an account half of them: its taps
+    and its VPCs are one interface group. The edge has room for its own.
 
     Management links (sm*) are kept out of connection tracking: every VM has the same link-local addresses on
     its link, and conntrack does not tell interfaces apart, so packets of one VM would count for another's
     connection. There the direction of a connection is read from the flags of its packets.
     """
     return f"""
-add table inet stead
-delete table inet stead
-table inet stead {{
+add table inet {TABLE}
+delete table inet {TABLE}
+table inet {TABLE} {{
   set closed {{ type ipv4_addr; flags interval; auto-merge; {_elements(closed)} }}
   set opened {{ type ipv4_addr; flags interval; auto-merge; {_elements(opened)} }}
   set {TRAFFIC_SET} {{ type ifname; size {MAX_SLOTS}; flags dynamic; }}
   set connections {{ type ipv4_addr; size {MAX_SLOTS}; flags dynamic; }}
   set dns_connections {{ type ipv4_addr; size {MAX_SLOTS}; flags dynamic; }}
+  set accounts {{ type devgroup . mark; size {max(tracked, 1)}; flags dynamic; }}
   {_tracked_set(tracked)}
   chain spoofed {{
     type filter hook prerouting priority raw;
@@ -59,6 +75,8 @@ table inet stead {{
   chain limited {{
     type filter hook prerouting priority mangle;
     iifname "sd*" ct state new add @connections {{ ip saddr ct count over {MAX_CONNECTIONS} }} drop
+    iifname "sd*" ct state new \
+      add @accounts {{ meta iifgroup . {_list(tracked // 2)} ct count over {_LISTED} }} drop
     iifname "sd*" ct state new {_over_tracked(tracked)} drop
   }}
   chain delivered {{
@@ -74,6 +92,7 @@ table inet stead {{
       tcp sport {AGENT_PORT} tcp flags & (syn | ack) != syn accept
     iifname "sd*" ip daddr {GATEWAY} icmp type echo-request accept
     iifname "sd*" ip daddr {GATEWAY} udp dport 53 accept
+    iifname "sd*" ip daddr {GATEWAY} udp dport {PRIVATE_NAMES_PORT} meta mark {_PRIVATE_NAMES} accept
     iifname "sd*" ip daddr {GATEWAY} tcp dport 53 ct state new \
       add @dns_connections {{ ip saddr ct count over {MAX_DNS_CONNECTIONS} }} reject with tcp reset
     iifname "sd*" ip daddr {GATEWAY} tcp dport {{ 53, {", ".join(map(str, EDGE_PORTS))} }} accept
@@ -95,22 +114,114 @@ table inet stead {{
 """
 
 
-def served_dns_rules() -> str:
-    """DNS in the namespace while Stead's resolver runs: bounded, and without conntrack entries of queries."""
+def vpc_rules(cidr: IPv4Network, members: Iterable[tuple[IPv4Address, IPv4Address]], tracked: int) -> str:
+    """Rules inside the namespace of a VPC. `members` are the addresses of VMs: in the VPC, and outside.
+
+    VMs reach each other by their VPC addresses, without connection tracking. To all else (`outer` leads to
+    the namespace of the taps, whose rules then apply) and from the host a VM has its other address.
+    """
+    segments = f"tcp flags syn tcp option maxseg size set {VPN_SEGMENT}"
+    maps = "\n".join(
+        f"add element inet {TABLE} {name} {{ {', '.join(f'{key} : {value}' for key, value in pairs)} }}"
+        for name, pairs in vpc_maps(list(members))
+    )
+    return f"""
+add table inet {TABLE}
+delete table inet {TABLE}
+table inet {TABLE} {{
+  map inbound {{ type ipv4_addr : ipv4_addr; }}
+  map outbound {{ type ipv4_addr : ipv4_addr; }}
+  set {TRAFFIC_SET} {{ type ifname; size {MAX_SLOTS}; flags dynamic; }}
+  set connections {{ type ipv4_addr; size {MAX_SLOTS}; flags dynamic; }}
+  {_tracked_set(tracked)}
+  chain spoofed {{
+    type filter hook prerouting priority raw;
+    iifname "sd*" meta nfproto ipv6 drop
+    iifname "sd*" fib saddr . iif oif missing drop
+    iifname "sd*" update @{TRAFFIC_SET} {{ iifname counter }}
+    iifname "sw*" ip saddr != {TUNNELS} drop
+    iifname "sw*" ip daddr != {cidr} drop
+    ip daddr {{ {cidr}, {TUNNELS} }} iifname != "{VPC_UPLINK}" notrack
+  }}
+  chain limited {{
+    type filter hook prerouting priority mangle;
+    iifname "sd*" ct state new add @connections {{ ip saddr ct count over {MAX_CONNECTIONS} }} drop
+    iifname "sd*" ct state new {_over_tracked(tracked)} drop
+  }}
+  chain inbound {{
+    type nat hook prerouting priority dstnat;
+    iifname "{VPC_UPLINK}" dnat ip to ip daddr map @inbound
+  }}
+  chain outbound {{
+    type nat hook postrouting priority srcnat;
+    oifname "{VPC_UPLINK}" snat ip to ip saddr map @outbound
+  }}
+  chain delivered {{
+    type filter hook postrouting priority srcnat + 1;
+    oifname "sd*" meta nfproto ipv4 update @{TRAFFIC_SET} {{ oifname counter }}
+  }}
+  chain input {{
+    type filter hook input priority filter; policy drop;
+  }}
+  chain forward {{
+    type filter hook forward priority filter; policy drop;
+    iifname "{VPC_UPLINK}" oifname "{VPC_WAKE}" reject with icmp type host-unreachable
+    iifname "{VPC_UPLINK}" oifname "sd*" accept
+    iifname "sd*" ip daddr {cidr} oifname "sd*" accept
+    iifname "sw*" ip daddr {cidr} oifname "sd*" {segments}
+    iifname "sw*" ip daddr {cidr} oifname "sd*" accept
+    iifname != "{VPC_UPLINK}" ip daddr {cidr} oifname "{VPC_WAKE}" limit rate {WAKE_RATE}/second accept
+    iifname "sd*" ip daddr {TUNNELS} oifname "sw*" {segments}
+    iifname "sd*" ip daddr {TUNNELS} oifname "sw*" accept
+    iifname "{VPC_WAKE}" ip daddr {cidr} oifname "sd*" accept
+    iifname "sd*" oifname "{VPC_UPLINK}" ct state invalid drop
+    iifname "sd*" oifname "{VPC_UPLINK}" accept
+  }}
+}}
+{maps}
+"""  # nftables, not SQL
+
+
+def vpc_maps(
+    members: Collection[tuple[IPv4Address, IPv4Address]],
+) -> list[tuple[str, list[tuple[IPv4Address, IPv4Address]]]]:
+    """What the maps of `vpc_rules` contain for members, pairs as there."""
+    if not members:
+        return []
+    return [("inbound", [(outer, inner) for inner, outer in members]), ("outbound", list(members))]
+
+
+def served_dns_rules(opened: Sequence[IPv4Network]) -> str:
+    """DNS in the namespace while Stead's resolver runs: bounded, and without conntrack entries of queries.
+
+    Queries of VMs in VPCs for private names go to a port of their own. No state is needed for that: the port
+    of the answer is changed back.
+    """
     query = f'iifname "sd*" ip daddr {GATEWAY} udp dport 53'
+    private = [*questions.private_names(), *questions.private_addresses(opened)]
+    lines = "\n    ".join(f"{match} goto private_name" for match in private)
     return f"""
 add table inet stead_dns
 delete table inet stead_dns
 table inet stead_dns {{
   set queries {{ type ipv4_addr; size {MAX_SLOTS}; flags dynamic, timeout; timeout 1m; }}
-  chain queries {{
-    type filter hook prerouting priority raw + 1;
-    {query} update @queries {{ ip saddr limit rate over {DNS_RATE}/second burst {DNS_BURST} packets }} drop
-    {query} notrack
+  chain private_name {{
+    meta mark set {_PRIVATE_NAMES}
+    udp dport set {PRIVATE_NAMES_PORT}
+  }}
+  chain question {{
+    {lines}
   }}
   chain answers {{
     type filter hook output priority raw;
     ip saddr {GATEWAY} udp sport 53 notrack
+    ip saddr {GATEWAY} udp sport {PRIVATE_NAMES_PORT} notrack udp sport set 53
+  }}
+  chain queries {{
+    type filter hook prerouting priority raw + 1;
+    {query} update @queries {{ ip saddr limit rate over {DNS_RATE}/second burst {DNS_BURST} packets }} drop
+    {query} notrack
+    iifname "sdv*" ip daddr {GATEWAY} udp dport 53 jump question
   }}
 }}
 """
@@ -217,8 +328,11 @@ def _tracked_set(tracked: int) -> str:
 
 def _over_tracked(tracked: int) -> str:
     """Matches a connection whose list is full: connections are spread over lists by a hash of their ends."""
-    ends = f"jhash ip saddr . ip daddr . th sport . th dport mod {_lists(tracked)}"
-    return f"add @tracked {{ {ends} ct count over {_LISTED} }}"
+    return f"add @tracked {{ {_list(tracked)} ct count over {_LISTED} }}"
+
+
+def _list(tracked: int) -> str:
+    return f"jhash ip saddr . ip daddr . th sport . th dport mod {_lists(tracked)}"
 
 
 def _lists(tracked: int) -> int:

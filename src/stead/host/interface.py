@@ -7,7 +7,8 @@ tests of rules have a host in memory.
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv4Network
 from typing import Protocol, TypeVar
 
 from stead.errors import HostError
@@ -29,11 +30,52 @@ Report = Callable[[Progress], None]
 
 
 @dataclass(frozen=True)
+class PrivateNetwork:
+    """A VPC. Its number, unique in the installation, determines its resources on this host."""
+
+    id: str
+    number: int
+    cidr: IPv4Network
+    account: str | None = None
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A WireGuard client of a VPC."""
+
+    public_key: str
+    address: IPv4Address
+
+
+@dataclass(frozen=True)
+class WireGuardTunnel:
+    """WireGuard into a VPC: the port and key of the host's end, and all clients."""
+
+    network: PrivateNetwork
+    port: int
+    private_key: str = field(repr=False)
+    peers: tuple[Peer, ...]
+
+
+@dataclass(frozen=True)
+class Nic:
+    """The VPC that a VM's data NIC is in, by id, and the VM's address there."""
+
+    vpc: str
+    address: IPv4Address
+
+
+@dataclass(frozen=True)
 class Place:
-    """A VM's id and slot, which determine all of its resources on this host."""
+    """A VM's id and slot, which determine all of its resources on this host, and the VPC it is in.
+
+    A VM of the pool has no account yet.
+    """
 
     machine: str
     slot: int
+    nic: Nic | None = None
+    account: str | None = None
 
 
 class TemplateUnreadable(HostError):
@@ -293,6 +335,26 @@ class Host(Protocol):
         """Move the files of a VM without a row to the quarantine, and discard the rest of it."""
 
     async def prune_quarantine(self) -> None: ...
+    # Private networks
+    async def open_networks(
+        self,
+        networks: Collection[PrivateNetwork],
+        members: Collection[Place],
+        wanted: Callable[[str], None],
+    ) -> None:
+        """Make this host's VPCs those that are recorded, with these VMs; `wanted` is called with the id of
+        a VM that does not run and that another VM of its VPC sends packets to."""
+
+    async def add_network(self, network: PrivateNetwork) -> None: ...
+    async def remove_network(self, network: PrivateNetwork) -> None:
+        """Remove a VPC without VMs from this host; idempotent."""
+
+    async def set_tunnel(self, tunnel: WireGuardTunnel) -> None:
+        """Let exactly these clients into a VPC; without any there is no tunnel."""
+
+    async def join_network(self, place: Place) -> None:
+        """Make the data NIC of a VM that has a process its account's, in its VPC if it is in one."""
+
     async def traffic(self) -> Mapping[int, int]:
         """Bytes of IPv4 traffic of each slot so far."""
 

@@ -6,11 +6,12 @@ import hashlib
 import os
 import shutil
 import socket
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from stead import addresses
 from stead.deadlines import scaled
 from stead.errors import CheckpointUnusable, DiskSpaceExceeded, HostError
 from stead.files import (
@@ -31,7 +32,7 @@ from stead.host.authority import Authority
 from stead.host.cgroups import ControlGroups
 from stead.host.checkpoints import CapturedState, CheckpointFolders, LocalVm, device_state
 from stead.host.image import BaseImage, ensure_image, find_image, image_key
-from stead.host.interface import Disk, Inventory, Place, Report, narrowed
+from stead.host.interface import Disk, Inventory, Place, PrivateNetwork, Report, WireGuardTunnel, narrowed
 from stead.host.layer_files import LayerFiles
 from stead.host.memory import check_memory, sealed_copy
 from stead.host.network import Network
@@ -150,8 +151,8 @@ class LocalHost:
         self._sealed.clear()
         await self.network.close()
 
-    async def remove_network(self) -> None:
-        """Remove the namespace, link, rules and cgroups, after `close` and without any VM left."""
+    async def remove_from_host(self) -> None:
+        """Remove the namespaces, link, rules and cgroups, after `close` and without any VM left."""
         self.groups.remove()
         with contextlib.suppress(OSError):
             (self.settings.runtime / self.settings.instance).rmdir()
@@ -363,7 +364,7 @@ class LocalHost:
         inherited: tuple[int, ...] = (),
     ) -> ProcessId:
         files = self.files(place.machine)
-        taps = await self.network.attach(place.slot)
+        taps = await self.network.attach(place)
         command = Command(
             platform=platform,
             name=process_name(self.settings.instance, place.machine),
@@ -390,7 +391,7 @@ class LocalHost:
         return Agent(lambda: self.network.agent_socket(place.slot), place.machine)
 
     async def dial(self, place: Place, port: int) -> socket.socket:
-        return await self.network.dial(place.slot, port)
+        return await self.network.dial(addresses.machine_address(place.slot), port)
 
     async def kill(self, process: ProcessId) -> None:
         await kill(process)
@@ -405,6 +406,8 @@ class LocalHost:
     async def forget_connections(self, place: Place) -> None:
         try:
             await self.network.end_connections(place.slot)
+            if place.nic is not None:
+                await self.network.vpcs.forget(place)
         except HostError as error:
             # They end by themselves; the next VM with this address does not start before they are deleted.
             log.warning("cannot delete connections", vm=place.machine, error=str(error))
@@ -422,6 +425,25 @@ class LocalHost:
 
     async def prune_quarantine(self) -> None:
         await in_thread(self._quarantine.prune)
+
+    # Private networks
+
+    async def open_networks(
+        self, networks: Collection[PrivateNetwork], members: Collection[Place], wanted: Callable[[str], None]
+    ) -> None:
+        await self.network.vpcs.open(networks, members, wanted)
+
+    async def add_network(self, network: PrivateNetwork) -> None:
+        await self.network.vpcs.add(network)
+
+    async def remove_network(self, network: PrivateNetwork) -> None:
+        await self.network.vpcs.remove(network)
+
+    async def set_tunnel(self, tunnel: WireGuardTunnel) -> None:
+        await self.network.vpcs.set_tunnel(tunnel)
+
+    async def join_network(self, place: Place) -> None:
+        await self.network.join(place)
 
     async def traffic(self) -> dict[int, int]:
         return await self.network.traffic()

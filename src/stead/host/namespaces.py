@@ -19,6 +19,18 @@ _libc = ctypes.CDLL(None, use_errno=True)
 T = TypeVar("T")
 
 
+def namespace_of(name: str) -> Path:
+    return Path("/run/netns") / name
+
+
+def is_namespace(path: Path) -> bool:
+    """Whether a namespace is mounted there; a crash inside `ip netns add` leaves a bare file."""
+    try:
+        return path.stat().st_dev == Path("/proc/self/ns/net").stat().st_dev
+    except FileNotFoundError:
+        return False
+
+
 class NamespaceThread:
     """One thread inside a network namespace. Sockets, taps and child processes made by it stay inside."""
 
@@ -56,12 +68,16 @@ class NamespaceThread:
     async def dial(self, address: IPv4Address, port: int) -> socket.socket:
         """A TCP connection from the namespace, as a socket that does not block. Raises OSError."""
         kind = socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
-        link = await self.call(lambda: socket.socket(socket.AF_INET, kind))
+        made: list[socket.socket] = []
         try:
+            # Into a list: the answer of a cancelled call is lost.
+            await self.call(lambda: made.append(socket.socket(socket.AF_INET, kind)))
+            (link,) = made
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await asyncio.get_running_loop().sock_connect(link, (str(address), port))
         except BaseException:
-            link.close()
+            for link in made:
+                link.close()
             raise
         return link
 

@@ -6,17 +6,15 @@ namespace, the link and the host's tables can be left over; `remove` deletes the
 
 import asyncio
 import contextlib
-import fcntl
-import json
 import os
 import re
 import socket
-import struct
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from ipaddress import IPv4Address, IPv4Network
+from functools import partial
+from ipaddress import IPv4Address, IPv4Network, IPv6Address
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
@@ -26,24 +24,24 @@ from stead import addresses
 from stead.deadlines import scaled
 from stead.errors import HostError
 from stead.files import locked
-from stead.host import firewall
+from stead.host import firewall, netlink
 from stead.host.commands import run
 from stead.host.connections import delete_connections, delete_tracked, translated_connections
-from stead.host.namespaces import NamespaceThread
+from stead.host.interface import Place
+from stead.host.namespaces import NamespaceThread, is_namespace, namespace_of
+from stead.host.netlink import Netlink
 from stead.host.resolvers import changes_of_resolvers
 from stead.host.routing import enable_forwarding, restore_forwarding, sysctl
 from stead.host.sockets import destroy_connections, destroy_orphans
+from stead.host.taps import open_tap, set_up_data_tap
+from stead.host.traffic import read_traffic
+from stead.host.vpcs import Vpcs, remove_all
 from stead.logs import get_logger
 from stead.settings import Settings
 from stead.tasks import TaskSet, in_thread
 
 log = get_logger("stead.network")
 
-_TUNSETIFF = 0x400454CA
-_TAP_FLAGS = 0x0002 | 0x1000 | 0x4000  # IFF_TAP, IFF_NO_PI, IFF_VNET_HDR
-_PERMANENT = 0x80
-_NO_DAD = 0x02
-_LINK_SCOPE = 253
 _UNICAST = 1
 _LOCK_TIMEOUT = scaled(60.0)
 _RESURVEY = 30.0
@@ -66,23 +64,24 @@ class Taps:
 
 
 def namespace_path(settings: Settings) -> Path:
-    return Path("/run/netns") / f"stead-{settings.instance}"
+    return namespace_of(f"stead-{settings.instance}")
 
 
 class Network:
     """The namespace of this installation, created if needed."""
 
-    def __init__(self, settings: Settings, thread: NamespaceThread, netlink: Any) -> None:
+    def __init__(self, settings: Settings, thread: NamespaceThread, link: Netlink) -> None:
         self._settings = settings
         self._thread = thread
-        self._netlink = netlink
+        self._netlink = link
+        self.vpcs = Vpcs(settings, thread, link, _tracked_of_vms())
         self._tasks = TaskSet()
 
     @classmethod
     async def open(cls, settings: Settings) -> Self:
         survey = await _ensure(settings)
         thread = NamespaceThread.named(namespace_path(settings))
-        network = cls(settings, thread, await thread.call(IPRoute))
+        network = cls(settings, thread, await thread.call(Netlink))
         network._tasks.start(_follow_changes(settings, survey), "follow changes of the host's network")
         network._tasks.start(_follow_resolvers(settings), "follow the host's name servers")
         network._tasks.start(network._destroy_orphans(), "destroy connections to taps that are gone")
@@ -90,45 +89,55 @@ class Network:
 
     async def close(self) -> None:
         await self._tasks.close()
+        await self.vpcs.close()
         await self._thread.call(self._netlink.close)
         self._thread.close()
 
-    async def attach(self, slot: int) -> Taps:
-        """Create the two taps of a VM's slot, with its route and neighbour entries."""
-        return await self._thread.call(lambda: self._attach(slot))
+    async def attach(self, place: Place) -> Taps:
+        """Create the two taps of a VM, with its route and neighbour entries."""
+        if place.nic is None:
+            return await self._thread.call(lambda: self._attach(place, None))
+        data = await self.vpcs.attach(place)
+        return await self._thread.call(lambda: self._attach(place, data))
 
-    def _attach(self, slot: int) -> Taps:
-        data = _open_tap(addresses.data_tap(slot))
+    def _attach(self, place: Place, elsewhere: int | None) -> Taps:
+        """Create the taps of a VM, but for a data tap that is in a VPC."""
+        slot = place.slot
+        data = open_tap(addresses.data_tap(slot)) if elsewhere is None else elsewhere
         try:
-            management = _open_tap(addresses.management_tap(slot))
+            management = open_tap(addresses.management_tap(slot))
         except BaseException:
             os.close(data)
             raise
         taps = Taps(data, management)
         try:
-            index = socket.if_nametoindex(addresses.data_tap(slot))
-            address = str(addresses.machine_address(slot))
-            self._netlink.link("set", index=index, address=addresses.TAP_MAC, state="up")
-            self._netlink.route("add", dst=f"{address}/32", oif=index, scope=_LINK_SCOPE)
-            self._netlink.neigh(
-                "add", dst=address, lladdr=addresses.DATA_MAC, ifindex=index, state=_PERMANENT
-            )
+            if elsewhere is None:
+                set_up_data_tap(self._netlink, slot, addresses.machine_address(slot), place.account)
             index = socket.if_nametoindex(addresses.management_tap(slot))
-            self._netlink.link("set", index=index, address=addresses.TAP_MAC, state="up")
-            self._netlink.addr(
-                "add", index=index, address=addresses.HOST_LINK_ADDRESS, prefixlen=64, flags=_NO_DAD
-            )
-            self._netlink.neigh(
-                "add",
-                dst=addresses.AGENT_ADDRESS,
-                lladdr=addresses.MANAGEMENT_MAC,
-                ifindex=index,
-                state=_PERMANENT,
+            self._netlink.change(
+                netlink.link_up(index, addresses.TAP_MAC),
+                netlink.address(index, IPv6Address(addresses.HOST_LINK_ADDRESS), 64),
+                netlink.neighbour(IPv6Address(addresses.AGENT_ADDRESS), index, addresses.MANAGEMENT_MAC),
             )
         except Exception as error:
             taps.close()
             raise HostError(f"cannot set up the network of slot {slot}: {error}") from error
         return taps
+
+    async def join(self, place: Place) -> None:
+        """Make the data tap of a VM from the pool its account's, and move it into its VPC if it is in one."""
+        if place.nic is not None:
+            await self.vpcs.move(place)
+            return
+
+        def set_group() -> None:
+            index = socket.if_nametoindex(addresses.data_tap(place.slot))
+            self._netlink.change(netlink.link_group(index, addresses.account_group(place.account)))
+
+        try:
+            await self._thread.call(set_group)
+        except (OSError, NetlinkError) as error:
+            raise HostError(f"cannot set up the network of slot {place.slot}: {error}") from error
 
     async def forget_connections(self, slot: int) -> None:
         """Delete the tracked connections of a slot's address, before another VM gets it."""
@@ -155,15 +164,17 @@ class Network:
         while True:
             await asyncio.sleep(_ORPHANS)
             try:
-                await self._thread.call(destroy_orphans)
+                await self._thread.call(partial(destroy_orphans, self.vpcs.slots()))
             except OSError as error:
                 log.warning("closed connections to VMs that are gone end by themselves", error=str(error))
                 return
 
     async def serve_dns(self, served: bool) -> None:
         """Whether VMs ask a resolver in the namespace, at the gateway address, or the host's."""
-        resolver = next(iter(addresses.resolvers()), None)
-        rules = firewall.served_dns_rules() if served else firewall.forwarded_dns_rules(resolver)
+        if served:
+            rules = firewall.served_dns_rules(self._settings.allow_private)
+        else:
+            rules = firewall.forwarded_dns_rules(next(iter(addresses.resolvers()), None))
         await _load(self._settings, rules)
 
     async def agent_socket(self, slot: int) -> tuple[socket.socket, tuple[str, int, int, int]]:
@@ -178,11 +189,23 @@ class Network:
 
         return await self._thread.call(make)
 
-    async def dial(self, slot: int, port: int) -> socket.socket:
-        """A TCP connection from the namespace to a port of a slot's data address; OSError if refused."""
-        return await self.dial_address(addresses.machine_address(slot), port)
+    async def datagram_socket(self, address: IPv4Address, port: int) -> socket.socket:
+        """A socket for UDP in the namespace, bound and not blocking."""
 
-    async def dial_address(self, address: IPv4Address, port: int) -> socket.socket:
+        def make() -> socket.socket:
+            made = socket.socket(
+                socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+            )
+            try:
+                made.bind((str(address), port))
+            except OSError as error:
+                made.close()
+                raise HostError(f"cannot bind UDP port {port} of {address}: {error.strerror}") from error
+            return made
+
+        return await self._thread.call(make)
+
+    async def dial(self, address: IPv4Address, port: int) -> socket.socket:
         """A TCP connection from the namespace; OSError if refused."""
         return await self._thread.dial(address, port)
 
@@ -191,11 +214,10 @@ class Network:
 
         A slot that has had no traffic is missing. Counters outlive the tap: a slot's next VM continues them.
         """
-        completed = await run(
-            *("nsenter", f"--net={namespace_path(self._settings)}"),
-            *("nft", "-j", "list", "set", "inet", "stead", firewall.TRAFFIC_SET),
-        )
-        return read_traffic(completed.stdout)
+        counted = await self._thread.call(read_traffic)
+        for slot, count in (await self.vpcs.traffic()).items():
+            counted[slot] = counted.get(slot, 0) + count
+        return counted
 
 
 @contextlib.contextmanager
@@ -204,30 +226,6 @@ def _explained(slot: int) -> Iterator[None]:
         yield
     except (OSError, NetlinkError) as error:
         raise HostError(f"cannot delete the connections of slot {slot}: {error}") from error
-
-
-def read_traffic(listing: bytes) -> dict[int, int]:
-    """Bytes by slot, from nft's JSON of the counter set."""
-    counted = {}
-    for entry in json.loads(listing)["nftables"]:
-        for element in entry.get("set", {}).get("elem", ()):
-            slot = addresses.slot_of_data_tap(element["elem"]["val"])
-            if slot is not None:
-                counted[slot] = int(element["elem"]["counter"]["bytes"])
-    return counted
-
-
-def _open_tap(name: str) -> int:
-    try:
-        descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise HostError(f"cannot open /dev/net/tun: {error.strerror}") from error
-    try:
-        fcntl.ioctl(descriptor, _TUNSETIFF, struct.pack("16sH22s", name.encode(), _TAP_FLAGS, b""))
-    except OSError as error:
-        os.close(descriptor)
-        raise HostError(f"cannot create tap {name}: {error.strerror}") from error
-    return descriptor
 
 
 def _names(settings: Settings) -> tuple[str, str, str, str]:
@@ -293,7 +291,7 @@ async def _ensure(settings: Settings) -> _Survey:
     """Create or repair the namespace, the link and the rules (idempotent)."""
     namespace, outer, inner, _ = _names(settings)
     path = namespace_path(settings)
-    if not _is_namespace(path):
+    if not is_namespace(path):
         path.unlink(missing_ok=True)
         await run("ip", "netns", "add", namespace)
     async with _locked(settings):
@@ -428,6 +426,7 @@ def _namespace_sysctls() -> None:
 async def remove(settings: Settings) -> None:
     """Remove everything that `open` created (idempotent)."""
     namespace, outer, _, table = _names(settings)
+    await remove_all(settings)
     if Path("/sys/class/net", outer).exists():
         await run("ip", "link", "delete", outer)
     async with _locked(settings):
@@ -442,11 +441,3 @@ async def _installations() -> bool:
     """Whether this host has tables of any installation."""
     tables = await run("nft", "list", "tables")
     return re.search(rb"^table inet stead_[0-9a-f]{6}$", tables.stdout, re.MULTILINE) is not None
-
-
-def _is_namespace(path: Path) -> bool:
-    """Whether a namespace is mounted there; a crash inside `ip netns add` leaves a bare file."""
-    try:
-        return path.stat().st_dev == Path("/proc/self/ns/net").stat().st_dev
-    except FileNotFoundError:
-        return False

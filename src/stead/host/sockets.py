@@ -6,7 +6,7 @@ Call all functions in a thread of the namespace.
 import errno
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
 
@@ -45,10 +45,11 @@ def destroy_connections(address: IPv4Address) -> int:
     return _destroy(_OPEN, (socket.AF_INET,), lambda found: found.peer == address)
 
 
-def destroy_orphans() -> int:
+def destroy_orphans(elsewhere: Collection[int] = ()) -> int:
     """Destroy closed connections that wait for a VM whose tap is gone: minutes of retransmissions.
 
-    A VM that wakes within that time answers by itself, so those of other VMs are left.
+    A VM that wakes within that time answers by itself, so those of other VMs are left. The taps of the slots
+    `elsewhere` are in other namespaces: nothing is known of them here.
     """
     links = dict(socket.if_nameindex())
     names = set(links.values())
@@ -59,7 +60,7 @@ def destroy_orphans() -> int:
         if isinstance(found.peer, IPv6Address):
             return found.peer == _AGENT and found.interface not in links
         slot = slot_of_address(found.peer)
-        return slot is not None and data_tap(slot) not in names
+        return slot is not None and slot not in elsewhere and data_tap(slot) not in names
 
     return _destroy(_CLOSING, (socket.AF_INET, socket.AF_INET6), is_orphan)
 

@@ -129,7 +129,7 @@ class BringUp:
 
     async def identify(self, record: Record, live: Live, *, new_keys: bool) -> None:
         """Confer the identity and keys of a VM on its guest; StartFailed unless it confirms."""
-        identity = GuestIdentity(record.id, record.hostname, record.guest_machine_id, record.address)
+        identity = GuestIdentity(record.id, record.hostname, record.guest_machine_id, record.guest_address)
         try:
             await confer(live.agent, identity, timeout=CONFIRM_TIMEOUT, new_keys=new_keys)
         except GuestUnreachable as error:

@@ -1,5 +1,6 @@
 """Create: a new VM from a template or a snapshot, or again under the id of a deleted VM."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from stead.machines.disks import Disks
 from stead.machines.events import EventKind
 from stead.machines.journal import Journal
 from stead.machines.locks import Locks
+from stead.machines.nics import NicRequest, VpcAddresses
 from stead.machines.pool import Pool
 from stead.machines.processes import Live, Processes
 from stead.machines.quotas import Quotas
@@ -53,18 +55,23 @@ class CreateOperation:
     slots: KeyedLimit
     templates: Templates
     snapshots: Snapshots
+    addresses: VpcAddresses
 
-    async def from_template(self, size: Size | None, properties: Properties, report: Report) -> Record:
+    async def from_template(
+        self, size: Size | None, properties: Properties, nic: NicRequest | None, report: Report
+    ) -> Record:
         template = await self.templates.ensure(size, report, account=properties.account)
         with self.pool.giving_way():
-            claimed = await or_undo(self._claim(template, properties), self._give_up)
+            claimed = await or_undo(self._claim(template, properties, nic), self._give_up)
             if claimed is not None:
                 record, live = claimed
                 return await self._finish(record, self._resume(record, live))
-            record = await self.allocate(template.size, template.id, properties, None)
+            record = await self.allocate(template.size, template.id, properties, None, nic)
             return await self._finish(record, self._restore(record, template))
 
-    async def from_snapshot(self, snapshot: SnapshotRow, size: Size | None, properties: Properties) -> Record:
+    async def from_snapshot(
+        self, snapshot: SnapshotRow, size: Size | None, properties: Properties, nic: NicRequest | None
+    ) -> Record:
         """Restore the snapshot's memory when sizes match; else boot from its disk."""
         own = size_of(snapshot)
         size = size or own
@@ -74,7 +81,7 @@ class CreateOperation:
                 f" its disk has {own.disk_gib} GiB, and disks cannot shrink"
             )
         with self.pool.giving_way():
-            record = await self.allocate(size, snapshot.template, properties, snapshot.layer)
+            record = await self.allocate(size, snapshot.template, properties, snapshot.layer, nic)
             work = self._from_snapshot(record, snapshot, size == own)
             return await self._finish(record, work, f"from snapshot {snapshot.id}")
 
@@ -93,16 +100,31 @@ class CreateOperation:
         await self.snapshots.touch(snapshot.id)
         return created
 
-    async def allocate(self, size: Size, template: str, properties: Properties, layer: str | None) -> Record:
-        return await or_undo(self._allocate(size, template, properties, layer), self._undo)
+    async def allocate(
+        self,
+        size: Size,
+        template: str,
+        properties: Properties,
+        layer: str | None,
+        nic: NicRequest | None = None,
+    ) -> Record:
+        return await or_undo(self._allocate(size, template, properties, layer, nic), self._undo)
 
-    async def _allocate(self, size: Size, template: str, properties: Properties, layer: str | None) -> Record:
+    async def _allocate(
+        self, size: Size, template: str, properties: Properties, layer: str | None, nic: NicRequest | None
+    ) -> Record:
         async with self.quotas.admitting(properties.account, size):
-            return await self.journal.allocate(Creating, size, template, properties, layer)
+            return await self.addresses.claim(
+                nic,
+                properties,
+                lambda own: self.journal.allocate(Creating, size, template, own, layer),
+            )
 
-    async def _claim(self, template: Template, properties: Properties) -> tuple[Record, Live] | None:
+    async def _claim(
+        self, template: Template, properties: Properties, nic: NicRequest | None
+    ) -> tuple[Record, Live] | None:
         async with self.quotas.admitting(properties.account, template.size):
-            return await self.pool.claim(template, properties)
+            return await self.addresses.claim(nic, properties, lambda own: self.pool.claim(template, own))
 
     async def _give_up(self, claimed: tuple[Record, Live] | None) -> None:
         if claimed is not None:
@@ -134,8 +156,13 @@ class CreateOperation:
 
     async def _resume(self, record: Record, live: Live) -> Up:
         async with self.slots.hold(record.account):
-            await live.vm.resume()
-            await self.bring_up.identify(record, live, new_keys=True)
+            # The guest confirms its address over its other NIC meanwhile.
+            joining = asyncio.ensure_future(self.host.join_network(record.place))
+            try:
+                await live.vm.resume()
+                await self.bring_up.identify(record, live, new_keys=True)
+            finally:
+                await finished(joining)
         return record, live, None
 
     async def _restore(self, record: Record, template: Template) -> Up:

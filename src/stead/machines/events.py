@@ -46,6 +46,7 @@ class Use(StrEnum):
     FORWARD = "forwarded port"
     DOMAIN = "request for a mapped domain"
     SSH = "SSH connection"
+    NETWORK = "packet in its VPC"
     GUEST = "guest access"
     START = "start request"
     STOP = "stop request"

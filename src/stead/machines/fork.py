@@ -11,9 +11,11 @@ from stead.machines.capture import CaptureOperation
 from stead.machines.create import CreateOperation
 from stead.machines.deletion import DeleteOperation
 from stead.machines.events import Use
+from stead.machines.journal import Journal
 from stead.machines.layers import Layers
 from stead.machines.locks import Locks, wrong_state
 from stead.machines.names import check_name
+from stead.machines.nics import NicRequest
 from stead.machines.persistence import Persistence
 from stead.machines.pool import Pool
 from stead.machines.processes import Processes
@@ -21,6 +23,7 @@ from stead.machines.records import Properties, Record
 from stead.machines.room import Room
 from stead.machines.start import StartOperation
 from stead.machines.states import Operation
+from stead.networks.errors import ForkUnsupported
 from stead.tasks import TaskSet, finished
 
 if TYPE_CHECKING:
@@ -34,6 +37,7 @@ _CHILD_OVERHEAD = 64 << 20
 @dataclass(eq=False)
 class ForkOperation:
     host: Host
+    journal: Journal
     processes: Processes
     layers: Layers
     capture: CaptureOperation
@@ -61,6 +65,10 @@ class ForkOperation:
         if not 1 <= count <= MAX_FORKS:
             raise InvalidRequest(f"cannot fork {count} VMs: must be 1 to {MAX_FORKS}")
         names = _names(name, count)
+        # Before anything is woken or evicted for it; a NIC does not change.
+        own = (await self.journal.find(machine_id)).properties
+        if own.nic is not None and own.fixed_address:
+            raise ForkUnsupported(machine_id, str(own.nic.address))
         await self.room.make(keeping=machine_id)
         return await self.tasks.run(self._fork(machine_id, names, persistence))
 
@@ -108,7 +116,10 @@ class ForkOperation:
         try:
             for name in names:
                 own = replace(properties, name=name)
-                children.append(await self.create.allocate(state.size, parent.template, own, parent.layer))
+                nic = None if of.nic is None else NicRequest(of.nic.vpc)
+                children.append(
+                    await self.create.allocate(state.size, parent.template, own, parent.layer, nic)
+                )
         except BaseException:
             await self._remove(children)
             raise

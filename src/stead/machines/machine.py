@@ -22,9 +22,10 @@ from stead.guest.execution import (
 )
 from stead.guest.files import GuestFiles
 from stead.guest.watching import FileEvent, watch
+from stead.host.interface import Nic
 from stead.machines.events import Use, instance_id
 from stead.machines.persistence import Persistence
-from stead.machines.records import persistence_of, size_of
+from stead.machines.records import nic_of, persistence_of, size_of
 from stead.machines.states import State
 from stead.processes import ProcessId
 from stead.settings import Size
@@ -46,6 +47,7 @@ class MachineInfo:
     state: State
     size: Size
     address: IPv4Address
+    """Where the host reaches it. Its guest has this address too, unless it is in a VPC."""
     hostname: str
     reason: str | None
     created_at: float
@@ -64,6 +66,8 @@ class MachineInfo:
     """Id of its current run: a new one after every start; None when it has no process."""
     layer: str | None
     """The read-only disk layer below its own."""
+    nic: Nic | None
+    """Its VPC, and its address there."""
 
     def belongs_to(self, account: str) -> bool:
         """Whether an account sees and uses it: VMs of builds are not theirs yet."""
@@ -98,6 +102,7 @@ def machine_info(row: MachineRow) -> MachineInfo:
         build=row.build,
         instance=instance,
         layer=row.layer,
+        nic=nic_of(row),
     )
 
 

@@ -6,9 +6,10 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 
 from stead.deadlines import scaled
-from stead.errors import MachineNotFound
+from stead.errors import MachineNotFound, SteadError
 from stead.guest.sessions import Session
 from stead.host.interface import Host, Report
+from stead.logs import get_logger
 from stead.machines.boot import BootOperation
 from stead.machines.bring_up import BringUp
 from stead.machines.capture import CaptureOperation
@@ -24,11 +25,12 @@ from stead.machines.layers import Layers
 from stead.machines.locks import Locks
 from stead.machines.machine import Machine, MachineInfo, machine_info
 from stead.machines.names import check_name
+from stead.machines.nics import NicRequest, VpcAddresses, private_network
 from stead.machines.persistence import PERSISTENT, Persistence, SnapshotPersistence
 from stead.machines.pool import Pool
 from stead.machines.processes import Processes
 from stead.machines.quotas import LimitsOf, Quotas
-from stead.machines.records import Properties, Purpose
+from stead.machines.records import Properties, Purpose, record_of
 from stead.machines.recovery import Reconciliation
 from stead.machines.resize import ResizeOperation
 from stead.machines.room import Room
@@ -41,12 +43,16 @@ from stead.machines.suspended_terminals import parse_terminals
 from stead.machines.templates import Templates
 from stead.machines.unchanged import UNCHANGED, Unchanged
 from stead.machines.wake import WakeOperation
+from stead.networks.names import PrivateNames
 from stead.settings import Settings, Size
 from stead.store.database import Database
 from stead.store.layers import LayerStore
 from stead.store.machines import MachineRow, MachineStore
+from stead.store.networks import VpcStore
 from stead.store.snapshots import SnapshotStore
 from stead.tasks import KeyedLimit, TaskSet, finished
+
+log = get_logger("stead.machines")
 
 _UNLISTED = (*HIDDEN, State.DELETED)
 _RESTORE_DEADLINE = scaled(10.0)
@@ -64,8 +70,11 @@ class Machines:
         self.database = database
         self.host = host
         self._store = MachineStore(database)
+        self._waking: set[str] = set()
         tasks = self._tasks = TaskSet()
         layer_store = LayerStore(database)
+        self._vpcs = VpcStore(database)
+        self.private_names = PrivateNames(self._store)
         # What all operations share
         journal = self.journal = Journal(self._store, host.slots)
         events = self.events = Events()
@@ -106,6 +115,7 @@ class Machines:
             slots,
             self._templates,
             self.snapshots,
+            VpcAddresses(self._vpcs),
         )
         self._room = Room(host, journal, layers, deletion, self.snapshots, locks)
         start = self._start = StartOperation(
@@ -113,6 +123,7 @@ class Machines:
         )
         fork = ForkOperation(
             host,
+            journal,
             processes,
             layers,
             capture,
@@ -150,6 +161,7 @@ class Machines:
     async def recovered(self) -> AsyncIterator[None]:
         """Recover from a crash, then keep the pool filled and suspend idle VMs inside the block."""
         try:
+            await self._open_networks()
             await self._recovery.run()
             await self.snapshots.recover()
             await self.layers.collect(set_aside=True)
@@ -168,6 +180,29 @@ class Machines:
             await self._start.close()
             await self._tasks.close()
             await self.processes.close()
+
+    async def _open_networks(self) -> None:
+        networks = [private_network(row) for row in await self._vpcs.all()]
+        places = [
+            record_of(row).place
+            for row in await self._store.list()
+            if row.vpc is not None and row.state != State.DELETED
+        ]
+        await self.host.open_networks(networks, places, self._wake_for_network)
+
+    def _wake_for_network(self, machine_id: str) -> None:
+        """Wake a VM that another VM of its VPC sends packets to."""
+        if machine_id not in self._waking:
+            self._waking.add(machine_id)
+            self._tasks.start(self._wake_once(machine_id), f"wake of VM {machine_id} for its VPC")
+
+    async def _wake_once(self, machine_id: str) -> None:
+        try:
+            await self.ensure_up(machine_id, Use.NETWORK)
+        except SteadError as error:
+            log.warning("cannot wake a VM for a packet in its VPC", vm=machine_id, error=str(error))
+        finally:
+            self._waking.discard(machine_id)
 
     def limit(self, limits_of: LimitsOf) -> None:
         """Enforce these limits of accounts from now on."""
@@ -191,6 +226,7 @@ class Machines:
         workdir: str | None = None,
         build: str | None = None,
         request: str | None = None,
+        nic: NicRequest | None = None,
         report: Report = lambda _: None,
     ) -> Machine:
         """Create a VM and wait until its guest confirmed its identity; a failure leaves nothing.
@@ -216,11 +252,11 @@ class Machines:
         properties.check()
         await self._room.make(keeping=snapshot)
         if snapshot is None:
-            record = await self._create.from_template(size, properties, report)
+            record = await self._create.from_template(size, properties, nic, report)
         else:
             source = await self.snapshots.ready(snapshot)
             await self.snapshots.touch(snapshot)
-            record = await self._create.from_snapshot(source, size, properties)
+            record = await self._create.from_snapshot(source, size, properties, nic)
         if ready_timeout is not None:
             try:
                 await self.wait_until_ready(record.id, ready_timeout)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from ipaddress import IPv4Address
 
 from stead.deadlines import scaled
 from stead.errors import StartFailed
@@ -26,6 +27,8 @@ _LONGEST_WAIT = scaled(10.0)
 """Seconds that one create keeps the pool from refilling."""
 
 _PLACEHOLDER = "prepared"
+_UNUSED = IPv4Address("100.64.0.1")
+"""Of no VM: the first addresses of the range are reserved."""
 
 log = get_logger("stead.pool")
 
@@ -163,10 +166,11 @@ class Pool:
 
         The identity is a placeholder: a create confers the real one. It is conferred twice because a clone's
         first one finds what its template prepared, and takes another path in the guest than those after it.
+        The second one changes the address, as that of a VM in a VPC will.
         """
         record = await self._bring_up.step(record, "warm")
-        identity = GuestIdentity(record.id, _PLACEHOLDER, new_machine_id(), record.address)
-        for _ in range(2):
+        for address in (_UNUSED, record.address):
+            identity = GuestIdentity(record.id, _PLACEHOLDER, new_machine_id(), address)
             await confer(live.agent, identity, timeout=CONFIRM_TIMEOUT)
             await collect(live.agent, ExecRequest("true", timeout=CONFIRM_TIMEOUT))
         await live.vm.pause()

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from stead import addresses
 from stead.errors import InvalidRequest
-from stead.host.interface import Place
+from stead.host.interface import Nic, Place
 from stead.machines import persistence, states
 from stead.machines.persistence import PERSISTENT, Persistence
 from stead.machines.states import MachineState
@@ -44,6 +44,10 @@ class Properties:
     """The request that it was created for."""
     snapshot: str | None = None
     """The snapshot that it was created from."""
+    nic: Nic | None = None
+    """Its VPC and its address there."""
+    fixed_address: bool = False
+    """Whether its owner chose the address."""
 
     def check(self) -> None:
         """InvalidRequest unless a caller may ask for this."""
@@ -52,10 +56,19 @@ class Properties:
             raise InvalidRequest(f"workdir must be an absolute path, not {self.workdir!r}")
 
     def to_columns(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in _PLAIN} | persistence.columns(self.persistence)
+        return (
+            {name: getattr(self, name) for name in _PLAIN}
+            | persistence.columns(self.persistence)
+            | {
+                "vpc": None if self.nic is None else self.nic.vpc,
+                "vpc_address": None if self.nic is None else str(self.nic.address),
+                "vpc_fixed": self.fixed_address,
+            }
+        )
 
 
-_PLAIN = tuple(field.name for field in fields(Properties) if field.name != "persistence")
+_OTHERS = ("persistence", "nic", "fixed_address")
+_PLAIN = tuple(field.name for field in fields(Properties) if field.name not in _OTHERS)
 
 
 def check_idle(timeout: int | None, threshold: int) -> None:
@@ -84,7 +97,7 @@ class Record:
 
     @property
     def place(self) -> Place:
-        return Place(self.id, self.slot)
+        return Place(self.id, self.slot, self.properties.nic, self.account)
 
     @property
     def account(self) -> str | None:
@@ -92,7 +105,13 @@ class Record:
 
     @property
     def address(self) -> IPv4Address:
+        """Where the host reaches it."""
         return addresses.machine_address(self.slot)
+
+    @property
+    def guest_address(self) -> IPv4Address:
+        """The address that its guest has: of its VPC, if it is in one."""
+        return self.address if self.properties.nic is None else self.properties.nic.address
 
     @property
     def reason(self) -> str | None:
@@ -129,6 +148,12 @@ def persistence_of(row: MachineRow) -> Persistence:
     return persistence.from_columns(row.persistence, row.priority, row.delete_event)
 
 
+def nic_of(row: MachineRow) -> Nic | None:
+    if row.vpc is None or row.vpc_address is None:
+        return None
+    return Nic(row.vpc, IPv4Address(row.vpc_address))
+
+
 def new_id() -> str:
     return "".join(secrets.choice(_ID_ALPHABET) for _ in range(20))
 
@@ -143,7 +168,12 @@ def record_of(row: MachineRow) -> Record:
         hostname=row.hostname,
         guest_machine_id=row.guest_machine_id,
         layer=row.layer,
-        properties=Properties(persistence=persistence_of(row), **{name: columns[name] for name in _PLAIN}),
+        properties=Properties(
+            persistence=persistence_of(row),
+            nic=nic_of(row),
+            fixed_address=row.vpc_fixed,
+            **{name: columns[name] for name in _PLAIN},
+        ),
         state=states.from_columns(columns),
         active_at=row.active_at,
     )

@@ -83,10 +83,15 @@ from stead.sdk.models import (
     Token,
     VmInfo,
     VmList,
+    VmNic,
     VmPermission,
+    Vpc,
+    VpcMember,
     Whoami,
+    WireGuardPeer,
+    WireGuardSession,
 )
-from stead.sdk.parts import FileContent, Git, Group, RepoRef, RestartPolicy, Service, User
+from stead.sdk.parts import FileContent, Git, Group, Nic, RepoRef, RestartPolicy, Service, User
 from stead.sdk.sizes import Size
 from stead.sdk.spec import VmSpec
 
@@ -200,6 +205,7 @@ __all__ = [
     "LogEntry",
     "LogPage",
     "MissingCredentials",
+    "Nic",
     "NoAnswerInTime",
     "NotFound",
     "Output",
@@ -255,12 +261,17 @@ __all__ = [
     "VmBusy",
     "VmInfo",
     "VmList",
+    "VmNic",
     "VmNotFound",
     "VmNotRunning",
     "VmPermission",
     "VmSpec",
+    "Vpc",
+    "VpcMember",
     "WaitTimedOut",
     "Whoami",
+    "WireGuardPeer",
+    "WireGuardSession",
     "ZipImport",
 ]
 

@@ -8,6 +8,7 @@ from stead.sdk.parts import (
     FileLike,
     Git,
     Group,
+    Nic,
     PersistenceLike,
     Service,
     User,
@@ -50,6 +51,7 @@ def vm_body(
     ready_signal_timeout_seconds: float | None,
     domains: Mapping[str, int] | Sequence[str] | None,
     git_access: str | None,
+    nics: Sequence[Nic | Mapping[str, Any]] | None,
 ) -> dict[str, Any]:
     """The body of a create. If there is a spec, the size and the snapshot go to its innermost layer."""
     base = size.to_wire()
@@ -76,6 +78,7 @@ def vm_body(
         "readySignalTimeoutSeconds": ready_signal_timeout_seconds,
         "domains": None if domains is None else _domains(domains),
         "gitAccess": git_access,
+        "nics": None if nics is None else [_nic(each) for each in nics],
     }
     body = {key: value for key, value in body.items() if value is not None}
     if idle_timeout_seconds is not UNSET:
@@ -127,6 +130,10 @@ def snapshot_body(
         "persistence": None if persistence is None else persistence_to_wire(persistence),
     }
     return {key: value for key, value in body.items() if value is not None}
+
+
+def _nic(nic: Nic | Mapping[str, Any]) -> dict[str, Any]:
+    return nic.to_wire() if isinstance(nic, Nic) else dict(nic)
 
 
 def _domains(domains: Mapping[str, int] | Sequence[str]) -> list[dict[str, Any]]:

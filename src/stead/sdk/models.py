@@ -38,6 +38,13 @@ class Sizing(Model, frozen=True):
     rootfs_size_mb: int | None = None
 
 
+class VmNic(Model, frozen=True):
+    """The VPC that a VM is in, and its address there."""
+
+    vpc: str
+    ipv4: str
+
+
 class VmInfo(Model, frozen=True):
     """The properties of a VM."""
 
@@ -59,6 +66,8 @@ class VmInfo(Model, frozen=True):
     activity_threshold_bytes: int | None = None
     address: str | None = None
     """Its IP address in the VM network of the host."""
+    nics: tuple[VmNic, ...] = ()
+    """Its VPC and its address there; empty without one."""
     workdir: str | None = None
     reason: str | None = None
     """Why it is in this state, if the server gives a reason."""
@@ -571,6 +580,58 @@ class DomainMapping(Model, frozen=True):
     ownership_id: str | None = None
     """The id of the domain that the name belongs to."""
     created_at: Time | None = None
+
+
+class VpcMember(Model, frozen=True):
+    """A VM in a VPC. `names` are those of its address inside the VPC."""
+
+    vm_id: str
+    ipv4: str
+    names: tuple[str, ...] = ()
+
+
+class Vpc(Model, frozen=True):
+    """A private network. `vms` are those in it; a list of VPCs leaves them out."""
+
+    id: str = field(name="vpcId")
+    cidr: str
+    name: str | None = None
+    created_at: Time | None = None
+    vms: tuple[VpcMember, ...] = ()
+
+
+class WireGuardSession(Model, frozen=True):
+    """A way into a VPC for one computer.
+
+    `client_config` is a complete file for `wg-quick`, with the private key.
+    """
+
+    id: str = field(name="sessionId")
+    vpc_id: str
+    client_config: str
+    client_tunnel_ip: str
+    vpc_cidr: str
+    endpoint_port: int
+    endpoint_host: str | None = None
+    server_public_key: str | None = None
+    client_public_key: str | None = None
+    expires_at: Time | None = None
+
+
+class WireGuardPeer(Model, frozen=True):
+    """A way into a VPC for a computer with a key of its own.
+
+    `client_config` is a file for `wg-quick`, but for the private key.
+    """
+
+    vpc_id: str
+    gateway_vm_id: str
+    client_config: str
+    client_tunnel_ip: str
+    vpc_cidr: str
+    endpoint_port: int
+    server_public_key: str
+    endpoint_host: str | None = None
 
 
 class PortUrl(Model, frozen=True):

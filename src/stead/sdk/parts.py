@@ -33,6 +33,19 @@ class Group(Model, frozen=True):
     system: bool | None = None
 
 
+class Nic(Model, frozen=True):
+    """A NIC in a VPC, given by id, unique id prefix or unique name.
+
+    `ipv4` is an address of the VPC, or True for the lowest free one.
+    """
+
+    vpc: str
+    ipv4: str | Literal[True] = True
+
+    def to_wire(self) -> dict[str, Any]:
+        return {"vpc": self.vpc, "mode": "routed", "ipv4": self.ipv4, "default": True}
+
+
 class RestartPolicy(Model, frozen=True):
     """When systemd restarts a service that has ended."""
 

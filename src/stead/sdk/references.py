@@ -15,7 +15,7 @@ from stead.sdk.errors import (
 )
 from stead.sdk.requests import UNUSABLE_SEGMENTS
 
-Kind = Literal["VM", "snapshot", "identity", "repository", "token"]
+Kind = Literal["VM", "snapshot", "identity", "repository", "token", "VPC"]
 
 SHORTEST_PREFIX = 4
 """The minimum length of an id prefix."""
@@ -27,8 +27,9 @@ _FULL_ID = {
     "identity": _UUID,
     "repository": _UUID,
     "token": _UUID,
+    "VPC": re.compile(r"vpc-[a-z0-9]{20}"),
 }
-_ID_PREFIX = {"snapshot": "sc-"}
+_ID_PREFIX = {"snapshot": "sc-", "VPC": "vpc-"}
 """Ids of this kind start with this text, which may be left out of a reference."""
 _MISSING: dict[str, tuple[type[NotFound], str]] = {
     "VM": (VmNotFound, "VM_NOT_FOUND"),
@@ -36,6 +37,7 @@ _MISSING: dict[str, tuple[type[NotFound], str]] = {
     "identity": (IdentityNotFound, "IDENTITY_NOT_FOUND"),
     "repository": (RepoNotFound, "REPO_NOT_FOUND"),
     "token": (NotFound, "NOT_FOUND"),
+    "VPC": (NotFound, "NOT_FOUND"),
 }
 
 

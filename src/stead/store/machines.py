@@ -1,14 +1,16 @@
 """Rows of VMs."""
 
+import contextlib
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from stead.errors import HostError
-from stead.store.rows import Rows, table_of
+from stead.errors import AddressTaken, HostError, InvalidRequest
+from stead.store.database import Database
+from stead.store.rows import Rows, build_rows, table_of
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,20 @@ class MachineRow:
     """The build of the snapshot that it was created from."""
     request: str | None = None
     """The request that it was created for."""
+    vpc: str | None = None
+    """The VPC that its NIC is in; None for the NIC of a VM without one."""
+    vpc_address: str | None = None
+    vpc_fixed: bool = False
+    """Whether its owner chose the address."""
+
+
+@dataclass(frozen=True)
+class MemberRow:
+    """What others of its VPC may know of a VM."""
+
+    id: str
+    name: str | None
+    address: str
 
 
 @dataclass(frozen=True)
@@ -98,6 +114,7 @@ class SuspendedTerminalsRow:
 machines = table_of("machines", MachineRow)
 layers = table_of("layers", LayerRow)
 suspended_terminals = table_of("suspended_terminals", SuspendedTerminalsRow)
+_GONE = ("deleting", "deleted")
 
 
 class MachineStore(Rows[MachineRow]):
@@ -105,14 +122,46 @@ class MachineStore(Rows[MachineRow]):
     row = MachineRow
     stamps = ("created_at", "updated_at", "active_at")
 
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self.version = 0
+        """Grows after each change of a VM, but for its traffic."""
+
     async def insert(self, row: MachineRow) -> MachineRow:
         try:
-            return await super().insert(row)
+            with self._changing():
+                return await super().insert(row)
         except sa.exc.IntegrityError as error:
+            self._explain_conflict(row.vpc, row.vpc_address)
             raise HostError("the disk layer below the new VM was removed") from error
 
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            # Also after a failure: a cancelled caller's write is done.
+            self.version += 1
+
+    def _explain_conflict(self, vpc: str | None, address: str | None) -> None:
+        """Raise the error of a row that cannot be in its VPC, if that is what is wrong."""
+        if vpc is None or address is None:
+            return
+        with self.database.look_up() as connection:
+            same = machines.c.vpc == vpc, machines.c.vpc_address == address
+            if connection.execute(sa.select(machines.c.id).where(*same)).first() is not None:
+                raise AddressTaken(vpc, address)
+            there = sa.select(sa.literal(1)).select_from(sa.table("vpcs", sa.column("id")))
+            if connection.execute(there.where(sa.column("id") == vpc)).first() is None:
+                raise InvalidRequest(f"VPC {vpc} was deleted")
+
     async def update(self, row_id: str, **changes: object) -> MachineRow | None:
-        return await super().update(row_id, **changes, updated_at=time.time_ns())
+        with self._changing():
+            return await super().update(row_id, **changes, updated_at=time.time_ns())
+
+    async def delete(self, row_id: str) -> None:
+        with self._changing():
+            await super().delete(row_id)
 
     async def record_traffic(self, machine_ids: Sequence[str], at: int) -> None:
         """Record the time of the last network traffic of several VMs in one transaction."""
@@ -137,7 +186,12 @@ class MachineStore(Rows[MachineRow]):
         here = machines.c.id == machine_id, *same
         changed = machines.update().where(*here).values(**changes, updated_at=now)
         if frozen is None:
-            return await self._update_returning(changed)
+            try:
+                with self._changing():
+                    return await self._update_returning(changed)
+            except sa.exc.IntegrityError:
+                self._explain_conflict(*_claimed(changes))
+                raise
         layer = layers.insert().values(**dataclasses.asdict(dataclasses.replace(frozen, created_at=now)))
 
         def freeze(connection: sa.Connection) -> MachineRow | None:
@@ -149,7 +203,8 @@ class MachineStore(Rows[MachineRow]):
                 connection.execute(suspended_terminals.insert().values(id=machine_id, terminals=terminals))
             return self._one(connection.execute(changed.returning(machines)))
 
-        return await self.database.write(freeze)
+        with self._changing():
+            return await self.database.write(freeze)
 
     async def list(
         self,
@@ -197,6 +252,28 @@ class MachineStore(Rows[MachineRow]):
         statement = sa.select(suspended_terminals.c.terminals).where(suspended_terminals.c.id == machine_id)
         return await self.database.read(lambda connection: connection.execute(statement).scalar())
 
+    def vpc_of_slot(self, slot: int) -> str | None:
+        """The VPC of the VM in a slot."""
+        statement = sa.select(machines.c.vpc).where(machines.c.slot == slot)
+        with self.database.look_up() as connection:
+            return connection.execute(statement).scalar()
+
+    def members_of(self, vpc: str) -> Sequence[MemberRow]:
+        """The VMs in a VPC that exist, oldest first."""
+        statement = (
+            sa.select(machines.c.id, machines.c.name, machines.c.vpc_address.label("address"))
+            .where(machines.c.vpc == vpc, machines.c.state.not_in(_GONE))
+            .order_by(machines.c.created_at, machines.c.id)
+        )
+        with self.database.look_up() as connection:
+            return build_rows(MemberRow, connection.execute(statement))
+
     async def slots(self) -> set[int]:
         statement = sa.select(machines.c.slot)
         return await self.database.read(lambda connection: set(connection.execute(statement).scalars()))
+
+
+def _claimed(changes: Mapping[str, object]) -> tuple[str | None, str | None]:
+    """The VPC and address that a change claims."""
+    vpc, address = changes.get("vpc"), changes.get("vpc_address")
+    return (vpc, address) if isinstance(vpc, str) and isinstance(address, str) else (None, None)

@@ -72,7 +72,7 @@ async def test_a_name_has_a_file_only_while_its_vm_runs(
     reasons = [event.reason for event in events if event.kind in (EventKind.WOKEN, EventKind.STARTED)]
     assert reasons == ["request for a mapped domain"] * 3
     await machine.delete()
-    await until(lambda: not site.files, 5)
+    await until(lambda: not site.files, 60)
     assert await site.ask() == 404
     await site.vms.ended(machine.id)
     await audit(server)

@@ -49,7 +49,7 @@ async def test_kill_ends_a_shutdown_that_is_under_way(server: FakeServer) -> Non
     machine = await used(server)
     server.world.of(machine.id).obeys = False
     stopping = asyncio.create_task(machine.stop(timeout=3600))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while (await machine.info()).state is not State.STOPPING:  # noqa: ASYNC110  # no event tells
             await asyncio.sleep(0)
     await machine.kill()
@@ -120,5 +120,5 @@ async def test_wait_for_exit_sees_an_exit_during_the_call(
 
     monkeypatch.setattr(store, "transition", write_after_a_question)
     await machine.kill()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         assert await asyncio.gather(*asked) == ["killed"]

@@ -7,12 +7,14 @@ from pydantic import Field
 from stead.api.wire import LARGEST
 from stead.api.wire.domains import Text
 from stead.api.wire.layers import LayerFields, Spec
+from stead.api.wire.networks import NicModel
 from stead.api.wire.numbers import Count, Rounded
 from stead.api.wire.unknown import Tracked
 from stead.api.wire.vms import PersistenceModel
 from stead.builds.spec import Layer
 from stead.domains.domains import Target
 from stead.errors import InvalidRequest
+from stead.machines.nics import NicRequest
 
 _NO_REGISTRIES = (
     "dockerCredentials: this server pulls no images from registries; every VM is made from Debian 13."
@@ -50,12 +52,17 @@ class CreateVm(LayerFields):
         description="Id of a repository of this account that git in the VM may fetch from and push to."
         " Its token is revoked with the VM.",
     )
-    nics: list[dict[str, Any]] | None = Field(default=None, description="Not supported: leave it out.")
+    nics: list[NicModel] | None = Field(
+        default=None, max_length=1, description="The VPC that the VM is in, and its address there."
+    )
     docker_credentials: Any = Field(default=None, description="Not supported: leave it out.")
     udp_hole_punch_ports: list[Any] | None = Field(default=None, description="Not supported: leave it out.")
 
     def top(self) -> Layer:
         return Layer(**self.fields())
+
+    def nic(self) -> NicRequest | None:
+        return self.nics[0].request() if self.nics else None
 
     def label(self) -> str | None:
         """The name of the VM; SDKs put it into the spec."""
@@ -70,8 +77,6 @@ class CreateVm(LayerFields):
 
     def refuse_unsupported(self) -> None:
         """Refuse fields that this server cannot honour: a VM that silently lacks them would be worse."""
-        if self.nics:
-            raise InvalidRequest("nics: this version of Stead has no private networks yet. Leave nics out")
         if self.docker_credentials:
             raise InvalidRequest(_NO_REGISTRIES)
         if self.udp_hole_punch_ports:

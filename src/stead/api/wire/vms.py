@@ -76,6 +76,15 @@ class Sizing(Wire):
     rootfs_size_mb: int
 
 
+class VmNic(Wire):
+    """The VPC that a VM is in, and its address there."""
+
+    vpc: str
+    mode: str = "routed"
+    ipv4: str
+    default: bool = True
+
+
 class VmRow(Wire):
     """A VM in a list."""
 
@@ -93,6 +102,7 @@ class VmRow(Wire):
     metrics: None = None
     sizing: Sizing
     address: str
+    nics: list[VmNic] = Field(default_factory=list)
 
     @classmethod
     def of(cls, info: MachineInfo) -> "VmRow":
@@ -113,6 +123,7 @@ def row_facts(info: MachineInfo) -> dict[str, Any]:
         "persistence": PersistenceModel.of(info.persistence),
         "sizing": sizing(info.size),
         "address": str(info.address),
+        "nics": [] if info.nic is None else [VmNic(vpc=info.nic.vpc, ipv4=str(info.nic.address))],
     }
 
 

@@ -1,6 +1,7 @@
 """SSH connections into VMs: the gateway logs in to the VM's own OpenSSH server."""
 
 import asyncio
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -17,7 +18,9 @@ from stead.machines.events import Use
 from stead.machines.start import Attached
 
 _PORT = 22
-_DIAL_TIMEOUT = scaled(10.0)
+_LISTEN_TIMEOUT = scaled(30.0)
+"""Seconds to wait for the SSH server: after a boot it listens later than the agent answers."""
+_POLL = 0.1
 _LOGIN_TIMEOUT = scaled(60.0)
 _HOST_KEY_KINDS = ("ssh-ed25519 ", "ecdsa-sha2-", "ssh-rsa ")
 
@@ -51,9 +54,9 @@ class VmLogins:
         except GuestError as error:
             raise VmLoginFailed(f"VM {vm} does not prepare SSH: {error}") from error
         try:
-            async with asyncio.timeout(_DIAL_TIMEOUT):
-                link = await self._machines.dial(vm, _PORT)
-        except OSError as error:  # TimeoutError is one
+            async with asyncio.timeout(_LISTEN_TIMEOUT):
+                link = await self._dial(vm)
+        except TimeoutError as error:
             raise VmLoginFailed(
                 f"nothing listens on port {_PORT} of VM {vm}: run `systemctl start ssh.socket` in it"
             ) from error
@@ -81,6 +84,13 @@ class VmLogins:
             link.close()
             raise VmLoginFailed(f"the SSH server of VM {vm} failed: {error}") from error
         return VmLogin(attached, connection)
+
+    async def _dial(self, vm: str) -> socket.socket:
+        while True:
+            try:
+                return await self._machines.dial(vm, _PORT)
+            except OSError:
+                await asyncio.sleep(_POLL)
 
     def _key(self, agent: Agent) -> asyncssh.SSHKey:
         key = self._keys.get(agent)

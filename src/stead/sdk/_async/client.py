@@ -19,6 +19,7 @@ from stead.sdk.retries import RetryPolicy
 if TYPE_CHECKING:
     from stead.sdk._async.domains import AsyncDomains
     from stead.sdk._async.git import AsyncGit
+    from stead.sdk._async.networks import AsyncVpcs
 
 
 class AsyncStead:
@@ -72,6 +73,13 @@ class AsyncStead:
         from stead.sdk._async.domains import AsyncDomains
 
         return AsyncDomains(self._connection)
+
+    @functools.cached_property
+    def vpcs(self) -> "AsyncVpcs":
+        """VPCs: private networks between VMs. Loaded on first use."""
+        from stead.sdk._async.networks import AsyncVpcs
+
+        return AsyncVpcs(self._connection)
 
     @property
     def base_url(self) -> str:

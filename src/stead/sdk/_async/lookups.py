@@ -5,8 +5,8 @@ A full id is used without a request. Anything else is looked up in the server's 
 """
 
 from stead.sdk._async.connection import AsyncConnection
-from stead.sdk.models import IdentityInfo, IdentityList, SnapshotList, VmInfo, VmList
-from stead.sdk.parsing import parse
+from stead.sdk.models import IdentityInfo, IdentityList, SnapshotList, VmInfo, VmList, Vpc
+from stead.sdk.parsing import parse, parse_list
 from stead.sdk.references import Candidate, needs_lookup, resolve
 from stead.sdk.requests import request
 
@@ -61,3 +61,11 @@ async def find_identity(connection: AsyncConnection, reference: str) -> tuple[st
             break
     found = resolve("identity", reference, [Candidate(info.id, info.name) for info in known])
     return found, next(info for info in known if info.id == found)
+
+
+async def find_vpc(connection: AsyncConnection, reference: str) -> str:
+    """The id of a VPC."""
+    if not needs_lookup("VPC", reference):
+        return reference
+    known = parse_list(Vpc, await connection.call(request("GET", "/v1/vpcs")), "vpcs")
+    return resolve("VPC", reference, [Candidate(each.id, each.name) for each in known])

@@ -5,13 +5,13 @@ from typing import Any
 
 from stead.sdk._async.background import BACKGROUND, Progress, call_in_background
 from stead.sdk._async.connection import AsyncConnection
-from stead.sdk._async.lookups import find_vm
+from stead.sdk._async.lookups import find_vm, find_vpc
 from stead.sdk._async.snapshots import AsyncBuilds, AsyncSnapshots
 from stead.sdk._async.vm import AsyncVm
 from stead.sdk.creation import REFUSE_UNKNOWN_KEYS, SpecLike, vm_body
 from stead.sdk.models import CreatedVm, VmList, VmState
 from stead.sdk.parsing import parse
-from stead.sdk.parts import FileLike, Git, Group, PersistenceLike, Service, User
+from stead.sdk.parts import FileLike, Git, Group, Nic, PersistenceLike, Service, User
 from stead.sdk.requests import BUILD_TIMEOUT, LIFECYCLE_TIMEOUT, UNSET, Unset, request
 from stead.sdk.sizes import Amount, Size, wanted_size
 
@@ -55,6 +55,7 @@ class AsyncVms:
         ready_signal_timeout_seconds: float | None = None,
         domains: Mapping[str, int] | Sequence[str] | None = None,
         git_access: str | None = None,
+        nics: Sequence[Nic | Mapping[str, Any]] | None = None,
         progress: Progress | None = None,
     ) -> AsyncVm:
         """Create a VM, start it, and return a handle on it.
@@ -80,6 +81,7 @@ class AsyncVms:
                 domains or preview zones. Names without a port lead to 3000.
             git_access: id of a repository that git in the VM may fetch from and push to. Its token is
                 revoked when the VM is deleted.
+            nics: the VPC that the VM is in: one `Nic`.
             progress: called with each line that the build logs, for example `print`.
         """
         wanted = wanted_size(
@@ -112,7 +114,10 @@ class AsyncVms:
             ready_signal_timeout_seconds=ready_signal_timeout_seconds,
             domains=domains,
             git_access=git_access,
+            nics=nics,
         )
+        for nic in body.get("nics", ()):
+            nic["vpc"] = await find_vpc(self._connection, nic["vpc"])
         await self.snapshots.resolve_names(body)
         # A build runs as a background request: if its only connection broke, its result would be lost.
         long = spec is not None or progress is not None

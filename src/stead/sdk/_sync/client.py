@@ -20,6 +20,7 @@ from stead.sdk.retries import RetryPolicy
 if TYPE_CHECKING:
     from stead.sdk._sync.domains import Domains
     from stead.sdk._sync.git import Git
+    from stead.sdk._sync.networks import Vpcs
 
 
 class Stead:
@@ -73,6 +74,13 @@ class Stead:
         from stead.sdk._sync.domains import Domains
 
         return Domains(self._connection)
+
+    @functools.cached_property
+    def vpcs(self) -> "Vpcs":
+        """VPCs: private networks between VMs. Loaded on first use."""
+        from stead.sdk._sync.networks import Vpcs
+
+        return Vpcs(self._connection)
 
     @property
     def base_url(self) -> str:

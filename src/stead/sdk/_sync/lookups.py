@@ -6,8 +6,8 @@ A full id is used without a request. Anything else is looked up in the server's 
 """
 
 from stead.sdk._sync.connection import Connection
-from stead.sdk.models import IdentityInfo, IdentityList, SnapshotList, VmInfo, VmList
-from stead.sdk.parsing import parse
+from stead.sdk.models import IdentityInfo, IdentityList, SnapshotList, VmInfo, VmList, Vpc
+from stead.sdk.parsing import parse, parse_list
 from stead.sdk.references import Candidate, needs_lookup, resolve
 from stead.sdk.requests import request
 
@@ -62,3 +62,11 @@ def find_identity(connection: Connection, reference: str) -> tuple[str, Identity
             break
     found = resolve("identity", reference, [Candidate(info.id, info.name) for info in known])
     return found, next(info for info in known if info.id == found)
+
+
+def find_vpc(connection: Connection, reference: str) -> str:
+    """The id of a VPC."""
+    if not needs_lookup("VPC", reference):
+        return reference
+    known = parse_list(Vpc, connection.call(request("GET", "/v1/vpcs")), "vpcs")
+    return resolve("VPC", reference, [Candidate(each.id, each.name) for each in known])

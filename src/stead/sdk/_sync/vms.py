@@ -6,13 +6,13 @@ from typing import Any
 
 from stead.sdk._sync.background import BACKGROUND, Progress, call_in_background
 from stead.sdk._sync.connection import Connection
-from stead.sdk._sync.lookups import find_vm
+from stead.sdk._sync.lookups import find_vm, find_vpc
 from stead.sdk._sync.snapshots import Builds, Snapshots
 from stead.sdk._sync.vm import Vm
 from stead.sdk.creation import REFUSE_UNKNOWN_KEYS, SpecLike, vm_body
 from stead.sdk.models import CreatedVm, VmList, VmState
 from stead.sdk.parsing import parse
-from stead.sdk.parts import FileLike, Git, Group, PersistenceLike, Service, User
+from stead.sdk.parts import FileLike, Git, Group, Nic, PersistenceLike, Service, User
 from stead.sdk.requests import BUILD_TIMEOUT, LIFECYCLE_TIMEOUT, UNSET, Unset, request
 from stead.sdk.sizes import Amount, Size, wanted_size
 
@@ -56,6 +56,7 @@ class Vms:
         ready_signal_timeout_seconds: float | None = None,
         domains: Mapping[str, int] | Sequence[str] | None = None,
         git_access: str | None = None,
+        nics: Sequence[Nic | Mapping[str, Any]] | None = None,
         progress: Progress | None = None,
     ) -> Vm:
         """Create a VM, start it, and return a handle on it.
@@ -81,6 +82,7 @@ class Vms:
                 domains or preview zones. Names without a port lead to 3000.
             git_access: id of a repository that git in the VM may fetch from and push to. Its token is
                 revoked when the VM is deleted.
+            nics: the VPC that the VM is in: one `Nic`.
             progress: called with each line that the build logs, for example `print`.
         """
         wanted = wanted_size(
@@ -113,7 +115,10 @@ class Vms:
             ready_signal_timeout_seconds=ready_signal_timeout_seconds,
             domains=domains,
             git_access=git_access,
+            nics=nics,
         )
+        for nic in body.get("nics", ()):
+            nic["vpc"] = find_vpc(self._connection, nic["vpc"])
         self.snapshots.resolve_names(body)
         # A build runs as a background request: if its only connection broke, its result would be lost.
         long = spec is not None or progress is not None

@@ -1,0 +1,84 @@
+"""VPCs: private networks between VMs."""
+
+from fastapi import APIRouter
+
+from stead.api.callers import Owner
+from stead.api.parts import NetworksDep, TunnelsDep
+from stead.api.wire import Nothing
+from stead.api.wire.networks import (
+    ClosedSession,
+    GatewayPeerModel,
+    NewPeer,
+    NewSession,
+    NewVpc,
+    RemovedPeer,
+    SessionModel,
+    VpcDetails,
+    VpcList,
+    VpcModel,
+)
+
+router = APIRouter(prefix="/v1/vpcs", tags=["networks"])
+
+
+@router.post("")
+async def create_vpc(owner: Owner, networks: NetworksDep, wanted: NewVpc | None = None) -> VpcModel:
+    """Create a VPC. Ranges of different VPCs may overlap: no VPC reaches another one."""
+    wanted = wanted or NewVpc()
+    return VpcModel.of(await networks.create(owner.account, wanted.cidr, wanted.name))
+
+
+@router.get("")
+async def list_vpcs(owner: Owner, networks: NetworksDep) -> VpcList:
+    """List the account's VPCs, oldest first."""
+    return VpcList(vpcs=[VpcModel.of(each) for each in await networks.list(owner.account)])
+
+
+@router.get("/{vpc_id}")
+async def get_vpc(vpc_id: str, owner: Owner, networks: NetworksDep) -> VpcDetails:
+    """Get a VPC and the VMs in it."""
+    found = await networks.get(owner.account, vpc_id)
+    return VpcDetails.with_members(found, await networks.members(owner.account, vpc_id))
+
+
+@router.delete("/{vpc_id}")
+async def delete_vpc(vpc_id: str, owner: Owner, networks: NetworksDep) -> Nothing:
+    """Delete a VPC. It must have no VMs."""
+    await networks.delete(owner.account, vpc_id)
+    return Nothing()
+
+
+@router.post("/{vpc_id}/wireguard/ephemeral")
+async def create_wireguard_session(
+    vpc_id: str, owner: Owner, tunnels: TunnelsDep, wanted: NewSession | None = None
+) -> SessionModel:
+    """Let a computer join a VPC with WireGuard until the session is closed or expires (`expiresAt`)."""
+    return SessionModel.of(await tunnels.create(owner.account, vpc_id))
+
+
+@router.delete("/{vpc_id}/wireguard/ephemeral")
+async def close_wireguard_session(
+    vpc_id: str, owner: Owner, tunnels: TunnelsDep, wanted: ClosedSession
+) -> Nothing:
+    """Close a WireGuard session: its tunnel ends at once."""
+    await tunnels.delete(owner.account, vpc_id, wanted.session_id)
+    return Nothing()
+
+
+@router.post("/{vpc_id}/wireguard/peers")
+async def set_wireguard_peer(
+    vpc_id: str, owner: Owner, tunnels: TunnelsDep, wanted: NewPeer
+) -> GatewayPeerModel:
+    """Let a computer with a WireGuard key of its own join a VPC, until its gateway VM is deleted."""
+    return GatewayPeerModel.of(
+        await tunnels.set_peer(owner.account, vpc_id, wanted.gateway_vm_id, wanted.client_public_key)
+    )
+
+
+@router.delete("/{vpc_id}/wireguard/peers")
+async def delete_wireguard_peer(
+    vpc_id: str, owner: Owner, tunnels: TunnelsDep, wanted: RemovedPeer
+) -> Nothing:
+    """Remove a computer with a WireGuard key of its own: its tunnel ends at once."""
+    await tunnels.delete_peer(owner.account, vpc_id, wanted.client_public_key)
+    return Nothing()

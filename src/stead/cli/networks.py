@@ -1,0 +1,143 @@
+"""`stead vpc`: private networks between VMs."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stead.cli.connection import connected
+from stead.cli.output import Json, ago, fail, local_time, note, print_facts, print_json, print_table
+from stead.cli.signals import ignore_repeated_signals, signals_as_exits
+
+app = typer.Typer(no_args_is_help=True, help="VPCs: private networks between VMs.")
+
+VpcArgument = Annotated[
+    str, typer.Argument(metavar="VPC", help="The VPC: its id, an id prefix, or its name.")
+]
+
+_CONFIG_NAME = re.compile(r"[A-Za-z0-9_=+.-]{1,15}\.conf")
+"""What `wg-quick` accepts; the name of the interface is that of the file."""
+
+
+@app.command()
+def create(
+    cidr: Annotated[
+        str, typer.Argument(metavar="CIDR", help="Its private IPv4 range.", show_default=True)
+    ] = "10.0.0.0/16",
+    name: Annotated[str | None, typer.Option("--name", "-n", help="A name for the VPC.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Create a VPC and print its id. Its range may overlap that of another VPC."""
+    with connected() as stead:
+        made = stead.vpcs.create(cidr, name=name)
+    if as_json:
+        print_json(made)
+    else:
+        typer.echo(made.id)
+
+
+@app.command("list")
+def list_vpcs(as_json: Json = False) -> None:
+    """List VPCs."""
+    with connected() as stead:
+        found = stead.vpcs.list()
+    if as_json:
+        print_json({"vpcs": found})
+        return
+    rows = [(each.id, each.name or "", each.cidr, ago(each.created_at)) for each in found]
+    print_table(("id", "name", "cidr", "created"), rows, "no VPCs")
+
+
+@app.command()
+def get(vpc: VpcArgument, as_json: Json = False) -> None:
+    """Show a VPC and the VMs in it."""
+    with connected() as stead:
+        found = stead.vpcs.get(vpc)
+    if as_json:
+        print_json(found)
+        return
+    print_facts(
+        [
+            ("id", found.id),
+            ("name", found.name),
+            ("cidr", found.cidr),
+            ("created", ago(found.created_at)),
+            *((f"VM {each.vm_id}", " ".join((each.ipv4, *each.names))) for each in found.vms),
+        ]
+    )
+
+
+@app.command()
+def delete(vpc: VpcArgument, as_json: Json = False) -> None:
+    """Delete a VPC. It must have no VMs."""
+    with connected() as stead:
+        found = stead.vpcs.get(vpc)
+        stead.vpcs.delete(found.id)
+    if as_json:
+        print_json({"id": found.id, "deleted": True})
+    else:
+        typer.echo(f"deleted {found.id}")
+
+
+@app.command()
+def connect(
+    vpc: VpcArgument,
+    file: Annotated[
+        Path | None, typer.Option("--file", metavar="FILE", help="Only write the configuration to this file.")
+    ] = None,
+) -> None:
+    """Join a VPC with WireGuard until Ctrl-C: runs `wg-quick` as root, or with sudo."""
+    if file is None and shutil.which("wg-quick") is None:
+        fail("wg-quick is not installed: install wireguard-tools, or use --file", code="NOT_INSTALLED")
+    if file is not None and not _CONFIG_NAME.fullmatch(file.name):
+        raise typer.BadParameter(
+            f"wg-quick refuses the file name {file.name!r}: must be NAME.conf,"
+            " with a NAME of at most 15 letters, digits and _=+.-",
+            param_hint="--file",
+        )
+    with connected() as stead:
+        if file is not None:
+            session = stead.vpcs.connect(vpc)
+            try:
+                _write(file, session.client_config)
+            except OSError:
+                stead.vpcs.disconnect(session)
+                raise
+            end = local_time(session.expires_at)
+            typer.echo(f"wrote {file}: run wg-quick up {file.absolute()}; the session ends {end}")
+            return
+        with signals_as_exits(), tempfile.TemporaryDirectory(prefix="stead-vpc-") as folder:
+            session = stead.vpcs.connect(vpc)
+            path = Path(folder) / f"wg-{session.id}.conf"
+            try:
+                _write(path, session.client_config)
+                started = _wg_quick("up", path)
+                if started.returncode:
+                    fail(f"wg-quick up failed: {started.stderr.strip()}", code="WG_QUICK_FAILED")
+                way = f"{session.vpc_cidr} leads into {session.vpc_id}"
+                note(f"connected: {way} until {local_time(session.expires_at)}. Ctrl-C disconnects")
+                while True:
+                    signal.pause()
+            finally:
+                with ignore_repeated_signals():
+                    # Also after a failure or Ctrl-C: the device may be there.
+                    _wg_quick("down", path)
+                    stead.vpcs.disconnect(session)
+
+
+def _write(path: Path, config: str) -> None:
+    path.touch(mode=0o600)
+    path.chmod(0o600)
+    path.write_text(config)
+
+
+def _wg_quick(action: str, path: Path) -> subprocess.CompletedProcess[str]:
+    sudo = [] if os.geteuid() == 0 else ["sudo"]
+    command = [*sudo, "wg-quick", action, str(path)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)

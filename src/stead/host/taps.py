@@ -1,0 +1,48 @@
+"""Tap and tun devices. Call all functions in a thread of the namespace that gets the device."""
+
+import fcntl
+import os
+import socket
+import struct
+from ipaddress import IPv4Address
+
+from stead import addresses
+from stead.errors import HostError
+from stead.host.netlink import Netlink, link_up, neighbour, route
+
+_TUNSETIFF = 0x400454CA
+_TAP_FLAGS = 0x0002 | 0x1000 | 0x4000  # IFF_TAP, IFF_NO_PI, IFF_VNET_HDR
+_TUN_FLAGS = 0x0001 | 0x1000  # IFF_TUN, IFF_NO_PI
+
+
+def open_tap(name: str) -> int:
+    return _open(name, _TAP_FLAGS)
+
+
+def open_tun(name: str) -> int:
+    return _open(name, _TUN_FLAGS)
+
+
+def _open(name: str, flags: int) -> int:
+    """A device that the kernel removes, with its routes, when the descriptor is closed."""
+    try:
+        descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise HostError(f"cannot open /dev/net/tun: {error.strerror}") from error
+    try:
+        fcntl.ioctl(descriptor, _TUNSETIFF, struct.pack("16sH22s", name.encode(), flags, b""))
+    except OSError as error:
+        os.close(descriptor)
+        raise HostError(f"cannot create {name}: {error.strerror}") from error
+    return descriptor
+
+
+def set_up_data_tap(netlink: Netlink, slot: int, address: IPv4Address, account: str | None) -> None:
+    """Bring a VM's data tap up, with the route to its address and a permanent neighbour entry."""
+    index = socket.if_nametoindex(addresses.data_tap(slot))
+    netlink.change(
+        link_up(index, addresses.TAP_MAC, addresses.account_group(account)),
+        # Replaces: after a crash the route of the slot's last VM may still lead to its VPC.
+        route(address, index),
+        neighbour(address, index, addresses.DATA_MAC),
+    )

@@ -1,0 +1,1 @@
+"""Private networks (VPCs) of accounts."""

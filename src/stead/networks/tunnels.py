@@ -1,0 +1,273 @@
+"""WireGuard sessions: computers outside that join a VPC."""
+
+import asyncio
+import base64
+import contextlib
+import ipaddress
+import secrets
+import string
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv4Network
+from typing import Any, Protocol
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from stead.addresses import TUNNEL_SERVER, TUNNELS, wireguard_link
+from stead.errors import InvalidRequest, LimitExceeded, SteadError
+from stead.host.interface import Peer, PrivateNetwork, WireGuardTunnel
+from stead.logs import get_logger
+from stead.networks.errors import PeerNotFound, SessionNotFound, VpcNotFound
+from stead.networks.networks import find_row
+from stead.networks.ranges import lowest_free
+from stead.settings import Settings
+from stead.store.database import Database
+from stead.store.networks import SessionRow, SessionStore, VpcRow, VpcStore
+from stead.tasks import KeyedLock, TaskSet, finished
+
+MAX_SESSIONS = 500
+"""WireGuard clients of a VPC."""
+_CHECK = 30.0
+"""Seconds between two looks for sessions that have expired."""
+_NEVER = 2**63 - 1
+_KEEPALIVE = 25
+_MTU = 1420
+_ALPHABET = string.ascii_lowercase + string.digits
+
+log = get_logger("stead.networks")
+
+
+class TunnelHost(Protocol):
+    async def set_tunnel(self, tunnel: WireGuardTunnel) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunnelClient:
+    """A computer that may join a VPC, and what it needs for that."""
+
+    id: str
+    vpc: str
+    cidr: IPv4Network
+    endpoint: str
+    port: int
+    interface: str
+    server_key: str
+    public_key: str
+    address: IPv4Address
+
+    def _file(self, private_key: str) -> str:
+        host = f"[{self.endpoint}]" if ":" in self.endpoint else self.endpoint
+        return f"""[Interface]
+Address = {self.address}/32
+{private_key}
+MTU = {_MTU}
+
+[Peer]
+PublicKey = {self.server_key}
+AllowedIPs = {self.cidr}
+Endpoint = {host}:{self.port}
+PersistentKeepalive = {_KEEPALIVE}
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunnelSession(TunnelClient):
+    """A new WireGuard session. The private key is known to its caller only."""
+
+    private_key: str = field(repr=False)
+    expires_at: float
+
+    @property
+    def config(self) -> str:
+        """A complete file for `wg-quick`."""
+        return self._file(f"PrivateKey = {self.private_key}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewayPeer(TunnelClient):
+    """A WireGuard client with a key of its own. It belongs to a VM of the VPC, its gateway."""
+
+    machine: str
+
+    @property
+    def config(self) -> str:
+        """A file for `wg-quick`, but for the private key, which only the client knows."""
+        return self._file(f"# Add the private key of {self.public_key}:\n# PrivateKey =")
+
+
+class Tunnels:
+    """WireGuard sessions of all VPCs of an installation."""
+
+    def __init__(self, database: Database, settings: Settings, host: TunnelHost) -> None:
+        self._vpcs = VpcStore(database)
+        self._sessions = SessionStore(database)
+        self._settings = settings
+        self._host = host
+        self._locks = KeyedLock()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Open the tunnels of recorded sessions, and end sessions that expire, inside the block."""
+        await self._sessions.expire(time.time_ns())
+        # Also without sessions: a device of the kernel may be left of those that have ended.
+        for vpc in await self._vpcs.with_key():
+            await self._apply_logged(vpc)
+        async with TaskSet() as tasks:
+            tasks.start(self._expire(), "end WireGuard sessions that have expired")
+            yield
+
+    async def create(self, account: str, vpc: str) -> TunnelSession:
+        """A new session; its tunnel is up when this returns."""
+        row = await self._prepared(account, vpc)
+        private, public = _new_keys()
+        async with self._locks.hold(row.id):
+            made = await self._add(row, public, time.time_ns() + self._settings.wireguard_lifetime * 10**9)
+        return TunnelSession(**self._client(row, made), private_key=private, expires_at=made.expires_at / 1e9)
+
+    async def set_peer(self, account: str, vpc: str, machine: str, public_key: str) -> GatewayPeer:
+        """Let a client with a key of its own into a VPC until its gateway VM is deleted; idempotent."""
+        row = await self._prepared(account, vpc)
+        key = _checked_key(public_key)
+        if key == _public(row.wireguard_key or ""):
+            raise InvalidRequest(f"{key} is the public key of the server's end: send the client's")
+        if machine not in {member for member, _ in await self._vpcs.members(row.id)}:
+            raise InvalidRequest(f"VM {machine[:80]!r} is not in VPC {row.id}: the gateway VM must be")
+        async with self._locks.hold(row.id):
+            found = await self._sessions.by_key(row.id, key)
+            if found is not None and found.machine is None:
+                raise InvalidRequest(f"{key} is the public key of WireGuard session {found.id}")
+            if found is not None and found.machine != machine:
+                found = await self._sessions.update(found.id, machine=machine)
+            if found is None:
+                found = await self._add(row, key, _NEVER, machine)
+        return GatewayPeer(**self._client(row, found), machine=machine)
+
+    def _client(self, row: VpcRow, found: SessionRow) -> dict[str, Any]:
+        """The fields of TunnelClient."""
+        return {
+            "id": found.id,
+            "vpc": row.id,
+            "cidr": IPv4Network(row.cidr),
+            "endpoint": self._settings.wireguard_endpoint,
+            "port": self._port(row),
+            "interface": wireguard_link(self._settings.instance, row.number),
+            "server_key": _public(row.wireguard_key or ""),
+            "public_key": found.public_key,
+            "address": IPv4Address(found.address),
+        }
+
+    async def delete_peer(self, account: str, vpc: str, public_key: str) -> None:
+        """Remove a client with a key of its own: its tunnel is closed when this returns."""
+        row = await find_row(self._vpcs, account, vpc)
+        key = _checked_key(public_key)
+        async with self._locks.hold(row.id):
+            found = await self._sessions.by_key(row.id, key)
+            if found is None or found.machine is None:
+                raise PeerNotFound(key)
+            await self._sessions.delete(found.id)
+            await finished(self._apply(row.id))
+
+    async def machine_deleted(self, vpc: str) -> None:
+        """Close the tunnels of a gateway VM; they are deleted with its row."""
+        await self._apply_logged(vpc)
+
+    async def delete(self, account: str, vpc: str, session: str) -> None:
+        """End a session: its tunnel is closed when this returns."""
+        row = await find_row(self._vpcs, account, vpc)
+        async with self._locks.hold(row.id):
+            found = await self._sessions.get(session)
+            if found is None or found.vpc != row.id or found.machine is not None:
+                raise SessionNotFound(session)
+            await self._sessions.delete(session)
+            await finished(self._apply(row.id))
+
+    async def _prepared(self, account: str, vpc: str) -> VpcRow:
+        """A VPC that clients can join, with the key of the server's end."""
+        row = await find_row(self._vpcs, account, vpc)
+        endpoint = self._settings.wireguard_endpoint
+        with contextlib.suppress(ValueError):
+            if ipaddress.ip_address(endpoint) in IPv4Network(row.cidr):
+                raise InvalidRequest(
+                    f"the WireGuard endpoint {endpoint} is inside the VPC's range {row.cidr}, so that a"
+                    " tunnel would lead into itself: use a VPC with another range"
+                )
+        found = await self._vpcs.ensure_key(row.id, _new_keys()[0])
+        if found is None:
+            raise VpcNotFound(vpc)
+        return found
+
+    def _port(self, row: VpcRow) -> int:
+        return self._settings.wireguard_port + row.number - 1
+
+    async def _add(self, row: VpcRow, public: str, expires: int, machine: str | None = None) -> SessionRow:
+        """Record a client and let it in."""
+        known = await self._sessions.list(row.id)
+        if len(known) >= MAX_SESSIONS:
+            raise LimitExceeded("wireguard_sessions", MAX_SESSIONS, len(known), 1)
+        address = lowest_free(TUNNELS, {TUNNEL_SERVER, *(IPv4Address(each.address) for each in known)})
+        wanted = SessionRow(_new_id(), row.id, public, str(address), expires, machine=machine)
+        made = await self._sessions.add(wanted)
+        if made is None:
+            # The VPC, or the gateway VM, was deleted meanwhile.
+            raise VpcNotFound(row.id)
+        try:
+            await self._apply(row.id)
+        except BaseException:
+            await finished(self._sessions.delete(made.id))
+            raise
+        return made
+
+    async def _apply(self, vpc: str) -> None:
+        """Make the tunnel of a VPC have the peers that are recorded."""
+        row = await self._vpcs.get(vpc)
+        if row is None or row.wireguard_key is None:
+            return
+        found = await self._sessions.list(vpc)
+        peers = tuple(Peer(each.public_key, IPv4Address(each.address)) for each in found)
+        network = PrivateNetwork(row.id, row.number, IPv4Network(row.cidr), row.account)
+        await self._host.set_tunnel(WireGuardTunnel(network, self._port(row), row.wireguard_key, peers))
+
+    async def _apply_logged(self, vpc: str) -> None:
+        try:
+            async with self._locks.hold(vpc):
+                await self._apply(vpc)
+        except SteadError as error:
+            log.error("cannot set up the tunnels of a VPC", vpc=vpc, error=str(error))
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(_CHECK)
+            for vpc in await self._sessions.expire(time.time_ns()):
+                await self._apply_logged(vpc)
+
+
+def _new_id() -> str:
+    # `wg-ID` names a device, from the file `wg-ID.conf`: at most 15 characters.
+    return "".join(secrets.choice(_ALPHABET) for _ in range(12))
+
+
+def _checked_key(text: str) -> str:
+    """A public key as WireGuard writes it; InvalidRequest for anything else."""
+    try:
+        raw = base64.b64decode(text, validate=True)
+    except ValueError:
+        raw = b""
+    key = base64.b64encode(raw).decode()
+    if len(raw) != 32 or not any(raw) or key != text:
+        raise InvalidRequest(
+            f"invalid public key {text[:60]!r}: must be 32 bytes in base64, as of `wg pubkey`"
+        )
+    return key
+
+
+def _new_keys() -> tuple[str, str]:
+    """A private and a public key, as WireGuard writes them."""
+    key = X25519PrivateKey.generate()
+    private = base64.b64encode(key.private_bytes_raw()).decode()
+    return private, _public(private)
+
+
+def _public(private: str) -> str:
+    key = X25519PrivateKey.from_private_bytes(base64.b64decode(private))
+    return base64.b64encode(key.public_key().public_bytes_raw()).decode()

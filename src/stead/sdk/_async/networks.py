@@ -1,0 +1,63 @@
+"""VPCs: private networks between VMs."""
+
+from stead.sdk._async.connection import AsyncConnection
+from stead.sdk._async.lookups import find_vm, find_vpc
+from stead.sdk.models import Vpc, WireGuardPeer, WireGuardSession
+from stead.sdk.parsing import parse, parse_list
+from stead.sdk.requests import request
+
+DEFAULT_CIDR = "10.0.0.0/16"
+_ROOT = "/v1/vpcs"
+
+
+class AsyncVpcs:
+    """Private networks of the account. No VPC reaches another one, so their ranges may overlap."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def create(self, cidr: str = DEFAULT_CIDR, *, name: str | None = None) -> Vpc:
+        """Create a VPC with a private IPv4 range, such as `192.168.10.0/24`; `name` is a label."""
+        body = {"cidr": cidr} if name is None else {"cidr": cidr, "name": name}
+        return parse(Vpc, await self._connection.call(request("POST", _ROOT, json=body)))
+
+    async def list(self) -> list[Vpc]:
+        """All VPCs, oldest first; `vms` is empty in a list."""
+        return parse_list(Vpc, await self._connection.call(request("GET", _ROOT)), "vpcs")
+
+    async def get(self, vpc: str) -> Vpc:
+        """A VPC with its VMs, by id, unique id prefix or unique name."""
+        call = request("GET", f"{_ROOT}/{{}}", await find_vpc(self._connection, vpc))
+        return parse(Vpc, await self._connection.call(call))
+
+    async def connect(self, vpc: str) -> WireGuardSession:
+        """Let a computer join a VPC with WireGuard, until `disconnect` or for a day: see `client_config`."""
+        path = f"{_ROOT}/{{}}/wireguard/ephemeral"
+        call = request("POST", path, await find_vpc(self._connection, vpc), json={})
+        return parse(WireGuardSession, await self._connection.call(call))
+
+    async def disconnect(self, session: WireGuardSession) -> None:
+        """Close a WireGuard session: its tunnel ends at once."""
+        path = f"{_ROOT}/{{}}/wireguard/ephemeral"
+        call = request("DELETE", path, session.vpc_id, json={"sessionId": session.id})
+        await self._connection.call(call)
+
+    async def set_peer(self, vpc: str, public_key: str, gateway: str) -> WireGuardPeer:
+        """Let a computer with a WireGuard key of its own join a VPC until the VM `gateway` is deleted."""
+        path = f"{_ROOT}/{{}}/wireguard/peers"
+        vm, _ = await find_vm(self._connection, gateway)
+        body = {"gatewayVmId": vm, "clientPublicKey": public_key}
+        call = request("POST", path, await find_vpc(self._connection, vpc), json=body)
+        return parse(WireGuardPeer, await self._connection.call(call))
+
+    async def delete_peer(self, vpc: str, public_key: str) -> None:
+        """Remove a computer that `set_peer` let in: its tunnel ends at once."""
+        path = f"{_ROOT}/{{}}/wireguard/peers"
+        body = {"clientPublicKey": public_key}
+        call = request("DELETE", path, await find_vpc(self._connection, vpc), json=body)
+        await self._connection.call(call)
+
+    async def delete(self, vpc: str) -> None:
+        """Delete a VPC, by id, unique id prefix or unique name. Raises `Conflict` while it has VMs."""
+        call = request("DELETE", f"{_ROOT}/{{}}", await find_vpc(self._connection, vpc))
+        await self._connection.call(call)

@@ -1,0 +1,129 @@
+"""Names in VPCs, on a host in memory: what each VM resolves after every change."""
+
+from collections.abc import AsyncIterator
+from ipaddress import IPv4Address
+
+import pytest_asyncio
+
+from stead import addresses
+from stead.machines import Machine
+from stead.machines.nics import NicRequest
+from stead.networks.names import MAX_ADDRESSES
+from support.engine import restart
+from support.fake_server import FakeServer
+from support.vpc_stage import VpcStage
+
+
+class Stage(VpcStage):
+    async def create(self, name: str | None, vpc: str | None = "", **options: object) -> Machine:
+        """A VM in the VPC; with `vpc` in another one, or in none."""
+        nic = None if vpc is None else NicRequest(vpc or self.vpc)
+        return await self.server.machines.create(
+            account=self.account,
+            name=name,
+            nic=nic,
+            **options,  # type: ignore[arg-type]
+        )
+
+    async def slot(self, machine: Machine) -> int:
+        slot = addresses.slot_of_address((await machine.info()).address)
+        assert slot is not None
+        return slot
+
+    async def resolved(self, asker: Machine, label: str) -> list[str]:
+        found = self.server.machines.private_names.addresses(await self.slot(asker), label)
+        return [str(each) for each in found]
+
+
+@pytest_asyncio.fixture
+async def stage(server: FakeServer) -> Stage:
+    return await Stage.of(server, "10.0.0.0/24")
+
+
+@pytest_asyncio.fixture
+async def web(stage: Stage) -> AsyncIterator[Machine]:
+    """A VM that asks; its address is 10.0.0.1."""
+    yield await stage.create("web")
+
+
+async def test_a_vm_is_found_by_its_name_and_its_id(stage: Stage, web: Machine) -> None:
+    db = await stage.create("My DB")
+    for label in ("my-db", "MY-DB", "my_db", db.id, db.id.upper()):
+        assert await stage.resolved(web, label) == ["10.0.0.2"]
+    for label in ("db", "mydb", "", "-", db.id[:-1], "é" * 60):
+        assert await stage.resolved(web, label) == []
+    assert await stage.resolved(web, "web") == ["10.0.0.1"], "its own"
+    names, slot = stage.server.machines.private_names, await stage.slot(web)
+    assert names.name(slot, IPv4Address("10.0.0.2")) == "my-db.internal"
+    assert names.name(slot, IPv4Address("10.0.0.9")) is None
+    unnamed = await stage.create(None)
+    assert names.name(slot, IPv4Address("10.0.0.3")) == f"{unnamed.id}.internal"
+
+
+async def test_names_end_at_the_vpc(stage: Stage, web: Machine) -> None:
+    other = (await stage.networks.create(stage.account, "10.0.0.0/24")).id
+    elsewhere, outside = await stage.create("db", other), await stage.create("db", None)
+    assert await stage.resolved(elsewhere, "db") == ["10.0.0.1"]
+    for asker, label in (
+        (web, "db"),
+        (web, elsewhere.id),
+        (web, outside.id),
+        (elsewhere, "web"),
+        (elsewhere, web.id),
+        (outside, "web"),
+        (outside, "db"),
+        (outside, outside.id),
+    ):
+        assert await stage.resolved(asker, label) == []
+    names = stage.server.machines.private_names
+    for asker in (elsewhere, outside):
+        assert names.name(await stage.slot(asker), IPv4Address("10.0.0.1")) != "web.internal"
+    unused = 60_000
+    assert not names.addresses(unused, "web")
+
+
+async def test_an_ambiguous_name_has_all_addresses_and_the_oldest_first(stage: Stage, web: Machine) -> None:
+    first, second = await stage.create("db"), await stage.create("DB ")
+    assert await stage.resolved(web, "db") == ["10.0.0.2", "10.0.0.3"]
+    decoy = await stage.create(first.id)
+    assert await stage.resolved(web, first.id) == ["10.0.0.2"], "an id has one address"
+    assert await stage.resolved(web, decoy.id) == ["10.0.0.4"]
+    await first.delete()
+    assert await stage.resolved(web, "db") == ["10.0.0.3"]
+    await second.delete()
+    for _ in range(MAX_ADDRESSES + 2):
+        await stage.create("many")
+    assert len(await stage.resolved(web, "many")) == MAX_ADDRESSES
+
+
+async def test_changes_are_seen_by_the_next_query(stage: Stage, web: Machine) -> None:
+    machines = stage.server.machines
+    assert await stage.resolved(web, "db") == []
+    db = await stage.create("db", recreate=True)
+    assert await stage.resolved(web, "db") == ["10.0.0.2"]
+    (copy,) = await db.fork(name="copy")
+    assert await stage.resolved(web, "copy") == await stage.resolved(db, "copy") == ["10.0.0.3"]
+    assert await stage.resolved(copy, "db") == ["10.0.0.2"]
+    snapshot = await db.snapshot()
+    await stage.create("clone", snapshot=snapshot.id)
+    assert await stage.resolved(web, "clone") == ["10.0.0.4"]
+    for change in (db.suspend, db.stop):
+        await change()
+        assert await stage.resolved(web, "db") == ["10.0.0.2"], "also of a VM that does not run"
+    await machines.rename(db.id, "store")
+    assert await stage.resolved(web, "db") == []
+    assert await stage.resolved(web, "store") == ["10.0.0.2"]
+    await machines.rename(db.id, None)
+    assert await stage.resolved(web, "store") == []
+    assert await stage.resolved(web, db.id) == ["10.0.0.2"]
+    await machines.rename(db.id, "db")
+    await restart(stage.server)
+    machines = stage.server.machines
+    db, web = await machines.get(db.id), await machines.get(web.id)
+    assert await stage.resolved(web, "db") == ["10.0.0.2"]
+    await db.delete()
+    for label in ("db", db.id):
+        assert await stage.resolved(web, label) == []
+    assert [each.names for each in await stage.networks.members(stage.account, stage.vpc)].count(()) == 1
+    await db.start()
+    assert await stage.resolved(web, "db") == ["10.0.0.2"], "recreated"

@@ -1,0 +1,226 @@
+"""WireGuard sessions of VPCs, on a host in memory: who may make them, what the host is told, their end."""
+
+import base64
+import configparser
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+import pytest_asyncio
+
+from stead.errors import HostError, InvalidRequest, LimitExceeded
+from stead.host.interface import WireGuardTunnel
+from stead.identity.accounts import Accounts
+from stead.machines.nics import NicRequest
+from stead.networks import tunnels as module
+from stead.networks.errors import PeerNotFound, SessionNotFound, VpcNotFound
+from stead.networks.networks import Networks
+from stead.networks.tunnels import Tunnels, _new_keys, _public
+from support.engine import installation
+from support.fake_server import FakeServer
+
+
+@dataclass
+class Stage:
+    server: FakeServer
+    account: str
+    vpc: str
+    tunnels: Tunnels
+
+    @property
+    def on_host(self) -> WireGuardTunnel:
+        return self.server.world.tunnels[self.vpc]
+
+    async def expired(self) -> None:
+        """A session whose time is over, which is not noticed yet."""
+        made = await self.tunnels.create(self.account, self.vpc)
+        await self.tunnels._sessions.update(made.id, expires_at=time.time_ns() - 1)
+
+
+@pytest_asyncio.fixture
+async def stage() -> AsyncIterator[Stage]:
+    async with installation() as server:
+        database = server.machines.database
+        account = (await Accounts(database).create("ours")).id
+        vpc = (await Networks(database, (), server.host).create(account, "192.168.10.0/24")).id
+        settings = server.settings.replace(wireguard_host="vpn.example.com")
+        yield Stage(server, account, vpc, Tunnels(database, settings, server.host))
+
+
+async def test_a_session_has_a_complete_configuration(stage: Stage) -> None:
+    made = await stage.tunnels.create(stage.account, stage.vpc)
+    config = configparser.ConfigParser()
+    config.read_string(made.config)
+    assert dict(config["Interface"]) == {
+        "address": "100.96.0.2/32",
+        "privatekey": made.private_key,
+        "mtu": "1420",
+    }
+    assert dict(config["Peer"]) == {
+        "publickey": made.server_key,
+        "allowedips": "192.168.10.0/24",
+        "endpoint": "vpn.example.com:51820",
+        "persistentkeepalive": "25",
+    }
+    assert len(base64.b64decode(made.private_key)) == 32 and _public(made.private_key) == made.public_key
+    assert made.expires_at == pytest.approx(time.time() + 24 * 3600, abs=60)
+    assert stage.on_host.port == 51820 and _public(stage.on_host.private_key) == made.server_key
+    assert [(each.public_key, str(each.address)) for each in stage.on_host.peers] == [
+        (made.public_key, "100.96.0.2")
+    ]
+    # What is kept does not contain the private key of the client.
+    assert made.private_key not in repr(made)
+    rows = await stage.tunnels._sessions.list(stage.vpc)
+    assert made.private_key not in repr(rows)
+
+
+async def test_sessions_have_keys_and_addresses_of_their_own(stage: Stage) -> None:
+    first, second = [await stage.tunnels.create(stage.account, stage.vpc) for _ in range(2)]
+    assert first.server_key == second.server_key and first.public_key != second.public_key
+    assert [str(each.address) for each in (first, second)] == ["100.96.0.2", "100.96.0.3"]
+    await stage.tunnels.delete(stage.account, stage.vpc, first.id)
+    assert [each.public_key for each in stage.on_host.peers] == [second.public_key]
+    with pytest.raises(SessionNotFound):
+        await stage.tunnels.delete(stage.account, stage.vpc, first.id)
+    third = await stage.tunnels.create(stage.account, stage.vpc)
+    assert str(third.address) == "100.96.0.2"
+
+
+async def test_another_account_has_no_session(stage: Stage) -> None:
+    made = await stage.tunnels.create(stage.account, stage.vpc)
+    with pytest.raises(VpcNotFound):
+        await stage.tunnels.create("stranger", stage.vpc)
+    with pytest.raises(VpcNotFound):
+        await stage.tunnels.delete("stranger", stage.vpc, made.id)
+    assert len(stage.on_host.peers) == 1
+
+
+async def test_a_failure_of_the_host_leaves_no_session(stage: Stage) -> None:
+    stage.server.host.fail("set_tunnel", HostError("no"))
+    with pytest.raises(HostError):
+        await stage.tunnels.create(stage.account, stage.vpc)
+    assert await stage.tunnels._sessions.list(stage.vpc) == []
+
+
+async def test_sessions_are_set_up_again_after_a_restart_and_end(stage: Stage) -> None:
+    made = await stage.tunnels.create(stage.account, stage.vpc)
+    stage.server.world.tunnels.clear()
+    async with stage.tunnels.running():
+        assert [each.public_key for each in stage.on_host.peers] == [made.public_key]
+    await stage.expired()
+    assert len(stage.on_host.peers) == 2
+    for vpc in await stage.tunnels._sessions.expire(time.time_ns()):
+        await stage.tunnels._apply_logged(vpc)
+    assert [each.public_key for each in stage.on_host.peers] == [made.public_key]
+
+
+async def test_the_lifetime_of_sessions_is_a_setting(stage: Stage) -> None:
+    settings = stage.server.settings.replace(wireguard_lifetime=3600)
+    tunnels = Tunnels(stage.server.machines.database, settings, stage.server.host)
+    made = await tunnels.create(stage.account, stage.vpc)
+    assert made.expires_at == pytest.approx(time.time() + 3600, abs=60)
+
+
+async def test_hundreds_of_sessions(stage: Stage) -> None:
+    made = [await stage.tunnels.create(stage.account, stage.vpc) for _ in range(300)]
+    assert len({each.id for each in made}) == len({each.address for each in made}) == 300
+    wanted = {(each.public_key, each.address) for each in made}
+    assert {(peer.public_key, peer.address) for peer in stage.on_host.peers} == wanted
+    middle = made.pop(150)
+    await stage.tunnels.delete(stage.account, stage.vpc, middle.id)
+    assert {peer.address for peer in stage.on_host.peers} == {each.address for each in made}
+    assert (await stage.tunnels.create(stage.account, stage.vpc)).address == middle.address
+
+
+async def test_limits(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_SESSIONS", 2)
+    for _ in range(2):
+        await stage.tunnels.create(stage.account, stage.vpc)
+    with pytest.raises(LimitExceeded):
+        await stage.tunnels.create(stage.account, stage.vpc)
+
+
+async def test_an_endpoint_inside_the_vpc_is_refused(stage: Stage) -> None:
+    settings = stage.server.settings.replace(wireguard_host="192.168.10.7")
+    tunnels = Tunnels(stage.server.machines.database, settings, stage.server.host)
+    with pytest.raises(InvalidRequest, match="lead into itself"):
+        await tunnels.create(stage.account, stage.vpc)
+
+
+async def test_the_id_of_a_session_names_a_device(stage: Stage) -> None:
+    """The npm package's documentation writes `wg-ID.conf`; wg-quick takes up to 15 characters."""
+    made = await stage.tunnels.create(stage.account, stage.vpc)
+    assert len(f"wg-{made.id}") <= 15
+
+
+async def test_sessions_that_end_while_the_server_is_down_are_removed_at_its_start(stage: Stage) -> None:
+    await stage.expired()
+    assert stage.on_host.peers
+    async with stage.tunnels.running():
+        assert not stage.on_host.peers
+
+
+async def test_a_session_ends_with_its_vpc(stage: Stage) -> None:
+    made = await stage.tunnels.create(stage.account, stage.vpc)
+    networks = Networks(stage.server.machines.database, (), stage.server.host)
+    await networks.delete(stage.account, stage.vpc)
+    assert stage.vpc not in stage.server.world.tunnels
+    assert await stage.tunnels._sessions.get(made.id) is None
+    with pytest.raises(VpcNotFound):
+        await stage.tunnels.create(stage.account, stage.vpc)
+
+
+async def gateway(stage: Stage) -> str:
+    made = await stage.server.machines.create(account=stage.account, nic=NicRequest(stage.vpc))
+    return made.id
+
+
+async def test_a_peer_with_a_gateway_vm(stage: Stage) -> None:
+    vm, other = await gateway(stage), await gateway(stage)
+    private, public = _new_keys()
+    made = await stage.tunnels.set_peer(stage.account, stage.vpc, vm, public)
+    assert (made.machine, made.public_key, str(made.address)) == (vm, public, "100.96.0.2")
+    assert f"PublicKey = {made.server_key}\n" in made.config and private not in made.config
+    assert "AllowedIPs = 192.168.10.0/24\n" in made.config
+    # The same key again changes nothing but the gateway.
+    again = await stage.tunnels.set_peer(stage.account, stage.vpc, other, public)
+    assert (again.id, again.machine) == (made.id, other)
+    assert [(each.public_key, str(each.address)) for each in stage.on_host.peers] == [(public, "100.96.0.2")]
+    async with stage.tunnels.running():
+        assert stage.on_host.peers
+    with pytest.raises(SessionNotFound):
+        await stage.tunnels.delete(stage.account, stage.vpc, made.id)
+    with pytest.raises(VpcNotFound):
+        await stage.tunnels.delete_peer("stranger", stage.vpc, public)
+    await stage.tunnels.delete_peer(stage.account, stage.vpc, public)
+    assert not stage.on_host.peers
+    with pytest.raises(PeerNotFound):
+        await stage.tunnels.delete_peer(stage.account, stage.vpc, public)
+
+
+async def test_a_peer_ends_with_its_gateway_vm(stage: Stage) -> None:
+    vm = await gateway(stage)
+    await stage.tunnels.set_peer(stage.account, stage.vpc, vm, _new_keys()[1])
+    await stage.server.machines.delete(vm)
+    await stage.tunnels.machine_deleted(stage.vpc)
+    assert stage.on_host.peers == ()
+
+
+async def test_peers_that_are_refused(stage: Stage) -> None:
+    vm = await gateway(stage)
+    session = await stage.tunnels.create(stage.account, stage.vpc)
+    public = _new_keys()[1]
+    for machine, key, reason in (
+        ("nobody", public, "not in VPC"),
+        (vm, "", "invalid public key"),
+        (vm, public[:-1], "invalid public key"),
+        (vm, public + "\n", "invalid public key"),
+        (vm, base64.b64encode(bytes(32)).decode(), "invalid public key"),
+        (vm, f"{public}\nAllowedIPs = 0.0.0.0/0", "invalid public key"),
+        (vm, session.public_key, "of WireGuard session"),
+        (vm, session.server_key, "server's end"),
+    ):
+        with pytest.raises(InvalidRequest, match=reason):
+            await stage.tunnels.set_peer(stage.account, stage.vpc, machine, key)
+    assert len(stage.on_host.peers) == 1
