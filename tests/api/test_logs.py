@@ -129,7 +129,7 @@ async def test_following_logs_does_not_keep_a_vm_awake(settings: Settings, machi
                 return any("suspended" in line["message"] for line in lines)
 
             # Nor does reading wake it.
-            await until(recorded, 30)
+            await until(recorded, 60)
             assert (await machine.info()).state is State.SUSPENDED
         await machine.delete()
 
@@ -164,7 +164,7 @@ async def test_sleep_wake_crash_and_deletion_of_a_vm_are_log_lines_with_their_re
     async def all_there() -> bool:
         return await lines(vm.id) == expected
 
-    await until(all_there, 10)
+    await until(all_there, 60)
     assert await lines(child.id) == [
         ("info", f"VM {child.id} created: forked from {vm.id}"),
         ("info", f"VM {child.id} deleted: ephemeral: suspended"),

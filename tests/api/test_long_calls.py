@@ -124,8 +124,8 @@ async def ended(vm: Machine, command: str) -> bool:
 async def test_command_is_killed_when_its_client_disconnects(server: Server, vm: Machine) -> None:
     command = "sleep 4321"
     async with asking(server, f"/v1/vms/{vm.id}/exec-await", {"command": command}):
-        await until(lambda: runs(vm, command), 30)
-    await until(lambda: ended(vm, command), 30)
+        await until(lambda: runs(vm, command), 60)
+    await until(lambda: ended(vm, command), 60)
 
 
 async def test_slow_calls_send_102_processing(
@@ -179,7 +179,7 @@ async def test_long_create_continues_in_the_background(server: Server, http: htt
         logs = (await http.get(f"/observability/v1/logs?requestId={request}")).json()["logs"]
         return any(line["message"].endswith(" created") for line in logs)
 
-    await until(logged, 20)
+    await until(logged, 60)
     await http.delete(f"/v1/vms/{result['id']}")
 
 
@@ -247,13 +247,13 @@ async def test_calls_finish_within_the_grace_period_of_a_stop(server: Server, vm
         return False
 
     async def end_during_the_stop() -> None:
-        await until(refuses, 30)
+        await until(refuses, 60)
         await vm.exec("touch /run/end")
 
     async with running(settings, server.installation) as url:
         http = client_of(url, server.key)
         call = asyncio.create_task(http.post(f"/v1/vms/{vm.id}/exec-await", json={"command": command}))
-        await until(begun, 30)
+        await until(begun, 60)
         ending = asyncio.create_task(end_during_the_stop())
     await ending
     assert (await call).json()["stdout"] == "done\n"
@@ -268,7 +268,7 @@ async def test_calls_over_the_grace_period_get_an_error_without_retry_after(
     async with running(settings, server.installation) as url:
         http = client_of(url, server.key)
         call = asyncio.create_task(http.post(f"/v1/vms/{vm.id}/exec-await", json={"command": "sleep 600"}))
-        await until(lambda: runs(vm, "sleep 600"), 30)
+        await until(lambda: runs(vm, "sleep 600"), 60)
     answer = await call
     body = refused(answer, 503, "SERVICE_UNAVAILABLE")
     # The command has run: a client that took this for an invitation to retry would run it twice.
@@ -298,7 +298,7 @@ async def test_exec_stream_ends_with_an_error_event_when_the_server_stops(
         rest = [json.loads(line) async for line in lines]
     assert [(event["type"], event["code"]) for event in rest] == [("error", "SERVICE_UNAVAILABLE")]
     assert "stopping" in rest[0]["message"]
-    await until(lambda: ended(vm, "sleep 4321"), 30)
+    await until(lambda: ended(vm, "sleep 4321"), 60)
 
 
 async def test_file_watch_does_not_delay_a_stop(

@@ -151,4 +151,4 @@ async def test_client_that_leaves_closes_the_connection_in_the_vm(site: FakeSite
         async def read_to_the_end() -> list[bytes]:
             return seen
 
-        assert await until(read_to_the_end, 10) == [b"half"]
+        assert await until(read_to_the_end, 60) == [b"half"]

@@ -239,7 +239,7 @@ async def test_attached_terminal_does_not_hold_its_vm_awake(tmp_path: Path) -> N
             async def resized() -> bool:
                 return any(each.cols == 33 for each in site.sessions.table.values())
 
-            await until(resized, 10)
+            await until(resized, 60)
             assert await machines.idle.find_idle() == [site.vm]
             await machines.suspend(site.vm)
             assert await closed(terminal) == (1001, "the VM was suspended")
@@ -292,7 +292,7 @@ async def test_session_of_a_client_that_left_during_the_open_is_closed(
     async def gone() -> bool:
         return "lost" not in site.sessions.table
 
-    await until(gone, 10)
+    await until(gone, 60)
     leave.set()
 
 
@@ -314,7 +314,7 @@ async def test_client_that_does_not_read_stops_the_output(site: FakeSite) -> Non
             assert await other.recv() == b"quick"
         assert session.printed == held
         slow.transport.resume_reading()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while session.printed == held:
                 await slow.recv()
         slow.transport.abort()
@@ -362,7 +362,7 @@ async def test_program_that_does_not_read_stops_the_client(site: FakeSite) -> No
         async def taken() -> bool:
             return len(session.received) >= sent
 
-        await until(taken, 30)
+        await until(taken, 60)
 
 
 # Keep-alive
@@ -386,7 +386,7 @@ async def test_dead_client_is_disconnected(site: FakeSite, monkeypatch: pytest.M
             async def left() -> bool:
                 return not site.session("flood").clients
 
-            await until(left, 30)
+            await until(left, 60)
             await alive.send(b"here")
             assert await alive.recv() == b"here"
             dead.transport.abort()
@@ -414,7 +414,7 @@ async def test_client_whose_input_waits_is_not_taken_for_dead(
         async def taken() -> bool:
             return len(session.received) == 20 << 20
 
-        await until(taken, 30)
+        await until(taken, 60)
 
 
 async def test_terminals_of_a_suspended_vm_are_listed_without_waking_it(tmp_path: Path) -> None:

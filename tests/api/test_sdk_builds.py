@@ -126,12 +126,12 @@ async def test_unknown_arguments_are_refused_without_a_request(client: Client) -
 
 
 async def test_wait_for_a_build_ends_or_times_out(client: Client) -> None:
-    def wait(stead: Any) -> Any:
-        return stead.vms.builds.wait("bld-1", timeout=0.2, interval=0.05)
+    def wait(stead: Any, timeout: float = 60) -> Any:
+        return stead.vms.builds.wait("bld-1", timeout=timeout, interval=0.05)
 
     building = Reply(content={"buildId": "bld-1", "state": "running"})
     built = Reply(content={"buildId": "bld-1", "state": "failed", "failureReason": "no rule"})
     build, _ = await attempt(client, wait, building, built)
     assert build.finished and build.failure_reason == "no rule"
-    error, _ = await attempt(client, wait, *[building] * 20)
+    error, _ = await attempt(client, lambda stead: wait(stead, 0.2), *[building] * 20)
     assert isinstance(error, errors.WaitTimedOut)

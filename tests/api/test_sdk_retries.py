@@ -202,7 +202,7 @@ def test_backoff_grows_with_jitter() -> None:
 
 
 async def test_timed_out_read_is_not_retried(client: Client) -> None:
-    error, seen = await attempt(client, read, Reply(content={}, after=1), INFO, timeout=0.2)
+    error, seen = await attempt(client, read, Reply(content={}, after=2), INFO, timeout=1)
     assert isinstance(error, errors.NoAnswerInTime) and error.sent
     assert len(seen) == 1
 

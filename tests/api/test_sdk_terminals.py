@@ -222,7 +222,7 @@ async def test_an_error_in_a_callback_is_raised_by_wait(client: Client) -> None:
     async with played(client, screen(b"a", b"b", then=lambda connection: connection.recv())) as (vm, _):
         session = await got(vm.pty.open(on_data=fail))
         with pytest.raises(KeyError):
-            await got(session.wait(timeout=10))
+            await got(session.wait(timeout=60))
 
 
 async def test_wait_has_a_timeout(client: Client) -> None:

@@ -154,7 +154,9 @@ async def test_typed_shell_and_exec_with_a_terminal(vm: AsyncVm, shell: Shell) -
         window.resize(120, 40)
         window.type(b"stty size\r")
         await window.expect(b"40 120\r\n")
-        window.type(b"python3 -c \"print('beg' + 'un'); input()\"\r")
+        # A loop: Python notices a signal that comes just before a blocking call only after that call.
+        loop = "[time.sleep(0.1) for _ in iter(int, 1)]"
+        window.type(f"python3 -c \"import time; print('beg' + 'un'); {loop}\"\r".encode())
         await window.expect(b"begun")
         window.type(b"\x03")
         await window.expect(b"KeyboardInterrupt")

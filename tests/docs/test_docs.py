@@ -24,12 +24,13 @@ from support.documents import Block, Session, blocks, commands, matches, name_of
 from support.installations import Server
 
 PAGES = [pytest.param(page, id=name_of(page)) for page in pages()]
-LONG = {"docs/guides.md": [pytest.mark.slow, pytest.mark.timeout(3600)]}
-"""Pages whose examples install packages: run by `make trials`."""
+_TRIAL = [pytest.mark.slow, pytest.mark.timeout(4 * 3600)]
+LONG = dict.fromkeys(("docs/guides.md", "docs/recipes.md", "docs/ssh.md"), _TRIAL)
+"""Pages whose examples take minutes in an emulated VM: run by `make trials`."""
 SESSIONS = [
     pytest.param(page, id=name_of(page), marks=LONG.get(name_of(page), ()))
     for page in pages()
-    if any(block.language in {"python", "console"} and not block.not_run for block in blocks(page))
+    if any(block.is_run for block in blocks(page))
 ]
 
 ABOUT_ONE_INTERFACE = {
@@ -45,24 +46,33 @@ ABOUT_ONE_INTERFACE = {
     "engine",
     "agent-protocol",
     "openai-agents",
+    "openai-agents-typescript",
+    "mastra",
+    "smithers",
+    "claude-agent-sdk",
     "coming-from",
 }
 """All other pages show the SDK, the command line and HTTP side by side."""
 GLOBAL_OPTIONS = {"--url", "--key", "--json", "--help", "-h"}
 NOT_RUN = {
     "README.md": 5,
+    "docs/claude-agent-sdk.md": 2,
     "docs/coming-from.md": 1,
     "docs/git.md": 2,
     "docs/github.md": 3,
     "docs/guides.md": 1,
     "docs/install.md": 2,
     "docs/internals/agent-protocol.md": 5,
-    "docs/openai-agents.md": 3,
+    "docs/mastra.md": 1,
+    "docs/openai-agents-typescript.md": 1,
+    "docs/openai-agents.md": 4,
     "docs/operate.md": 7,
     "docs/public-installation.md": 4,
     "docs/server.md": 1,
+    "docs/smithers.md": 1,
     "docs/ssh.md": 3,
     "docs/terminals.md": 3,
+    "docs/vpcs.md": 3,
 }
 """How many blocks of each page have the comment `not run`. Each has its reason in the page."""
 
@@ -106,7 +116,7 @@ async def session(
 @pytest.mark.parametrize("page", SESSIONS)
 async def test_examples_of_a_page_run_in_order(page: Path, session: Session) -> None:
     printed = ""
-    limit = 1800 if name_of(page) in LONG else 300
+    limit = 3600 if name_of(page) in LONG else 300
     for block in blocks(page):
         where = f"{name_of(page)}, {block}"
         if block.mark == "output":
@@ -117,13 +127,13 @@ async def test_examples_of_a_page_run_in_order(page: Path, session: Session) -> 
             target = session.folder / block.text
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(block.body)
-        elif block.not_run:
+        elif not block.is_run:
             continue
         elif block.language == "python":
             (session.folder / ".example.py").write_text(block.body)
             status, printed = await session.run("python .example.py", limit)
             assert status == 0, f"{where}\n{block.body}\n{printed}"
-        elif block.language == "console":
+        else:
             for command in commands(block.body):
                 status, printed = await session.run(command.line, limit)
                 told = f"{where}\n$ {command.line}\n{printed}\n(exit status {status})"
@@ -136,16 +146,23 @@ async def test_examples_of_a_page_run_in_order(page: Path, session: Session) -> 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_block_is_of_a_kind_that_is_checked(page: Path) -> None:
     for block in blocks(page):
-        assert block.mark in {None, "file", "body", "answer", "output", "not run"}, str(block)
+        assert block.mark in {None, "file", "body", "answer", "output", "not run", "part of"}, str(block)
         match block.language:
             case "python" | "console":
-                assert block.mark in {None, "not run"}, f"{block}: {block.mark}"
+                assert block.mark in {None, "not run", "part of"}, f"{block}: {block.mark}"
             case "json":
                 assert block.mark is not None, f"{block}: say what it is in a comment before it"
             case _:
                 assert block.mark is not None, f"{block} is neither run nor marked"
         if block.not_run:
             assert len(block.text) > 10, f"{block}: say why it is not run"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_parts_of_files_are_in_these_files(page: Path) -> None:
+    for block in blocks(page):
+        if block.mark == "part of":
+            assert block.body in (ROOT / block.text).read_text(), f"{block} is not in {block.text}"
 
 
 def test_blocks_that_are_not_run_are_counted() -> None:

@@ -34,6 +34,19 @@ def test_every_named_test_and_benchmark_exists(page: str) -> None:
             assert f"def {test}(" in (ROOT / path).read_text(), f"{page} names {path}::{test}"
 
 
+def test_every_row_of_the_comparison_of_clients_names_its_tests() -> None:
+    text = (ROOT / "docs/coming-from.md").read_text()
+    tests = "".join(path.read_text() for path in (ROOT / "tests/agent_clients").glob("test_*.py"))
+    rows = [line for line in text.splitlines() if line.startswith("|") and not line.startswith("|--")]
+    headings = [line for line in rows if line.endswith("| Test |")]
+    assert len(headings) == text.count("|---|\n"), "every table has a column of tests"
+    for row in rows:
+        named = re.findall(r"`(test_\w+)`", row.rpartition(" | ")[2])
+        assert named or row in headings, row
+        for test in named:
+            assert f"def {test}(" in tests, f"docs/coming-from.md names {test}"
+
+
 def test_the_table_of_packages_is_the_import_contract() -> None:
     """ARCHITECTURE.md lists what each package may import, import-linter who may import each package."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]

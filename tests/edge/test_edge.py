@@ -2,12 +2,15 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import signal
 import socket
 import ssl
 from collections.abc import AsyncIterator
+from functools import partial
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,12 +19,15 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
+from stead import addresses
 from stead.addresses import GATEWAY
 from stead.edge import configuration
 from stead.edge.caddy import caddy_program
 from stead.edge.edge import edge_folder
+from stead.host import resolvers
 from stead.processes import ProcessId
 from support.edge_stage import EdgeStage, FakeVm, echo_app, edge_stage
+from support.name_server import NameServer, dns_socket, name_server
 from support.waiting import until
 
 pytestmark = pytest.mark.root
@@ -84,7 +90,7 @@ async def test_a_sleeping_vm_is_woken_once_and_serves_the_requests_that_waited(
     vm.end_run()
     vm.waking.clear()
     requests = [asyncio.create_task(stage.curl(_URL, "--data-binary", "x" * 10_000)) for _ in range(20)]
-    await until(lambda: vm.wakes == 1, 10)
+    await until(lambda: vm.wakes == 1, 60)
     await asyncio.sleep(0.2)
     assert not any(request.done() for request in requests)
     vm.waking.set()
@@ -149,7 +155,7 @@ async def test_a_request_whose_vm_ends_before_its_answer_gets_502(
     )
     async with (
         await asyncio.start_server(wait, sock=await vm.side.listener("0.0.0.0", 84)),
-        asyncio.timeout(30),
+        asyncio.timeout(60),
     ):
         writer.write(b"POST / HTTP/1.1\r\nHost: ending.style.dev\r\nContent-Length: 20000\r\n\r\n")
         writer.write(b"x" * sent)
@@ -172,7 +178,7 @@ async def _websocket(stage: EdgeStage, host: str = _HOST) -> AsyncIterator[Any]:
 
 async def _said(socket: Any, text: str) -> str:
     await socket.send(text)
-    return str(await asyncio.wait_for(socket.recv(), 10))
+    return str(await asyncio.wait_for(socket.recv(), 60))
 
 
 async def test_websockets_pass_and_end_with_the_run_of_their_vm(stage: EdgeStage, vm: FakeVm) -> None:
@@ -180,7 +186,7 @@ async def test_websockets_pass_and_end_with_the_run_of_their_vm(stage: EdgeStage
         assert await _said(socket, "hello") == f"{vm.id}: hello"
         vm.end_run()
         with pytest.raises(ConnectionClosed):
-            await asyncio.wait_for(socket.recv(), 10)
+            await asyncio.wait_for(socket.recv(), 60)
     async with _websocket(stage) as socket:
         assert await _said(socket, "back") == f"{vm.id}: back"
     assert vm.wakes == 1
@@ -275,7 +281,7 @@ async def test_http_3_is_announced_and_answers(stage: EdgeStage, vm: FakeVm) -> 
         client.connect(("127.0.0.1", stage.public.https_port))
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(client, packet)
-        reply = await asyncio.wait_for(loop.sock_recv(client, 2000), 10)
+        reply = await asyncio.wait_for(loop.sock_recv(client, 2000), 60)
     assert reply[1:5] == bytes(4)
     assert b"\x00\x00\x00\x01" in reply
 
@@ -290,9 +296,67 @@ async def test_caddy_is_restarted_and_waiting_connections_are_served(stage: Edge
     before = stage.edge.caddy.pid
     assert before is not None
     os.kill(before, signal.SIGKILL)
-    await until(lambda: ProcessId.of(before) is None, 10)
+    await until(lambda: ProcessId.of(before) is None, 60)
     assert (await stage.curl(_URL)).status == 200
     assert stage.edge.caddy.pid not in (None, before)
+
+
+async def test_interim_answers_pass_however_many(stage: EdgeStage, vm: FakeVm) -> None:
+    """`102 Processing` of a long call: Node's fetch gives up when it hears nothing for 300 s."""
+    count = 12
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 102 Processing\r\n\r\n" * count)
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ndone")
+            await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, sock=await vm.side.listener("0.0.0.0", 86)):
+        stage.map("slow.stead.localhost", vm.id, 86)
+        request = b"GET / HTTP/1.1\r\nHost: slow.stead.localhost\r\nConnection: close\r\n\r\n"
+        answered = await stage.raw(request, "slow.stead.localhost")
+    assert answered.count(b"HTTP/1.1 102 Processing\r\n") == count
+    assert answered.endswith(b"done")
+
+
+async def test_caddy_asks_later_name_servers_of_the_host(root: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same process asks them for the address of the ACME server, for the next certificate.
+
+    At first the host has none.
+    """
+    loopback, first, second = (IPv4Address(f"127.0.0.{number}") for number in (1, 2, 3))
+    monkeypatch.setattr(resolvers, "_POLL", 0.1)
+    monkeypatch.setattr(addresses, "resolvers", list)
+    async with contextlib.AsyncExitStack() as stack:
+        stage = await stack.enter_async_context(edge_stage(acme_directory="https://acme.test/directory"))
+        before, after = [
+            await stack.enter_async_context(
+                name_server(await stage.side.thread.call(partial(dns_socket, address)), loopback)
+            )
+            for address in (first, second)
+        ]
+        stage.add_vm("vm")
+        numbers = itertools.count()
+
+        async def asked(server: NameServer) -> bool:
+            name = f"name{next(numbers)}.example.com"
+            stage.map(name, "vm")
+            # The handshake waits for a certificate, which does not come.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    await stage.raw(b"", name)
+            return any(b"\x04acme\x04test" in question for question in server.asked)
+
+        pid = stage.edge.caddy.pid
+        assert not await asked(before)
+        monkeypatch.setattr(addresses, "resolvers", lambda: [first])
+        await until(lambda: asked(before), 60)
+        assert not after.asked
+        monkeypatch.setattr(addresses, "resolvers", lambda: [second])
+        await until(lambda: asked(after), 60)
+        assert stage.edge.caddy.pid == pid
 
 
 async def test_caddy_runs_as_its_own_user_without_privileges(stage: EdgeStage) -> None:
@@ -323,8 +387,8 @@ async def test_silent_connections_are_closed(monkeypatch: pytest.MonkeyPatch, ro
     monkeypatch.setattr(configuration, "HEADER_TIMEOUT", 1)
     async with edge_stage() as stage:
         for sent in (b"", b"GET / HTTP/1.1\r\nHost: a.sty"):
-            async with asyncio.timeout(8):
-                answer = await stage.raw(sent, "a.style.dev", timeout=30)
+            async with asyncio.timeout(60):
+                answer = await stage.raw(sent, "a.style.dev", timeout=90)
             assert b" 200 " not in answer
 
 
@@ -360,7 +424,7 @@ async def test_grpc_reaches_the_vm_over_http_2(stage: EdgeStage, vm: FakeVm, tmp
                 await stage.curl(url, "-H", "Content-Type: application/grpc+proto", "-d", "x")
             ).status == 200
 
-        await until(answered, 20)
+        await until(answered, 60)
         found = await stage.curl(url, "-H", "Content-Type: application/grpc+proto", "-d", "x")
         assert found.body == b"by HTTP/2.0"
     finally:

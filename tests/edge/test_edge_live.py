@@ -63,7 +63,7 @@ async def test_a_server_has_https_and_leaves_no_caddy_when_it_is_killed(settings
         assert b'"status":"ok"' in found.stdout
         (caddy,) = of_user(other.edge_uid)
         await end(process, signal.SIGKILL)
-        await until(lambda: not caddy.alive(), 10)
+        await until(lambda: not caddy.alive(), 60)
         process, _ = await start(other)
         assert len(list(of_user(other.edge_uid))) == 1
         assert await end(process) == 0

@@ -230,7 +230,7 @@ async def _over_http2(stage: EdgeStage, headers: list[tuple[str, str]], body: by
     writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, b""))
     writer.write(_frame(1, 4 if body else 5, 1, fields) + (_frame(0, 1, 1, body) if body else b""))
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 length = int.from_bytes(await reader.readexactly(3))
                 kind, flags = await reader.readexactly(2)

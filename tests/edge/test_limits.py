@@ -92,7 +92,7 @@ async def test_caddy_ends_with_a_server_that_is_killed(root: None) -> None:
         assert caddy.alive()
         os.kill(driver.pid, signal.SIGKILL)
         await driver.wait()
-        await until(lambda: not caddy.alive(), 10)
+        await until(lambda: not caddy.alive(), 60)
     finally:
         ip("netns", "delete", side)
         shutil.rmtree(folder)

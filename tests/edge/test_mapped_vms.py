@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import ssl
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -54,6 +55,12 @@ class Server(http.server.ThreadingHTTPServer):
     request_queue_size = 256
 
 Server(("", {_PORT}), Handler).serve_forever()
+"""
+_UNIT = """
+[Service]
+ExecStart=python3 /srv/server.py
+[Install]
+WantedBy=multi-user.target
 """
 
 
@@ -111,7 +118,8 @@ async def vms(server: Server) -> AsyncIterator[tuple[Machine, Machine]]:
     await one.files().write("/srv/server.py", _SERVER.encode())
     await one.files().write("/srv/released", b"")
     await one.files().write("/srv/name", b"one")
-    assert (await one.exec("systemd-run --unit=site python3 /srv/server.py")).ok
+    await one.files().write("/etc/systemd/system/site.service", _UNIT.encode())
+    assert (await one.exec("systemctl enable --now site")).ok
     listening = f"until curl -sf http://127.0.0.1:{_PORT}/; do sleep 0.2; done"
     assert (await one.exec(listening, timeout=120)).ok
     (two,) = await one.fork()
@@ -228,3 +236,58 @@ async def _ask_again(
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
         length = int(head.partition(b"content-length: ")[2].split(b"\r\n")[0])
         return int(head.split(b" ")[1]), await reader.readexactly(length)
+
+
+@pytest.mark.slow
+async def test_an_upload_to_a_vm_that_ends_gets_an_error_and_the_next_request_is_served(
+    site: Site, vms: tuple[Machine, Machine]
+) -> None:
+    """The end is a kill, after which the next request starts the VM, and then a deletion."""
+    one, two = vms
+    host = "two.style.dev"
+    await site.map(host, two)
+    async with site.client() as client:
+        assert await client.ask(host) == (200, "two 0")
+        upload = await _upload(site, host, two)
+        await two.kill()
+        assert await _refusal(*upload) == (502, "BAD_GATEWAY")
+        assert (await two.info()).state is State.STOPPED, "the request is not sent again"
+
+        async def served() -> bool:
+            answer = await client.ask(host)
+            assert answer in {(200, "two 0"), (502, "CONNECTION_REFUSED")}
+            return answer[0] == 200
+
+        await until(served, 240)
+        upload = await _upload(site, host, two)
+        await two.delete()
+        assert await _refusal(*upload) in {(502, "BAD_GATEWAY"), (404, "DOMAIN_NOT_MAPPED")}
+        await until(lambda: site.domains.route(host) is None, 60)
+        assert await client.ask(host) == (404, "DOMAIN_NOT_MAPPED")
+        await site.map(host, one)
+        assert await client.ask(host) == (200, "one 0")
+
+
+async def _upload(
+    site: Site, host: str, machine: Machine
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Send half of a body, and wait until the server in the VM reads it."""
+    assert (await machine.exec("sync; rm -f /srv/posting")).ok
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1", site.server.https_port, ssl=site.context, server_hostname=host
+    )
+    writer.write(f"POST / HTTP/1.1\r\nHost: {host}\r\nContent-Length: 200000\r\n\r\n".encode())
+    writer.write(b"x" * 100_000)
+    await writer.drain()
+    assert (await machine.exec("until test -e /srv/posting; do sleep 0.1; done", timeout=60)).ok
+    return reader, writer
+
+
+async def _refusal(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[int, str]:
+    """Send the other half; the status and the code of the error."""
+    async with asyncio.timeout(120):
+        writer.write(b"x" * 100_000)
+        head = await reader.readuntil(b"\r\n\r\n")
+        body = await reader.read(65536)
+    writer.close()
+    return int(head.split(b" ")[1]), json.loads(body)["code"]

@@ -61,6 +61,15 @@ class Client:
     async def stead(self, *arguments: str) -> str:
         return (await self.succeeds(str(PROGRAM), *arguments)).strip()
 
+    async def has_certificate(self, name: str) -> None:
+        """Wait for the certificate of a name of the installation: each is ordered on its own."""
+
+        async def connects() -> bool:
+            ended = await self.run("curl", "-sS", "--max-time", "60", "-o", "/dev/null", f"https://{name}/")
+            return ended.status == 0
+
+        await until(connects, 180)
+
 
 @pytest.fixture(scope="module")
 def folder(root: None) -> Iterator[Path]:
@@ -103,12 +112,10 @@ async def client(settings: Settings, image: BaseImage, folder: Path) -> AsyncIte
 
 async def test_api_git_previews_and_ssh_of_a_public_installation(client: Client) -> None:
     assert client.said["httpsUrl"] == f"https://{_DOMAIN}"
+    for name in (_DOMAIN, f"api.{_DOMAIN}"):
+        await client.has_certificate(name)
     curl = ("curl", "-sS", "--max-time", "60", "-o", "/dev/null", "-w", "%{http_code} %{redirect_url}")
-
-    async def has_certificate() -> bool:
-        return (await client.run(*curl, f"https://{_DOMAIN}/healthz")).stdout.startswith("200")
-
-    await until(has_certificate, 60)
+    assert (await client.succeeds(*curl, f"https://{_DOMAIN}/healthz")).startswith("200")
     assert (await client.succeeds(*curl, f"https://api.{_DOMAIN}/healthz")).startswith("200")
     assert await client.succeeds(*curl, f"http://{_DOMAIN}/x") == f"308 https://{_DOMAIN}/x"
 
@@ -131,6 +138,7 @@ async def test_api_git_previews_and_ssh_of_a_public_installation(client: Client)
 async def test_git_of_a_public_installation(client: Client) -> None:
     repo = await client.stead("git", "create", "--name", "site")
     address = f"git.{_DOMAIN}/{repo}"
+    await client.has_certificate(f"git.{_DOMAIN}")
     await client.succeeds("git", "clone", "-q", f"https://x:{client.said['key']}@{address}", "site")
     work = ("git", "-C", "site", "-c", "user.name=Ann", "-c", "user.email=ann@example.com")
     (client.home / "site" / "page").write_text("hello\n")

@@ -12,8 +12,13 @@ import httpx2
 import pytest
 import pytest_asyncio
 
-from stead.edge.ssh import client, relay
+from stead.api.server import listen_on
+from stead.edge.ssh import client, relay, vm_login
+from stead.edge.ssh.gateway import default_limits
+from stead.host.interface import narrowed
 from stead.machines import State
+from stead.settings import Settings
+from support.fake_host import FakeHost
 from support.fake_site import TOKEN
 from support.ssh_scene import WAIT, Scene, ssh_scene
 from support.typed import PROGRAM, Shell
@@ -32,6 +37,17 @@ async def test_a_command_with_input_output_and_exit_code(scene: Scene) -> None:
     ended = await scene.ssh("cat; echo to-stderr >&2; exit 7", stdin=b"through the gateway")
     assert (ended.code, ended.out, ended.err) == (7, "through the gateway", "to-stderr\n")
     assert (await scene.ssh("kill -TERM $$")).code == 255, "ssh's code for a signal"
+
+
+async def test_a_public_gateway_has_ipv4_and_ipv6(scene: Scene) -> None:
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("this host has no IPv6")
+    address = Settings(domain="stead.example.com").ssh_address
+    assert address == ("::", 22)
+    async with scene.limited(default_limits(100), listen_on(address[0], 0)) as public:
+        for host in ("::1", "127.0.0.1"):
+            ended = await public.ssh("echo $SSH_CONNECTION", host=host)
+            assert ended.code == 0 and ended.out, f"{host}: {ended.err}"
 
 
 async def test_no_packets_to_be_ignored_and_no_cbc_cipher(scene: Scene) -> None:
@@ -111,7 +127,7 @@ async def test_a_server_that_shows_another_host_key_is_refused(scene: Scene) -> 
 
 async def test_no_version_in_the_banner(scene: Scene) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", scene.port)
-    assert await asyncio.wait_for(reader.readline(), 10) == b"SSH-2.0-Stead\r\n"
+    assert await asyncio.wait_for(reader.readline(), 60) == b"SSH-2.0-Stead\r\n"
     writer.close()
 
 
@@ -282,7 +298,7 @@ echo started
 async def test_agent_forwarding_is_off(scene: Scene, tmp_path: Path) -> None:
     agent = await scene.start("ssh-agent", "-D", "-a", tmp_path / "agent")
     try:
-        assert await until(lambda: asyncio.sleep(0, (tmp_path / "agent").exists()), 10)
+        assert await until(lambda: asyncio.sleep(0, (tmp_path / "agent").exists()), 60)
         command = scene.ssh_command("-A", "echo socket=$SSH_AUTH_SOCK")
         ended = await scene.run("env", f"SSH_AUTH_SOCK={tmp_path}/agent", *command)
         assert ended.out == "socket=\n"
@@ -339,10 +355,15 @@ async def test_output_that_is_not_read_is_not_collected(scene: Scene) -> None:
         return int(found._connection._transport.get_write_buffer_size())
 
     try:
-        await asyncio.sleep(3)
-        first = held()
-        await asyncio.sleep(1)
-        assert held() == first < 8 << 20
+
+        async def stopped() -> bool:
+            first = held()
+            assert first < 8 << 20
+            await asyncio.sleep(1)
+            return first == held()
+
+        await asyncio.sleep(2)
+        await until(stopped, 60)
     finally:
         process.kill()
         await process.communicate()
@@ -397,6 +418,29 @@ async def test_a_connection_wakes_a_suspended_vm_and_outlives_a_suspend(
         assert await until(woken, WAIT)
     assert (await scene.ssh("true")).code == 0
     assert len({asked["authorized_key"] for asked in scene.sshd.admitted}) == keys + 1, "one key for each run"
+
+
+async def test_a_login_waits_until_the_ssh_server_listens(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a boot it listens later than the agent answers."""
+    ports = scene.site.world.ports
+    host = narrowed(scene.site.installation.machines.host, FakeHost)
+    listening = ports[22]
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        ports[22] = closed.getsockname()
+        try:
+            with monkeypatch.context() as patch:
+                patch.setattr(vm_login, "_LISTEN_TIMEOUT", 0.3)
+                ended = await scene.ssh("true")
+                assert ended.code == 255 and "nothing listens on port 22" in ended.err
+            dials = host.calls.count("dial")
+            login = asyncio.create_task(scene.ssh("echo in"))
+            await until(lambda: host.calls.count("dial") > dials, WAIT)
+        finally:
+            ports[22] = listening
+    assert (await login).out == "in\n"
 
 
 @pytest.mark.parametrize("how", ["kill", "delete"])

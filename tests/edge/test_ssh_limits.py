@@ -153,7 +153,7 @@ async def test_refusals_are_logged_with_the_trace_id_that_the_client_is_told(
             if each.name == "stead.ssh"
         )
 
-    assert await until(ended_in_log, 10)
+    assert await until(ended_in_log, 60)
     logged = [each.getMessage() for each in caplog.records]
     assert not [line for line in logged for secret in (_WRONG, key, scene.token) if secret in line]
 

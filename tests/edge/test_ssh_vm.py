@@ -12,13 +12,15 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 import pytest_asyncio
 
-from stead.machines import Machine
+from stead.machines import Machine, State
 from support.installations import Server
 from support.waiting import until
 
 _HOST_KEY = "cat /etc/ssh/ssh_host_ed25519_key.pub"
+_BOOT = "cat /proc/sys/kernel/random/boot_id"
 _WAIT = 300
 _PIPE = asyncio.subprocess.PIPE
 
@@ -173,6 +175,7 @@ async def _bootstrapped(box: Box, *options: str) -> AsyncIterator[tuple[int, str
             await process.wait()
 
 
+@pytest.mark.slow
 async def test_an_editor_installs_its_server_and_uses_it(box: Box, tmp_path: Path) -> None:
     """scp of the server's archive, a script on the input of `bash`, `-D`, and `-L` to a port and a socket.
 
@@ -207,6 +210,7 @@ async def test_an_editor_installs_its_server_and_uses_it(box: Box, tmp_path: Pat
             link[1].close()
 
 
+@pytest.mark.slow
 async def test_sessions_share_one_connection(box: Box, tmp_path: Path) -> None:
     """ControlMaster: commands, a terminal, sftp and a forward that is added later, beside each other."""
     shared = ("-o", f"ControlPath={tmp_path}/control")
@@ -254,15 +258,12 @@ async def test_openssh_clients_reach_a_vm_that_sleeps_and_forks(
 ) -> None:
     """Copies of files, a suspend under an open shell, and a fork, which has keys of its own."""
     here, account, machine = server.installation, server.account, box.machine
-    assert await _run(*box.ssh_to(machine.id, "cat; exit 3"), stdin=b"in") == (3, "in")
-    assert await _run(*box.ssh("id -un; pwd")) == (0, "dev\n/home/dev\n")
+    assert await _run(*box.ssh("id -un; pwd; cat; exit 3"), stdin=b"in") == (3, "dev\n/home/dev\nin")
     content = os.urandom(300_000)
     (tmp_path / "file").write_bytes(content)
     scp = ["scp", "-q", *box.options, "-P", box.port]
     assert await _run(*scp, tmp_path / "file", f"{box.login()}:copy") == (0, "")
-    shell = " ".join(["ssh", *box.options, "-p", box.port])
-    assert await _run("rsync", "-e", shell, f"{box.login()}:copy", tmp_path / "back") == (0, "")
-    assert (tmp_path / "back").read_bytes() == content
+    assert await machine.files().read("/home/dev/copy") == content
     await _sleeps(machine.suspend, box.ssh_to(machine.id, "cat"))
     (copy,) = await machine.fork(1)
     before = (await machine.exec("cat /run/stead/ssh-gateway-key; " + _HOST_KEY)).stdout
@@ -286,3 +287,14 @@ async def _sleeps(suspend: object, command: list[str]) -> None:
     assert await asyncio.wait_for(process.stdout.readline(), 120) == b"after\n"
     process.stdin.close()
     assert await asyncio.wait_for(process.wait(), 60) == 0
+
+
+@pytest.mark.slow
+async def test_a_login_starts_a_stopped_vm(box: Box) -> None:
+    _, before = await _run(*box.ssh(f"sync; {_BOOT}"))
+    assert before
+    await box.machine.kill()
+    assert (await box.machine.info()).state is State.STOPPED
+    code, shown = await _run(*box.ssh(f"id -un; {_BOOT}"))
+    assert (code, shown.splitlines()[0]) == (0, "dev"), shown
+    assert shown.splitlines()[1] != before.strip()

@@ -402,7 +402,7 @@ async def test_cancelled_bundle_leaves_no_git_process(bundles: Bundles, stage: S
     bundle = await found(bundles, stage, repository.id)
 
     clone = asyncio.create_task(cloned(bundle, bundles, git, Here(git, reads=False)))
-    await until(lambda: any("pack-objects" in each for each in gits_of(repository.path)), 20)
+    await until(lambda: any("pack-objects" in each for each in gits_of(repository.path)), 60)
     clone.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await clone

@@ -81,7 +81,7 @@ async def filled(site: Site, *, name: str | None = None, public: bool = False, k
 
 
 async def exists(path: Path) -> None:
-    await until(lambda: path.exists(), 30)
+    await until(lambda: path.exists(), 60)
 
 
 # Create, list, show, delete

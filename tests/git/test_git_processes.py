@@ -50,7 +50,7 @@ async def test_only_ref_writers_are_left_running_at_the_next_start(tmp_path: Pat
     config.write_text(SETTINGS)
     git = Git(config)
     await git.run(None, "init", "-q", "--bare", str(tmp_path / "repo"))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         update = await git.start(tmp_path / "repo", *UPDATE)
         reader = await git.start(tmp_path / "repo", "--namespace", "update-ref", "cat-file", "--batch")
         try:
@@ -75,10 +75,10 @@ async def test_cancellation_waits_for_ref_writers_only(tmp_path: Path) -> None:
     repo = tmp_path / "repo"
     await git.run(None, "init", "-q", "--bare", str(repo))
     alias = f"alias.slow=!touch {tmp_path}/started && sleep 60 # update-ref"
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         work = asyncio.create_task(git.finish(None, "-c", alias, "slow", "update-ref"))
 
-        await until(lambda: (tmp_path / "started").exists(), 20)
+        await until(lambda: (tmp_path / "started").exists(), 60)
         work.cancel()
         with pytest.raises(asyncio.CancelledError):
             await work

@@ -266,11 +266,11 @@ async def test_aborted_lfs_upload_leaves_nothing(host: Site, repo: RepoInfo) -> 
     await writer.drain()
     incoming = host.path(repo) / "lfs" / "incoming"
 
-    await until(lambda: incoming.is_dir() and any(path.stat().st_size for path in incoming.iterdir()), 10)
+    await until(lambda: incoming.is_dir() and any(path.stat().st_size for path in incoming.iterdir()), 60)
     writer.close()
     await writer.wait_closed()
 
-    await until(lambda: not any(incoming.iterdir()), 10)
+    await until(lambda: not any(incoming.iterdir()), 60)
 
 
 # Real client

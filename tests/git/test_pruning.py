@@ -123,7 +123,7 @@ async def test_prune_waits_for_writers(stage: Stage, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(stage.repos.quotas, "wait_for_writers", wait)
     async with stage.repos.quotas.reserving(repository.id):
         pruning = asyncio.create_task(stage.repos.pruning.prune(repository, NO_GRACE))
-        await asyncio.wait_for(waiting.wait(), 20)
+        await asyncio.wait_for(waiting.wait(), 60)
         assert not has(repository, lost)
         (repository.path / "refs" / "heads" / "back").write_text(f"{lost}\n")
     assert await pruning == EVERY
@@ -139,7 +139,7 @@ async def test_interrupted_prune_is_undone(tmp_path: Path) -> None:
     assert not has(repository, sha)
 
     async with staged(tmp_path):
-        await until(lambda: has(repository, sha), 20)
+        await until(lambda: has(repository, sha), 60)
 
 
 async def test_prune_schedule_survives_restart(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ async def test_prune_schedule_survives_restart(tmp_path: Path) -> None:
             waits = other.prune_at is not None and other.prune_at > time.time_ns() + (GRACE - 3600) * 1e9
             return clean.prune_at is None and waits
 
-        await until(pruned, 20)
+        await until(pruned, 60)
         assert list(repositories[1].path.glob("objects/pack/*.mtimes"))
 
 

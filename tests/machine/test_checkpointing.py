@@ -79,7 +79,7 @@ async def test_a_qemu_that_dies_during_a_capture(
     async def stopped() -> bool:
         return (await machine.info()).state is State.STOPPED
 
-    await until(stopped, 2)
+    await until(stopped, 60)
     assert (await machine.info()).reason == "crashed: QEMU ended by SIGKILL"
     assert await sh(machine, "cat /root/data") == "kept"
     row = await machines._row(machine.id)

@@ -76,7 +76,7 @@ async def everything_is_there(machine: Machine) -> None:
     async def counts_on() -> bool:
         return await count(machine) > before
 
-    await until(counts_on, 10)
+    await until(counts_on, 60)
 
 
 async def read_again(machine: Machine, files: str) -> str:
@@ -231,6 +231,7 @@ async def test_a_snapshot_of_a_stopped_vm_has_the_disk_only(machines: Machines) 
     await machines.snapshots.delete(info.id)
 
 
+@pytest.mark.slow
 async def test_create_from_a_snapshot_with_another_size_boots_from_its_disk(
     machines: Machines, snapshot: SnapshotInfo
 ) -> None:
@@ -275,6 +276,7 @@ async def test_a_flipped_byte_in_saved_memory_is_detected(
         use()
 
 
+@pytest.mark.slow
 async def test_create_from_a_damaged_snapshot_boots_from_its_disk(
     machines: Machines, source: Machine
 ) -> None:

@@ -113,6 +113,49 @@ async def test_it_has_a_group_with_limits(settings: Settings, shared: Machine, p
     assert memory << 20 < int(limit.read_text()) <= (memory + 1024) << 20
 
 
+async def test_each_of_its_vcpus_counts_as_one_process_when_cpus_are_short(
+    settings: Settings, shared: Machine
+) -> None:
+    hierarchy = cgroups.detect()
+    if "cpu" not in hierarchy.controllers:
+        pytest.skip("this host has no CPU control groups")
+    root, name, one = (
+        ("/sys/fs/cgroup", "cpu.weight", 100)
+        if hierarchy.version == 2
+        else ("/sys/fs/cgroup/cpu", "cpu.shares", 1024)
+    )
+    base = Path(root) / f"stead-{settings.instance}"
+    vcpus = (await shared.info()).size.vcpus
+    assert int((base / shared.id / name).read_text()) == one * vcpus
+    assert int((base / name).read_text()) == min(
+        one * (os.cpu_count() or 1), 10_000 if one == 100 else 1 << 18
+    )
+
+
+def test_a_process_is_confined_in_a_group_that_an_administrator_made_idle(
+    settings: Settings, tmp_path: Path
+) -> None:
+    hierarchy = cgroups.detect()
+    if "cpu" not in hierarchy.controllers:
+        pytest.skip("this host has no CPU control groups")
+    other = settings.replace(data=tmp_path)
+    base = Path("/sys/fs/cgroup" if hierarchy.version == 2 else "/sys/fs/cgroup/cpu")
+    base /= f"stead-{other.instance}"
+    groups = cgroups.ControlGroups(other)
+    with subprocess.Popen(["sleep", "600"]) as sleeper:
+        try:
+            groups.confine("first", other.default_size, sleeper.pid)
+            (base / "cpu.idle").write_text("1")
+            groups.confine("second", other.default_size, sleeper.pid)
+            assert (base / "second" / "cgroup.procs").read_text().split() == [str(sleeper.pid)]
+        finally:
+            sleeper.kill()
+            sleeper.wait()
+            groups.release("first")
+            groups.release("second")
+            groups.remove()
+
+
 async def test_its_memory_never_lands_in_a_core_file(process: Path) -> None:
     lines = (process / "limits").read_text().splitlines()
     core = next(line for line in lines if line.startswith("Max core file size"))

@@ -36,7 +36,7 @@ async def gone(machine: Machine, pattern: str) -> None:
     async def ended() -> bool:
         return not await running(machine, pattern)
 
-    await until(ended, 20)
+    await until(ended, 60)
 
 
 @pytest_asyncio.fixture(scope="module")
@@ -194,7 +194,7 @@ async def test_a_program_that_cannot_start_does_not_wait_for_stdin(shared: Machi
         yield b"begin\n"
         await asyncio.Event().wait()
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert (await shared.exec(["no-such-program"], stdin=unfinished())).exit_code == 127
         assert (await shared.exec(["no-such-program"], stdin=bytes(1 << 20))).exit_code == 127
 
@@ -259,7 +259,7 @@ async def test_closed_or_absent_stdin_does_not_hang(shared: Machine) -> None:
             yield chunk
 
     for stdin in (None, b"", nothing()):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             result = await shared.exec("cat; read line; echo end", stdin=stdin)
         assert result.stdout == b"end\n"
 
@@ -285,7 +285,7 @@ async def test_interactive_stdin_and_stdout(shared: Machine) -> None:
             assert await heard.get() == line
 
     events: list[Output | Ended] = []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         async for event in shared.stream("cat; echo over >&2", stdin=speak()):
             events.append(event)
             if isinstance(event, Output):
@@ -301,7 +301,7 @@ async def test_stdin_that_is_never_read_does_not_hang(shared: Machine) -> None:
         while True:
             yield b"yes\n" * 1000
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         ignored = await shared.exec("sleep 0.3; exit 3", stdin=bytes(5 << 20))
         assert ignored.exit_code == 3
         assert (await shared.exec("head -n 1", stdin=endless())).stdout == b"yes\n"
@@ -314,7 +314,7 @@ async def test_a_failing_stdin_source_kills_the_command(shared: Machine) -> None
         yield b"half"
         raise LookupError("the source broke")
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         with pytest.raises(LookupError, match="the source broke"):
             await shared.exec("cat > /tmp/part && mv /tmp/part /tmp/complete", stdin=broken())
     await gone(shared, "cat")
@@ -363,20 +363,20 @@ async def test_exit_codes_and_signals(shared: Machine) -> None:
 
 async def test_a_timeout_kills_the_process_group_and_returns_the_output(shared: Machine) -> None:
     result = await shared.exec(
-        "echo begun; echo so far >&2; sleep 1001 & sh -c 'sleep 1001 & wait' & wait", timeout=1
+        "echo begun; echo so far >&2; sleep 1001 & sh -c 'sleep 1001 & wait' & wait", timeout=3
     )
     assert (result.stdout, result.stderr) == (b"begun\n", b"so far\n")
     assert (result.timed_out, result.exit_code, result.signal) == (True, None, "SIGTERM")
-    assert 1 <= result.duration < 5
+    assert 3 <= result.duration < 60
     assert await running(shared, "sleep 1001") == []
 
 
 async def test_a_timeout_sends_sigterm_then_sigkill(shared: Machine) -> None:
-    stubborn = await shared.exec("trap '' TERM; echo begun; sleep 1002 & while :; do wait; done", timeout=1)
+    stubborn = await shared.exec("trap '' TERM; echo begun; sleep 1002 & while :; do wait; done", timeout=3)
     assert (stubborn.timed_out, stubborn.signal, stubborn.stdout) == (True, "SIGKILL", b"begun\n")
     assert stubborn.out_of_memory is None
     await gone(shared, "sleep 1002")
-    polite = await shared.exec("trap 'echo bye; exit 9' TERM; sleep 1003 & wait", timeout=1)
+    polite = await shared.exec("trap 'echo bye; exit 9' TERM; sleep 1003 & wait", timeout=3)
     assert (polite.timed_out, polite.exit_code, polite.stdout) == (True, 9, b"bye\n")
     await gone(shared, "sleep 1003")
 
@@ -385,7 +385,7 @@ async def test_a_background_child_does_not_block_the_call_or_lose_its_pipe(share
     """The child prints far more than a pipe holds after the call is over, and must live to tell."""
     child = "(read line < /tmp/go; seq 100000; seq 100000 >&2; echo survived > /tmp/told) & echo started"
     await say(shared, "mkfifo /tmp/go /tmp/told")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         result = await shared.exec(child)
     assert (result.stdout, result.stderr) == (b"started\n", b"")
     assert await say(shared, "echo now > /tmp/go; timeout 30 cat /tmp/told") == "survived\n"
@@ -408,7 +408,7 @@ async def test_cancelling_kills_the_command(shared: Machine) -> None:
     async def both() -> bool:
         return len(await running(shared, "sleep 1004")) == 2
 
-    await until(both, 20)
+    await until(both, 60)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
@@ -438,7 +438,7 @@ async def test_cancelling_does_not_close_stdin_first(shared: Machine) -> None:
     for number in range(5):
         command = f"read line; echo $line; read line; : > /tmp/finished.{number}"
         events = shared.stream(command, stdin=unfinished())
-        async with asyncio.timeout(20), contextlib.aclosing(events):
+        async with asyncio.timeout(60), contextlib.aclosing(events):
             assert await anext(events) == Output("stdout", b"begin\n")
     await gone(shared, "/bin/sh -c read line.*")
     assert not (await shared.exec("ls /tmp/finished.*")).ok

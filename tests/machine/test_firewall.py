@@ -104,7 +104,7 @@ async def _echoing(side: Side, link: str, address: str, port: int) -> AsyncItera
 
 async def _echoed(link: socket.socket, data: bytes) -> bytes:
     loop = asyncio.get_running_loop()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await loop.sock_sendall(link, data)
         return await loop.sock_recv(link, 100)
 
@@ -126,7 +126,7 @@ async def test_connections_to_two_vms_from_one_port_do_not_disturb_each_other(ne
         ]
         with await _connected(network.host, "sm0", here, agent) as first:
             answer = asyncio.create_task(_echoed(first, _SLOW))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await slow.arrived.wait()
             with await _connected(network.host, "sm1", here, agent) as second:
                 assert await _echoed(second, b"two") == b"two"
@@ -161,7 +161,7 @@ async def test_a_vm_does_not_fill_the_neighbour_table_of_its_host(network: Netwo
         return network.host.ip("-6", "neigh", "show", "dev", "sm0").count("fe80::1:")
 
     await guest.thread.call(lambda: solicit(range(1, 20)))
-    await until(lambda: entries() > 10, 5)
+    await until(lambda: entries() > 10, 60)
     _load_rules(network)
     before = entries()
     await guest.thread.call(lambda: solicit(range(1000, 1100)))
@@ -211,6 +211,9 @@ class Cables:
 
     def load_rules(self, opened: tuple[IPv4Network, ...] = (), tracked: int = _TRACKED_OF_VMS) -> None:
         self.taps.load(namespace_rules("up0", NOT_THE_INTERNET, opened, tracked))
+
+    def set_account(self, guest: int, group: int) -> None:
+        self.taps.ip("link", "set", f"sd{guest}", "group", str(group))
 
     async def tracked(self) -> int:
         return int(await self.taps.thread.call(_TRACKED.read_text))
@@ -275,12 +278,28 @@ async def test_all_vms_together_have_a_bounded_share_of_connection_tracking(cabl
     """The edge has room for its own connections to VMs."""
     most = 1024
     cables.load_rules(tracked=most)
-    for guest in cables.guests:
+    for number, guest in enumerate(cables.guests):
+        cables.set_account(number, 1 + number)
         await guest.thread.call(_flood)
     assert most // 2 < await cables.tracked() <= most
     async with echoing(await cables.guests[0].listener(_GUESTS[0], 3000)):
         with await cables.taps.connect(_GUESTS[0], 3000) as connection:
             assert await echoed(connection, b"hello") == b"hello"
+
+
+async def test_an_account_has_a_bounded_share_of_connection_tracking(cables: Cables) -> None:
+    """All its VMs together have half of what all VMs have."""
+    most = 2048
+    cables.load_rules(tracked=most)
+    for number, guest in enumerate(cables.guests):
+        cables.set_account(number, 1)
+        await guest.thread.call(_flood)
+    assert most // 4 < await cables.tracked() <= most // 2
+    async with echoing(await cables.outside.listener(_OUTSIDE, 7000)):
+        assert not await cables.guests[1].reaches(_OUTSIDE, 7000)
+        cables.set_account(1, 2)
+        with await cables.guests[1].connect(_OUTSIDE, 7000) as connection:
+            assert await echoed(connection, b"mine") == b"mine"
 
 
 def _flood() -> None:
@@ -332,7 +351,7 @@ async def test_arp_requests_add_no_neighbours(cables: Cables) -> None:
 
     await cables.taps.sysctl("net/ipv4/conf/all/rp_filter", "0")
     await guest.thread.call(lambda: ask("100.64.8.0"))
-    await until(lambda: entries("100.64.8.") == 100, 5)
+    await until(lambda: entries("100.64.8.") == 100, 60)
     await cables.taps.sysctl("net/ipv4/conf/all/rp_filter", "1")
     await guest.thread.call(lambda: ask("100.64.9.0"))
     async with echoing(await cables.taps.listener(str(GATEWAY), 80)):

@@ -36,7 +36,7 @@ async def test_a_fifo_in_place_of_a_disk_layer_blocks_nothing(
     fifo: Path, use: Callable[[Path], None], refused: type[Exception] | None
 ) -> None:
     used = asyncio.ensure_future(asyncio.to_thread(use, fifo))
-    done, _ = await asyncio.wait({used}, timeout=5)
+    done, _ = await asyncio.wait({used}, timeout=60)
     if not done:
         # Let the thread end, or the test process never would.
         os.close(os.open(fifo, os.O_WRONLY))
@@ -51,7 +51,7 @@ async def test_a_fifo_in_place_of_a_disk_layer_blocks_nothing(
 
 async def test_a_disk_that_is_a_fifo_cannot_be_grown(fifo: Path) -> None:
     with pytest.raises(HostError, match="not a regular file"):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await disks.grow_layer(fifo, 1)
 
 

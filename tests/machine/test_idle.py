@@ -23,7 +23,10 @@ async def others(settings: Settings, machines: Machines) -> AsyncIterator[Machin
 
 
 async def test_an_idle_vm_is_suspended_close_to_its_timeout(others: Machines) -> None:
-    """Wall time, because it is the feature. One guest turns IPv6 on again, so that it solicits routers."""
+    """Wall time, because it is the feature. One guest turns IPv6 on again, so that it solicits routers.
+
+    Were that counted, it would be awake about 8 s longer than the other, however slow the host is.
+    """
     plain = await others.create(idle_timeout=None)
     noisy = await others.create(idle_timeout=None)
     await sh(noisy, "for nic in /proc/sys/net/ipv6/conf/e*; do echo 0 > $nic/disable_ipv6; done")
@@ -36,8 +39,9 @@ async def test_an_idle_vm_is_suspended_close_to_its_timeout(others: Machines) ->
             await machine.wait_for_exit()
         return time.monotonic() - started
 
-    for took in await asyncio.gather(time_to_sleep(plain), time_to_sleep(noisy)):
-        assert TIMEOUT <= took < 1.6 * TIMEOUT + CHECK
+    quiet, soliciting = await asyncio.gather(time_to_sleep(plain), time_to_sleep(noisy))
+    assert TIMEOUT <= quiet < 3 * TIMEOUT
+    assert TIMEOUT <= soliciting < quiet + 6
     for machine in (plain, noisy):
         assert (await machine.info()).state is State.SUSPENDED
         await machine.delete()
@@ -55,7 +59,7 @@ async def test_last_traffic_is_the_last_network_traffic(others: Machines) -> Non
 
     before = time.time()
     await sh(machine, "ping -c 1 -W 5 169.254.0.1")
-    first = await until(lambda: traffic_after(before), 20)
+    first = await until(lambda: traffic_after(before), 60)
     assert first is not None and before <= first <= time.time()
     await sh(machine, "sleep 1")
     await machine.suspend()
@@ -67,6 +71,6 @@ async def test_last_traffic_is_the_last_network_traffic(others: Machines) -> Non
     again = time.time()
     await sh(machine, "ping -c 1 -W 5 169.254.0.1")
     await machine.kill()
-    second = await until(lambda: traffic_after(again), 20)
+    second = await until(lambda: traffic_after(again), 60)
     assert second is not None and second > first, "traffic just before a stop is recorded after it"
     await machine.delete()

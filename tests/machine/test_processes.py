@@ -28,13 +28,13 @@ def start(*argv: str) -> ProcessId:
 async def test_wait_returns_the_signal() -> None:
     watched = WatchedProcess(start("sleep", "60"))
     watched.kill()
-    assert await asyncio.wait_for(watched.wait(), 5) == "ended by SIGKILL"
+    assert await asyncio.wait_for(watched.wait(), 60) == "ended by SIGKILL"
     assert ProcessId.of(watched.identity.pid) is None, "the child was collected"
 
 
 async def test_wait_returns_the_exit_status() -> None:
     watched = WatchedProcess(start("sh", "-c", "sleep 0.05; exit 7"))
-    assert await asyncio.wait_for(watched.wait(), 5) == "exited with status 7"
+    assert await asyncio.wait_for(watched.wait(), 60) == "exited with status 7"
 
 
 async def test_a_process_that_is_no_child_can_be_watched() -> None:
@@ -47,7 +47,7 @@ async def test_a_process_that_is_no_child_can_be_watched() -> None:
     assert identity is not None
     watched = WatchedProcess(identity)
     watched.kill()
-    assert await asyncio.wait_for(watched.wait(), 5) == "ended"
+    assert await asyncio.wait_for(watched.wait(), 60) == "ended"
 
 
 async def test_a_reused_pid_is_another_process() -> None:

@@ -154,5 +154,5 @@ async def test_another_default_route_is_followed(host: Side, tmp_path: Path) -> 
         async def followed() -> bool:
             return (await uplinks(), await _forwarding(host)) == ({"eth1"}, {"eth0", "eth1"})
 
-        await until(followed, 30)
+        await until(followed, 60)
         assert await _guarded(host) == {"eth0", "eth1"}

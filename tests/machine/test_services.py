@@ -35,6 +35,7 @@ async def becomes(services: GuestServices, name: str, *states: str) -> None:
     await until(right, 60)
 
 
+@pytest.mark.slow
 async def test_create_start_stop_and_delete_a_service(shared: Machine, services: GuestServices) -> None:
     """The service starts at once, logs, is stopped, started, restarted and deleted."""
     web = Service("web", exec=("/bin/sh -c 'echo serving $WHAT; sleep 1000'",), env={"WHAT": "100% of it"})
@@ -49,7 +50,7 @@ async def test_create_start_stop_and_delete_a_service(shared: Machine, services:
     async def spoken() -> bool:
         return any(entry.message == "serving 100% of it" for entry in await services.logs("web"))
 
-    await until(spoken, 30)
+    await until(spoken, 60)
     entry = next(each for each in await services.logs("web") if each.message == "serving 100% of it")
     assert (entry.unit, entry.priority) == ("web.service", "6")
     assert abs(entry.at - time.time()) < 60
@@ -153,6 +154,7 @@ async def test_a_linux_user_may_read_but_not_change_services(
     await shared.files().remove(f"{FOLDER}/roots.service")
 
 
+@pytest.mark.slow
 async def test_services_over_http(server: Server) -> None:
     machine = await server.installation.machines.create(account=server.account)
     async with httpx2.AsyncClient(

@@ -62,7 +62,7 @@ async def test_suspend_wake_and_fork_carry_sessions(shared: Machine) -> None:
         async def dropped() -> bool:
             return (await sessions.get(agent, "main")).attached == 0
 
-        await until(dropped, 20)
+        await until(dropped, 60)
         await shows(agent, "main", b"is 42")
     await type_line(shared, "main", b"echo $kept suspend", b"before suspend\r\n")
     before = await offset_of(shared, "counter")
@@ -70,7 +70,7 @@ async def test_suspend_wake_and_fork_carry_sessions(shared: Machine) -> None:
     async def goes_on() -> bool:
         return await offset_of(shared, "counter") > before
 
-    await until(goes_on, 20)
+    await until(goes_on, 60)
     (child,) = await shared.fork()
     try:
         for machine in (shared, child):

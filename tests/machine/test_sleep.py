@@ -44,7 +44,7 @@ WantedBy=multi-user.target
 async def reported(events: list[MachineEvent], message: str) -> MachineEvent:
     """Wait for an event: it comes a little after the state that it reports."""
 
-    await until(lambda: any(event.message == message for event in events), 30)
+    await until(lambda: any(event.message == message for event in events), 60)
     return next(event for event in events if event.message == message)
 
 
@@ -110,23 +110,24 @@ async def test_concurrent_uses_wake_a_vm_once(sleeper: Machine, monkeypatch: pyt
     assert wakes == 1
 
 
-async def test_repeated_suspends_lose_no_file(machines: Machines, sleeper: Machine) -> None:
+@pytest.mark.parametrize("rounds", [8, pytest.param(20, marks=pytest.mark.slow)])
+async def test_repeated_suspends_lose_no_file(machines: Machines, sleeper: Machine, rounds: int) -> None:
     """Writes right before a suspend survive on disk and in memory without a sync."""
-    for number in range(20):
+    for number in range(rounds):
         await sleeper.files().write(f"/root/round-{number}", str(number).encode())
         await sh(sleeper, f"echo {number} > /run/round-{number}")
         await sleeper.suspend()
         assert await sh(sleeper, f"cat /root/round-{number} /run/round-{number}") == f"{number}{number}"
-    names = "{0..19}"
+    names = f"{{0..{rounds - 1}}}"
     found = await sh(sleeper, f"bash -c 'cat /root/round-{names}' && bash -c 'cat /run/round-{names}'")
-    assert found == "".join(map(str, range(20))) + "\n".join(map(str, range(20)))
+    assert found == "".join(map(str, range(rounds))) + "\n".join(map(str, range(rounds)))
     await it_is_all_there(sleeper)
     row = await machines._row(sleeper.id)
 
     async def merged() -> bool:
         return len(await machines.layers.chain(row.layer)) <= 9
 
-    await until(merged, 30)
+    await until(merged, 60)
     assert "EXT4-fs error" not in await sh(sleeper, "dmesg")
 
 
@@ -159,7 +160,7 @@ async def test_wake_sets_the_clock_of_the_guest(sleeper: Machine) -> None:
     before = time.time()
     guest = float(await sh(sleeper, "date +%s.%N"))
     after = time.time()
-    assert before - 0.5 <= guest <= after + 0.5
+    assert before - 1.5 <= guest <= after + 1.5
     await sleeper.files().write("/root/issued.pem", issued)
     assert "OK" in await sh(sleeper, "openssl verify -CAfile /root/issued.pem /root/issued.pem")
 
@@ -171,7 +172,7 @@ async def test_a_process_continues_after_suspend_and_wake(sleeper: Machine) -> N
     async def begun() -> bool:
         return (await sleeper.exec("test -e /run/begun")).ok
 
-    await until(begun, 30)
+    await until(begun, 60)
     await sleeper.suspend()
     with pytest.raises(GuestUnreachable):  # a connected client gets the error
         await running
@@ -179,7 +180,7 @@ async def test_a_process_continues_after_suspend_and_wake(sleeper: Machine) -> N
     async def outcome() -> bool:
         return await sh(sleeper, "cat /root/outcome 2>/dev/null || true") == "done"
 
-    await until(outcome, 30)
+    await until(outcome, 60)
 
 
 async def test_a_vm_with_damaged_memory_boots_from_its_disk(machines: Machines, sleeper: Machine) -> None:
@@ -262,7 +263,7 @@ async def test_an_idle_vm_is_suspended_and_keeps_every_write(settings: Settings,
         assert (await machine.info()).idle_timeout == 2
         instance = (await machine.info()).instance
         result = await machine.exec(
-            "sleep 4; echo last words > /root/file; echo mine > /run/file", timeout=60
+            "sleep 3; echo last words > /root/file; echo mine > /run/file", timeout=60
         )
         assert result.ok, "a running command counts as activity"
         assert await state(machine) is State.RUNNING
@@ -270,23 +271,23 @@ async def test_an_idle_vm_is_suspended_and_keeps_every_write(settings: Settings,
         async def asleep() -> bool:
             return await state(machine) is State.SUSPENDED
 
-        await until(asleep, 30)
+        await until(asleep, 60)
         assert (await machine.info()).reason == "suspended: idle for 2 s"
         event = await reported(events, f"VM {machine.id} suspended: idle for 2 s")
         assert (event.instance, event.failed) == (instance, False)
         assert await sh(machine, "cat /root/file /run/file") == "last words\nmine"
         assert events[-1].message == f"VM {machine.id} woken: command"
         # Traffic holds it awake; below the threshold it does not.
-        await machine.exec(
-            "setsid sh -c 'while sleep 0.3; do ping -c 1 -W 1 169.254.0.1; done' >/dev/null 2>&1 &"
-        )
-        await asyncio.sleep(4)
+        await machine.start(idle_timeout=5)
+        pings = "setsid ping -i 0.3 169.254.0.1 > /run/pings 2>&1 &"
+        await machine.exec(f"{pings} until grep -q ttl= /run/pings; do sleep 0.1; done", timeout=60)
+        await asyncio.sleep(7)
         assert await state(machine) is State.RUNNING
         await machine.start(activity_threshold=100_000)
-        await until(asleep, 30)
+        await until(asleep, 60)
         assert await state(never) is State.RUNNING
         await never.start(idle_timeout=1)
-        await until(lambda: _is(never, State.SUSPENDED), 30)
+        await until(lambda: _is(never, State.SUSPENDED), 60)
         with pytest.raises(InvalidRequest, match="idle timeout must be at least 1 s, not 0"):
             await never.start(idle_timeout=0)
 
@@ -331,6 +332,7 @@ async def test_stop_of_a_suspended_vm_shuts_its_services_down(machines: Machines
 # Size
 
 
+@pytest.mark.slow
 async def test_resize_changes_cpu_memory_disk_and_file_system(
     machines: Machines, events: list[MachineEvent]
 ) -> None:

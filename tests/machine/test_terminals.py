@@ -64,7 +64,7 @@ async def test_output_of_background_processes_is_recorded(shared: Machine) -> No
     async def ended() -> bool:
         return await status() == "exited"
 
-    await until(ended, 10)
+    await until(ended, 60)
     assert await texts(shared, "server") == ["begun", "ready"]
 
 
@@ -107,12 +107,12 @@ async def test_terminals_survive_suspend_and_fork(machine: Machine) -> None:
     async def done() -> bool:
         return await texts(machine, "main") == ["before", "after"]
 
-    await until(done, 20)
+    await until(done, 60)
 
     async def done_in_child() -> bool:
         return sorted(await texts(child, "main")) == ["after", "before", "child"]
 
-    await until(done_in_child, 20)
+    await until(done_in_child, 60)
     await child.delete()
     pid = "systemctl show --property MainPID --value stead-agent"
     before = await machine.exec(pid)
@@ -124,7 +124,7 @@ async def test_terminals_survive_suspend_and_fork(machine: Machine) -> None:
             return (await machine.exec(pid)).stdout not in (before.stdout, b"0\n")
         return False
 
-    await until(restarted, 20)
+    await until(restarted, 60)
     assert await texts(machine, "main") == ["before", "after"]
     (info,) = await on(machine, terminals.find)
     assert info.status == "exited"

@@ -116,7 +116,7 @@ async def test_two_concurrent_watches_leave_nothing_behind(shared: Machine, fold
     async def none() -> bool:
         return await watches(shared) == before
 
-    await until(none, 20)
+    await until(none, 60)
 
 
 async def test_a_slow_reader_gets_an_overflow_event(shared: Machine, folder: str) -> None:
@@ -169,7 +169,7 @@ async def test_cancelling_ends_the_watch(shared: Machine) -> None:
     async def none() -> bool:
         return await watches(shared) == before
 
-    await until(none, 20)
+    await until(none, 60)
 
 
 @pytest_asyncio.fixture(scope="module")
@@ -210,7 +210,7 @@ async def test_the_api_uses_the_event_names_of_node(server: Server, served: Mach
     async def none() -> bool:
         return await watches(served) == 0
 
-    await until(none, 20)
+    await until(none, 60)
 
 
 async def test_an_idle_watch_sends_keep_alives(

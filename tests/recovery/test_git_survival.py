@@ -130,7 +130,7 @@ class Server:
             return not wrong
 
         with contextlib.suppress(TimeoutError):
-            await until(right, 10)
+            await until(right, 60)
         assert wrong == []
 
 
@@ -347,7 +347,7 @@ async def _survive(server: Server, work: Work, moment: Callable[[], bool]) -> No
     """All write, the server is killed, and after a restart nothing is missing or locked."""
     working = [asyncio.create_task(worker.work(server)) for worker in work.workers]
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not _is_now(moment):  # noqa: ASYNC110  # it is over in no time, and nobody tells of it
                 await asyncio.sleep(0.001)
     finally:
@@ -356,7 +356,7 @@ async def _survive(server: Server, work: Work, moment: Callable[[], bool]) -> No
         await asyncio.gather(*working)
     await server.start()
 
-    await until(lambda: not orphans & _gits(server.settings.git_uid), 15)
+    await until(lambda: not orphans & _gits(server.settings.git_uid), 60)
     for worker in work.workers:
         await worker.check(server)
     await server.check_whole()
@@ -428,7 +428,7 @@ async def test_received_push_completes_after_client_is_killed(
         )
         refs = site.stage.repos.repository(repo).path / "refs" / "heads" / "many"
 
-        await until(lambda: refs.exists() and any(refs.iterdir()), 30)
+        await until(lambda: refs.exists() and any(refs.iterdir()), 60)
         os.killpg(pushing.pid, signal.SIGKILL)
         await pushing.wait()
         assert len(list(refs.iterdir())) < len(names)
@@ -436,7 +436,7 @@ async def test_received_push_completes_after_client_is_killed(
         async def done() -> bool:
             return len((await http.get(f"/git/v1/repo/{repo}")).json()["branches"]) == len(names)
 
-        await until(done, 30)
+        await until(done, 60)
         assert _leftovers(tmp_path / "data" / "repos") == []
 
 

@@ -41,7 +41,7 @@ async def test_a_fork_bomb_that_its_caller_waits_for(machine: Machine) -> None:
     async def defused() -> bool:
         return await tasks(machine) < before + 20
 
-    await until(defused, 10)
+    await until(defused, 60)
 
 
 async def test_a_fork_bomb_in_the_background(machine: Machine) -> None:
@@ -60,7 +60,7 @@ async def test_a_fork_bomb_in_the_background(machine: Machine) -> None:
     await until(exploded, 60)
     await survived(machine)
     assert (await machine.exec(["kill", "-KILL", "--", f"-{bomb.stdout.decode().strip()}"])).ok
-    await until(defused, 20)
+    await until(defused, 60)
 
 
 async def test_a_command_that_eats_all_memory_is_named(machine: Machine) -> None:
@@ -104,7 +104,7 @@ async def test_a_network_that_is_taken_apart(machine: Machine) -> None:
 
 
 async def test_a_machine_without_python(machine: Machine) -> None:
-    await done(machine, "DEBIAN_FRONTEND=noninteractive apt-get remove -y --purge python3-minimal", 120)
+    await done(machine, "rm -r /usr/bin/python3* /usr/lib/python3*")
     assert (await machine.exec("python3 --version")).exit_code == 127
     await machine.files().write("/srv/file", b"written")
     await survived(machine)
@@ -132,7 +132,7 @@ async def test_an_agent_that_is_killed_comes_back(machine: Machine) -> None:
     """Commands under way are lost to their callers, but they run on."""
     await done(machine, "setsid sleep 1001 > /dev/null 2>&1 &")
     caller = asyncio.create_task(machine.exec("sleep 1002"))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not (await machine.exec(["pgrep", "-x", "-f", "sleep 1002"])).ok:
             pass
         with pytest.raises(GuestUnreachable):

@@ -136,6 +136,22 @@ async def test_an_admitted_name_gets_a_file_until_the_run_of_its_vm_ends(world: 
     assert world.ended_runs == [("1", "100.64.0.5")]
 
 
+async def test_the_end_of_a_run_is_not_reported_after_the_close(world: World) -> None:
+    """VMs may outlive the edge."""
+    world.mappings = {"a.dev": Mapped("1"), "b.dev": Mapped("2")}
+    world.listening = {("100.64.0.5", 80), ("100.64.0.6", 80)}
+    for machine, host in (("1", "a.dev"), ("2", "b.dev")):
+        world.start(machine)
+        await _code(world, host)
+    world.end("1")
+    await asyncio.sleep(0)
+    assert world.ended_runs == [("1", "100.64.0.5")]
+    world.files.close()
+    world.end("2")
+    await asyncio.sleep(0)
+    assert world.ended_runs == [("1", "100.64.0.5")]
+
+
 async def test_a_file_of_the_next_run_survives_the_end_of_the_run_before(world: World) -> None:
     world.mappings = {"a.dev": Mapped("1")}
     world.listening = {("100.64.0.5", 80)}
@@ -230,6 +246,16 @@ async def test_only_requests_that_the_vm_has_not_seen_are_sent_again(world: Worl
     assert await _code(world, "a.dev", error=refused) == "100.64.0.5:80"
     assert await _code(world, "a.dev", error=refused, method="POST") == 503
     assert await _code(world, "a.dev", error="EOF") == 502
+
+
+async def test_a_vm_is_not_woken_for_a_request_that_is_not_sent_again(world: World) -> None:
+    world.mappings = {"a.dev": Mapped("1")}
+    world.asleep.add("1")
+    world.listening = {("100.64.0.5", 80)}
+    assert await _code(world, "a.dev", error="write: connection reset by peer", method="POST") == 502
+    assert not world.wakes
+    assert await _code(world, "a.dev") == "100.64.0.5:80"
+    assert world.wakes == ["1"]
 
 
 def test_pages_escape_what_a_client_sent() -> None:

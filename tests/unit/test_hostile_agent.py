@@ -25,7 +25,7 @@ from stead.guest.watchdog import Watchdog, parsing
 from stead.guest.watching import watch
 from support.hostile_agent import chunks, frame, hostile, turning, whole
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
 
 STARTED = frame(0, b'{"id": "one", "pid": 1}')
 
@@ -48,7 +48,7 @@ async def test_a_flood_ends_the_call_and_leaves_the_loop_to_others(flood: str) -
     async with hostile(FLOODS[flood]) as agent, turning() as turns:
         with pytest.raises((GuestError, GuestUnreachable)):
             await agent.call("GET", "/v1/health", timeout=2)
-    assert max(turns) < 1.5  # the loop's turns are the feature; on a quiet host they take below 0.1 s
+    assert max(turns) < 1.5  # they take below 0.1 s
 
 
 @pytest.mark.parametrize("payload", [b"", b"x"])

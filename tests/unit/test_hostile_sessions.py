@@ -14,7 +14,7 @@ from stead.guest import sessions
 from stead.guest.agent import Agent
 from support.hostile_agent import chunks, frame, hostile, turning, whole
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 
 UPGRADED = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: stead-session\r\n\r\n"
 SESSION = {
@@ -108,7 +108,7 @@ async def test_malformed_frames_are_an_error_of_the_guest(frames: bytes) -> None
     """The connection stays open after them: nothing waits for the rest of a frame that is too long."""
     async with hostile(lambda: upgraded(frames)) as agent:
         with pytest.raises(GuestError) as error:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await follow(agent)
     assert error.value.code == "malformed_answer"
 
@@ -148,7 +148,7 @@ async def test_endless_small_frames_leave_the_loop_to_others(payload: bytes) -> 
             async with asyncio.timeout(2), sessions.attach(agent, "one") as attachment:
                 async for _ in attachment.events():
                     pass
-    assert max(turns) < 1.5  # the loop's turns are the feature; on a quiet host they take below 0.1 s
+    assert max(turns) < 1.5  # they take below 0.1 s
 
 
 async def test_an_answer_that_does_not_upgrade_is_refused() -> None:

@@ -65,7 +65,7 @@ async def test_a_process_is_started_followed_and_listed(agent: Agent) -> None:
         async def printed() -> bool:
             return (await sessions.get(agent, begun.id)).offset == 6
 
-        await until(printed, 10)
+        await until(printed, 60)
         await attachment.write(b"input\n")
         events = [event async for event in attachment.events()]
     text = {"stdout": b"", "stderr": b""}
@@ -140,7 +140,7 @@ async def test_a_terminal_shows_its_screen_to_every_client(agent: Agent) -> None
                 found = await sessions.get(agent, begun.id)
                 return (found.cols, found.rows) == (60, 20)
 
-            await until(shrunk, 10)
+            await until(shrunk, 60)
             await two.signal("SIGINT")
             async with contextlib.aclosing(two.events()) as events:
                 last = [event async for event in events][-1]

@@ -140,7 +140,6 @@ def test_lone_surrogates_of_a_request_are_escaped_in_the_answer() -> None:
 @pytest.mark.parametrize(
     "sent, message",
     [
-        ({"nics": [{"vpc": "a"}]}, "nics: this version of Stead has no private networks"),
         ({"dockerCredentials": {"registry": "x"}}, "dockerCredentials: this server pulls no images"),
         ({"udpHolePunchPorts": [{"targetPort": 1}]}, "udpHolePunchPorts: this version of Stead has no UDP"),
         ({"spec": {"persistence": {"type": "sticky"}}}, "put persistence beside spec"),

@@ -337,7 +337,7 @@ class TestSingleFlight:
         caller = asyncio.create_task(flights.run("key", work))
         await turns()
         await cancel_and_wait(caller)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await flights.join()
         assert (work.undone, flights._calls) == (1, {})
 
@@ -487,7 +487,7 @@ class TestKeyedLimit:
         limit = KeyedLimit(2, release_after=0.001)
         stuck = [hold(limit, "hostile") for _ in range(2)]
         await turns()
-        async with asyncio.timeout(30), limit.hold("other"):
+        async with asyncio.timeout(60), limit.hold("other"):
             assert all(each.holds for each in stuck)
         for each in stuck:
             await each.end()

@@ -110,7 +110,7 @@ async def test_a_log_is_cut_while_qemu_appends_to_it(files: VmFiles) -> None:
             lambda _: ["bash", "-c", script.replace("&9", f"&{ours}")], files, (ours,)
         )
         watched = WatchedProcess(process)
-        await until(lambda: files.log.stat().st_size > 3_000_000, 30)
+        await until(lambda: files.log.stat().st_size > 3_000_000, 60)
         assert len(last_words(files)) <= 4096
         bound_log(files)
         assert files.log.stat().st_size == 65536

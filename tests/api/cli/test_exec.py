@@ -117,7 +117,7 @@ async def test_output_is_streamed_and_ctrl_c_ends_the_command(shell: Shell, vm: 
     async def ended() -> bool:
         return (await shell.try_("vm", "exec", vm, running)).returncode == 1
 
-    assert await until(ended, 30)
+    assert await until(ended, 60)
 
 
 async def test_a_closed_output_pipe_ends_the_command(shell: Shell, vm: str) -> None:
@@ -130,7 +130,7 @@ async def test_a_closed_output_pipe_ends_the_command(shell: Shell, vm: str) -> N
     async def ended() -> bool:
         return (await shell.try_("vm", "exec", vm, "pgrep -fx 'yes 13579'")).returncode == 1
 
-    assert await until(ended, 30)
+    assert await until(ended, 60)
 
 
 # Files

@@ -67,6 +67,7 @@ def _processes(text: str) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 async def test_demo_uses_a_running_server(shell: Shell, settings: Settings) -> None:
     before = await shell.vm_ids()
     result = await shell.try_("demo", "--json", "--no-agent", environment={"STEAD_DATA": "/proc/nowhere"})

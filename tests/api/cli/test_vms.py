@@ -6,6 +6,8 @@ import re
 import signal
 from pathlib import Path
 
+import pytest
+
 from stead.settings import Settings
 from support.typed import Shell
 
@@ -124,6 +126,7 @@ async def test_a_spec_becomes_a_snapshot_and_a_vm(shell: Shell, vm: str, tmp_pat
     assert await shell.vm_ids() == [vm]
 
 
+@pytest.mark.slow
 async def test_set_up_options_are_cached_as_a_snapshot(shell: Shell, vm: str) -> None:
     """The command of the set-up runs once: the second create gets the result from the snapshot."""
     arguments = (
@@ -164,7 +167,7 @@ async def test_logs_are_shown_and_followed(shell: Shell, vm: str) -> None:
         while "after" not in json.loads(await process.stdout.readline())["message"]:
             pass
     process.send_signal(signal.SIGINT)
-    assert await asyncio.wait_for(process.wait(), 30) == 130
+    assert await asyncio.wait_for(process.wait(), 60) == 130
 
 
 # Identities

@@ -36,7 +36,7 @@ async def test_domains_of_a_create_are_mapped(
     }
     assert (await ours.succeed("POST", f"/v1/vms/{made['id']}/start", {}))["domains"] == made["domains"]
     await ours.succeed("DELETE", f"/v1/vms/{made['id']}")
-    await until(lambda: site.installation.domains.mapped_names() == [], 10)
+    await until(lambda: site.installation.domains.mapped_names() == [], 60)
     assert await ours.succeed("GET", "/domains?implicitlyOwned=true") == []
 
 
@@ -95,7 +95,7 @@ async def test_create_in_the_background_answers_with_its_domains(site: FakeSite,
         async def finished() -> bool:
             return (await poll()).status_code == 200
 
-        await until(finished, 30)
+        await until(finished, 60)
         answer = await poll()
     assert answer.json()["domains"] == ["later.style.dev"]
     await ours.succeed("DELETE", f"/v1/vms/{answer.json()['id']}")
@@ -109,7 +109,7 @@ async def test_vm_with_recreate_keeps_its_domains_until_it_is_forgotten(
     assert (await ours.succeed("POST", f"/v1/vms/{made['id']}/start"))["domains"] == ["again.style.dev"]
     for _ in range(2):
         await ours.succeed("DELETE", f"/v1/vms/{made['id']}")
-    await until(lambda: site.installation.domains.mapped_names() == [], 10)
+    await until(lambda: site.installation.domains.mapped_names() == [], 60)
 
 
 async def test_url_of_a_port(site: FakeSite, ours: Caller, theirs: Caller) -> None:

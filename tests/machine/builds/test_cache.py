@@ -103,7 +103,7 @@ async def test_only_changed_layers_are_rebuilt(builder: Builder, machines: Machi
     async def ticked() -> bool:
         return int(await sh(machine, "wc -l </srv/ticks")) > before
 
-    await until(ticked, 10)
+    await until(ticked, 60)
     machine, build = await create("two")
     assert await sh(machine, "cat /home/bob/note; id -un bob") == "twobob"
     assert (await phase_names(builder, account, build.id))[:2] == ["layer 1: cached", "layer 2: vm"]

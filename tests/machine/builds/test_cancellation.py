@@ -82,7 +82,7 @@ async def test_a_repeated_request_joins_the_build_that_lingers(
     async def both_succeeded() -> bool:
         return (await builder.records.list(account, "succeeded"))[1] == 2
 
-    await until(both_succeeded, 10)
+    await until(both_succeeded, 60)
     assert await phase_names(builder, account, snapshot.build or "") == [
         "vm",
         "files",

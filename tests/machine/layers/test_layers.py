@@ -146,13 +146,13 @@ async def test_collect_waits_for_readers(stage: Stage, monkeypatch: pytest.Monke
             files = await stage.chain(layer)
             await stage.remove_machine(machine)
             collecting = asyncio.create_task(stage.layers.collect())
-            await asyncio.wait_for(looked.wait(), 10)
+            await asyncio.wait_for(looked.wait(), 60)
             await later.enter_async_context(stage.layers.reading())
             assert await stage.rows() == {}
             assert all(file.exists() for file in files)
             assert stage.checkpoints() == {"checkpoint"}
             assert not collecting.done()
-        collected = await asyncio.wait_for(collecting, 10)
+        collected = await asyncio.wait_for(collecting, 60)
     assert collected.files == {file.name for file in files}
     assert (stage.files(), stage.checkpoints()) == (set(), set())
 

@@ -245,7 +245,7 @@ async def test_a_cancelled_merge_changes_nothing(long_disk: Disk, other_qemu_img
 
     async with nothing_changes(long_disk) as layer:
         merging = asyncio.create_task(long_disk.stage.layers.merge_if_long(layer, Bottom(*long_disk.bottom)))
-        await until(lambda: begun.exists(), 10)
+        await until(lambda: begun.exists(), 60)
         merging.cancel()
         with pytest.raises(asyncio.CancelledError):
             await merging

@@ -139,7 +139,7 @@ async def test_authenticate_does_not_wait_for_the_write(here: Installation, ours
     _, key = await here.accounts.create_key(ours.id)
     other = sqlite3.connect(here.path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(5):  # less than SQLite waits for a lock
         assert await here.callers.authenticate(key) == Caller(ours.id)
     other.execute("COMMIT")
     other.close()
