@@ -100,7 +100,7 @@ class BringUp:
         return record, live
 
     async def _boot(self, record: Record, template: Template) -> tuple[Record, Live]:
-        """Boot from the disk; retries when the guest resets on its way up (fsck) or hangs once."""
+        """Boot from the disk; retries when the guest resets on its way up (fsck), or hangs or crashes once."""
         for attempt, timeout in enumerate(BOOT_TIMEOUTS, 1):
             record = await self.step(record, "process")
             async with self.disks.opened(record, coming_up(record).top, template) as disk:
@@ -110,11 +110,14 @@ class BringUp:
                 await live.agent.call("GET", "/v1/health", timeout=timeout, connect_timeout=timeout)
                 break
             except GuestUnreachable:
+                # Emulated kernels hang, and QEMU crashes emulating many CPUs, now and then; twice is a fault.
+                again = attempt == 1
                 if live.vm.ended:
-                    again = unexpected_end(live.vm.stop_cause, await live.vm.wait()).restart
+                    end = unexpected_end(live.vm.stop_cause, await live.vm.wait())
+                    again = end.restart or (end.crashed and again)
+                    if end.crashed:
+                        log.warning("guest does not boot", vm=record.id, reason=end.reason)
                 else:
-                    # Emulated kernels hang now and then; one that hangs twice is broken.
-                    again = attempt == 1
                     log.warning("guest does not boot", vm=record.id, console=await _console(live.vm))
                 if not again or attempt == len(BOOT_TIMEOUTS):
                     raise

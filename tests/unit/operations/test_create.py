@@ -235,6 +235,49 @@ async def test_a_boot_that_hangs_is_tried_once_more(
     assert await contents(machine) == CUT
 
 
+@pytest.mark.parametrize("crashes", [1, 2])
+async def test_a_boot_during_which_qemu_crashes_is_tried_once_more(
+    server: FakeServer, crashes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = await used(server)
+    await machine.kill()
+    said: list[tuple[str, dict[str, str]]] = []
+    monkeypatch.setattr(bring_up.log, "warning", lambda text, **facts: said.append((text, facts)))
+
+    def crash() -> None:
+        process = server.world.of(machine.id)
+        process.awake.clear()
+        asyncio.get_running_loop().call_later(0.05, process.end, "ended by SIGSEGV")
+
+    for number in range(crashes):
+        server.host.fail("boot", crash, when="after", skip=number)
+    if crashes == 1:
+        await machine.start()
+    else:
+        with pytest.raises(StartFailed, match="QEMU ended by SIGSEGV"):
+            await machine.start()
+    assert server.host.calls.count("boot") == 2
+    assert said == [("guest does not boot", {"vm": machine.id, "reason": "QEMU ended by SIGSEGV"})] * crashes
+    await audit(server)
+    assert await contents(machine) == CUT
+
+
+async def test_a_guest_that_shuts_down_on_its_way_up_is_not_booted_again(server: FakeServer) -> None:
+    machine = await used(server)
+    await machine.kill()
+
+    def shut_down() -> None:
+        process = server.world.of(machine.id)
+        process.awake.clear()
+        asyncio.get_running_loop().call_later(0.05, process.end, "exited with status 0", "guest-shutdown")
+
+    server.host.fail("boot", shut_down, when="after")
+    with pytest.raises(StartFailed, match="guest shut down"):
+        await machine.start()
+    assert server.host.calls.count("boot") == 1
+    await audit(server)
+
+
 @pytest.mark.parametrize("state", [State.SUSPENDED, State.STOPPED])
 async def test_a_vm_without_its_disk_is_lost_and_can_only_be_deleted(
     server: FakeServer, state: State
