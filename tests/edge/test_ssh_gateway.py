@@ -20,6 +20,7 @@ from stead.machines import State
 from stead.settings import Settings
 from support.fake_host import FakeHost
 from support.fake_site import TOKEN
+from support.process_tree import own_command_lines
 from support.ssh_scene import WAIT, Scene, ssh_scene
 from support.typed import PROGRAM, Shell
 from support.waiting import until
@@ -482,8 +483,8 @@ async def test_stead_vm_ssh_has_a_token_for_its_own_length(scene: Scene) -> None
     assert process.stdin is not None and process.stdout is not None
     assert await asyncio.wait_for(process.stdout.readline(), WAIT) == b"dev\n"
     assert (await here.identities.list(account)).total == before + 1
-    lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.parent.exists()]
-    assert any(scene.site.vm.encode() in line for line in lines)
+    lines = own_command_lines().values()
+    assert any(line.startswith(b"ssh ") and scene.site.vm.encode() in line for line in lines)
     assert not any(b"stid_" in line for line in lines)
     out, err = await asyncio.wait_for(process.communicate(b"to the end"), WAIT)
     assert (process.returncode, out) == (6, b"to the end")

@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 
 from stead import AsyncStead
 from stead.cli.main import app
-from stead.processes import command_lines
 from stead.sdk import ConflictingParent, RepoFile, RepoFolder, RepoNotFound
 from support.git_client import GitClient
 from support.git_hosting import Site, served
+from support.process_tree import own_command_lines
 from support.scripted_server import Pieces, Reply, scripted
 from support.typed import PROGRAM, Result, Shell
 from support.waiting import until
@@ -242,7 +242,7 @@ async def test_clone_token_is_not_in_command_lines(shell: Shell, site: Site, git
     running = asyncio.create_task(shell.try_("git", "clone", repo_id, "here"))
     try:
         await exists(git.home / "here" / "begun")
-        lines = [b" ".join(line) for _, line in command_lines()]
+        lines = own_command_lines().values()
         assert any(repo_id.encode() in line and b"clone" in line for line in lines)
         assert not any(b"stid_" in line for line in lines)
     finally:
