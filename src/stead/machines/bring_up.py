@@ -100,7 +100,7 @@ class BringUp:
         return record, live
 
     async def _boot(self, record: Record, template: Template) -> tuple[Record, Live]:
-        """Boot from the disk; retries when the guest resets on its way up (fsck), or hangs or crashes once."""
+        """Boot from the disk; retries when the guest resets on its way up (fsck), or hangs or crashes."""
         for attempt, timeout in enumerate(BOOT_TIMEOUTS, 1):
             record = await self.step(record, "process")
             async with self.disks.opened(record, coming_up(record).top, template) as disk:
