@@ -8,6 +8,8 @@ from stead.api.wire import Nothing
 from stead.api.wire.networks import (
     ClosedSession,
     GatewayPeerModel,
+    KnownClientModel,
+    KnownClients,
     NewPeer,
     NewSession,
     NewVpc,
@@ -46,6 +48,13 @@ async def delete_vpc(vpc_id: str, owner: Owner, networks: NetworksDep) -> Nothin
     """Delete a VPC. It must have no VMs."""
     await networks.delete(owner.account, vpc_id)
     return Nothing()
+
+
+@router.get("/{vpc_id}/wireguard")
+async def list_wireguard_clients(vpc_id: str, owner: Owner, tunnels: TunnelsDep) -> KnownClients:
+    """List the computers that may join a VPC with WireGuard, oldest first."""
+    found = await tunnels.clients(owner.account, vpc_id)
+    return KnownClients(clients=[KnownClientModel.of(each) for each in found])
 
 
 @router.post("/{vpc_id}/wireguard/ephemeral")

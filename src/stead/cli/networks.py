@@ -110,7 +110,9 @@ def connect(
                 stead.vpcs.disconnect(session)
                 raise
             end = local_time(session.expires_at)
-            typer.echo(f"wrote {file}: run wg-quick up {file.absolute()}; the session ends {end}")
+            typer.echo(
+                f"wrote {file}: run wg-quick up {file.absolute()}; the session {session.id} ends {end}"
+            )
             return
         with signals_as_exits(), tempfile.TemporaryDirectory(prefix="stead-vpc-") as folder:
             session = stead.vpcs.connect(vpc)
@@ -129,6 +131,50 @@ def connect(
                     # Also after a failure or Ctrl-C: the device may be there.
                     _wg_quick("down", path)
                     stead.vpcs.disconnect(session)
+
+
+@app.command()
+def clients(vpc: VpcArgument, as_json: Json = False) -> None:
+    """List the computers that may join a VPC with WireGuard."""
+    with connected() as stead:
+        found = stead.vpcs.clients(vpc)
+    if as_json:
+        print_json({"clients": found})
+        return
+    rows = [
+        (
+            each.session_id or each.client_public_key,
+            each.client_tunnel_ip,
+            each.gateway_vm_id or "",
+            ago(each.created_at),
+            local_time(each.expires_at) if each.expires_at else "never",
+        )
+        for each in found
+    ]
+    print_table(("client", "address", "gateway", "created", "expires"), rows, "no clients")
+
+
+@app.command()
+def disconnect(
+    vpc: VpcArgument,
+    client: Annotated[
+        str, typer.Argument(metavar="CLIENT", help="As `stead vpc clients` names it: a session or a key.")
+    ],
+    as_json: Json = False,
+) -> None:
+    """End the access of a computer to a VPC: its tunnel is closed at once."""
+    with connected() as stead:
+        found = next(
+            (each for each in stead.vpcs.clients(vpc) if client in (each.session_id, each.client_public_key)),
+            None,
+        )
+        if found is None:
+            fail(f"VPC {vpc} has no client {client!r}: see `stead vpc clients {vpc}`", code="NOT_FOUND")
+        stead.vpcs.disconnect(found)
+    if as_json:
+        print_json({"client": client, "disconnected": True})
+    else:
+        typer.echo(f"disconnected {client}")
 
 
 def _write(path: Path, config: str) -> None:

@@ -96,6 +96,20 @@ class GatewayPeer(TunnelClient):
         return self._file(f"# Add the private key of {self.public_key}:\n# PrivateKey =")
 
 
+@dataclass(frozen=True)
+class KnownClient:
+    """A computer that may join a VPC, as it is recorded: without the configuration, which is shown once."""
+
+    vpc: str
+    public_key: str
+    address: IPv4Address
+    created_at: float
+    session: str | None
+    """None for a client with a key of its own."""
+    expires_at: float | None
+    machine: str | None
+
+
 class Tunnels:
     """WireGuard sessions of all VPCs of an installation."""
 
@@ -156,6 +170,11 @@ class Tunnels:
             "public_key": found.public_key,
             "address": IPv4Address(found.address),
         }
+
+    async def clients(self, account: str, vpc: str) -> list[KnownClient]:
+        """Sessions and clients with keys of their own, oldest first."""
+        row = await find_row(self._vpcs, account, vpc)
+        return [_known(each) for each in await self._sessions.list(row.id)]
 
     async def delete_peer(self, account: str, vpc: str, public_key: str) -> None:
         """Remove a client with a key of its own: its tunnel is closed when this returns."""
@@ -240,6 +259,19 @@ class Tunnels:
             await asyncio.sleep(_CHECK)
             for vpc in await self._sessions.expire(time.time_ns()):
                 await self._apply_logged(vpc)
+
+
+def _known(row: SessionRow) -> KnownClient:
+    is_session = row.machine is None
+    return KnownClient(
+        row.vpc,
+        row.public_key,
+        IPv4Address(row.address),
+        row.created_at / 1e9,
+        session=row.id if is_session else None,
+        expires_at=row.expires_at / 1e9 if is_session else None,
+        machine=row.machine,
+    )
 
 
 def _new_id() -> str:

@@ -88,6 +88,7 @@ from stead.sdk.models import (
     Vpc,
     VpcMember,
     Whoami,
+    WireGuardClient,
     WireGuardPeer,
     WireGuardSession,
 )
@@ -270,6 +271,7 @@ __all__ = [
     "VpcMember",
     "WaitTimedOut",
     "Whoami",
+    "WireGuardClient",
     "WireGuardPeer",
     "WireGuardSession",
     "ZipImport",

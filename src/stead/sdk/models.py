@@ -618,6 +618,22 @@ class WireGuardSession(Model, frozen=True):
     expires_at: Time | None = None
 
 
+class WireGuardClient(Model, frozen=True):
+    """A computer that may join a VPC.
+
+    It has a session (`session_id`), or a key of its own (`gateway_vm_id`).
+    """
+
+    vpc_id: str
+    client_public_key: str
+    client_tunnel_ip: str
+    session_id: str | None = None
+    gateway_vm_id: str | None = None
+    created_at: Time | None = None
+    expires_at: Time | None = None
+    """When a session ends; None for a computer with a key of its own."""
+
+
 class WireGuardPeer(Model, frozen=True):
     """A way into a VPC for a computer with a key of its own.
 

@@ -173,7 +173,7 @@ async def test_wireguard_session_by_the_sdk_and_the_command_line(site: FakeSite,
     arguments = ["vpc", "connect", "office", "--file", str(file)]
     ended = await asyncio.to_thread(CliRunner().invoke, app, arguments, env=environment)
     assert ended.exit_code == 0 and str(file) in ended.stdout
-    assert re.search(r"; the session ends \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", ended.stdout)
+    assert re.search(r"; the session [a-z0-9]{12} ends \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", ended.stdout)
     assert file.stat().st_mode & 0o777 == 0o600 and "PrivateKey" in file.read_text()
     assert len(site.world.tunnels[vpc.id].peers) == 1
     for path, status in ((tmp_path / "sixteen-letters-.conf", 2), (tmp_path / "absent" / "office.conf", 1)):
@@ -181,6 +181,52 @@ async def test_wireguard_session_by_the_sdk_and_the_command_line(site: FakeSite,
         ended = await asyncio.to_thread(CliRunner().invoke, app, arguments, env=environment)
         assert ended.exit_code == status and path.name[:15] in ended.stderr, ended.stderr
     assert len(site.world.tunnels[vpc.id].peers) == 1
+
+
+async def test_wireguard_clients_are_listed_and_disconnected(site: FakeSite, ours: Caller) -> None:
+    """Sessions and computers with keys of their own; private keys are not shown again."""
+    vpc = (await ours.succeed("POST", "/v1/vpcs", {"cidr": "192.168.10.0/24", "name": "office"}))["vpcId"]
+    path = f"/v1/vpcs/{vpc}/wireguard"
+    assert await ours.succeed("GET", path) == {"clients": []}
+    session = await ours.succeed("POST", f"{path}/ephemeral", {})
+    vm = (await ours.create({"nics": [{"vpc": vpc, "mode": "routed", "ipv4": True}]}))["id"]
+    key = "xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg="
+    await ours.succeed("POST", f"{path}/peers", {"gatewayVmId": vm, "clientPublicKey": key})
+    first, second = (await ours.succeed("GET", path))["clients"]
+    assert datetime.fromisoformat(first.pop("createdAt")) <= datetime.fromisoformat(second.pop("createdAt"))
+    assert first == {
+        "vpcId": vpc,
+        "sessionId": session["sessionId"],
+        "gatewayVmId": None,
+        "clientPublicKey": session["clientPublicKey"],
+        "clientTunnelIp": "100.96.0.2",
+        "expiresAt": session["expiresAt"],
+    }
+    assert second == {
+        "vpcId": vpc,
+        "sessionId": None,
+        "gatewayVmId": vm,
+        "clientPublicKey": key,
+        "clientTunnelIp": "100.96.0.3",
+        "expiresAt": None,
+    }
+    async with calling(site, "stranger") as stranger:
+        await stranger.fail(404, "NOT_FOUND", "GET", path)
+
+    shell = Shell(site.url, key_of(site))
+    table = await shell.run("vpc", "clients", "office")
+    assert session["sessionId"] in table and key in table and "never" in table
+    shown = (await shell.ask("vpc", "clients", "office"))["clients"]
+    assert [each["session_id"] for each in shown] == [session["sessionId"], None]
+    refused = await shell.try_("vpc", "disconnect", "office", "nothing")
+    assert refused.returncode == 1 and "no client 'nothing'" in refused.stderr
+    assert len(site.world.tunnels[vpc].peers) == 2
+    assert await shell.run("vpc", "disconnect", "office", key) == f"disconnected {key}\n"
+    assert [peer.public_key for peer in site.world.tunnels[vpc].peers] == [session["clientPublicKey"]]
+    told = await shell.ask("vpc", "disconnect", "office", session["sessionId"])
+    assert told == {"client": session["sessionId"], "disconnected": True}
+    assert site.world.tunnels[vpc].peers == ()
+    await ours.succeed("DELETE", f"/v1/vms/{vm}")
 
 
 # VMs in a VPC

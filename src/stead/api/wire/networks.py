@@ -11,7 +11,7 @@ from stead.api.wire.domains import Text
 from stead.api.wire.unknown import Tracked
 from stead.machines.nics import NicRequest
 from stead.networks.networks import Member, Vpc
-from stead.networks.tunnels import GatewayPeer, TunnelClient, TunnelSession
+from stead.networks.tunnels import GatewayPeer, KnownClient, TunnelClient, TunnelSession
 
 DEFAULT_CIDR = "10.0.0.0/16"
 
@@ -127,6 +127,34 @@ class GatewayPeerModel(TunnelClientModel):
     @classmethod
     def of(cls, peer: GatewayPeer) -> Self:
         return cls(**_client(peer), gateway_vm_id=peer.machine, client_config=peer.config)
+
+
+class KnownClientModel(Wire):
+    """A computer that may join a VPC: of a session, or with a key of its own."""
+
+    vpc_id: str
+    session_id: str | None = Field(default=None, description="Of a session only.")
+    gateway_vm_id: str | None = Field(default=None, description="Of a computer with a key of its own only.")
+    client_public_key: str
+    client_tunnel_ip: str
+    created_at: Time
+    expires_at: Time | None = Field(default=None, description="When a session ends.")
+
+    @classmethod
+    def of(cls, client: KnownClient) -> Self:
+        return cls(
+            vpc_id=client.vpc,
+            session_id=client.session,
+            gateway_vm_id=client.machine,
+            client_public_key=client.public_key,
+            client_tunnel_ip=str(client.address),
+            created_at=client.created_at,
+            expires_at=client.expires_at,
+        )
+
+
+class KnownClients(Wire):
+    clients: list[KnownClientModel]
 
 
 class VpcList(Wire):

@@ -1,8 +1,10 @@
 """VPCs: private networks between VMs."""
 
+from collections.abc import Sequence
+
 from stead.sdk._async.connection import AsyncConnection
 from stead.sdk._async.lookups import find_vm, find_vpc
-from stead.sdk.models import Vpc, WireGuardPeer, WireGuardSession
+from stead.sdk.models import Vpc, WireGuardClient, WireGuardPeer, WireGuardSession
 from stead.sdk.parsing import parse, parse_list
 from stead.sdk.requests import request
 
@@ -36,11 +38,19 @@ class AsyncVpcs:
         call = request("POST", path, await find_vpc(self._connection, vpc), json={})
         return parse(WireGuardSession, await self._connection.call(call))
 
-    async def disconnect(self, session: WireGuardSession) -> None:
-        """Close a WireGuard session: its tunnel ends at once."""
+    async def clients(self, vpc: str) -> Sequence[WireGuardClient]:
+        """The computers that may join a VPC with WireGuard, oldest first."""
+        call = request("GET", f"{_ROOT}/{{}}/wireguard", await find_vpc(self._connection, vpc))
+        return parse_list(WireGuardClient, await self._connection.call(call), "clients")
+
+    async def disconnect(self, client: WireGuardSession | WireGuardClient) -> None:
+        """Close a WireGuard session, or remove a computer with a key of its own: its tunnel ends at once."""
+        session = client.id if isinstance(client, WireGuardSession) else client.session_id
+        if session is None and client.client_public_key is not None:
+            await self.delete_peer(client.vpc_id, client.client_public_key)
+            return
         path = f"{_ROOT}/{{}}/wireguard/ephemeral"
-        call = request("DELETE", path, session.vpc_id, json={"sessionId": session.id})
-        await self._connection.call(call)
+        await self._connection.call(request("DELETE", path, client.vpc_id, json={"sessionId": session}))
 
     async def set_peer(self, vpc: str, public_key: str, gateway: str) -> WireGuardPeer:
         """Let a computer with a WireGuard key of its own join a VPC until the VM `gateway` is deleted."""
