@@ -23,7 +23,7 @@ from stead.host.connections import (
 )
 from stead.host.firewall import MAX_CONNECTIONS, host_rules, namespace_rules, routing_rules
 from stead.host.sockets import destroy_connections, destroy_orphans
-from support.links import Side, echoed, echoing, link, namespace, plug_in
+from support.links import CERTAIN, PROBE, Side, echoed, echoing, link, namespace, plug_in
 from support.waiting import until
 
 pytestmark = pytest.mark.root
@@ -47,12 +47,12 @@ async def _bound(side: Side, link: str, address: str, port: int) -> socket.socke
 
 
 async def _connected(
-    side: Side, link: str, source: tuple[str, int], target: tuple[str, int]
+    side: Side, link: str, source: tuple[str, int], target: tuple[str, int], wait: float = CERTAIN
 ) -> socket.socket:
     made = await _bound(side, link, *source)
     index = await side.thread.call(lambda: socket.if_nametoindex(link))
     try:
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(wait):
             await asyncio.get_running_loop().sock_connect(made, (*target, 0, index))
     except BaseException:
         made.close()
@@ -144,7 +144,7 @@ async def test_a_vm_opens_no_connection_to_its_host(network: Network) -> None:
             assert await _echoed(without_rules, b"in") == b"in"
         _load_rules(network)
         with pytest.raises(TimeoutError):
-            await _connected(guest, "sm0", agent, after)
+            await _connected(guest, "sm0", agent, after, PROBE)
 
 
 async def test_a_vm_does_not_fill_the_neighbour_table_of_its_host(network: Network) -> None:
@@ -245,14 +245,14 @@ async def test_a_vm_reaches_the_edge_and_the_resolver_at_the_gateway_only(cables
         for port in (22, 53, 80, 443, 2019, 8600):
             await stack.enter_async_context(echoing(await cables.taps.listener("0.0.0.0", port)))
         own = "192.0.2.1"
-        assert await guest.reaches(str(GATEWAY), 8600), "nothing is closed yet"
-        assert await guest.reaches(own, 443)
+        assert await guest.reaches(str(GATEWAY), 8600, wait=CERTAIN), "nothing is closed yet"
+        assert await guest.reaches(own, 443, wait=CERTAIN)
         cables.load_rules()
         reached = {port for port in (22, 53, 80, 443, 2019, 8600) if await guest.reaches(str(GATEWAY), port)}
         assert reached == {53, 80, 443}
         assert not await guest.reaches(own, 443), "the address of the way out is the host's too"
         # The processes of the namespace reach each other, and VMs.
-        assert await cables.taps.reaches("127.0.0.1", 2019)
+        assert await cables.taps.reaches("127.0.0.1", 2019, wait=CERTAIN)
         async with echoing(await guest.listener(_GUESTS[0], 3000)):
             with await cables.taps.connect(_GUESTS[0], 3000) as connection:
                 assert await echoed(connection, b"hello") == b"hello"
@@ -326,7 +326,7 @@ async def test_metadata_services_and_private_networks_are_closed(cables: Cables)
             cables.outside.ip("addr", "add", f"{address}/32", "dev", "lo")
             cables.taps.ip("route", "add", f"{address}/32", "via", _OUTSIDE)
             await stack.enter_async_context(echoing(await cables.outside.listener(address, 80)))
-            assert await cables.guests[0].reaches(address, 80), "nothing is closed yet"
+            assert await cables.guests[0].reaches(address, 80, wait=CERTAIN), "nothing is closed yet"
         cables.load_rules()
         assert [address for address in closed if await cables.guests[0].reaches(address, 80)] == []
         cables.load_rules((IPv4Network("10.1.0.0/16"),))
@@ -355,7 +355,9 @@ async def test_arp_requests_add_no_neighbours(cables: Cables) -> None:
     await cables.taps.sysctl("net/ipv4/conf/all/rp_filter", "1")
     await guest.thread.call(lambda: ask("100.64.9.0"))
     async with echoing(await cables.taps.listener(str(GATEWAY), 80)):
-        assert await guest.reaches(str(GATEWAY), 80), "packets that were sent later have arrived"
+        assert await guest.reaches(str(GATEWAY), 80, wait=CERTAIN), (
+            "packets that were sent later have arrived"
+        )
     assert entries("100.64.9.") == 0
 
 
@@ -518,11 +520,15 @@ table ip published {{
         echoing(await around.internet.listener("0.0.0.0", 80)),
     ):
         ports = (8080, 8081, 22)
-        assert [await around.taps.reaches(_HOST, port) for port in ports] == [True, True, True]
+        assert [await around.taps.reaches(_HOST, port, wait=CERTAIN) for port in ports] == [True, True, True]
         around.load_rules()
         assert [await around.taps.reaches(_HOST, port) for port in ports] == [False, False, False]
-        assert [await around.internet.reaches(_HOST, port) for port in ports] == [True, True, True]
-        assert await around.taps.reaches(_INTERNET, 80)
+        assert [await around.internet.reaches(_HOST, port, wait=CERTAIN) for port in ports] == [
+            True,
+            True,
+            True,
+        ]
+        assert await around.taps.reaches(_INTERNET, 80, wait=CERTAIN)
 
 
 async def test_networks_that_come_up_later_are_closed_to_vms(around: Surroundings) -> None:
@@ -534,10 +540,10 @@ async def test_networks_that_come_up_later_are_closed_to_vms(around: Surrounding
         echoing(await around.container.listener("0.0.0.0", 80)),
         echoing(await around.internet.listener("0.0.0.0", 80)),
     ):
-        assert await around.host.reaches("198.51.100.2", 80)
+        assert await around.host.reaches("198.51.100.2", 80, wait=CERTAIN)
         assert not await around.taps.reaches("198.51.100.2", 80)
-        assert await around.taps.reaches(_CONTAINER, 80), "the network that was opened"
-        assert await around.taps.reaches(_INTERNET, 80)
+        assert await around.taps.reaches(_CONTAINER, 80, wait=CERTAIN), "the network that was opened"
+        assert await around.taps.reaches(_INTERNET, 80, wait=CERTAIN)
 
 
 async def test_vms_do_not_fill_the_connection_tracking_of_the_host(around: Surroundings) -> None:
@@ -550,23 +556,23 @@ async def test_vms_do_not_fill_the_connection_tracking_of_the_host(around: Surro
                 each.sendto(b"x", (_INTERNET, 9))
 
     async with echoing(await around.internet.listener("0.0.0.0", 80)):
-        assert await around.taps.reaches(_INTERNET, 80)
+        assert await around.taps.reaches(_INTERNET, 80, wait=CERTAIN)
         await around.taps.thread.call(flood)
         tracked = int(await around.host.thread.call(_TRACKED.read_text))
         assert most // 2 < tracked <= most + 1
         refused = [await around.taps.reaches(_INTERNET, 80) for _ in range(3)]
         assert not all(refused), "VMs have used up their share"
-        assert await around.host.reaches(_INTERNET, 80)
+        assert await around.host.reaches(_INTERNET, 80, wait=CERTAIN)
 
 
 async def test_only_translated_packets_leave_the_host(around: Surroundings) -> None:
     around.taps.ip("addr", "add", f"{_GUESTS[0]}/32", "dev", "lo")
     around.host.ip("route", "add", f"{_GUESTS[0]}/32", "via", "169.254.64.2")
     async with echoing(await around.internet.listener("0.0.0.0", 80)):
-        assert await around.taps.reaches(_INTERNET, 80, source=_GUESTS[0])
+        assert await around.taps.reaches(_INTERNET, 80, source=_GUESTS[0], wait=CERTAIN)
         around.load_rules()
         assert not await around.taps.reaches(_INTERNET, 80, source=_GUESTS[0])
-        assert await around.taps.reaches(_INTERNET, 80)
+        assert await around.taps.reaches(_INTERNET, 80, wait=CERTAIN)
 
 
 async def test_the_host_does_not_become_a_router(around: Surroundings) -> None:
@@ -576,7 +582,7 @@ async def test_the_host_does_not_become_a_router(around: Surroundings) -> None:
         echoing(await around.container.listener("0.0.0.0", 80)),
         echoing(await around.internet.listener("0.0.0.0", 80)),
     ):
-        assert await around.internet.reaches(_CONTAINER, 80), "it is a router"
+        assert await around.internet.reaches(_CONTAINER, 80, wait=CERTAIN), "it is a router"
         around.host.load(routing_rules({"eth0"}))
         assert not await around.internet.reaches(_CONTAINER, 80)
-        assert await around.taps.reaches(_INTERNET, 80)
+        assert await around.taps.reaches(_INTERNET, 80, wait=CERTAIN)

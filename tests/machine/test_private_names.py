@@ -99,7 +99,7 @@ async def exchange(source: Guest, packet: bytes, port: int = 53) -> bytes:
 async def ask(source: Guest, name: str, kind: str = "A") -> tuple[str, list[str]]:
     """The code and the records of an answer."""
     query = dns.message.make_query(name, kind)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             # A query may be lost, as on any network: a guest asks again.
             with contextlib.suppress(TimeoutError, OSError):

@@ -101,7 +101,7 @@ class Scene:
             await asyncio.sleep(0.002)
             return label in self.seen.arrived
 
-        await until(arrived, 30)
+        await until(arrived, 60)
 
 
 def _send_routed(packet: bytes) -> None:
@@ -280,5 +280,5 @@ async def test_every_probe_arrives_over_a_plain_link(root: None) -> None:
                 wire.send(probes.IPV6, probes.ipv6(IPv6Address(text), cell(name)), mac)
             packet = probes.arp(RANGE[1], RANGE[2], addresses.DATA_MAC, cell("arp"))
             wire.send(probes.ARP, packet, "ff:ff:ff:ff:ff:ff")
-            await until(lambda: set(labels) <= seen.arrived.keys(), 10)
+            await until(lambda: set(labels) <= seen.arrived.keys(), 60)
     assert {label: {"there"} for label in labels} == seen.arrived

@@ -24,7 +24,7 @@ from stead.host.wireguard import _is_bound
 from stead.networks.tunnels import TunnelSession, _new_keys
 from stead.settings import Settings
 from support.laptop import Laptop, laptop, session_into, written
-from support.links import Side, echoed, echoing, ip
+from support.links import CERTAIN, PROBE, Side, echoed, echoing, ip
 from support.vpc_guests import Guest, guest, pings
 from support.waiting import until
 
@@ -53,8 +53,8 @@ class Scene:
     def interface(self) -> str:
         return addresses.wireguard_link(self.settings.instance, 1)
 
-    async def reaches(self, address: object, port: int = PORT) -> bool:
-        return await self.laptop.reaches(str(address), port)
+    async def reaches(self, address: object, port: int = PORT, wait: float = PROBE) -> bool:
+        return await self.laptop.reaches(str(address), port, wait=wait)
 
     async def configure(self, text: str) -> None:
         """Give the laptop's device a configuration without taking it down."""
@@ -93,7 +93,7 @@ async def scene(root: None, tmp_path: Path) -> AsyncIterator[Scene]:
 
 async def test_a_laptop_reaches_the_vpc_and_nothing_else(scene: Scene) -> None:
     await until(lambda: scene.reaches(CIDR[1]), 60)
-    assert await pings(scene.laptop, str(CIDR[1]))
+    assert await pings(scene.laptop, str(CIDR[1]), wait=CERTAIN)
     # And back: a VM reaches the laptop at its tunnel address.
     async with echoing(await scene.laptop.listener("0.0.0.0", PORT)):
         with await scene.vm.side.connect(str(scene.session.address), PORT) as link:
@@ -110,7 +110,7 @@ async def test_a_laptop_reaches_the_vpc_and_nothing_else(scene: Scene) -> None:
         scene.laptop.ip("route", "add", f"{target}/32", "dev", name)
     wide = scene.session.config.replace(f"AllowedIPs = {CIDR}", "AllowedIPs = 0.0.0.0/0")
     await scene.configure(wide)
-    assert await scene.reaches(CIDR[1])
+    assert await scene.reaches(CIDR[1], wait=CERTAIN)
     targets = (
         (addresses.GATEWAY, 443),
         (addresses.GATEWAY, 53),
@@ -186,17 +186,17 @@ async def kill_during_transfer(scene: Scene, after: Callable[[], Awaitable[None]
         pytest.skip("this host has WireGuard in its kernel")
     transfer = Transfer(await scene.laptop.connect(str(CIDR[1]), PORT))
     running = asyncio.create_task(transfer.run())
-    await until(lambda: transfer.returned > 20_000, 30)
+    await until(lambda: transfer.returned > 20_000, 60)
     os.kill(device.process.pid, signal.SIGKILL)
     await device.process.wait()
     killed = time.monotonic()
-    await until(lambda: devices.get(1) is not device and _is_bound(scene.session.port), 30)
+    await until(lambda: devices.get(1) is not device and _is_bound(scene.session.port), 60)
     await after()
     # The same connection: TCP sends again until the tunnel is back.
     sent = transfer.sent
     await until(lambda: transfer.returned > sent, 120)
     seconds = time.monotonic() - killed
-    assert await scene.reaches(CIDR[1])
+    assert await scene.reaches(CIDR[1], wait=CERTAIN)
     transfer.ending = True
     await asyncio.wait_for(running, 60)
     assert transfer.returned == transfer.sent

@@ -12,6 +12,11 @@ from pathlib import Path
 from stead.addresses import GATEWAY
 from stead.host.namespaces import NamespaceThread
 
+CERTAIN = 60.0
+"""Seconds that something may take that certainly happens: the host may be busy."""
+PROBE = 2.0
+"""Seconds after which something that should not happen counts as absent."""
+
 
 def ip(*arguments: str) -> str:
     return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True).stdout
@@ -42,7 +47,9 @@ class Side:
     async def listener(self, address: str, port: int) -> socket.socket:
         return await self.thread.call(lambda: socket.create_server((address, port)))
 
-    async def connect(self, address: str, port: int, source: str = "") -> socket.socket:
+    async def connect(
+        self, address: str, port: int, source: str = "", wait: float = CERTAIN
+    ) -> socket.socket:
         """A TCP connection; TimeoutError when nothing answers, ConnectionError or OSError on a refusal."""
 
         def make() -> socket.socket:
@@ -54,16 +61,17 @@ class Side:
 
         made = await self.thread.call(make)
         try:
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(wait):
                 await asyncio.get_running_loop().sock_connect(made, (address, port))
         except BaseException:
             made.close()
             raise
         return made
 
-    async def reaches(self, address: str, port: int, source: str = "") -> bool:
+    async def reaches(self, address: str, port: int, source: str = "", wait: float = PROBE) -> bool:
+        """Whether a connection is made. With `wait=CERTAIN` where it should be."""
         try:
-            (await self.connect(address, port, source)).close()
+            (await self.connect(address, port, source, wait)).close()
         except (OSError, TimeoutError):
             return False
         return True

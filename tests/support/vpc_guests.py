@@ -70,7 +70,9 @@ async def plugged(tap: int, place: Place) -> AsyncIterator[Guest]:
             os.close(own)
 
 
-async def pings(side: Side, address: str) -> bool:
+async def pings(side: Side, address: str, wait: float = 1.0) -> bool:
+    """Whether an echo request is answered. With `wait=CERTAIN` where it should be."""
+
     def make() -> socket.socket:
         made = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
         made.setblocking(False)
@@ -80,7 +82,7 @@ async def pings(side: Side, address: str) -> bool:
     loop = asyncio.get_running_loop()
     with await side.thread.call(make) as link:
         try:
-            async with asyncio.timeout(1):
+            async with asyncio.timeout(wait):
                 await loop.sock_sendto(link, echo, (address, 0))
                 while (await loop.sock_recv(link, 2000))[20] != 0:
                     pass
