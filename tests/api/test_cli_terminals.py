@@ -140,9 +140,10 @@ async def test_exec_with_a_terminal_is_the_terminal_of_the_command(site: FakeSit
         await until(lambda: any(each.clients for each in site.sessions.table.values()), 60)
         (session,) = site.sessions.table.values()
         assert (session.pty, session.argv[-1], session.cols, session.rows) == (True, "cat", 90, 20)
+        # Before that, Ctrl-C is for the client.
+        await until(lambda: window.modes != before, 60)
         window.type(b"\x03hello")
         await window.expect(b"\x03hello")
-        assert window.modes != before
         window.resize(100, 40)
         await until(lambda: (session.cols, session.rows) == (100, 40), 60)
         window.type(b"exit 5")
