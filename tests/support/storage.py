@@ -22,6 +22,8 @@ from support.waiting import until
 
 _SEAWEEDFS = "4.48"
 _AZURITE = "3.37.0"
+_TELEMETRY = {"applicationinsights": "3.16.0"}
+"""What azurite sends telemetry with, which is off here; later versions depend on unpublished packages."""
 _S3_PORT, _AZURE_PORT = 8333, 10000
 
 
@@ -160,6 +162,7 @@ async def _azurite(cache: Path) -> Path:
     if not kept.exists():
         with tempfile.TemporaryDirectory() as folder:
             package = Path(folder) / "package.json"
-            package.write_text(json.dumps({"private": True, "dependencies": {"azurite": _AZURITE}}))
+            wanted = {"private": True, "dependencies": {"azurite": _AZURITE}, "overrides": _TELEMETRY}
+            package.write_text(json.dumps(wanted))
             await fetch(kept, [package], 600)
     return kept / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
