@@ -25,7 +25,7 @@ from stead.machines.layers import Layers
 from stead.machines.locks import Locks
 from stead.machines.machine import Machine, MachineInfo, machine_info
 from stead.machines.names import check_name
-from stead.machines.nics import NicRequest, VpcAddresses, private_network
+from stead.machines.nics import NicRequest, VpcAddresses
 from stead.machines.persistence import PERSISTENT, Persistence, SnapshotPersistence
 from stead.machines.pool import Pool
 from stead.machines.processes import Processes
@@ -44,6 +44,7 @@ from stead.machines.templates import Templates
 from stead.machines.unchanged import UNCHANGED, Unchanged
 from stead.machines.wake import WakeOperation
 from stead.networks.names import PrivateNames
+from stead.networks.networks import private_network
 from stead.settings import Settings, Size
 from stead.store.database import Database
 from stead.store.layers import LayerStore

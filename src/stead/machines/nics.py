@@ -6,11 +6,11 @@ from ipaddress import IPv4Address, IPv4Network
 from typing import TypeVar
 
 from stead.errors import AddressTaken, InvalidRequest
-from stead.host.interface import Nic, PrivateNetwork
+from stead.host.interface import Nic
 from stead.machines.records import Properties
 from stead.networks.errors import VpcFull
 from stead.networks.ranges import lowest_free, parse_address
-from stead.store.networks import VpcRow, VpcStore
+from stead.store.networks import VpcStore
 
 T = TypeVar("T")
 
@@ -57,7 +57,3 @@ class VpcAddresses:
                 return await write(replace(properties, nic=Nic(row.id, free)))
             except AddressTaken:
                 continue
-
-
-def private_network(row: VpcRow) -> PrivateNetwork:
-    return PrivateNetwork(row.id, row.number, IPv4Network(row.cidr), row.account)

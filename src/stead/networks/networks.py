@@ -81,7 +81,7 @@ class Networks:
             raise CapacityExceeded(f"this installation has {len(NUMBERS)} VPCs, which is the limit")
         if self._host is not None:
             try:
-                await self._host.add_network(_on_host(row))
+                await self._host.add_network(private_network(row))
             except BaseException:
                 await finished(self._remove(row))
                 raise
@@ -122,7 +122,7 @@ class Networks:
         if not await self._store.remove(row.id):
             return False
         if self._host is not None:
-            await self._host.remove_network(_on_host(row))
+            await self._host.remove_network(private_network(row))
         return True
 
     async def list(self, account: str) -> list[Vpc]:
@@ -142,7 +142,8 @@ def _new_id() -> str:
     return "vpc-" + "".join(secrets.choice(_ALPHABET) for _ in range(20))
 
 
-def _on_host(row: VpcRow) -> PrivateNetwork:
+def private_network(row: VpcRow) -> PrivateNetwork:
+    """What a host needs to know of a VPC."""
     return PrivateNetwork(row.id, row.number, IPv4Network(row.cidr), row.account)
 
 

@@ -16,10 +16,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from stead.addresses import TUNNEL_SERVER, TUNNELS, wireguard_link
 from stead.errors import InvalidRequest, LimitExceeded, SteadError
-from stead.host.interface import Peer, PrivateNetwork, WireGuardTunnel
+from stead.host.interface import Peer, WireGuardTunnel
 from stead.logs import get_logger
 from stead.networks.errors import PeerNotFound, SessionNotFound, VpcNotFound
-from stead.networks.networks import find_row
+from stead.networks.networks import find_row, private_network
 from stead.networks.ranges import lowest_free
 from stead.settings import Settings
 from stead.store.database import Database
@@ -244,8 +244,8 @@ class Tunnels:
             return
         found = await self._sessions.list(vpc)
         peers = tuple(Peer(each.public_key, IPv4Address(each.address)) for each in found)
-        network = PrivateNetwork(row.id, row.number, IPv4Network(row.cidr), row.account)
-        await self._host.set_tunnel(WireGuardTunnel(network, self._port(row), row.wireguard_key, peers))
+        tunnel = WireGuardTunnel(private_network(row), self._port(row), row.wireguard_key, peers)
+        await self._host.set_tunnel(tunnel)
 
     async def _apply_logged(self, vpc: str) -> None:
         try:
