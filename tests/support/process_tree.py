@@ -8,15 +8,15 @@ from pathlib import Path
 from stead.processes import command_lines
 
 
-def descendants(ancestor: int | None = None) -> set[int]:
-    """Processes that a process started, directly or through others; this one unless another is given."""
+def descendants() -> set[int]:
+    """Processes that this process started, directly or through others."""
     children = defaultdict(list)
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             parent = int(stat.read_text().rpartition(")")[2].split()[1])
             children[parent].append(int(stat.parent.name))
     found: set[int] = set()
-    waiting = [os.getpid() if ancestor is None else ancestor]
+    waiting = [os.getpid()]
     while waiting:
         new = children.pop(waiting.pop(), [])
         found.update(new)
