@@ -135,8 +135,8 @@ type identity struct {
 	mu      sync.Mutex // one identity at a time
 	machine atomic.Pointer[string]
 	given   bool
-	ready   *readyNIC // before the first identity
-	blank   *blanks   // the same
+	ready   *readyNIC // set up before, in this boot
+	blank   *blanks   // before the first identity
 	quiet   bool      // generationEvent is off
 	kernel  *netlink  // opened in a template, and kept
 }
@@ -255,7 +255,7 @@ func (i *identity) connect(n *network) (*readyNIC, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &readyNIC{nic.index, *n}, nil
+	return &readyNIC{index: nic.index, network: *n}, nil
 }
 
 // netlink is opened once: a clone has it from its template.
@@ -267,17 +267,17 @@ func (i *identity) netlink() (kernel *netlink, err error) {
 }
 
 // setNetwork gives the NIC its address and returns the one that the kernel then reports.
-func (i *identity) setNetwork(n *network, ready *readyNIC) (netip.Addr, error) {
+func (i *identity) setNetwork(n *network) (netip.Addr, error) {
 	kernel, err := i.netlink()
 	if err != nil {
 		return netip.Addr{}, err
 	}
-	address, err := n.apply(kernel, ready)
-	if err != nil {
+	if i.ready, err = n.apply(kernel, i.ready); err != nil {
 		kernel.close()
 		i.kernel = nil
+		return netip.Addr{}, err
 	}
-	return address, err
+	return i.ready.address.Addr(), nil
 }
 
 func (i *identity) blankFiles(keys []string) (*blanks, error) {
@@ -409,11 +409,11 @@ func (i *identity) apply(request *identityRequest, arrived time.Time) (*identity
 		}
 		i.quiet = false
 	}
-	address, err := i.setNetwork(request.Network, i.ready)
+	address, err := i.setNetwork(request.Network)
 	if err != nil {
 		return nil, err
 	}
-	i.ready, i.blank = nil, nil // from now on the guest's programs may change the NIC and the files
+	i.blank = nil // from now on the guest's programs may change the files
 	answer.Address = address.String()
 	if err := i.remember(names); err != nil {
 		return nil, err
@@ -466,11 +466,17 @@ func (i *identity) applyNames(names *remembered, answer *identityAnswer) error {
 }
 
 func (i *identity) remember(names *remembered) error {
-	if _, err := replaceFile(i.root+rememberedFile, string(names.appendTo(nil)), 0o600); err != nil {
+	if _, err := replaceFile(i.root+rememberedFile, padded(names.appendTo(nil)), 0o600); err != nil {
 		return err
 	}
 	i.machine.Store(&names.Machine)
 	return nil
+}
+
+// padded gives what is remembered of every machine the same length, for replaceFile.
+func padded(content []byte) string {
+	const length = 512
+	return string(content) + strings.Repeat(" ", max(0, length-len(content)))
 }
 
 // resume gives a rebooted guest its names and network back; the host does not have to notice the reboot.
@@ -517,7 +523,7 @@ func (i *identity) resumeOnce(names *remembered) error {
 	if err := i.applyNames(names, &identityAnswer{}); err != nil {
 		return err
 	}
-	if _, err := i.setNetwork(names.Network, nil); err != nil {
+	if _, err := i.setNetwork(names.Network); err != nil {
 		return err
 	}
 	stored := *names

@@ -226,6 +226,105 @@ func TestPreparedFilesAreWrittenInPlace(t *testing.T) {
 	h.refused("invalid_request", "POST", "/v1/prepare", "", strings.NewReader(`{"ssh_host_keys":["../x"]}`))
 }
 
+func TestFilesOfACopyAreWrittenInPlace(t *testing.T) {
+	if !inNamespaces(t) {
+		return
+	}
+	addPair(t, "eth0", dataMAC, "host0", hostMAC)
+	h := start(t)
+	h.agent.identity.setClock = func(int64) error { return nil }
+	root := h.agent.identity.root
+	must(t, os.MkdirAll(root+"/etc/ssh", 0o755))
+	give := func(change func(*identityRequest)) {
+		request := sampleIdentity()
+		change(request)
+		body, _ := json.Marshal(request)
+		h.call("POST", "/v1/identity", "", bytes.NewReader(body))
+	}
+	give(func(*identityRequest) {})
+	paths := []string{"/etc/hostname", "/etc/hosts", "/etc/machine-id", rememberedFile, "/etc/ssh/ssh_host_ed25519_key"}
+	inodes := func() map[string]uint64 {
+		found := map[string]uint64{}
+		for _, path := range paths {
+			found[path] = versionOf(root + path).inode
+		}
+		return found
+	}
+	before := inodes()
+	// Another name may lead to one of them, which has to keep its content.
+	must(t, os.Link(root+"/etc/machine-id", root+"/etc/kept"))
+	give(func(r *identityRequest) {
+		r.Machine, r.Hostname, r.MachineID = "m0123456789abcdefghj", "bag.example.org", strings.Repeat("cd", 16)
+		r.Network.Address = "100.64.10.15" // longer than before
+		r.SSHHostKeys = map[string]string{"ssh_host_ed25519_key": "secrets", "ssh_host_ed25519_key.pub": "a longer one"}
+	})
+	for path, inode := range inodes() {
+		if inPlace := inode == before[path]; inPlace != (path != "/etc/machine-id") {
+			t.Errorf("%s was written in place: %v", path, inPlace)
+		}
+	}
+	for path, want := range map[string]string{
+		"/etc/hostname": "bag.example.org\n", "/etc/machine-id": strings.Repeat("cd", 16) + "\n",
+		"/etc/kept": strings.Repeat("ab", 16) + "\n", "/etc/ssh/ssh_host_ed25519_key": "secrets",
+		"/etc/ssh/ssh_host_ed25519_key.pub": "a longer one",
+	} {
+		if content, err := os.ReadFile(root + path); string(content) != want {
+			t.Errorf("%s: %q %v", path, content, err)
+		}
+	}
+	resumed := newIdentity(root)
+	if resumed.resume(); resumed.machineID() != "m0123456789abcdefghj" {
+		t.Errorf("remembered: %q", resumed.machineID())
+	}
+}
+
+func TestNICThatAProgramChangedIsSetUpAnew(t *testing.T) {
+	if !inNamespaces(t) {
+		return
+	}
+	addPair(t, "eth0", dataMAC, "host0", hostMAC)
+	h := start(t)
+	h.agent.identity.setClock = func(int64) error { return nil }
+	kernel, err := openNetlink()
+	must(t, err)
+	defer kernel.close()
+	nic, err := kernel.findLink(dataMAC)
+	must(t, err)
+	give := func(address string) {
+		request := sampleIdentity()
+		request.Network.Address = address
+		body, _ := json.Marshal(request)
+		h.call("POST", "/v1/identity", "", bytes.NewReader(body))
+	}
+	give("100.64.0.5")
+	wanted := netip.MustParseAddr("169.254.0.1")
+	for name, change := range map[string]func() error{
+		"another address": func() error { return kernel.addAddress(nic.index, netip.MustParsePrefix("10.9.9.9/24"), 0) },
+		"no address":      func() error { return kernel.removeAddress(nic.index, netip.MustParsePrefix("100.64.0.5/32")) },
+		"another gateway": func() error {
+			return kernel.addRoute(nic.index, netip.MustParsePrefix("0.0.0.0/0"), netip.MustParseAddr("169.254.0.9"))
+		},
+		"link is down": func() error {
+			header := syscall.IfInfomsg{Index: nic.index, Change: syscall.IFF_UP}
+			_, err := kernel.request(syscall.RTM_NEWLINK, 0, bytesOf(&header))
+			return err
+		},
+	} {
+		must(t, change())
+		for _, address := range []string{"100.64.0.6", "100.64.0.5"} {
+			give(address)
+			index, gateway, err := kernel.routeTo(elsewhere)
+			if err != nil || index != nic.index || gateway != wanted {
+				t.Errorf("%s: route by %d, %s: %v", name, index, gateway, err)
+			}
+			present, err := kernel.addresses(nic.index)
+			if err != nil || len(present) != 1 || present[0].Addr().String() != address {
+				t.Errorf("%s: addresses %v: %v", name, present, err)
+			}
+		}
+	}
+}
+
 // testReboot has the kernel forget everything, as it does, and the agent put it back.
 func testReboot(t *testing.T, h *harness, kernel *netlink, nic *link) {
 	root := h.agent.identity.root

@@ -146,6 +146,26 @@ func (n *netlink) addRoute(index int32, destination netip.Prefix, gateway netip.
 	return err
 }
 
+// routeTo returns the link and the gateway by which the kernel would send to an IPv4 address.
+func (n *netlink) routeTo(destination netip.Addr) (index int32, gateway netip.Addr, err error) {
+	body := bytesOf(&syscall.RtMsg{Family: syscall.AF_INET, Dst_len: 32})
+	answers, err := n.request(syscall.RTM_GETROUTE, 0, attribute(body, syscall.RTA_DST, destination.AsSlice()))
+	if err != nil {
+		return 0, gateway, err
+	}
+	for _, answer := range answers {
+		if answer.kind != syscall.RTM_NEWROUTE || len(answer.data) < syscall.SizeofRtMsg {
+			continue
+		}
+		found := attributes(answer.data, syscall.SizeofRtMsg)
+		if link := found[syscall.RTA_OIF]; len(link) == 4 {
+			index = int32(binary.NativeEndian.Uint32(link))
+		}
+		gateway, _ = netip.AddrFromSlice(found[syscall.RTA_GATEWAY])
+	}
+	return index, gateway, nil
+}
+
 // addNeighbour makes a permanent entry, so that nothing has to be asked or answered on the link.
 func (n *netlink) addNeighbour(index int32, address netip.Addr, mac net.HardwareAddr) error {
 	body := bytesOf(&unix.NdMsg{Family: family(address), Ifindex: index, State: unix.NUD_PERMANENT})

@@ -25,6 +25,8 @@ func isHostname(name string) bool {
 	return true
 }
 
+const fileBlock = 4096 // of the root file system
+
 // hostsWith keeps every line of /etc/hosts but those for the machine's own name.
 func hostsWith(hosts, hostname string) string {
 	own := "127.0.1.1 " + hostname
@@ -53,15 +55,20 @@ func hostsWith(hosts, hostname string) string {
 }
 
 // replaceFile writes a file, not synced because the host can give the identity again at any time, and returns
-// what is in it afterwards. A file that is already right is left alone. One that is missing or blank, as in a
-// template, is written in place: the file system would write a renamed one to the disk at once.
+// what is in it afterwards. A file that is already right is left alone. One that is missing, is blank as in a
+// template, or has the same length as in a copy of a machine, is written in place: the file system would write a
+// renamed one to the disk at once. A file of another length is renamed over, because a crash could leave the new
+// length with the old content; a block of a file is old or new as a whole.
 func replaceFile(path, content string, mode uint32) (string, error) {
 	var stat syscall.Stat_t
 	err := syscall.Lstat(path, &stat)
 	regular := err == nil && stat.Mode == syscall.S_IFREG|mode
+	same := regular && stat.Size == int64(len(content))
 	switch {
-	case regular && stat.Size == int64(len(content)) && holds(path, content):
+	case same && holds(path, content):
 		return content, nil
+	case same && stat.Nlink == 1 && len(content) <= fileBlock:
+		err = writeFile(path, content, 0, mode)
 	case err == syscall.ENOENT:
 		err = createFile(path, content, mode)
 	case regular && stat.Size <= int64(len(blank)) && len(content) >= len(blank):

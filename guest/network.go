@@ -92,6 +92,9 @@ func (n *network) resolvers() string {
 	return text.String()
 }
 
+// elsewhere is an address that no network has (TEST-NET-2): the route to it is the default route.
+var elsewhere = netip.AddrFrom4([4]byte{198, 51, 100, 1})
+
 // disableIPv6 keeps a NIC silent: the host drops IPv6, and router solicitations would only wake it up.
 func disableIPv6(name string) error {
 	path := "/proc/sys/net/ipv6/conf/" + name + "/disable_ipv6"
@@ -108,41 +111,64 @@ func disableIPv6(name string) error {
 	return nil
 }
 
-// readyNIC is a NIC that has everything but its address: so it is in a template, and a clone has less to do.
+// readyNIC is a NIC that was set up before: in a template it has everything but an address, in a machine that was
+// given an identity it has that address too. A copy then has less to do.
 type readyNIC struct {
 	index   int32
 	network network
+	address netip.Prefix // not valid in a template
 }
 
 func (r *readyNIC) fits(n *network) bool {
 	return r != nil && r.network.MAC == n.MAC && r.network.Gateway == n.Gateway && r.network.MTU == n.MTU
 }
 
-// apply sets the NIC up in the root namespace and returns the address that the kernel then reports.
-func (n *network) apply(kernel *netlink, ready *readyNIC) (netip.Addr, error) {
-	none := netip.Addr{}
+// apply sets the NIC up in the root namespace, as it was left by an earlier call if it still is as that left it, and
+// returns it with the address that the kernel then reports.
+func (n *network) apply(kernel *netlink, ready *readyNIC) (*readyNIC, error) {
 	address, err := netip.ParseAddr(n.Address)
 	if err != nil {
-		return none, err
+		return nil, err
 	}
 	wanted := netip.PrefixFrom(address, 32)
-	if ready.fits(n) && kernel.addAddress(ready.index, wanted, 0) == nil {
-		if after, err := kernel.addresses(ready.index); err == nil && len(after) == 1 && after[0] == wanted {
-			return address, nil
-		}
+	if ready.fits(n) && n.move(kernel, ready, wanted) {
+		return &readyNIC{ready.index, *n, wanted}, nil
 	}
 	nic, err := n.connect(kernel, &wanted)
 	if err != nil {
-		return none, err
+		return nil, err
 	}
 	after, err := kernel.addresses(nic.index)
 	if err != nil {
-		return none, err
+		return nil, err
 	}
 	if len(after) != 1 || after[0] != wanted {
-		return none, fmt.Errorf("%s has %v, not %s", nic.name, after, wanted)
+		return nil, fmt.Errorf("%s has %v, not %s", nic.name, after, wanted)
 	}
-	return after[0].Addr(), nil
+	return &readyNIC{nic.index, *n, wanted}, nil
+}
+
+// move changes nothing but the address, and reports whether the NIC then is as it has to be. The new address comes
+// before the old one goes: with its last address a NIC would lose its routes.
+func (n *network) move(kernel *netlink, ready *readyNIC, wanted netip.Prefix) bool {
+	if ready.address != wanted {
+		if kernel.addAddress(ready.index, wanted, 0) != nil {
+			return false
+		}
+		if ready.address.IsValid() && kernel.removeAddress(ready.index, ready.address) != nil {
+			return false
+		}
+	}
+	after, err := kernel.addresses(ready.index)
+	if err != nil || len(after) != 1 || after[0] != wanted {
+		return false
+	}
+	// In a template no program but the agent touches the NIC; in a machine any may have.
+	if !ready.address.IsValid() {
+		return true
+	}
+	index, gateway, err := kernel.routeTo(elsewhere)
+	return err == nil && index == ready.index && gateway.String() == n.Gateway
 }
 
 // connect brings the NIC up with its routes, and with wanted as its only address if one is given.

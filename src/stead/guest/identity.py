@@ -18,6 +18,9 @@ from stead.guest.agent import Agent, parsing
 
 _ENTROPY = 64
 CLOCK_TOLERANCE = 0.5
+_KEY_LENGTH = 640
+"""Bytes of a file with a private key, filled up with empty lines: ECDSA keys differ in length by a few bytes,
+and the agent writes a file of the same length in place."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ def ssh_host_keys(comment: str) -> dict[str, str]:
     for kind, key in keys.items():
         private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
         public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-        files[f"ssh_host_{kind}_key"] = private.decode()
+        files[f"ssh_host_{kind}_key"] = private.decode().ljust(_KEY_LENGTH, "\n")
         files[f"ssh_host_{kind}_key.pub"] = f"{public.decode()} {comment}\n"
     return files
 
