@@ -43,8 +43,8 @@ SIZES_DIRTY_MIB = (10, 100)
 BARS = {
     "snapshot_pause_ms": 40,
     "fork_pause_ms_dirty100": 40,
-    "fork_child_first_exec_over_create": 1.3,
-    "fork_child_first_exec_over_create_dirty100": 1.3,
+    "fork_child_first_exec_over_create": 1.2,
+    "fork_child_first_exec_over_create_dirty100": 1.5,
     "fork_10_over_fork": 3,
     "wake_first_exec_over_create": 1.3,
     "wake_first_exec_over_create_dirty100": 1.3,

@@ -23,6 +23,9 @@ def mapped(descriptor, size):
 
 descriptor, size, layout = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 page = mmap.PAGESIZE
+if layout == "late":
+    print(flush=True)
+    sys.stdin.readline()
 ram = mapped(descriptor, size + (16 * page if layout == "neighbour" else 0))
 # Memory with another advice is another mapping to the kernel; QEMU gives its RAM this one.
 if layout == "split":
@@ -85,6 +88,11 @@ class Guest:
 
     def read(self, pages: Iterable[int]) -> None:
         self._tell("read", *pages)
+        self._stdout.readline()
+
+    def map(self) -> None:
+        """Map the RAM of the layout "late"."""
+        self._tell("map")
         self._stdout.readline()
 
     def unmap(self) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import stat
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,14 +16,15 @@ from mmap import PAGESIZE
 from pathlib import Path
 from typing import Any
 
+from stead.deadlines import scaled
 from stead.errors import CheckpointUnusable, HostError
 from stead.files import ABSENT, allocated, exists, open_regular, remove_garbage, sync_folder, write_atomically
 from stead.host import interface
 from stead.host.interface import Pause, narrowed
 from stead.host.memory import check_memory
 from stead.host.memory_delta import Delta, save_pages
-from stead.host.page_scan import find_ram, minus, written_pages
-from stead.host.qemu import QemuPlatform, Saved, is_announced
+from stead.host.page_scan import find_ram, mapped_ram, minus, written_pages
+from stead.host.qemu import QemuPlatform, is_announced
 from stead.host.quarantine import Quarantine
 from stead.host.vm import QemuVm
 from stead.settings import Size
@@ -31,6 +33,8 @@ from stead.tasks import finished, in_thread
 _FORMAT = 1
 _DEVICES_LIMIT = 64 << 20
 _FACTS = "checkpoint.json"
+_MAPPED_WITHIN = scaled(30.0)
+_MAPPING_INTERVAL = 0.002
 
 
 @dataclass(frozen=True)
@@ -120,13 +124,6 @@ class LocalVm(QemuVm):
             raise HostError(f"cannot read the arguments of QEMU: {error.strerror}") from error
         return replace(await self.checkpoints.platform(), announced=is_announced(command_line))
 
-    async def load_state(self, state: CapturedState, saved: Saved) -> None:
-        """Load captured state into a QEMU that waits for it; the guest stays paused."""
-        pid = self.process.pid
-        region = await in_thread(find_ram, pid, state.size.memory_mib << 20, state.base is not None)
-        await in_thread(state.memory.apply_to, pid, region)
-        await self.load(saved)
-
 
 class CheckpointFolders:
     """Saved state on disk: one folder per checkpoint."""
@@ -170,6 +167,20 @@ class CheckpointFolders:
         await in_thread(self._quarantine.keep, [self.folder(checkpoint)])
         await in_thread(self._quarantine.prune)
         return True
+
+
+def place_memory(pid: int, memory: Delta, size: int, copied: bool, given_up: threading.Event) -> None:
+    """Write captured memory into a QEMU that waits for saved state, as soon as it has mapped its RAM.
+
+    It may still be starting: a QEMU that waits for saved state writes nothing into RAM before it loads that.
+    """
+    deadline = time.monotonic() + _MAPPED_WITHIN
+    while (region := mapped_ram(pid, size, copied)) is None:
+        if given_up.wait(_MAPPING_INTERVAL):
+            return
+        if time.monotonic() > deadline:
+            raise HostError(f"QEMU did not map the guest RAM within {_MAPPED_WITHIN:g} s")
+    memory.apply_to(pid, region)
 
 
 @contextlib.asynccontextmanager

@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ from stead.host import disks, interface, network, templates
 from stead.host.accelerator import choose_accelerator, machine_type, qemu_version
 from stead.host.authority import Authority
 from stead.host.cgroups import ControlGroups
-from stead.host.checkpoints import CapturedState, CheckpointFolders, LocalVm, device_state
+from stead.host.checkpoints import CapturedState, CheckpointFolders, LocalVm, device_state, place_memory
 from stead.host.image import BaseImage, ensure_image, find_image, image_key
 from stead.host.interface import Disk, Inventory, Place, PrivateNetwork, Report, WireGuardTunnel, narrowed
 from stead.host.layer_files import LayerFiles
@@ -108,14 +109,30 @@ class _Restore:
     """A QEMU that waits for captured state."""
 
     process: ProcessId
-    state: CapturedState
     saved: Saved
+    placing: "asyncio.Future[None]"
     verifying: "asyncio.Future[None]"
 
     async def load(self, vm: interface.Vm) -> None:
-        await narrowed(vm, LocalVm).load_state(self.state, self.saved)
+        # Memory first: virtio devices read their rings from it when they are loaded.
+        await finished(self.placing)
+        await narrowed(vm, LocalVm).load(self.saved)
         # The guest is resumed only after the checksum of its memory is verified.
         await finished(self.verifying)
+
+
+@contextlib.asynccontextmanager
+async def _placed(pid: int, state: CapturedState) -> "AsyncIterator[asyncio.Future[None]]":
+    """Place captured memory in a QEMU while it starts; nothing writes to the process after the block."""
+    given_up = threading.Event()
+    size, copied = state.size.memory_mib << 20, state.base is not None
+    placing = asyncio.ensure_future(in_thread(place_memory, pid, state.memory, size, copied, given_up))
+    try:
+        yield placing
+    finally:
+        given_up.set()
+        with contextlib.suppress(HostError):  # of interest to `_Restore.load` only
+            await finished(placing)
 
 
 class LocalHost:
@@ -302,7 +319,8 @@ class LocalHost:
             async with device_state(captured.devices) as descriptor:
                 saved = Saved(descriptor, deferred=True)
                 process = await self._restore(place, captured.size, base, disk, saved, captured.platform)
-                yield _Restore(process, captured, saved, verifying)
+                async with _placed(process.pid, captured) as placing:
+                    yield _Restore(process, saved, placing, verifying)
         finally:
             await finished(verifying)
 

@@ -109,6 +109,14 @@ def find_ram(pid: int, size: int, copied: bool) -> Region:
     It began as a copy of a file, or empty. Which file is not asked: a process that outlived the Stead which
     started it has a copy of a file that is nowhere else any more.
     """
+    region = mapped_ram(pid, size, copied)
+    if region is None:
+        raise HostError(f"cannot find the guest RAM of process {pid}: no private mappings of {size} bytes")
+    return region
+
+
+def mapped_ram(pid: int, size: int, copied: bool) -> Region | None:
+    """As `find_ram`; None while a process that starts has not mapped it yet."""
     try:
         lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
     except OSError as error:
@@ -118,12 +126,11 @@ def find_ram(pid: int, size: int, copied: bool) -> Region:
     found = [
         span for file in files for span in _spans([each for each in mappings if each.file == file], size)
     ]
-    if len(found) != 1:
-        many = len(found) or "no"
+    if len(found) > 1:
         raise HostError(
-            f"cannot find the guest RAM of process {pid}: {many} private mappings of {size} bytes"
+            f"cannot find the guest RAM of process {pid}: {len(found)} private mappings of {size} bytes"
         )
-    return found[0]
+    return found[0] if found else None
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,10 @@
 import ctypes
 import errno
 import os
+import threading
 from array import array
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from mmap import PAGESIZE
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 
 from stead.errors import HostError
 from stead.host import memory_delta, page_scan
+from stead.host.checkpoints import place_memory
 from stead.host.memory_delta import Delta
 from stead.host.page_scan import Region, Runs, _Mapping, _spans, find_ram, written_pages
 from support.memory_guest import (
@@ -257,6 +260,35 @@ def test_pages_outside_of_ram_are_never_touched(guest: Guest) -> None:
 
 
 # Processes that are gone
+
+
+def test_memory_is_placed_in_a_process_once_it_has_mapped_its_ram(new_guest: NewGuest) -> None:
+    parent, child = new_guest(), new_guest(layout="late")
+    parent.write(range(7))
+    delta = copied(parent, range(7))
+    with ThreadPoolExecutor(1) as thread:
+        placing = thread.submit(place_memory, child.pid, delta, SIZE, True, threading.Event())
+        with pytest.raises(HostError, match="no private mappings"):
+            _ = child.region
+        assert not placing.done()
+        child.map()
+        placing.result(60)
+    delta.close()
+    assert child.ram() == ram_with(range(7))
+
+
+def test_placing_memory_ends_when_it_is_given_up_and_with_the_process(new_guest: NewGuest) -> None:
+    parent, child = new_guest(), new_guest(layout="late")
+    delta = copied(parent, range(7))
+    given_up = threading.Event()
+    with ThreadPoolExecutor(1) as thread:
+        placing = thread.submit(place_memory, child.pid, delta, SIZE, True, given_up)
+        given_up.set()
+        placing.result(60)
+    child.end()
+    with pytest.raises(HostError, match="cannot read the memory map"):
+        place_memory(child.pid, delta, SIZE, True, threading.Event())
+    delta.close()
 
 
 @pytest.mark.parametrize("collected", [False, True], ids=["zombie", "collected"])
