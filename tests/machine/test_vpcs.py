@@ -16,6 +16,7 @@ import pytest_asyncio
 from stead import addresses
 from stead.errors import HostError
 from stead.host import network as host_network
+from stead.host import vpcs
 from stead.host.interface import Nic, Place, PrivateNetwork
 from stead.host.network import Network
 from stead.settings import Settings
@@ -222,7 +223,8 @@ async def test_a_packet_to_a_vm_that_does_not_run_wakes_it_and_is_delivered(scen
         assert set(scene.wanted) == {"vm50"}
         taps = await scene.network.attach(sleeper)
         try:
-            # The packet is in the queue of the tap, where QEMU would find it.
+            # The packet is in the queue of the tap, where QEMU finds it, but behind the frame that it spoils.
+            assert b"good morning" not in os.read(taps.data, 2000)
             assert await until(lambda: _holds(taps.data, b"good morning"), CERTAIN)
         finally:
             taps.close()
@@ -236,10 +238,15 @@ async def test_a_packet_to_a_vm_that_does_not_run_wakes_it_and_is_delivered(scen
 
 
 def _holds(tap: int, text: bytes) -> bool:
-    try:
-        return text in os.read(tap, 2000)
-    except BlockingIOError:
-        return False
+    return any(text in frame for frame in _read(tap, []))
+
+
+def _read(tap: int, found: list[bytes]) -> list[bytes]:
+    """The frames found before, and those in the queue of a tap."""
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            found.append(os.read(tap, 2000))
+    return found
 
 
 async def test_packets_to_vms_that_do_not_run_are_limited(scene: Scene) -> None:
@@ -252,6 +259,35 @@ async def test_packets_to_vms_that_do_not_run_are_limited(scene: Scene) -> None:
         await until(lambda: scene.wanted, CERTAIN)
         await asyncio.sleep(0.2)
     assert len(scene.wanted) < 500
+
+
+async def test_packets_that_wait_for_vms_are_bounded_and_expire(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vpcs, "_HELD_VMS_IN_ALL", 2)
+    sleepers = [place(51, OURS, 51), place(52, OURS, 52), place(53, THEIRS, 53)]
+    for each in sleepers:
+        async with guest(scene.network, each):
+            pass
+    with await datagram_socket(scene["a1"].side) as ours, await datagram_socket(scene["b1"].side) as theirs:
+        for _ in range(12):
+            for each, sender in zip(sleepers, (ours, ours, theirs), strict=True):
+                scene.wanted.clear()
+                sender.sendto(b"packet", (str(CIDR[each.slot]), PORT))
+                await until(lambda: scene.wanted, CERTAIN)
+                assert scene.wanted == [each.machine], "it is woken also when the packet is dropped"
+        opened = scene.network.vpcs._open
+        assert [len(each) for each in opened[OURS.id].held.values()] == [8, 8]
+        assert not opened[THEIRS.id].held
+        monkeypatch.setattr(vpcs, "_HELD_FOR", 0.0)
+        taps = await scene.network.attach(sleepers[0])
+        try:
+            ours.sendto(b"fresh", (str(CIDR[51]), PORT))
+            found: list[bytes] = []
+            await until(lambda: any(b"fresh" in frame for frame in _read(taps.data, found)), CERTAIN)
+            assert not [frame for frame in found if b"packet" in frame]
+        finally:
+            taps.close()
 
 
 async def test_a_deleted_vm_is_forgotten(scene: Scene) -> None:

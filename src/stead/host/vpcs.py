@@ -20,6 +20,7 @@ from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from stead import addresses
+from stead.deadlines import scaled
 from stead.errors import HostError
 from stead.host import firewall, netlink
 from stead.host.commands import run
@@ -42,9 +43,19 @@ _WAKE_METRIC = 4096
 _MTU = 1500
 _HELD_PACKETS = 8
 """Packets that wait for one VM to wake; programs send the others again."""
-_HELD_VMS = 32
+_HELD_VMS, _HELD_VMS_IN_ALL = 32, 512
+"""VMs for which packets wait, in one VPC and in all."""
+_HELD_FOR = scaled(30.0)
+"""Seconds after which a packet that waits for a VM is dropped."""
 _AT_ONCE = 4
 """Namespaces that are set up at the same time."""
+
+_FILLER = (
+    bytes.fromhex(addresses.DATA_MAC.replace(":", ""))
+    + bytes.fromhex(addresses.TAP_MAC.replace(":", ""))
+    + b"\x88\xb5"
+).ljust(60, b"\0")
+"""A frame of the EtherType for local experiments, which a guest drops."""
 
 _Pair = tuple[IPv4Address, IPv4Address]
 """An address of a VM in the VPC, and that outside."""
@@ -65,9 +76,12 @@ class _OpenVpc:
     netlink: Netlink
     wake: int
     """Descriptor of the tun device for packets to VMs that do not run."""
+    frames: socket.socket
+    """Sends Ethernet frames into taps."""
     loaded: dict[IPv4Address, IPv4Address] = field(default_factory=dict)
     """The address maps of its rules: from addresses in the VPC to those outside. Used in the thread only."""
-    held: dict[IPv4Address, list[bytes]] = field(default_factory=dict)
+    held: dict[IPv4Address, list[tuple[float, bytes]]] = field(default_factory=dict)
+    """Packets to VMs that do not run, with the time at which they came."""
 
     def replace_members(self, added: Collection[_Pair], removed: Collection[_Pair] = ()) -> None:
         """Change the address maps, all at once. Call it in the thread."""
@@ -88,6 +102,7 @@ class _OpenVpc:
     async def close(self) -> None:
         asyncio.get_running_loop().remove_reader(self.wake)
         os.close(self.wake)
+        self.frames.close()
         await self.thread.call(self.netlink.close)
         self.thread.close()
 
@@ -182,7 +197,7 @@ class Vpcs:
         opened = await self._opened(nic.vpc)
 
         with _explained(place):
-            tap = await opened.thread.call(lambda: open_tap(addresses.data_tap(place.slot)))
+            tap = await opened.thread.call(lambda: _open_tap(opened, place))
             try:
                 await self._admit(opened, place, nic)
             except BaseException:
@@ -260,9 +275,11 @@ class Vpcs:
         if await opened.thread.call(admit):
             await self._taps.call(lambda: self._route(opened.network, outer))
         self._members[opened.network.id][nic.address] = place
-        for packet in opened.held.pop(nic.address, ()):
-            with contextlib.suppress(OSError):
-                os.write(opened.wake, packet)
+        oldest = asyncio.get_running_loop().time() - _HELD_FOR
+        for came, packet in opened.held.pop(nic.address, ()):
+            if came >= oldest:
+                with contextlib.suppress(OSError):
+                    os.write(opened.wake, packet)
 
     # Namespaces
 
@@ -295,7 +312,8 @@ class Vpcs:
                 for inner, place in self._members[network.id].items()
             }
             wake = await thread.call(lambda: _set_up_routes(link, network, pairs))
-            opened = _OpenVpc(network, thread, link, wake)
+            frames = await thread.call(lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0))
+            opened = _OpenVpc(network, thread, link, wake, frames)
             await self._load(network, firewall.vpc_rules(network.cidr, pairs.items(), self._tracked))
             opened.loaded.update(pairs)
             await self._taps.call(lambda: self._set_group(network))
@@ -382,12 +400,39 @@ route replace default via {addresses.GATEWAY} dev {inner} onlink
         place = self._members.get(opened.network.id, {}).get(target)
         if place is None:
             return
-        if target not in opened.held and len(opened.held) >= _HELD_VMS:
-            opened.held.pop(next(iter(opened.held)))
-        held = opened.held.setdefault(target, [])
-        if len(held) < _HELD_PACKETS:
-            held.append(packet)
+        self._hold(opened, target, packet)
         self._wanted(place.machine)
+
+    def _hold(self, opened: _OpenVpc, target: IPv4Address, packet: bytes) -> None:
+        now = asyncio.get_running_loop().time()
+        held = [each for each in opened.held.pop(target, ()) if each[0] >= now - _HELD_FOR]
+        if not held and len(opened.held) >= _HELD_VMS:
+            del opened.held[next(iter(opened.held))]
+        if not held and sum(len(each.held) for each in self._open.values()) >= _HELD_VMS_IN_ALL:
+            return
+        if len(held) < _HELD_PACKETS:
+            held.append((now, packet))
+        opened.held[target] = held
+
+
+def _open_tap(opened: _OpenVpc, place: Place) -> int:
+    """Create a VM's data tap. QEMU spoils the first frame that it finds there, so that is not a packet.
+
+    QEMU reads one frame before the guest runs. It knows the length of the frame's virtio header only when the
+    guest's device state is loaded, and until then passes the frame on without that header.
+    """
+    name = addresses.data_tap(place.slot)
+    tap = open_tap(name)
+    try:
+        index = socket.if_nametoindex(name)
+        opened.netlink.change(
+            netlink.link_up(index, addresses.TAP_MAC, addresses.account_group(place.account))
+        )
+        opened.frames.sendto(_FILLER, (name, 0))
+    except BaseException:
+        os.close(tap)
+        raise
+    return tap
 
 
 def _nic(place: Place) -> Nic:
