@@ -16,6 +16,8 @@ _GATHER = 0.05
 """Batching: lines that arrive within this many seconds are written in one transaction."""
 _MAX_WAITING = 10_000
 MAX_MESSAGE = 16_384
+CONSOLE = "console"
+"""The source of the lines that hold what a guest wrote to its console before its run failed."""
 
 log = get_logger("stead.logbook")
 
@@ -69,6 +71,16 @@ class Logbook:
     async def find(self, query: LogQuery) -> list[LogRow]:
         await self._flush()
         return await self._store.find(query)
+
+    async def console(self, account: str, machine: str) -> str | None:
+        """The console of the last run of a VM that failed."""
+        await self._flush()
+        row = await self._store.newest(account, machine, CONSOLE)
+        return None if row is None else row.message
+
+    async def delete_consoles(self, account: str, machine: str) -> None:
+        await self._flush()
+        await self._store.delete(account, machine, CONSOLE)
 
     async def runs(self, account: str, machine: str) -> list[tuple[str, int]]:
         await self._flush()

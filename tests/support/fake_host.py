@@ -405,6 +405,9 @@ class FakeVm:
         async with self._order("power_down") as process:
             process.shut_down()
 
+    async def end_if_panicked(self) -> bool:
+        return False
+
     async def console(self) -> str:
         return "console"
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from stead.errors import HostError
 from stead.guest.agent import Agent
@@ -24,6 +24,12 @@ class Progress:
     phase: str
     detail: str
     fraction: float | None
+    subject: Literal["base image", "template"] = "base image"
+    """What is built."""
+
+    @property
+    def title(self) -> str:
+        return f"{self.subject}: {self.phase}" if self.phase else self.subject
 
 
 Report = Callable[[Progress], None]
@@ -155,11 +161,14 @@ class Vm(Protocol):
     async def resume_after_crash(self) -> None:
         """Resume a VM whose capture was interrupted by a crash of the server."""
 
+    async def end_if_panicked(self) -> bool:
+        """End a VM whose guest panicked while the server was not connected; False if it did not."""
+
     async def power_down(self) -> None:
         """Press the power button: the guest shuts down if it wants to."""
 
     async def console(self) -> str:
-        """The end of the guest's console output."""
+        """The end of the guest's console output, as text; of an ended guest, what was read before."""
 
     async def add_layer(self, layer: str) -> None:
         """Open an empty layer that can become the writable one."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from stead import addresses
+from stead.host import console
 from stead.settings import Size
 
 # Without no_timer_check a kernel that is emulated on a busy host may take its timer for broken and give up.
@@ -101,6 +102,8 @@ class Command:
             "qemu-system-x86_64",
             *("-name", f"guest={self.name},debug-threads=on"),
             *("-no-user-config", "-nodefaults", "-no-reboot"),
+            # A guest that panicked is held until its console is read; then its QEMU is ended.
+            *("-action", "panic=pause"),
             *("-display", "none", "-vga", "none"),
             *(
                 "-machine",
@@ -120,7 +123,7 @@ class Command:
             ),
             *("-device", f"vmgenid,guid={self.wake.generation}", "-device", "pvpanic"),
             # A ring in memory, not a file: a guest that floods its console must not fill the host's disk.
-            *("-chardev", "ringbuf,id=console,size=65536", "-serial", "chardev:console"),
+            *("-chardev", f"ringbuf,id=console,size={console.SIZE}", "-serial", "chardev:console"),
             *(
                 "-chardev",
                 f"socket,id=qmp,fd={self.qmp},server=on,wait=off",

@@ -86,7 +86,7 @@ async def _build(host: "LocalHost", inputs: TemplateInputs, progress: Report) ->
         final = host.templates_folder / template_id
         building.rename(final)
         sync_folder(host.templates_folder)
-        progress(Progress("template", "ready", 1.0))
+        progress(_step("ready", "", 1.0))
         return LocalTemplate(template_id, final, inputs.size, inputs.image)
     finally:
         await asyncio.shield(host.discard(place.machine))
@@ -104,7 +104,7 @@ async def _freeze(
     with template.memory.open("xb") as ram:
         os.truncate(ram.fileno(), template.size.memory_mib << 20)
     layers = (template.disk, template.image.disk)
-    progress(Progress("template", f"booting {template.size}", 0.1))
+    progress(_step("booting the image", str(template.size), 0.1))
     memory, boot = (
         Memory("template", str(template.memory)),
         KernelBoot(template.image.kernel, template.image.initrd, template.generation),
@@ -115,7 +115,7 @@ async def _freeze(
         if template.size.disk_gib > DISK_GIB:
             commands = ["resize2fs /dev/vda", *commands]
         await _warm_up(host, place, vm, commands, progress)
-        progress(Progress("template", "freezing memory, devices and disk", 0.95))
+        progress(_step("saving memory and disk", "", 0.95))
         await asyncio.sleep(_SETTLING)
         await vm.pause()
         devices = await vm.save_devices()
@@ -136,7 +136,7 @@ async def _warm_up(
         await agent.call("GET", "/v1/health", timeout=BOOT_TIMEOUT, connect_timeout=BOOT_TIMEOUT)
         for number, command in enumerate(commands):
             shown = command.rpartition("\n")[2]
-            progress(Progress("template", shown, 0.3 + 0.6 * number / len(commands)))
+            progress(_step("warming up", shown, 0.3 + 0.6 * number / len(commands)))
             request = ExecRequest(command, timeout=_WARM_UP_TIMEOUT)
             result = await collect(agent, request)
             if not result.ok:
@@ -151,6 +151,10 @@ async def _warm_up(
         await asyncio.gather(ended, return_exceptions=True)
         # No connection may be open in the frozen memory: a clone would answer for it.
         await agent.close()
+
+
+def _step(phase: str, detail: str, fraction: float) -> Progress:
+    return Progress(phase, detail, fraction, "template")
 
 
 async def _abort_with(vm: QemuVm, abort: Callable[[str], None]) -> None:

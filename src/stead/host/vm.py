@@ -17,6 +17,8 @@ from qemu.qmp.qmp_client import NegotiationError
 
 from stead.deadlines import scaled
 from stead.errors import HostError, StartFailed
+from stead.host import console
+from stead.host.console import ConsoleFile
 from stead.host.namespaces import NamespaceThread
 from stead.host.network import Taps
 from stead.host.qemu import Command, Saved, node_name
@@ -70,6 +72,10 @@ class VmFiles:
     def log(self) -> Path:
         return self.runtime / "qemu.log"
 
+    @property
+    def console(self) -> Path:
+        return self.runtime / "console"
+
 
 class Spawner:
     """Starts QEMU processes in an empty network namespace."""
@@ -89,6 +95,7 @@ class Spawner:
         files.runtime.mkdir(parents=True, exist_ok=True, mode=0o700)
         files.qmp.unlink(missing_ok=True)
         files.log.unlink(missing_ok=True)
+        files.console.unlink(missing_ok=True)
         with (
             socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
             # Append mode, so that it can be cut while QEMU writes.
@@ -129,6 +136,8 @@ class QemuVm:
         """Why the guest ended, as QEMU reports it: guest-shutdown, guest-reset, guest-panic, ..."""
         self._monitor.on_event = self._note
         self._disk_errors: asyncio.Task[None] | None = None
+        self._console = ConsoleFile(files.console)
+        self._panic: asyncio.Task[None] | None = None
 
     @classmethod
     async def connect(cls, identity: ProcessId, files: VmFiles) -> Self:
@@ -175,10 +184,33 @@ class QemuVm:
         if event["event"] == "BLOCK_IO_ERROR":
             self.retry_disk()
         elif event["event"] == "GUEST_PANICKED":
-            self.stop_cause = "guest-panic"
+            self._end_panicked()
         elif event["event"] == "SHUTDOWN" and self.stop_cause is None:
             data = event.get("data")
             self.stop_cause = str(data.get("reason", "unknown")) if isinstance(data, dict) else "unknown"
+
+    def _end_panicked(self) -> "asyncio.Task[None]":
+        self.stop_cause = "guest-panic"
+        if self._panic is None:
+            self._panic = asyncio.create_task(self._read_console_and_end())
+        return self._panic
+
+    async def _read_console_and_end(self) -> None:
+        try:
+            async with asyncio.timeout(QMP_TIMEOUT):
+                with contextlib.suppress(HostError):
+                    await self._read_console()
+                await self.quit()
+        except TimeoutError:
+            log.warning("QEMU of a panicked guest did not quit", folder=str(self.files.folder))
+            self._watched.kill()
+
+    async def end_if_panicked(self) -> bool:
+        """End a QEMU whose guest panicked while the server was not connected; False if it did not."""
+        if (await self.execute("query-status"))["status"] != "guest-panicked":
+            return False
+        await self._end_panicked()
+        return True
 
     def retry_disk(self) -> None:
         """QEMU stops a guest whose write finds the host's disk full; wake it again once there is room.
@@ -282,8 +314,15 @@ class QemuVm:
         await self._watched.wait()
 
     async def console(self) -> str:
-        """The end of the guest's serial console output."""
-        return str(await self.execute("ringbuf-read", device="console", size=65536))
+        """The end of the guest's serial console output; of an ended guest, what was read before."""
+        if not self.ended:
+            await self._read_console()
+        return self._console.text()
+
+    async def _read_console(self) -> None:
+        # As base64: a NUL would end the answer, and what is behind it would be lost.
+        read = await self.execute("ringbuf-read", device="console", size=console.SIZE, format="base64")
+        self._console.append(read)
 
     async def wait(self) -> str:
         """Wait until QEMU has ended; returns how."""
@@ -300,9 +339,10 @@ class QemuVm:
 
     async def release(self) -> None:
         """Disconnect without ending the process."""
-        if self._disk_errors is not None:
-            self._disk_errors.cancel()
-            await asyncio.gather(self._disk_errors, return_exceptions=True)
+        tasks = [task for task in (self._disk_errors, self._panic) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         with contextlib.suppress(QMPError, OSError, EOFError):
             await self._monitor.disconnect()
         self._watched.forget()

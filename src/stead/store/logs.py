@@ -46,6 +46,8 @@ class LogQuery:
     build: str | None = None
     instance: str | None = None
     search: str | None = None
+    without_source: str | None = None
+    """Leave out lines of this source."""
     after: tuple[int, int] | None = None
     """Only lines after this position: time and id."""
     limit: int = 1000
@@ -74,6 +76,8 @@ class LogStore:
         ):
             if value is not None:
                 wanted.append(column == value)
+        if query.without_source is not None:
+            wanted.append(columns.source.is_distinct_from(query.without_source))
         if query.machines is not None:
             wanted.append(columns.machine.in_(query.machines))
         if query.search:
@@ -98,5 +102,21 @@ class LogStore:
             lambda connection: [(row[0], row[1]) for row in connection.execute(statement)]
         )
 
+    async def newest(self, account: str, machine: str, source: str) -> LogRow | None:
+        """The newest line of a source about a VM."""
+        statement = sa.select(log_entries).where(*_about(account, machine, source))
+        newest = statement.order_by(log_entries.c.at.desc()).limit(1)
+        found = await self.database.read(lambda connection: build_rows(LogRow, connection.execute(newest)))
+        return found[0] if found else None
+
+    async def delete(self, account: str, machine: str, source: str) -> None:
+        """Delete the lines of a source about a VM."""
+        await self.database.execute(log_entries.delete().where(*_about(account, machine, source)))
+
     async def prune(self, before: int) -> None:
         await self.database.execute(log_entries.delete().where(log_entries.c.at < before))
+
+
+def _about(account: str, machine: str, source: str) -> "tuple[sa.ColumnElement[bool], ...]":
+    columns = log_entries.c
+    return columns.account == account, columns.machine == machine, columns.source == source
