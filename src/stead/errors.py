@@ -42,9 +42,8 @@ class AddressTaken(SteadError):
     """Another VM of the VPC has the address."""
 
     def __init__(self, vpc: str, address: str) -> None:
-        super().__init__(
-            f"address {address} of VPC {vpc} is in use by another VM: choose another one, or true"
-        )
+        text = f"address {address} of VPC {vpc} is in use by another VM"
+        super().__init__(f"{text}: choose another one, or none to get a free one")
         self.vpc = vpc
         self.address = address
 
@@ -53,6 +52,18 @@ class SnapshotNotFound(SteadError):
     def __init__(self, snapshot_id: str) -> None:
         super().__init__(f"snapshot {snapshot_id} not found")
         self.snapshot_id = snapshot_id
+
+
+class SnapshotExpired(SnapshotNotFound):
+    """The lifetime of the snapshot has ended. It is deleted, or will be in a moment."""
+
+    def __init__(self, snapshot_id: str, expired: str) -> None:
+        super().__init__(snapshot_id)
+        self.args = (
+            f"snapshot {snapshot_id} expired at {expired}: no VM can be created from it any more."
+            " Extend a snapshot before it expires, or create it with a longer lifetime",
+        )
+        self.expired = expired
 
 
 class WrongSnapshotState(SteadError):
@@ -102,6 +113,14 @@ class LimitExceeded(SteadError):
 
 class GuestUnreachable(SteadError):
     """The agent inside the VM did not answer in time."""
+
+
+class GuestRestarted(GuestUnreachable):
+    """The guest that a client was attached to has ended; another one was booted in its place."""
+
+    def __init__(self, machine_id: str, reason: str | None = None) -> None:
+        why = f" ({reason})" if reason else ""
+        super().__init__(f"VM {machine_id} has booted again{why}: its programs and connections have ended")
 
 
 class GuestError(SteadError):

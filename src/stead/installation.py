@@ -6,15 +6,20 @@ The server, the tests and the benchmarks all open installations here.
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import AsyncIterator
+
+import httpcore2
 
 from stead.api.background import failure
 from stead.api.creation import created_answer
+from stead.api.interrupted import InterruptedCreates
 from stead.api.parts import Installation, VmHosting, limit_creations, limit_sockets
 from stead.api.wire.triggers import push_payload
 from stead.builds.background import Answer, BackgroundRequests
 from stead.builds.builder import Builder
 from stead.builds.git_access import GitAccess
+from stead.builds.idempotency import IdempotencyKeys
 from stead.domains.domains import Domains
 from stead.domains.names import Names
 from stead.edge import edge
@@ -25,6 +30,7 @@ from stead.edge.routes import Awake
 from stead.edge.ssh.gateway import SshGateway, default_limits
 from stead.errors import MachineNotFound
 from stead.github.links import Links
+from stead.host.authority import Authority
 from stead.host.interface import narrowed
 from stead.host.local import LocalHost, installation_locked
 from stead.host.network import namespace_path
@@ -33,7 +39,7 @@ from stead.identity.callers import Callers
 from stead.identity.errors import AccountNotFound
 from stead.identity.identities import Identities
 from stead.limits import Limits
-from stead.logbook import Logbook
+from stead.logbook import CONSOLE, Logbook
 from stead.machines import Machines, State
 from stead.machines.events import EventKind, MachineEvent, Use
 from stead.networks.networks import Networks
@@ -41,7 +47,7 @@ from stead.networks.tunnels import Tunnels
 from stead.repos.access import RepoAccess
 from stead.repos.repos import Repos
 from stead.repos.search.search import Search
-from stead.repos.ssrf import SsrfGuard
+from stead.repos.ssrf import OwnServer, SsrfGuard
 from stead.repos.transfer.bundles import Bundles
 from stead.repos.transfer.imports import Imports
 from stead.repos.transfer.serving import PackServer
@@ -51,10 +57,11 @@ from stead.repos.writer import RepoWriter
 from stead.settings import Settings
 from stead.store.builds import BuildStore
 from stead.store.database import Database
+from stead.store.idempotency import IdempotencyStore
 from stead.store.installation_id import open_database_of
 from stead.store.logs import LogStore
 from stead.store.requests import RequestStore
-from stead.tasks import TaskSet
+from stead.tasks import TaskSet, in_thread
 
 COMPATIBLE_NAMES = ("api.freestyle.sh", "git.freestyle.sh", "vm-ssh.freestyle.sh")
 """Names of the compatible service. In VMs they lead to this installation, so no account can have them."""
@@ -144,17 +151,16 @@ async def open_parts(
                 return settings.limit
 
         async def made_for(request: str) -> Answer | None:
-            info = None if machines is None else await machines.made_for(request)
-            handed_over = info is not None and info.state is State.RUNNING and info.purpose == "use"
-            if info is None or not handed_over:
-                return None
-            return created_answer(info, domains.of_machine(info.id))
+            for info in () if machines is None else await machines.made_for(request):
+                if info.state is State.RUNNING and info.purpose == "use":
+                    return created_answer(info, domains.of_machine(info.id))
+            return None
 
         identities = Identities(database, owns)
         own = (*COMPATIBLE_NAMES, *settings.api_names, *settings.git_names)
         names = Names.of(settings.zones, own)
         domains = await Domains.open(database, names, owns, limits_of)
-        guard = SsrfGuard(settings.dial_private)
+        guard = SsrfGuard(settings.dial_private, own_names=domains)
         folder = settings.data / "repos"
         repos = await stack.enter_async_context(Repos.open(database, folder, limits_of, git_uid))
         access = RepoAccess(database, repos)
@@ -185,6 +191,11 @@ async def open_parts(
         background = BackgroundRequests(RequestStore(database))
         await background.recover(made_for, failure)
         stack.push_async_callback(background.close)
+        networks = Networks(database, settings.allow_private, machines.host if machines else None)
+        idempotency = IdempotencyKeys(IdempotencyStore(database))
+        interrupted = InterruptedCreates(identities, repos, networks, domains, machines)
+        await idempotency.recover(interrupted.answer)
+        stack.push_async_callback(idempotency.close)
         yield Installation(
             settings=settings,
             logbook=logbook,
@@ -192,8 +203,9 @@ async def open_parts(
             callers=callers,
             identities=identities,
             domains=domains,
-            networks=Networks(database, settings.allow_private, machines.host if machines else None),
+            networks=networks,
             background=background,
+            idempotency=idempotency,
             creations=limit_creations(settings.max_creations),
             sockets=limit_sockets(settings.max_sockets),
             repos=repos,
@@ -204,6 +216,7 @@ async def open_parts(
             search=search,
             signing=signing,
             triggers=triggers,
+            guard=guard,
             links=links,
             vms=vms,
         )
@@ -218,7 +231,21 @@ async def open_edge(installation: Installation, public: PublicSockets) -> AsyncI
     async with edge.open_edge(settings, vms, domains, public, namespace_path(settings)) as opened:
         domains.https_port = opened.https_port
         domains.watch(opened.mappings_changed)
-        yield opened
+        tls = await in_thread(_trusting_own_names, settings)
+        installation.guard.own_server = OwnServer(public.address, public.https_port, tls)
+        try:
+            yield opened
+        finally:
+            installation.guard.own_server = None
+
+
+def _trusting_own_names(settings: Settings) -> ssl.SSLContext:
+    """For connections to the edge: names have certificates of the installation's CA, or of an ACME server."""
+    context = httpcore2.default_ssl_context()
+    context.load_verify_locations(cadata=Authority.open(settings).certificate.decode())
+    if settings.acme_roots is not None:
+        context.load_verify_locations(settings.acme_roots)
+    return context
 
 
 class RoutedVms:
@@ -295,5 +322,16 @@ class _MachineEvents:
             request=record.properties.request,
             instance=event.instance,
         )
+        if event.console:
+            await self._logbook.write(
+                account,
+                event.console,
+                level="error",
+                source=CONSOLE,
+                machine=record.id,
+                instance=event.instance,
+            )
+        if event.kind is EventKind.DELETED:
+            await self._logbook.delete_consoles(account, record.id)
         if event.row_removed:
             await self._identities.delete_machine_permissions(record.id)

@@ -1,24 +1,32 @@
 """Agents of the OpenAI Agents SDK with scripted models, in real VMs."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import agents
 import pytest
 import pytest_asyncio
-from agents import Runner, RunState, function_tool
-from agents.sandbox import Manifest, SandboxAgent
+from agents import Runner, RunState, function_tool, sandbox
+from agents.sandbox import Manifest, SandboxAgent, entries
 from agents.sandbox.capabilities import Shell
 from agents.sandbox.entries import File
+from agents.sandbox.snapshot import NoopSnapshotSpec
 from agents.testing import ModelCall, ModelStep, ScriptedModel, assistant_message, function_call
 
 from stead import AsyncStead
+from stead.agents import openai
 from stead.agents.openai import (
     FunctionFilesystem,
     SteadSandboxClient,
     SteadSandboxClientOptions,
     SteadSession,
 )
+from support.api_calls import new_account
+from support.documents import run_by
 from support.installations import Server
 from support.scripted_models import command_number, outputs, patched, sandboxed, shell, typed
 
@@ -86,6 +94,24 @@ async def test_agent_uses_every_tool_and_its_vm_is_deleted(
     assert "alpha" in read and "- new item" in read
 
 
+async def test_default_run_leaves_a_snapshot_that_expires_and_another_leaves_nothing(
+    client: SteadSandboxClient, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    async with AsyncStead(server.key, base_url=server.url) as stead:
+        before = [info.id for info in await stead.vms.list()], len(await stead.vms.snapshots.list())
+        for snapshot in (None, NoopSnapshotSpec()):
+            model = ScriptedModel([[shell("echo secret > file")], [assistant_message("done")]])
+            agent = SandboxAgent(name="writer", model=model, capabilities=[Shell()])
+            config = sandboxed(client=client, snapshot=snapshot)
+            assert (await Runner.run(agent, "go", run_config=config)).final_output == "done"
+            if snapshot is None:
+                (kept,) = await stead.vms.snapshots.list(purpose="agent")
+                assert kept.expires_at is not None
+                await stead.vms.snapshots.delete(kept.id)
+        assert ([info.id for info in await stead.vms.list()], len(await stead.vms.snapshots.list())) == before
+
+
 @pytest.mark.slow
 async def test_approval_pauses_the_run_and_another_client_continues_in_the_same_vm(server: Server) -> None:
     @function_tool(needs_approval=True)
@@ -112,6 +138,47 @@ async def test_approval_pauses_the_run_and_another_client_continues_in_the_same_
         kept = await client.find("approval")
         assert kept is not None
         await kept.vm.delete()
+
+
+async def test_program_of_the_page_runs_with_a_scripted_model(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = run_by(__file__, "docs/openai-agents.md")[0]
+    _, key = await new_account(server, "openai-page")
+    model = ScriptedModel([[shell("uname -s; pwd")], [assistant_message("it runs Linux")]])
+    monkeypatch.setattr("agents.sandbox.SandboxAgent", partial(SandboxAgent, model=model))
+    monkeypatch.setenv("STEAD_API_URL", server.url)
+    monkeypatch.setenv("STEAD_API_KEY", key)
+    await asyncio.to_thread(exec, program.body, {"__name__": "__main__"})
+    assert capsys.readouterr().out == "it runs Linux\n"
+    assert "Linux\n/workspace\n" in outputs(model.last_call)[-1]
+    async with AsyncStead(key, base_url=server.url) as stead:
+        assert list(await stead.vms.list()) == []
+        for saved in await stead.vms.snapshots.list():
+            await stead.vms.snapshots.delete(saved.id)
+
+
+async def test_parts_of_programs_in_the_pages_are_accepted(
+    client: SteadSandboxClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conversation, buckets = run_by(__file__, "docs/openai-agents.md")[1:]
+    (other,) = run_by(__file__, "docs/coming-from.md")
+    monkeypatch.setenv("STEAD_API_KEY", "stead_any")
+    known = {
+        name: getattr(module, name)
+        for module in (agents, sandbox, entries, openai)
+        for name in module.__all__
+    }
+    names = {**known, "client": client, "conversation_id": 7, "key": "id", "secret": "secret"}
+    exec(conversation.body, names)
+    options = names["config"].sandbox.options
+    assert (options.key, options.pause_on_exit) == ("chat-7", True)
+    exec(buckets.body, names)
+    mounted = names["manifest"].entries["data"]
+    assert (mounted.bucket, mounted.read_only) == ("data", True)
+    exec(other.body, names)
+    async with names["config"].sandbox.client as made:
+        assert isinstance(made, SteadSandboxClient)
 
 
 async def test_function_tool_patches_files_and_reports_errors(session: SteadSession) -> None:

@@ -61,7 +61,7 @@ class MountingVm(LocalVm):
         yield Output("stdout", output, "")
         yield Exited(code)
 
-    async def snapshot(self, name: str) -> Any:
+    async def snapshot(self, name: str, **lifetime: Any) -> Any:
         self.commands.append(("snapshot", []))
         return type("Snapshot", (), {"id": "sc-1"})
 

@@ -5,6 +5,7 @@ import io
 import json
 import tarfile
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from agents.sandbox.errors import (
     PtySessionNotFoundError,
     WorkspaceArchiveWriteError,
     WorkspaceReadNotFoundError,
+    WorkspaceStartError,
 )
 from agents.sandbox.manifest import Environment
 from agents.sandbox.snapshot import LocalSnapshotSpec
@@ -31,6 +33,7 @@ from stead.agents.openai import (
     SteadSandboxSessionState,
     SteadSession,
 )
+from stead.sdk import Snapshot
 from support.cutting import Cutter
 from support.installations import Server
 from support.waiting import until
@@ -237,6 +240,11 @@ async def test_port_has_a_preview_url(session: SteadSession) -> None:
     assert await session.resolve_exposed_port(8123) == endpoint
 
 
+def days_left(snapshot: Snapshot) -> float:
+    assert snapshot.expires_at is not None
+    return (snapshot.expires_at - datetime.now(UTC)) / timedelta(days=1)
+
+
 async def test_workspace_is_saved_and_continued(
     client: SteadSandboxClient, server: Server, tmp_path: Path
 ) -> None:
@@ -287,6 +295,11 @@ async def test_workspace_is_saved_and_continued(
             assert isinstance(state, SteadSandboxSessionState)
             saved = state.saved_snapshot_id
             assert saved is not None
+            # What is kept says whose it is and ends by itself, a week after it was last used.
+            kept = await stead.vms.snapshots.get(saved)
+            assert (kept.purpose, kept.name) == ("agent", f"agent-{state.session_id.hex[:16]}")
+            assert days_left(kept) == pytest.approx(7, abs=0.1)
+            await stead.vms.snapshots.extend(saved, ttl=3600)
             assert (await session.exec("cat secret.txt")).stdout == b"token"
             payload = json.loads(json.dumps(client.serialize_session_state(session.state)))
             old = session.vm.id
@@ -296,6 +309,7 @@ async def test_workspace_is_saved_and_continued(
 
             session = await client.resume(client.deserialize_session_state(payload))
             assert session.vm.id != old
+            assert days_left(await stead.vms.snapshots.get(saved)) == pytest.approx(7, abs=0.1)
             await session.vm.exec("test ! -e /workspace/secret.txt", check=True)
             await session.start()
             found = await session.exec("venv/bin/python hard; cat ~/kept secret.txt; pgrep -xc sleep")
@@ -304,7 +318,12 @@ async def test_workspace_is_saved_and_continued(
             assert end.process_id == server_command.process_id
         finally:
             await session.shutdown()
-        await stead.vms.snapshots.delete(saved)
+        ended = (await stead.vms.snapshots.extend(saved, ttl=1)).expires_at
+        await until(lambda: ended is not None and datetime.now(UTC) > ended, 60)
+        with pytest.raises(
+            WorkspaceStartError, match=f"from what was saved: .*snapshot {saved} expired at 20"
+        ):
+            await client.resume(client.deserialize_session_state(payload))
 
 
 async def test_key_finds_the_session_again(client: SteadSandboxClient, server: Server) -> None:

@@ -1,8 +1,10 @@
 """Workspaces of agents without a VM: how many requests they take, and which errors they raise."""
 
+import dataclasses
 import io
 import os
 import uuid
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from agents.sandbox import Manifest, SandboxPathGrant, SandboxRunConfig
 from agents.sandbox.entries import BaseEntry, Dir, File, GitRepo, LocalDir, LocalFile
 from agents.sandbox.errors import (
     ApplyPatchDiffError,
+    ApplyPatchPathError,
     ExecTransportError,
     InvalidManifestPathError,
     LocalDirReadError,
@@ -21,7 +24,7 @@ from agents.sandbox.session import SandboxSessionState
 from agents.sandbox.snapshot import LocalSnapshot, NoopSnapshot
 from agents.sandbox.types import FileMode, Group, Permissions, User
 
-from stead import ServerUnreachable, VmNotFound
+from stead import AsyncStead, ServerUnreachable, VmNotFound
 from stead.agents.openai import (
     SteadSandboxClient,
     SteadSandboxClientOptions,
@@ -29,9 +32,11 @@ from stead.agents.openai import (
     SteadSandboxSessionState,
 )
 from stead.agents.openai.accounts import accounts_script
+from stead.agents.openai.backend import Backend
 from stead.agents.openai.references import WorkspaceReference, parse_reference, saved_reference
 from stead.sdk import NoAnswerInTime
 from support.local_vm import LocalBackend, LocalVm
+from support.scripted_server import Reply, scripted
 
 Entries = dict[str | Path, BaseEntry]
 
@@ -204,6 +209,74 @@ async def test_paths_outside_are_refused(session: SteadSandboxSession, vm: Local
     assert vm.calls == ["read"]
 
 
+@pytest.mark.parametrize(
+    "path", ["file", "folder", "folder/file", "folder/new", "dangling", "up", "chain", "root"]
+)
+@pytest.mark.parametrize("kind", ["create_file", "update_file", "delete_file", "move_to", "move_from"])
+async def test_patches_through_links_out_of_the_workspace_are_refused(
+    session: SteadSandboxSession, tmp_path: Path, kind: str, path: str
+) -> None:
+    """As the clients of the Agents SDK itself do, with the path that the model gave."""
+    root, out = Path(session.state.manifest.root), tmp_path / "out"
+    out.mkdir()
+    (out / "file").write_text("one\ntwo\nthree\n")
+    links = {
+        "file": "../out/file",
+        "folder": "../out",
+        "dangling": "../out/a/b",
+        "up": "..",
+        "chain": "file",
+        "root": "/",
+    }
+    for name, target in links.items():
+        (root / name).symlink_to(target)
+    change = " one\n-two\n+TWO\n three\n"
+    operation = {
+        "create_file": patch("create_file", path, "+new\n"),
+        "move_to": patch("update_file", "notes.txt", change, path),
+        "move_from": patch("update_file", path, change, "moved.txt"),
+    }.get(kind) or patch(kind, path, change)
+    with pytest.raises(InvalidManifestPathError, match=rf"must not escape root: {path}$"):
+        await session.apply_patch(operation)
+    with pytest.raises(InvalidManifestPathError, match=rf"must not escape root: {path}$"):
+        absolute = dataclasses.replace(
+            operation,
+            path=str(root / operation.path),
+            move_to=None if operation.move_to is None else str(root / operation.move_to),
+        )
+        await session.apply_patch(absolute)
+    assert {each.name: each.read_text() for each in out.iterdir()} == {"file": "one\ntwo\nthree\n"}
+    assert (root / "notes.txt").exists() and (root / path).is_symlink() == ("/" not in path)
+
+
+@pytest.mark.parametrize("path", ["../out", "sub/../../out", "/etc/passwd", "/workspace-2/x"])
+@pytest.mark.parametrize("kind", ["create_file", "update_file", "delete_file", "move_to"])
+async def test_patches_of_paths_outside_are_refused_without_a_request(
+    session: SteadSandboxSession, vm: LocalVm, kind: str, path: str
+) -> None:
+    moved = kind == "move_to"
+    change = " one\n-two\n+TWO\n three\n"
+    operation = patch("update_file", "notes.txt", change, path) if moved else patch(kind, path, change)
+    with pytest.raises(ApplyPatchPathError):
+        await session.apply_patch(operation)
+    assert vm.calls == (["read"] if moved else [])
+
+
+@pytest.mark.parametrize("path", ["inner", "inner-folder", "inner-dangling", "inner-folder/file"])
+async def test_patch_does_not_create_a_file_through_a_link_of_the_workspace(
+    session: SteadSandboxSession, path: str
+) -> None:
+    root = Path(session.state.manifest.root)
+    (root / "real").mkdir()
+    (root / "real/file").write_text("kept")
+    links = {"inner": "real/file", "inner-folder": "real", "inner-dangling": "missing/nowhere"}
+    for name, target in links.items():
+        (root / name).symlink_to(target)
+    with pytest.raises(ApplyPatchDiffError, match="already exists"):
+        await session.apply_patch(patch("create_file", path, "+new\n"))
+    assert (root / "real/file").read_text() == "kept" and not (root / "missing").exists()
+
+
 async def test_broken_connections_are_survived_where_a_repetition_is_safe(
     session: SteadSandboxSession, vm: LocalVm
 ) -> None:
@@ -234,6 +307,11 @@ def test_options_have_defaults_and_are_validated() -> None:
     assert client.supports_default_options and client.backend_id == "stead"
     assert SandboxRunConfig(client=client).options is None
     assert SteadSandboxClientOptions(size="2x4Gx20G").size == "2x4Gx20G"
+    assert SteadSandboxClientOptions().snapshot_ttl_days == 7
+    assert SteadSandboxClientOptions(snapshot_ttl_days=None).snapshot_ttl_days is None
+    for days in (0, -1, 3651, float("nan")):
+        with pytest.raises(ValueError, match="snapshot_ttl_days"):
+            SteadSandboxClientOptions(snapshot_ttl_days=days)
     with pytest.raises(ValueError, match="workspace_persistence"):
         SteadSandboxClientOptions(workspace_persistence="other")  # type: ignore[arg-type]
 
@@ -245,12 +323,50 @@ def test_state_is_restored_from_json(tmp_path: Path) -> None:
         manifest=Manifest(),
         vm_id="abc",
         commands={1234: 56},
+        snapshot_ttl_days=None,
     )
     client = SteadSandboxClient()
     again = client.deserialize_session_state(client.serialize_session_state(state))
     assert isinstance(again, SteadSandboxSessionState)
     assert (again.vm_id, again.commands, again.session_id) == ("abc", {1234: 56}, state.session_id)
+    assert again.snapshot_ttl_days is None
     assert isinstance(SandboxSessionState.parse(state.model_dump(mode="json")), SteadSandboxSessionState)
+    # A state of a release without lifetimes.
+    payload = client.serialize_session_state(state)
+    del payload["snapshot_ttl_days"]
+    old = client.deserialize_session_state(payload)
+    assert isinstance(old, SteadSandboxSessionState) and old.snapshot_ttl_days == 7
+
+
+@pytest.mark.parametrize(
+    ("ends_in", "days", "sent"),
+    [
+        (1, 7, {"ttlSeconds": 7 * 86400}),
+        (1, None, {"expiresAt": None}),
+        (30, 7, None),
+        (None, 7, None),
+    ],
+)
+async def test_saved_snapshot_lasts_anew_but_never_shorter(
+    ends_in: int | None, days: float | None, sent: dict[str, object] | None
+) -> None:
+    snapshot = "sc-" + "x" * 20
+    ends = None if ends_in is None else (datetime.now(UTC) + timedelta(days=ends_in)).isoformat()
+    row = Reply(content={"snapshotId": snapshot, "expiresAt": ends})
+    with scripted(row, Reply(), row) as server:
+        async with AsyncStead("key", base_url=server.url) as stead:
+            await Backend(stead).extend(snapshot, days)
+    assert [seen.json for seen in server.seen if seen.method == "PATCH"] == ([] if sent is None else [sent])
+
+
+async def test_saved_snapshot_that_is_gone_does_not_prevent_a_resume() -> None:
+    gone = Reply(404, {"code": "SNAPSHOT_NOT_FOUND", "message": "gone"})
+    with scripted(gone, Reply(500, {"code": "INTERNAL", "message": "no"})) as server:
+        async with AsyncStead("key", base_url=server.url, max_retries=0) as stead:
+            for _ in range(2):
+                await Backend(stead).extend("sc-" + "x" * 20, 7)
+            await Backend(stead).extend(None, 7)
+    assert len(server.seen) == 2
 
 
 async def test_references_are_told_from_archives(tmp_path: Path) -> None:

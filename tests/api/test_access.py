@@ -325,6 +325,28 @@ async def test_granted_vms_can_be_used(stage: Stage, caller: str) -> None:
     assert stage.things["vm_id"] in [vm["id"] for vm in listed["vms"]]
 
 
+async def test_identity_tokens_start_a_vm_and_do_not_change_its_settings(
+    stage: Stage, server: Server
+) -> None:
+    machines, vm = server.installation.machines, stage.things["vm_id"]
+    before = await machines.info(vm)
+    await machines.suspend(vm)
+    start = f"/v1/vms/{vm}/start"
+    for settings in ({"idleTimeoutSeconds": None}, {"activityThresholdBytes": 5}):
+        answer = await stage.http.post(start, headers=stage.callers["granted"], json=settings)
+        assert (answer.status_code, answer.json()["code"]) == (403, "FORBIDDEN"), settings
+    after = await machines.info(vm)
+    assert (after.state, after.idle_timeout, after.activity_threshold) == (
+        *("suspended", before.idle_timeout, before.activity_threshold),
+    )
+    waiting = {"waitForReadySignal": False, "readySignalTimeoutSeconds": 60}
+    started = await stage.http.post(start, headers=stage.callers["granted"], json=waiting)
+    assert started.status_code == 200, started.text
+    changed = await stage.http.post(start, headers=stage.callers["owner"], json={"activityThresholdBytes": 5})
+    assert changed.status_code == 200, changed.text
+    assert (await machines.info(vm)).activity_threshold == 5
+
+
 async def test_ungranted_repositories_look_nonexistent(stage: Stage) -> None:
     nobodys = invented()
     for method, path in NAMING:

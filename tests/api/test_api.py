@@ -10,6 +10,7 @@ import tarfile
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from io import BytesIO
 from typing import Any
 
@@ -27,12 +28,13 @@ from stead.api.server import running
 from stead.api.wire import Wire
 from stead.api.wire.guests import Exec
 from stead.api.wire.vms import Fork, PersistenceModel, Resize, Start
-from stead.errors import HostError
+from stead.errors import HostError, InvalidRequest
 from stead.machines import Machine
 from stead.settings import Settings
 from support.api_calls import another_account, refused
 from support.installations import Server
 from support.serve_process import client_of
+from support.waiting import until
 
 # Errors on every path
 
@@ -190,6 +192,37 @@ async def test_vm_list_filters_and_pages(http: httpx2.AsyncClient, vm: Machine) 
     assert stopped["runningCount"] == whole["runningCount"]
 
 
+@pytest.mark.parametrize("name", ["", " \u2003"])
+async def test_empty_names_are_refused(
+    http: httpx2.AsyncClient, vm: Machine, server: Server, name: str
+) -> None:
+    """With one message for everything that has a name; null, and no name, mean none."""
+    before = (await http.get("/v1/vms")).json()["totalCount"]
+    for path, body in (
+        ("/v1/vms", {"name": name}),
+        ("/v1/vms", {"spec": {"name": name}}),
+        (f"/v1/vms/{vm.id}/fork", {"name": name}),
+        (f"/v1/vms/{vm.id}/snapshot", {"name": name}),
+        ("/v1/vms/snapshots", {"name": name, "spec": {}}),
+        ("/git/v1/repo", {"name": name}),
+        ("/identity/v1/identities", {"name": name}),
+        ("/v1/vpcs", {"name": name}),
+    ):
+        answer = await http.post(path, json=body)
+        assert answer.status_code == 400, (path, answer.text)
+        assert answer.json()["message"].startswith(f"invalid name {name!r}: must be 1 to "), (
+            path,
+            answer.text,
+        )
+    assert (await http.patch(f"/v1/vms/{vm.id}", json={"name": name})).status_code == 400
+    with pytest.raises(InvalidRequest, match="must be 1 to 200 printable characters"):
+        await server.installation.accounts.create_key(server.account, name)
+    assert (await http.get("/v1/vms")).json()["totalCount"] == before
+    assert (await http.get(f"/v1/vms/{vm.id}")).json()["name"] == "shared"
+    nameless = (await http.post("/git/v1/repo", json={"name": None})).json()["repoId"]
+    await http.delete(f"/git/v1/repo/{nameless}")
+
+
 async def test_rename_changes_and_removes_the_name(http: httpx2.AsyncClient, vm: Machine) -> None:
     path = f"/v1/vms/{vm.id}"
     renamed = (await http.patch(path, json={"name": "other"})).json()
@@ -307,6 +340,7 @@ async def test_snapshot_lifecycle(http: httpx2.AsyncClient, vm: Machine) -> None
     assert (await http.patch(path, json={"name": "two"})).json() == {
         "snapshot_id": taken["snapshotId"],
         "name": "two",
+        "expiresAt": None,
     }
     child = (await http.post("/v1/vms", json={"snapshotId": taken["snapshotId"]})).json()
     assert child["snapshotId"] == taken["snapshotId"]
@@ -327,6 +361,46 @@ async def test_snapshot_lifecycle(http: httpx2.AsyncClient, vm: Machine) -> None
     said = await http.post(f"/v1/vms/{child['id']}/exec-await", json={"command": "echo here"})
     assert said.json()["stdout"] == "here\n"
     await http.delete(f"/v1/vms/{child['id']}")
+
+
+async def test_snapshot_lifetime(http: httpx2.AsyncClient, vm: Machine, server: Server) -> None:
+    """It is set, changed and enforced; then VMs are refused with a code that every client knows."""
+    body = {"name": "short", "ttlSeconds": 3600, "purpose": "agent"}
+    taken = (await http.post(f"/v1/vms/{vm.id}/snapshot", json=body)).json()["snapshotId"]
+    path = f"/v1/vms/snapshots/{taken}"
+    found = (await http.get(path)).json()
+    assert found["purpose"] == "agent"
+    ends = datetime.fromisoformat(found["expiresAt"]) - datetime.fromisoformat(found["createdAt"])
+    assert abs(ends.total_seconds() - 3600) < 60
+    for purpose, listed in (("agent", True), ("use", False), (None, True)):
+        answer = (await http.get("/v1/vms/snapshots", params={"purpose": purpose} if purpose else {})).json()
+        assert (taken in [each["snapshotId"] for each in answer["snapshots"]]) == listed
+        assert answer["agentCount"] == 1
+    # A change of one leaves the other; null is never.
+    changed = (await http.patch(path, json={"name": "renamed"})).json()
+    assert (changed["name"], changed["expiresAt"]) == ("renamed", found["expiresAt"])
+    changed = (await http.patch(path, json={"expiresAt": None})).json()
+    assert (changed["name"], changed["expiresAt"]) == ("renamed", None)
+    changed = (await http.patch(path, json={"expiresAt": "2033-01-31T13:00:00+01:00"})).json()
+    assert changed["expiresAt"] == "2033-01-31T12:00:00.000000Z"
+    assert (await http.patch(path, json={})).json() == changed
+    for wrong in (
+        {"ttlSeconds": 0},
+        {"ttlSeconds": 10**12},
+        {"expiresAt": "2020-01-01T00:00:00Z"},
+        {"expiresAt": "9999-12-31T23:59:59Z"},
+        {"expiresAt": "2033-01-31T13:00:00"},
+        {"ttlSeconds": 60, "expiresAt": "2033-01-31T13:00:00Z"},
+    ):
+        assert (await http.patch(path, json=wrong)).status_code == 400, wrong
+        assert (await http.post(f"/v1/vms/{vm.id}/snapshot", json=wrong)).status_code == 400, wrong
+    assert (await http.get(path)).json()["expiresAt"] == changed["expiresAt"]
+    end = datetime.fromisoformat((await http.patch(path, json={"ttlSeconds": 1})).json()["expiresAt"])
+    await until(lambda: datetime.now(UTC) > end, 60)
+    await server.installation.machines.snapshots.delete_expired()
+    refused(await http.get(path), 404, "SNAPSHOT_NOT_FOUND")
+    error = refused(await http.post("/v1/vms", json={"snapshotId": taken}), 410, "SOURCE_SNAPSHOT_DELETED")
+    assert error["snapshotId"] == taken and "expired at 20" in error["message"]
 
 
 # Inside a machine

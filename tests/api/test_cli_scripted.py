@@ -6,9 +6,9 @@ import os
 import pty
 import re
 import shlex
-import socket
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -125,56 +125,17 @@ def test_a_command_on_a_terminal_runs_without_input() -> None:
 # Standard input
 
 
-def test_a_pipe_that_is_never_written_does_not_hang() -> None:
-    with scripted(output(text="ran")) as script, start(script, "vm", "exec", VM, "cat", stdin=-1) as process:
-        assert process.stdout is not None and process.stderr is not None and process.stdin is not None
-        assert process.stdout.read() == b"ran"
-        assert b"--stdin" in process.stderr.read()
-        assert process.wait(60) == 0
-        process.stdin.close()
-    assert stdin_of(script.seen[0]) is None
-
-
-def test_a_socket_that_is_never_written_does_not_hang_and_prints_nothing() -> None:
-    """Node's child_process gives commands such a standard input."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs, scripted(output()) as script:
-        result = run(script, "vm", "exec", VM, "cat", stdin=theirs.fileno())
-    assert (result.returncode, result.stderr) == (0, b"")
-    assert stdin_of(script.seen[0]) is None
-
-
-def test_data_that_comes_too_late_is_reported() -> None:
-    ours, theirs = socket.socketpair()
-    slow = Pieces([b"\n"] * 500 + output().pieces)
-    with (
-        ours,
-        theirs,
-        scripted(slow) as script,
-        start(script, "vm", "exec", VM, "cat", stdin=theirs.fileno()) as process,
-    ):
-        while not script.seen:
-            pass
-        ours.sendall(b"late")
-        _, errors = process.communicate(timeout=60)
-    assert b"use --stdin" in errors
-
-
-@pytest.mark.parametrize("pause", [False, True])
-def test_a_pipe_with_data_is_passed_on_whole(pause: bool) -> None:
-    """A producer that pauses after its first bytes loses nothing."""
-    data = os.urandom(300_000)
-    with scripted(output()) as script, start(script, "vm", "exec", VM, "cat", stdin=-1) as process:
-        assert process.stdin is not None
-        process.stdin.write(data)
-        process.stdin.flush()
-        if pause:
-            assert process.stderr is not None
-            assert b"waiting for the end of standard input" in process.stderr.readline()
-            process.stdin.write(b"more")
-        process.stdin.close()
-        assert process.wait(60) == 0
-    assert stdin_of(script.seen[0]) == data + (b"more" if pause else b"")
+def test_a_pipe_that_is_complete_is_one_request() -> None:
+    data = os.urandom(60_000)  # as much as a pipe holds
+    reading, writing = os.pipe()
+    with scripted(output()) as script:
+        try:
+            os.write(writing, data)
+        finally:
+            os.close(writing)
+        assert run(script, "vm", "exec", VM, "cat", stdin=reading).returncode == 0
+        os.close(reading)
+    assert [stdin_of(each) for each in script.seen] == [data]
 
 
 def test_a_file_is_passed_on_and_no_stdin_reads_nothing() -> None:
@@ -340,6 +301,85 @@ def test_snapshot_list_shows_the_size_on_disk() -> None:
     with scripted(Reply(content={"snapshots": [row]}), Reply(content=row)) as script:
         assert "3M" in run(script, "snapshot", "list").stdout.decode().splitlines()[1].split()
         assert re.search(r"^on disk +3M$", run(script, "snapshot", "get", f"sc-{VM}").stdout.decode(), re.M)
+
+
+SNAPSHOT = {"snapshotId": f"sc-{VM}", "state": "ready"}
+
+
+def test_snapshots_of_agents_are_listed_apart() -> None:
+    mine = {"snapshots": [SNAPSHOT], "agentCount": 2}
+    with scripted(*[Reply(content=mine)] * 4) as script:
+        default = run(script, "snapshot", "list")
+        run(script, "snapshot", "list", "--agents")
+        everything = run(script, "snapshot", "list", "--all")
+        run(script, "snapshot", "list", "--quiet")
+    assert default.stdout.decode().splitlines()[0].split()[-2:] == ["created", "expires"]
+    assert default.stdout.decode().splitlines()[1].split()[-1] == "never"
+    assert default.stderr.decode() == "not shown: 2 saved by agents (stead snapshot list --agents)\n"
+    assert everything.stderr == b""
+    assert [seen.target.partition("?")[2] for seen in script.seen] == [
+        "purpose=use",
+        "purpose=agent",
+        "includeDeleted=true",
+        "purpose=use",
+    ]
+
+
+def test_snapshots_of_agents_are_deleted_together() -> None:
+    def saved(number: int, **facts: object) -> dict[str, object]:
+        made = {"createdAt": f"20{number}-01-31T12:00:00Z"}
+        return {"snapshotId": f"sc-{number:020}", "state": "ready", "purpose": "agent", **made, **facts}
+
+    # The last one is of a server that knows no purposes.
+    found = Reply(content={"snapshots": [saved(21), saved(22), saved(23), {**SNAPSHOT}]})
+    expired = Reply(404, {"code": "SNAPSHOT_NOT_FOUND", "message": "not found"})
+    with scripted(found, Reply(), expired, Reply()) as script:
+        result = run(script, "snapshot", "delete", "--agents")
+    assert result.stdout.decode().splitlines() == [f"deleted sc-{number:020}" for number in (21, 22, 23)]
+    deleted = [seen.target.rpartition("/")[2] for seen in script.seen[1:]]
+    assert deleted == [f"sc-{number:020}" for number in (21, 22, 23)]
+    with scripted(found, Reply()) as script:
+        run(script, "snapshot", "delete", "--agents", "--older-than", "2022-01-01")
+    assert [seen.method for seen in script.seen] == ["GET", "DELETE"]
+    with scripted() as script:
+        for arguments in ((), ("--agents", "sc-1"), ("--older-than", "7d", "sc-1")):
+            assert run(script, "snapshot", "delete", *arguments).returncode == 2
+    assert script.seen == []
+
+
+@pytest.mark.parametrize(
+    ("text", "sent"),
+    [
+        ("90s", {"ttlSeconds": 90}),
+        ("7d", {"ttlSeconds": 7 * 86400}),
+        ("2w", {"ttlSeconds": 14 * 86400}),
+        ("2033-01-31T12:00:00Z", {"expiresAt": "2033-01-31T12:00:00+00:00"}),
+        ("never", {"expiresAt": None}),
+    ],
+)
+def test_expiry_of_a_snapshot_is_a_span_a_date_or_never(
+    text: str, sent: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    try:
+        with scripted(Reply(), Reply(content=SNAPSHOT), Reply(content=SNAPSHOT)) as script:
+            run(script, "snapshot", "extend", f"sc-{VM}", "--expires", text)
+            run(script, "vm", "snapshot", VM, "--expires", text)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    extended, _, taken = script.seen
+    assert (extended.method, extended.json) == ("PATCH", sent)
+    assert taken.json == {key: value for key, value in sent.items() if value is not None}
+
+
+@pytest.mark.parametrize("text", ["soon", "7", "-1d", "7y", "999999999w", ""])
+def test_invalid_expiry_is_refused(text: str) -> None:
+    with scripted() as script:
+        result = run(script, "snapshot", "extend", f"sc-{VM}", "--expires", text)
+    assert result.returncode == 2 and script.seen == []
+    assert f"invalid expiry {text!r}" in result.stderr.decode()
 
 
 def test_identities_are_listed_with_names_dates_and_grants() -> None:

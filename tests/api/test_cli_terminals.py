@@ -198,13 +198,16 @@ async def test_run_ps_logs_and_kill(site: FakeSite, shell: Shell) -> None:
     assert await following.stdout.readline() == b"line one\n"
     session.print(b"line two\n")
     assert await following.stdout.readline() == b"line two\n"
-    assert await shell.run("vm", "kill", site.vm, "job", "--signal", "term") == "sent SIGTERM to job\n"
+    assert await shell.run("vm", "signal", site.vm, "job", "--signal", "term") == "sent SIGTERM to job\n"
     assert await following.wait() == 0
     assert session.signal == "SIGTERM"
     assert "killed by SIGTERM" in await shell.run("vm", "ps", site.vm)
     assert "SESSION_NOT_FOUND" in await shell.refused("vm", "logs", site.vm, "other")
     await shell.refused("vm", "logs", site.vm, "job", "--service", "web", code=2)
-    await shell.refused("vm", "kill", site.vm, "--signal", "TERM", code=2)
+    assert "PROCESS_EXITED" in await shell.refused("vm", "signal", site.vm, "job")
+    assert "stead vm signal" in await shell.refused("vm", "kill", site.vm, "job", "--signal", "TERM", code=2)
+    assert "stead vm signal VM PROCESS" in await shell.refused("vm", "kill", site.vm, "job")
+    assert (await shell.ask("vm", "get", site.vm))["state"] == "running"
 
 
 async def test_run_in_the_foreground_has_the_exit_code_and_stays_listed(site: FakeSite, shell: Shell) -> None:

@@ -116,6 +116,7 @@ async def test_identities_are_created_listed_and_deleted(stage: Stage) -> None:
     ours = stage.ours
     made = [await ours.succeed("POST", "", options) for options in (None, {}, {"name": "ci"})]
     for identity, name in zip(made, (None, None, "ci"), strict=True):
+        assert identity.pop("created") is True
         assert UUID4.fullmatch(identity["id"]) and TIME.fullmatch(identity["createdAt"])
         assert identity == {
             "id": identity["id"],

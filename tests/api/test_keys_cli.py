@@ -20,6 +20,7 @@ from typer.testing import CliRunner, Result
 from stead.cli.main import app
 from stead.identity.accounts import Accounts
 from stead.identity.callers import Caller, Callers
+from stead.identity.identities import Identities
 from stead.limits import Limits
 from stead.store.database import open_database
 
@@ -136,12 +137,12 @@ async def test_accounts_have_their_own_keys_and_limits(data: Path, beside: tuple
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("keys", "create", "--account", "nobody"), "no account nobody (account_not_found)"),
-        (("keys", "create", "--name", ""), "invalid key name"),
-        (("keys", "list", "--account", "nobody"), "no account nobody (account_not_found)"),
-        (("keys", "revoke", "0123456789"), "(key_not_found)"),
+        (("keys", "create", "--account", "nobody"), "no account nobody (ACCOUNT_NOT_FOUND)"),
+        (("keys", "create", "--name", ""), "invalid name ''"),
+        (("keys", "list", "--account", "nobody"), "no account nobody (ACCOUNT_NOT_FOUND)"),
+        (("keys", "revoke", "0123456789"), "(KEY_NOT_FOUND)"),
         (("accounts", "create", "two words"), "invalid account name"),
-        (("accounts", "limits", "nobody"), "(account_not_found)"),
+        (("accounts", "limits", "nobody"), "(ACCOUNT_NOT_FOUND)"),
         (("accounts", "limits", "default", "--vms", "many"), "invalid --vms"),
         (("accounts", "limits", "default", "--vms", "-1"), "invalid --vms"),
     ],
@@ -160,7 +161,7 @@ async def test_an_existing_account_is_not_created_again(data: Path) -> None:
     await succeed(data, "accounts", "create", "once")
     result = await run(data, "accounts", "create", "once")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "account once exists already (account_exists)" in result.stderr
+    assert "account once exists already (ACCOUNT_EXISTS)" in result.stderr
 
 
 def test_a_file_that_is_not_a_database_is_not_changed(tmp_path: Path) -> None:
@@ -191,3 +192,23 @@ def test_the_key_is_printed_on_a_terminal(data: Path) -> None:
     assert process.returncode == 0
     assert SECRET.search(shown.decode())
     assert b"cannot be shown again" in shown
+
+
+async def test_an_account_is_deleted_when_it_owns_nothing(data: Path) -> None:
+    account = await answer(data, "accounts", "create", "leaving")
+    await succeed(data, "keys", "create", "--account", "leaving")
+    database = await open_database(data / "stead.db")
+    try:
+        identities = Identities(database, {}.__contains__)  # type: ignore[arg-type]  # no VMs here
+        identity = await identities.create(account["id"])
+        refused = await run(data, "accounts", "delete", "leaving")
+        assert refused.exit_code == 1
+        assert "still owns 1 identities" in refused.stderr and "(ACCOUNT_NOT_EMPTY)" in refused.stderr
+        assert "leaving" in await succeed(data, "accounts", "list")
+        await identities.delete(account["id"], identity.id)
+    finally:
+        await database.dispose()
+    assert await succeed(data, "accounts", "delete", "leaving") == "deleted account leaving\n"
+    assert "leaving" not in await succeed(data, "accounts", "list")
+    assert "leaving" not in await succeed(data, "keys", "list")
+    assert "(ACCOUNT_NOT_FOUND)" in (await run(data, "accounts", "delete", "leaving")).stderr

@@ -12,6 +12,7 @@ from stead.settings import Settings
 from support.api_calls import another_account, refused
 from support.installations import Server, another_installation
 from support.serve_process import client_of
+from support.typed import Shell
 from support.waiting import until
 
 
@@ -169,6 +170,60 @@ async def test_sleep_wake_crash_and_deletion_of_a_vm_are_log_lines_with_their_re
         ("info", f"VM {child.id} created: forked from {vm.id}"),
         ("info", f"VM {child.id} deleted: ephemeral: suspended"),
     ]
+
+
+async def test_the_console_of_a_guest_that_panicked_is_kept_for_its_owner(
+    server: Server, http: httpx2.AsyncClient
+) -> None:
+    vm = (await http.post("/v1/vms")).json()["id"]
+    path, logs = f"/v1/vms/{vm}", f"/observability/v1/logs?vmId={vm}"
+    identities = server.installation.identities
+    identity = await identities.create(server.account)
+    await identities.grant(server.account, identity.id, vm)
+    command = {"command": "echo hello > /dev/ttyS0; echo hidden >/dev/ttyS0"}
+    assert (await http.post(f"{path}/exec-await", json=command)).is_success
+    alive = (await http.get(f"{path}/console")).json()
+    assert alive["running"] and "hello\nhidden" in alive["console"]
+    # Reading it takes nothing away.
+    assert (await http.get(f"{path}/console")).json() == alive
+
+    crash = {"command": "echo 1 > /proc/sys/kernel/sysrq; echo c > /proc/sysrq-trigger"}
+    refused(await http.post(f"{path}/exec-await", json=crash), 400, "VM_NOT_RUNNING")
+
+    async def kept() -> dict[str, Any] | None:
+        found: dict[str, Any] = (await http.get(f"{path}/console")).json()
+        return found if not found["running"] and found["console"] else None
+
+    ended = await until(kept, 60)
+    assert ended is not None
+    assert "hello\nhidden" in ended["console"]
+    assert "Kernel panic - not syncing: sysrq triggered crash" in ended["console"]
+    last = [(line["source"], line["message"]) for line in (await http.get(logs)).json()["logs"]][-2:]
+    crashed = f"VM {vm} crashed: guest kernel panicked"
+    assert last == [("vm", crashed), ("console", ended["console"])]
+    shell = Shell(server.url, server.key)
+    assert "Kernel panic" in await shell.run("vm", "console", vm)
+    assert "Kernel panic" in await shell.run("vm", "logs", vm)
+
+    # A token reads the log of the VM, not what its kernel printed.
+    _, token = await identities.create_token(server.account, identity.id)
+    async with client_of(server.url, token) as limited:
+        refused(await limited.get(f"{path}/console"), 403, "FORBIDDEN")
+        seen = [line["message"] for line in (await limited.get(logs)).json()["logs"]]
+        assert seen[-1] == crashed
+    async with another_account(server, "curious") as stranger:
+        refused(await stranger.get(f"{path}/console"), 404, "VM_NOT_FOUND")
+
+    await http.delete(path)
+
+    async def gone() -> bool:
+        lines = (await http.get(logs)).json()["logs"]
+        return lines[-1]["message"].endswith("deleted: requested") and "console" not in {
+            line["source"] for line in lines
+        }
+
+    await until(gone, 60)
+    refused(await http.get(f"{path}/console"), 404, "VM_NOT_FOUND")
 
 
 async def test_logbook_pages(server: Server) -> None:

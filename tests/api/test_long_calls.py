@@ -16,7 +16,9 @@ from stead.api import server as server_module
 from stead.api.background import failure, result
 from stead.api.server import running
 from stead.builds.background import BackgroundRequests
+from stead.host.interface import Progress, Report, Template
 from stead.machines import Machine, State
+from stead.settings import Size
 from stead.store.database import open_database
 from stead.store.requests import RequestRow, RequestStore
 from support.api_calls import another_account, refused
@@ -181,6 +183,71 @@ async def test_long_create_continues_in_the_background(server: Server, http: htt
 
     await until(logged, 60)
     await http.delete(f"/v1/vms/{result['id']}")
+
+
+class SlowTemplates:
+    """Has the template of the default size built again, until the test lets it be ready."""
+
+    def __init__(self, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+        templates = server.installation.machines.host.templates
+        self._find = templates.find
+        self.ready = asyncio.Event()
+        monkeypatch.setattr(templates, "find", self.find)
+        monkeypatch.setattr(templates, "ensure", self.ensure)
+
+    async def find(self, size: Size) -> Template | None:
+        return await self._find(size) if self.ready.is_set() else None
+
+    async def ensure(self, size: Size, report: Report) -> Template | None:
+        report(Progress("booting the image", str(size), 0.1, "template"))
+        await self.ready.wait()
+        return await self._find(size)
+
+
+async def test_create_logs_the_template_that_it_waits_for_and_can_be_cancelled(
+    server: Server, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both requests wait for the same build and are told so; the cancelled one leaves no VM."""
+    machines = server.installation.machines
+    slow = SlowTemplates(server, monkeypatch)
+    before = {info.id for info in await machines.list(server.account)}
+    requests = []
+    for _ in range(2):
+        answer = await http.post("/v1/vms", headers={"x-freestyle-background-after-secs": "0"})
+        assert answer.status_code == 202
+        requests.append(answer.json()["requestId"])
+    size = server.installation.settings.default_size
+
+    async def messages(request: str) -> list[str]:
+        logs = (await http.get(f"/observability/v1/logs?requestId={request}")).json()["logs"]
+        return [line["message"] for line in logs if line["source"] == "template"]
+
+    async def told() -> bool:
+        return all([len(await messages(request)) == 2 for request in requests])
+
+    await until(told, 60)
+    for request in requests:
+        assert await messages(request) == [
+            f"building the template of {size} (once for each size; 1 to 2 minutes without KVM)",
+            f"building the template of {size}, once: booting the image",
+        ]
+    kept, cancelled = (f"/auth/v1/background-requests/{request}" for request in requests)
+    async with another_account(server, "curious") as stranger:
+        refused(await stranger.delete(cancelled), 404, "NOT_FOUND")
+    assert (await http.delete(cancelled)).status_code == 202
+    slow.ready.set()
+
+    async def done() -> bool:
+        return 202 not in [(await http.get(path)).status_code for path in (kept, cancelled)]
+
+    await until(done, 60)
+    refused(await http.get(cancelled), 400, "CREATE_VM_BAD_REQUEST")
+    made = (await http.get(kept)).json()["id"]
+    assert {info.id for info in await machines.list(server.account)} - before == {made}
+    # A request that has finished is answered with its result, and stays.
+    assert (await http.delete(kept)).json()["id"] == made
+    assert (await http.get(f"/v1/vms/{made}")).status_code == 200
+    await http.delete(f"/v1/vms/{made}")
 
 
 async def test_quick_create_is_answered_directly(http: httpx2.AsyncClient) -> None:

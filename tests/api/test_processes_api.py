@@ -67,11 +67,24 @@ async def test_start_write_read_and_wait(site: FakeSite) -> None:
         ("/processes", {"command": "x", "id": "a/b"}),
         ("/processes", {"command": "x", "timeoutMs": 0}),
         ("/processes/p/signal", {"signal": "kill it"}),
+        ("/processes/p/signal", {"signal": "SIGNONE"}),
     ],
 )
 async def test_invalid_requests_are_refused(site: FakeSite, path: str, body: dict[str, object]) -> None:
     async with site.http() as http:
-        assert (await http.post(path, json=body)).status_code == 400
+        answer = await http.post(path, json=body)
+    expected = "INVALID_SESSION_ID" if body.get("id") else "INVALID_REQUEST"
+    assert (answer.status_code, answer.json()["code"]) == (400, expected)
+
+
+async def test_a_signal_to_an_exited_process_is_an_error(site: FakeSite) -> None:
+    async with site.http() as http:
+        await http.post("/processes", json={"command": "exit 3", "id": "done"})
+        assert (await http.get("/processes/done/wait")).json()["exitCode"] == 3
+        answer = await http.post("/processes/done/signal", json={"signal": "SIGTERM"})
+        assert (answer.status_code, answer.json()["code"]) == (409, "PROCESS_EXITED")
+        assert answer.json()["sessionId"] == "done"
+        assert (await http.delete("/processes/done")).status_code == 200
 
 
 async def test_processes_of_other_linux_users(site: FakeSite) -> None:

@@ -7,9 +7,9 @@ import pytest
 from stead import VmSpec
 from stead.sdk import errors
 from stead.sdk.models import LogEntry
-from support.scripted_server import Drop, Reply
+from support.scripted_server import Drop, Reply, scripted
 from support.sdk_calls import CREATED, VM, make
-from support.sdk_clients import Client, attempt
+from support.sdk_clients import Client, attempt, close, done
 
 
 async def test_build_is_polled_as_a_background_request(client: Client) -> None:
@@ -38,6 +38,48 @@ async def test_build_is_polled_as_a_background_request(client: Client) -> None:
     assert seen[1].target == "/auth/v1/background-requests/ri-1"
     assert seen[2].target == "/observability/v1/logs?requestId=ri-1"
     assert "pageToken=more" in seen[-1].target and len(seen) == 11
+
+
+@pytest.mark.parametrize("finished", [False, True], ids=["running", "finished"])
+async def test_interrupted_create_is_cancelled(client: Client, finished: bool) -> None:
+    """A VM that was created by then is deleted: its caller never gets its id."""
+    line = {"timestamp": "2026-01-01T00:00:01.000001Z", "message": "one"}
+
+    def interrupt(_: LogEntry) -> None:
+        raise KeyboardInterrupt
+
+    with scripted(
+        Reply(202, {"requestId": "ri-1"}),
+        Reply(202, {"status": "pending"}),
+        Reply(content={"logs": [line]}),
+        CREATED if finished else Reply(202, {"status": "pending"}),
+        Reply(content={}),
+    ) as server:
+        stead = client(server.url)
+        with pytest.raises(KeyboardInterrupt) as interrupted:
+            await done(stead.vms.create(progress=interrupt))
+        await close(stead)
+    calls = [(call.method, call.target) for call in server.seen[3:]]
+    deleted = [("DELETE", f"/v1/vms/{VM}")] if finished else []
+    assert calls == [("DELETE", "/auth/v1/background-requests/ri-1"), *deleted]
+    assert not getattr(interrupted.value, "__notes__", ())
+
+
+async def test_interrupted_create_that_cannot_be_cancelled_says_so(client: Client) -> None:
+    def interrupt(_: LogEntry) -> None:
+        raise KeyboardInterrupt
+
+    with scripted(
+        Reply(202, {"requestId": "ri-1"}),
+        Reply(202, {"status": "pending"}),
+        Reply(content={"logs": [{"timestamp": "2026-01-01T00:00:01Z", "message": "one"}]}),
+        Reply(404, {"code": "NOT_FOUND", "message": "no such route"}),
+    ) as server:
+        stead = client(server.url)
+        with pytest.raises(KeyboardInterrupt) as interrupted:
+            await done(stead.vms.create(progress=interrupt))
+        await close(stead)
+    assert interrupted.value.__notes__ == ["background request ri-1 could not be cancelled"]
 
 
 async def test_poll_of_a_build_ends_after_a_long_outage(

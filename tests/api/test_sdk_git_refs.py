@@ -271,8 +271,10 @@ async def test_triggers(client: Client) -> None:
     def make(repo: Any) -> Any:
         return repo.triggers.create("https://x.test/hook", branches=["main"], globs=["*.js"])
 
-    trigger_id, seen = await attempt(client, make, Reply(content={"triggerId": "t-1"}))
-    assert trigger_id == "t-1" and seen[0].target == f"{ROOT}/trigger"
+    made, seen = await attempt(client, make, Reply(content={"triggerId": "t-1"}))
+    assert (made.id, str(made), made.branches, made.globs) == ("t-1", "t-1", ("main",), ("*.js",))
+    assert (made.endpoint, made.repository_id) == ("https://x.test/hook", REPO)
+    assert seen[0].target == f"{ROOT}/trigger"
     assert seen[0].json == {
         "trigger": {"event": "push", "branches": ["main"], "globs": ["*.js"]},
         "action": {"action": "webhook", "endpoint": "https://x.test/hook"},
@@ -295,7 +297,7 @@ async def test_triggers(client: Client) -> None:
     sent = {"id": "d-1", "state": "failed", "body": "{}", "attempts": 9, "status": 500, "error": "500"}
     answer = {"deliveries": [sent], "offset": 3, "total": 4}
     found, seen = await attempt(
-        client, lambda repo: repo.triggers.deliveries("t-1", limit=1, offset=3), Reply(content=answer)
+        client, lambda repo: repo.triggers.deliveries(made, limit=1, offset=3), Reply(content=answer)
     )
     assert seen[0].target == f"{ROOT}/trigger/t-1/deliveries?limit=1&offset=3"
     assert found.total == 4 and [(each.id, each.status) for each in found] == [("d-1", 500)]

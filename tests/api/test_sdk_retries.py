@@ -11,7 +11,6 @@ import pytest
 
 from stead import VmSpec
 from stead.sdk import errors
-from stead.sdk.requests import GRACE
 from stead.sdk.retries import RetryPolicy
 from support.scripted_server import Drop, Reply, Step, free_port, scripted
 from support.sdk_calls import BUSY, CREATED, INFO, VM, delete, make, read
@@ -39,6 +38,24 @@ async def test_command_is_not_retried_once_sent(client: Client) -> None:
         assert len(seen) == 1
 
 
+async def test_requests_refused_for_overload_are_retried_when_the_server_says_so(client: Client) -> None:
+    """Nothing was executed, so a create or a command is sent again too."""
+    refusal = {"code": "SERVICE_UNAVAILABLE", "message": "too many requests at once", "retryable": True}
+    refused = Reply(503, refusal, {"Retry-After": "0"})
+    result, seen = await attempt(client, make, refused, refused, CREATED)
+    assert result.id == VM and len(seen) == 3
+    error, seen = await attempt(client, make, *[refused] * 9)
+    assert isinstance(error, errors.ServiceUnavailable) and error.retryable
+    assert len(seen) == 5
+    for unsure in (
+        Reply(503, {**refusal, "retryable": None}, {"Retry-After": "0"}),
+        Reply(503, refusal),
+        Reply(503, refusal, {"Retry-After": "3600"}),
+    ):
+        error, seen = await attempt(client, make, unsure, CREATED)
+        assert isinstance(error, errors.ServiceUnavailable) and len(seen) == 1
+
+
 UNSURE = [
     Drop(),
     BUSY,
@@ -57,10 +74,14 @@ def run_streamed(stead: Any) -> Any:
 
 
 @pytest.mark.parametrize("step", UNSURE)
-async def test_not_retryable_once_a_command_or_create_may_have_started(client: Client, step: Step) -> None:
+async def test_not_retryable_once_a_command_or_create_may_have_started(
+    client: Client, step: Step, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("_sync", "_async"):
+        monkeypatch.setattr(f"stead.sdk.{module}.vm.GRACE", 0.1)
     calls: list[Callable[[Any], Any]] = [
         # The client waits GRACE seconds longer than the command's own timeout.
-        lambda stead: stead.vms.ref(VM).exec("reboot", timeout=0.2 - GRACE),
+        lambda stead: stead.vms.ref(VM).exec("reboot", timeout=0.1),
         run_streamed,
         lambda stead: stead.vms.create(),
         lambda stead: stead.vms.snapshots.ensure(VmSpec()),

@@ -1,6 +1,7 @@
 """VMs of the SDK, with both clients."""
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from stead import AsyncStead, Stead
 from stead.sdk import errors
 from support.scripted_server import Drop, Pieces, Reply, scripted
 from support.sdk_calls import CREATED, VM, said
-from support.sdk_clients import Client, attempt, close
+from support.sdk_clients import Client, attempt, close, done
 
 
 async def used(vm: Any, error: BaseException | None) -> None:
@@ -123,8 +124,8 @@ def test_ids_cannot_change_the_path() -> None:
     """An empty id would address the collection, dots a parent path."""
     with Stead("key", base_url="http://127.0.0.1:1") as stead:
         for vm_id in ("", ".", ".."):
-            with pytest.raises(ValueError, match="invalid id or path"):
-                stead.vms.delete(vm_id)
+            with pytest.raises(errors.InvalidArgument, match="invalid id or path"):
+                stead.vms.ref(vm_id).delete()
 
 
 async def test_fetch_sends_any_request(client: Client) -> None:
@@ -137,3 +138,27 @@ async def test_fetch_sends_any_request(client: Client) -> None:
     assert seen[0].method == "POST" and seen[0].json == {"a": 1}
     assert seen[0].target == "/v1/%7Bodd%7D/x?b=true"
     assert seen[0].headers["authorization"] == "Bearer key"
+
+
+async def test_lifetimes_of_snapshots(client: Client) -> None:
+    snapshot = f"sc-{VM}"
+    row = Reply(content={"snapshotId": snapshot, "expiresAt": "2033-01-31T12:00:00.5Z", "purpose": "agent"})
+    moment = datetime(2033, 1, 31, 12, tzinfo=UTC)
+    with scripted(row, row, row, Reply(), row, Reply(), row) as server:
+        stead = client(server.url)
+        vm = stead.vms.ref(VM)
+        await done(vm.snapshot(ttl=timedelta(days=7), purpose="agent"))
+        await done(vm.snapshot(expires_at=moment))
+        await done(stead.vms.snapshots.ensure({"aptDeps": ["git"]}, ttl=90.2))
+        extended = await done(stead.vms.snapshots.extend(snapshot, ttl=60))
+        await done(stead.vms.snapshots.extend(snapshot, expires_at=None))
+        for wrong in ({}, {"ttl": 1, "expires_at": moment}):
+            with pytest.raises(ValueError, match="give"):
+                await done(stead.vms.snapshots.extend(snapshot, **wrong))
+        await close(stead)
+    assert extended.expires_at == moment.replace(microsecond=500_000) and extended.purpose == "agent"
+    bodies = [request.json for request in server.seen if request.method != "GET"]
+    assert bodies[0] == {"ttlSeconds": 7 * 86400, "purpose": "agent"}
+    assert datetime.fromisoformat(bodies[1]["expiresAt"]) == moment
+    assert bodies[2] == {"spec": {"aptDeps": ["git"]}, "ttlSeconds": 91}
+    assert bodies[3:] == [{"ttlSeconds": 60}, {"expiresAt": None}]

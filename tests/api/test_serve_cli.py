@@ -5,6 +5,7 @@ import contextlib
 import fcntl
 import json
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 
 from stead.machines import Machines
 from stead.settings import Settings
+from support.documents import commands, run_by
 from support.installations import other_settings
 from support.typed import PROGRAM, Shell, environment_of, stead
 from support.waiting import until
@@ -24,10 +26,10 @@ Process = asyncio.subprocess.Process
 
 
 @contextlib.asynccontextmanager
-async def serving(settings: Settings, *options: str) -> AsyncIterator[Process]:
+async def serving(settings: Settings, *options: str, **variables: str) -> AsyncIterator[Process]:
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        PROGRAM, "serve", *options, stdout=pipe, stderr=pipe, env=environment_of(settings)
+        PROGRAM, "serve", *options, stdout=pipe, stderr=pipe, env=environment_of(settings, **variables)
     )
     try:
         yield process
@@ -59,9 +61,15 @@ async def stop(process: Process, how: signal.Signals = signal.SIGTERM) -> list[s
 
 async def test_the_first_start_prints_the_url_and_a_key(settings: Settings, machines: Machines) -> None:
     """The key is printed once. Logs are logfmt or JSON; a public address without TLS is a warning."""
+    start, variables = (commands(block.body) for block in run_by(__file__, "README.md"))
+    assert [command.line for command in start] == ["stead serve"]
     with other_settings(settings) as other:
-        async with serving(other, "--listen", "127.0.0.1:0") as process:
+        async with serving(other, STEAD_LISTEN="127.0.0.1:0") as process:
             text = await said(process, "Try it")
+            printed = re.findall(r"^  (export .*)$", text, re.M)
+            for command, line in zip(variables, printed, strict=True):
+                shown = re.escape(command.line).replace("8600", r"\d+").replace(r"\.\.\.", r"[\w-]{43}")
+                assert re.fullmatch(shown, line), f"the README shows {command.line}"
             exports = dict(re.findall(r"export (STEAD_API_\w+)=(\S+)", text))
             first = Shell(exports["STEAD_API_URL"], exports["STEAD_API_KEY"])
             assert f"is listening on {first.url}, data in {other.data}\n" in text
@@ -86,8 +94,13 @@ async def test_the_first_start_prints_the_url_and_a_key(settings: Settings, mach
 
 
 async def test_log_level_error_logs_only_errors(settings: Settings, machines: Machines) -> None:
+    (block,) = run_by(__file__, "docs/server.md")
+    (command,) = commands(block.body)
     with other_settings(settings) as other:
-        async with serving(other, "--listen", "127.0.0.1:0", "--json", "--log-level", "error") as process:
+        line = command.line.replace(":8600", ":0").replace("/var/lib/stead", str(other.data))
+        options = shlex.split(line.removeprefix("stead serve"))
+        assert len(options) == 4
+        async with serving(other, *options, "--json", "--log-level", "error") as process:
             await said(process, "\n")
             assert await stop(process) == []
 
@@ -119,7 +132,7 @@ def test_serve_requires_root(settings: Settings) -> None:
         env=environment_of(settings),
     )
     assert (result.returncode, result.stdout) == (1, "")
-    assert "must run as root" in result.stderr and result.stderr.endswith(" (host)\n")
+    assert "must run as root" in result.stderr and result.stderr.endswith(" (HOST)\n")
 
 
 @pytest.mark.parametrize("listen", ["nonsense", "127.0.0.1", "127.0.0.1:99999"])

@@ -35,12 +35,12 @@ def shell(server: Server) -> Shell:
 
 async def test_a_terminal_is_left_and_returned_to_by_its_user_only(vm: AsyncVm) -> None:
     alice = vm.user("alice")
-    async with await alice.pty.open(cols=100, rows=30, session_id="hers", term="xterm-256color") as session:
+    async with await alice.pty.open(cols=100, rows=30, session_id="hers", term="vt100") as session:
         await session.write('echo "$USER $TERM $(stty size) $PWD"; cd /tmp\n')
         printed = b""
         async for chunk in session:
             printed += chunk
-            if b"alice xterm-256color 30 100 /home/alice\r\n" in printed:
+            if b"alice vt100 30 100 /home/alice\r\n" in printed:
                 break
     (listed,) = await alice.pty.list()
     assert (listed.id, listed.running, listed.user) == ("hers", True, "alice")
@@ -56,7 +56,7 @@ async def test_a_terminal_is_left_and_returned_to_by_its_user_only(vm: AsyncVm) 
     again = await alice.pty.attach("hers", on_data=data.extend)
     await again.write("pwd; exit 4\n")
     assert await again.wait(timeout=60) == 4
-    assert b"alice xterm-256color 30 100 /home/alice" in data and b"/tmp\r\n" in data
+    assert b"alice vt100 30 100 /home/alice" in data and b"/tmp\r\n" in data
     await vm.pty.close("roots")
 
 
@@ -190,7 +190,7 @@ async def test_typed_detach_attach_and_background_processes(vm: AsyncVm, shell: 
     )
     following = await shell.start("vm", "logs", "-f", vm.id, "job")
     assert following.stdout is not None and await following.stdout.readline() == b"one\n"
-    await shell.run("vm", "kill", vm.id, "job", "--signal", "KILL")
+    await shell.run("vm", "signal", vm.id, "job", "--signal", "KILL")
     assert await following.wait() == 0
     assert "killed by SIGKILL" in await shell.run("vm", "ps", vm.id)
     assert await shell.run("vm", "exec", "-i", vm.id, "wc", "-c", stdin=b"x" * 3_000_000) == "3000000\n"

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import re
+import shlex
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,7 +14,10 @@ from websockets.exceptions import ConnectionClosed
 
 from stead.deadlines import scaled
 from stead.machines import Machine
+from support.documents import commands, matches, run_by
 from support.installations import Server
+from support.pseudo_terminal import typed
+from support.typed import Shell
 
 LIMIT = scaled(60.0)
 
@@ -84,6 +89,24 @@ async def test_terminal_lives_through_suspend_and_fork(server: Server, vm: Machi
     closed = await call(server, "DELETE", vm.id, "/pty/sessions/mine")
     assert closed["sessionId"] == "mine"
     assert (await call(server, "GET", vm.id, "/pty/sessions"))["sessions"] == []
+
+
+async def test_shell_of_the_page_is_left_and_attached_to(server: Server, vm: Machine) -> None:
+    (block,) = run_by(__file__, "docs/terminals.md")
+    opened, attached = commands(block.body)
+    await server.installation.machines.rename(vm.id, "worker")
+    shell = Shell(server.url, server.key)
+    async with typed(shell, *shlex.split(opened.line)[1:]) as window:
+        prompt = (await window.expect(b"~# ")).decode().splitlines()[-1]
+        assert matches(list(opened.output), re.sub(r"\x1b[\[\]][\x20-?]*[@-~]", "", prompt)), repr(prompt)
+        window.type(b"kept=here\r~.")
+        await window.expect(f"stead vm attach {vm.id} pty-1".encode())
+        assert await window.ended() == 0
+    async with typed(shell, *shlex.split(attached.line)[1:]) as window:
+        await window.expect(b"kept=here")
+        window.type(b"echo still $kept; exit\r")
+        await window.expect(b"still here")
+        assert await window.ended() == 0
 
 
 async def test_process_and_forwarded_port(server: Server, vm: Machine) -> None:

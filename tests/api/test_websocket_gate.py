@@ -13,7 +13,7 @@ import pytest_asyncio
 from fastapi.routing import APIWebSocketRoute
 from websockets.http11 import Request
 
-from stead.api import forward, processes, pty, server, sockets
+from stead.api import forward, piped_exec, processes, pty, server, sockets
 from stead.api.server import running
 from stead.api.websocket_protocol import WebSocketProtocol
 from stead.identity import tickets
@@ -21,7 +21,7 @@ from stead.identity.tickets import TicketLimitExceeded, Tickets
 from support.fake_site import USER, FakeSite, closed, fake_site, stands_still
 from support.waiting import until
 
-PATHS = ("/pty", "/pty/sessions/one", "/processes/one/attach", "/forward/80")
+PATHS = ("/pty", "/pty/sessions/one", "/processes/one/attach", "/exec", "/forward/80")
 INVENTED = "abcdefghijklmnopqrst"
 
 
@@ -39,7 +39,8 @@ async def own_site(tmp_path: Path) -> AsyncIterator[FakeSite]:
 
 
 def test_every_websocket_is_in_the_caller_table() -> None:
-    routes = [*pty.router.routes, *processes.router.routes, *forward.router.routes]
+    routers = [module.router for module in (pty, processes, piped_exec, forward)]
+    routes = [each for router in routers for each in router.routes]
     known = {_shape(each.path) for each in routes if isinstance(each, APIWebSocketRoute)}
     assert known == {path.replace("one", "*").replace("80", "*") for path in PATHS}
 

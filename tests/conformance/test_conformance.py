@@ -29,10 +29,12 @@ from stead.settings import Settings
 from support import npm
 from support.api_calls import new_account
 from support.cutting import Cutter
+from support.documents import Session, commands, run_by
 from support.git_server import serving
 from support.github import playing_github
 from support.installations import Server
 from support.npm import Ended, Npm
+from support.typed import PROGRAM, environment_of
 from support.waiting import until
 
 
@@ -138,6 +140,68 @@ async def test_npm_pty_sessions_survive_suspend_and_fork(user: User) -> None:
     await user.npm.script("pty-lifecycle", user.environment(), interpreter=user.npm.node22)
 
 
+TERMINALS = """
+import assert from "node:assert/strict";
+import test from "node:test";
+import {{ shared as vm, until }} from "./client.mjs";
+
+const {{ FREESTYLE_API_URL: api, FREESTYLE_API_KEY: key }} = process.env;
+const headers = {{ Authorization: `Bearer ${{key}}`, "Content-Type": "application/json" }};
+
+test("the page about terminals", {{ timeout: 240_000 }}, async () => {{
+  {package}
+  assert.equal(again.sessionId, session.sessionId);
+
+  const body = JSON.stringify({{ kind: "pty", sessionId: session.sessionId }});
+  const url = `${{api}}/v1/vms/${{vm.vmId}}/tickets`;
+  const {{ ticket, path }} = await (await fetch(url, {{ method: "POST", headers, body }})).json();
+  let screen = "", type, resize;
+  const term = {{
+    cols: 80,
+    rows: 24,
+    write: (bytes) => (screen += new TextDecoder().decode(bytes)),
+    onData: (listener) => (type = listener),
+    onResize: (listener) => (resize = listener),
+  }};
+  {browser}
+  await until(() => screen.includes("uname -a"), 60);
+  again.detach();
+  resize({{ cols: 70, rows: 20 }});
+  await until(async () => (await vm.pty.list()).sessions[0].cols === 70, 60);
+  type("echo $(stty size); exit\\n");
+  await until(() => screen.includes("20 70"), 60);
+  await until(() => socket.readyState === WebSocket.CLOSED, 60);
+}});
+"""
+
+
+async def test_programs_of_the_page_about_terminals(user: User) -> None:
+    """That of the package, and that of a web page with a terminal of xterm.js's interface, on Node.js 22."""
+    package, browser = (block.body for block in run_by(__file__, "docs/terminals.md"))
+    here = user.server.url.replace("http", "ws", 1)
+    browser = browser.replace("wss://stead.example.com", here)
+    program = TERMINALS.format(package=package, browser=browser)
+    (user.npm.folder / "page.mjs").write_text(program)
+    await user.npm.script("page", user.environment(), interpreter=user.npm.node22)
+
+
+async def test_npm_package_is_installed_and_run_as_in_the_readme(user: User, tmp_path: Path) -> None:
+    (block,) = run_by(__file__, "README.md")
+    variables = {"STEAD_API_URL": user.server.url, "STEAD_API_KEY": user.key}
+    for name in ("npm", "npx"):
+        (tmp_path / name).symlink_to(npm.node().parents[1] / f"lib/node_modules/npm/bin/{name}-cli.js")
+    programs = f"{tmp_path}:{npm.node().parent}:{os.environ['PATH']}"
+    shell = await Session.open(tmp_path, {**os.environ, "PATH": programs, **variables})
+    try:
+        for command in commands(block.body):
+            status, printed = await shell.run(command.line)
+            assert status == 0, f"{command.line}\n{printed}"
+    finally:
+        await shell.close()
+    assert "Linux" in printed
+    assert await user.machines() == []
+
+
 async def test_claude_agent_sdk_drives_a_cli_in_a_vm(user: User) -> None:
     """The bridge of the guide, over a terminal: long lines, UTF-8, a tool that needs permission."""
     await user.script("claude")
@@ -175,11 +239,15 @@ async def test_page_of_a_vm_in_a_browser(user: User, tmp_path: Path, pictures: P
     chromium = shutil.which("chromium")
     if chromium is None or shutil.which("certutil") is None:
         pytest.skip("needs chromium and certutil: run `make trial-browser`")
-    store = tmp_path / "home" / ".pki" / "nssdb"
+    home, settings = tmp_path / "home", user.server.installation.settings
+    store = home / ".pki" / "nssdb"
     store.mkdir(parents=True)
-    root = user.server.installation.settings.data / "edge" / "root.crt"
-    for arguments in (["-N", "--empty-password"], ["-A", "-t", "C,,", "-n", "Stead", "-i", str(root)]):
-        await run("certutil", "-d", f"sql:{store}", *arguments)
+    await run("certutil", "-d", f"sql:{store}", "-N", "--empty-password")  # as the browser does it
+    (block,) = run_by(__file__, "docs/public-installation.md")
+    path = f"{PROGRAM.parent}:{os.environ['PATH']}"
+    environment = environment_of(settings, PATH=path, HOME=str(home))
+    for command in commands(block.body):
+        await run("sh", "-c", command.line, env=environment, cwd=home)
     await user.script(
         "preview-browser", CHROMIUM=chromium, PICTURES=str(pictures), TRUSTING_HOME=str(tmp_path / "home")
     )

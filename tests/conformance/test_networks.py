@@ -6,6 +6,7 @@ The laptop is a network namespace that reaches the API and the WireGuard port of
 
 import asyncio
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -18,9 +19,11 @@ from stead.machines import Machine
 from stead.machines.nics import NicRequest
 from support.copilot import packages
 from support.desk import Desk
+from support.documents import commands, matches, run_by
 from support.guests import sh
 from support.guides import published
 from support.npm import SCRIPTS, Npm
+from support.typed import PROGRAM
 from support.vpc_guests import pings
 from support.waiting import until
 
@@ -66,6 +69,7 @@ async def test_a_laptop_reaches_a_vm_and_nothing_else(desk: Desk, vpn_program: s
         shutil.copy(config, desk.folder / "freestyle-vpc.conf")
         shown = await desk.run("sh", "-ec", BY_NAME)
         assert "interface: freestyle-vpc" in shown and "private\n" in shown
+        await _commands_of_the_page(desk)
 
         program.send_signal(signal.SIGINT)
         assert await asyncio.wait_for(program.wait(), 60) == 130
@@ -75,6 +79,41 @@ async def test_a_laptop_reaches_a_vm_and_nothing_else(desk: Desk, vpn_program: s
     await desk.run("wg-quick", "up", "./freestyle-vpc.conf")
     assert not await desk.computer.side.reaches(ADDRESS, 8080)
     await desk.run("wg-quick", "down", "./freestyle-vpc.conf")
+
+
+async def _commands_of_the_page(desk: Desk) -> None:
+    """With the VPC of the program in the place of the page's."""
+    lasting, uses, by_file = (commands(block.body) for block in run_by(__file__, "docs/vpcs.md"))
+    desk.place("stead", f'#!/bin/sh\nexec {PROGRAM} "$@"\n')
+    (connect,) = lasting
+    joining = await asyncio.create_subprocess_exec(
+        *desk.computer.command(*shlex.split(connect.line.replace("office", "workspace-network"))),
+        cwd=desk.folder,
+        env=desk.environment,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert joining.stderr is not None
+        said = await asyncio.wait_for(joining.stderr.readline(), 120)
+        assert matches(list(connect.output), said.decode()), said
+        ping, ssh, curl = (command.line for command in uses)
+        assert ping == f"ping -c1 {ADDRESS}"  # not every host has the program
+        await until(lambda: pings(desk.computer.side, ADDRESS), 60)
+        assert ssh == f"ssh root@{ADDRESS}"  # slow under emulation, and logged in above
+        assert await desk.run("sh", "-c", curl) == "private\n"
+    finally:
+        joining.send_signal(signal.SIGINT)
+        await asyncio.wait_for(joining.wait(), 60)
+    assert "wg-" not in await desk.run("ip", "link")
+
+    write, *others = by_file
+    printed = await desk.run("sh", "-c", write.line.replace("connect office", "connect workspace-network"))
+    printed = re.sub(
+        r"session \w{12} ", "session 4kq0z7m2x9ab ", printed.replace(str(desk.folder), "/home/me")
+    )
+    assert matches(list(write.output), printed), printed
+    for command in others:
+        await desk.run("sh", "-c", command.line)
 
 
 _RETRY = ("--retry", "9", "--retry-connrefused")

@@ -17,6 +17,7 @@ SHARED = {
     "errors",
     "addresses",
     "files",
+    "names",
     "processes",
     "deadlines",
 }

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import ssl
+import time
 from collections.abc import AsyncIterator
 from functools import partial
 from ipaddress import IPv4Address
@@ -16,14 +17,18 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from stead import addresses
 from stead.addresses import GATEWAY
-from stead.edge import configuration
+from stead.edge import configuration, gate
 from stead.edge.caddy import caddy_program
 from stead.edge.edge import edge_folder
+from stead.edge.ssh.failures import ConnectionPlaces
 from stead.host import resolvers
 from stead.processes import ProcessId
 from support.edge_stage import EdgeStage, FakeVm, echo_app, edge_stage
@@ -100,13 +105,16 @@ async def test_a_sleeping_vm_is_woken_once_and_serves_the_requests_that_waited(
 
 
 async def test_a_port_that_does_not_listen_gets_502_or_a_page_that_reloads(
-    stage: EdgeStage, vm: FakeVm
+    stage: EdgeStage, vm: FakeVm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(gate, "_RUNNING_HOLD", 1.0)
     stage.map("late.style.dev", vm.id, 8080)
     url = "https://late.style.dev/"
+    before = time.monotonic()
     answer = await stage.curl(url)
     assert (answer.status, answer.json()["code"]) == (502, "CONNECTION_REFUSED")
     assert f"nothing listens on port 8080 of VM {vm.id}" in answer.json()["message"]
+    assert time.monotonic() - before >= 1.0, "it waited for the port"
     page = await stage.curl(url, "-H", "Accept: text/html")
     assert page.status == 502
     assert b'http-equiv="refresh"' in page.body
@@ -115,6 +123,61 @@ async def test_a_port_that_does_not_listen_gets_502_or_a_page_that_reloads(
     # It has a route file now, so that Caddy's own connection fails.
     assert (await stage.curl(url)).json()["code"] == "CONNECTION_REFUSED"
     assert (await stage.curl(url, "-d", "x")).json()["code"] == "CONNECTION_REFUSED"
+
+
+@pytest.mark.parametrize("routed", [False, True], ids=["first request", "after a restart of the server"])
+async def test_requests_wait_for_a_server_that_is_about_to_listen(
+    stage: EdgeStage, vm: FakeVm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, routed: bool
+) -> None:
+    """With their bodies, which arrive once: also when Caddy knew the address, and its connection failed."""
+    monkeypatch.setattr(gate, "_RUNNING_HOLD", 60.0)
+    stage.map("soon.style.dev", vm.id, 8081)
+    url = "https://soon.style.dev/"
+    if routed:
+        async with vm.serving(echo_app("before"), 8081):
+            assert (await stage.curl(url)).json()["name"] == "before"
+        assert (stage.edge.files._folder / "soon.style.dev").exists()
+    seen: list[tuple[str, int]] = []
+
+    async def count(scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        seen.append((request.method, len(await request.body())))
+        await Response("counted")(scope, receive, send)
+
+    (tmp_path / "body").write_bytes(b"x" * 300_000)
+    sent = (
+        (),
+        ("-d", "x" * 1000),
+        ("--http1.1", "--data-binary", f"@{tmp_path / 'body'}"),
+        ("-X", "PUT", "-H", "Transfer-Encoding: chunked", "--http1.1", "-d", "x" * 5000),
+    )
+    requests = [asyncio.create_task(stage.curl(url, *options, timeout=60)) for options in sent]
+    await asyncio.sleep(1.5)
+    assert not any(request.done() for request in requests)
+    async with vm.serving(count, 8081):
+        answers = await asyncio.gather(*requests)
+    assert [(answer.status, answer.body) for answer in answers] == [(200, b"counted")] * 4, answers
+    assert sorted(seen) == [("GET", 0), ("POST", 1000), ("POST", 300_000), ("PUT", 5000)]
+
+
+async def test_a_client_that_leaves_does_not_wait_for_a_port_any_more(
+    stage: EdgeStage, vm: FakeVm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "_RUNNING_HOLD", 600.0)
+    places: list[ConnectionPlaces] = []
+    take = ConnectionPlaces.take
+
+    def taken(self: ConnectionPlaces, key: str | None) -> bool:
+        places.append(self)
+        return take(self, key)
+
+    monkeypatch.setattr(ConnectionPlaces, "take", taken)
+    stage.map("never.style.dev", vm.id, 8082)
+    request = asyncio.create_task(stage.curl("https://never.style.dev/", timeout=3))
+    await until(lambda: places, 60)
+    assert places[0]._held[vm.id] == 1
+    assert (await request).exit_code == 28
+    await until(lambda: not places[0]._held, 60)
 
 
 async def test_an_answer_that_is_not_http_is_a_502_and_is_not_asked_for_twice(
@@ -377,9 +440,9 @@ async def test_the_admin_socket_and_the_gate_are_out_of_reach_of_vms(stage: Edge
 
     assert await stage.side.thread.call(lambda: probe(443))
     on_demand = stage.edge.caddy.configuration["apps"]["tls"]["automation"]["on_demand"]
-    gate = urlsplit(on_demand["permission"]["endpoint"]).port
-    assert gate is not None
-    assert not await vm.side.thread.call(lambda: probe(gate))
+    port = urlsplit(on_demand["permission"]["endpoint"]).port
+    assert port is not None
+    assert not await vm.side.thread.call(lambda: probe(port))
     assert (edge_folder(stage.settings) / "caddy").stat().st_mode & 0o077 == 0
 
 

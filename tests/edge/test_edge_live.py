@@ -1,6 +1,7 @@
 """The edge of a whole installation: mapped domains of a real VM, the API over HTTPS, `stead serve`."""
 
 import asyncio
+import os
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from stead.host.authority import Authority
 from stead.host.commands import run
 from stead.processes import of_user
 from stead.settings import Settings
+from support.documents import commands, run_by
 from support.edge_stage import Answer
 from support.installations import Server, other_settings
 from support.serve_process import end, environment, start
@@ -49,6 +51,35 @@ async def test_the_api_answers_over_https_and_keeps_its_metrics_to_itself(site: 
     assert (answer.status, "vms" in answer.json()) == (200, True)
     assert (await site.curl("https://stead.localhost/v1/vms")).status == 401
     assert (await site.curl("https://stead.localhost/metrics")).status == 404
+
+
+STORE = """
+set -eu
+for folder in /usr/local/share/ca-certificates /etc/ssl/certs; do
+  cp -a "$folder" "$HOME/$(basename "$folder")"
+  mount --bind "$HOME/$(basename "$folder")" "$folder"
+done
+"""
+
+
+async def test_trust_of_the_page_makes_this_host_accept_the_certificates(
+    server: Server, settings: Settings, tmp_path: Path
+) -> None:
+    """In a mount namespace with copies of the host's trust store."""
+    (block,) = run_by(__file__, "docs/public-installation.md")
+    trust, curl = (command.line for command in commands(block.body))
+    (tmp_path / ".curlrc").write_text(f"connect-to = stead.localhost::127.0.0.1:{server.https_port}\n")
+    path = f"{PROGRAM.parent}:{os.environ['PATH']}"
+    variables = {
+        "PATH": path,
+        "HOME": str(tmp_path),
+        "STEAD_DATA": str(settings.data),
+        "STEAD_CA": str(settings.ca or ""),
+    }
+    refuses = f"if {curl}; then echo 'the certificate is accepted'; exit 9; fi"
+    script = "\n".join((STORE, refuses, trust, curl))
+    done = await run("unshare", "--mount", "bash", "-c", script, env=variables)
+    assert b"this host trusts" in done.stdout and done.stdout.count(b'"status":"ok"') == 1
 
 
 async def test_a_server_has_https_and_leaves_no_caddy_when_it_is_killed(settings: Settings) -> None:

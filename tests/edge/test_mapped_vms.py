@@ -12,6 +12,7 @@ import httpx2
 import pytest
 import pytest_asyncio
 
+from stead import AsyncStead
 from stead.domains.domains import Domains, Target
 from stead.machines import Machine, State
 from stead.machines.events import EventKind, MachineEvent
@@ -157,6 +158,31 @@ async def test_a_hundred_requests_wake_a_sleeping_vm_once(
     await site.map("none.style.dev", one, 9)
     async with site.client() as client:
         assert await client.ask("none.style.dev") == (502, "CONNECTION_REFUSED")
+
+
+async def test_a_push_wakes_a_sleeping_vm_through_its_trigger(
+    server: Server, vms: tuple[Machine, Machine], events: list[MachineEvent]
+) -> None:
+    """To a URL with the port of HTTPS, and to a name of a zone that is someone else's outside."""
+    one, _ = vms
+    async with AsyncStead(base_url=server.url, api_key=server.key) as stead:
+        vm = await stead.vms.find(one.id)
+        await stead.domains.mappings.create("hook.style.dev", vm=one.id, port=_PORT)
+        repo = await stead.git.repos.create()
+        endpoints = f"{await vm.url(_PORT)}/hook", "https://hook.style.dev/hook"
+        triggers = [await repo.triggers.create(endpoint) for endpoint in endpoints]
+        await one.suspend()
+        await repo.commits.create("first", {"a.txt": "a"})
+
+        async def delivered() -> bool:
+            found = [(await repo.triggers.deliveries(trigger)).deliveries for trigger in triggers]
+            assert not [each.error for page in found for each in page if each.error]
+            return all(page and page[0].response for page in found)
+
+        await until(delivered, 120)
+        await repo.delete()
+    woken = [event.reason for event in events if event.kind is EventKind.WOKEN]
+    assert woken == ["request for a mapped domain"]
 
 
 async def test_a_mapping_moves_between_vms_without_a_dropped_request(

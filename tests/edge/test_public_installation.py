@@ -17,6 +17,7 @@ import pytest_asyncio
 from stead.host.image import BaseImage
 from stead.settings import Settings
 from support.acme_server import AcmeServer
+from support.documents import commands, run_by
 from support.installations import other_settings
 from support.npm import Ended
 from support.outside import Outside, outside
@@ -82,12 +83,18 @@ def folder(root: None) -> Iterator[Path]:
 async def client(settings: Settings, image: BaseImage, folder: Path) -> AsyncIterator[Client]:
     home = folder / "home"
     home.mkdir()
+    records, start = run_by(__file__, "docs/public-installation.md")
+    # The resolver of the other host has the records of the page: the name, and all names below it.
+    assert [line.split()[0] for line in records.body.splitlines()] == [f"{_DOMAIN}.", f"*.{_DOMAIN}."]
+    (command,) = commands(start.body)
+    *variables_of_page, program, action = command.line.split()
+    assert (program, action) == ("stead", "serve")
     with outside([_DOMAIN]) as host, other_settings(settings) as other:
         acme = AcmeServer(folder, address=host.address, found_at=host.this_host)
         async with acme.running(host.side) as found:
             listen = {f"STEAD_{name}_LISTEN": f"{host.this_host}:{port}" for name, port in _PORTS.items()}
             more = {
-                "STEAD_DOMAIN": _DOMAIN,
+                **dict(each.split("=") for each in variables_of_page),
                 "STEAD_ACME_DIRECTORY": found["acme_directory"],
                 "STEAD_ACME_ROOTS": str(found["acme_roots"]),
                 "STEAD_ALLOW_PRIVATE": str(host.network),

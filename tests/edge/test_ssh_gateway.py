@@ -1,7 +1,6 @@
 """The SSH gateway with real OpenSSH clients. VMs are in memory; a real sshd stands for that of all VMs."""
 
 import asyncio
-import contextlib
 import os
 import signal
 import socket
@@ -21,6 +20,7 @@ from stead.settings import Settings
 from support.fake_host import FakeHost
 from support.fake_site import TOKEN
 from support.process_tree import own_command_lines
+from support.pseudo_terminal import in_terminal
 from support.ssh_scene import WAIT, Scene, ssh_scene
 from support.typed import PROGRAM, Shell
 from support.waiting import until
@@ -136,39 +136,21 @@ async def test_no_version_in_the_banner(scene: Scene) -> None:
 
 
 async def test_a_terminal_with_resize(scene: Scene) -> None:
-    """A pty of our own around ssh, as a user has it."""
-    import fcntl
-    import struct
-    import termios
+    command = scene.ssh_command("-tt", "stty size; echo $TERM; while read x; do stty size; done; exit 5")
+    environment = {**os.environ, "TERM": "xterm-special"}
+    async with in_terminal(command, environment, cols=90, rows=30) as window:
+        await window.raw(WAIT)
+        await window.expect(b"30 90\r\nxterm-special\r\n", WAIT)
+        window.resize(120, 50)
 
-    def size(rows: int, columns: int) -> None:
-        fcntl.ioctl(near, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        async def resized() -> bool:
+            """ssh may send a key before a size that changed earlier."""
+            window.type(b"go\n")
+            return b"50 120" in window.printed
 
-    near, far = os.openpty()
-    size(30, 90)
-    command = scene.ssh_command("-tt", "stty size; read line; stty size; echo $TERM; exit 5")
-    process = await asyncio.create_subprocess_exec(
-        *command, stdin=far, stdout=far, stderr=far, env={**os.environ, "TERM": "xterm-special"}
-    )
-    os.close(far)
-    os.set_blocking(near, False)
-    shown = b""
-
-    async def read() -> bool:
-        nonlocal shown
-        with contextlib.suppress(BlockingIOError, OSError):
-            shown += os.read(near, 4096)
-        return b"30 90" in shown
-
-    assert await until(read, WAIT), shown
-    size(50, 120)
-    process.send_signal(signal.SIGWINCH)
-    await asyncio.sleep(0.5)
-    os.write(near, b"go\n")
-    assert await asyncio.wait_for(process.wait(), WAIT) == 5
-    await read()
-    os.close(near)
-    assert b"50 120" in shown and b"xterm-special" in shown, shown
+        await until(resized, WAIT)
+        window.type(b"\x04")
+        assert await window.ended(WAIT) == 5
 
 
 async def test_scp_sftp_and_rsync_copy_files_and_folders(scene: Scene, tmp_path: Path) -> None:

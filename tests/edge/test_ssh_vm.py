@@ -289,6 +289,55 @@ async def _sleeps(suspend: object, command: list[str]) -> None:
     assert await asyncio.wait_for(process.wait(), 60) == 0
 
 
+@contextlib.asynccontextmanager
+async def _connected(box: Box, control: Path, *options: str) -> AsyncIterator[list[str]]:
+    """`ssh -M -N`, open during the block, with keepalives. Yields the options by which others share it."""
+    shared = ["-o", f"ControlPath={control}"]
+    alive = ("-o", "ServerAliveInterval=1", "-o", "ExitOnForwardFailure=yes")
+    master = await asyncio.create_subprocess_exec(*box.ssh("-M", "-N", *shared, *alive, *options))
+    try:
+        await until(control.exists, 60)
+        yield shared
+        assert master.returncode is None, "the connection has lasted"
+    finally:
+        if master.returncode is None:
+            master.kill()
+        await master.wait()
+
+
+async def _greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"from the client\n")
+    writer.close()
+
+
+async def _first_line(port: int) -> str:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    line = await asyncio.wait_for(reader.readline(), _WAIT)
+    writer.close()
+    return line.decode()
+
+
+async def test_new_channels_of_an_open_connection_wake_the_vm(box: Box, tmp_path: Path) -> None:
+    """A forwarded port, a session and `-R`, each as the first after a suspend; keepalives wake nothing."""
+    machine, port = box.machine, _free_port()
+    greeter = await asyncio.start_server(_greet, "127.0.0.1", 0)
+    back = f"127.0.0.1:7000:127.0.0.1:{greeter.sockets[0].getsockname()[1]}"
+    async with (
+        greeter,
+        _connected(box, tmp_path / "control", "-L", f"127.0.0.1:{port}:127.0.0.1:22") as shared,
+    ):
+        _, boot = await _run(*box.ssh(*shared, _BOOT))
+        await machine.suspend()
+        await asyncio.sleep(2)
+        assert (await machine.info()).state is State.SUSPENDED
+        assert (await _first_line(port)).startswith("SSH-2.0-OpenSSH")
+        await machine.suspend()
+        assert await _run(*box.ssh(*shared, _BOOT)) == (0, boot), "as it was"
+        await machine.suspend()
+        assert await _run(*box.ssh(*shared, "-O", "forward", "-R", back)) == (0, "")
+        assert await _run(*box.ssh(*shared, "cat < /dev/tcp/127.0.0.1/7000")) == (0, "from the client\n")
+
+
 @pytest.mark.slow
 async def test_a_login_starts_a_stopped_vm(box: Box) -> None:
     _, before = await _run(*box.ssh(f"sync; {_BOOT}"))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from stead.repos.ssrf import SsrfGuard
 from stead.repos.webhooks import triggers as triggers_module
 from stead.repos.webhooks.retries import DELAYS, JITTER, MAX_ATTEMPTS, DeliveryState
 from stead.repos.webhooks.triggers import DeliveryNotFound, TriggerLimitExceeded, TriggerNotFound
@@ -139,6 +140,25 @@ async def test_endpoint_refused_by_ssrf_guard_is_a_failed_attempt(world: World, 
         assert delivery.error is not None
         assert "not a public address" in delivery.error
     assert endpoint.seen == []
+
+
+async def test_name_of_this_installation_that_is_not_mapped_is_a_failed_attempt(world: World) -> None:
+    """Its trigger is accepted: the name may be mapped later."""
+
+    class Zone:
+        def in_zone(self, hostname: str) -> bool:
+            return hostname.endswith(".style.dev")
+
+        def route(self, hostname: str) -> None:
+            return None
+
+    repo = await world.repo()
+    async with world.opened(guard=SsrfGuard(own_names=Zone())) as triggers:
+        trigger = await triggers.create(repo, "https://hook.style.dev/")
+        await world.push(repo)
+        (delivery,) = await world.settled(repo, trigger.id)
+    assert delivery.error is not None
+    assert "hook.style.dev is not mapped to a VM" in delivery.error
 
 
 async def test_hanging_endpoint_does_not_delay_others(world: World, endpoint: Endpoint) -> None:

@@ -106,7 +106,7 @@ async def test_create_show_and_delete_repository(inside: Inside, site: Site) -> 
     assert (await inside.run("git", "list", "--offset", "1", "-q")).split() == [repo_id]
 
     for given in (repo_id, repo_id[:6], "web"):
-        assert (await inside.ask("git", "get", given))["repo"]["id"] == repo_id
+        assert (await inside.ask("git", "get", given))["id"] == repo_id
     described = await inside.run("git", "get", "web")
     assert re.search(r"^default branch +trunk$", described, re.M)
     assert re.search(rf"^clone +{site.url}/{repo_id}$", described, re.M)
@@ -123,7 +123,7 @@ async def test_get_shows_branches_and_tags(inside: Inside, site: Site) -> None:
             await stead.git.repos.ref(repo_id).branches.create(f"b{number:02}")
     described = await inside.run("git", "get", repo_id)
     assert re.search(r"^branches +b00, .*b09 and 3 more$", described, re.M)
-    assert len((await inside.ask("git", "get", repo_id))["repo"]["branches"]) == 13
+    assert len((await inside.ask("git", "get", repo_id))["branches"]) == 13
 
 
 async def test_missing_repository_is_a_one_line_error(inside: Inside, site: Site) -> None:
@@ -201,6 +201,11 @@ async def test_clone_can_fetch_and_push(shell: Shell, site: Site, git: GitClient
         repo = stead.git.repos.ref(repo_id)
         assert await repo.contents.read_text("new.txt") == "new\n"
         assert (await repo.branches.get("other")).sha == sha
+        assert [each.name for each in await stead.identities.list()] == ["clone of web"]
+        other = await stead.identities.create(name="other")
+        await other.permissions.git.grant(repo_id)
+        await repo.delete()
+        assert [each.name for each in await stead.identities.list()] == ["other"], "made for another purpose"
 
 
 async def test_clone_token_file_is_private(shell: Shell, site: Site, git: GitClient) -> None:

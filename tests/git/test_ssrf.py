@@ -19,6 +19,7 @@ from stead.repos.errors import TooLarge
 from stead.repos.ssrf import (
     MAX_REDIRECTS,
     AddressRefused,
+    OwnServer,
     RequestFailed,
     Resolve,
     SsrfGuard,
@@ -387,6 +388,116 @@ def certificate(name: str, folder: Path) -> tuple[ssl.SSLContext, Path]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(known, secret)
     return context, known
+
+
+# Names of this installation
+
+
+class Mapped:
+    """Names that this installation serves: `a.style.dev` and `app.example.com` are mapped."""
+
+    def in_zone(self, hostname: str) -> bool:
+        return f".{hostname}".endswith((".style.dev", ".stead.localhost"))
+
+    def route(self, hostname: str) -> str | None:
+        return {"a.style.dev": "vm:80", "app.example.com": "vm:81"}.get(hostname)
+
+
+async def never(host: str, port: int) -> Sequence[str]:
+    raise AssertionError(f"{host} was looked up")
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> SsrfGuard:
+    guard = SsrfGuard(resolve=never, own_names=Mapped())
+    guard.own_server = OwnServer("127.0.0.1", 8443, ssl.create_default_context())
+    return guard
+
+
+@pytest.mark.parametrize(
+    "url", ["https://a.style.dev/hook", "https://A.Style.dev.:8443/", "https://app.example.com:443/"]
+)
+async def test_mapped_names_lead_to_the_own_server_without_a_lookup(own: SsrfGuard, url: str) -> None:
+    target = await own.check(url, own=True)
+    assert (target.addresses, target.server) == (("127.0.0.1",), own.own_server)
+
+
+@pytest.mark.parametrize("host", ["b.style.dev", "style.dev", "stead.localhost", "git.stead.localhost"])
+async def test_a_name_in_a_zone_that_is_not_mapped_is_reported_and_not_looked_up(
+    own: SsrfGuard, host: str
+) -> None:
+    with pytest.raises(RequestFailed, match=rf"{re.escape(host)} is not mapped to a VM"):
+        await own.check(f"https://{host}/hook", own=True)
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("http://a.style.dev/", "use https"),
+        ("http://a.style.dev:8443/", "use https"),
+        ("https://a.style.dev:8600/", "served on port 8443, not on 8600"),
+        ("https://a.style.dev:22/", "served on port 8443, not on 22"),
+    ],
+)
+async def test_other_ports_of_the_host_are_refused_for_mapped_names(
+    own: SsrfGuard, url: str, why: str
+) -> None:
+    with pytest.raises(AddressRefused, match=why):
+        await own.check(url, own=True)
+
+
+async def test_names_of_zones_are_for_webhooks_only(own: SsrfGuard) -> None:
+    for url in ("https://a.style.dev/", "https://b.stead.localhost/"):
+        with pytest.raises(AddressRefused, match="only webhooks"):
+            await own.check(url)
+    elsewhere = SsrfGuard(resolve=resolver([PUBLIC]), own_names=Mapped())
+    for url in ("https://app.example.com/", "https://notstyle.dev/"):
+        assert (await elsewhere.check(url)).addresses == (PUBLIC,), "DNS decides"
+
+
+async def test_a_mapped_name_without_an_own_server_is_reported(own: SsrfGuard) -> None:
+    own.own_server = None
+    with pytest.raises(RequestFailed, match="does not run"):
+        await own.check("https://a.style.dev/", own=True)
+
+
+async def test_a_redirect_to_a_name_of_this_installation_is_refused(server: GitServer) -> None:
+    guard = SsrfGuard([LOOPBACK], own_names=Mapped())
+    server.pages["/away"] = redirect("https://a.style.dev/")
+    with pytest.raises(AddressRefused, match="only webhooks"):
+        await get(guard, f"{server.url}/away")
+
+
+async def test_mapped_names_are_verified_by_the_ca_of_the_own_server_alone(tmp_path: Path) -> None:
+    context, known = certificate("a.style.dev", tmp_path)
+    guard = SsrfGuard(resolve=never, own_names=Mapped())
+    with serving(tmp_path, tls=context) as server:
+        server.pages["/hook"] = Page(b"received")
+        for cafile, url in (
+            (str(known), "a.style.dev"),
+            (None, "a.style.dev"),
+            (str(known), "app.example.com"),
+        ):
+            tls = ssl.create_default_context(cafile=cafile)
+            guard.own_server = OwnServer("127.0.0.1", server.port, tls)
+            target = await guard.check(f"https://{url}/hook", own=True)
+            sending = guard.request("POST", target, most_bytes=100, timeout=10, content=b"{}")
+            if cafile is not None and url == "a.style.dev":
+                async with sending as answer:
+                    assert await answer.read() == b"received"
+                assert server.requests[-1].headers["host"] == "a.style.dev"
+            else:
+                with pytest.raises(RequestFailed, match="certificate"):
+                    async with sending:
+                        pass
+    assert len(server.requests) == 1
+
+
+async def test_the_refusal_of_a_private_address_names_the_setting() -> None:
+    with pytest.raises(
+        AddressRefused, match=r"127\.0\.0\.1 is not a public address \(STEAD_DIAL_PRIVATE sets"
+    ):
+        await SsrfGuard().check("http://127.0.0.1:18555/hook")
 
 
 def ls_remote(url: str, *options: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:

@@ -32,6 +32,7 @@ from stead.repos.webhooks.triggers import (
     TriggerLimitExceeded,
     TriggerNotFound,
 )
+from support.documents import normalised, run_by
 from support.npm import Npm
 from support.waiting import until
 from support.webhooks import INTERNET, LIMIT, SECOND, Endpoint, World, reply, verified
@@ -74,6 +75,8 @@ async def test_push_sends_signed_webhook(world: World, endpoint: Endpoint) -> No
         "timestamp": one.json["timestamp"],
     }
     assert (two.json["commit"], two.json["previousCommit"]) == (second, first)
+    (shown,) = run_by(__file__, "docs/git.md")
+    assert normalised(json.dumps(two.json)) == normalised(json.dumps(json.loads(shown.body)))
     assert one.headers["content-type"] == "application/json"
     assert one.headers["user-agent"] == "stead"
     assert [one.headers["x-stead-delivery"], two.headers["x-stead-delivery"]] == [each.id for each in log]

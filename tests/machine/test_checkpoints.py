@@ -205,13 +205,13 @@ async def test_deleting_a_snapshot_keeps_layers_that_vms_need(machines: Machines
 
 async def test_list_and_rename_snapshots(machines: Machines, snapshot: SnapshotInfo) -> None:
     assert snapshot.id in [each.id for each in await machines.snapshots.list()]
-    renamed = await machines.snapshots.rename(snapshot.id, "another name")
+    renamed = await machines.snapshots.update(snapshot.id, name="another name")
     assert renamed.name == "another name"
     assert (await machines.snapshots.get(snapshot.id)).name == "another name"
     with pytest.raises(InvalidRequest):
-        await machines.snapshots.rename(snapshot.id, " ")
+        await machines.snapshots.update(snapshot.id, name=" ")
     with pytest.raises(SnapshotNotFound):
-        await machines.snapshots.rename("sc-nothing", "x")
+        await machines.snapshots.update("sc-nothing", name="x")
     with pytest.raises(SnapshotNotFound):
         await machines.create(snapshot="sc-nothing")
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import hashlib
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 import pytest_asyncio
 
 from stead.errors import GuestError, InvalidRequest
-from stead.guest.execution import Ended, Output
+from stead.guest import sessions
+from stead.guest.execution import Ended, Output, shell
 from stead.machines import Machine, Machines
 from support.waiting import until
 
@@ -52,6 +54,27 @@ async def test_a_string_runs_in_a_shell_and_a_list_without_one(shared: Machine) 
     assert await say(shared, "echo $((6 * 7)) | tr 4 5") == "52\n"
     assert await say(shared, ["echo", "$((6 * 7))", "| tr", "*", ""]) == "$((6 * 7)) | tr * \n"
     assert await say(shared, ["cat", "/proc/self/comm"]) == "cat\n", "no shell in between"
+
+
+async def test_shell_commands_of_up_to_a_mebibyte(shared: Machine, alice: str) -> None:
+    """A file in a heredoc. `$0`, `$#`, standard input, line numbers and exit code are as of a short one."""
+    content = "".join(f"{number} 'ü$(x)' \\\n" for number in range(60_000))
+    assert 900_000 < len(content.encode()) < 1 << 20
+    end = 'sha256sum /tmp/long; cat; echo "$0 $#"; no-such-program; exit 7'
+    long = f"cat > /tmp/long <<'END'\n{content}END\n{end}"
+    result = await shared.exec(long, user=alice, stdin=b"given\n")
+    expected = f"{hashlib.sha256(content.encode()).hexdigest()}  /tmp/long\ngiven\n/bin/sh 0\n"
+    assert (result.exit_code, result.stdout.decode()) == (7, expected)
+    assert result.stderr.decode() == "/bin/sh: 60003: eval: no-such-program: not found\n"
+    async with shared.using() as agent:
+        wanted = sessions.SessionRequest("process", argv=shell(long), user=alice)
+        started = await sessions.start(agent, wanted)
+        done = await sessions.wait(agent, started.id, 60, alice)
+        await sessions.close(agent, started.id, alice)
+    assert done.exit_code == 7
+    await shared.files().remove("/tmp/long")
+    with pytest.raises(InvalidRequest, match=r"of 1048577 bytes \(max 1048576\): write it to a file"):
+        await shared.exec("#" * ((1 << 20) + 1))
 
 
 async def test_working_directory(shared: Machine, alice: str) -> None:

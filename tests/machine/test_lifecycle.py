@@ -20,6 +20,7 @@ from stead.errors import (
     StartFailed,
     WrongState,
 )
+from stead.guest.execution import ExecRequest, collect
 from stead.host.interface import narrowed
 from stead.host.vm import QemuVm, running_machines
 from stead.installation import open_machines
@@ -192,6 +193,8 @@ async def test_delete_leaves_no_process_file_or_group(machines: Machines, settin
 
 # Unexpected ends
 
+_PANIC = "echo 1 > /proc/sys/kernel/sysrq; echo c > /proc/sysrq-trigger"
+
 
 async def test_a_guest_power_off_is_recorded_as_stopped(machine: Machine) -> None:
     with contextlib.suppress(GuestUnreachable):
@@ -203,10 +206,39 @@ async def test_a_guest_kernel_panic_is_recorded_as_a_crash(
     machine: Machine, events: list[MachineEvent]
 ) -> None:
     with pytest.raises(GuestUnreachable):
-        await machine.exec("echo 1 > /proc/sys/kernel/sysrq; echo c > /proc/sysrq-trigger", timeout=30)
+        await machine.exec(_PANIC, timeout=30)
     assert (await stopped(machine, 60)).reason == "crashed: guest kernel panicked"
     event = next(event for event in events if event.record.id == machine.id)
     assert (event.message, event.failed) == (f"VM {machine.id} crashed: guest kernel panicked", True)
+    assert event.console is not None and "Kernel panic - not syncing: sysrq triggered crash" in event.console
+    assert "Call Trace" in event.console and event.console.replace("\n", "").isprintable()
+
+
+async def test_a_panic_while_the_server_is_down_is_recorded_at_its_next_start(
+    machines: Machines, machine: Machine, events: list[MachineEvent]
+) -> None:
+    """The guest stays paused with its console until the server is back."""
+    record = await machines.journal.find(machine.id)
+    assert record.run is not None
+    await machines.processes.forget(machine.id)
+    agent = machines.host.agent(record.place)
+    panicking = asyncio.create_task(collect(agent, ExecRequest(_PANIC, timeout=60)))
+
+    async def silent() -> bool:
+        try:
+            await agent.call("GET", "/v1/health", timeout=2)
+        except GuestUnreachable:
+            return True
+        return False
+
+    await until(silent, 60)
+    panicking.cancel()
+    await asyncio.wait({panicking})
+    await agent.close()
+    await machines._recovery._adopt(record, record.run)
+    assert (await machine.info()).reason == "crashed: guest kernel panicked"
+    event = next(event for event in events if event.record.id == machine.id)
+    assert event.console is not None and "Kernel panic - not syncing" in event.console
 
 
 async def test_a_killed_qemu_fails_running_commands_and_is_recorded_as_a_crash(

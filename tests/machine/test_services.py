@@ -13,6 +13,8 @@ from stead.builds.spec import Service
 from stead.builds.units import FOLDER
 from stead.errors import GuestError, InvalidRequest
 from stead.machines import Machine
+from support.documents import commands, run_by
+from support.guests import sh
 from support.installations import Server
 from support.waiting import until
 
@@ -28,20 +30,13 @@ async def alice(shared: Machine) -> str:
     return "alice"
 
 
-async def becomes(services: GuestServices, name: str, *states: str) -> None:
-    async def right() -> bool:
-        return (await services.status(name)).active_state in states
-
-    await until(right, 60)
-
-
 @pytest.mark.slow
 async def test_create_start_stop_and_delete_a_service(shared: Machine, services: GuestServices) -> None:
     """The service starts at once, logs, is stopped, started, restarted and deleted."""
     web = Service("web", exec=("/bin/sh -c 'echo serving $WHAT; sleep 1000'",), env={"WHAT": "100% of it"})
-    assert "it is starting" in await services.create(web)
+    created = await services.create(web)
+    assert (created.active_state, created.sub_state) == ("active", "running")
     assert "web" in await services.list()
-    await becomes(services, "web", "active")
     status = await services.status("web.service")
     assert (status.name, status.sub_state, status.load_state, status.description) == (
         *("web", "running", "loaded", "web"),
@@ -86,17 +81,33 @@ async def test_create_start_stop_and_delete_a_service(shared: Machine, services:
 
 
 async def test_a_failed_start_says_why(shared: Machine, services: GuestServices) -> None:
-    message = await services.create(Service("lonely", exec=("/bin/sleep 1000",), requires=("missing",)))
-    assert "missing" in message
+    lonely = await services.create(Service("lonely", exec=("/bin/sleep 1000",), requires=("missing",)))
+    assert "missing" in lonely.message
     await shared.files().remove(f"{FOLDER}/lonely.service")
-    await services.create(Service("broken", exec=("/bin/does-not-exist",)))
-    await becomes(services, "broken", "failed")
+    broken = await services.create(Service("broken", exec=("/bin/does-not-exist",)))
+    assert "cannot start" in broken.message
+    assert broken.active_state == "failed"
     (started,) = await services.change("start", ["broken"])
     assert not started.ok
     assert "broken" in started.message
     await services.delete("broken")
     with pytest.raises(ServiceNotFound):
         await services.status("broken")
+
+
+async def test_create_waits_until_the_service_is_active(
+    services: GuestServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = await services.create(Service("late", exec=("/bin/sleep 2", "/bin/sleep 1000")))
+    assert (started.active_state, started.sub_state) == ("active", "running")
+    assert started.message == "service late created and started"
+    monkeypatch.setattr("stead.builds.services._NEW_TIMEOUT", 1.0)
+    job = await services.create(Service("job", exec=("/bin/sleep 1000",), mode="oneshot"))
+    assert (job.active_state, job.message) == (
+        *("activating", "service job created; it is still starting after 1 s"),
+    )
+    for name in ("late", "job"):
+        await services.delete(name)
 
 
 async def test_invalid_service_requests_are_refused(services: GuestServices) -> None:
@@ -170,7 +181,13 @@ async def test_services_over_http(server: Server) -> None:
             "user": None,
         }
         made = (await http.post("/services", json=wanted)).json()
-        assert made == {"success": True, "message": "service waits created", "serviceName": "waits"}
+        assert made == {
+            "success": True,
+            "message": "service waits created",
+            "serviceName": "waits",
+            "activeState": "inactive",
+            "subState": "dead",
+        }
         assert {"name": "waits"} in (await http.get("/services")).json()["services"]
         status = (await http.get("/services/waits/status")).json()
         assert status == {
@@ -196,3 +213,27 @@ async def test_services_over_http(server: Server) -> None:
         removed = (await http.delete("/services/waits")).json()
         assert removed == {"success": True, "message": "service waits removed"}
     await machine.delete()
+
+
+SERVER = """#!/bin/sh
+echo "started: $*, on $STEAD_LISTEN"
+sleep 100000 &
+echo $! > /run/child
+wait
+"""
+
+
+async def test_unit_of_the_page_leaves_vms_running_when_the_server_stops(shared: Machine) -> None:
+    """With a program in the place of the server; its child is in the place of a VM."""
+    unit, typed = run_by(__file__, "docs/operate.md")
+    files = shared.files()
+    await files.write("/etc/systemd/system/stead.service", unit.body.encode())
+    await files.write("/opt/stead/.venv/bin/stead", SERVER.encode(), mode=0o755)
+    reload, enable, follow = (command.line for command in commands(typed.body))
+    await sh(shared, f"{reload} && {enable}", 120)
+    assert "started: serve --log-json, on 127.0.0.1:8600" in await sh(
+        shared, f"timeout 60 {follow} | grep -m1 started:", 120
+    )
+    await sh(shared, "systemctl stop stead && kill -0 $(cat /run/child)", 120)
+    cleaning = "systemctl disable --quiet stead; rm -r /etc/systemd/system/stead.service /opt/stead"
+    await sh(shared, f"kill $(cat /run/child); {cleaning}; systemctl daemon-reload", 120)

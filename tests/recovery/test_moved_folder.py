@@ -1,4 +1,10 @@
-"""A data folder that was restored at another path: uids depend on the path, so files change their owners."""
+"""A data folder restored at another path: uids depend on the path, so files change their owners."""
+
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -6,10 +12,25 @@ from stead.host import network
 from stead.installation import open_installation
 from stead.repos.committing import Change
 from stead.settings import Settings
+from support import ROOT
 from support.guests import sh
 from support.installations import delete_all, other_settings
 
 pytestmark = [pytest.mark.qemu, pytest.mark.root]
+
+
+def _back_up_and_restore(old: Path, new: Path) -> None:
+    """With the commands of the page, and without leaving the original."""
+    text = (ROOT / "docs" / "operate.md").read_text()
+    create, extract = re.findall(r"^ *# (tar --(?:create|extract) .*)$", text, re.M)
+    archive, unpacked = old.parent / "stead.tar.zst", old.parent / "unpacked"
+    unpacked.mkdir()
+    create = create.replace("-C /var/lib stead", f"-C {old.parent} {old.name}")
+    extract = extract.replace("/srv/rehearsal", str(unpacked))
+    for command in (create, extract):
+        subprocess.run(shlex.split(command.replace("/backup/stead.tar.zst", str(archive))), check=True)
+    shutil.rmtree(old)
+    (unpacked / old.name).rename(new)
 
 
 @pytest.mark.parametrize("end", ["suspend", pytest.param("kill", marks=pytest.mark.slow)])
@@ -26,7 +47,7 @@ async def test_vms_and_repositories_of_a_moved_data_folder_work(settings: Settin
             first = await installation.writer.commit(
                 installation.repos.repository(repo), [Change("file", b"kept")], "first"
             )
-        old.data.rename(new.data)
+        _back_up_and_restore(old.data, new.data)
         await network.remove(old)  # an installation with VMs keeps it
         (old.runtime / old.instance).rmdir()
         assert old.git_uid != new.git_uid

@@ -2,6 +2,11 @@
 
 from pathlib import Path
 
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+
+from stead.store import migrations
 from stead.store.database import open_database
 
 _empty = b""
@@ -17,3 +22,15 @@ async def put_database(path: Path) -> Path:
             _empty = path.read_bytes()
         path.write_bytes(_empty)
     return path
+
+
+def migrate(path: Path, revision: str) -> None:
+    """Make a database as an earlier release left it."""
+    config = Config()
+    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+    config.set_main_option("path_separator", "os")
+    engine = sa.create_engine(f"sqlite:///{path}")
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, revision)
+    engine.dispose()

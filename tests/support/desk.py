@@ -51,6 +51,12 @@ class Desk:
     async def run(self, *command: str, cwd: Path | None = None, **more: str) -> str:
         return await self.computer.run(*command, env=self.environment | more, cwd=cwd or self.folder)
 
+    def place(self, name: str, program: str) -> None:
+        """Put a program on the PATH of the laptop."""
+        path = self.folder / "bin" / name
+        path.write_text(program)
+        path.chmod(0o755)
+
     @contextlib.asynccontextmanager
     async def joined(self, vpc: str) -> AsyncIterator[None]:
         """With a tunnel into a VPC."""

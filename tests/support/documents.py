@@ -15,6 +15,8 @@ Rules for the examples in README.md and docs/:
   `<!-- answer: GET /v1/vms -->` must have no keys that the call does not answer with.
 - `text` blocks after `<!-- output -->` are what the block before them prints.
 - `<!-- part of: FILE -->`: the block is a part of a file of this project, which has tests of its own.
+- `<!-- run by: TEST -->`: this file of tests/ reads the block (`run_by`) and runs or compares it, with what
+  a page lacks: a keyboard, an account at GitHub, a model, a network of its own.
 - Everything else has the comment `<!-- not run: REASON -->` before it, and is counted in `test_docs.py`.
 """
 
@@ -52,7 +54,7 @@ class Block:
 
     @property
     def is_run(self) -> bool:
-        return self.language in {"python", "console"} and self.mark not in {"not run", "part of"}
+        return self.language in {"python", "console"} and self.mark not in {"not run", "part of", "run by"}
 
     def __str__(self) -> str:
         return f"line {self.line} ({self.language})"
@@ -88,6 +90,12 @@ def blocks(page: Path) -> list[Block]:
         found.append(Block(match["language"], body, line, match["mark"], match["text"] or ""))
     assert len(found) * 2 == len(re.findall(r"^ *```", text, re.M)), f"{page.name}: a fence is not closed"
     return found
+
+
+def run_by(test: str, page: str) -> list[Block]:
+    """The blocks of a page that leave it to a file of tests, its `__file__`, to run them."""
+    name = str(Path(test).relative_to(ROOT))
+    return [block for block in blocks(ROOT / page) if block.mark == "run by" and block.text == name]
 
 
 def commands(body: str) -> list[Command]:

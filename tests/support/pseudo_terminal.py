@@ -1,4 +1,4 @@
-"""A person at a terminal: runs the `stead` command in a pseudo-terminal, types, and looks at the screen."""
+"""A person at a terminal: runs a command in a pseudo-terminal, types, and looks at the screen."""
 
 import asyncio
 import contextlib
@@ -8,10 +8,11 @@ import pty
 import struct
 import subprocess
 import termios
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 from support.typed import PROGRAM, Shell
+from support.waiting import until
 
 
 class PseudoTerminal:
@@ -59,6 +60,10 @@ class PseudoTerminal:
         """The modes of the terminal: what raw mode changes, and an exit restores."""
         return list(termios.tcgetattr(self._terminal))
 
+    async def raw(self, timeout: float = 60) -> None:
+        """Wait until the command has set the terminal to raw mode: keys that come before are echoed."""
+        await until(lambda: not termios.tcgetattr(self._terminal)[3] & termios.ECHO, timeout)
+
     async def ended(self, timeout: float = 60) -> int:
         """The exit code of the command."""
         return await asyncio.to_thread(self.process.wait, timeout)
@@ -74,10 +79,10 @@ def set_size(terminal: int, cols: int, rows: int) -> None:
 
 
 @contextlib.asynccontextmanager
-async def typed(
-    shell: Shell, *arguments: str | Path, cols: int = 80, rows: int = 24
+async def in_terminal(
+    command: Sequence[str | Path], environment: Mapping[str, str], *, cols: int = 80, rows: int = 24
 ) -> AsyncIterator[PseudoTerminal]:
-    """Run a command in a terminal; at the end it is killed if it still runs."""
+    """Run a command in a terminal that it controls; at the end it is killed if it still runs."""
     leader, terminal = pty.openpty()
     set_size(leader, cols, rows)
 
@@ -85,11 +90,11 @@ async def typed(
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
     process = subprocess.Popen(  # noqa: ASYNC220
-        [PROGRAM, *arguments],
+        command,
         stdin=terminal,
         stdout=terminal,
         stderr=terminal,
-        env=shell.environment | {"TERM": "xterm-256color"},
+        env=environment,
         start_new_session=True,
         preexec_fn=control,
     )
@@ -100,3 +105,13 @@ async def typed(
         process.kill()
         await window.ended()
         window.close()
+
+
+@contextlib.asynccontextmanager
+async def typed(
+    shell: Shell, *arguments: str | Path, cols: int = 80, rows: int = 24
+) -> AsyncIterator[PseudoTerminal]:
+    """Run the `stead` command in a terminal."""
+    environment = shell.environment | {"TERM": "xterm-256color"}
+    async with in_terminal([PROGRAM, *arguments], environment, cols=cols, rows=rows) as window:
+        yield window

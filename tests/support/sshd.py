@@ -9,7 +9,6 @@ import contextlib
 import os
 import shutil
 import socket
-import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 from stead.host.image import FILES
 from stead.tasks import cancel_and_wait
+from support.debian_packages import unpacked
 
 _OVERLAY = FILES / "overlay"
 _LIBRARIES = ("lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu")
@@ -42,20 +42,7 @@ def find_sshd(cache: Path) -> Path:
     installed = shutil.which("sshd", path="/usr/sbin")
     if installed:
         return Path(installed)
-    folder = cache / "openssh-server"
-    found = folder / "usr/sbin/sshd"
-    if not found.exists():
-        making = cache / f".openssh-server-{os.getpid()}"
-        making.mkdir(parents=True, exist_ok=True)
-        packages = ["openssh-server", "libwrap0"]
-        subprocess.run(["apt-get", "-qq", "download", *packages], cwd=making, check=True, timeout=120)
-        for package in making.glob("*.deb"):
-            subprocess.run(["dpkg-deb", "-x", package, making], check=True)
-            package.unlink()
-        with contextlib.suppress(OSError):
-            making.rename(folder)
-        shutil.rmtree(making, ignore_errors=True)
-    return found
+    return unpacked(cache, "openssh-server", "libwrap0") / "usr/sbin/sshd"
 
 
 @dataclass(eq=False)
@@ -76,10 +63,13 @@ class Sshd:
         home = self.folder / "home"
         home.mkdir()
         os.chown(home, 54321, 54321)
+        # Not the home of the user who runs the tests: a shell there may start with anything.
+        (self.folder / "root").mkdir()
         self.folder.chmod(0o755)
         accounts = Path("/etc/passwd").read_text().splitlines()
-        accounts = [line for line in accounts if line.split(":")[0] not in ("sshd", "dev", "locked")]
+        accounts = [line for line in accounts if line.split(":")[0] not in ("root", "sshd", "dev", "locked")]
         accounts += [
+            f"root:x:0:0::{self.folder}/root:/bin/bash",
             "sshd:x:65533:65534::/run/sshd:/usr/sbin/nologin",
             f"dev:x:54321:54321::{home}:/bin/bash",
             f"locked:x:54322:54322::{home}:/usr/sbin/nologin",

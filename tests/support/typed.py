@@ -95,8 +95,10 @@ class Shell:
         assert result.stdout == ""
         return result.stderr
 
-    async def start(self, *arguments: str | Path) -> asyncio.subprocess.Process:
+    async def start(
+        self, *arguments: str | Path, stdin: int = asyncio.subprocess.DEVNULL
+    ) -> asyncio.subprocess.Process:
         """Start a command and do not wait for it."""
-        pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
-        options: dict[str, Any] = {"stdin": nothing, "stdout": pipe, "stderr": pipe}
+        pipe = asyncio.subprocess.PIPE
+        options: dict[str, Any] = {"stdin": stdin, "stdout": pipe, "stderr": pipe}
         return await asyncio.create_subprocess_exec(PROGRAM, *arguments, **options, env=self.environment)

@@ -1,10 +1,14 @@
 """The installation's CA."""
 
+import json
 import subprocess
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from stead.cli.installation import trust
+from stead.cli.main import app
 from stead.errors import HostError
 from stead.host.authority import Authority
 from stead.settings import Settings
@@ -51,3 +55,25 @@ def test_an_imported_ca_that_cannot_be_used_is_refused_with_its_folder(tmp_path:
     with pytest.raises(HostError, match=r"the CA in .*imported"):
         Authority.open(Settings(data=tmp_path, ca=folder))
     assert broken == "missing" or (folder / "root.crt").exists()
+
+
+def test_trust_store_gets_and_loses_the_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a folder in the place of the host's store."""
+    monkeypatch.setattr(trust, "_STORES", (trust._Store(tmp_path / "store", ("true",)),))
+    (tmp_path / "store").mkdir()
+    environment = {"STEAD_DATA": str(tmp_path), "STEAD_CA": ""}
+
+    def asked(*options: str) -> dict[str, object]:
+        ended = CliRunner().invoke(app, ["trust", *options, "--json"], env=environment)
+        assert ended.exit_code == 0, ended.output
+        return json.loads(ended.stdout)  # type: ignore[no-any-return]
+
+    authority = Authority.open(Settings(data=tmp_path))
+    certificate, fingerprint = authority.certificate.decode(), authority.fingerprint
+    assert asked("--print") == {"certificate": certificate, "sha256": fingerprint}
+    added = asked()
+    (path,) = (tmp_path / "store").iterdir()
+    assert added == {"path": str(path), "sha256": fingerprint, "trusted": True}
+    assert path.read_text() == certificate
+    assert asked("--remove") == {"path": str(path), "sha256": fingerprint, "trusted": False}
+    assert not path.exists()

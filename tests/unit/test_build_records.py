@@ -8,17 +8,13 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config
 
 from stead.builds import records as records_module
 from stead.builds.records import Phase, PhaseInfo, Records
 from stead.logbook import Logbook
-from stead.store import migrations
 from stead.store.builds import BuildStore
 from stead.store.database import Database, open_database
-from support.databases import put_database
+from support.databases import migrate, put_database
 
 
 class Lines(Logbook):
@@ -122,14 +118,7 @@ async def test_a_restart_fails_running_builds_and_their_phases(database: Databas
 
 async def test_migration_gives_old_phases_their_end_and_state(tmp_path: Path) -> None:
     path = tmp_path / "stead.db"
-    config = Config()
-    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
-    config.set_main_option("path_separator", "os")
-    engine = sa.create_engine(f"sqlite:///{path}")
-    with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0007")
-    engine.dispose()
+    migrate(path, "0007")
     with closing(sqlite3.connect(path)) as old:
         old.execute(
             "INSERT INTO builds (id, account, state, planned_phases, started_at, finished_at, updated_at)"

@@ -12,6 +12,7 @@ from stead.edge import gate as gates
 from stead.edge.gate import Gate, Question
 from stead.edge.pages import Refusal
 from stead.edge.routes import Awake, RouteFiles, host_of
+from stead.edge.ssh.failures import ConnectionPlaces
 from stead.errors import MachineNotFound, StartFailed
 
 
@@ -35,6 +36,7 @@ class World:
     wakes: list[str] = field(default_factory=list)
     ended_runs: list[tuple[str, str]] = field(default_factory=list)
     failure: Exception | None = None
+    dials: int = 0
 
     def __post_init__(self) -> None:
         self.files = RouteFiles(
@@ -65,6 +67,7 @@ class World:
     async def ended(self, machine: str) -> None: ...
 
     async def dial(self, address: IPv4Address, port: int) -> None:
+        self.dials += 1
         if (str(address), port) not in self.listening:
             raise ConnectionRefusedError
 
@@ -197,11 +200,83 @@ async def test_names_and_vms_that_do_not_exist_are_not_found(world: World) -> No
     assert world.found == {}
 
 
-async def test_a_port_that_does_not_listen_is_refused_at_once_if_the_vm_was_up(world: World) -> None:
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gates, "_POLL", 0.001)
+    monkeypatch.setattr(gates, "_RUNNING_HOLD", 0.1)
+
+
+async def test_a_port_of_a_running_vm_is_waited_for_until_the_deadline(world: World, quick: None) -> None:
     world.mappings = {"a.dev": Mapped("1")}
     world.start("1")
+    before = asyncio.get_running_loop().time()
     assert await _code(world, "a.dev") == 502
+    assert asyncio.get_running_loop().time() - before >= 0.1
+    assert world.dials > 1
     assert world.found == {}
+
+
+async def test_requests_that_wait_for_one_port_share_the_attempts_to_connect(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gates, "_POLL", 0.05)
+    world.mappings = {"a.dev": Mapped("1"), "b.dev": Mapped("1")}
+    world.start("1")
+    waiting = [asyncio.create_task(_code(world, host)) for host in ("a.dev", "b.dev") * 50]
+    await asyncio.sleep(0.12)
+    assert 1 <= world.dials <= 3
+    world.listening = {("100.64.0.5", 80)}
+    assert set(await asyncio.gather(*waiting)) == {"100.64.0.5:80"}
+
+
+async def test_only_so_many_requests_wait_for_ports_of_running_vms(world: World, quick: None) -> None:
+    world.gate._held = ConnectionPlaces(3, 2)
+    world.mappings = {"a.dev": Mapped("1"), "b.dev": Mapped("2")}
+    world.start("1")
+    world.start("2")
+    done: list[str] = []
+
+    async def ask(host: str) -> None:
+        await _code(world, host)
+        done.append(host)
+
+    async with asyncio.TaskGroup() as group:
+        for host in ("a.dev", "a.dev", "a.dev", "b.dev", "b.dev"):
+            group.create_task(ask(host))
+        await asyncio.sleep(0.05)
+        assert sorted(done) == ["a.dev", "b.dev"], "two of a VM wait, three in all"
+    assert not world.gate._held._held
+
+
+async def test_a_changed_mapping_ends_the_wait_for_a_port(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gates, "_POLL", 0.001)
+    world.mappings = {"a.dev": Mapped("1"), "b.dev": Mapped("1")}
+    world.start("1")
+    world.start("2")
+    world.listening = {("100.64.0.6", 80)}
+    moved, removed = (asyncio.create_task(_code(world, host)) for host in ("a.dev", "b.dev"))
+    await asyncio.sleep(0.05)
+    assert not moved.done() and not removed.done()
+    world.mappings = {"a.dev": Mapped("2")}
+    async with asyncio.timeout(2):
+        assert (await moved, await removed) == ("100.64.0.6:80", 404)
+
+
+async def test_a_vm_that_is_suspended_while_a_request_waits_for_its_port_is_woken(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gates, "_POLL", 0.001)
+    world.mappings = {"a.dev": Mapped("1")}
+    world.start("1")
+    waiting = asyncio.create_task(_code(world, "a.dev"))
+    await asyncio.sleep(0.05)
+    world.end("1")
+    world.asleep = {"1"}
+    world.listening = {("100.64.0.5", 80)}
+    assert await waiting == "100.64.0.5:80"
+    assert world.wakes == ["1"]
 
 
 async def test_requests_wait_for_the_port_of_a_vm_that_they_woke_with_one_wake(
@@ -244,7 +319,6 @@ async def test_only_requests_that_the_vm_has_not_seen_are_sent_again(world: Worl
     world.listening = {("100.64.0.5", 80)}
     refused = "dial tcp 100.64.0.5:80: connect: connection refused"
     assert await _code(world, "a.dev", error=refused) == "100.64.0.5:80"
-    assert await _code(world, "a.dev", error=refused, method="POST") == 503
     assert await _code(world, "a.dev", error="EOF") == 502
 
 
@@ -252,7 +326,7 @@ async def test_a_vm_is_not_woken_for_a_request_that_is_not_sent_again(world: Wor
     world.mappings = {"a.dev": Mapped("1")}
     world.asleep.add("1")
     world.listening = {("100.64.0.5", 80)}
-    assert await _code(world, "a.dev", error="write: connection reset by peer", method="POST") == 502
+    assert await _code(world, "a.dev", error="write: connection reset by peer") == 502
     assert not world.wakes
     assert await _code(world, "a.dev") == "100.64.0.5:80"
     assert world.wakes == ["1"]

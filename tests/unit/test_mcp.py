@@ -9,10 +9,10 @@ import pytest
 from mcp import Client
 from mcp_types import Tool
 
-from stead import AsyncStead
+from stead import AsyncStead, Unauthorized
 from stead.mcp.commands import _new_output
 from stead.mcp.excerpts import Excerpt, decoded, encoded
-from stead.mcp.server import OneCaller, build_server, http_app
+from stead.mcp.server import OneCaller, build_server, http_app, serve_stdio
 from stead.sdk.models import OutputChunk, OutputCut, ProcessInfo, ProcessOutput
 
 READ_ONLY = {
@@ -91,6 +91,17 @@ async def test_errors_reach_the_model_with_their_message(nowhere: str) -> None:
         bad = await connected.call_tool("file_write", invalid)
         assert bad.is_error
         assert "not valid base64" in bad.content[0].text  # type: ignore[union-attr]
+
+
+async def test_invalid_arguments_are_one_sentence() -> None:
+    async with client("http://127.0.0.1:1") as connected:
+        for tool, given, said in (
+            ("exec", {}, "exec: the argument vm is missing; the argument command is missing"),
+            ("vm_get", {"vm": 3}, "vm_get: the argument vm is invalid: input should be a valid string"),
+        ):
+            answer = await connected.call_tool(tool, given)
+            assert answer.is_error
+            assert answer.content[0].text == said  # type: ignore[union-attr]
 
 
 async def test_http_requests_without_an_accepted_token_are_refused(nowhere: str) -> None:
@@ -181,3 +192,17 @@ def test_half_a_character_of_a_running_process_waits_for_its_other_half() -> Non
 def test_output_that_the_vm_no_longer_holds_is_counted() -> None:
     found = _new_output(page(("stdout", b"z"), start=10, cut=OutputCut(0, 10)), RUNNING, 0)
     assert (found.lost_bytes, found.next_offset, found.parts[0].text) == (10, 11, "z")
+
+
+async def test_stdio_server_does_not_start_with_a_refused_key(capsys: pytest.CaptureFixture[str]) -> None:
+    """One that the API server does not answer starts: tools fail until it does."""
+
+    def refuse(_: httpx2.Request) -> httpx2.Response:
+        body = {"code": "UNAUTHORIZED_ERROR", "message": "unknown or revoked API key or token"}
+        return httpx2.Response(401, json=body)
+
+    async with httpx2.AsyncClient(transport=httpx2.MockTransport(refuse)) as http:
+        stead = AsyncStead("wrong", base_url="http://stead.test", http_client=http)
+        with pytest.raises(Unauthorized, match="unknown or revoked"):
+            await serve_stdio(stead)
+    assert capsys.readouterr().out == ""

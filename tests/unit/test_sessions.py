@@ -6,6 +6,7 @@ import hashlib
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -51,6 +52,25 @@ async def read_until(attachment: Attachment, text: bytes) -> bytes:
             if text in seen:
                 return seen
     raise AssertionError(seen)
+
+
+@pytest.mark.parametrize(
+    ("options", "term"),
+    [
+        ({"kind": "terminal"}, "xterm-256color"),
+        ({"kind": "process", "pty": True}, "xterm-256color"),
+        ({"kind": "terminal", "env": {"TERM": "vt100"}}, "vt100"),
+        ({"kind": "process"}, "none"),
+    ],
+)
+async def test_a_terminal_has_a_type_and_a_command_without_one_has_none(
+    agent: Agent, options: dict[str, Any], term: str
+) -> None:
+    request = SessionRequest(argv=["sh", "-c", "echo type-${TERM-none}-end; sleep 1000"], **options)
+    started = await sessions.start(agent, request)
+    async with sessions.attach(agent, started.id) as attached:
+        assert f"type-{term}-end".encode() in await read_until(attached, b"-end")
+    await sessions.close(agent, started.id)
 
 
 async def test_a_process_is_started_followed_and_listed(agent: Agent) -> None:

@@ -298,23 +298,23 @@ def test_a_row_without_a_reason_is_still_in_its_state(state: MachineState) -> No
 
 GO, WAKE, DONE, REFUSE = Verdict.GO, Verdict.WAKE, Verdict.DONE, Verdict.REFUSE
 VERDICTS: dict[State, tuple[Verdict, ...]] = {
-    # use, start, stop, kill, suspend, snapshot, fork, resize, delete
-    State.RUNNING: (GO, DONE, GO, GO, GO, GO, GO, GO, GO),
+    # use, wake, start, stop, kill, suspend, snapshot, fork, resize, delete
+    State.RUNNING: (GO, GO, DONE, GO, GO, GO, GO, GO, GO, GO),
     # Without memory there is nothing to suspend.
-    State.STOPPED: (WAKE, GO, DONE, DONE, REFUSE, GO, WAKE, GO, GO),
+    State.STOPPED: (WAKE, REFUSE, GO, DONE, DONE, REFUSE, GO, WAKE, GO, GO),
     # Woken for a stop or resize, so that its page cache reaches the disk.
-    State.SUSPENDED: (WAKE, GO, WAKE, GO, DONE, GO, WAKE, WAKE, GO),
+    State.SUSPENDED: (WAKE, WAKE, GO, WAKE, GO, DONE, GO, WAKE, WAKE, GO),
     # The next use creates it again; there is no disk or memory to snapshot or kill.
-    State.DELETED: (WAKE, GO, REFUSE, REFUSE, REFUSE, REFUSE, WAKE, REFUSE, GO),
-    State.LOST: (*(REFUSE,) * 8, GO),
+    State.DELETED: (WAKE, REFUSE, GO, REFUSE, REFUSE, REFUSE, REFUSE, WAKE, REFUSE, GO),
+    State.LOST: (*(REFUSE,) * 9, GO),
     # Kill and delete end a shutdown that is under way.
-    State.STOPPING: (REFUSE, REFUSE, REFUSE, GO, REFUSE, REFUSE, REFUSE, REFUSE, GO),
-    State.CREATING: (REFUSE,) * 9,
-    State.STARTING: (REFUSE,) * 9,
-    State.SUSPENDING: (REFUSE,) * 9,
-    State.DELETING: (REFUSE,) * 9,
-    State.PREPARING: (REFUSE,) * 9,
-    State.PREPARED: (REFUSE,) * 9,
+    State.STOPPING: (REFUSE, REFUSE, REFUSE, REFUSE, GO, REFUSE, REFUSE, REFUSE, REFUSE, GO),
+    State.CREATING: (REFUSE,) * 10,
+    State.STARTING: (REFUSE,) * 10,
+    State.SUSPENDING: (REFUSE,) * 10,
+    State.DELETING: (REFUSE,) * 10,
+    State.PREPARING: (REFUSE,) * 10,
+    State.PREPARED: (REFUSE,) * 10,
 }
 
 

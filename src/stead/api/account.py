@@ -4,7 +4,7 @@ from fastapi import APIRouter
 from starlette.responses import JSONResponse
 
 from stead.api import background as background_answers
-from stead.api.callers import AnyCaller
+from stead.api.callers import AnyCaller, Owner
 from stead.api.parts import BackgroundDep
 from stead.api.wire import Wire
 
@@ -26,3 +26,12 @@ async def whoami(caller: AnyCaller) -> WhoAmI:
 async def background_request(request_id: str, caller: AnyCaller, background: BackgroundDep) -> JSONResponse:
     """Get the result of a background request: 202 while it runs, then the status and body of its answer."""
     return await background_answers.result(background, caller.account, request_id)
+
+
+@router.delete("/background-requests/{request_id}", response_class=JSONResponse)
+async def cancel_background_request(
+    request_id: str, caller: Owner, background: BackgroundDep
+) -> JSONResponse:
+    """Cancel a background request: 202, and what it makes is deleted. One that has finished stays as it is,
+    and is answered like GET."""
+    return await background_answers.result(background, caller.account, request_id, cancel=True)

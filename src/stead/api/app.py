@@ -25,6 +25,7 @@ from stead.api import (
     logs,
     metrics,
     networks,
+    piped_exec,
     processes,
     pty,
     repo_search,
@@ -46,6 +47,7 @@ from stead.api.calls import TRACE_HEADER, Calls
 from stead.api.credentials_in_path import CredentialsInPath
 from stead.api.documentation import DESCRIPTION, Api, add_documentation
 from stead.api.parts import Installation, MachinesDep, SigningDep
+from stead.api.repeatable import KEY_HEADER
 from stead.api.smart_http import SmartHttp
 from stead.api.wire import Wire
 from stead.api.wire.unknown import HEADER as UNKNOWN_KEYS_HEADER
@@ -58,6 +60,7 @@ _HEADERS = (
     TOKEN_HEADER.lower(),
     USER_HEADER.lower(),
     AFTER_HEADER,
+    KEY_HEADER.lower(),
     UNKNOWN_KEYS_HEADER,
     "x-freestyle-sdk",
     "x-freestyle-sdk-version",
@@ -85,7 +88,7 @@ def create_app(installation: Installation | None = None) -> FastAPI:
     # The order matters: /v1/vms/snapshots must not match /v1/vms/{vm_id}.
     for module in (creation, snapshots, builds, vms, guests, watching, terminals, systemd, identities):
         app.include_router(module.router)
-    for module in (pty, processes, forward, tickets, ssh):
+    for module in (pty, processes, piped_exec, forward, tickets, ssh):
         app.include_router(module.router)
     for module in (
         repos,
@@ -118,7 +121,8 @@ def _add_upgrade_hints(app: FastAPI) -> None:
         text = "this path is a WebSocket: connect with a WebSocket client, and let proxies pass `Upgrade`"
         raise errors.ApiError("BAD_REQUEST", text, 426, headers={"Upgrade": "websocket"})
 
-    for route in (*pty.router.routes, *processes.router.routes, *forward.router.routes):
+    websockets = (pty, processes, piped_exec, forward)
+    for route in (each for module in websockets for each in module.router.routes):
         if isinstance(route, APIWebSocketRoute):
             app.add_api_route(route.path, upgrade_required, methods=["GET"], include_in_schema=False)
 

@@ -26,18 +26,21 @@ async def run(
 ) -> JSONResponse:
     """Return the answer if it comes within `after` seconds; otherwise 202 with the request id."""
     answer = await background.run(account, request_id, after, work, lambda error: failure(error, invalid))
-    return _pending(request_id) if answer is None else JSONResponse(answer)
+    return pending(request_id) if answer is None else JSONResponse(answer)
 
 
-async def result(background: BackgroundRequests, account: str, request_id: str) -> JSONResponse:
-    row = await background.get(account, request_id)
+async def result(
+    background: BackgroundRequests, account: str, request_id: str, *, cancel: bool = False
+) -> JSONResponse:
+    """The stored answer; 202 if there is none yet. With `cancel` there will be none but an error."""
+    row = await (background.cancel if cancel else background.get)(account, request_id)
     if row is None:
         raise ApiError("NOT_FOUND", f"background request {request_id} not found")
     if row.status is None or row.answer is None:
-        return _pending(request_id)
+        return pending(request_id)
     return JSONResponse(json.loads(row.answer), row.status)
 
 
-def _pending(request_id: str) -> JSONResponse:
+def pending(request_id: str) -> JSONResponse:
     body = {"requestId": request_id, "status": "pending"}
     return JSONResponse(body, 202, {ID_HEADER: request_id})

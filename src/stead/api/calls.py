@@ -305,7 +305,8 @@ def too_large() -> ApiError:
 
 def busy(count: int) -> ApiError:
     text = f"too many requests at once: {count} in progress (STEAD_MAX_CALLS); retry later"
-    return ApiError("SERVICE_UNAVAILABLE", text, headers={"Retry-After": "1"})
+    # Refused before any work: also a command or a create may be sent again.
+    return ApiError("SERVICE_UNAVAILABLE", text, headers={"Retry-After": "1"}, retryable=True)
 
 
 def client_left() -> ApiError:

@@ -1,8 +1,8 @@
 """POST /v1/vms and POST /v1/vms/snapshots: requests that can take minutes.
 
-SDKs repeat these requests when the connection drops, without an idempotency key. So a VM that its client did
-not hear of is deleted: when the client disconnects before the answer, the work is undone; after the answer
-the VM is durable.
+SDKs repeat these requests when the connection drops. Without an idempotency key, a VM that its client did not
+hear of is deleted: when the client disconnects before the answer, the work is undone; after the answer the VM
+is durable. With a key, or with `ifMissing`, the repeated request finds the VM, and nothing is undone.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header
 
-from stead.api.background import AFTER_HEADER, run
+from stead.api.background import AFTER_HEADER, failure, pending, run
 from stead.api.callers import CurrentCall, Owner
 from stead.api.parts import (
     BackgroundDep,
@@ -21,11 +21,12 @@ from stead.api.parts import (
     MachinesDep,
     NetworksDep,
 )
+from stead.api.repeatable import CurrentCreation, IfMissing, answer_of
 from stead.api.wire.creation import CreateSnapshot, CreateVm
 from stead.api.wire.snapshots import SnapshotCreated
 from stead.api.wire.unknown import HEADER, Tracked, unknown_keys
 from stead.api.wire.vms import Created
-from stead.builds.background import Answer, Work, new_request_id
+from stead.builds.background import Answer, Work
 from stead.builds.builder import MachineOrder, SnapshotOrder
 from stead.builds.plan import plan_machine
 from stead.domains.domains import Mapping
@@ -69,6 +70,7 @@ async def create_vm(
     networks: NetworksDep,
     git_access: GitAccessDep,
     call: CurrentCall,
+    creation: CurrentCreation,
     wanted: CreateVm | None = None,
     after: _After = None,
     unknown: _UnknownKeys = None,
@@ -80,7 +82,7 @@ async def create_vm(
     wanted = wanted or CreateVm.model_validate({})
     warnings = _check_keys(wanted, unknown)
     wanted.refuse_unsupported()
-    request = new_request_id()
+    request = creation.request
     order = MachineOrder(
         account=owner.account,
         spec=None if wanted.spec is None else wanted.spec.layer(),
@@ -94,17 +96,21 @@ async def create_vm(
         warnings=warnings,
         nic=wanted.nic(),
     )
-    if order.nic is not None:
-        await networks.check_nic(owner.account, order.nic.vpc, order.nic.address)
-
     plan = plan_machine(order.spec, order.template, order.top)
     targets = wanted.targets(plan.domain_port)
-    await domains.check(owner.account, targets)
-    if wanted.git_access is not None:
-        await git_access.check(owner.account, wanted.git_access)
+
+    async def check() -> None:
+        if order.nic is not None:
+            await networks.check_nic(owner.account, order.nic.vpc, order.nic.address)
+        await domains.check(owner.account, targets)
+        if wanted.git_access is not None:
+            await git_access.check(owner.account, wanted.git_access)
 
     async def delete_created(created: Answer) -> None:
         await machines.delete(created["id"], forget=True)
+
+    async def cancel() -> None:
+        await background.cancel(owner.account, request)
 
     async def make() -> Answer:
         machine = await builder.create_machine(order)
@@ -120,11 +126,30 @@ async def create_vm(
             raise
         return created_answer(info, mapped)
 
-    work = _limited(creations, lambda: or_undo(make(), delete_created))
-    if after is not None:
-        return await run(background, owner.account, request, after, work, "CREATE_VM_BAD_REQUEST")
-    created = await work
-    call.undo = lambda: delete_created(created)
+    async def checked() -> Answer:
+        await check()
+        return await _limited(creations, lambda: or_undo(make(), delete_created))
+
+    async def existing(name: str) -> list[Answer]:
+        found = await machines.named(owner.account, name)
+        return [created_answer(info, domains.of_machine(info.id), created=False) for info in found]
+
+    if_missing = IfMissing("VM", order.name, existing) if wanted.if_missing else None
+    undone = not creation.outlives_client and if_missing is None
+    work = creation.run(checked, if_missing)
+    if after is None:
+        created = await work
+    else:
+        answer = await background.run(
+            owner.account, request, after, work, lambda error: failure(error, "CREATE_VM_BAD_REQUEST")
+        )
+        if answer is None:
+            if undone:
+                call.undo = cancel
+            return pending(request)
+        created = answer
+    if undone:
+        call.undo = lambda: delete_created(created)
     return created
 
 
@@ -134,6 +159,7 @@ async def create_snapshot(
     builder: BuilderDep,
     background: BackgroundDep,
     creations: CreationsDep,
+    creation: CurrentCreation,
     wanted: CreateSnapshot | None = None,
     after: _After = None,
     unknown: _UnknownKeys = None,
@@ -141,12 +167,13 @@ async def create_snapshot(
     """Return the snapshot of a spec, and build it first unless the account has one with the same content."""
     wanted = wanted or CreateSnapshot()
     warnings = _check_keys(wanted, unknown)
-    request = new_request_id()
+    request = creation.request
     order = SnapshotOrder(
         account=owner.account,
         layer=wanted.layer(),
         name=wanted.name,
         persistence=None if wanted.persistence is None else wanted.persistence.of_snapshot(),
+        lifetime=wanted.lifetime(),
         request=request,
         warnings=warnings,
     )
@@ -156,15 +183,15 @@ async def create_snapshot(
         snapshot = await builder.ensure_snapshot(order)
         return SnapshotCreated(snapshot_id=snapshot.id).model_dump(by_alias=True)
 
-    work = _limited(creations, make)
+    work = creation.run(lambda: _limited(creations, make))
     if after is None:
         return await work
     return await run(background, owner.account, request, after, work, "CREATE_SNAPSHOT_BAD_REQUEST")
 
 
-def created_answer(info: MachineInfo, mapped: Sequence[Mapping]) -> Answer:
+def created_answer(info: MachineInfo, mapped: Sequence[Mapping], *, created: bool = True) -> Answer:
     names = [mapping.domain for mapping in mapped]
-    return Created(id=info.id, domains=names, snapshot_id=info.snapshot).model_dump(by_alias=True)
+    return answer_of(Created(id=info.id, domains=names, snapshot_id=info.snapshot, created=created))
 
 
 def _check_keys(body: Tracked, unknown: str | None) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from stead.builds.errors import (
     Rule,
     SetupFailed,
 )
+from stead.builds.idempotency import IdempotencyKeyReused
 from stead.domains import errors as domains
 from stead.github.errors import GithubFailed, GithubNotConnected, GithubRefused, LinkConflict, NotLinked
 from stead.identity import errors as identity
@@ -103,6 +104,9 @@ STATUSES: dict[str, int] = {
 }
 
 
+OWN_STATUSES = {"IDEMPOTENCY_KEY_REUSED": 422, "NAME_NOT_UNIQUE": 409}
+"""Codes that the npm package does not know, for requests that it does not make."""
+
 _RETRY_LATER = {"Retry-After": "10"}
 """Sent with every 503, unless the call may have taken effect."""
 
@@ -124,7 +128,7 @@ class ApiError(Exception):
         super().__init__(message)
         self.code = code
         self.message = message
-        self.status = STATUSES[code] if status is None else status
+        self.status = status or STATUSES.get(code) or OWN_STATUSES[code]
         if headers is None and self.status == HTTPStatus.SERVICE_UNAVAILABLE:
             headers = _RETRY_LATER
         self.headers = headers
@@ -237,6 +241,11 @@ def from_product(error: product.SteadError, invalid: str = "BAD_REQUEST") -> Api
             return _invalid_spec(error)
         case product.MachineNotFound():
             return ApiError("VM_NOT_FOUND", text, vmId=error.machine_id)
+        case product.SnapshotExpired():
+            # A code that every client knows: some repeat a create for ever after any other.
+            return ApiError(
+                "SOURCE_SNAPSHOT_DELETED", text, snapshotId=error.snapshot_id, expiresAt=error.expired
+            )
         case BaseSnapshotDeleted():
             return ApiError("SOURCE_SNAPSHOT_DELETED", text, snapshotId=error.snapshot_id)
         case BuildNotFound():
@@ -267,6 +276,8 @@ def from_product(error: product.SteadError, invalid: str = "BAD_REQUEST") -> Api
             return _guest(error)
         case product.GuestUnreachable():
             return ApiError("VM_NOT_RUNNING", text)
+        case IdempotencyKeyReused():
+            return ApiError("IDEMPOTENCY_KEY_REUSED", text)
         case networks.ForkUnsupported():
             return ApiError("VPC_FORK_UNSUPPORTED", text)
         case product.AddressTaken():

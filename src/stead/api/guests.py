@@ -4,6 +4,7 @@ import base64
 import contextlib
 import json
 import os
+import posixpath
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Annotated, Any
 from urllib.parse import unquote_to_bytes
@@ -40,6 +41,7 @@ router = APIRouter(prefix="/v1/vms/{vm_id}", tags=["guests"])
 
 MAX_WHOLE_FILE = 64 << 20
 """Largest file in bytes that is sent inside JSON, which is held in memory."""
+_MAX_PARENTS = 64
 _RAW = "application/octet-stream"
 _TAR = "application/x-tar"
 _NDJSON = "application/x-ndjson"
@@ -52,7 +54,7 @@ async def exec_await(guest: Guest, wanted: Exec, call: CurrentCall) -> Executed:
 
     If the client disconnects, the command is killed.
     """
-    arguments = _arguments(guest, wanted)
+    arguments = command_options(guest, wanted)
     await _wake(guest, call)
     if wanted.terminal:
         async with guest.machine.using(Use.TERMINAL) as agent:
@@ -80,7 +82,8 @@ async def _wake(guest: GuestAccess, call: Call) -> None:
     call.command_started = True
 
 
-def _arguments(guest: GuestAccess, wanted: Exec) -> dict[str, Any]:
+def command_options(guest: GuestAccess, wanted: Exec) -> dict[str, Any]:
+    """Options of a command for `Machine.exec` and `Machine.stream`."""
     return {
         "cwd": wanted.cwd or guest.info.workdir or "/",
         "env": wanted.env,
@@ -108,7 +111,7 @@ async def exec_stream(guest: Guest, wanted: Exec, call: CurrentCall) -> Streamin
     If the VM is lost or the server stops, the last line is an `error` event with `code` and `message`. If the
     client disconnects, the command is killed.
     """
-    arguments = _arguments(guest, wanted)
+    arguments = command_options(guest, wanted)
     await _wake(guest, call)
     stream = guest.machine.stream(wanted.command, **arguments)
     # A command that cannot be started is an error answer, not a stream.
@@ -135,9 +138,14 @@ def error_event(failure: ApiError) -> bytes:
 def _line(event: Output | Ended) -> bytes:
     if isinstance(event, Output):
         return _json({"type": event.stream, "data": base64.b64encode(event.data).decode()})
+    return _json(exit_facts(event))
+
+
+def exit_facts(event: Ended) -> dict[str, object]:
+    """The last event of a command."""
     status = exit_status(event.exit_code, event.signal)
     facts = {"statusCode": status, "signal": event.signal, "timedOut": event.timed_out}
-    return _json({"type": "exit", **facts, "durationMs": round(event.duration * 1000, 3)})
+    return {"type": "exit", **facts, "durationMs": round(event.duration * 1000, 3)}
 
 
 def _json(value: object) -> bytes:
@@ -249,13 +257,23 @@ async def write_file(guest: Guest, path: GuestPath, request: Request, mode: _Mod
     """
     files = _files(guest)
     permissions = None if mode is None else int(mode, 8)
+    size = None
+    content: bytes | AsyncIterator[bytes]
+    if request.headers.get("content-type", "").startswith(_RAW):
+        length = request.headers.get("content-length")
+        size, content = int(length) if length else None, request.stream()
+    else:
+        content = await _written(request)
     with _naming_in_errors(path):
-        if request.headers.get("content-type", "").startswith(_RAW):
-            length = request.headers.get("content-length")
-            size = int(length) if length else None
-            await files.write(path, request.stream(), mode=permissions, size=size)
-        else:
-            await files.write(path, await _written(request), mode=permissions)
+        try:
+            await files.write(path, content, mode=permissions, size=size)
+        except GuestError as error:
+            # Parents are created, so the file itself cannot be: in /proc and /sys, for example.
+            if error.code == "not_found" and await _exists(files, path):
+                folder = _shown(posixpath.dirname(path) or "/")
+                text = f"cannot replace {_shown(path)}: no file can be created in {folder}"
+                raise ApiError("FILES_BAD_REQUEST", f"{text}; write to it with a command") from None
+            raise
     return Nothing()
 
 
@@ -323,9 +341,35 @@ def _path_field(path: str, field: str) -> str:
 @router.post("/directories/{path:path}")
 async def make_directory(guest: Guest, path: GuestPath, parents: bool = False) -> Nothing:
     """Create a folder. With `parents`, create its parents too; an existing folder is not an error then."""
+    files = _files(guest)
     with _naming_in_errors(path):
-        await _files(guest).make_folder(path, parents=parents)
+        try:
+            await files.make_folder(path, parents=parents)
+        except GuestError as error:
+            if error.code == "not_found" and (missing := await _missing_parent(files, path)) is not None:
+                text = f"cannot create {_shown(path)}: no such folder: {_shown(missing)}"
+                text += "; create it first, or use `parents`"
+                raise ApiError("FILE_NOT_FOUND", text, path=_shown(missing)) from None
+            raise
     return Nothing()
+
+
+async def _missing_parent(files: GuestFiles, path: str) -> str | None:
+    """The uppermost parent folder of a path that does not exist."""
+    missing, parent = None, posixpath.dirname(path.rstrip("/"))
+    for _ in range(_MAX_PARENTS):
+        if await _exists(files, parent):
+            break
+        missing, parent = parent, posixpath.dirname(parent)
+    return missing
+
+
+async def _exists(files: GuestFiles, path: str) -> bool:
+    try:
+        await files.stat(path)
+    except GuestError:
+        return False
+    return True
 
 
 @router.get("/archives/{path:path}", response_class=StreamingResponse)

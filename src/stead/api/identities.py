@@ -3,16 +3,18 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Query
+from starlette.responses import JSONResponse
 
 from stead.api.callers import Owner
 from stead.api.errors import ApiError
 from stead.api.parts import AccessDep, IdentitiesDep, ReposDep
+from stead.api.repeatable import CurrentCreation, IfMissing, answer_of
 from stead.api.wire import LARGEST, Nothing
 from stead.api.wire.identities import (
     AccessibleRepository,
     AccessibleRepositoryList,
+    CreatedIdentity,
     IdentityList,
-    IdentityModel,
     NewIdentity,
     NewToken,
     RepositoryAccess,
@@ -22,6 +24,7 @@ from stead.api.wire.identities import (
     VmPermissionList,
     VmPermissionModel,
 )
+from stead.builds.background import Answer
 from stead.identity.identities import PAGE
 from stead.repos.errors import RepoNotFound
 from stead.repos.repos import Repos
@@ -49,13 +52,32 @@ async def list_identities(
     return IdentityList.of(page)
 
 
-@router.post("")
+@router.post("", response_model=CreatedIdentity)
 async def create_identity(
-    owner: Owner, identities: IdentitiesDep, body: NewIdentity | None = None
-) -> IdentityModel:
+    owner: Owner,
+    identities: IdentitiesDep,
+    repos: ReposDep,
+    creation: CurrentCreation,
+    body: NewIdentity | None = None,
+) -> JSONResponse:
     """Create an identity. It has no permissions until you grant some."""
-    name = None if body is None else body.name
-    return IdentityModel.model_validate(await identities.create(owner.account, name=name))
+    wanted = body or NewIdentity()
+    if wanted.repo_id is not None:
+        await _check_repository(repos, owner.account, wanted.repo_id)
+
+    async def make() -> Answer:
+        made = await identities.create(
+            owner.account, name=wanted.name, repo=wanted.repo_id, identity_id=creation.uuid
+        )
+        return answer_of(CreatedIdentity.model_validate(made))
+
+    async def existing(name: str) -> list[Answer]:
+        found = await identities.named(owner.account, name)
+        models = [CreatedIdentity.model_validate(each) for each in found]
+        return [answer_of(model.model_copy(update={"created": False})) for model in models]
+
+    if_missing = IfMissing("identity", wanted.name, existing) if wanted.if_missing else None
+    return JSONResponse(await creation.run(make, if_missing))
 
 
 @router.delete("/{identity}")

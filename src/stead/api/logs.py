@@ -18,7 +18,7 @@ from stead.errors import GuestUnreachable, MachineNotFound
 from stead.guest.systemd_journal import Entry, JournalPage, JournalQuery, read_journal
 from stead.identity.callers import Caller
 from stead.identity.identities import Identities
-from stead.logbook import Logbook, LogQuery, LogRow
+from stead.logbook import CONSOLE, Logbook, LogQuery, LogRow
 from stead.machines import Machines
 from stead.machines.machine import MachineInfo
 
@@ -138,6 +138,8 @@ async def read_logs(
         build=build_id,
         instance=instance_id,
         search=search,
+        # Root alone may read the console of a guest; tokens may be limited to other users.
+        without_source=None if caller.identity is None else CONSOLE,
         after=position.logbook,
         # One more than a page holds shows whether there is another page.
         limit=page_size + 1,

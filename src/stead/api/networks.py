@@ -1,12 +1,15 @@
 """VPCs: private networks between VMs."""
 
 from fastapi import APIRouter
+from starlette.responses import JSONResponse
 
 from stead.api.callers import Owner
 from stead.api.parts import NetworksDep, TunnelsDep
+from stead.api.repeatable import CurrentCreation, IfMissing, answer_of, vpc_id
 from stead.api.wire import Nothing
 from stead.api.wire.networks import (
     ClosedSession,
+    CreatedVpc,
     GatewayPeerModel,
     KnownClientModel,
     KnownClients,
@@ -19,15 +22,28 @@ from stead.api.wire.networks import (
     VpcList,
     VpcModel,
 )
+from stead.builds.background import Answer
 
 router = APIRouter(prefix="/v1/vpcs", tags=["networks"])
 
 
-@router.post("")
-async def create_vpc(owner: Owner, networks: NetworksDep, wanted: NewVpc | None = None) -> VpcModel:
+@router.post("", response_model=CreatedVpc)
+async def create_vpc(
+    owner: Owner, networks: NetworksDep, creation: CurrentCreation, body: NewVpc | None = None
+) -> JSONResponse:
     """Create a VPC. Ranges of different VPCs may overlap: no VPC reaches another one."""
-    wanted = wanted or NewVpc()
-    return VpcModel.of(await networks.create(owner.account, wanted.cidr, wanted.name))
+    wanted = body or NewVpc()
+
+    async def make() -> Answer:
+        vpc = await networks.create(owner.account, wanted.cidr, wanted.name, vpc_id(creation.request))
+        return answer_of(CreatedVpc.of(vpc))
+
+    async def existing(name: str) -> list[Answer]:
+        models = [CreatedVpc.of(vpc) for vpc in await networks.named(owner.account, name)]
+        return [answer_of(model.model_copy(update={"created": False})) for model in models]
+
+    if_missing = IfMissing("VPC", wanted.name, existing) if wanted.if_missing else None
+    return JSONResponse(await creation.run(make, if_missing))
 
 
 @router.get("")

@@ -12,6 +12,7 @@ from stead.api.exited_sessions import ExitedSessions
 from stead.builds.background import BackgroundRequests
 from stead.builds.builder import Builder
 from stead.builds.git_access import GitAccess
+from stead.builds.idempotency import IdempotencyKeys
 from stead.domains.domains import Domains
 from stead.errors import HostError
 from stead.github.links import Links
@@ -26,13 +27,14 @@ from stead.networks.tunnels import Tunnels
 from stead.repos.access import RepoAccess
 from stead.repos.repos import Repos
 from stead.repos.search.search import Search
+from stead.repos.ssrf import SsrfGuard
 from stead.repos.transfer.imports import Imports
 from stead.repos.transfer.serving import PackServer
 from stead.repos.webhooks.signing import WebhookSigner
 from stead.repos.webhooks.triggers import Triggers
 from stead.repos.writer import RepoWriter
 from stead.settings import Settings
-from stead.tasks import KeyedLimit
+from stead.tasks import KeyedLimit, KeyedLock
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class Installation:
     domains: Domains
     networks: Networks
     background: BackgroundRequests
+    idempotency: IdempotencyKeys
     creations: KeyedLimit
     """Back-pressure: creations of VMs and snapshots in progress."""
     sockets: KeyedLimit
@@ -77,11 +80,14 @@ class Installation:
     search: Search
     signing: WebhookSigner
     triggers: Triggers
+    guard: SsrfGuard
     links: Links
     vms: VmHosting | None
     ssh: SshEndpoint = field(default_factory=SshEndpoint)
     tickets: Tickets = field(default_factory=Tickets)
     exited: ExitedSessions = field(default_factory=ExitedSessions)
+    created_names: KeyedLock = field(default_factory=KeyedLock)
+    """Held during a create with `ifMissing`: concurrent ones of the same name create one thing."""
 
     @property
     def machines(self) -> Machines:
@@ -109,7 +115,7 @@ class Installation:
 def limit_creations(most: int) -> KeyedLimit:
     def busy() -> ApiError:
         text = f"{most} VMs and snapshots are being created, which is the limit; try again in 5 s"
-        return ApiError("SERVICE_UNAVAILABLE", text, headers={"Retry-After": "5"})
+        return ApiError("SERVICE_UNAVAILABLE", text, headers={"Retry-After": "5"}, retryable=True)
 
     return KeyedLimit(most, max_wait=0, busy=busy)
 
@@ -136,6 +142,8 @@ MachinesDep = Annotated[Machines, _part(lambda here: here.machines)]
 BuilderDep = Annotated[Builder, _part(lambda here: here.builder)]
 GitAccessDep = Annotated[GitAccess, _part(lambda here: here.git_access)]
 BackgroundDep = Annotated[BackgroundRequests, _part(lambda here: here.background)]
+IdempotencyDep = Annotated[IdempotencyKeys, _part(lambda here: here.idempotency)]
+CreatedNamesDep = Annotated[KeyedLock, _part(lambda here: here.created_names)]
 CreationsDep = Annotated[KeyedLimit, _part(lambda here: here.creations)]
 LogbookDep = Annotated[Logbook, _part(lambda here: here.logbook)]
 CallersDep = Annotated[Callers, _part(lambda here: here.callers)]

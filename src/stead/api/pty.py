@@ -17,8 +17,9 @@ from stead.api.sessions import (
     start_session,
 )
 from stead.api.sockets import Close, GuestSocket, Socket
-from stead.api.wire.sessions import ClosedPtySession, PtySession, PtySessionList, exit_code_of, shell
+from stead.api.wire.sessions import ClosedPtySession, PtySession, PtySessionList, exit_code_of
 from stead.guest import sessions
+from stead.guest.execution import shell
 from stead.guest.sessions import Attachment, Screen, SessionExited, SessionOutput, SessionRequest
 from stead.machines import State
 from stead.machines.events import Use
@@ -40,7 +41,7 @@ async def open_terminal(
     session_id: Annotated[str | None, Query(alias="sessionId")] = None,
     term: Annotated[str | None, Query(pattern=r"^[a-zA-Z0-9._+-]{1,64}$")] = None,
 ) -> None:
-    """Start a terminal and attach to it. TERM is unset in it, or `term`."""
+    """Start a terminal and attach to it. TERM is `term` in it, by default xterm-256color."""
     chosen = check_session_id(session_id) if session_id else None
     cols, rows = clamped(cols, rows)
     argv = shell(program) if program else None

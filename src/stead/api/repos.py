@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Path, Query
-from starlette.responses import StreamingResponse
+from starlette.responses import JSONResponse, StreamingResponse
 
 from stead.api.callers import AnyCaller, Owner
 from stead.api.errors import ApiError
 from stead.api.parts import AccessDep, ImportsDep, ReposDep, WriterDep
+from stead.api.repeatable import CurrentCreation, IfMissing, answer_of
 from stead.api.wire import LARGEST, Nothing
 from stead.api.wire.repos import (
     ArchiveImport,
@@ -40,6 +41,7 @@ from stead.api.wire.repos import (
     TreeEntry,
     moment,
 )
+from stead.builds.background import Answer
 from stead.repos import contents, history
 from stead.repos.access import Level
 from stead.repos.committing import Change
@@ -105,20 +107,35 @@ OwnedRepo = Annotated[OpenRepo, Depends(owned)]
 # Repositories
 
 
-@router.post("")
+@router.post("", response_model=CreatedRepo)
 async def create_repo(
-    caller: Owner, repos: ReposDep, imports: ImportsDep, wanted: CreateRepo | None = None
-) -> CreatedRepo:
+    caller: Owner,
+    repos: ReposDep,
+    imports: ImportsDep,
+    creation: CurrentCreation,
+    body: CreateRepo | None = None,
+) -> JSONResponse:
     """Create a repository: empty, from a source with its history, or with one commit of imported files."""
-    wanted = wanted or CreateRepo.model_validate({})
-    info = await repos.create(
-        caller.account,
-        name=wanted.name,
-        public=bool(wanted.public),
-        default_branch=wanted.default_branch,
-        fill=_fill(imports, wanted),
-    )
-    return CreatedRepo(repo_id=info.id)
+    wanted = body or CreateRepo.model_validate({})
+    fill = _fill(imports, wanted)
+
+    async def make() -> Answer:
+        info = await repos.create(
+            caller.account,
+            name=wanted.name,
+            public=bool(wanted.public),
+            default_branch=wanted.default_branch,
+            fill=fill,
+            repo_id=creation.uuid,
+        )
+        return answer_of(CreatedRepo(repo_id=info.id))
+
+    async def existing(name: str) -> list[Answer]:
+        found = await repos.named(caller.account, name)
+        return [answer_of(CreatedRepo(repo_id=info.id, created=False)) for info in found]
+
+    if_missing = IfMissing("repository", wanted.name, existing) if wanted.if_missing else None
+    return JSONResponse(await creation.run(make, if_missing))
 
 
 def _fill(sources: Imports, wanted: CreateRepo) -> Fill | None:

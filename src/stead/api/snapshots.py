@@ -1,4 +1,4 @@
-"""Routes of snapshots: list, get, rename, delete."""
+"""Routes of snapshots: list, get, update, delete."""
 
 from typing import Annotated
 
@@ -7,9 +7,10 @@ from fastapi import APIRouter, Query
 from stead.api.callers import OwnedSnapshot, Owner
 from stead.api.errors import ApiError
 from stead.api.parts import MachinesDep
-from stead.api.wire.snapshots import Rename, Renamed, SnapshotDeleted, SnapshotList, SnapshotModel
+from stead.api.wire.snapshots import SnapshotDeleted, SnapshotList, SnapshotModel, Updated, UpdateSnapshot
 from stead.errors import SnapshotNotFound
 from stead.machines import SnapshotInfo, SnapshotState
+from stead.machines.snapshots import SnapshotPurpose
 
 router = APIRouter(prefix="/v1/vms/snapshots", tags=["snapshots"])
 
@@ -21,6 +22,7 @@ async def list_snapshots(
     include_deleted: Annotated[bool, Query(alias="includeDeleted")] = False,
     include_failed: Annotated[bool, Query(alias="includeFailed")] = True,
     include_building: Annotated[bool, Query(alias="includeBuilding")] = True,
+    purpose: Annotated[SnapshotPurpose | None, Query(description="Only those with this purpose.")] = None,
     _cancelled: Annotated[bool, Query(alias="includeCancelled")] = False,
     _lost: Annotated[bool, Query(alias="includeLost")] = False,
 ) -> SnapshotList:
@@ -35,7 +37,13 @@ async def list_snapshots(
         if not wanted
     }
     there = [info for info in known if info.deleted_at is None]
-    shown = [info for info in known if info.state not in hidden and (include_deleted or info in there)]
+    shown = [
+        info
+        for info in known
+        if info.state not in hidden
+        and (include_deleted or info.deleted_at is None)
+        and purpose in (None, info.purpose)
+    ]
     states = [info.state for info in there]
     return SnapshotList(
         snapshots=[SnapshotModel.of(info) for info in shown],
@@ -44,6 +52,7 @@ async def list_snapshots(
         ready_count=states.count(SnapshotState.READY),
         failed_count=states.count(SnapshotState.FAILED),
         deleted_count=len(known) - len(there),
+        agent_count=sum(info.purpose == "agent" for info in there),
     )
 
 
@@ -54,10 +63,12 @@ async def get_snapshot(info: OwnedSnapshot) -> SnapshotModel:
 
 
 @router.patch("/{snapshot_id}")
-async def rename_snapshot(info: OwnedSnapshot, machines: MachinesDep, wanted: Rename) -> Renamed:
-    """Change or remove a snapshot's name."""
-    renamed = await machines.snapshots.rename(_refuse_deleted(info).id, wanted.name)
-    return Renamed(snapshot_id=renamed.id, name=renamed.name)
+async def update_snapshot(info: OwnedSnapshot, machines: MachinesDep, wanted: UpdateSnapshot) -> Updated:
+    """Change or remove a snapshot's name, or set its lifetime: longer, shorter or without an end."""
+    updated = await machines.snapshots.update(
+        _refuse_deleted(info).id, name=wanted.changed_name(), lifetime=wanted.changed_lifetime()
+    )
+    return Updated(snapshot_id=updated.id, name=updated.name, expires_at=updated.expires_at)
 
 
 @router.delete("/{snapshot_id}")

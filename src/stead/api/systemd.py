@@ -51,10 +51,18 @@ async def list_services(guest: Guest) -> ServiceList:
 
 @router.post("/services")
 async def create_service(guest: Guest, wanted: NewService) -> ServiceCreated:
-    """Create a service. Unless `enable` is false, it starts now and at every boot."""
+    """Create a service. Unless `enable` is false, it starts now and at every boot.
+
+    Answers when it is active or has failed, or after 30 s: see `activeState`. It exists although it fails.
+    """
     with _services(guest) as services:
-        message = await services.create(wanted.service())
-    return ServiceCreated(message=message, service_name=wanted.name)
+        created = await services.create(wanted.service())
+    return ServiceCreated(
+        message=created.message,
+        service_name=wanted.name,
+        active_state=created.active_state,
+        sub_state=created.sub_state,
+    )
 
 
 @router.delete("/services/{service}")

@@ -3,14 +3,16 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Query
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from stead.api.callers import AnyCaller, CurrentCall, OwnedVm, UsableVm
 from stead.api.errors import ApiError
-from stead.api.parts import BuilderDep, DomainsDep, IdentitiesDep, MachinesDep
+from stead.api.parts import BuilderDep, DomainsDep, IdentitiesDep, LogbookDep, MachinesDep
+from stead.api.repeatable import CurrentCreation, answer_of, snapshot_id
 from stead.api.wire import LARGEST, Nothing
 from stead.api.wire.builds import BuildRecord
 from stead.api.wire.vms import (
+    Console,
     Exited,
     Fork,
     Forked,
@@ -32,6 +34,7 @@ from stead.api.wire.vms import (
     VmSuspended,
     wire_state,
 )
+from stead.builds.background import Answer
 from stead.errors import MachineNotFound, WrongState
 from stead.machines import MachineInfo, State
 from stead.machines.persistence import PERSISTENT
@@ -106,11 +109,21 @@ async def delete_vm(info: OwnedVm, machines: MachinesDep) -> VmDeleted:
 
 @router.post("/{vm_id}/start")
 async def start_vm(
-    info: UsableVm, machines: MachinesDep, domains: DomainsDep, options: Start | None = None
+    info: UsableVm,
+    caller: AnyCaller,
+    machines: MachinesDep,
+    domains: DomainsDep,
+    options: Start | None = None,
 ) -> Started:
-    """Wake a suspended VM, boot a stopped one, or create a deleted one again if it has `recreate`."""
+    """Wake a suspended VM, boot a stopped one, or create a deleted one again if it has `recreate`.
+
+    `idleTimeoutSeconds` and `activityThresholdBytes` change the VM's settings, and need an API key.
+    """
     options = options or Start()
     given = options.model_fields_set
+    if caller.identity is not None and given & {"idle_timeout_seconds", "activity_threshold_bytes"}:
+        text = "an identity token may start a VM, but not change its idle time-out or activity threshold"
+        raise ApiError("FORBIDDEN", f"{text}: use an API key")
     threshold = options.activity_threshold_bytes
     await machines.start(
         info.id,
@@ -165,29 +178,65 @@ async def await_exit(info: UsableVm, machines: MachinesDep) -> Exited:
     return Exited(id=info.id, exit_status=await machines.wait_for_exit(info.id))
 
 
-@router.post("/{vm_id}/snapshot")
+@router.get("/{vm_id}/console")
+async def vm_console(info: OwnedVm, machines: MachinesDep, logbook: LogbookDep) -> Console:
+    """Get the end of the VM's serial console: what its kernel printed since it was created, woken or started.
+
+    Of a VM that is not running: the console of its last run that crashed or did not start, kept for 7 days.
+    """
+    text = await machines.console(info.id)
+    if text is not None:
+        return Console(id=info.id, console=text, running=True)
+    kept = None if info.account is None else await logbook.console(info.account, info.id)
+    return Console(id=info.id, console=kept or "", running=False)
+
+
+@router.post("/{vm_id}/snapshot", response_model=Snapshotted)
 async def snapshot_vm(
-    info: OwnedVm, machines: MachinesDep, call: CurrentCall, wanted: Snapshot | None = None
-) -> Snapshotted:
+    info: OwnedVm,
+    machines: MachinesDep,
+    call: CurrentCall,
+    creation: CurrentCreation,
+    body: Snapshot | None = None,
+) -> JSONResponse:
     """Capture a VM's memory and disk as a snapshot. The VM keeps running."""
-    wanted = wanted or Snapshot()
+    wanted = body or Snapshot()
     kept = PERSISTENT if wanted.persistence is None else wanted.persistence.of_snapshot()
-    snapshots = machines.snapshots
-    taken = await or_undo(
-        machines.snapshot(info.id, name=wanted.name, persistence=kept),
-        lambda snapshot: snapshots.delete(snapshot.id),
-    )
-    # A client that never got the id cannot delete the snapshot.
-    call.undo = lambda: snapshots.delete(taken.id)
-    return Snapshotted(snapshot_id=taken.id, source_vm_id=info.id, source_vm_instance_id=info.instance)
+    own_id = snapshot_id(creation.request)
+
+    async def make() -> Answer:
+        await or_undo(
+            machines.snapshot(
+                info.id,
+                name=wanted.name,
+                persistence=kept,
+                lifetime=wanted.lifetime(),
+                purpose=wanted.purpose,
+                snapshot_id=own_id,
+            ),
+            lambda taken: machines.snapshots.delete(taken.id),
+        )
+        return answer_of(
+            Snapshotted(snapshot_id=own_id, source_vm_id=info.id, source_vm_instance_id=info.instance)
+        )
+
+    taken = await creation.run(make)
+    if not creation.outlives_client:
+        # A client that never got the id cannot delete the snapshot.
+        call.undo = lambda: machines.snapshots.delete(own_id)
+    return JSONResponse(taken)
 
 
-@router.post("/{vm_id}/fork")
+@router.post("/{vm_id}/fork", response_model=Forks)
 async def fork_vm(
-    info: OwnedVm, machines: MachinesDep, call: CurrentCall, wanted: Fork | None = None
-) -> Forks:
+    info: OwnedVm,
+    machines: MachinesDep,
+    call: CurrentCall,
+    creation: CurrentCreation,
+    body: Fork | None = None,
+) -> JSONResponse:
     """Create VMs with the current memory, processes and files of this one: all of them, or none."""
-    wanted = wanted or Fork()
+    wanted = body or Fork()
     kept = None if wanted.persistence is None else wanted.persistence.persistence()
 
     async def delete_created(ids: list[str]) -> None:
@@ -195,13 +244,21 @@ async def fork_vm(
             await machines.delete(child, forget=True)
 
     async def fork() -> list[str]:
-        children = await machines.fork(info.id, wanted.count, persistence=kept, name=wanted.name)
+        children = await machines.fork(
+            info.id, wanted.count, persistence=kept, name=wanted.name, request=creation.request
+        )
         return [child.id for child in children]
 
-    children = await or_undo(fork(), delete_created)
-    call.undo = lambda: delete_created(children)
-    infos = [await machines.info(child) for child in children]
-    return Forks(vm_id=info.id, forks=[Forked(id=child.id, name=child.name) for child in infos])
+    async def make() -> Answer:
+        infos = [await machines.info(child) for child in await or_undo(fork(), delete_created)]
+        return answer_of(
+            Forks(vm_id=info.id, forks=[Forked(id=child.id, name=child.name) for child in infos])
+        )
+
+    forks = await creation.run(make)
+    if not creation.outlives_client:
+        call.undo = lambda: delete_created([fork["id"] for fork in forks["forks"]])
+    return JSONResponse(forks)
 
 
 @router.post("/{vm_id}/resize")

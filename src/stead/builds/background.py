@@ -4,9 +4,10 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
-from stead.errors import ServerStopping
+from stead.errors import InvalidRequest, ServerStopping
 from stead.logs import get_logger
 from stead.machines.records import new_id
 from stead.store.requests import RequestRow, RequestStore
@@ -27,6 +28,18 @@ class RequestInterrupted(ServerStopping):
         Exception.__init__(self, "the Stead server stopped during this request; send it again")
 
 
+class RequestCancelled(InvalidRequest):
+    def __init__(self) -> None:
+        super().__init__("the request was cancelled by its client")
+
+
+@dataclass(frozen=True)
+class _Running:
+    work: "asyncio.Task[Answer]"
+    storing: "asyncio.Task[None]"
+    """Waits for the work and stores its result."""
+
+
 def new_request_id() -> str:
     return f"ri-{new_id()}"
 
@@ -35,6 +48,7 @@ class BackgroundRequests:
     def __init__(self, store: RequestStore) -> None:
         self._store = store
         self._tasks = TaskSet()
+        self._running: dict[str, _Running] = {}
 
     async def run(
         self, account: str, request_id: str, after: float, work: Work, failed: Failure
@@ -43,30 +57,49 @@ class BackgroundRequests:
         task = asyncio.create_task(work)
         try:
             done, _ = await asyncio.wait({task}, timeout=after)
+            if done:
+                return task.result()
+            await self._store.insert(RequestRow(request_id, account))
         except BaseException:
             # The client does not have the id yet, so it cannot ask for the result.
             await cancel_and_wait(task)
             raise
-        if done:
-            return task.result()
-        await self._store.insert(RequestRow(request_id, account))
-        self._tasks.start(self._store_result(request_id, task, failed), f"background request {request_id}")
+        name = f"background request {request_id}"
+        storing = self._tasks.start(self._store_result(request_id, task, failed), name)
+        self._running[request_id] = _Running(task, storing)
         return None
 
     async def _store_result(self, request_id: str, task: asyncio.Task[Answer], failed: Failure) -> None:
         try:
             status, answer = 200, await task
         except asyncio.CancelledError:
+            current = asyncio.current_task()
+            stopping = current is not None and current.cancelling()
             await cancel_and_wait(task)
-            status, answer = failed(RequestInterrupted())
+            status, answer = failed(RequestInterrupted() if stopping else RequestCancelled())
         except Exception as error:
             status, answer = failed(error)
-        await self._store.finish(request_id, status, json.dumps(answer))
+        try:
+            await self._store.finish(request_id, status, json.dumps(answer))
+        finally:
+            self._running.pop(request_id, None)
 
     async def get(self, account: str, request_id: str) -> RequestRow | None:
         """A request of this account; without a status while it runs."""
         row = await self._store.get(request_id)
         return row if row is not None and row.account == account else None
+
+    async def cancel(self, account: str, request_id: str) -> RequestRow | None:
+        """Cancel a request of this account: what it makes is undone, and nobody waits for that.
+
+        Returns its row: without a status if it was cancelled, with its result if it had finished before.
+        """
+        row = await self.get(account, request_id)
+        running = self._running.get(request_id)
+        if row is None or running is None or running.work.cancel():
+            return row
+        await self._tasks.wait_for(running.storing)
+        return await self.get(account, request_id)
 
     async def recover(self, find: Callable[[str], Awaitable[Answer | None]], failed: Failure) -> None:
         """After a crash: answer with what had been created by then; fail the rest with a retryable error."""

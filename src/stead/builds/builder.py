@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -22,13 +23,15 @@ from stead.deadlines import scaled
 from stead.errors import MachineNotFound, SnapshotNotFound, SteadError, WrongSnapshotState
 from stead.logbook import Logbook
 from stead.logs import get_logger
+from stead.machines.lifetimes import FOREVER, Lifetime
 from stead.machines.machine import Machine
 from stead.machines.machines import Machines
-from stead.machines.names import check_name
 from stead.machines.nics import NicRequest
 from stead.machines.persistence import PERSISTENT, Persistence, SnapshotPersistence, Sticky
 from stead.machines.snapshots import SnapshotInfo, SnapshotState
 from stead.machines.start import READY_TIMEOUT
+from stead.machines.templates import TemplateLines
+from stead.names import check_name
 from stead.repos.transfer.bundles import Bundles
 from stead.settings import Size
 from stead.store.builds import BuildStore
@@ -54,6 +57,7 @@ class SnapshotOrder:
     layer: Layer
     name: str | None = None
     persistence: SnapshotPersistence | None = None
+    lifetime: Lifetime = FOREVER
     request: str | None = None
     warnings: tuple[str, ...] = ()
     """Lines for the log, about parts of the request that have no effect."""
@@ -100,6 +104,8 @@ class _Step:
     layer: Layer
     hash: str
     rebuild: bool
+    lifetime: Lifetime | None = None
+    """Of the snapshot that the request asks for; None for a layer below: one that is cached keeps its own."""
 
 
 class Builder:
@@ -134,8 +140,9 @@ class Builder:
     async def ensure_snapshot(self, order: SnapshotOrder) -> SnapshotInfo:
         """Return the snapshot of a chain of layers; build only the layers that are not cached."""
         check_name(order.name)
+        order.lifetime.check(time.time_ns())
         plan = await self._pin(plan_snapshot(order.layer), order.account)
-        parent = await self._base(plan.base, order.account)
+        parent = await self._base(plan.base, order)
         steps = _steps(order.account, parent, plan.layers)
         if not steps:
             if parent.snapshot is not None and parent.size == parent.snapshot.size:
@@ -143,24 +150,24 @@ class Builder:
             # The request asks for a snapshot of the base itself.
             empty = Layer(discriminator=order.layer.discriminator, skip_cache=order.layer.skip_cache)
             steps = [_step(order.account, 1, parent.identity, empty, rebuild=False)]
-        steps[-1] = _with_retention(steps[-1], order.persistence or plan.layers[-1].persistence or PERSISTENT)
+        last = _with_retention(steps[-1], order.persistence or plan.layers[-1].persistence or PERSISTENT)
+        steps[-1] = replace(last, lifetime=order.lifetime)
         async with self._open_record(order, steps) as record:
             snapshot = (await self._ensure_layers(parent, steps, record)).snapshot
             assert snapshot is not None  # noqa: S101  # there is at least one step
             if snapshot.name is None and order.name is not None:
-                snapshot = await self._machines.snapshots.rename(snapshot.id, order.name)
+                snapshot = await self._machines.snapshots.update(snapshot.id, name=order.name)
             await record.succeed()
         return snapshot
 
-    async def _extend_retention(
-        self, snapshot: SnapshotInfo, wanted: SnapshotPersistence | None
-    ) -> SnapshotInfo:
-        """Extend the retention of a snapshot to what a request asks for; never shorten it."""
-        kept = snapshot.persistence
-        if wanted is None or not isinstance(kept, Sticky):
-            return snapshot
-        if not isinstance(wanted, Sticky) or wanted.priority > kept.priority:
-            snapshot = await self._machines.snapshots.set_persistence(snapshot.id, wanted)
+    async def _extend_retention(self, snapshot: SnapshotInfo, step: _Step) -> SnapshotInfo:
+        """Extend the retention and lifetime of a snapshot to what a request asks for; never shorten them."""
+        snapshots = self._machines.snapshots
+        kept, wanted = snapshot.persistence, step.layer.persistence
+        if wanted is not None and _outlasts(wanted, kept):
+            snapshot = await snapshots.update(snapshot.id, persistence=wanted)
+        if step.lifetime is not None and step.lifetime.outlasts(snapshot.expires_at, time.time_ns()):
+            snapshot = await snapshots.update(snapshot.id, lifetime=step.lifetime)
         return snapshot
 
     async def _pin(self, plan: Plan, account: str) -> Plan:
@@ -169,14 +176,16 @@ class Builder:
         own = await repositories.pin_repositories(plan.own, account, self._bundles)
         return replace(plan, layers=tuple(layers), own=own)
 
-    async def _base(self, base: Base, account: str) -> _Parent:
+    async def _base(self, base: Base, order: SnapshotOrder | MachineOrder) -> _Parent:
         if base.snapshot is None:
             size = base.size(self._machines.settings.default_size)
-            template = await self._machines.template(size)
+            lines = TemplateLines(size, lambda message: self._log_soon(order, message))
+            template = await self._machines.template(size, lines, account=order.account)
             return _Parent(f"template {template.id}", size)
         snapshot = await self._machines.snapshots.get(base.snapshot, deleted=True)
-        if snapshot.account != account:
+        if snapshot.account != order.account:
             raise SnapshotNotFound(base.snapshot)
+        snapshot.refuse_expired()
         if snapshot.deleted_at is not None:
             raise BaseSnapshotDeleted(base.snapshot)
         if snapshot.state is SnapshotState.BUILDING:
@@ -213,7 +222,7 @@ class Builder:
                 await record.note(f"waiting for build {build_id}, which builds the same layer")
 
             found = await self._layers.run(key, work, name=record.id, joined=joined)
-        return _Parent(last.hash, found.size, await self._extend_retention(found, last.layer.persistence))
+        return _Parent(last.hash, found.size, await self._extend_retention(found, last))
 
     async def _find_cached(self, account: str, step: _Step) -> SnapshotInfo | None:
         return None if step.rebuild else await self._machines.snapshots.find(account, step.hash)
@@ -242,6 +251,7 @@ class Builder:
                     persistence=step.layer.persistence or Sticky(),
                     template_hash=step.hash,
                     build=part.id,
+                    lifetime=step.lifetime or FOREVER,
                 ),
                 lambda taken: self._machines.snapshots.delete(taken.id),
             )
@@ -260,7 +270,7 @@ class Builder:
         """
         check_name(order.name)
         plan = await self._pin(plan_machine(order.spec, order.template, order.top), order.account)
-        base = await self._base(plan.base, order.account)
+        base = await self._base(plan.base, order)
         steps = _steps(order.account, base, plan.layers)
         if not steps and any(layer.persistence is not None for layer in plan.layers):
             order = replace(order, warnings=(*order.warnings, _NO_SNAPSHOT))
@@ -306,6 +316,10 @@ class Builder:
             request=order.request,
             nic=order.nic,
         )
+
+    def _log_soon(self, order: SnapshotOrder | MachineOrder, message: str) -> None:
+        line = self._logbook.write(order.account, message, source="template", request=order.request)
+        self._closing.start(line, f"log line of request {order.request}")
 
     async def _log_warning(self, order: MachineOrder, message: str, machine_id: str) -> None:
         await self._logbook.write(
@@ -450,6 +464,10 @@ def _steps(account: str, parent: _Parent, layers: Sequence[Layer]) -> list[_Step
             # The snapshot of a layer that changes nothing is that of the layer below.
             steps[-1] = _with_retention(steps[-1], layer.persistence)
     return steps
+
+
+def _outlasts(wanted: SnapshotPersistence, kept: SnapshotPersistence) -> bool:
+    return isinstance(kept, Sticky) and (not isinstance(wanted, Sticky) or wanted.priority > kept.priority)
 
 
 def _with_retention(step: _Step, persistence: SnapshotPersistence) -> _Step:

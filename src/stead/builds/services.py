@@ -22,9 +22,13 @@ MAX_LINES = 10_000
 _TIMEOUT = scaled(120.0)
 _JOB_TIMEOUT = scaled(120.0)
 """Seconds to wait for a start or a stop; systemd continues with it after that."""
+_NEW_TIMEOUT = scaled(30.0)
+"""The same for a new service: a oneshot may be a job of hours, and its creator does not wait for that."""
 _LOG_LIMIT = 64 << 20
 _EXISTS = 17
 _DENIED = 13
+_OVERDUE = 124
+"""The exit code of timeout(1)."""
 _REFUSALS = ("authentication", "access denied", "permission denied", "insufficient permissions")
 
 
@@ -60,6 +64,15 @@ class Outcome:
     message: str
 
 
+@dataclass(frozen=True)
+class CreatedService:
+    """A new service: what was done, and its state after that."""
+
+    message: str
+    active_state: str
+    sub_state: str
+
+
 class GuestServices:
     """The services of one VM, as a Linux user; most changes need root."""
 
@@ -75,24 +88,29 @@ class GuestServices:
         names |= {name for name in added.decode(errors="replace").splitlines() if "@." not in name}
         return sorted(_short(name) for name in names if not _own(name))
 
-    async def create(self, service: Service) -> str:
+    async def create(self, service: Service) -> CreatedService:
         """Create a service, and start it, now and at every boot, unless `enable` is False.
 
-        Returns what was done. It does not wait for the start, and the service exists although it fails.
+        Waits until the service is active, or has failed, but not for ever: the answer says which. It exists
+        although it fails.
         """
         check_service(service)
-        unit = unit_name(service.name)
+        unit, name = unit_name(service.name), _short(unit_name(service.name))
         enable = service.enable is not False
-        done = await self._script(
-            _CREATE, unit, "1" if enable else "", stdin=service_unit(service, {unit}).encode()
-        )
-        match done.stdout.strip():
-            case b"off":
-                return f"service {_short(unit)} created"
-            case b"on":
-                return f"service {_short(unit)} created; it is starting"
+        content = service_unit(service, {unit}).encode()
+        limit = f"{_NEW_TIMEOUT:g}"
+        done = await self._script(_CREATE, unit, "1" if enable else "", limit, stdin=content)
+        result, active_state, sub_state = (*done.stdout.decode(errors="replace").split("\n"), "", "")[:3]
+        match result:
+            case "created":
+                message = f"service {name} created"
+            case "started":
+                message = f"service {name} created and started"
+            case "starting":
+                message = f"service {name} created; it is still starting after {limit} s"
             case _:
-                return f"service {_short(unit)} created, but cannot start: {_reason(done)}"
+                message = f"service {name} created, but cannot start: {_reason(done)}"
+        return CreatedService(message, active_state, sub_state)
 
     async def delete(self, name: str) -> None:
         """Stop a service that was added to the VM, and delete it."""
@@ -210,9 +228,17 @@ set -C
 true >"{FOLDER}/$1" || exit {_EXISTS}
 set +C
 cat >"{FOLDER}/$1" || {{ rm -f "{FOLDER}/$1"; exit 1; }}
-[ -n "$2" ] || {{ systemctl daemon-reload; echo off; exit; }}
-systemctl --quiet enable "$1" || exit 0
-systemctl --no-block start "$1" && echo on || true
+if [ -z "$2" ]; then
+    systemctl daemon-reload
+    echo created
+elif systemctl --quiet enable "$1" && timeout "$3" systemctl start "$1"; then
+    echo started
+elif [ $? = {_OVERDUE} ]; then
+    echo starting
+else
+    echo failed
+fi
+systemctl show --property=ActiveState --property=SubState --value "$1"
 """
 
 _DELETE = f"""

@@ -100,7 +100,7 @@ def check_size(vcpus: int | None, memory_gb: float | None, disk_gb: float | None
                 "memory_out_of_range", text, field="memory_gb", got=got, lowest=low, highest=high
             )
         if got != int(got) or int(got) & (int(got) - 1):
-            text = f"{{field}} must be a power of two (0.5, 1, 2, 4, ...), not {memory_gb:g}"
+            text = f"{{field}} must be a power of two (0.5, 1, 2, 4, ... GiB), not {memory_gb:g}"
             raise InvalidSpec("memory_not_power_of_two", text, field="memory_gb", got=got)
     if disk_gb is not None:
         if disk_gb > _HUGE_GB:

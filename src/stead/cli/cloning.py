@@ -37,6 +37,8 @@ _ELSEWHERE = frozenset(
     {"GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY"}
 )
 _GRACE = 10.0
+_MAX_NAME = 200
+"""Characters of an identity's name; a repository's may have more."""
 
 
 @dataclass(frozen=True)
@@ -84,16 +86,18 @@ def _credential(stead: "Stead", info: "RepoInfo", permission: "Permission") -> I
             note("the clone uses the current token and has its permissions")
         yield Credential(target().key or "")
         return
-    identity = stead.identities.create()
+    try:
+        # Deleted with the repository; its token does not expire, or the clone could not push any more.
+        name = f"clone of {info.name or info.id}"
+        identity = stead.identities.create(name=name[:_MAX_NAME], repo=info.id)
+    except RepoNotFound:
+        if info.visibility != "public":
+            raise
+        yield None
+        return
     kept = False
     try:
-        try:
-            identity.permissions.git.grant(info.id, permission=permission)
-        except RepoNotFound:
-            if info.visibility != "public":
-                raise
-            yield None
-            return
+        identity.permissions.git.grant(info.id, permission=permission)
         made = identity.tokens.create()
         yield Credential(made.token, permission, identity.id, made.id)
         kept = True

@@ -1,6 +1,8 @@
 """The commands by name. The module of a command is imported when the command is called, which keeps the
 start-up of all others short."""
 
+import contextlib
+import errno
 import functools
 import importlib
 import sys
@@ -10,13 +12,14 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
-from typer._click.exceptions import ClickException
+from typer._click.exceptions import ClickException, UsageError
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_group
 
 from stead.cli import connection
 from stead.cli.conversion import convert_when_given, name_values
-from stead.cli.output import print_json_error
+from stead.cli.output import fail, os_error_text, print_json_error
+from stead.cli.streams import flush_output, prepare_streams
 
 convert_when_given()
 name_values()
@@ -91,20 +94,62 @@ class Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Load only the command that is called or completed; the list of commands needs one line of each."""
+        _hint_at_group(args)
         name, command, rest = super().resolve_command(ctx, args)
+        _check_text(name, rest)
         return name, command if name is None else _loaded(name), rest
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:
-        """Run the command. After `--json`, usage errors are JSON like all others."""
-        given = list(sys.argv[1:] if args is None else args)
-        if "--json" not in given or not options.get("standalone_mode", True):
+        """Run the command and exit. After `--json`, usage errors are JSON like all others."""
+        prepare_streams()
+        try:
+            try:
+                code = self._run(list(sys.argv[1:] if args is None else args), *rest, **options)
+            finally:
+                flush_output()
+        except OSError as error:
+            # Nobody reads the output any more: the program that did has ended.
+            code = 1 if error.errno == errno.EPIPE else _reported(error)
+        sys.exit(code)
+
+    def _run(self, given: list[str], *rest: Any, **options: Any) -> Any:
+        if "--json" not in given:
             return super().main(given, *rest, **options)
         try:
-            code = super().main(given, *rest, **{**options, "standalone_mode": False})
+            return super().main(given, *rest, **{**options, "standalone_mode": False})
         except ClickException as error:
             print_json_error(error.format_message(), "USAGE")
-            code = error.exit_code
-        sys.exit(code)
+            return error.exit_code
+
+
+def _check_text(name: str | None, words: Sequence[str]) -> None:
+    """Refuse bytes that are not UTF-8 where they cannot be passed on: only files of a VM have such names."""
+    local = name in ENTRIES and not ENTRIES[name].remote
+    for word in words:
+        if "\0" in word:
+            raise UsageError("an argument contains a NUL character")
+        try:
+            word.encode(errors="strict" if local else "surrogateescape")
+        except UnicodeEncodeError:
+            raise UsageError(f"an argument is not UTF-8: {word!a}") from None
+
+
+def _hint_at_group(args: Sequence[str]) -> None:
+    """`stead exec` is `stead vm exec`: name the groups that have a command of this name."""
+    wanted = args[0] if args else ""
+    if wanted in ENTRIES or wanted.startswith("-"):
+        return
+    groups = [group for group in ("vm", "git", "snapshot") if wanted in _loaded(group).commands]
+    if groups:
+        places = " or ".join(f"`stead {group} {wanted}`" for group in groups)
+        raise UsageError(f"no such command {wanted!r}: did you mean {places}?")
+
+
+def _reported(error: OSError) -> int:
+    """Print an error of the output itself, such as a full disk, as far as that is possible."""
+    with contextlib.suppress(OSError, typer.Exit):
+        fail(os_error_text(error), code="OS_ERROR")
+    return 1
 
 
 def _described(name: str, entry: LazyApp) -> TyperCommand:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import typer
 
-from stead.cli.output import fail, json_wanted, note, printable_lines
+from stead.cli.output import fail, json_wanted, note, os_error_text, printable_lines
 
 if TYPE_CHECKING:
     from stead.sdk import AsyncStead, Stead
@@ -22,7 +22,11 @@ URL_VARIABLES = ["STEAD_API_URL", "FREESTYLE_API_URL"]
 KEY_VARIABLES = ["STEAD_API_KEY", "FREESTYLE_API_KEY"]
 URL_HELP = "The address of the server. Default: STEAD_API_URL, or http://127.0.0.1:8600."
 KEY_HELP = "An API key or the token of an identity. Default: STEAD_API_KEY."
+WAIT_TIMED_OUT = 124
+"""The exit code of a command that reached its timeout, the same as that of `timeout`."""
 _COMPLETION_TIMEOUT = 0.7
+_RETRIES = 3
+"""Enough for an overload of some seconds; a server that does not run is reported after about a second."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ def run_connected(work: "Callable[[AsyncStead], Awaitable[T]]") -> T:
 def _client(kind: "type[Client]") -> "Client":
     with report_errors(_target.url or ""):
         try:
-            return kind(_target.key, base_url=_target.url, max_retries=1)
+            return kind(_target.key, base_url=_target.url, max_retries=_RETRIES)
         except ValueError as error:
             fail(str(error), code="INVALID_URL")
 
@@ -118,17 +122,18 @@ def _report_error(error: Exception, url: str) -> NoReturn:
                 " Create a key with `stead keys create` on the host that runs the server",
                 code="MISSING_CREDENTIALS",
             )
+        case errors.WaitTimedOut():
+            fail(str(error), code="WAIT_TIMED_OUT", exit_code=WAIT_TIMED_OUT)
         case errors.NoAnswerInTime():
             fail(f"no answer from Stead at {url} within the timeout", code="NO_ANSWER_IN_TIME")
         case errors.ServerUnreachable(sent=False):
-            fail(f"cannot reach Stead at {url}: is `stead serve` running?", code="SERVER_UNREACHABLE")
+            fail(f"cannot reach Stead at {url}: {error.reason}", code="SERVER_UNREACHABLE")
         case errors.SteadApiError():
             _report_api_error(error)
         case errors.SteadException():
             fail(str(error), code=_code_of(error))
         case OSError():
-            text = f"{error.strerror}: {error.filename}" if error.filename else error.strerror or str(error)
-            fail(text, code="OS_ERROR")
+            fail(os_error_text(error), code="OS_ERROR")
     raise error
 
 

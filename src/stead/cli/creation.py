@@ -4,6 +4,7 @@ import contextlib
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,22 +12,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stead.cli.connection import connected
-from stead.cli.output import Json, fail, note, print_json, show_progress
+from stead.cli.if_missing import IfMissing, check_if_missing, note_existing
+from stead.cli.output import Json, ProgressLine, fail, note, print_json, show_progress
 from stead.cli.references import SnapshotOption
 from stead.cli.remote import CommandResult, RemoteCommand, run
-from stead.cli.signals import ignore_repeated_signals, signals_as_exits
+from stead.cli.signals import first_signal_exits, ignore_repeated_signals, signals_as_exits
 from stead.cli.sizes import Cpu, Disk, Memory, SizeOption, wanted_size
+from stead.cli.times import parse_span
 
 if TYPE_CHECKING:
     from stead.sdk import Stead
     from stead.sdk import Vm as Handle
+    from stead.sdk.models import LogEntry
 
 _DEFAULT_PORT = 3000
+_OF_A_TEMPLATE = "template"
+"""The source of log lines on the build of a template."""
 IdleTimeout = Annotated[
     str | None,
     typer.Option(
-        metavar="SECONDS|never",
-        help="Suspend the VM after this time without network traffic. Default: the server's, usually 300.",
+        metavar="TIME|never",
+        help="Suspend the VM after this time without network traffic: 300, 5m, 2h. Default: the server's.",
     ),
 ]
 Repos = Annotated[
@@ -117,6 +123,7 @@ def create(
     delete: Annotated[
         bool, typer.Option("--delete", help="Delete the VM after the --exec command, also after Ctrl-C.")
     ] = False,
+    if_missing: IfMissing = False,
     as_json: Json = False,
 ) -> None:
     """Create a VM and print its id; with `--exec`, run a command in it.
@@ -128,6 +135,9 @@ def create(
     """
     if delete and command is None:
         raise typer.BadParameter("needs --exec: the VM is deleted after that command", param_hint="--delete")
+    if delete and if_missing:
+        raise typer.BadParameter("cannot be combined with --if-missing", param_hint="--delete")
+    check_if_missing(if_missing, name)
     setup = _Setup(apt or [], [_CloneOption.parse(each) for each in repo or ()], run_ or [], no_cache)
     options: dict[str, Any] = {
         "name": name,
@@ -138,6 +148,7 @@ def create(
         "size": wanted_size(size, cpu, memory, disk),
         "domains": dict(_domain_and_port(each) for each in domain) if domain else None,
         "nics": None if vpc is None else [_nic(vpc)],
+        "if_missing": if_missing,
     }
     if idle_timeout is not None:
         options["idle_timeout_seconds"] = seconds_or_never(idle_timeout)
@@ -229,21 +240,35 @@ def _make(stead: "Stead", options: dict[str, Any]) -> "tuple[Handle, float]":
     built = options["spec"] is not None
     start = time.perf_counter()
     try:
-        with show_progress("building a VM" if built else "creating a VM") as report:
-            vm = stead.vms.create(**options, progress=report if built else None)
-    except (KeyboardInterrupt, SystemExit):
-        if built:
-            note("the server may still create the VM: see `stead vm list` and `stead build list`")
+        with show_progress("building a VM" if built else "creating a VM") as line, first_signal_exits():
+            vm = stead.vms.create(**options, progress=log_reporter(line, builds=built))
+    except (KeyboardInterrupt, SystemExit) as interruption:
+        for text in getattr(interruption, "__notes__", ()):
+            note(f"{text}: see `stead vm list`")
         raise
     return vm, time.perf_counter() - start
 
 
+def log_reporter(line: ProgressLine, *, builds: bool) -> "Callable[[LogEntry], None]":
+    """Reports the log of a call: the build of a template, and with `builds` that of the call itself."""
+
+    def report(entry: "LogEntry") -> None:
+        if entry.source == _OF_A_TEMPLATE:
+            line.wait_for(entry)
+        elif builds:
+            line(entry)
+
+    return report
+
+
 def _print_created(vm: "Handle", seconds: float, as_json: bool) -> None:
     if as_json:
-        print_json({"id": vm.id, "domains": vm.domains, "seconds": round(seconds, 3)})
+        facts = {"id": vm.id, "domains": vm.domains, "seconds": round(seconds, 3), "created": vm.created}
+        print_json(facts)
         return
     typer.echo(vm.id)
-    if sys.stdout.isatty():
+    note_existing("VM", vm.id, vm.created)
+    if vm.created and sys.stdout.isatty():
         note(f"running after {seconds:.2f} s; run a command in it: stead vm exec {vm.id[:6]} uname -a")
 
 
@@ -289,8 +314,8 @@ def read_spec(path: Path) -> dict[str, Any]:
 def seconds_or_never(text: str) -> int | None:
     if text.lower() == "never":
         return None
-    if not (text.isascii() and text.isdigit()) or int(text) == 0:
-        raise typer.BadParameter(
-            f"invalid value {text!r}: expected a number of seconds, or never", param_hint="--idle-timeout"
-        )
-    return int(text)
+    span = parse_span(f"{text}s" if text.isdigit() else text)
+    if not span:
+        wrong = f"invalid value {text!r}: expected a number of seconds, a duration such as 5m, or never"
+        raise typer.BadParameter(wrong, param_hint="--idle-timeout")
+    return int(span.total_seconds())

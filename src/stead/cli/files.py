@@ -86,10 +86,10 @@ def write_file(
     permissions = None if mode is None else _permissions(mode)
     counted = _Counter()
     with connected() as stead:
-        data = counted.through(_standard_input()) if content is None else content.encode()
+        data = counted.through(_standard_input()) if content is None else os.fsencode(content)
         _files(stead, vm, user).write(path, data, mode=permissions)
     if as_json:
-        print_json({"path": path, "bytes": counted.bytes if content is None else len(content.encode())})
+        print_json({"path": path, "bytes": counted.bytes if content is None else len(os.fsencode(content))})
 
 
 @app.command("rm")

@@ -1,12 +1,14 @@
 """`stead vm forward`: local ports that lead to ports in a VM."""
 
 import contextlib
-from typing import TYPE_CHECKING, Annotated
+import errno
+import os
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from stead.cli.connection import run_connected
-from stead.cli.output import Json, note, print_json, printable_lines
+from stead.cli.output import Json, fail, note, print_json, printable_lines
 from stead.cli.references import Vm
 
 if TYPE_CHECKING:
@@ -40,7 +42,11 @@ def forward(
         handle = await stead.vms.find(vm)
         async with contextlib.AsyncExitStack() as stack:
             for port, local in wanted:
-                opened = await stack.enter_async_context(handle.forward(port, local=local, on_error=_report))
+                listener = handle.forward(port, local=local, on_error=_report)
+                try:
+                    opened = await stack.enter_async_context(listener)
+                except OSError as error:
+                    _refuse(local, error)
                 if as_json:
                     print_json({"port": port, "local_port": opened.local_port}, line=True)
                 else:
@@ -48,6 +54,16 @@ def forward(
             await asyncio.Event().wait()
 
     run_connected(work)
+
+
+def _refuse(local: int, error: OSError) -> NoReturn:
+    """Say why a local port cannot be used: asyncio's sentence is about addresses."""
+    if error.errno == errno.EADDRINUSE:
+        hint = "choose another one with PORT:LOCAL, or a free one with PORT:0"
+        fail(f"local port {local} is in use: {hint}", code="PORT_IN_USE")
+    if error.errno in (errno.EACCES, errno.EPERM):
+        fail(f"local port {local} needs root: choose one above 1023 with PORT:LOCAL", code="PORT_DENIED")
+    fail(f"cannot listen on local port {local}: {os.strerror(error.errno or 0)}", code="OS_ERROR")
 
 
 def _report(error: "SteadException") -> None:

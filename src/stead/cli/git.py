@@ -10,6 +10,7 @@ import typer
 
 from stead.cli import cloning
 from stead.cli.connection import connected, for_completion
+from stead.cli.if_missing import IfMissing, check_if_missing, note_existing
 from stead.cli.output import (
     Json,
     ago,
@@ -20,6 +21,7 @@ from stead.cli.output import (
     print_table,
     printable,
     show_progress,
+    to_plain,
 )
 from stead.cli.references import SHORTEST, Suggestion, matching
 
@@ -76,9 +78,11 @@ def create_repo(
     source_rev: Annotated[
         str | None, typer.Option(metavar="REV", help="Import only this branch, tag or commit.")
     ] = None,
+    if_missing: IfMissing = False,
     as_json: Json = False,
 ) -> None:
     """Create a repository and print its id."""
+    check_if_missing(if_missing, name)
     if source_rev is not None and source_url is None:
         raise typer.BadParameter("requires --source-url", param_hint="--source-rev")
     with connected() as stead:
@@ -87,13 +91,18 @@ def create_repo(
         source = None if source_url is None else Source(source_url, source_rev)
         with show_progress("creating repository"):
             repo = stead.git.repos.create(
-                name=name, public=public, default_branch=default_branch, source=source
+                name=name,
+                public=public,
+                default_branch=default_branch,
+                source=source,
+                if_missing=if_missing,
             )
         url = repo.clone_url()
     if as_json:
-        print_json({"id": repo.id, "name": name, "clone_url": url})
+        print_json({"id": repo.id, "name": name, "clone_url": url, "created": repo.created})
         return
     typer.echo(repo.id)
+    note_existing("repository", repo.id, repo.created)
     note(f"{url} (clone it with `stead git clone {repo.id[:8]}`)")
 
 
@@ -142,7 +151,7 @@ def get_repo(repo: Repo, as_json: Json = False) -> None:
         info = handle.info()
         url = handle.clone_url()
     if as_json:
-        print_json({"repo": info, "clone_url": url})
+        print_json({**to_plain(info), "clone_url": url})
         return
     created = None if info.created_at is None else f"{info.created_at.astimezone():%Y-%m-%d %H:%M:%S %Z}"
     print_facts(

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stead.cli.connection import connected
+from stead.cli.if_missing import IfMissing, check_if_missing, note_existing
 from stead.cli.output import Json, ago, note, print_facts, print_json, print_table
-from stead.cli.references import Identity, RepoArgument, Vm, all_identities, find_token
+from stead.cli.references import Identities, Identity, RepoArgument, Vm, all_identities, find_token
 
 if TYPE_CHECKING:
     from stead.sdk import VmPermission
@@ -41,15 +42,18 @@ def whoami(as_json: Json = False) -> None:
 @app.command("create")
 def create_identity(
     name: Annotated[str | None, typer.Option("--name", "-n", help="A name for the identity.")] = None,
+    if_missing: IfMissing = False,
     as_json: Json = False,
 ) -> None:
     """Create an identity and print its id. It has no permissions until you grant some."""
+    check_if_missing(if_missing, name)
     with connected() as stead:
-        created = stead.identities.create(name=name)
+        made = stead.identities.create(name=name, if_missing=if_missing)
     if as_json:
-        print_json({"id": created.id, "name": created.name})
+        print_json({"id": made.id, "name": made.name, "created": made.created})
     else:
-        typer.echo(created.id)
+        typer.echo(made.id)
+        note_existing("identity", made.id, made.created)
 
 
 @app.command("list")
@@ -73,15 +77,17 @@ def list_identities(
 
 
 @app.command("delete")
-def delete_identity(identity: Identity, as_json: Json = False) -> None:
-    """Delete an identity with its tokens and permissions."""
+def delete_identities(identities: Identities, as_json: Json = False) -> None:
+    """Delete identities with their tokens and permissions."""
     with connected() as stead:
-        found = stead.identities.find(identity)
-        found.delete()
+        # All are found before the first is deleted.
+        found = {each.id: each for each in map(stead.identities.find, identities)}
+        for each in found.values():
+            each.delete()
+            if not as_json:
+                typer.echo(f"deleted {each.id}")
     if as_json:
-        print_json({"id": found.id, "deleted": True})
-    else:
-        typer.echo(f"deleted {found.id}")
+        print_json({"identities": [{"id": each, "deleted": True} for each in found]})
 
 
 @app.command()
@@ -169,11 +175,13 @@ def list_permissions(identity: Identity, as_json: Json = False) -> None:
         repos: list[GrantedRepo] = []
         while granted := permissions.git.list(limit=_PAGE, offset=len(repos)):
             repos += granted
+        names = {vm.id: vm.name for vm in stead.vms.list()} if vms and not as_json else {}
     if as_json:
         print_json({"permissions": vms, "repositories": repos})
         return
     rows: list[tuple[object, ...]] = [
-        ("VM", each.vm_id, None, _users(each.allowed_users), ago(each.granted_at)) for each in vms
+        ("VM", each.vm_id, names.get(each.vm_id), _users(each.allowed_users), ago(each.granted_at))
+        for each in vms
     ]
     rows += [("repo", each.id, each.name, each.permissions, "") for each in repos]
     print_table(("kind", "id", "name", "access", "granted"), rows, "no permissions")

@@ -115,30 +115,42 @@ class Interaction:
         say(text)
         await self._key_pressed.wait()
 
-    def read(self, descriptor: int, deliver: Callable[[bytes], Work]) -> None:
-        """Call a coroutine function with what can be read, and with nothing at the end.
+    def read(self, descriptor: int, deliver: Callable[[bytes], Work], *, first: bytes = b"") -> None:
+        """Call a coroutine function with what can be read, after `first`, and with nothing at the end.
 
         A thread reads, because files cannot be polled, and because a terminal that is made non-blocking would
         be so for the user's shell too. It waits for each call, so that a slow program slows its input down.
         """
 
         def read_all() -> None:
-            data = b" "
-            while data:
-                try:
-                    data = os.read(descriptor, _CHUNK)
-                except OSError:
-                    data = b""
-                work = deliver(data)
-                try:
-                    asyncio.run_coroutine_threadsafe(work, self._loop).result()
-                except Exception as error:
-                    work.close()
-                    with contextlib.suppress(RuntimeError):
-                        self._loop.call_soon_threadsafe(self.leave, error)
-                    return
+            try:
+                for data in _input(descriptor, first):
+                    work = deliver(data)
+                    try:
+                        asyncio.run_coroutine_threadsafe(work, self._loop).result()
+                    except Exception:
+                        work.close()
+                        raise
+            except Exception as error:
+                with contextlib.suppress(RuntimeError):
+                    self._loop.call_soon_threadsafe(self.leave, error)
 
         threading.Thread(target=read_all, daemon=True).start()
+
+
+def _input(descriptor: int, first: bytes) -> Iterator[bytes]:
+    """Input to its end, which is an empty piece. A terminal that is gone is at its end."""
+    if first:
+        yield first
+    data = b" "
+    while data:
+        try:
+            data = os.read(descriptor, _CHUNK)
+        except OSError:
+            if not os.isatty(descriptor):
+                raise
+            data = b""
+        yield data
 
 
 @contextlib.contextmanager

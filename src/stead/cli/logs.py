@@ -1,7 +1,6 @@
 """`stead vm logs`: events of a VM and the output of its services, or the output of one background process."""
 
-import re
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,13 +9,12 @@ from stead.cli.connection import connected
 from stead.cli.output import Json, note, print_json, printable_lines
 from stead.cli.processes import print_output
 from stead.cli.references import Vm
+from stead.cli.times import parse_past
 
 if TYPE_CHECKING:
     from stead.sdk import Vm as Handle
     from stead.sdk.models import LogEntry
 
-_SPAN = re.compile(r"(\d+)([smhd])", re.ASCII)
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _PAGE = 1000
 _LINES = 100
 
@@ -55,7 +53,7 @@ def logs(
             print_output(stead.vms.find(vm), process, follow=follow, as_json=as_json)
         return
     limit = _LINES if limit is None else limit
-    asked = None if since is None else _moment(since)
+    asked = None if since is None else parse_past(since, "--since")
     with connected() as stead:
         handle = stead.vms.find(vm)
         start = _created_at(handle) if asked is None else asked
@@ -75,6 +73,22 @@ def logs(
             for entry in entries:
                 if entry not in seen and _after(entry, found):
                     print_entry(entry, as_json)
+
+
+def console(vm: Vm, as_json: Json = False) -> None:
+    """Print what the kernel of a VM wrote to its serial console; after a crash, what it wrote before that.
+
+    It does not wake the VM.
+    """
+    with connected() as stead:
+        handle = stead.vms.find(vm)
+        text = handle.console()
+    if as_json:
+        print_json({"id": handle.id, "console": text})
+    elif text:
+        typer.echo(printable_lines(text))
+    else:
+        note("nothing on the console")
 
 
 def _created_at(vm: "Handle") -> datetime | None:
@@ -119,14 +133,3 @@ def print_entry(entry: "LogEntry", as_json: bool) -> None:
         f"{typer.style(time, dim=True)} {typer.style(where, fg='cyan')} "
         + typer.style(printable_lines(entry.message), fg=colour)
     )
-
-
-def _moment(text: str) -> datetime:
-    if match := _SPAN.fullmatch(text):
-        return datetime.now(UTC) - timedelta(**{_UNITS[match[2]]: int(match[1])})
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        wrong = f"invalid time {text!r}: expected for example 2026-01-31T12:00:00Z or 5m"
-        raise typer.BadParameter(wrong, param_hint="--since") from None
-    return moment if moment.tzinfo else moment.astimezone()

@@ -7,13 +7,17 @@ import signal
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stead.cli.connection import connected
+from stead.cli.if_missing import IfMissing, check_if_missing, note_existing
 from stead.cli.output import Json, ago, fail, local_time, note, print_facts, print_json, print_table
 from stead.cli.signals import ignore_repeated_signals, signals_as_exits
+
+if TYPE_CHECKING:
+    from stead.sdk.models import WireGuardSession
 
 app = typer.Typer(no_args_is_help=True, help="VPCs: private networks between VMs.")
 
@@ -31,15 +35,18 @@ def create(
         str, typer.Argument(metavar="CIDR", help="Its private IPv4 range.", show_default=True)
     ] = "10.0.0.0/16",
     name: Annotated[str | None, typer.Option("--name", "-n", help="A name for the VPC.")] = None,
+    if_missing: IfMissing = False,
     as_json: Json = False,
 ) -> None:
     """Create a VPC and print its id. Its range may overlap that of another VPC."""
+    check_if_missing(if_missing, name)
     with connected() as stead:
-        made = stead.vpcs.create(cidr, name=name)
+        made = stead.vpcs.create(cidr, name=name, if_missing=if_missing)
     if as_json:
         print_json(made)
     else:
         typer.echo(made.id)
+        note_existing("VPC", made.id, made.created)
 
 
 @app.command("list")
@@ -91,8 +98,13 @@ def connect(
     file: Annotated[
         Path | None, typer.Option("--file", metavar="FILE", help="Only write the configuration to this file.")
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Join a VPC with WireGuard until Ctrl-C: runs `wg-quick` as root, or with sudo."""
+    """Join a VPC with WireGuard until Ctrl-C: runs `wg-quick` as root, or with sudo.
+
+    With `--json`, one line says which session it is and when it ends.
+    """
     if file is None and shutil.which("wg-quick") is None:
         fail("wg-quick is not installed: install wireguard-tools, or use --file", code="NOT_INSTALLED")
     if file is not None and not _CONFIG_NAME.fullmatch(file.name):
@@ -101,14 +113,23 @@ def connect(
             " with a NAME of at most 15 letters, digits and _=+.-",
             param_hint="--file",
         )
+    if file is not None and not force and file.exists():
+        fail(
+            f"{file} exists, with the key of another session: choose another name, or --force",
+            code="FILE_EXISTS",
+        )
     with connected() as stead:
         if file is not None:
             session = stead.vpcs.connect(vpc)
+            _warn_of_loopback(session)
             try:
                 _write(file, session.client_config)
             except OSError:
                 stead.vpcs.disconnect(session)
                 raise
+            if as_json:
+                print_json({"file": str(file.absolute()), **_described(session)}, line=True)
+                return
             end = local_time(session.expires_at)
             typer.echo(
                 f"wrote {file}: run wg-quick up {file.absolute()}; the session {session.id} ends {end}"
@@ -116,14 +137,18 @@ def connect(
             return
         with signals_as_exits(), tempfile.TemporaryDirectory(prefix="stead-vpc-") as folder:
             session = stead.vpcs.connect(vpc)
+            _warn_of_loopback(session)
             path = Path(folder) / f"wg-{session.id}.conf"
             try:
                 _write(path, session.client_config)
                 started = _wg_quick("up", path)
                 if started.returncode:
                     fail(f"wg-quick up failed: {started.stderr.strip()}", code="WG_QUICK_FAILED")
-                way = f"{session.vpc_cidr} leads into {session.vpc_id}"
-                note(f"connected: {way} until {local_time(session.expires_at)}. Ctrl-C disconnects")
+                if as_json:
+                    print_json(_described(session), line=True)
+                else:
+                    way = f"{session.vpc_cidr} leads into {session.vpc_id}"
+                    note(f"connected: {way} until {local_time(session.expires_at)}. Ctrl-C disconnects")
                 while True:
                     signal.pause()
             finally:
@@ -131,6 +156,15 @@ def connect(
                     # Also after a failure or Ctrl-C: the device may be there.
                     _wg_quick("down", path)
                     stead.vpcs.disconnect(session)
+
+
+def _warn_of_loopback(session: "WireGuardSession") -> None:
+    host = session.endpoint_host or ""
+    if host == "localhost" or host.startswith("127.") or host == "::1":
+        note(
+            f"the endpoint {host}:{session.endpoint_port} works on the host of Stead only: set"
+            " STEAD_WIREGUARD_HOST there to a name or address that other computers reach, and connect again"
+        )
 
 
 @app.command()
@@ -175,6 +209,17 @@ def disconnect(
         print_json({"client": client, "disconnected": True})
     else:
         typer.echo(f"disconnected {client}")
+
+
+def _described(session: "WireGuardSession") -> dict[str, object]:
+    """The session without its configuration, which contains a private key."""
+    return {
+        "session_id": session.id,
+        "vpc_id": session.vpc_id,
+        "vpc_cidr": session.vpc_cidr,
+        "client_tunnel_ip": session.client_tunnel_ip,
+        "expires_at": session.expires_at,
+    }
 
 
 def _write(path: Path, config: str) -> None:

@@ -4,11 +4,15 @@ import contextlib
 import inspect
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
-from typing import Annotated, Any, NoReturn
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 _json = False
 
@@ -31,6 +35,10 @@ Json = Annotated[
 
 _NARROWEST_NAME = 8
 _COLUMN_GAP = 2
+_LONGEST_STEP = 70
+_SHOWN_AFTER = 2.0
+"""Seconds after which a progress line shows how long it has been there."""
+_SHOWN_IN_SECONDS = 10.0
 _STATE_COLOURS = {
     "running": "green",
     "ready": "green",
@@ -68,11 +76,15 @@ def fail(
     raise typer.Exit(exit_code)
 
 
+def os_error_text(error: OSError) -> str:
+    return f"{error.strerror}: {error.filename}" if error.filename else error.strerror or str(error)
+
+
 def print_json_error(
     message: str, code: str, trace_id: str | None = None, details: Mapping[str, object] | None = None
 ) -> None:
     error = {"code": code, "message": message, "traceId": trace_id, **(details or {})}
-    typer.echo(json.dumps({"error": to_plain(error)}, ensure_ascii=False), err=True)
+    typer.echo(_dumped({"error": to_plain(error)}), err=True)
 
 
 def note(text: str) -> None:
@@ -82,7 +94,28 @@ def note(text: str) -> None:
 
 def print_json(value: object, *, line: bool = False) -> None:
     """Print a JSON document, indented, or on one line."""
-    typer.echo(json.dumps(to_plain(value), indent=None if line else 2, ensure_ascii=False))
+    typer.echo(_dumped(to_plain(value), indent=None if line else 2))
+
+
+def _dumped(value: object, indent: int | None = None) -> str:
+    """JSON as text. Bytes of file names that are no text are escapes there, so that the JSON is valid."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    return text if text.isascii() or _encodable(text) else json.dumps(value, indent=indent)
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode(sys.stdout.encoding or "utf-8", "strict")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def write_bytes(stream: str, data: bytes) -> None:
+    """Write output of a program to standard output or standard error, as it is."""
+    target = sys.stdout.buffer if stream == "stdout" else sys.stderr.buffer
+    target.write(data)
+    target.flush()
 
 
 def to_plain(value: Any) -> Any:
@@ -156,13 +189,20 @@ def printable_lines(text: str) -> str:
 
 def ago(moment: datetime | None) -> str:
     """The time since a moment, for example `5m ago`."""
-    if moment is None:
-        return ""
-    seconds = max(0, int((datetime.now(UTC) - moment).total_seconds()))
+    return "" if moment is None else f"{_span(datetime.now(UTC) - moment)} ago"
+
+
+def until(moment: datetime | None) -> str:
+    """The time until a moment, for example `in 6d`; `never` without one."""
+    return "never" if moment is None else f"in {_span(moment - datetime.now(UTC))}"
+
+
+def _span(time: timedelta) -> str:
+    seconds = max(0, int(time.total_seconds()))
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= 2 * length:
-            return f"{seconds // length}{unit} ago"
-    return f"{seconds}s ago"
+            return f"{seconds // length}{unit}"
+    return f"{seconds}s"
 
 
 def bytes_text(size: float | None) -> str:
@@ -181,21 +221,54 @@ def local_time(moment: datetime | None) -> str | None:
     return None if moment is None else f"{moment.astimezone():%Y-%m-%d %H:%M:%S %Z}"
 
 
-@contextlib.contextmanager
-def show_progress(text: str) -> Iterator[Callable[[object], None]]:
-    """Show progress on a terminal; yields a function that reports the current step.
+def duration_text(seconds: float) -> str:
+    """A duration in milliseconds, or in seconds from 10 s on."""
+    return f"{seconds:.1f} s" if seconds >= _SHOWN_IN_SECONDS else f"{seconds * 1000:.1f} ms"
 
-    Without a terminal each step is a line. With `--json` nothing is printed, so that standard error is either
-    empty or the error.
-    """
-    if json_wanted():
-        yield lambda now: None
-        return
-    if not sys.stderr.isatty():
-        yield lambda now: note(printable_lines(str(now)))
+
+class ProgressLine:
+    """The progress of a command on standard error: one line that changes on a terminal, else a line for each
+    step."""
+
+    def __init__(self, text: str, *, on_terminal: bool) -> None:
+        self._text = self._shown = text
+        self._on_terminal = on_terminal
+        self._step = ""
+        self._started = time.monotonic()
+
+    def __call__(self, step: object) -> None:
+        """Report the current step. With `--json` it is not printed: there may be hundreds of lines."""
+        self._shown, self._step = self._text, printable(str(step))[:_LONGEST_STEP]
+        if not self._on_terminal and not json_wanted():
+            note(printable_lines(str(step)))
+
+    def wait_for(self, what: object) -> None:
+        """Report that the command waits for something else than its name says; with `--json` too."""
+        self._shown, self._step = printable(str(what)), ""
+        if not self._on_terminal:
+            note(self._shown)
+
+    def __rich__(self) -> "Text":
+        from rich.text import Text
+
+        line = Text(self._shown, no_wrap=True, overflow="ellipsis")
+        if self._step:
+            line.append(f" {self._step}", "dim")
+        seconds = time.monotonic() - self._started
+        if seconds >= _SHOWN_AFTER:
+            line.append(f" ({seconds:.0f} s)")
+        return line
+
+
+@contextlib.contextmanager
+def show_progress(text: str) -> Iterator[ProgressLine]:
+    """Show progress on a terminal; without one, print a line for each step that is reported."""
+    on_terminal = sys.stderr.isatty() and not json_wanted()
+    line = ProgressLine(text, on_terminal=on_terminal)
+    if not on_terminal:
+        yield line
         return
     from rich.console import Console
-    from rich.markup import escape
 
-    with Console(stderr=True).status(escape(text)) as status:
-        yield lambda now: status.update(f"{escape(text)} [dim]{escape(printable(str(now))[:70])}[/dim]")
+    with Console(stderr=True).status(line):
+        yield line

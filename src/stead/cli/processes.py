@@ -1,14 +1,13 @@
 """`stead vm run`, `stead vm ps`, and the output and signals of background processes."""
 
 import shlex
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stead.cli import remote
 from stead.cli.connection import connected
-from stead.cli.output import Json, ago, note, print_json, print_table, show_progress
+from stead.cli.output import Json, ago, note, print_json, print_table, show_progress, write_bytes
 from stead.cli.references import Vm
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ def run(
 
     Without `--detach` its output is printed as it comes, and the exit code is the command's; if this command
     is ended, or the network drops, the process continues. `stead vm ps` lists it, `stead vm logs -f VM ID`
-    follows it, `stead vm kill VM ID --signal TERM` ends it.
+    follows it, `stead vm signal VM ID` ends it.
     """
     wanted = remote.RemoteCommand(remote.line_of(command), user, cwd, remote.environment(env or []), timeout)
     if not detach:
@@ -80,7 +79,7 @@ def list_processes(
     """List the background processes of a VM, those that ended within a day too."""
     with connected() as stead:
         handle = stead.vms.find(vm)
-        found = [each.last_info for each in (handle.user(user) if user else handle).processes.list()]
+        found = [each.last_info for each in (handle if user is None else handle.user(user)).processes.list()]
     if as_json:
         print_json({"processes": found})
     elif quiet:
@@ -122,7 +121,7 @@ def print_output(vm: "Handle", process_id: str, *, follow: bool, as_json: bool) 
     if found.cut is not None:
         note(cut_text(found.cut))
     for chunk in found.chunks:
-        _write(chunk.stream, chunk.data)
+        write_bytes(chunk.stream, chunk.data)
 
 
 def _print_event(event: "ProcessEvent", as_json: bool) -> None:
@@ -133,7 +132,7 @@ def _print_event(event: "ProcessEvent", as_json: bool) -> None:
             if as_json:
                 print_json({"stream": stream, "text": text}, line=True)
             else:
-                _write(stream, data)
+                write_bytes(stream, data)
         case OutputCut():
             if as_json:
                 print_json({"cut": event}, line=True)
@@ -143,18 +142,23 @@ def _print_event(event: "ProcessEvent", as_json: bool) -> None:
             print_json({"exited": event}, line=True)
 
 
-def _write(stream: str, data: bytes) -> None:
-    target = sys.stdout.buffer if stream == "stdout" else sys.stderr.buffer
-    target.write(data)
-    target.flush()
-
-
 def cut_text(cut: "OutputCut") -> str:
     return f"[{cut.end - cut.start} bytes of output are no longer held by the VM]"
 
 
-def signal_processes(vm: str, processes: list[str], signal: str, as_json: bool) -> None:
-    """Send a signal to background processes of one VM, and to the children of each."""
+def signal_processes(
+    vm: Vm,
+    processes: Annotated[
+        list[str],
+        typer.Argument(metavar="PROCESS", help="The id of a background process, as `stead vm ps` lists it."),
+    ],
+    signal: Annotated[str, typer.Option("--signal", "-s", help="TERM, KILL, HUP, USR1, ...")] = "TERM",
+    as_json: Json = False,
+) -> None:
+    """Send a signal to background processes of a VM, and to the children of each: TERM ends them.
+
+    A process that has exited is an error.
+    """
     name = signal.upper() if signal.upper().startswith("SIG") else f"SIG{signal.upper()}"
     with connected() as stead:
         handle = stead.vms.find(vm)

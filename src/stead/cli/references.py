@@ -115,7 +115,8 @@ SnapshotArgument = Annotated[
     str, typer.Argument(metavar="SNAPSHOT", help=_help("snapshot"), autocompletion=complete_snapshot)
 ]
 SnapshotArguments = Annotated[
-    list[str], typer.Argument(metavar="SNAPSHOT", help=_help("snapshot"), autocompletion=complete_snapshot)
+    list[str] | None,
+    typer.Argument(metavar="SNAPSHOT", help=_help("snapshot"), autocompletion=complete_snapshot),
 ]
 SnapshotOption = Annotated[
     str | None,
@@ -129,6 +130,10 @@ SnapshotOption = Annotated[
 ]
 Identity = Annotated[
     str,
+    typer.Argument(metavar="IDENTITY", help=_help("identity"), autocompletion=completion(_identities)),
+]
+Identities = Annotated[
+    list[str],
     typer.Argument(metavar="IDENTITY", help=_help("identity"), autocompletion=completion(_identities)),
 ]
 RepoArgument = Annotated[

@@ -2,24 +2,22 @@
 
 import posixpath
 import shlex
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperOption
 
-from stead.cli.connection import connected
-from stead.cli.output import Json, fail, note, print_json
+from stead.cli.connection import WAIT_TIMED_OUT, connected, report_errors
+from stead.cli.output import Json, fail, note, print_json, write_bytes
 from stead.cli.references import Vm
 from stead.cli.standard_input import StandardInput, on_terminal, read_standard_input
 
 if TYPE_CHECKING:
     from stead.sdk import Vm as Handle
+    from stead.sdk.models import Exited
 
-TIMED_OUT = 124
-"""The exit code of a command that reached its timeout, the same as that of `timeout`."""
 _INTERACTIVE = frozenset(
     {"ash", "bash", "dash", "fish", "ksh", "node", "psql", "python", "python3", "sh", "sqlite3", "zsh"}
 )
@@ -51,7 +49,7 @@ class CommandResult:
 
     @property
     def exit_code(self) -> int:
-        return TIMED_OUT if self.timed_out else self.status_code & 0xFF
+        return WAIT_TIMED_OUT if self.timed_out else self.status_code & 0xFF
 
 
 def run(vm: "Handle", wanted: RemoteCommand, *, collect: bool = False) -> CommandResult:
@@ -59,7 +57,6 @@ def run(vm: "Handle", wanted: RemoteCommand, *, collect: bool = False) -> Comman
     from stead.sdk.models import Exited
 
     collected = {"stdout": bytearray(), "stderr": bytearray()}
-    streams = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
     events = vm.exec_stream(
         wanted.command,
         cwd=wanted.cwd,
@@ -77,11 +74,19 @@ def run(vm: "Handle", wanted: RemoteCommand, *, collect: bool = False) -> Comman
             elif collect:
                 collected[event.stream] += event.data
             else:
-                streams[event.stream].write(event.data)
-                streams[event.stream].flush()
+                write_bytes(event.stream, event.data)
     if ended is None:
-        fail("the connection to the VM ended before the command did", code="STREAM_ENDED")
-    texts = {name: data.decode(errors="replace") for name, data in collected.items()}
+        ended_early()
+    return result_of(ended, collected)
+
+
+def ended_early() -> NoReturn:
+    fail("the connection to the VM ended before the command did", code="STREAM_ENDED")
+
+
+def result_of(ended: "Exited", output: Mapping[str, bytes | bytearray]) -> CommandResult:
+    """The result of a command whose output was collected."""
+    texts = {name: data.decode(errors="replace") for name, data in output.items()}
     return CommandResult(ended.status_code, ended.signal, ended.timed_out, ended.duration, **texts)
 
 
@@ -146,7 +151,7 @@ def exec_(
         typer.Option(
             "--stdin/--no-stdin",
             "-i",
-            help="Pass standard input on as it comes, or not at all. Default: files, and pipes with data.",
+            help="Pass standard input on, from a terminal too, or not at all. Default: all but a terminal.",
         ),
     ] = None,
     tty: Tty = False,
@@ -173,11 +178,15 @@ def exec_(
             f" stead vm exec -it {vm} {shlex.join(words)}, or stead vm shell {vm}",
             code="NO_TERMINAL",
         )
+    with report_errors(""):
+        given = StandardInput() if stdin is False else read_standard_input()
+    if given.rest is not None:
+        from stead.cli.piped import run_piped
+
+        finish(run_piped(vm, wanted, given.data, given.rest, collect=as_json), timeout, as_json)
     with connected() as stead:
         handle = stead.vms.find(vm)
-        given = StandardInput() if stdin is False else read_standard_input()
-        ending = run(handle, replace(wanted, stdin=given.data), collect=as_json)
-    given.warn_if_late()
+        ending = run(handle, replace(wanted, stdin=given.data or None), collect=as_json)
     finish(ending, timeout, as_json)
 
 

@@ -43,7 +43,7 @@ def shell(
 
     async def work(stead: "AsyncStead") -> int:
         found = await stead.vms.find(vm)
-        return await _use_terminal(found.user(user) if user else found, session, create=True)
+        return await _use_terminal(found if user is None else found.user(user), session, create=True)
 
     raise typer.Exit(run_connected(work))
 
@@ -63,7 +63,7 @@ def attach(
 
     async def work(stead: "AsyncStead") -> int:
         found = await stead.vms.find(vm)
-        return await _use_terminal(found.user(user) if user else found, session, create=False)
+        return await _use_terminal(found if user is None else found.user(user), session, create=False)
 
     raise typer.Exit(run_connected(work))
 
@@ -81,7 +81,7 @@ def sessions(
     """List the terminal sessions of a VM, or close some. Sessions that ended are listed for a minute."""
     with connected() as stead:
         found = stead.vms.find(vm)
-        pty = (found.user(user) if user else found).pty
+        pty = (found if user is None else found.user(user)).pty
         for each in close or ():
             pty.close(each)
             if not as_json:

@@ -22,6 +22,22 @@ def signals_as_exits() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def first_signal_exits() -> Iterator[None]:
+    """The first signal ends the block; duplicates of it do not interrupt the cleanup in the block."""
+    first: float | None = None
+
+    def leave(number: int, _: FrameType | None) -> None:
+        nonlocal first
+        if first is not None and time.monotonic() - first < _ECHO:
+            return
+        first = time.monotonic()
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
+    with _handled(leave, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        yield
+
+
+@contextlib.contextmanager
 def ignore_repeated_signals() -> Iterator[None]:
     """For cleanup: ignore duplicates of a signal, which come to the process and to its group. A later signal
     ends the cleanup."""

@@ -1,72 +1,42 @@
-"""Standard input of `stead vm exec`: when to read it, and when to stop waiting for it.
+"""Standard input of `stead vm exec`: what there is at the start, and whether more may come.
 
-The API takes a command's standard input as a part of the request, so it must be complete before the command
-starts. A terminal, a file and a closed descriptor are easy. A pipe is not: the producer of a shell pipeline
-may need a while before it writes, and a program such as Node's `child_process.exec` leaves a pipe that it
-neither writes to nor closes. Waiting for the end of such a pipe would hang. The rule without `--stdin` or
-`--no-stdin`:
-
-- a terminal or a closed descriptor: the command gets no input;
-- a file or a device: it is read to its end;
-- a pipe or socket: wait a grace period for the first byte or the end. Once one of them is there, read to the
-  end, however slow the producer is, so no byte is lost. Otherwise start the command without input. Shells
-  make FIFOs, and there a producer is likely: they get a long grace period and a note. Programs make sockets.
-
-With `-i` the command is a background process whose standard input can be written while it runs, and none of
-this applies.
+A small command is one request, with its standard input inside. That needs all of the input, and waiting for
+the end of a pipe could last for ever: programs such as CI runners leave a pipe open that they neither write
+to nor close. So nothing is waited for. Input that is complete at the start goes into the request; otherwise
+the command starts at once, and the rest is passed on as it comes, as `ssh` does it.
 """
 
-import contextlib
 import os
 import select
-import stat
 import sys
-import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from stead.cli.output import fail, note
-
-MAX_STDIN = 40 << 20
-"""Bytes of standard input that fit into a request."""
-_FIFO_GRACE = 2.0
-_SOCKET_GRACE = 0.2
-_HINT_AFTER = 3.0
-_CHUNK = 1 << 20
+INLINE = 1 << 20
+"""Bytes of standard input that are sent with the request."""
+_CHUNK = 64 << 10
 
 
 @dataclass(frozen=True)
 class StandardInput:
-    """What a command gets as its standard input."""
+    """Standard input as far as it was there at the start."""
 
-    data: bytes | None = None
-    skipped: int | None = None
-    """The descriptor of an open pipe that had no data when the command started."""
-
-    def warn_if_late(self) -> None:
-        """After the command: data that came too late was not passed on, and the user has to know."""
-        if self.skipped is not None and _has_data(self.skipped):
-            note(
-                "standard input received data after the command had started;"
-                " the command did not get it: use --stdin"
-            )
+    data: bytes = b""
+    rest: int | None = None
+    """The descriptor to read on from; None at the end of the input."""
 
 
 def read_standard_input() -> StandardInput:
-    """Read standard input by the rule above."""
+    """Read what there is without waiting. A terminal and a closed descriptor are no input."""
     descriptor = standard_input()
     if descriptor is None or os.isatty(descriptor):
         return StandardInput()
-    mode = os.fstat(descriptor).st_mode
-    is_fifo = stat.S_ISFIFO(mode)
-    if (is_fifo or stat.S_ISSOCK(mode)) and not _ready(descriptor, _FIFO_GRACE if is_fifo else _SOCKET_GRACE):
-        if is_fifo:
-            note(
-                "standard input is an open pipe without data: the command runs without input"
-                " (--stdin passes it on as it comes, --no-stdin skips this check)"
-            )
-        return StandardInput(skipped=descriptor)
-    return StandardInput(_read_to_end(descriptor) or None)
+    data = bytearray()
+    while len(data) <= INLINE and select.select([descriptor], [], [], 0)[0]:
+        chunk = os.read(descriptor, _CHUNK)
+        if not chunk:
+            return StandardInput(bytes(data))
+        data += chunk
+    return StandardInput(bytes(data), descriptor)
 
 
 def on_terminal() -> bool:
@@ -83,42 +53,3 @@ def standard_input() -> int | None:
         return sys.stdin.fileno()
     except (OSError, ValueError):
         return None
-
-
-def _ready(descriptor: int, timeout: float) -> bool:
-    """Whether there is data, or the end, within a time."""
-    return bool(select.select([descriptor], [], [], timeout)[0])
-
-
-def _has_data(descriptor: int) -> bool:
-    try:
-        return _ready(descriptor, 0) and os.read(descriptor, 1) != b""
-    except OSError:
-        return False
-
-
-def _read_to_end(descriptor: int) -> bytes:
-    data = bytearray()
-    with _hint():
-        while chunk := os.read(descriptor, _CHUNK):
-            data += chunk
-            if len(data) > MAX_STDIN:
-                fail(
-                    f"standard input is larger than {MAX_STDIN >> 20} MiB:"
-                    " copy it to the VM first with `stead vm cp - VM:PATH`",
-                    code="STDIN_TOO_LARGE",
-                )
-    return bytes(data)
-
-
-@contextlib.contextmanager
-def _hint() -> Iterator[None]:
-    """After a few seconds, say what the command is waiting for."""
-    text = "waiting for the end of standard input; --no-stdin runs the command without it"
-    timer = threading.Timer(_HINT_AFTER, note, [text])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()

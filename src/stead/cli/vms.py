@@ -8,9 +8,10 @@ import typer
 
 from stead.cli import creation, files, forward, logs, processes, remote, shell, ssh
 from stead.cli.connection import connected
-from stead.cli.output import Json, ago, local_time, print_facts, print_json, print_table, show_progress
-from stead.cli.references import VM_HELP, Vm, Vms, complete_vm, find_vms
+from stead.cli.output import Json, ago, fail, local_time, print_facts, print_json, print_table, show_progress
+from stead.cli.references import Vm, Vms, find_vms
 from stead.cli.sizes import Cpu, Disk, Memory, SizeOption, wanted_size
+from stead.cli.times import Expires, parse_lifetime
 
 if TYPE_CHECKING:
     from stead.sdk import Vm as Handle
@@ -125,12 +126,12 @@ def _deletion(persistence: "Persistence | None") -> str | None:
 @app.command("rename")
 def rename_vm(
     vm: Vm,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The new name; an empty one removes it.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The new name.")],
     as_json: Json = False,
 ) -> None:
     """Rename a VM."""
     with connected() as stead:
-        info = stead.vms.find(vm).rename(name or None)
+        info = stead.vms.find(vm).rename(name)
     if as_json:
         print_json(info)
     else:
@@ -140,10 +141,31 @@ def rename_vm(
 # State changes
 
 
-def _each(vms: list[str], doing: str, done: str, action: "Callable[[Handle], object]", as_json: bool) -> None:
-    """Change VMs one after the other and print one line for each."""
+_SIGNAL_HINT = "; to end a process of a VM: stead vm signal VM PROCESS"
+
+
+def _each(
+    vms: list[str],
+    doing: str,
+    done: str,
+    action: "Callable[[Handle], object]",
+    as_json: bool,
+    *,
+    hint: str = "",
+) -> None:
+    """Change VMs one after the other and print one line for each. All are found before the first is changed.
+
+    `hint` is added to the error if a VM after the first one is not found.
+    """
+    from stead.sdk.errors import VmNotFound
+
     with connected() as stead:
-        found = find_vms(stead, vms)
+        try:
+            found = find_vms(stead, vms)
+        except VmNotFound as error:
+            if len(vms) < 2 or not hint:
+                raise
+            raise VmNotFound(error.message + hint, code=error.code, status=error.status) from None
         for vm in found:
             with show_progress(f"{doing} {vm.id}"):
                 action(vm)
@@ -181,28 +203,15 @@ def suspend(vms: Vms, as_json: Json = False) -> None:
 
 @app.command()
 def kill(
-    vms: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="VM...", help=f"{VM_HELP} With --signal: VM PROCESS...", autocompletion=complete_vm
-        ),
-    ],
-    signal: Annotated[
-        str | None,
-        typer.Option(
-            "--signal", "-s", help="Send this signal to background processes: VM PROCESS... --signal TERM."
-        ),
-    ] = None,
+    vms: Vms,
+    signal: Annotated[str | None, typer.Option("--signal", "-s", hidden=True)] = None,
     as_json: Json = False,
 ) -> None:
-    """Power VMs off without a shutdown; the disk is kept. With `--signal`, the first word is a VM and the
-    others are background processes in it, which get the signal with all their children."""
-    if signal is None:
-        _each(vms, "killing", "stopped", lambda vm: vm.kill(), as_json)
-    elif len(vms) < 2:
-        raise typer.BadParameter("give a VM and the processes in it: VM PROCESS...", param_hint="--signal")
-    else:
-        processes.signal_processes(vms[0], vms[1:], signal, as_json)
+    """Power VMs off without a shutdown; the disk is kept. `stead vm signal` ends a process of a VM."""
+    if signal is not None:
+        text = "`vm kill` powers VMs off; for a process: stead vm signal VM PROCESS --signal TERM"
+        fail(text, code="USAGE", exit_code=2)
+    _each(vms, "killing", "stopped", lambda vm: vm.kill(), as_json, hint=_SIGNAL_HINT)
 
 
 @app.command()
@@ -264,13 +273,15 @@ def fork(
 def snapshot(
     vm: Vm,
     name: Annotated[str | None, typer.Option("--name", "-n", help="A name for the snapshot.")] = None,
+    expires: Expires = "never",
     as_json: Json = False,
 ) -> None:
     """Save the current memory and disk of a VM as a snapshot; print its id. The VM keeps running."""
+    lifetime = parse_lifetime(expires)
     with connected() as stead:
         handle = stead.vms.find(vm)
         with show_progress(f"saving {handle.id}"):
-            saved = handle.snapshot(name=name)
+            saved = handle.snapshot(name=name, **lifetime)
     if as_json:
         print_json(saved)
     else:
@@ -308,6 +319,7 @@ def resize(
 app.command("exec", cls=remote.ExecCommand)(remote.exec_)
 app.command("run", cls=remote.ExecCommand)(processes.run)
 app.command("ps")(processes.list_processes)
+app.command("signal")(processes.signal_processes)
 app.command("shell")(shell.shell)
 app.command("attach")(shell.attach)
 app.command("sessions")(shell.sessions)
@@ -316,3 +328,4 @@ app.command("ssh", cls=ssh.SshCommand)(ssh.ssh)
 app.add_typer(files.app, name="fs")
 app.command("cp")(files.copy)
 app.command("logs")(logs.logs)
+app.command("console")(logs.console)

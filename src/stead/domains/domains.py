@@ -134,6 +134,10 @@ class Domains:
 
     # Routes
 
+    def in_zone(self, hostname: str) -> bool:
+        """Whether a name is a preview zone or below one: it is this installation's, mapped or not."""
+        return hostname in self.names.zones or self.names.zone_of(hostname) is not None
+
     def route(self, hostname: str) -> Route | None:
         """The VM and port that a host name leads to: its own mapping, else a wildcard's; from memory."""
         return self._routes.route(hostname)

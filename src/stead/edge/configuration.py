@@ -11,7 +11,6 @@ from stead.edge.gate_server import (
     ASK_PATH,
     ERROR_HEADER,
     HOST_HEADER,
-    METHOD_HEADER,
     UPSTREAM_HEADER,
 )
 from stead.settings import Settings
@@ -288,7 +287,6 @@ def _asking_gate(places: EdgePaths, error: str = "") -> Json:
     """Ask the gate, then send the unchanged request to the address that it answers with."""
     headers = {
         HOST_HEADER: ["{http.request.host}"],
-        METHOD_HEADER: ["{http.request.method}"],
         ERROR_HEADER: [error],
     }
     unneeded = ["Authorization", "Cookie", "Expect"]

@@ -14,6 +14,7 @@ from stead.deadlines import scaled
 from stead.edge import pages
 from stead.edge.pages import Refusal
 from stead.edge.routes import Awake, MappedPort, RouteFiles, RouteSource, host_of
+from stead.edge.ssh.failures import ConnectionPlaces
 from stead.errors import MachineNotFound, SteadError
 from stead.tasks import SingleFlight
 
@@ -21,11 +22,14 @@ _HOLD = scaled(30.0)
 """Seconds that a request waits for the port of a VM that was started for it."""
 _BROWSER_HOLD = scaled(8.0)
 """The same for a browser, which then gets a page that reloads."""
+_RUNNING_HOLD = scaled(5.0)
+"""Seconds that a request waits for the port of a VM that was up: its server may be about to start."""
+_MAX_HELD, _MAX_HELD_OF_VM = 1024, 128
+"""Requests that wait for a port of a VM that was up. More are refused at once."""
 _POLL = 0.1
 _DIAL_ERROR = "dial "
-"""How Caddy's message of a failed connection starts; after it, the VM has not seen the request."""
-_REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS", "DELETE", "TRACE"})
-"""Methods whose requests have no body, as a rule: Caddy has dropped the body when a connection failed."""
+"""How Caddy's message of a failed connection starts. The VM has not seen the request then, and Caddy (from
+2.11.4) has not read its body, so it can be sent again."""
 
 
 class Vms(Protocol):
@@ -51,7 +55,6 @@ class Question:
     """What Caddy says about a request."""
 
     host: str
-    method: str = "GET"
     browser: bool = False
     error: str | None = None
     """Why the attempt to pass it on failed; None when there was none."""
@@ -67,6 +70,7 @@ class Gate:
         self._dial = dial
         self._settled = settled
         self._openings: SingleFlight[Awake | None] = SingleFlight()
+        self._held = ConnectionPlaces(_MAX_HELD, _MAX_HELD_OF_VM)
 
     async def close(self) -> None:
         await self._openings.close()
@@ -85,8 +89,6 @@ class Gate:
                 if isinstance(opened, Refusal):
                     return opened
                 self._files.put(host, route, opened)
-                if question.error is not None and question.method not in _REPEATABLE:
-                    return pages.try_again(route.machine)
                 return f"{opened.address}:{route.port}"
             # The mapping was changed meanwhile.
         return pages.not_mapped(question.host[:255])
@@ -94,9 +96,7 @@ class Gate:
     async def _opened(self, host: str, route: MappedPort, *, browser: bool) -> Awake | Refusal:
         try:
             async with asyncio.timeout(_BROWSER_HOLD if browser else None):
-                awake = await self._openings.run(
-                    (route.machine, route.port), lambda: self._open(route), name=f"request for {host}"
-                )
+                awake = await self._listening(host, route)
         except TimeoutError:
             return pages.starting(route.machine)
         except MachineNotFound:
@@ -105,8 +105,31 @@ class Gate:
             return pages.not_started(route.machine, str(error))
         return pages.not_listening(host, route.machine, route.port) if awake is None else awake
 
+    async def _listening(self, host: str, route: MappedPort) -> Awake | None:
+        """The VM once its port accepts connections; None when it does not in time, or the mapping changes."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _RUNNING_HOLD
+        held = False
+        try:
+            while True:
+                was_up = self._vms.is_up(route.machine)
+                awake = await self._openings.run(
+                    (route.machine, route.port), lambda: self._open(route), name=f"request for {host}"
+                )
+                if awake is not None or not was_up or loop.time() >= deadline:
+                    return awake
+                held = held or self._held.take(route.machine)
+                if not held or self._source.route(host) != route:
+                    return None
+        finally:
+            if held:
+                self._held.release(route.machine)
+
     async def _open(self, route: MappedPort) -> Awake | None:
-        """Wake the VM and wait for its port; None when the port does not accept connections."""
+        """Wake the VM and wait for its port; None when the port does not accept connections.
+
+        A VM that was up gets one attempt. The pause after a failed one is for all requests that wait.
+        """
         await self._settled(route.machine)
         was_up = self._vms.is_up(route.machine)
         awake = await self._vms.wake(route.machine)
@@ -116,8 +139,8 @@ class Gate:
             try:
                 await self._dial(awake.address, route.port)
             except OSError:
+                await asyncio.sleep(_POLL)
                 if loop.time() >= deadline:
                     return None
             else:
                 return awake
-            await asyncio.sleep(_POLL)

@@ -1,5 +1,6 @@
 """The gate over HTTP, for Caddy alone: a listener on loopback of the taps' namespace."""
 
+import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator
@@ -16,7 +17,6 @@ from stead.tasks import in_background
 ASK_PATH = "/ask"
 ADMIT_PATH = "/admit"
 HOST_HEADER = "X-Stead-Host"
-METHOD_HEADER = "X-Stead-Method"
 ERROR_HEADER = "X-Stead-Error"
 UPSTREAM_HEADER = "X-Stead-Upstream"
 _BACKLOG = 1024
@@ -31,7 +31,7 @@ class GateApp:
         if scope["type"] != "http":
             return
         if scope["path"] == ADMIT_PATH:
-            await self._admit(scope, send)
+            await self._admit(scope, receive, send)
         elif scope["path"] == ASK_PATH:
             names = parse_qs(scope["query_string"].decode("latin-1")).get("domain", [""])
             allowed = self._permission.allows(names[0])
@@ -39,7 +39,7 @@ class GateApp:
         else:
             await _answer(send, 404)
 
-    async def _admit(self, scope: Scope, send: Send) -> None:
+    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: dict[bytes, str] = {name: value.decode("latin-1") for name, value in scope["headers"]}
 
         def header(name: str) -> str:
@@ -47,16 +47,28 @@ class GateApp:
 
         question = Question(
             host=header(HOST_HEADER),
-            method=header(METHOD_HEADER),
             browser="text/html" in header("Accept").lower(),
             error=header(ERROR_HEADER) or None,
         )
-        decision = await self._gate.admit(question)
+        async with (
+            in_background(self._gate.admit(question), "admit a request") as admitting,
+            in_background(_disconnected(receive), "watch for the end of a request") as leaving,
+        ):
+            await asyncio.wait({admitting, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not admitting.done():
+                return
+            decision = admitting.result()
         if isinstance(decision, Refusal):
             body, kind = decision.body(as_page=question.browser)
             await _answer(send, decision.status, [*decision.headers(), ("content-type", kind)], body)
         else:
             await _answer(send, 200, [(UPSTREAM_HEADER, decision)])
+
+
+async def _disconnected(receive: Receive) -> None:
+    """Caddy disconnects when the client does, unless it has not read the request's body to its end."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _answer(

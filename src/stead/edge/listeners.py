@@ -38,6 +38,12 @@ class PublicSockets:
         return int(self.https.getsockname()[1])
 
     @property
+    def address(self) -> str:
+        """At which this host reaches HTTPS."""
+        host = str(self.https.getsockname()[0])
+        return "127.0.0.1" if host in ("0.0.0.0", "::") else host
+
+    @property
     def ports(self) -> list[int]:
         found = [self.https, self.http] if self.http is not None else [self.https]
         return sorted({int(each.getsockname()[1]) for each in found})

@@ -76,8 +76,3 @@ def not_started(machine: str, reason: str) -> Refusal:
 def no_answer(machine: str, port: int) -> Refusal:
     text = f"port {port} of VM {machine} closed the connection, or broke HTTP, before it answered"
     return Refusal(502, "BAD_GATEWAY", "No answer", text)
-
-
-def try_again(machine: str) -> Refusal:
-    text = f"VM {machine} was not reachable when the request arrived, but is now: send the request again"
-    return Refusal(503, "SERVICE_UNAVAILABLE", "Try again", text, reload=True)

@@ -15,6 +15,10 @@ from stead.guest.agent import Agent, parse_object, parsing, small
 from stead.guest.frames import Frames
 
 DEFAULT_OUTPUT_LIMIT = 16 << 20
+MAX_SHELL_COMMAND = 1 << 20
+"""Bytes of a shell command. Linux takes 2 MiB of arguments and environment, of at most 128 KiB each."""
+_PART = 30_000
+"""Characters of an argument that carries a part of a long command: at most 120,000 bytes."""
 _INLINE_STDIN = 64 << 10
 _MAX_FRAME = 1 << 20
 _COMMAND = re.compile(r"[0-9A-Za-z_-]{1,64}")
@@ -104,7 +108,7 @@ class ExecRequest:
 
     @property
     def argv(self) -> list[str]:
-        return ["/bin/sh", "-c", self.command] if isinstance(self.command, str) else list(self.command)
+        return shell(self.command) if isinstance(self.command, str) else list(self.command)
 
     def body(self) -> bytes:
         request: dict[str, object] = {
@@ -138,6 +142,23 @@ class ExecRequest:
         return self.stdin is not None and (
             not isinstance(self.stdin, bytes) or len(self.stdin) > _INLINE_STDIN
         )
+
+
+def shell(command: str) -> list[str]:
+    """The arguments of `sh -c` for a command line.
+
+    A long one is split, and joined by the shell: an argument has at most 128 KiB. `$0`, the positional
+    parameters, standard input and line numbers are as with a short one.
+    """
+    if len(command) <= _PART:
+        return ["/bin/sh", "-c", command]
+    size = len(command.encode(errors="surrogatepass"))
+    if size > MAX_SHELL_COMMAND:
+        text = f"shell command of {size} bytes (max {MAX_SHELL_COMMAND})"
+        raise InvalidRequest(f"{text}: write it to a file in the VM and run that")
+    parts = [command[start : start + _PART] for start in range(0, len(command), _PART)]
+    joined = "".join(f"${{{number}}}" for number in range(1, len(parts) + 1))
+    return ["/bin/sh", "-c", f'eval "set --; {joined}"', "/bin/sh", *parts]
 
 
 def check_text(what: str, text: str) -> None:

@@ -28,6 +28,8 @@ MAX_SIZE = 1000
 """Columns and rows of a terminal."""
 _MAX_SESSIONS = 1024
 _MAX_LIST = 4 << 20
+DEFAULT_TERM = "xterm-256color"
+"""The terminal type of sessions whose client does not name one; the screen of the agent is one."""
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _MAX_FRAME = 64 << 10
 _MAX_SCREEN = 16 << 20
@@ -107,13 +109,15 @@ class SessionRequest:
                 raise InvalidRequest(f"invalid environment variable name {name!r}")
 
     def body(self) -> bytes:
+        # Without TERM, shells take their terminal for a dumb one, and editors refuse to start.
+        terminal = {"TERM": DEFAULT_TERM} if self.pty or self.kind == "terminal" else {}
         # JSON cannot carry names that are not UTF-8, so here each character stands for one byte.
         request: dict[str, object] = {
             "kind": self.kind,
             "encoding": "latin1",
             "argv": [latin1(word) for word in self.argv or ()],
             "cwd": latin1(self.cwd or ""),
-            "env": {latin1(name): latin1(value) for name, value in self.env.items()},
+            "env": {latin1(name): latin1(value) for name, value in (terminal | dict(self.env)).items()},
             "cols": self.cols,
             "rows": self.rows,
             "pty": self.pty,

@@ -9,14 +9,14 @@ from dataclasses import dataclass, fields
 
 from stead.errors import InvalidRequest
 from stead.identity.credentials import CredentialKind, digest, hint, new_secret
-from stead.identity.errors import AccountExists, AccountNotFound, KeyNotFound
+from stead.identity.errors import AccountExists, AccountNotEmpty, AccountNotFound, KeyNotFound
 from stead.limits import UNLIMITED, Limits
+from stead.names import check_name
 from stead.store.accounts import AccountRow, AccountStore, KeyRow, KeyStore
 from stead.store.database import Database
 
 DEFAULT_ACCOUNT = "default"
 LIMIT_NAMES = tuple(field.name for field in fields(Limits))
-MAX_KEY_NAME = 200
 MIN_PREFIX = 4
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}")
 
@@ -91,6 +91,11 @@ class Accounts:
     async def list(self) -> list[Account]:
         return [self._account(row) for row in await self._store.list()]
 
+    async def delete(self, account_id: str) -> None:
+        """Delete an account and its keys. One that owns anything is not deleted: `AccountNotEmpty`."""
+        if left := await self._store.delete_unless_owner(account_id):
+            raise AccountNotEmpty((await self._row(account_id)).name, left)
+
     async def set_limits(
         self, account_id: str, limits: Mapping[str, int | None], *, unset: Collection[str] = ()
     ) -> Account:
@@ -107,8 +112,7 @@ class Accounts:
 
     async def create_key(self, account_id: str, name: str | None = None) -> tuple[KeyInfo, str]:
         """Create an API key. Returns its secret too, which is not stored and cannot be read later."""
-        if name is not None and not (0 < len(name) <= MAX_KEY_NAME and name.strip() and name.isprintable()):
-            raise InvalidRequest(f"invalid key name: must be 1 to {MAX_KEY_NAME} printable characters")
+        check_name(name)
         secret = new_secret(CredentialKind.API_KEY)
         row = KeyRow(secrets.token_hex(10), account_id, name, digest(secret), hint(secret))
         added = await self._keys.add(row)

@@ -1,5 +1,7 @@
 """Errors of accounts, API keys, identities, tokens and permissions."""
 
+from collections.abc import Mapping
+
 from stead.errors import SteadError
 
 
@@ -7,6 +9,15 @@ class AccountNotFound(SteadError):
     def __init__(self, account: str) -> None:
         super().__init__(f"no account {account}")
         self.account = account
+
+
+class AccountNotEmpty(SteadError):
+    """The account owns something, so it cannot be deleted."""
+
+    def __init__(self, name: str, left: Mapping[str, int]) -> None:
+        listed = ", ".join(f"{count} {what}" for what, count in left.items())
+        super().__init__(f"account {name} still owns {listed}: delete them first with a key of the account")
+        self.left = dict(left)
 
 
 class AccountExists(SteadError):

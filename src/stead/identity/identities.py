@@ -17,6 +17,7 @@ from stead.identity.errors import (
     TokenNotFound,
     UserNotAllowed,
 )
+from stead.names import check_name
 from stead.store.database import Database
 from stead.store.identities import (
     CountedIdentity,
@@ -30,7 +31,6 @@ from stead.store.identities import (
 
 PAGE = 100
 MAX_ALLOWED_USERS = 1000
-MAX_NAME = 200
 _MAX_USER_NAME = 256
 T = TypeVar("T")
 
@@ -106,18 +106,26 @@ class Identities:
         self._owns = owns
 
     async def create(
-        self, account: str, *, name: str | None = None, managed: bool = False, machine: str | None = None
+        self,
+        account: str,
+        *,
+        name: str | None = None,
+        managed: bool = False,
+        machine: str | None = None,
+        repo: str | None = None,
+        identity_id: str | None = None,
     ) -> Identity:
         """Create an identity without permissions. Names are labels and need not be unique.
 
-        One that is made for a VM is deleted with it.
+        One that is made for a VM or a repository is deleted with it.
         """
-        if name is not None and not (name.strip() and len(name) <= MAX_NAME and name.isprintable()):
-            shown = name[:MAX_NAME]
-            raise InvalidRequest(f"invalid name {shown!r}: must be 1 to {MAX_NAME} printable characters")
-        row = IdentityRow(str(uuid.uuid4()), account, managed, name=name, machine=machine)
+        check_name(name)
+        own_id = identity_id or str(uuid.uuid4())
+        row = IdentityRow(own_id, account, managed, name=name, machine=machine, repo=repo)
         added = await self._store.add(row)
         if added is None:
+            if repo is not None:
+                raise InvalidRequest(f"repository {repo} was deleted")
             raise AccountNotFound(account)
         return _identity(added)
 
@@ -127,6 +135,11 @@ class Identities:
         """Identities, oldest first; with `managed`, those that Stead uses itself too."""
         rows, total = await self._store.page(account, limit, offset, managed=managed)
         return Page([_identity(row) for row in rows], offset, total)
+
+    async def named(self, account: str, name: str) -> Sequence[Identity]:
+        """The identities of this name, without those that Stead uses itself."""
+        rows = await self._store.named(account, name)
+        return [_identity(row) for row in rows if not row.managed]
 
     async def get(self, account: str, identity: str) -> Identity:
         row = await self._store.find(account, identity)

@@ -93,12 +93,10 @@ class CreateOperation:
             template = await self.templates.ensure(record.size)
             record = await self.journal.recreate(record, template.id, None)
             return await self._finish_locked(record, self._restore(record, template), why, forget=False)
-        snapshot = await self.snapshots.ready(source)
-        record = await self.journal.recreate(record, snapshot.template, snapshot.layer)
-        work = self._from_snapshot(record, snapshot, record.size == size_of(snapshot))
-        created = await self._finish_locked(record, work, why, forget=False)
-        await self.snapshots.touch(snapshot.id)
-        return created
+        async with self.snapshots.source(source) as snapshot:
+            record = await self.journal.recreate(record, snapshot.template, snapshot.layer)
+            work = self._from_snapshot(record, snapshot, record.size == size_of(snapshot))
+            return await self._finish_locked(record, work, why, forget=False)
 
     async def allocate(
         self,

@@ -62,6 +62,8 @@ class MachineEvent:
     reason: str | None = None
     row_removed: bool = False
     """Deleted with its id: it cannot be recreated under it."""
+    console: str | None = None
+    """The end of the guest's console output, of a run that failed."""
 
     @property
     def message(self) -> str:
@@ -106,9 +108,16 @@ class Events:
         while self._unheard:
             on_event(self._unheard.popleft())
 
-    def report(self, kind: EventKind, record: Record, *reasons: str | None, removed: bool = False) -> None:
+    def report(
+        self,
+        kind: EventKind,
+        record: Record,
+        *reasons: str | None,
+        removed: bool = False,
+        console: str | None = None,
+    ) -> None:
         said = "; ".join(reason for reason in reasons if reason)
-        self._on_event(MachineEvent(kind, record, said or None, removed))
+        self._on_event(MachineEvent(kind, record, said or None, removed, console))
 
     @contextlib.contextmanager
     def exiting(self, machine_id: str) -> "Iterator[asyncio.Future[str]]":

@@ -14,7 +14,6 @@ from stead.machines.events import Use
 from stead.machines.journal import Journal
 from stead.machines.layers import Layers
 from stead.machines.locks import Locks, wrong_state
-from stead.machines.names import check_name
 from stead.machines.nics import NicRequest
 from stead.machines.persistence import Persistence
 from stead.machines.pool import Pool
@@ -23,6 +22,7 @@ from stead.machines.records import Properties, Record
 from stead.machines.room import Room
 from stead.machines.start import StartOperation
 from stead.machines.states import Operation
+from stead.names import check_name
 from stead.networks.errors import ForkUnsupported
 from stead.tasks import TaskSet, finished
 
@@ -57,6 +57,7 @@ class ForkOperation:
         *,
         persistence: Persistence | None = None,
         name: str | None = None,
+        request: str | None = None,
     ) -> "list[Machine]":
         """New VMs with the current memory, processes and files of this one: all of them, or none.
 
@@ -70,10 +71,14 @@ class ForkOperation:
         if own.nic is not None and own.fixed_address:
             raise ForkUnsupported(machine_id, str(own.nic.address))
         await self.room.make(keeping=machine_id)
-        return await self.tasks.run(self._fork(machine_id, names, persistence))
+        return await self.tasks.run(self._fork(machine_id, names, persistence, request))
 
     async def _fork(
-        self, machine_id: str, names: Sequence[str | None], persistence: Persistence | None
+        self,
+        machine_id: str,
+        names: Sequence[str | None],
+        persistence: Persistence | None,
+        request: str | None,
     ) -> "list[Machine]":
         await self.start.ensure_up(machine_id, Use.FORK, Operation.FORK)
         async with self.locks.operation(machine_id, Operation.FORK) as record:
@@ -82,7 +87,7 @@ class ForkOperation:
                 raise wrong_state(record, Operation.FORK)
             parent, state = await self.capture.take(record, live)
             try:
-                children = await self._allocate(parent, state, names, persistence)
+                children = await self._allocate(parent, state, names, persistence, request)
             except BaseException:
                 state.close()
                 raise
@@ -99,6 +104,7 @@ class ForkOperation:
         state: VmState,
         names: Sequence[str | None],
         persistence: Persistence | None,
+        request: str | None,
     ) -> list[Record]:
         of = parent.properties
         properties = Properties(
@@ -109,6 +115,7 @@ class ForkOperation:
             workdir=of.workdir,
             build=of.build,
             snapshot=of.snapshot,
+            request=request,
         )
         # Pages of the template are shared copy-on-write; each child needs its own copy of the others.
         self.host.check_memory(len(names) * (state.memory_bytes + _CHILD_OVERHEAD))

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import socket
+import time
 from collections.abc import AsyncIterator, Sequence
 
 from stead.deadlines import scaled
@@ -18,13 +19,14 @@ from stead.machines.deletion import DeleteOperation
 from stead.machines.disks import Disks
 from stead.machines.ended import UnexpectedEnds
 from stead.machines.events import Events, Use
+from stead.machines.expiry import ExpiryWatch
 from stead.machines.fork import ForkOperation
 from stead.machines.idle import IdleWatch
 from stead.machines.journal import HIDDEN, Journal
 from stead.machines.layers import Layers
+from stead.machines.lifetimes import FOREVER, Lifetime
 from stead.machines.locks import Locks
 from stead.machines.machine import Machine, MachineInfo, machine_info
-from stead.machines.names import check_name
 from stead.machines.nics import NicRequest, VpcAddresses
 from stead.machines.persistence import PERSISTENT, Persistence, SnapshotPersistence
 from stead.machines.pool import Pool
@@ -34,7 +36,7 @@ from stead.machines.records import Properties, Purpose, record_of
 from stead.machines.recovery import Reconciliation
 from stead.machines.resize import ResizeOperation
 from stead.machines.room import Room
-from stead.machines.snapshots import About, SnapshotInfo, Snapshots
+from stead.machines.snapshots import About, SnapshotInfo, SnapshotPurpose, Snapshots
 from stead.machines.start import StartOperation
 from stead.machines.states import DOWN, Deleted, Operation, State
 from stead.machines.stop import STOP_TIMEOUT, StopOperation
@@ -43,6 +45,7 @@ from stead.machines.suspended_terminals import parse_terminals
 from stead.machines.templates import Templates
 from stead.machines.unchanged import UNCHANGED, Unchanged
 from stead.machines.wake import WakeOperation
+from stead.names import check_name
 from stead.networks.names import PrivateNames
 from stead.networks.networks import private_network
 from stead.settings import Settings, Size
@@ -139,6 +142,7 @@ class Machines:
         )
         resize = ResizeOperation(host, journal, quotas, start, stop, boot, locks, tasks)
         self.idle = IdleWatch(host, journal, processes, suspend, settings.idle_check)
+        self._expiry = ExpiryWatch(self.snapshots)
         self._recovery = Reconciliation(
             host, journal, processes, layers, capture, deletion, stop, wake, locks, tasks
         )
@@ -147,6 +151,8 @@ class Machines:
         # Each has its signature and documentation in its own module.
         self.using = start.using
         self.attached = start.attached
+        self.attached_again = start.attached_again
+        self.reattached = start.reattached
         self.observer = start.observer
         self.ensure_up = start.ensure_up
         self.start = start.start
@@ -160,7 +166,7 @@ class Machines:
 
     @contextlib.asynccontextmanager
     async def recovered(self) -> AsyncIterator[None]:
-        """Recover from a crash, then keep the pool filled and suspend idle VMs inside the block."""
+        """Recover from a crash; fill the pool, suspend idle VMs and delete what expires inside the block."""
         try:
             await self._open_networks()
             await self._recovery.run()
@@ -171,9 +177,11 @@ class Machines:
             await self._templates.remove_unused()
             await self._templates.fill_pool()
             self.idle.start()
+            self._expiry.start()
             try:
                 yield
             finally:
+                await self._expiry.close()
                 await self.idle.close()
                 await self._templates.close()
                 await self.pool.close()
@@ -255,9 +263,8 @@ class Machines:
         if snapshot is None:
             record = await self._create.from_template(size, properties, nic, report)
         else:
-            source = await self.snapshots.ready(snapshot)
-            await self.snapshots.touch(snapshot)
-            record = await self._create.from_snapshot(source, size, properties, nic)
+            async with self.snapshots.source(snapshot) as source:
+                record = await self._create.from_snapshot(source, size, properties, nic)
         if ready_timeout is not None:
             try:
                 await self.wait_until_ready(record.id, ready_timeout)
@@ -275,14 +282,27 @@ class Machines:
         build: str | None = None,
         template_hash: str | None = None,
         failure: str | None = None,
+        lifetime: Lifetime = FOREVER,
+        purpose: SnapshotPurpose = "use",
+        snapshot_id: str | None = None,
     ) -> SnapshotInfo:
         """Capture a VM's memory and disk while it keeps running; of a stopped VM, the disk.
 
         With `failure`, it is the state of a failed build, kept for inspection.
         """
         check_name(name)
+        lifetime.check(time.time_ns())
         await self._room.make(keeping=machine_id)
-        about = About(name, persistence, build, template_hash, failure)
+        about = About(
+            name,
+            persistence,
+            build=build,
+            template_hash=template_hash,
+            failure=failure,
+            lifetime=lifetime,
+            purpose=purpose,
+            id=snapshot_id,
+        )
         return await self._tasks.run(self.snapshots.create(machine_id, about))
 
     async def stop(self, machine_id: str, timeout: float = STOP_TIMEOUT) -> None:
@@ -328,13 +348,22 @@ class Machines:
         """Number of VMs in each state, pool VMs included."""
         return await self._store.count()
 
-    async def made_for(self, request: str) -> MachineInfo | None:
-        """The VM that was created for a request, if it exists."""
-        row = await self._store.made_for(request)
-        return None if row is None or row.state in _UNLISTED else machine_info(row)
+    async def named(self, account: str, name: str) -> Sequence[MachineInfo]:
+        """The VMs of an account that have this name."""
+        return [info for info in await self.list(account) if info.name == name]
+
+    async def made_for(self, request: str) -> Sequence[MachineInfo]:
+        """The VMs that were created for a request and exist."""
+        rows = await self._store.made_for(request)
+        return [machine_info(row) for row in rows if row.state not in _UNLISTED]
 
     async def info(self, machine_id: str) -> MachineInfo:
         return machine_info(await self._row(machine_id))
+
+    async def console(self, machine_id: str) -> str | None:
+        """The end of a VM's serial console since its process was started; None when it has no process."""
+        live = self.processes.get(machine_id)
+        return None if live is None else await live.vm.console()
 
     async def suspended_terminals(self, machine_id: str) -> Sequence[Session] | None:
         """The terminals that a suspended VM had; None when they are not known: then ask its guest."""

@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakValueDictionary
 
 from stead.errors import StartFailed
 from stead.guest.agent import Agent
@@ -18,6 +19,10 @@ from stead.tasks import TaskSet, cancel_and_wait, finished, in_background
 
 def new_eviction() -> "asyncio.Future[str]":
     return asyncio.get_running_loop().create_future()
+
+
+class Boot:
+    """A guest from its boot to its end. It outlives suspends: its programs and connections continue."""
 
 
 @dataclass(eq=False)
@@ -34,6 +39,7 @@ class Live:
     """Uses of its guest under way, such as a running command: meanwhile it is not suspended as idle."""
     last_used: float = 0.0
     """When a lease last ended or an attachment was active, by the loop's clock."""
+    boot: Boot = field(default_factory=Boot)
     eviction: "asyncio.Future[str]" = field(default_factory=new_eviction, repr=False)
     """Why attached clients must leave, once an operation ends this run."""
     watcher: asyncio.Task[None] | None = field(default=None, repr=False)
@@ -80,6 +86,8 @@ class Processes:
         self._journal = journal
         self._tasks = tasks
         self._lives: dict[str, Live] = {}
+        self._suspended: WeakValueDictionary[str, Boot] = WeakValueDictionary()
+        """By checkpoint, as long as a client is attached to it."""
         self.on_unexpected_end: Callable[[str, Live, str], Coroutine[Any, Any, None]] | None = None
 
     def get(self, machine_id: str) -> Live | None:
@@ -107,6 +115,14 @@ class Processes:
         self._lives[record.id] = live
         live.watcher = asyncio.create_task(self._watch(record.id, live))
         return live
+
+    def suspended(self, checkpoint: str, live: Live) -> None:
+        """The guest's memory is saved in this checkpoint."""
+        self._suspended[checkpoint] = live.boot
+
+    def woken(self, checkpoint: str, live: Live) -> None:
+        """The guest was restored from this checkpoint."""
+        live.boot = self._suspended.get(checkpoint, live.boot)
 
     async def _watch(self, machine_id: str, live: Live) -> None:
         how = await live.vm.wait()

@@ -24,6 +24,7 @@ from stead.machines.states import (
     Stopping,
     Suspending,
     recover,
+    unexpected_end,
 )
 from stead.machines.stop import StopOperation
 from stead.machines.wake import WakeOperation
@@ -104,6 +105,12 @@ class Reconciliation:
             live = await self.processes.adopt(record, run.process)
             if isinstance(record.state, Prepared):
                 return
+            live.ending = True
+            if await live.vm.end_if_panicked():
+                why = unexpected_end(live.vm.stop_cause, "").reason
+                await self.stop.record_stopped(record, EventKind.CRASHED, why)
+                return
+            live.ending = False
             await live.vm.resume_after_crash()
             if isinstance(record.state, Running):
                 record = await self.capture.settle(record, live)
@@ -129,6 +136,7 @@ class Reconciliation:
                 # A VM that was being killed is past the shutdown step: do not wait.
                 if record.state.step == "shutdown" and run is not None:
                     live = await self.processes.adopt(record, run.process)
+                    await live.vm.end_if_panicked()
                     forced = await self.stop.power_off(live)
             except (SteadError, ProcessLookupError) as error:
                 log.warning("interrupted stop finished with a kill", vm=machine_id, error=str(error))

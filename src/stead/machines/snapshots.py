@@ -2,19 +2,20 @@
 
 import contextlib
 import time
-from collections.abc import Awaitable, Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import TypeVar
+from typing import Literal, TypeVar, cast
 
-from stead.errors import HostError, SnapshotNotFound, WrongSnapshotState
+from stead.errors import HostError, SnapshotExpired, SnapshotNotFound, WrongSnapshotState
 from stead.host.interface import Host, VmState
 from stead.logs import get_logger
 from stead.machines.capture import CaptureOperation, sync_guest
 from stead.machines.disks import Disks
 from stead.machines.layers import Layers
+from stead.machines.lifetimes import FOREVER, Lifetime, utc
 from stead.machines.locks import Locks, wrong_state
-from stead.machines.names import check_name
 from stead.machines.persistence import (
     PERSISTENT,
     SnapshotPersistence,
@@ -26,11 +27,15 @@ from stead.machines.processes import Processes
 from stead.machines.quotas import Quotas
 from stead.machines.records import Record, new_id, size_of
 from stead.machines.states import Operation, Running, Stopped, Suspended
+from stead.machines.unchanged import UNCHANGED, Unchanged
+from stead.names import check_name
 from stead.settings import Size
 from stead.store.snapshots import SnapshotRow, SnapshotStore
 from stead.tasks import finished
 
 T = TypeVar("T")
+SnapshotPurpose = Literal["use", "agent"]
+"""`agent`: saved by a client of an agent framework, so that a session can be resumed."""
 REMEMBERED = 30 * 24 * 3600 * 10**9
 """Retention of the rows of deleted snapshots, in nanoseconds."""
 
@@ -69,6 +74,15 @@ class SnapshotInfo:
 
     Layers that it shares with other snapshots count in each. None while building and after deletion.
     """
+    expires_at: float | None
+    """When it is deleted by itself; None is never."""
+    purpose: SnapshotPurpose
+
+    def refuse_expired(self) -> None:
+        """SnapshotExpired if its lifetime has ended, whether it is deleted already or not."""
+        ended = time.time() if self.deleted_at is None else self.deleted_at
+        if self.expires_at is not None and self.expires_at <= ended:
+            raise SnapshotExpired(self.id, utc(self.expires_at))
 
 
 def snapshot_info(row: SnapshotRow) -> SnapshotInfo:
@@ -87,6 +101,8 @@ def snapshot_info(row: SnapshotRow) -> SnapshotInfo:
         template_hash=row.template_hash,
         deleted_at=None if row.deleted_at is None else row.deleted_at / 1e9,
         size_bytes=row.size_bytes,
+        expires_at=None if row.expires_at is None else row.expires_at / 1e9,
+        purpose=cast(SnapshotPurpose, row.purpose),
     )
 
 
@@ -99,6 +115,10 @@ class About:
     build: str | None = None
     template_hash: str | None = None
     failure: str | None = None
+    lifetime: Lifetime = FOREVER
+    """From the capture on."""
+    purpose: SnapshotPurpose = "use"
+    id: str | None = None
 
 
 @dataclass(eq=False)
@@ -113,6 +133,8 @@ class Snapshots:
     capture: CaptureOperation
     quotas: Quotas
     locks: Locks
+    _sources: Counter[str] = field(default_factory=Counter)
+    """How many VMs are being created from each snapshot."""
 
     async def list(self, account: str | None = None, *, deleted: bool = False) -> list[SnapshotInfo]:
         """All snapshots, or those of an account; with `deleted`, also the rows of deleted ones."""
@@ -128,20 +150,29 @@ class Snapshots:
 
     async def find(self, account: str, template_hash: str) -> SnapshotInfo | None:
         """The newest ready snapshot of an account with this template hash (the build cache)."""
-        row = await self.store.newest(account, template_hash, SnapshotState.READY)
+        row = await self.store.newest(account, template_hash, SnapshotState.READY, time.time_ns())
         return None if row is None else snapshot_info(row)
 
-    async def rename(self, snapshot_id: str, name: str | None) -> SnapshotInfo:
-        check_name(name)
-        return await self._update(snapshot_id, name=name)
-
-    async def set_persistence(self, snapshot_id: str, persistence: SnapshotPersistence) -> SnapshotInfo:
-        """Change a snapshot's retention."""
-        return await self._update(snapshot_id, **snapshot_columns(persistence))
-
-    async def _update(self, snapshot_id: str, **changes: object) -> SnapshotInfo:
-        await self.row(snapshot_id)
-        row = await self.store.update(snapshot_id, **changes)
+    async def update(
+        self,
+        snapshot_id: str,
+        *,
+        name: str | Unchanged | None = UNCHANGED,
+        persistence: SnapshotPersistence | Unchanged = UNCHANGED,
+        lifetime: Lifetime | Unchanged = UNCHANGED,
+    ) -> SnapshotInfo:
+        """Change a snapshot's name, its retention, or its lifetime, which is counted from now."""
+        changes: dict[str, object] = {}
+        if not isinstance(name, Unchanged):
+            check_name(name)
+            changes["name"] = name
+        if not isinstance(persistence, Unchanged):
+            changes.update(snapshot_columns(persistence))
+        if not isinstance(lifetime, Unchanged):
+            now = time.time_ns()
+            lifetime.check(now)
+            changes["expires_at"] = lifetime.end(now)
+        row = await self.store.change(snapshot_id, **changes) if changes else await self.row(snapshot_id)
         if row is None:
             raise SnapshotNotFound(snapshot_id)
         return snapshot_info(row)
@@ -149,9 +180,36 @@ class Snapshots:
     async def delete(self, snapshot_id: str) -> None:
         """Delete a snapshot; layers that VMs still need stay."""
         await self.ready(snapshot_id)
-        gone: dict[str, object] = dict.fromkeys(("layer", "checkpoint", "size_bytes"))
-        await self.store.update(snapshot_id, deleted_at=time.time_ns(), **gone)
+        await self.store.update(snapshot_id, **_deleted(time.time_ns()))
         self.layers.sweep()
+
+    async def delete_expired(self) -> None:
+        """Delete the snapshots whose lifetime has ended; one in use as a `source` stays until the next call.
+
+        One that is being captured has to be complete before it can be deleted.
+        """
+        now = time.time_ns()
+        for row in await self.store.expired(now, excluding=SnapshotState.BUILDING):
+            if self._sources[row.id]:
+                continue
+            # The row decides: it may have been extended since.
+            if await self.store.expire(row.id, now, **_deleted(now)) is not None:
+                log.info("deleted a snapshot that has expired", snapshot=row.id, account=row.account)
+                self.layers.sweep()
+
+    @contextlib.asynccontextmanager
+    async def source(self, snapshot_id: str) -> AsyncIterator[SnapshotRow]:
+        """A snapshot to create a VM from; inside the block it is not deleted for having expired."""
+        self._sources[snapshot_id] += 1
+        try:
+            (await self.get(snapshot_id, deleted=True)).refuse_expired()
+            row = await self.ready(snapshot_id)
+            await self.touch(snapshot_id)
+            yield row
+        finally:
+            self._sources[snapshot_id] -= 1
+            if not self._sources[snapshot_id]:
+                del self._sources[snapshot_id]
 
     async def row(self, snapshot_id: str) -> SnapshotRow:
         row = await self.store.get(snapshot_id)
@@ -196,7 +254,7 @@ class Snapshots:
 
     async def _begin(self, record: Record, about: About) -> SnapshotRow:
         row = SnapshotRow(
-            id=f"sc-{new_id()}",
+            id=about.id or f"sc-{new_id()}",
             name=about.name,
             state=SnapshotState.BUILDING,
             source_machine=record.id,
@@ -206,6 +264,8 @@ class Snapshots:
             build=about.build,
             template_hash=about.template_hash,
             failure=about.failure,
+            expires_at=about.lifetime.end(time.time_ns()),
+            purpose=about.purpose,
             **snapshot_columns(about.persistence),
         )
         async with self.quotas.keeping(record.account, self.store.count):
@@ -282,6 +342,12 @@ class Snapshots:
             with contextlib.suppress(HostError):
                 size = await self.layers.size(row.layer, row.checkpoint)
                 await self.store.update(row.id, size_bytes=size)
+
+
+def _deleted(now: int) -> dict[str, object]:
+    """The columns of a deleted snapshot: its row stays for a while, without what it held."""
+    gone: dict[str, object] = dict.fromkeys(("layer", "checkpoint", "size_bytes"))
+    return {"deleted_at": now, **gone}
 
 
 def _long_gone(row: SnapshotRow) -> bool:

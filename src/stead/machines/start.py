@@ -3,10 +3,11 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from stead.deadlines import scaled
-from stead.errors import GuestUnreachable, ReadyTimeout
+from stead.errors import GuestRestarted, GuestUnreachable, ReadyTimeout
 from stead.guest.agent import Agent
 from stead.guest.execution import ExecRequest, collect
 from stead.machines.boot import BootOperation
@@ -14,7 +15,7 @@ from stead.machines.create import CreateOperation
 from stead.machines.events import Use
 from stead.machines.journal import Journal
 from stead.machines.locks import Locks
-from stead.machines.processes import Live, Processes
+from stead.machines.processes import Boot, Live, Processes
 from stead.machines.quotas import Quotas
 from stead.machines.records import Record, check_idle
 from stead.machines.room import Room
@@ -24,6 +25,7 @@ from stead.machines.wake import WakeOperation
 from stead.tasks import KeyedLimit, SingleFlight
 
 READY_TIMEOUT = scaled(120.0)
+_WAKES = 3
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,10 @@ class Attached:
     """Record activity: the client or the guest has sent something."""
     eviction: "asyncio.Future[str]"
     """Done when the client must leave because the VM is suspended or ends: the result says why."""
+    lease: Callable[[], AbstractContextManager[Agent]]
+    """Inside the block, the VM is not suspended for being idle."""
+    boot: Boot
+    """Its guest: the same one after a suspend."""
 
 
 @dataclass(eq=False)
@@ -67,7 +73,33 @@ class StartOperation:
         """
         live = await self._running(machine_id, use)
         live.touch()
-        return Attached(live.agent, live.touch, live.eviction)
+        return _attached(live)
+
+    async def attached_again(self, machine_id: str, before: Attached, use: Use) -> Attached:
+        """Attach again to the same guest after an eviction; a suspended VM is woken first.
+
+        WrongState when the VM has stopped, GuestRestarted when it has booted again.
+        """
+        # It may be suspended again at once.
+        for _ in range(_WAKES):
+            await self.ensure_up(machine_id, use, Operation.WAKE)
+            try:
+                attached = self.reattached(machine_id, before)
+            except GuestRestarted:
+                reason = (await self.journal.find(machine_id)).reason
+                raise GuestRestarted(machine_id, reason) from None
+            if attached is not None:
+                return attached
+        raise GuestUnreachable(f"VM {machine_id} has just ended")
+
+    def reattached(self, machine_id: str, before: Attached) -> Attached | None:
+        """Attach again to the same guest if it is running, without waking it. Raises GuestRestarted."""
+        live = self.processes.running(machine_id)
+        if live is None:
+            return None
+        if live.boot is not before.boot:
+            raise GuestRestarted(machine_id)
+        return _attached(live)
 
     def observer(self, machine_id: str) -> Agent | None:
         """The agent of a running VM without a lease: the VM may be suspended during a call, which then fails.
@@ -151,3 +183,7 @@ class StartOperation:
 
     async def close(self) -> None:
         await self.starts.close()
+
+
+def _attached(live: Live) -> Attached:
+    return Attached(live.agent, live.touch, live.eviction, live.leased, live.boot)

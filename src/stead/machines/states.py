@@ -341,6 +341,8 @@ DOWN = frozenset({State.STOPPED, State.SUSPENDED, State.DELETED})
 
 class Operation(StrEnum):
     USE = "use"
+    WAKE = "wake"
+    """Use by a client whose guest must not have ended: a stopped VM is not started."""
     START = "start"
     STOP = "stop"
     KILL = "kill"
@@ -362,6 +364,7 @@ class Verdict(StrEnum):
 
 _GO: Mapping[Operation, frozenset[State]] = {
     Operation.USE: frozenset({State.RUNNING}),
+    Operation.WAKE: frozenset({State.RUNNING}),
     Operation.START: DOWN,
     Operation.STOP: frozenset({State.RUNNING}),
     Operation.KILL: frozenset({State.RUNNING, State.STOPPING, State.SUSPENDED}),
@@ -373,6 +376,7 @@ _GO: Mapping[Operation, frozenset[State]] = {
 }
 _WAKE: Mapping[Operation, frozenset[State]] = {
     Operation.USE: DOWN,
+    Operation.WAKE: frozenset({State.SUSPENDED}),
     Operation.FORK: DOWN,
     # A suspended VM is woken to be shut down, so that its page cache reaches the disk.
     Operation.STOP: frozenset({State.SUSPENDED}),

@@ -10,7 +10,7 @@ from stead.errors import GuestError, GuestUnreachable, HostError
 from stead.host.interface import Host
 from stead.machines.deletion import DeleteOperation
 from stead.machines.disks import Disks
-from stead.machines.events import REQUESTED, EventKind, Events, status
+from stead.machines.events import FAILURES, REQUESTED, EventKind, Events, status
 from stead.machines.journal import Journal
 from stead.machines.layers import Layers
 from stead.machines.locks import Locks
@@ -22,6 +22,8 @@ from stead.tasks import TaskSet
 
 STOP_TIMEOUT = scaled(60.0)
 _SHUTDOWN_TIMEOUT = scaled(5.0)
+_KEPT_CONSOLE = 16 << 10
+"""Characters of the console that are kept of a run that failed."""
 
 
 @dataclass(eq=False)
@@ -89,6 +91,13 @@ class StopOperation:
             return f"did not shut down within {timeout:g} s"
         return None
 
+    async def _console(self, machine_id: str) -> str | None:
+        live = self.processes.get(machine_id)
+        if live is not None:
+            with contextlib.suppress(HostError):
+                return (await live.vm.console()).strip("\n")[-_KEPT_CONSOLE:]
+        return None
+
     async def record_stopped(
         self, record: Record, kind: EventKind, why: str | None = None, *, for_good: bool = True
     ) -> Record | None:
@@ -97,8 +106,9 @@ class StopOperation:
         An ephemeral VM is deleted, unless it is started again at once (`for_good=False`).
         """
         reason = status(kind, why)
+        console = await self._console(record.id) if kind in FAILURES else None
         await self.processes.end(record, reason)
-        self.events.report(kind, record, why or REQUESTED)
+        self.events.report(kind, record, why or REQUESTED, console=console)
         self.host.tidy(record.id)
         record = await self.disks.settle(record)
         if for_good and ends_with(record.properties.persistence, suspended=False):

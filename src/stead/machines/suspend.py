@@ -79,6 +79,7 @@ class SuspendOperation:
                 await self.host.sync_layer(record.id, state.top)
                 # Point of no return: from here on the saved memory is the VM, not its process.
                 live.ending = True
+                self.processes.suspended(checkpoint, live)
                 suspended = await finished(
                     self.disks.freeze(saving, Suspended(checkpoint, reason), terminals)
                 )

@@ -48,6 +48,7 @@ class WakeOperation:
             record = await self.journal.transition(record, waking)
             await self.disks.make_top(record, waking.top)
             up, live = await self.bring_up.restore_state(record, template, state, new_keys=False)
+            self.processes.woken(suspended.checkpoint, live)
             woken = await self.bring_up.record_running(up, live, EventKind.WOKEN, why)
         except CheckpointUnusable as error:
             record = await finished(self.sleep_on(record))

@@ -11,6 +11,8 @@ from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.mcpserver.tools import Tool
 from mcp_types import ToolAnnotations
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from stead.sdk import AsyncStead, AsyncVm, SteadException
 
@@ -94,9 +96,29 @@ def destructive(
     return _tool(function, title, annotations)
 
 
+class _CheckedTool(Tool):
+    """A tool that names its missing and invalid arguments in one sentence, without pydantic's own text."""
+
+    async def run(self, arguments: dict[str, Any], context: Any, convert_result: bool = False) -> Any:
+        try:
+            return await super().run(arguments, context, convert_result)
+        except ToolError as error:
+            if not isinstance(error.__cause__, ValidationError):
+                raise
+            problems = [_problem(each) for each in error.__cause__.errors(include_url=False)]
+            raise ToolError(f"{self.name}: {'; '.join(problems)}") from None
+
+
+def _problem(error: ErrorDetails) -> str:
+    name = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "missing":
+        return f"the argument {name} is missing"
+    return f"the argument {name} is invalid: {error['msg'][:1].lower()}{error['msg'][1:]}"
+
+
 def _tool(function: Callable[..., Awaitable[Any]], title: str, annotations: ToolAnnotations) -> Tool:
     text = " ".join((function.__doc__ or "").split())
-    return Tool.from_function(
+    return _CheckedTool.from_function(
         _with_error_messages(function),
         title=title,
         description=text,

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import sys
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
@@ -117,7 +118,14 @@ async def _refuse(send: Send, status: int, text: str) -> None:
 
 
 async def serve_stdio(stead: AsyncStead) -> None:
-    """Serve one client over standard input and output, until it closes them."""
+    """Serve one client over standard input and output, until it closes them.
+
+    A key that the server refuses is an error at once: the client would start, and each of its calls fail.
+    """
+    try:
+        await stead.whoami()
+    except ServerUnreachable as error:
+        print(f"stead mcp: {error}: tools will fail until it answers", file=sys.stderr)
     await build_server(OneCaller(stead)).run_stdio_async()
 
 

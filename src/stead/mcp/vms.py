@@ -120,10 +120,15 @@ async def vm_create(
 ) -> Vm:
     """Create a Linux VM (Debian, with root, systemd and internet access) and start it. It exists, and is
     counted, until vm_delete."""
-    async with progress(call, lambda: "creating the VM"):
+    said = ["creating the VM"]
+    async with progress(call, lambda: said[-1]):
         idle = UNSET if idle_timeout_seconds is None else idle_timeout_seconds
         vm = await client_of(call).vms.create(
-            name=name, snapshot_id=snapshot, size=size, idle_timeout_seconds=idle
+            name=name,
+            snapshot_id=snapshot,
+            size=size,
+            idle_timeout_seconds=idle,
+            progress=lambda line: said.append(str(line)),
         )
         return _vm(await vm.info())
 
@@ -203,7 +208,7 @@ async def snapshot_list(
     offset: Annotated[int, Field(ge=0)] = 0,
 ) -> Snapshots:
     """List snapshots that vm_create can restore."""
-    found = list(await client_of(call).vms.snapshots.list(include_failed=False))
+    found = list(await client_of(call).vms.snapshots.list(include_failed=False, purpose="use"))
     shown = found[offset : offset + limit]
     return Snapshots(
         snapshots=[_snapshot(each) for each in shown],

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 from typing import Protocol
 
-from stead.errors import AddressTaken, CapacityExceeded, InvalidRequest, LimitExceeded
+from stead.errors import AddressTaken, CapacityExceeded, LimitExceeded
 from stead.host.interface import PrivateNetwork
+from stead.names import check_name
 from stead.networks.errors import VpcFull, VpcInUse, VpcNotFound
 from stead.networks.names import names_of
 from stead.networks.ranges import lowest_free, parse_address, parse_cidr
@@ -22,7 +23,6 @@ MAX_VPCS = 100
 """VPCs of an account."""
 NUMBERS = range(1, 10_000)
 """Each VPC of the installation has a number, which names its interface and namespace."""
-MAX_NAME = 200
 _ALPHABET = string.ascii_lowercase + string.digits
 
 
@@ -66,12 +66,12 @@ class Networks:
         self._host = host
         self._creating = asyncio.Lock()
 
-    async def create(self, account: str, cidr: str, name: str | None = None) -> Vpc:
+    async def create(
+        self, account: str, cidr: str, name: str | None = None, vpc_id: str | None = None
+    ) -> Vpc:
         """A new VPC. `opened` networks of the host, and ranges that are not private, are refused."""
-        if name is not None and (not name.strip() or len(name) > MAX_NAME or not name.isprintable()):
-            text = f"must be 1 to {MAX_NAME} printable characters"
-            raise InvalidRequest(f"invalid name {name[:MAX_NAME]!r}: {text}")
-        wanted = VpcRow(_new_id(), 0, account, name, str(parse_cidr(cidr, self._opened)))
+        check_name(name)
+        wanted = VpcRow(vpc_id or _new_id(), 0, account, name, str(parse_cidr(cidr, self._opened)))
         async with self._creating:
             count = await self._store.count(account)
             if count >= MAX_VPCS:
@@ -86,6 +86,9 @@ class Networks:
                 await finished(self._remove(row))
                 raise
         return _vpc(row)
+
+    async def named(self, account: str, name: str) -> Sequence[Vpc]:
+        return [_vpc(row) for row in await self._store.named(account, name)]
 
     async def get(self, account: str, vpc: str) -> Vpc:
         return _vpc(await find_row(self._store, account, vpc))

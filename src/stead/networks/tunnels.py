@@ -42,6 +42,13 @@ class TunnelHost(Protocol):
     async def set_tunnel(self, tunnel: WireGuardTunnel) -> None: ...
 
 
+_LOOPBACK_NOTE = "# This endpoint works on the host of Stead only: see STEAD_WIREGUARD_HOST.\n"
+
+
+def _is_loopback(host: str) -> bool:
+    return host == "localhost" or host.startswith("127.") or host == "::1"
+
+
 @dataclass(frozen=True, kw_only=True)
 class TunnelClient:
     """A computer that may join a VPC, and what it needs for that."""
@@ -58,6 +65,7 @@ class TunnelClient:
 
     def _file(self, private_key: str) -> str:
         host = f"[{self.endpoint}]" if ":" in self.endpoint else self.endpoint
+        note = _LOOPBACK_NOTE if _is_loopback(self.endpoint) else ""
         return f"""[Interface]
 Address = {self.address}/32
 {private_key}
@@ -66,7 +74,7 @@ MTU = {_MTU}
 [Peer]
 PublicKey = {self.server_key}
 AllowedIPs = {self.cidr}
-Endpoint = {host}:{self.port}
+{note}Endpoint = {host}:{self.port}
 PersistentKeepalive = {_KEEPALIVE}
 """
 

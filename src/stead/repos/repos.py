@@ -16,6 +16,7 @@ from stead.errors import HostError
 from stead.files import exists, give_tree_to, sync_folder, write_atomically
 from stead.identity.identities import Page
 from stead.logs import get_logger
+from stead.names import check_name
 from stead.processes import ProcessId, end_of
 from stead.repos.errors import RepoBusy, RepoLimitExceeded, RepoNotFound
 from stead.repos.git import SETTINGS, Git
@@ -147,11 +148,13 @@ class Repos:
         public: bool = False,
         default_branch: str | None = None,
         fill: Fill | None = None,
+        repo_id: str | None = None,
     ) -> RepoInfo:
         """Create a repository: empty, or filled by `fill` before it is visible."""
+        check_name(name, MAX_NAME)
         branch = check_branch(default_branch or DEFAULT_BRANCH)
         await self._check_room(account)
-        repo_id = str(uuid.uuid4())
+        repo_id = repo_id or str(uuid.uuid4())
         staged = self._folder / "new" / repo_id
         async with contextlib.AsyncExitStack() as stack:
             size = RepoSize(0, 0, 0)
@@ -221,6 +224,9 @@ class Repos:
         if row is None:
             raise RepoNotFound(repo_id)
         return _info(row)
+
+    async def named(self, account: str, name: str) -> Sequence[RepoInfo]:
+        return [_info(row) for row in await self._store.named(account, name)]
 
     async def owned(self, account: str, repo_id: str) -> RepoInfo:
         """A repository of this account; those of others are treated as missing."""

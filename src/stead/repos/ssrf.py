@@ -2,6 +2,9 @@
 
 A URL is parsed, its host is resolved once, and every resolved address is checked. The connection goes to one
 of these addresses only (pinning), so DNS rebinding has no effect. Proxies are not used.
+
+Names that this installation serves itself are not looked up in DNS. Webhooks reach those that are mapped to a
+VM through its own HTTPS server, as any client does.
 """
 
 import asyncio
@@ -13,7 +16,7 @@ import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import unquote, urljoin
 
 import httpcore2
@@ -76,6 +79,26 @@ class RequestFailed(RepoError):
 
 
 @dataclass(frozen=True)
+class OwnServer:
+    """The HTTPS server of this installation."""
+
+    address: str
+    port: int
+    tls: ssl.SSLContext
+    """Trusts the CA of this installation too."""
+
+
+class OwnNames(Protocol):
+    """The names that this installation serves itself."""
+
+    def in_zone(self, hostname: str) -> bool:
+        """Whether it is a preview zone or below one."""
+
+    def route(self, hostname: str) -> object | None:
+        """The VM and port of a mapped name; None for any other."""
+
+
+@dataclass(frozen=True)
 class PinnedTarget:
     """A checked URL with the addresses that may be used for it."""
 
@@ -87,6 +110,8 @@ class PinnedTarget:
     addresses: tuple[str, ...]
     authorization: str | None = field(default=None, repr=False)
     """The Authorization header from the user name and password in the URL."""
+    server: OwnServer | None = field(default=None, repr=False)
+    """For a mapped name of this installation: where it is served, on whatever port the URL names."""
 
     @property
     def origin(self) -> str:
@@ -127,27 +152,51 @@ class SsrfGuard:
         *,
         resolve: Resolve | None = None,
         tls: ssl.SSLContext | None = None,
+        own_names: OwnNames | None = None,
     ) -> None:
         """`allowed` are non-public networks that may be connected to."""
         self._allowed = tuple(allowed)
         self._resolve = resolve or _resolve
         self._tls = tls
+        self._own_names = own_names
+        self.own_server: OwnServer | None = None
+        """Set while this installation serves HTTPS."""
 
-    async def check(self, url: str, *, credentials: bool = False) -> PinnedTarget:
+    async def check(self, url: str, *, credentials: bool = False, own: bool = False) -> PinnedTarget:
         """Parse and resolve a URL; refuse hosts that are not on the public internet.
 
-        A user name and password in the URL are refused without `credentials`.
+        A user name and password in the URL are refused without `credentials`. With `own` the URL may name a
+        mapped name of this installation.
         """
         scheme, host, port, path, authorization = _parse(url)
         target = PinnedTarget(scheme, host, port, path, (), authorization)
         if authorization is not None and not credentials:
             raise AddressRefused(target.shown, "user name and password are not allowed in this URL")
+        names = self._own_names
+        if names is not None and own and (names.in_zone(host) or names.route(host) is not None):
+            return self._served_here(target, names)
+        if names is not None and names.in_zone(host):
+            raise AddressRefused(target.shown, f"only webhooks may use {host}, a name of this installation")
         addresses = await self._addresses(target)
         for address in addresses:
             if why := self._refusal(address):
                 raise AddressRefused(target.shown, f"{address} is {why}")
         found = tuple(dict.fromkeys(str(address) for address in addresses))[:_MAX_ADDRESSES]
         return PinnedTarget(scheme, host, port, path, found, authorization)
+
+    def _served_here(self, target: PinnedTarget, names: OwnNames) -> PinnedTarget:
+        server = self.own_server
+        if names.route(target.host) is None:
+            why = "names of this installation reach VMs only"
+            raise RequestFailed(target.shown, f"{target.host} is not mapped to a VM: {why}")
+        if server is None:
+            raise RequestFailed(target.shown, "HTTPS of this installation does not run")
+        if target.scheme != "https":
+            raise AddressRefused(target.shown, f"{target.host} is a name of this installation: use https")
+        if target.port not in (_PORTS["https"], server.port):
+            where = f"served on port {server.port}, not on {target.port}"
+            raise AddressRefused(target.shown, f"{target.host} is a name of this installation, {where}")
+        return replace(target, addresses=(server.address,), server=server)
 
     async def _addresses(self, target: PinnedTarget) -> list[Address]:
         with contextlib.suppress(ValueError):
@@ -172,8 +221,12 @@ class SsrfGuard:
         if any(each in network for each in (address, meant) for network in self._allowed):
             return None
         if not is_public(meant):
-            return "not a public address"
-        return "an address of this host" if is_own(address) or is_own(meant) else None
+            found = "not a public address"
+        elif is_own(address) or is_own(meant):
+            found = "an address of this host"
+        else:
+            return None
+        return f"{found} (STEAD_DIAL_PRIVATE sets which private networks the server may connect to)"
 
     @contextlib.asynccontextmanager
     async def request(
@@ -197,14 +250,16 @@ class SsrfGuard:
             sent["Authorization"] = target.authorization
         if isinstance(content, bytes):
             sent["Content-Length"] = str(len(content))
+        server = target.server
+        tls = self._context() if server is None else server.tls
         timeouts = {"connect": _CONNECT_TIMEOUT, "read": _READ_TIMEOUT, "write": _READ_TIMEOUT}
         try:
             async with (
                 asyncio.timeout(timeout),
                 httpcore2.AsyncConnectionPool(
-                    ssl_context=self._context() if target.scheme == "https" else None,
+                    ssl_context=tls if target.scheme == "https" else None,
                     max_connections=1,
-                    network_backend=_PinnedBackend(target.addresses),
+                    network_backend=_PinnedBackend(target.addresses, None if server is None else server.port),
                 ) as pool,
                 pool.stream(
                     method,
@@ -384,8 +439,10 @@ def _too_large(target: PinnedTarget, most: int) -> TooLarge:
 class _PinnedBackend(httpcore2.AsyncNetworkBackend):
     """Connects to the pinned addresses in order, whatever host is requested."""
 
-    def __init__(self, addresses: Sequence[str]) -> None:
+    def __init__(self, addresses: Sequence[str], port: int | None) -> None:
+        """`port` is used instead of the requested one."""
         self._addresses = addresses
+        self._port = port
         self._backend = httpcore2.AnyIOBackend()
 
     async def connect_tcp(
@@ -399,7 +456,9 @@ class _PinnedBackend(httpcore2.AsyncNetworkBackend):
         failure: Exception = httpcore2.ConnectError("no address to connect to")
         for address in self._addresses:
             try:
-                return await self._backend.connect_tcp(address, port, timeout, local_address, socket_options)
+                return await self._backend.connect_tcp(
+                    address, self._port or port, timeout, local_address, socket_options
+                )
             except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
                 failure = error
         raise failure

@@ -100,11 +100,13 @@ if TYPE_CHECKING:
     from stead.sdk._async.client import AsyncStead
     from stead.sdk._async.git import AsyncRepo
     from stead.sdk._async.identities import AsyncIdentity
+    from stead.sdk._async.piped_exec import AsyncPipedCommand
     from stead.sdk._async.processes import AsyncProcess, AsyncProcessStream
     from stead.sdk._async.pty import AsyncPtySession
     from stead.sdk._async.streams import AsyncStream
     from stead.sdk._async.vm import AsyncVm
     from stead.sdk._sync.git import Repo
+    from stead.sdk._sync.piped_exec import PipedCommand
     from stead.sdk._sync.processes import Process, ProcessStream
     from stead.sdk._sync.pty import PtySession
     from stead.sdk.forwarding import AsyncForward, Forward
@@ -143,6 +145,7 @@ __all__ = [
     "AmbiguousName",
     "AsyncForward",
     "AsyncIdentity",
+    "AsyncPipedCommand",
     "AsyncProcess",
     "AsyncProcessStream",
     "AsyncPtySession",
@@ -213,6 +216,7 @@ __all__ = [
     "OutputCut",
     "PathNotFound",
     "Persistence",
+    "PipedCommand",
     "Process",
     "ProcessEvent",
     "ProcessInfo",
@@ -279,9 +283,11 @@ __all__ = [
 
 _LATER = {
     "AsyncProcess": "_async.processes",
+    "AsyncPipedCommand": "_async.piped_exec",
     "AsyncProcessStream": "_async.processes",
     "AsyncPtySession": "_async.pty",
     "Process": "_sync.processes",
+    "PipedCommand": "_sync.piped_exec",
     "ProcessStream": "_sync.processes",
     "PtySession": "_sync.pty",
     "AsyncForward": "forwarding",

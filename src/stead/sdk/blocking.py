@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_cleaning: "set[asyncio.Future[None]]" = set()
+"""The event loop itself does not keep tasks from being collected."""
+
 
 async def async_sleep(seconds: float) -> None:
     import asyncio
@@ -79,6 +82,22 @@ def sync_spawn(function: Callable[[], None]) -> object:
     thread = threading.Thread(target=function, daemon=True)
     thread.start()
     return thread
+
+
+async def async_finish(
+    function: "Callable[P, Coroutine[Any, Any, None]]", *args: P.args, **kwargs: P.kwargs
+) -> None:
+    """Run a clean-up in a task that is being cancelled. It ends also if the task is cancelled again."""
+    import asyncio
+
+    cleaning = asyncio.ensure_future(function(*args, **kwargs))
+    _cleaning.add(cleaning)
+    cleaning.add_done_callback(_cleaning.discard)
+    await asyncio.shield(cleaning)
+
+
+def sync_finish(function: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+    function(*args, **kwargs)
 
 
 async def async_notify(callback: Callable[..., object] | None, *args: object) -> None:

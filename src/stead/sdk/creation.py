@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stead.sdk.exceptions import InvalidArgument
 from stead.sdk.parsing import serialise
 from stead.sdk.parts import (
     FileLike,
@@ -85,7 +86,7 @@ def vm_body(
         body["idleTimeoutSeconds"] = idle_timeout_seconds
     if spec is not None:
         if template is not None:
-            raise ValueError("give either spec or template, not both")
+            raise InvalidArgument("give either spec or template, not both")
         body["spec"] = {**spec_body(spec, base), "name": name}
     elif sized or template is not None:
         body["template"] = {**serialise(template or {}), **base}
@@ -121,6 +122,7 @@ def snapshot_body(
     spec: SpecLike | None,
     template: Mapping[str, Any] | None,
     persistence: PersistenceLike | None,
+    lifetime: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The body that creates a snapshot from a spec."""
     body = {
@@ -128,6 +130,7 @@ def snapshot_body(
         "spec": None if spec is None else spec_body(spec, {}),
         "template": None if template is None else serialise(template),
         "persistence": None if persistence is None else persistence_to_wire(persistence),
+        **(lifetime or {}),
     }
     return {key: value for key, value in body.items() if value is not None}
 

@@ -48,7 +48,8 @@ def api_error(
     """The error for an answer with this body; `text` is shown if it was not JSON.
 
     After a request that is not idempotent (a command, a create), an error is not retryable if the server may
-    have executed the request. An answer with `"retryable": false` is not retryable either.
+    have executed the request. An answer with `"retryable": false` is not retryable either, and one with
+    `"retryable": true` says that the server refused the request before it began to execute it.
     """
     facts: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
     found = facts.get("code")
@@ -59,6 +60,6 @@ def api_error(
         if not facts and text.strip():
             said += f": {text.strip()[:200]}"
     error = error_class(code, status)(said, code=code, status=status, body=facts, trace_id=trace_id)
-    if facts.get("retryable") is False or (not idempotent and not error.nothing_done):
+    if facts.get("retryable") is False or not (idempotent or error.nothing_done or error.refused):
         error.retryable = False
     return error

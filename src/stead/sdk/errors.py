@@ -5,10 +5,12 @@ their own class are selected by HTTP status. All exceptions derive from `SteadEx
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stead.sdk.exceptions import AmbiguousName as AmbiguousName
+from stead.sdk.exceptions import ClientClosed as ClientClosed
 from stead.sdk.exceptions import CommandFailed as CommandFailed
+from stead.sdk.exceptions import InvalidArgument as InvalidArgument
 from stead.sdk.exceptions import MissingCredentials as MissingCredentials
 from stead.sdk.exceptions import NoAnswerInTime as NoAnswerInTime
 from stead.sdk.exceptions import ServerUnreachable as ServerUnreachable
@@ -29,6 +31,14 @@ class InvalidRequest(
     """The request is invalid; repeating it cannot succeed."""
 
 
+class IdempotencyKeyReused(InvalidRequest, codes="IDEMPOTENCY_KEY_REUSED"):
+    """The idempotency key was used for another request in the last 24 hours."""
+
+
+_SIZE_OPTIONS = {"vcpuCount": "cpu", "memSizeGb": "memory", "rootfsSizeGb": "disk"}
+"""What this library calls the fields of a size."""
+
+
 class InvalidSize(
     InvalidRequest,
     codes="""CREATE_VM_MEM_NOT_POWER_OF_TWO CREATE_VM_VCPU_NOT_POWER_OF_TWO CREATE_VM_MEM_OUT_OF_RANGE
@@ -37,6 +47,11 @@ class InvalidSize(
     RESIZE_VM_ROOTFS_SHRINK_NOT_SUPPORTED RESIZE_VM_EMPTY_REQUEST ROOTFS_SIZE_TOO_LARGE MEM_SIZE_TOO_LARGE""",
 ):
     """The size is invalid: not a power of two, out of range, or a disk that would shrink."""
+
+    def __init__(self, message: str, **answer: Any) -> None:
+        for field, option in _SIZE_OPTIONS.items():
+            message = message.replace(field, option)
+        super().__init__(message, **answer)
 
 
 class InvalidSpec(
@@ -308,11 +323,19 @@ class VmDeleted(Gone, codes="VM_DELETED"):
 
 
 class SourceSnapshotDeleted(Gone, codes="SOURCE_SNAPSHOT_DELETED"):
-    """The source snapshot was deleted."""
+    """The source snapshot was deleted, or has expired."""
 
 
 class Conflict(SteadApiError, codes="CONFLICT"):
     """The request conflicts with the current state."""
+
+
+class NameNotUnique(Conflict, codes="NAME_NOT_UNIQUE"):
+    """Several have the name, so a create with `if_missing` cannot tell which one is meant."""
+
+
+class ProcessExited(Conflict, codes="PROCESS_EXITED"):
+    """The background process has exited: it gets no signals."""
 
 
 class VmNotRunning(Conflict, codes="VM_NOT_RUNNING"):

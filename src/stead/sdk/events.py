@@ -56,21 +56,22 @@ class ExecEvents:
 
     def feed(self, data: bytes) -> Iterator[ExecEvent]:
         for line in self._lines.feed(data):
-            yield from self._event(line)
+            yield from self.event(line)
 
     def end(self) -> Iterator[ExecEvent]:
         """The remaining events after the last byte. A stream without an exit event was cut."""
         for line in self._lines.end():
-            yield from self._event(line)
+            yield from self.event(line)
         if not self.finished:
             raise ServerUnreachable("the stream was cut before the command ended", sent=True)
 
-    def _event(self, line: dict[str, Any]) -> Iterator[ExecEvent]:
+    def event(self, line: dict[str, Any]) -> Iterator[ExecEvent]:
+        """The events of one JSON object."""
         match line.get("type"):
             case "stdout":
-                yield self._output("stdout", line)
+                yield self.output("stdout", _bytes(line))
             case "stderr":
-                yield self._output("stderr", line)
+                yield self.output("stderr", _bytes(line))
             case "exit":
                 self.finished = True
                 yield from self._undecoded()
@@ -79,11 +80,7 @@ class ExecEvents:
                 self.finished = True
                 raise _stream_error(line)
 
-    def _output(self, stream: Literal["stdout", "stderr"], line: dict[str, Any]) -> Output:
-        try:
-            data = base64.b64decode(line.get("data", ""), validate=True)
-        except (binascii.Error, TypeError):
-            raise UnexpectedAnswer("invalid output in the stream: not base64") from None
+    def output(self, stream: Literal["stdout", "stderr"], data: bytes) -> Output:
         return Output(stream, data, self._decoders[stream].decode(data))
 
     def _undecoded(self) -> Iterator[Output]:
@@ -92,6 +89,13 @@ class ExecEvents:
             yield Output("stdout", b"", text)
         if text := self._decoders["stderr"].decode(b"", final=True):
             yield Output("stderr", b"", text)
+
+
+def _bytes(line: dict[str, Any]) -> bytes:
+    try:
+        return base64.b64decode(line.get("data", ""), validate=True)
+    except (binascii.Error, TypeError):
+        raise UnexpectedAnswer("invalid output in the stream: not base64") from None
 
 
 def _stream_error(line: dict[str, Any]) -> SteadApiError:

@@ -17,6 +17,17 @@ class SteadException(Exception):
     """
 
 
+class InvalidArgument(SteadException, ValueError):
+    """An argument has a value that no request can carry: an empty id, a timeout of 0, text with NUL in an id.
+
+    An argument of a wrong type is a `TypeError` instead, which names the argument.
+    """
+
+
+class ClientClosed(SteadException):
+    """The client was closed before this call, by `close` or by the end of its `with` block."""
+
+
 class MissingCredentials(SteadException):
     """There is no API key and no access token, neither as an argument nor in the environment."""
 
@@ -26,12 +37,15 @@ class ServerUnreachable(SteadException):
 
     `sent` is True if the server may have received the request, and so may have executed it. `retryable` is
     True if the request was not sent, or if repeating it has no further effect (reads, writes of a whole file,
-    deletes).
+    deletes). `reason` says why the client could not connect: DNS, TLS, a refused connection.
     """
 
-    def __init__(self, message: str, *, sent: bool = True, retryable: bool | None = None) -> None:
+    def __init__(
+        self, message: str, *, sent: bool = True, retryable: bool | None = None, reason: str | None = None
+    ) -> None:
         super().__init__(message)
         self.sent = sent
+        self.reason = reason
         self.retryable = not sent if retryable is None else retryable
 
 
@@ -121,6 +135,11 @@ class SteadApiError(SteadException):
         self.status = status
         self.body: Mapping[str, Any] = body or {}
         self.trace_id = trace_id
+
+    @property
+    def refused(self) -> bool:
+        """The server says that it refused this request before it began to execute it."""
+        return self.body.get("retryable") is True
 
     def __init_subclass__(cls, *, codes: str = "", **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
+from stead.sdk.arguments import as_bytes, milliseconds
+
 
 class ExecOptions(TypedDict, total=False):
     """Options of `vm.exec` and `vm.exec_stream`."""
@@ -35,13 +37,13 @@ class ExecCall:
     def body(self) -> dict[str, Any]:
         body: dict[str, Any] = {
             "command": self.command if isinstance(self.command, str) else list(self.command),
-            "timeoutMs": None if self.timeout is None else max(1, round(self.timeout * 1000)),
+            "timeoutMs": None if self.timeout is None else milliseconds("timeout", self.timeout),
         }
         if self.cwd is not None:
             body["cwd"] = self.cwd
         if self.env is not None:
             body["env"] = dict(self.env)
         if self.stdin is not None:
-            data = self.stdin.encode() if isinstance(self.stdin, str) else self.stdin
+            data = as_bytes("stdin", self.stdin)
             body["stdin"] = base64.b64encode(data).decode()
         return body

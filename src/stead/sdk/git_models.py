@@ -7,7 +7,8 @@ from typing import Any, ClassVar, Literal
 from msgspec import field
 
 from stead.sdk.errors import UnexpectedAnswer
-from stead.sdk.parsing import Listing, Model, Open, Time, parse, serialise
+from stead.sdk.exceptions import InvalidArgument
+from stead.sdk.parsing import Listing, Model, Open, Time, parse, parse_object, serialise
 
 Visibility = Literal["public", "private"]
 Order = Literal["desc", "asc"]
@@ -77,8 +78,9 @@ class Branch(Model, frozen=True):
     @classmethod
     def from_wire(cls, data: Mapping[str, Any], sha: str) -> "Branch":
         """`sha` is the key of the commit, which differs between answers."""
-        name = str(data.get("name", ""))
-        return parse(cls, {"name": name.removeprefix("refs/heads/"), "sha": data.get(sha)})
+        found = parse_object(data)
+        name = str(found.get("name", ""))
+        return parse(cls, {"name": name.removeprefix("refs/heads/"), "sha": found.get(sha)})
 
 
 class Signature(Model, frozen=True):
@@ -102,7 +104,8 @@ class Tag(Model, frozen=True):
 
     @classmethod
     def from_wire(cls, data: Mapping[str, Any]) -> "Tag":
-        return parse(cls, {**data, "target": _sha(data.get("target"))})
+        found = parse_object(data)
+        return parse(cls, {**found, "target": _sha(found.get("target"))})
 
 
 class Commit(Model, frozen=True):
@@ -286,7 +289,7 @@ class RepoFolder(Model, frozen=True, tag_field="type", tag="dir"):
 
     def _listed(self) -> tuple["RepoFolder | FileEntry", ...]:
         if self.entries is None:
-            raise ValueError(
+            raise InvalidArgument(
                 f"the entries of {self.path!r} were not listed: get this path, or pass recursive=True"
             )
         return self.entries
@@ -336,7 +339,10 @@ class Tree(Model, frozen=True):
 
 
 class Trigger(Model, frozen=True):
-    """A webhook for pushes, limited to `branches` and to changes of files that match `globs`, or for all."""
+    """A webhook for pushes, limited to `branches` and to changes of files that match `globs`, or for all.
+
+    As text it is its id.
+    """
 
     id: str
     endpoint: str
@@ -347,6 +353,9 @@ class Trigger(Model, frozen=True):
     managed: bool = False
     repository_id: str | None = None
     created_at: Time | None = None
+
+    def __str__(self) -> str:
+        return self.id
 
     @classmethod
     def from_wire(cls, data: object) -> "Trigger":
@@ -443,7 +452,7 @@ def create_body(
 ) -> dict[str, Any]:
     """The body that creates a repository."""
     if source is not None and import_ is not None:
-        raise ValueError("give either source or import_, not both")
+        raise InvalidArgument("give either source or import_, not both")
     body: dict[str, Any] = {
         "name": name,
         "public": public,

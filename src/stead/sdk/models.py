@@ -10,6 +10,7 @@ from stead.sdk.parsing import Listing, Model, Open, Time
 from stead.sdk.sizes import size_text
 
 VmState = Literal["building", "starting", "running", "suspending", "suspended", "stopped", "lost"]
+SnapshotPurpose = Literal["use", "agent"]
 SnapshotState = Literal["building", "ready", "failed", "cancelled", "lost"]
 BuildState = Literal["pending", "running", "succeeded", "failed"]
 PhaseState = Literal["running", "succeeded", "failed"]
@@ -99,6 +100,7 @@ class CreatedVm(Model, frozen=True):
     id: str
     domains: tuple[str, ...] = ()
     name: str | None = None
+    created: bool = True
 
 
 class ExecResult(Model, frozen=True):
@@ -336,6 +338,10 @@ class Snapshot(Model, frozen=True):
     """VMs created from it continue its running programs; without memory they boot."""
     size_bytes: int | None = None
     """Bytes on disk of its own memory and disk layers; None while it is being built."""
+    expires_at: Time | None = None
+    """When the server deletes it by itself; None for never."""
+    purpose: Open[SnapshotPurpose] = "use"
+    """`agent`: a client of an agent framework saved it, to resume a session from it."""
 
     @property
     def size(self) -> str | None:
@@ -354,6 +360,8 @@ class SnapshotList(Listing[Snapshot], frozen=True):
     cancelled_count: int = 0
     lost_count: int = 0
     deleted_count: int = 0
+    agent_count: int = 0
+    """How many have the purpose `agent`, listed or not."""
 
 
 class Build(Model, frozen=True):
@@ -434,6 +442,12 @@ class ServiceStatus(Model, frozen=True):
     def active(self) -> bool:
         """Whether systemd calls it active."""
         return self.active_state == "active"
+
+
+class ServiceName(Model, frozen=True):
+    """A systemd service in a list."""
+
+    name: str
 
 
 class ServiceLogLine(Model, frozen=True):
@@ -598,6 +612,12 @@ class Vpc(Model, frozen=True):
     name: str | None = None
     created_at: Time | None = None
     vms: tuple[VpcMember, ...] = ()
+
+
+class CreatedVpc(Vpc, frozen=True):
+    """The VPC of a create. `created` is False if it existed, and `if_missing` was given."""
+
+    created: bool = True
 
 
 class WireGuardSession(Model, frozen=True):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
-from stead.sdk.errors import UnexpectedAnswer
+from stead.sdk.errors import InvalidArgument, UnexpectedAnswer
 
 T = TypeVar("T")
 Time = Annotated[datetime, msgspec.Meta(tz=True)]
@@ -56,6 +56,13 @@ def parse(model: type[T], data: object) -> T:
         raise UnexpectedAnswer(f"the answer is not a valid {model.__name__}: {error}") from None
 
 
+def parse_object(data: object) -> Mapping[str, Any]:
+    """A JSON object as it is."""
+    if not isinstance(data, Mapping):
+        raise UnexpectedAnswer("the answer is not an object")
+    return data
+
+
 def parse_list(model: type[T], data: object, key: str) -> list[T]:
     """The list of objects under `key`."""
     found = data.get(key) if isinstance(data, Mapping) else None
@@ -73,10 +80,15 @@ def parse_array(model: type[T], data: object) -> list[T]:
 
 def serialise(value: Any) -> Any:
     """A model, or models in mappings and sequences, as JSON types."""
-    return msgspec.json.decode(msgspec.json.encode(value, enc_hook=_as_builtin))
+    try:
+        return msgspec.json.decode(msgspec.json.encode(value, enc_hook=_as_builtin))
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"an argument is not Unicode: {error.object!r}") from None
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise InvalidArgument(f"an argument cannot be sent as JSON: {error}") from None
 
 
 def _as_builtin(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
-    raise TypeError(f"cannot send a {type(value).__name__}: {value!r}")
+    raise TypeError(f"an argument cannot be sent as JSON: {value!r} is a {type(value).__name__}")

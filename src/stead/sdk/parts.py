@@ -4,6 +4,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from stead.sdk.exceptions import InvalidArgument
 from stead.sdk.models import Persistence
 from stead.sdk.parsing import Model, serialise
 
@@ -108,7 +109,7 @@ class Service(Model, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if (self.command is None) == (self.bash is None):
-            raise ValueError(f"service {self.name}: give either command or bash, not both or neither")
+            raise InvalidArgument(f"service {self.name}: give either command or bash, not both or neither")
 
     @property
     def script_path(self) -> str:

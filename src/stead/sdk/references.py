@@ -13,7 +13,6 @@ from stead.sdk.errors import (
     SnapshotNotFound,
     VmNotFound,
 )
-from stead.sdk.requests import UNUSABLE_SEGMENTS
 
 Kind = Literal["VM", "snapshot", "identity", "repository", "token", "VPC"]
 
@@ -52,9 +51,13 @@ class Candidate:
 def needs_lookup(kind: Kind, reference: str) -> bool:
     """Whether a reference is not a complete id. A complete id is used without a request.
 
-    Path segments that no id may be go on to the request as they are, which refuses them.
+    An empty reference is refused here, as no name and no id is empty.
     """
-    return reference not in UNUSABLE_SEGMENTS and _FULL_ID[kind].fullmatch(reference) is None
+    if not reference:
+        raise _missing(kind, "the reference is empty: is a variable not set?")
+    if "\0" in reference or not _is_unicode(reference):
+        raise _missing(kind, f"no {kind} {reference!r}: no name has such characters")
+    return _FULL_ID[kind].fullmatch(reference) is None
 
 
 def resolve(kind: Kind, reference: str, known: Iterable[Candidate]) -> str:
@@ -75,8 +78,21 @@ def resolve(kind: Kind, reference: str, known: Iterable[Candidate]) -> str:
             found.append(each)
     if not found:
         hint = "" if long_enough else f"; an id prefix needs at least {SHORTEST_PREFIX} characters"
-        error, code = _MISSING[kind]
-        raise error(f"no {kind} {reference!r}{hint}", code=code, status=404)
+        raise _missing(kind, f"no {kind} {reference!r}{hint}")
     if len(found) > 1:
         raise AmbiguousName(kind, reference, [(each.id, each.name) for each in found])
     return found[0].id
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether it has no lone surrogates, as arguments of a command line have for bytes that are not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _missing(kind: Kind, text: str) -> NotFound:
+    error, code = _MISSING[kind]
+    return error(text, code=code, status=404)

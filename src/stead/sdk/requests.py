@@ -2,6 +2,7 @@
 
 import enum
 import functools
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +10,8 @@ from importlib import metadata
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from stead.sdk.errors import MissingCredentials
+from stead.sdk.arguments import seconds
+from stead.sdk.errors import InvalidArgument, MissingCredentials
 
 DEFAULT_URL = "http://127.0.0.1:8600"
 LINUX_USER_HEADER = "X-Freestyle-Vm-Linux-User-Id"
@@ -17,6 +19,7 @@ TOKEN_HEADER = "X-Freestyle-Identity-Access-Token"  # noqa: S105
 TRACE_HEADER = "x-freestyle-trace-id"
 BACKGROUND_HEADER = "x-freestyle-background-after-secs"
 UNKNOWN_KEYS_HEADER = "X-Stead-Unknown-Keys"
+IDEMPOTENCY_HEADER = "Idempotency-Key"
 BACKGROUND_ID_HEADER = "x-freestyle-background-request-id"
 
 DEFAULT_TIMEOUT = 60.0
@@ -72,24 +75,50 @@ def request(
     headers: Mapping[str, str] | None = None,
     timeout: float | Unset | None = UNSET,
     idempotent: bool | None = None,
+    idempotency_key: str | None = None,
 ) -> Request:
-    """A request whose `path` has a `{}` for each part. Query values that are None are omitted."""
+    """A request whose `path` has a `{}` for each part. Query values that are None are omitted.
+
+    With an idempotency key it may be repeated: the server runs it once.
+    """
+    if idempotency_key is not None:
+        headers, idempotent = {**(headers or {}), IDEMPOTENCY_HEADER: idempotency_key}, True
     return Request(
         method=method,
         path=path.format(*(segment(part) for part in parts)),
         query={key: _text(value) for key, value in (query or {}).items() if value is not None},
         json=json,
-        headers={**({LINUX_USER_HEADER: user} if user else {}), **(headers or {})},
+        headers={**({} if user is None else {LINUX_USER_HEADER: check_linux_user(user)}), **(headers or {})},
         timeout=timeout,
         idempotent=method in _IDEMPOTENT if idempotent is None else idempotent,
     )
 
 
+def encode_json(value: object) -> bytes:
+    """JSON in ASCII: lone surrogates, which stand for bytes of file names, are escapes."""
+    try:
+        return json.dumps(value, allow_nan=False).encode()
+    except TypeError as error:
+        raise TypeError(f"an argument cannot be sent as JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"an argument cannot be sent as JSON: {error}") from None
+
+
 def segment(part: str) -> str:
     """One percent-encoded segment of a path; slashes in it are encoded too."""
     if part in UNUSABLE_SEGMENTS:
-        raise ValueError(f"invalid id or path: {part!r}")
-    return quote(os.fsencode(part), safe="")
+        raise InvalidArgument(f"invalid id or path: {part!r}")
+    try:
+        return quote(os.fsencode(part), safe="")
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"invalid id or path: not Unicode at offset {error.start}") from None
+
+
+def check_linux_user(name: str) -> str:
+    """A name as the value of a header. An empty one is no default: it may be an unset variable."""
+    if not name or not name.isascii() or not name.isprintable():
+        raise InvalidArgument(f"invalid Linux user {name!r}: must be printable ASCII characters")
+    return name
 
 
 def _text(value: object) -> str:
@@ -121,11 +150,11 @@ def connection_settings(
 ) -> ConnectionSettings:
     """The given settings, with defaults from the environment: STEAD_* first, then FREESTYLE_*."""
     if api_key and access_token:
-        raise ValueError("give either api_key or access_token, not both")
+        raise InvalidArgument("give either api_key or access_token, not both")
+    if timeout is not None:
+        seconds("timeout", timeout)
     url = base_url or _from_environment("API_URL") or DEFAULT_URL
-    parsed = urlsplit(url)
-    if parsed.scheme not in ("http", "https") or not parsed.hostname:
-        raise ValueError(f"invalid base URL {url!r}: must start with http:// or https://")
+    check_url(url)
     headers = {"User-Agent": f"stead-python/{version()}"}
     if access_token:
         headers[TOKEN_HEADER] = access_token
@@ -134,7 +163,22 @@ def connection_settings(
         if not key:
             raise MissingCredentials("no API key: pass api_key or set STEAD_API_KEY")
         headers["Authorization"] = f"Bearer {key}"
+    if not all(value.isascii() and value.isprintable() for value in headers.values()):
+        raise InvalidArgument("invalid API key or token: must be printable ASCII characters")
     return ConnectionSettings(url.rstrip("/"), headers, timeout)
+
+
+def check_url(url: str) -> None:
+    text = f"invalid base URL {url!r}"
+    try:
+        parsed = urlsplit(url)
+        port = parsed.port
+    except ValueError as error:
+        raise InvalidArgument(f"{text}: {error}") from None
+    if parsed.scheme not in ("http", "https") or not parsed.hostname or port == 0:
+        raise InvalidArgument(f"{text}: must start with http:// or https://, and name a host")
+    if not url.isprintable() or " " in url:
+        raise InvalidArgument(f"{text}: must have no spaces and no control characters")
 
 
 def _from_environment(name: str) -> str | None:

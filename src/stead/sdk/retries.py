@@ -1,8 +1,10 @@
 """Retry policy: exponential backoff with jitter, and Retry-After.
 
-A request that may have reached the server is repeated only if it is idempotent: reads, PUTs and deletes. A
-create or a command is not, because a lost request and a lost answer look the same to the client. A request
-that was never sent, because the connection failed, is always repeated.
+A request that may have reached the server is repeated only if it is idempotent: reads, PUTs, deletes, and
+creates with an idempotency key or with `if_missing`. Another create, or a command, is not, because a lost
+request and a lost answer look the same to the client. A request that was never sent, because the connection
+failed, is always repeated; so is one that the server refused because of its load, when the answer says so
+(429, or `"retryable": true`) and says when (Retry-After).
 """
 
 import random
@@ -38,14 +40,25 @@ class RetryPolicy:
         return self._delay(attempt)
 
     def after_answer(
-        self, attempt: int, status: int, code: str | None, headers: Mapping[str, str], *, idempotent: bool
+        self,
+        attempt: int,
+        status: int,
+        code: str | None,
+        headers: Mapping[str, str],
+        *,
+        idempotent: bool,
+        refused: bool = False,
     ) -> float | None:
-        """Seconds to wait after an answer, or None if it is final."""
+        """Seconds to wait after an answer, or None if it is final.
+
+        `refused`: the server says that it refused the request before it began to execute it.
+        """
         if attempt >= self.attempts or status not in _BUSY or code in _FINAL_CODES:
             return None
         asked = _retry_after(headers.get("retry-after"))
-        # 429 means that nothing was executed, so any request may be repeated, if the server says when.
-        if not idempotent and not (status == 429 and asked is not None):
+        # Nothing was executed, so any request may be repeated, if the server says when.
+        refused = (refused or status == 429) and asked is not None
+        if not idempotent and not refused:
             return None
         if asked is None:
             return self._delay(attempt)

@@ -1,8 +1,11 @@
 """VM sizes: `2x4Gx20G` is 2 vCPUs, 4 GiB of memory and a disk of 20 GiB."""
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
+
+from stead.sdk.exceptions import InvalidArgument
 
 _WHOLE = re.compile(r"(?P<cpu>\d+)x(?P<memory>[\d.]+[MGT]?)x(?P<disk>[\d.]+[MGT]?)", re.ASCII | re.IGNORECASE)
 _AMOUNT = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<unit>[MGT]?)(i?B)?", re.ASCII | re.IGNORECASE)
@@ -29,7 +32,9 @@ class Size:
         """The size that `2x4Gx20G` (vCPUs x memory x disk) stands for."""
         match = _WHOLE.fullmatch(text.strip())
         if match is None:
-            raise ValueError(f"invalid size {text!r}: expected vCPUs x memory x disk, for example 2x4Gx20G")
+            raise InvalidArgument(
+                f"invalid size {text!r}: expected vCPUs x memory x disk, for example 2x4Gx20G"
+            )
         return cls(int(match["cpu"]), gibibytes(match["memory"]), gibibytes(match["disk"]))
 
     def __bool__(self) -> bool:
@@ -67,17 +72,21 @@ def wanted_size(
             None if disk is None else gibibytes(disk),
         )
     if (cpu, memory, disk) != (None, None, None):
-        raise ValueError("give either size or cpu, memory and disk, not both")
+        raise InvalidArgument("give either size or cpu, memory and disk, not both")
     return size if isinstance(size, Size) else Size.parse(size)
 
 
 def gibibytes(amount: Amount) -> float:
     """A number of GiB from a number or from text such as `512M`, `4G` or `1T`."""
     if isinstance(amount, int | float):
+        if not math.isfinite(amount):
+            raise InvalidArgument(f"invalid amount {amount!r}: expected a number of GiB")
         return amount
     match = _AMOUNT.fullmatch(amount.strip())
     if match is None:
-        raise ValueError(f"invalid amount {amount!r}: expected a number of GiB, or for example 512M or 4G")
+        raise InvalidArgument(
+            f"invalid amount {amount!r}: expected a number of GiB, or for example 512M or 4G"
+        )
     return float(match["number"]) * _IN_GIB[match["unit"].upper()]
 
 
@@ -101,5 +110,5 @@ def _number(amount: float | None) -> float | None:
 def _one(name: str, value: Any, **aliases: Any) -> Any:
     given = {key: found for key, found in {name: value, **aliases}.items() if found is not None}
     if len(given) > 1:
-        raise ValueError(f"give only one of {', '.join(given)}: they are the same option")
+        raise InvalidArgument(f"give only one of {', '.join(given)}: they are the same option")
     return next(iter(given.values()), None)

@@ -10,6 +10,8 @@ from urllib.parse import urlencode
 from websockets.exceptions import ConnectionClosed as ConnectionClosed
 from websockets.exceptions import InvalidStatus, WebSocketException
 
+from stead.sdk.arguments import as_bytes
+from stead.sdk.connect_problems import connect_problem
 from stead.sdk.error_answers import api_error
 from stead.sdk.errors import NoAnswerInTime, ServerUnreachable
 from stead.sdk.requests import TRACE_HEADER, ConnectionSettings, Request, Unset
@@ -134,7 +136,8 @@ def _classified(settings: ConnectionSettings, request: Request) -> Iterator[None
     except TimeoutError as error:
         raise NoAnswerInTime(f"{call}: no answer in time", retryable=request.idempotent) from error
     except OSError as error:
-        raise ServerUnreachable(f"{call}: cannot connect: {error}", sent=False) from error
+        reason = connect_problem(error, settings.base_url)
+        raise ServerUnreachable(f"{call}: cannot connect: {reason}", sent=False, reason=reason) from error
     except WebSocketException as error:
         text = f"{call}: connection lost: {error}"
         raise ServerUnreachable(text, sent=True, retryable=request.idempotent) from error
@@ -149,7 +152,7 @@ def _json(text: str) -> object:
 
 def pieces(data: str | bytes) -> Iterator[bytes]:
     """Input as messages that the server accepts: it refuses longer ones than 1 MiB."""
-    content = data.encode() if isinstance(data, str) else bytes(data)
+    content = as_bytes("data", data)
     for start in range(0, len(content), _PIECE):
         yield content[start : start + _PIECE]
 

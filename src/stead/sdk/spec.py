@@ -6,6 +6,7 @@ from typing import Any, Literal, Self
 
 from msgspec import structs
 
+from stead.sdk.exceptions import InvalidArgument
 from stead.sdk.parsing import serialise
 from stead.sdk.parts import (
     FileContent,
@@ -71,7 +72,7 @@ class VmSpec:
     def wait_for(self, command: str, *, interval: float = 2.0, timeout: float | None = None) -> Self:
         """Wait until a command succeeds, for example a health check; it runs every `interval` seconds."""
         if interval <= 0:
-            raise ValueError(f"invalid interval {interval:g}: must be greater than 0")
+            raise InvalidArgument(f"invalid interval {interval:g}: must be greater than 0")
         service = Service(
             name=f"{WAIT}-{self._steps(WAIT) + 1}",
             mode="oneshot",

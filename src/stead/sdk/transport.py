@@ -7,12 +7,15 @@ from urllib.request import getproxies
 
 import httpx2
 
-from stead.sdk.errors import NoAnswerInTime, ServerUnreachable
+from stead.sdk.connect_problems import connect_problem
+from stead.sdk.errors import InvalidArgument, NoAnswerInTime, ServerUnreachable
 from stead.sdk.requests import CONNECT_TIMEOUT, ConnectionSettings, Request, Unset
 
 LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=4.0)
 """Idle connections expire before common servers close them, so that no request hits a closed connection."""
 
+LONGEST_TIMEOUT = 30 * 86400.0
+"""Seconds; sockets take no timeouts of many years."""
 _NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError)
 _PERMANENT = (httpx2.UnsupportedProtocol, httpx2.LocalProtocolError)
 
@@ -52,6 +55,10 @@ def sync_client(settings: ConnectionSettings) -> httpx2.Client:
 def timeouts(request: Request, settings: ConnectionSettings) -> httpx2.Timeout:
     """Each call sets the read timeout; the connect timeout is the same for all."""
     seconds = settings.timeout if isinstance(request.timeout, Unset) else request.timeout
+    if seconds is not None and not seconds > 0:
+        raise InvalidArgument(f"timeout must be a number of seconds above 0, not {seconds!r}")
+    if seconds is not None and seconds > LONGEST_TIMEOUT:
+        seconds = None
     connect = CONNECT_TIMEOUT if seconds is None else min(CONNECT_TIMEOUT, seconds)
     return httpx2.Timeout(connect=connect, read=seconds, write=settings.timeout, pool=None)
 
@@ -61,10 +68,10 @@ def was_sent(error: httpx2.TransportError) -> bool:
 
 
 def is_permanent(error: httpx2.TransportError) -> bool:
-    """A retry cannot succeed: the request is malformed or the server's certificate is invalid."""
+    """A retry cannot succeed: the request is malformed, TLS failed, or the certificate is invalid."""
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, ssl.SSLCertVerificationError):
+        if isinstance(cause, ssl.SSLError):
             return True
         cause = cause.__cause__ or cause.__context__
     return isinstance(error, _PERMANENT)
@@ -87,4 +94,6 @@ def unreachable(
         return NoAnswerInTime(f"{call}: no answer within {limit}", sent=True, retryable=retryable)
     if sent:
         return ServerUnreachable(f"{call}: connection lost: {reason}", sent=True, retryable=retryable)
-    return ServerUnreachable(f"{call}: cannot connect: {reason}", sent=False, retryable=retryable)
+    reason = connect_problem(error, settings.base_url)
+    text = f"{call}: cannot connect: {reason}"
+    return ServerUnreachable(text, sent=False, retryable=retryable, reason=reason)

@@ -49,6 +49,10 @@ class AccountStore(Rows[AccountRow]):
     async def list(self) -> list[AccountRow]:
         return await self._select(sa.select(accounts).order_by(accounts.c.created_at, accounts.c.id))
 
+    async def delete_unless_owner(self, account_id: str) -> dict[str, int]:
+        """Delete an account with its keys; what it still owns, if that is why it was not deleted."""
+        return await self.database.write(lambda connection: _delete_unless_owner(connection, account_id))
+
     async def change_limits(self, account_id: str, before: str, after: str) -> AccountRow | None:
         """Compare-and-swap the limits; None when they changed since they were read."""
         statement = (
@@ -57,6 +61,33 @@ class AccountStore(Rows[AccountRow]):
             .values(limits=after)
         )
         return await self._update_returning(statement)
+
+
+_OWNED = {
+    "VMs": "machines",
+    "snapshots": "snapshots",
+    "repositories": "repos",
+    "identities": "identities",
+    "VPCs": "vpcs",
+    "domains": "domains",
+    "mappings": "domain_mappings",
+}
+"""Tables of what an account owns, deleted VMs that can be created again included."""
+
+
+def _delete_unless_owner(connection: sa.Connection, account_id: str) -> dict[str, int]:
+    left = {}
+    for what, name in _OWNED.items():
+        owned = sa.table(name, sa.column("account"))
+        count = sa.select(sa.func.count()).select_from(owned).where(owned.c.account == account_id)
+        if found := connection.execute(count).scalar_one():
+            left[what] = int(found)
+    if not left:
+        verifications = sa.table("domain_verifications", sa.column("account"))
+        connection.execute(sa.delete(verifications).where(verifications.c.account == account_id))
+        connection.execute(api_keys.delete().where(api_keys.c.account == account_id))
+        connection.execute(accounts.delete().where(accounts.c.id == account_id))
+    return left
 
 
 class KeyStore(Rows[KeyRow]):

@@ -20,6 +20,8 @@ class IdentityRow:
     name: str | None = None
     machine: str | None = None
     """The VM that it was made for, and with which it is deleted."""
+    repo: str | None = None
+    """The repository that it was made for: the database deletes it with that."""
 
 
 @dataclass(frozen=True)

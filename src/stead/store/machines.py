@@ -243,9 +243,8 @@ class MachineStore(Rows[MachineRow]):
             lambda connection: {row.state: row.number for row in connection.execute(statement)}
         )
 
-    async def made_for(self, request: str) -> MachineRow | None:
-        found = await self._select(sa.select(machines).where(machines.c.request == request).limit(1))
-        return next(iter(found), None)
+    async def made_for(self, request: str) -> Sequence[MachineRow]:
+        return await self._select(sa.select(machines).where(machines.c.request == request))
 
     async def terminals(self, machine_id: str) -> str | None:
         """The terminals that a suspended VM had, as JSON; None when they are not known."""

@@ -53,6 +53,13 @@ class Rows(Generic[R]):
     async def delete(self, row_id: str) -> None:
         await self.database.execute(self.table.delete().where(self.table.c.id == row_id))
 
+    async def named(self, account: str, name: str) -> list[R]:
+        """The rows of an account that have this name, in a table with these columns."""
+        columns = self.table.c
+        return await self._select(
+            sa.select(self.table).where(columns.account == account, columns.name == name)
+        )
+
     async def get(self, row_id: str) -> R | None:
         return self._select_one(self._by_id, wanted=row_id)
 

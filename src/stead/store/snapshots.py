@@ -1,5 +1,6 @@
 """Rows of snapshots."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -34,6 +35,9 @@ class SnapshotRow:
     deleted_at: int | None = None
     size_bytes: int | None = None
     """Disk space of its memory and disk layers when it was captured; None before that and once deleted."""
+    expires_at: int | None = None
+    """The end of its lifetime; None is never."""
+    purpose: str = "use"
 
 
 snapshots = table_of("snapshots", SnapshotRow)
@@ -50,13 +54,31 @@ class SnapshotStore(Rows[SnapshotRow]):
             statement if account is None else statement.where(snapshots.c.account == account)
         )
 
-    async def newest(self, account: str, template_hash: str, state: str) -> SnapshotRow | None:
-        """The newest snapshot of an account with this hash that is not deleted."""
+    async def change(self, snapshot_id: str, **changes: object) -> SnapshotRow | None:
+        """Change a snapshot and return it; None when there is none, or it is deleted."""
+        return await self._update_returning(self._existing(snapshot_id).values(**changes))
+
+    async def expired(self, now: int, *, excluding: str) -> Sequence[SnapshotRow]:
+        """Snapshots that have expired and are not in this state."""
+        there = snapshots.c.deleted_at.is_(None), snapshots.c.state != excluding
+        return await self._select(sa.select(snapshots).where(snapshots.c.expires_at <= now, *there))
+
+    async def expire(self, snapshot_id: str, now: int, **changes: object) -> SnapshotRow | None:
+        """Change a snapshot that has expired; None when it was extended or deleted meanwhile."""
+        expired = self._existing(snapshot_id).where(snapshots.c.expires_at <= now)
+        return await self._update_returning(expired.values(**changes))
+
+    def _existing(self, snapshot_id: str) -> sa.Update:
+        return snapshots.update().where(snapshots.c.id == snapshot_id, snapshots.c.deleted_at.is_(None))
+
+    async def newest(self, account: str, template_hash: str, state: str, now: int) -> SnapshotRow | None:
+        """The newest snapshot of an account with this hash that is neither deleted nor expired."""
         same = (
             snapshots.c.account == account,
             snapshots.c.template_hash == template_hash,
             snapshots.c.state == state,
             snapshots.c.deleted_at.is_(None),
+            sa.or_(snapshots.c.expires_at.is_(None), snapshots.c.expires_at > now),
         )
         statement = sa.select(snapshots).where(*same).order_by(snapshots.c.created_at.desc()).limit(1)
         return next(iter(await self._select(statement)), None)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.typed import Shell
+from support.typed import PROGRAM, Shell
 from support.waiting import until
 
 # Commands in VMs
@@ -158,6 +158,14 @@ async def test_directories_are_created_as_a_user_and_files_moved(shell: Shell, v
     await shell.run("vm", "fs", "mkdir", vm, "--parents", "--user", "nobody", "/tmp/mine/too")
     assert (await shell.ask("vm", "fs", "stat", vm, "/tmp/mine/too"))["owner"] == "nobody"
     assert "file exists" in await shell.refused("vm", "fs", "mkdir", vm, "/tmp/mine/too")
+    alone = await shell.refused("vm", "fs", "mkdir", vm, "/tmp/a/b/c")
+    assert "cannot create /tmp/a/b/c: no such folder: /tmp/a; create it first, or use `parents`" in alone
+    kernel = await shell.try_("vm", "fs", "write", vm, "/proc/cpuinfo", stdin=b"x")
+    assert kernel.returncode == 1
+    assert (
+        "cannot replace /proc/cpuinfo: no file can be created in /proc; write to it with a command"
+        in kernel.stderr
+    )
     await shell.run("vm", "fs", "write", vm, "/tmp/mine/text", "--content", "grüße")
     listed = await shell.ask("vm", "fs", "ls", vm, "/tmp/mine")
     assert listed["files"] == [{"name": "text", "kind": "file"}, {"name": "too", "kind": "directory"}]
@@ -210,3 +218,25 @@ async def test_a_directory_is_copied_in_and_out(shell: Shell, vm: str, tmp_path:
     assert copied["skipped"] == ["out"]
     assert (tmp_path / "copy" / "link").read_text() == "print('hello')"
     await shell.run("vm", "fs", "rm", vm, "-r", "/srv/app")
+
+
+async def test_input_that_comes_late_reaches_the_command(shell: Shell, vm: str) -> None:
+    """`pg_dump | stead vm exec vm psql`: the command runs before its input is there."""
+    process = await shell.start(
+        "vm", "exec", vm, "echo ready; sha256sum; exit 3", stdin=asyncio.subprocess.PIPE
+    )
+    assert process.stdin is not None and process.stdout is not None
+    assert await asyncio.wait_for(process.stdout.readline(), 60) == b"ready\n"
+    data = os.urandom(3_000_000)
+    process.stdin.write(data)
+    process.stdin.close()
+    assert (await process.stdout.read()).split()[0].decode() == hashlib.sha256(data).hexdigest()
+    assert await asyncio.wait_for(process.wait(), 60) == 3
+
+
+async def test_a_closed_output_is_no_error_and_a_wait_says_that_the_vm_runs(shell: Shell, vm: str) -> None:
+    line = f"exec {PROGRAM} vm exec {vm} 'echo hi' >&-"
+    closed = await asyncio.create_subprocess_exec("sh", "-c", line, env=shell.environment, stderr=-1)
+    assert (await asyncio.wait_for(closed.communicate(), 60))[1] == b""
+    refusal = await shell.refused("vm", "await", vm, "--timeout", "1", code=124)
+    assert refusal == f"error: VM {vm} is still running after 1 seconds\n"

@@ -5,8 +5,10 @@ import json
 import os
 import pty
 import re
+import shlex
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from typer.testing import CliRunner
 from stead.cli.main import app
 from stead.machines import Machines
 from stead.settings import Settings
+from support.documents import commands, run_by
 from support.installations import Server, other_settings
 from support.typed import PROGRAM, Shell, stead
 
@@ -31,10 +34,30 @@ def test_doctor_prints_json(settings: Settings, image: object) -> None:
 
 def test_prepare_reuses_the_template(settings: Settings, machines: Machines) -> None:
     """The fixture `machines` built the template: prepare finds it and prints its size."""
+    (block,) = run_by(__file__, "docs/install.md")
+    (command,) = commands(block.body)
+    line = command.line.replace("2x1Gx20G", str(settings.default_size))
     with other_settings(settings) as other:
-        result = stead("prepare", "--json", settings=other)
+        result = stead(*shlex.split(line)[1:], "--json", settings=other)
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["size"] == str(settings.default_size)
+
+
+def test_link_of_the_readme_puts_the_command_on_the_path() -> None:
+    """In a mount namespace with a /usr/local/bin of its own."""
+    (block,) = run_by(__file__, "README.md")
+    (command,) = commands(block.body)
+    script = f"mount -t tmpfs none /usr/local/bin && {command.line} && cd / && stead --version"
+    result = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=PROGRAM.parents[2],
+        env={"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"},
+    )
+    assert (result.returncode, result.stdout) == (0, f"{version('stead')}\n"), result.stderr
 
 
 def test_demo_starts_a_server_and_leaves_nothing(settings: Settings, machines: Machines) -> None:
@@ -122,7 +145,7 @@ async def test_options_override_the_environment(shell: Shell, prefix: str) -> No
 async def test_connection_errors_say_what_to_do(shell: Shell) -> None:
     assert (
         await Shell("http://127.0.0.1:9", "any").refused("vm", "list")
-        == "error: cannot reach Stead at http://127.0.0.1:9: is `stead serve` running?\n"
+        == "error: cannot reach Stead at http://127.0.0.1:9: connection refused: is `stead serve` running?\n"
     )
     assert "`stead keys create`" in await Shell(shell.url, "").refused("vm", "list")
     refusal = await Shell(shell.url, "wrong").refused("vm", "list")
@@ -207,7 +230,7 @@ async def test_ids_are_completed(shell: Shell, vm: str) -> None:
     result = await alone.try_(environment=options)
     assert (result.stdout.strip(), result.stderr) == ("", "")
     commands = {"_STEAD_COMPLETE": "complete_bash", "COMP_WORDS": "stead vm s", "COMP_CWORD": "2"}
-    names = ["start", "stop", "suspend", "snapshot", "shell", "sessions", "ssh"]
+    names = ["start", "stop", "suspend", "snapshot", "signal", "shell", "sessions", "ssh"]
     assert (await alone.try_(environment=commands)).stdout.split() == names
 
 

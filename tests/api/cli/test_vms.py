@@ -59,6 +59,23 @@ async def test_an_ambiguous_reference_is_refused(shell: Shell, vm: str) -> None:
     assert await shell.vm_ids() == [vm]
 
 
+async def test_create_if_missing_prints_the_vm_of_that_name(shell: Shell, vm: str) -> None:
+    found = await shell.try_("vm", "create", "--name", "workbench", "--if-missing")
+    assert (found.stdout, f"VM {vm} existed already" in found.stderr) == (f"{vm}\n", True)
+    answer = await shell.ask("vm", "create", "--name", "workbench", "--if-missing")
+    assert (answer["id"], answer["created"]) == (vm, False)
+    assert await shell.vm_ids() == [vm]
+    odd = await shell.refused("vm", "create", "--size", "2x700Mx20G")
+    assert "memory must be a power of two (0.5, 1, 2, 4, ... GiB), not 0.683594" in odd
+    assert "memSizeGb" not in odd
+    assert "needs --name" in await shell.refused("vm", "create", "--if-missing", code=2)
+    for kind in (["git"], ["identity"], ["vpc"]):
+        made = await shell.ask(*kind, "create", "--name", "the-one", "--if-missing")
+        again = await shell.ask(*kind, "create", "--name", "the-one", "--if-missing")
+        assert (made["created"], again["created"], again["id"]) == (True, False, made["id"])
+        await shell.run(*kind, "delete", "the-one")
+
+
 # State changes
 
 
@@ -66,6 +83,7 @@ async def test_forks_are_named_suspended_woken_killed_and_resized(shell: Shell, 
     await shell.run("vm", "exec", vm, "echo shared > /root/mark")
     left, right = (await shell.run("vm", "fork", "workbench", "--count", "2", "--name", "copy")).split()
     assert await shell.run("vm", "fs", "cat", "copy-1", "/root/mark") == "shared\n"
+    assert "must be 1 to 200 printable characters" in await shell.refused("vm", "rename", "copy-2", "")
     assert (await shell.ask("vm", "rename", "copy-2", "other"))["id"] == right
     assert (await shell.ask("vm", "get", "other"))["name"] == "other"
 
@@ -91,10 +109,14 @@ async def test_forks_are_named_suspended_woken_killed_and_resized(shell: Shell, 
 
 
 async def test_snapshots_are_listed_renamed_restored_and_deleted(shell: Shell, vm: str) -> None:
-    taken = (await shell.run("vm", "snapshot", vm, "--name", "kept")).strip()
+    taken = (await shell.run("vm", "snapshot", vm, "--name", "kept", "--expires", "7d")).strip()
     assert re.fullmatch(r"sc-[a-z0-9]{20}", taken)
     table = await shell.run("snapshot", "list")
     assert taken in table and "kept" in table and vm in table
+    assert re.search(r"\bin 6d$", table, re.M)
+    assert re.search(r"expires 2\d\d\d-", await shell.run("snapshot", "extend", "kept", "--expires", "4w"))
+    assert re.search(r"\bin 27d$", await shell.run("snapshot", "list"), re.M)
+    assert (await shell.ask("snapshot", "extend", "kept", "--expires", "never"))["expires_at"] is None
     found = await shell.ask("snapshot", "get", "kept")
     assert found["id"] == taken and found["size_bytes"] > 0
     await shell.run("snapshot", "rename", taken[3:9], "renamed")
@@ -185,6 +207,8 @@ async def test_an_identity_uses_the_vm_that_was_granted(shell: Shell, vm: str) -
     granted = await shell.ask("identity", "grant", identity, vm, "--user", "nobody")
     assert granted["allowed_users"] == ["nobody"]
     (permission,) = (await shell.ask("identity", "permissions", identity))["permissions"]
+    table = await shell.run("identity", "permissions", identity)
+    assert re.search(rf"^VM +{vm} +workbench ", table, re.M)
     assert permission["vm_id"] == vm
     assert await guest.run("vm", "exec", "workbench", "id -un") == "nobody\n"
     assert "(FORBIDDEN, trace" in await guest.refused("vm", "delete", vm)

@@ -4,6 +4,10 @@ import asyncio
 import hashlib
 import hmac
 import json
+import os
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx2
@@ -19,6 +23,7 @@ from stead.github.app import App, check_name
 from stead.github.errors import GithubFailed, GithubNotConnected, GithubRefused, LinkConflict, NotLinked
 from stead.github.links import Links, LinkState
 from stead.repos.ssrf import SsrfGuard
+from support.documents import commands, run_by
 from support.git_client import GitClient
 from support.git_hosting import Site
 from support.github import APP_ID, Github
@@ -168,6 +173,49 @@ async def test_connect_app_and_sync_with_the_cli(
     await typed("github", "disconnect", "--account", "ours")
     assert "stead github connect" in await typed("github", "show", "--account", "ours", status=1)
     assert "stead github connect" in await typed("git", "sync", repo.id, "--with", NAME, status=1)
+
+
+async def test_commands_and_program_of_the_page(
+    site: tuple[Site, Github, GitClient], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the stand-in in the place of GitHub."""
+    served, github, _ = site
+    connect, sync, program = run_by(__file__, "docs/github.md")
+    github.create("owner/site")
+    (tmp_path / "my-app.private-key.pem").write_text(github.app.private_key)
+    monkeypatch.chdir(tmp_path)
+    told = {
+        "STEAD_DATA": str(tmp_path / "stead"),
+        "STEAD_DIAL_PRIVATE": "127.0.0.0/8",
+        "STEAD_API_URL": served.url,
+        "STEAD_API_KEY": served.key,
+    }
+
+    async def typed(line: str, *more: str) -> str:
+        words = [*shlex.split(line)[1:], *more]
+        ran = await asyncio.to_thread(CliRunner().invoke, app, words, env=told)
+        assert ran.exit_code == 0, ran.output
+        return ran.stdout
+
+    (line,) = (command.line for command in commands(connect.body))
+    await typed(line.replace("123456", APP_ID), "--url", github.server.url, "--account", "ours")
+    async with AsyncStead(served.key, base_url=served.url) as stead:
+        repo = await stead.git.repos.create(name="site")
+        await repo.commits.create("first", {"README.md": "# Hello\n"})
+    start, show, end = [command.line for command in commands(sync.body)]
+    assert "in_step" in await typed(start) and "owner/site" in await typed(show)
+    assert list(github.refs("owner/site")) == ["refs/heads/main"]
+    assert "GitHub sync is off" in await typed(end)
+    async with AsyncStead(served.key, base_url=served.url) as stead:
+        await stead.git.repos.ref(repo.id).commits.create("second", {"README.md": "# Hello!\n"})
+    before = github.refs("owner/site")
+    command = [sys.executable, "-c", program.body]
+    ran = await asyncio.to_thread(
+        subprocess.run, command, env=os.environ | told, capture_output=True, text=True, timeout=60
+    )
+    assert ran.returncode == 0 and "in_step" in ran.stdout, ran.stderr
+    assert github.refs("owner/site") != before
+    assert "GitHub sync is off" in await typed(show)
 
 
 # Links

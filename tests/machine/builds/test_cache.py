@@ -1,6 +1,7 @@
 """Layers are built once and cached."""
 
 import asyncio
+import time
 import uuid
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from stead.builds.records import BuildInfo
 from stead.builds.spec import File, Layer, Restart, Service, ServicePatch, User
 from stead.errors import SnapshotNotFound
 from stead.machines import Machine, Machines, Persistent, SnapshotState, State, Sticky
+from stead.machines.lifetimes import FOREVER, Lifetime
 from stead.machines.snapshots import SnapshotInfo
 from stead.store.builds import BuildRow, BuildStore
 from support.builds import Lines, builds_of, layers_built, note, phase_names
@@ -57,13 +59,22 @@ async def test_a_changed_layer_discriminator_or_skip_cache_rebuilds(
 ) -> None:
     """The newest snapshot of a layer is the one that later requests get."""
 
-    async def ensure(layer: Layer, persistence: Any = None) -> SnapshotInfo:
+    async def ensure(layer: Layer, persistence: Any = None, lifetime: Lifetime = FOREVER) -> SnapshotInfo:
         return await builder.ensure_snapshot(
-            SnapshotOrder(account, layer, persistence=persistence or Sticky())
+            SnapshotOrder(account, layer, persistence=persistence or Sticky(), lifetime=lifetime)
         )
 
-    first = await ensure(note("one"))
-    assert (await ensure(note("one"))).id == first.id
+    def ends_in(snapshot: SnapshotInfo, seconds: int) -> bool:
+        return snapshot.expires_at is not None and abs(snapshot.expires_at - time.time() - seconds) < 600
+
+    first = await ensure(note("one"), lifetime=Lifetime(ttl=3600))
+    assert ends_in(first, 3600)
+    # A request extends the lifetime of what it finds in the cache, and never shortens it.
+    assert ends_in(await ensure(note("one"), lifetime=Lifetime(ttl=7200)), 7200)
+    assert ends_in(await ensure(note("one"), lifetime=Lifetime(ttl=3600)), 7200)
+    again = await ensure(note("one"))
+    assert (again.id, again.expires_at) == (first.id, None)
+    assert (await ensure(note("one"), lifetime=Lifetime(ttl=3600))).expires_at is None
     assert (await ensure(note("one", discriminator="x"))).id != first.id
     fresh = await ensure(note("one", skip_cache=True))
     assert fresh.id != first.id

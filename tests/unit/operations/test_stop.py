@@ -68,12 +68,15 @@ async def test_kill_ends_a_shutdown_that_is_under_way(server: FakeServer) -> Non
     ],
 )
 async def test_a_process_that_ends_by_itself(
-    server: FakeServer, cause: str | None, state: State, reason: str | None
+    server: FakeServer, events: list[MachineEvent], cause: str | None, state: State, reason: str | None
 ) -> None:
     machine = await used(server)
     process = server.world.of(machine.id)
+    events.clear()
     process.end(cause=cause)
     await server.watched()
+    # The console is kept only of what went wrong.
+    assert events[0].console == ("console" if events[0].failed else None)
     assert await state_of(machine) == (state, reason)
     assert not server.world.alive(machine.id) or server.world.of(machine.id) is not process
     await audit(server)

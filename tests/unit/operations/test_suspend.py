@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from stead.errors import CapacityExceeded, HostError, SteadError, WrongState
+from stead.errors import CapacityExceeded, GuestRestarted, HostError, SteadError, WrongState
 from stead.guest import sessions
 from stead.guest.sessions import Session, SessionRequest
 from stead.machines import Machine, State
+from stead.machines.events import Use
 from support.engine import ALL, DISK, audit, contents, restart, run, state_of, used
 from support.fake_server import FakeServer
 
@@ -196,3 +197,47 @@ async def test_a_lease_taken_during_a_suspend_waits_for_it_and_wakes_the_vm(serv
     assert [await each for each in uses] == ["running"]
     assert server.world.of(machine.id) is not process
     await audit(server)
+
+
+# Clients that stay attached
+
+
+async def test_a_client_attaches_again_to_the_guest_that_it_knew(server: FakeServer) -> None:
+    machine, machines = await used(server), server.machines
+    attached = await machine.attached(Use.SSH)
+    for _ in range(2):
+        await machine.suspend()
+        assert attached.eviction.done() and machines.reattached(machine.id, attached) is None
+        assert (await machine.info()).state is State.SUSPENDED, "looking does not wake it"
+        attached = await machines.attached_again(machine.id, attached, Use.SSH)
+        assert (await machine.info()).state is State.RUNNING and not attached.eviction.done()
+        assert machines.reattached(machine.id, attached) == attached
+
+
+async def test_a_client_does_not_attach_to_a_guest_that_has_booted_again(server: FakeServer) -> None:
+    machine, machines = await used(server), server.machines
+    attached = await machine.attached(Use.SSH)
+    await machine.suspend()
+    (checkpoint,) = server.world.saved
+    server.world.saved[checkpoint].corrupt = True
+    with pytest.raises(GuestRestarted, match=r"has booted again \(saved memory was unusable"):
+        await machines.attached_again(machine.id, attached, Use.SSH)
+    assert (await machine.info()).state is State.RUNNING
+    attached = await machine.attached(Use.SSH)
+    await machine.kill()
+    with pytest.raises(WrongState, match=rf"^cannot wake VM {machine.id}: it is stopped \(killed\)$"):
+        await machines.attached_again(machine.id, attached, Use.SSH)
+    assert (await machine.info()).state is State.STOPPED, "it is not started"
+    await machine.start()
+    with pytest.raises(GuestRestarted):
+        machines.reattached(machine.id, attached)
+
+
+async def test_a_lease_of_an_attached_client_holds_off_the_idle_suspend(server: FakeServer) -> None:
+    machine = await used(server, idle_timeout=1)
+    attached = await machine.attached(Use.SSH)
+    with attached.lease():
+        await server.machines.idle._suspend.suspend_if_idle(machine.id)
+        assert (await machine.info()).state is State.RUNNING
+    await server.machines.idle._suspend.suspend_if_idle(machine.id)
+    assert (await machine.info()).state is State.SUSPENDED

@@ -1,4 +1,4 @@
-"""Sandbox client for the OpenAI Agents SDK: gives a `SandboxAgent` a VM. Install `stead[openai-agents]`."""
+"""Sandbox client for the OpenAI Agents SDK: gives a `SandboxAgent` a VM. Extra: `openai-agents`."""
 
 from stead.agents.openai.client import SteadSandboxClient
 from stead.agents.openai.options import SteadSandboxClientOptions, SteadSandboxSessionState

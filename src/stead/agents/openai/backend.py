@@ -1,12 +1,16 @@
 """Creates and finds the VMs of sessions."""
 
+import logging
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from stead.agents.openai.guest import repeated
 from stead.agents.openai.options import SteadSandboxSessionState
 from stead.agents.openai.references import WorkspaceReference
 from stead.sdk import AsyncStead, AsyncVm, NotFound, ServerUnreachable, SteadException
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,30 @@ class Backend:
                     raise
                 return created
 
-        return await repeated(once)
+        vm = await repeated(once)
+        if reference is not None:
+            await self.extend(reference.snapshot_id, state.snapshot_ttl_days)
+        return vm
+
+    async def extend(self, snapshot_id: str | None, days: float | None) -> None:
+        """Restart the lifetime of a saved snapshot: the session may have to be resumed from it once more.
+
+        One that is kept for longer stays so.
+        """
+        if snapshot_id is None:
+            return
+        snapshots = self.stead.vms.snapshots
+        ttl = None if days is None else timedelta(days=days)
+        try:
+            ends = (await repeated(lambda: snapshots.get(snapshot_id), harmless=True)).expires_at
+            if ends is None or (ttl is not None and ends >= datetime.now(UTC) + ttl):
+                return
+            await repeated(lambda: snapshots.extend(snapshot_id, ttl=ttl, expires_at=None), harmless=True)
+        except NotFound:
+            return
+        except SteadException as error:
+            # The session can be used nevertheless.
+            logger.warning("cannot extend the lifetime of snapshot %s: %s", snapshot_id, error)
 
     async def release(self, vm_id: str, *, pause: bool) -> None:
         """Suspend or delete a VM; one that is gone already is no error."""

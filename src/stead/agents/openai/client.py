@@ -2,10 +2,12 @@
 
 import asyncio
 import uuid
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from agents.sandbox import Manifest
+from agents.sandbox.errors import WorkspaceStartError
 from agents.sandbox.session import (
     BaseSandboxClient,
     Dependencies,
@@ -21,7 +23,7 @@ from stead.agents.openai.guest import repeated
 from stead.agents.openai.options import SteadSandboxClientOptions, SteadSandboxSessionState
 from stead.agents.openai.references import saved_reference
 from stead.agents.openai.session import SteadSandboxSession, SteadSession
-from stead.sdk import AsyncStead
+from stead.sdk import AsyncStead, NotFound
 
 
 class SteadSandboxClient(BaseSandboxClient[SteadSandboxClientOptions | None]):
@@ -75,6 +77,7 @@ class SteadSandboxClient(BaseSandboxClient[SteadSandboxClientOptions | None]):
             workspace_persistence=wanted.workspace_persistence,
             idle_timeout_seconds=wanted.idle_timeout_seconds,
             git_access=wanted.git_access,
+            snapshot_ttl_days=wanted.snapshot_ttl_days,
         )
         backend = self._backend()
         found = None if wanted.key is None else await backend.find(wanted.key)
@@ -117,6 +120,7 @@ class SteadSandboxClient(BaseSandboxClient[SteadSandboxClientOptions | None]):
         inner = SteadSandboxSession(state, self._backend())
         if await inner.backend.exists(state.vm_id):
             inner._set_start_state_preserved(True)
+            await inner.backend.extend(state.saved_snapshot_id, state.snapshot_ttl_days)
         else:
             await self._replace(inner)
         return self._wrap(inner)
@@ -187,7 +191,17 @@ class SteadSandboxClient(BaseSandboxClient[SteadSandboxClientOptions | None]):
         finally:
             if dependencies is not None:
                 await dependencies.aclose()
-        vm = await inner.backend.create(inner.state, reference)
+        try:
+            vm = await inner.backend.create(inner.state, reference)
+        except NotFound as error:
+            if reference is None:
+                raise
+            raise WorkspaceStartError(
+                path=Path(inner.state.manifest.root),
+                cause=error,
+                message=f"cannot continue the session from what was saved: {error}",
+                retryable=False,
+            ) from error
         inner.attach(vm, restored=reference is not None)
 
     def _wrap(self, inner: SteadSandboxSession) -> SteadSession:

@@ -1,6 +1,6 @@
 """Options of the client, and the state of a session from which it is resumed."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from agents.sandbox.session import SandboxSessionState
 from agents.sandbox.session.sandbox_client import BaseSandboxClientOptions
@@ -8,6 +8,8 @@ from pydantic import Field
 
 WorkspacePersistence = Literal["snapshot", "tar"]
 IdleTimeout = int | Literal["default"] | None
+SnapshotTtl = Annotated[float, Field(gt=0, le=3650)] | None
+SNAPSHOT_TTL_DAYS = 7.0
 
 
 class SteadSandboxClientOptions(BaseSandboxClientOptions):
@@ -30,6 +32,9 @@ class SteadSandboxClientOptions(BaseSandboxClientOptions):
     """Not needed: any port can be resolved."""
     git_access: str | None = None
     """The id of a repository of this Stead that git in the VM may fetch from and push to."""
+    snapshot_ttl_days: SnapshotTtl = SNAPSHOT_TTL_DAYS
+    """Days after which a saved snapshot is deleted, counted from the last time that it was saved or resumed;
+    None for never."""
 
 
 class SteadSandboxSessionState(SandboxSessionState):
@@ -44,6 +49,7 @@ class SteadSandboxSessionState(SandboxSessionState):
     workspace_persistence: WorkspacePersistence = "snapshot"
     idle_timeout_seconds: IdleTimeout = "default"
     git_access: str | None = None
+    snapshot_ttl_days: SnapshotTtl = SNAPSHOT_TTL_DAYS
     commands: dict[int, int] = Field(default_factory=dict)
     """Running commands by number, with the bytes of output that were reported."""
     saved_snapshot_id: str | None = None

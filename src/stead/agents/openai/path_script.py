@@ -17,6 +17,8 @@ class Refusal(IntEnum):
     NOT_FOUND = 112
     BAD_GRANT = 113
     READ_ONLY = 114
+    ESCAPE_OF_TARGET = 115
+    """The second path of an operation on two."""
     EXISTS = 117
     NOT_A_FILE = 118
     DENIED = 119
@@ -42,7 +44,7 @@ LC_ALL=C
 export LC_ALL
 operation=$1 root=$2 path=$3 argument=$4
 shift 4
-create= follow=1 writes=
+create= follow=1 writes= escape=111
 
 fail() {
     printf '%s\n' "$2" >&2
@@ -69,7 +71,7 @@ check() {
         fi
         shift 2
     done
-    [ "$longest" -gt 0 ] || fail 111 "$place"
+    [ "$longest" -gt 0 ] || fail "$escape" "$place"
     [ -z "$writes" ] || [ "$read_only" = 0 ] || fail 114 "$place"
 }
 
@@ -119,6 +121,7 @@ locate() {
         target=${target%.}
         case "$target" in /*) ;; *) target=${PWD%/}/$target ;; esac
         if whole=$(real_folder "$target"); then target=${whole%.}; fi
+        [ "$target" != / ] || check / "$@"
         folder=${target%/*} leaf=${target##*/}
         case "$leaf" in '' | . | ..) fail 112 "broken symbolic link: $path" ;; esac
         enter "${folder:-/}" "$@"
@@ -190,7 +193,13 @@ write | prepare)
 create)
     create=1 writes=1 follow=
     locate "$path" "$@"
-    if [ -e "./$leaf" ] || [ -L "./$leaf" ]; then fail 117 "$path exists"; fi
+    if [ -L "./$leaf" ]; then
+        # A link that leads out of the workspace is an escape, whatever is at its end.
+        create=later follow=1
+        locate "$path" "$@"
+        fail 117 "$path exists"
+    fi
+    [ ! -e "./$leaf" ] || fail 117 "$path exists"
     part=./.stead-$$-$argument
     { true >"$part"; } 2>/dev/null || fail 119 "permission denied: $PWD"
     trap 'rm -f -- "$part"' EXIT
@@ -243,14 +252,14 @@ mv)
     writes=1 follow=
     locate "$path" "$@"
     [ -L "./$leaf" ] || [ -f "./$leaf" ] || fail 1 "not a regular file or symbolic link: $path"
-    source=${PWD%/}/$leaf
+    source=${PWD%/}/$leaf escape=115
     locate "$argument" "$@"
     exec mv -fT -- "$source" "./$leaf"
     ;;
 same | same-entry)
     follow= create=later
     locate "$path" "$@"
-    left=${PWD%/}/$missing$leaf
+    left=${PWD%/}/$missing$leaf escape=115
     locate "$argument" "$@"
     # For the caller: the folder of the second path exists.
     [ -n "$missing" ] || printf found

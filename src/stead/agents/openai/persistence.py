@@ -5,6 +5,7 @@ import io
 import tarfile
 import tempfile
 from collections.abc import AsyncGenerator
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -95,7 +96,9 @@ async def _snapshot(session: "SteadSandboxSession") -> io.IOBase:
             script = 'cd -- "$1" || exit 0; shift; rm -rf -- "$@"; sync'
             await run(session.vm, ["sh", "-c", script, "sh", state.manifest.root, *ephemeral], harmless=True)
         name = f"agent-{state.session_id.hex[:16]}"
-        saved = await repeated(lambda: session.vm.snapshot(name=name))
+        days = state.snapshot_ttl_days
+        ttl = None if days is None else timedelta(days=days)
+        saved = await repeated(lambda: session.vm.snapshot(name=name, ttl=ttl, purpose="agent"))
     finally:
         if kept is not None:
             await session.vm.fs.upload_archive(_chunks(kept), state.manifest.root)
@@ -126,6 +129,7 @@ async def _replace_vm(session: "SteadSandboxSession", reference: WorkspaceRefere
             path=Path(session.state.manifest.root),
             context={"reason": "the saved snapshot or VM no longer exists"},
             cause=error,
+            message=f"cannot restore the workspace: {error}",
             retryable=False,
         ) from error
     session.attach(vm, restored=True)

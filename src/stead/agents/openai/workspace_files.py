@@ -4,7 +4,7 @@ import io
 import secrets
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path, PurePath, PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 from agents.sandbox import ExecResult, User
 from agents.sandbox.errors import (
@@ -92,15 +92,15 @@ class WorkspaceFiles:
         await self._change("rm", path, place, "1" if recursive else "", user)
 
     async def move(self, source: AnyPath, target: AnyPath, user: AnyUser = None) -> None:
-        place = self._normalised(source, for_write=True)
-        await self._change("mv", source, place, self._normalised(target, for_write=True).as_posix(), user)
+        place, other = self._normalised(source, for_write=True), self._normalised(target, for_write=True)
+        await self._change("mv", source, place, other.as_posix(), user, other=other)
 
     async def same(self, left: AnyPath, right: AnyPath, *, follow: bool, user: AnyUser = None) -> bool:
         """Whether two paths are the same file; without `follow`, never if one is a symbolic link."""
         place, other = self._normalised(left), self._normalised(right)
         end = await self._run("same" if follow else "same-entry", place, other.as_posix(), user=user)
         if end.exit_code > 1:
-            self._raise_refusal(end, left, place)
+            self._raise_refusal(end, left, place, other)
             self._raise_exit(end, "same_file", place)
         if end.stdout:
             self._seen = (other.parent, _name(user))
@@ -139,12 +139,18 @@ class WorkspaceFiles:
             raise transport_error((operation, path.as_posix()), error) from error
 
     async def _change(
-        self, operation: str, path: AnyPath, place: PurePosixPath, argument: str, user: AnyUser
+        self,
+        operation: str,
+        path: AnyPath,
+        place: PurePosixPath,
+        argument: str,
+        user: AnyUser,
+        other: PurePosixPath | None = None,
     ) -> None:
         # The repetition of a removal or a move, after a lost answer, would report a missing file.
         harmless = operation == "mkdir" and argument == "1"
         end = await self._run(operation, place, argument, user=user, harmless=harmless)
-        self._raise_refusal(end, path, place)
+        self._raise_refusal(end, path, place, other)
         self._raise_exit(end, operation, place)
 
     async def _write(self, operation: str, path: AnyPath, data: io.IOBase, user: AnyUser) -> None:
@@ -208,21 +214,31 @@ class WorkspaceFiles:
                 path=place_path(place), context={"reason": text}, retryable=False
             )
 
-    def _raise_refusal(self, end: Finished, path: AnyPath, place: PurePosixPath) -> None:
+    def _raise_refusal(
+        self, end: Finished, path: AnyPath, place: PurePosixPath, other: PurePosixPath | None = None
+    ) -> None:
         said = end.stderr.decode(errors="replace").strip()
         match end.exit_code:
             case Refusal.ESCAPE:
-                absolute = coerce_posix_path(path).is_absolute()
-                raise InvalidManifestPathError(
-                    rel=str(path),
-                    reason="absolute" if absolute else "escape_root",
-                    context={"resolved_path": said},
-                )
+                raise self._escape(path, place, said)
+            case Refusal.ESCAPE_OF_TARGET if other is not None:
+                raise self._escape(other.as_posix(), other, said)
             case Refusal.READ_ONLY:
                 context = {"reason": "read_only_extra_path_grant", "resolved_path": said}
                 raise WorkspaceArchiveWriteError(path=place_path(place), context=context, retryable=False)
             case Refusal.BAD_GRANT:
                 raise ValueError(said)
+
+    def _escape(self, path: AnyPath, place: PurePosixPath, resolved: str) -> InvalidManifestPathError:
+        """The error for a path that leaves the workspace through a symbolic link, as the model named it."""
+        root, context = self._policy().sandbox_root(), {"resolved_path": resolved}
+        if place.is_relative_to(root):
+            return InvalidManifestPathError(
+                rel=place.relative_to(root).as_posix(), reason="escape_root", context=context
+            )
+        absolute = coerce_posix_path(path).is_absolute()
+        reason: Literal["absolute", "escape_root"] = "absolute" if absolute else "escape_root"
+        return InvalidManifestPathError(rel=str(path), reason=reason, context=context)
 
     def _raise_exit(self, end: Finished, operation: str, place: PurePosixPath) -> None:
         if end.exit_code == 0:

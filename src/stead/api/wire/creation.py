@@ -7,6 +7,7 @@ from pydantic import Field
 from stead.api.wire import LARGEST
 from stead.api.wire.domains import Text
 from stead.api.wire.layers import LayerFields, Spec
+from stead.api.wire.lifetimes import LifetimeFields
 from stead.api.wire.networks import NicModel
 from stead.api.wire.numbers import Count, Rounded
 from stead.api.wire.unknown import Tracked
@@ -35,6 +36,9 @@ class CreateVm(LayerFields):
     """A VM. Every field is optional; `{}` is a VM of the default size from the base image."""
 
     name: str | None = None
+    if_missing: bool | None = Field(
+        default=None, description="Answer with the VM of this name if there is one, else create it."
+    )
     spec: Spec | None = None
     template: Spec | None = None
     activity_threshold_bytes: Rounded | None = Field(
@@ -66,7 +70,7 @@ class CreateVm(LayerFields):
 
     def label(self) -> str | None:
         """The name of the VM; SDKs put it into the spec."""
-        return self.name or (None if self.spec is None else self.spec.name) or None
+        return self.spec.name if self.name is None and self.spec is not None else self.name
 
     def targets(self, default_port: int) -> list[Target]:
         """The host names to map, each with its port."""
@@ -87,7 +91,7 @@ class CreateVm(LayerFields):
             raise InvalidRequest(f"{text}; put persistence beside spec, or into spec.snapshot")
 
 
-class CreateSnapshot(Tracked):
+class CreateSnapshot(LifetimeFields):
     """A snapshot. It is built unless the account has one with the same content."""
 
     name: str | None = None

@@ -14,6 +14,12 @@ AccessLevel = Literal["read", "write"]
 
 class NewIdentity(Wire):
     name: str | None = Field(default=None, description="A label; it need not be unique.")
+    if_missing: bool | None = Field(
+        default=None, description="Answer with the identity of this name if there is one, else create it."
+    )
+    repo_id: str | None = Field(
+        default=None, description="A repository of the account that it is for: it is deleted with it."
+    )
 
 
 class IdentityModel(Wire):
@@ -23,6 +29,10 @@ class IdentityModel(Wire):
     created_at: Time
     vm_grants: int = Field(description="The number of VMs that it has permissions for.")
     repo_grants: int = Field(description="The number of repositories that it has permissions for.")
+
+
+class CreatedIdentity(IdentityModel):
+    created: bool = Field(default=True, description="False: it existed, and `ifMissing` was given.")
 
 
 class IdentityList(Wire):

@@ -34,6 +34,9 @@ class NicModel(Tracked):
 class NewVpc(Wire):
     cidr: Text = Field(default=DEFAULT_CIDR, description="A private IPv4 range.")
     name: Text | None = None
+    if_missing: bool | None = Field(
+        default=None, description="Answer with the VPC of this name if there is one, else create it."
+    )
 
 
 class VpcModel(Wire):
@@ -52,6 +55,10 @@ class VpcModel(Wire):
             account_id=vpc.account,
             created_at=vpc.created_at,
         )
+
+
+class CreatedVpc(VpcModel):
+    created: bool = Field(default=True, description="False: it existed, and `ifMissing` was given.")
 
 
 class NewSession(Tracked):

@@ -68,6 +68,9 @@ Import = Annotated[FilesImport | ArchiveImport | GitImport, Field(discriminator=
 
 class CreateRepo(Wire):
     name: Annotated[str, Field(max_length=256)] | None = None
+    if_missing: bool | None = Field(
+        default=None, description="Answer with the repository of this name if there is one, else create it."
+    )
     public: bool | None = None
     default_branch: str | None = None
     source: RepoSource | None = None
@@ -76,6 +79,7 @@ class CreateRepo(Wire):
 
 class CreatedRepo(Wire):
     repo_id: str
+    created: bool = Field(default=True, description="False: it existed, and `ifMissing` was given.")
 
 
 class ListedBranch(Wire):

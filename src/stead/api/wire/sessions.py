@@ -10,14 +10,10 @@ from pydantic import Field, model_validator
 from stead.api.wire import Time, Wire
 from stead.api.wire.guests import MAX_TIMEOUT_MS
 from stead.api.wire.numbers import Count, Rounded
+from stead.guest.execution import shell
 from stead.guest.sessions import OutputPage, Session
 
 _SHELL = ("/bin/sh", "-c")
-
-
-def shell(command: str) -> list[str]:
-    """A command line as a program and its arguments."""
-    return [*_SHELL, command]
 
 
 def exit_status(exit_code: int | None, signal_name: str | None) -> int:
@@ -84,7 +80,10 @@ class NewProcess(Wire):
     id: str | None = Field(default=None, description="Id; by default `proc-1`, `proc-2` and so on.")
     cwd: str | None = None
     env: Mapping[str, str] | None = None
-    pty: bool = Field(default=False, description="Run it in a pseudo-terminal instead of with pipes.")
+    pty: bool = Field(
+        default=False,
+        description="Run it in a pseudo-terminal instead of with pipes; its TERM is xterm-256color.",
+    )
     cols: Count = 80
     rows: Count = 24
     stdin: bool = Field(default=False, description="Keep standard input open for writing; default: empty.")

@@ -2,11 +2,15 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AwareDatetime, Field
 
 from stead.api.wire import Time, Wire
+from stead.api.wire.lifetimes import LifetimeFields
 from stead.api.wire.vms import PersistenceModel
 from stead.machines import SnapshotInfo, SnapshotState
+from stead.machines.lifetimes import Lifetime
+from stead.machines.snapshots import SnapshotPurpose
+from stead.machines.unchanged import UNCHANGED, Unchanged
 
 
 class SnapshotModel(Wire):
@@ -31,6 +35,10 @@ class SnapshotModel(Wire):
     size_bytes: int | None = Field(
         default=None, description="Disk space of its memory and disk layers; null while it is built."
     )
+    expires_at: Time | None = Field(default=None, description="When it is deleted by itself; null is never.")
+    purpose: SnapshotPurpose = Field(
+        default="use", description="`agent`: saved so that the session of an agent can be resumed."
+    )
 
     @classmethod
     def of(cls, info: SnapshotInfo) -> "SnapshotModel":
@@ -52,6 +60,8 @@ class SnapshotModel(Wire):
             rootfs_size_mb=info.size.disk_gib * 1024,
             has_memory=info.has_memory,
             size_bytes=info.size_bytes,
+            expires_at=info.expires_at,
+            purpose=info.purpose,
         )
 
 
@@ -64,15 +74,29 @@ class SnapshotList(Wire):
     cancelled_count: int = 0
     lost_count: int = 0
     deleted_count: int
+    agent_count: int = Field(description="How many have the purpose `agent`, listed or not.")
 
 
-class Rename(Wire):
-    name: str | None = None
+class UpdateSnapshot(LifetimeFields):
+    """What is left out stays as it is."""
+
+    name: str | None = Field(default=None, description="null removes the name.")
+    expires_at: AwareDatetime | None = Field(
+        default=None, description="Delete it at this time, instead of `ttlSeconds`; null is never."
+    )
+
+    def changed_name(self) -> str | Unchanged | None:
+        return self.name if "name" in self.model_fields_set else UNCHANGED
+
+    def changed_lifetime(self) -> Lifetime | Unchanged:
+        given = self.ttl_seconds is not None or "expires_at" in self.model_fields_set
+        return self.lifetime() if given else UNCHANGED
 
 
-class Renamed(Wire):
+class Updated(Wire):
     snapshot_id: Annotated[str, Field(serialization_alias="snapshot_id")]
     name: str | None = None
+    expires_at: Time | None = None
 
 
 class SnapshotDeleted(Wire):

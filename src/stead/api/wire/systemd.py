@@ -86,6 +86,8 @@ class ServiceCreated(Wire):
     success: bool = True
     message: str
     service_name: str
+    active_state: str
+    sub_state: str
 
 
 class ServiceDeleted(Wire):

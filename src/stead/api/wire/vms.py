@@ -6,11 +6,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from stead.api.wire import LARGEST, Time, Wire
+from stead.api.wire.lifetimes import LifetimeFields
 from stead.api.wire.numbers import Count, Gigabytes, Rounded
 from stead.api.wire.unknown import Tracked
 from stead.errors import InvalidRequest
 from stead.machines import Ephemeral, MachineInfo, Persistent, State, Sticky
 from stead.machines.persistence import PERSISTENT, Persistence, SnapshotPersistence
+from stead.machines.snapshots import SnapshotPurpose
 from stead.settings import Size
 
 VmState = Literal["building", "starting", "running", "suspending", "suspended", "stopped", "lost"]
@@ -173,6 +175,7 @@ class Created(Wire):
     domains: list[str] = Field(default_factory=list)
     console_url: str | None = None
     snapshot_id: str | None = None
+    created: bool = Field(default=True, description="False: it existed, and `ifMissing` was given.")
 
 
 class VmDeleted(Wire):
@@ -220,6 +223,12 @@ class VmRef(Wire):
     id: str
 
 
+class Console(Wire):
+    id: str
+    console: str = Field(description="The last 64 KiB; the last 16 KiB of a run that failed.")
+    running: bool
+
+
 class Exited(Wire):
     id: str
     exit_status: str
@@ -230,9 +239,12 @@ class Optimized(Wire):
     message: str
 
 
-class Snapshot(Wire):
+class Snapshot(LifetimeFields):
     name: str | None = None
     persistence: PersistenceModel | None = None
+    purpose: SnapshotPurpose = Field(
+        default="use", description="`agent`: saved so that the session of an agent can be resumed."
+    )
 
 
 class Snapshotted(Wire):

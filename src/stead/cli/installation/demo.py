@@ -12,8 +12,9 @@ from urllib.parse import urlsplit
 import typer
 
 from stead.cli.connection import report_errors, target
+from stead.cli.creation import log_reporter
 from stead.cli.installation.demo_server import DemoServer, server
-from stead.cli.output import Json, fail, print_json
+from stead.cli.output import Json, duration_text, fail, print_json, show_progress
 from stead.cli.signals import ignore_repeated_signals, signals_as_exits
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def demo(
         if no_agent:
             pass
         elif find_spec("agents") is None:
-            steps.say("no agent: install stead[openai-agents]")
+            steps.say("no agent: it needs pip install 'PATH[openai-agents]' (PATH is the checkout)")
         else:
             from stead.cli.installation.demo_agent import show_agent
 
@@ -76,10 +77,10 @@ class _Steps:
     def timed(self, name: str, words: str) -> Iterator[None]:
         start = time.perf_counter()
         yield
-        milliseconds = round((time.perf_counter() - start) * 1000, 1)
-        self.times[f"{name}_ms"] = milliseconds
+        seconds = time.perf_counter() - start
+        self.times[f"{name}_ms"] = round(seconds * 1000, 1)
         if not self._quiet:
-            typer.echo(f"  {words:<44} {typer.style(f'{milliseconds:>9.1f} ms', bold=True)}")
+            typer.echo(f"  {words:<44} {typer.style(f'{duration_text(seconds):>12}', bold=True)}")
 
     def say(self, text: str) -> None:
         if not self._quiet:
@@ -91,8 +92,8 @@ def _show(stead: "Stead", steps: _Steps) -> None:
     vms: list[Vm] = []
     snapshots: list[str] = []
     try:
-        with steps.timed("create", "create a VM"):
-            vms.append(stead.vms.create(name="demo"))
+        with steps.timed("create", "create a VM"), show_progress("creating a VM") as line:
+            vms.append(stead.vms.create(name="demo", progress=log_reporter(line, builds=False)))
         first = vms[0]
         with steps.timed("exec", "run `uname -sr`"):
             kernel = first.exec("uname -sr", check=True).stdout.strip()

@@ -8,7 +8,7 @@ import typer
 
 from stead.cli.installation.terminal import console, errors, run, settings
 from stead.cli.log_lines import Level, write_logs
-from stead.cli.output import Json
+from stead.cli.output import Json, note
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -53,14 +53,16 @@ def prepare(
     A server does this when it starts.
     """
     from stead.installation import open_machines
+    from stead.machines.templates import TemplateLines
     from stead.settings import Size
 
     write_logs(Level.WARNING)
 
-    async def work(report: "Callable[[Step], None]") -> None:
+    async def work(display: "ProgressDisplay") -> None:
         given = settings()
         async with open_machines(given) as machines:
             wanted = Size.parse(size) if size else given.default_size
+            report = display if errors.is_terminal else TemplateLines(wanted, note)
             template = await machines.template(wanted, report)
         facts = {"template": template.id, "image": template.image_key, "size": str(template.size)}
         typer.echo(json.dumps(facts) if as_json else f"ready: template {template.id}, size {template.size}")
@@ -69,18 +71,27 @@ def prepare(
 
 
 class ProgressDisplay:
-    """A progress bar for the builds of image and template; it appears with the first progress report."""
+    """A progress bar for the builds of image and template; it appears with the first progress report.
+
+    Without a terminal, each phase is a line.
+    """
 
     def __init__(self) -> None:
+        self._title = ""
         self._progress: Progress | None = None
         self._task: TaskID | None = None
 
     def __call__(self, step: "Step") -> None:
-        self.show(step.phase, step.detail, step.fraction)
+        self.show(step.title, step.detail, step.fraction)
 
-    def show(self, phase: str, detail: str, fraction: float | None) -> None:
+    def show(self, title: str, detail: str, fraction: float | None) -> None:
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+        if not errors.is_terminal:
+            if title != self._title:
+                note(title)
+            self._title = title
+            return
         if self._progress is None:
             self._progress = Progress(
                 SpinnerColumn(),
@@ -95,7 +106,7 @@ class ProgressDisplay:
             self._task = self._progress.add_task("", total=1.0, detail="")
         if self._task is not None:
             self._progress.update(
-                self._task, description=phase, detail=detail[:60], completed=fraction or 0.0
+                self._task, description=title, detail=detail[:60], completed=fraction or 0.0
             )
         if fraction == 1.0:
             self.close()
@@ -106,7 +117,7 @@ class ProgressDisplay:
             self._progress = None
 
 
-def with_display(work: "Callable[[Callable[[Step], None]], Coroutine[Any, Any, None]]") -> None:
+def with_display(work: Callable[[ProgressDisplay], Coroutine[Any, Any, None]]) -> None:
     display = ProgressDisplay()
     try:
         run(work(display))

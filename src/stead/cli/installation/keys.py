@@ -128,6 +128,25 @@ def create_account(
     run(work())
 
 
+@accounts.command("delete")
+def delete_account(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the account.")],
+    as_json: Json = False,
+) -> None:
+    """Delete an account with its API keys. It must own no VMs, snapshots, repositories or identities."""
+
+    async def work() -> None:
+        async with open_accounts() as opened:
+            account = await opened.by_name(name)
+            await opened.delete(account.id)
+        if as_json:
+            print_json({"id": account.id, "name": account.name, "deleted": True})
+        else:
+            typer.echo(f"deleted account {account.name}")
+
+    run(work())
+
+
 @accounts.command("list")
 def list_accounts(as_json: Json = False) -> None:
     """List accounts."""

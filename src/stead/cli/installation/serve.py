@@ -244,8 +244,8 @@ class _ProgressLog:
 
     def __call__(self, step: "Progress") -> None:
         now = time.monotonic()
-        if step.phase == self._phase and now - self._last < _REPORT_EVERY:
+        if step.title == self._phase and now - self._last < _REPORT_EVERY:
             return
-        self._phase, self._last = step.phase, now
+        self._phase, self._last = step.title, now
         percent = None if step.fraction is None else round(step.fraction * 100)
-        self._log.info("preparing", phase=step.phase, detail=step.detail, percent=percent)
+        self._log.info("preparing", phase=step.title, detail=step.detail, percent=percent)

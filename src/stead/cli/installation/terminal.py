@@ -35,7 +35,7 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 
 
 def fail(error: SteadError) -> NoReturn:
-    code = re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__.removesuffix("Error")).lower()
+    code = re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__.removesuffix("Error")).upper()
     output.fail(str(error), code=code, named=True)
 
 

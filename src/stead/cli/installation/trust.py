@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stead.cli.installation.terminal import run, settings
+from stead.cli.installation.terminal import Json, run, settings
+from stead.cli.output import print_json
 
 if TYPE_CHECKING:
     from stead.settings import Settings
@@ -32,16 +33,17 @@ def trust(
         bool, typer.Option("--print", help="Print the certificate instead, for another host or a browser.")
     ] = False,
     remove: Annotated[bool, typer.Option("--remove", help="Remove it from the trust store.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Make programs of this host accept the certificates of preview domains and of the API.
 
     Adds the root certificate of this installation's CA to the system's trust store. Needs root.
     Browsers with a store of their own (Firefox, Chromium on Linux) import the output of `--print`.
     """
-    run(_trust(settings(), print_only=print_only, remove=remove))
+    run(_trust(settings(), print_only=print_only, remove=remove, as_json=as_json))
 
 
-async def _trust(settings: "Settings", *, print_only: bool, remove: bool) -> None:
+async def _trust(settings: "Settings", *, print_only: bool, remove: bool, as_json: bool) -> None:
     from stead.errors import HostError
     from stead.files import write_atomically
     from stead.host.authority import Authority
@@ -50,8 +52,12 @@ async def _trust(settings: "Settings", *, print_only: bool, remove: bool) -> Non
 
     require_root()
     authority = Authority.open(settings)
+    certificate, fingerprint = authority.certificate.decode(), authority.fingerprint
     if print_only:
-        typer.echo(authority.certificate.decode(), nl=False)
+        if as_json:
+            print_json({"certificate": certificate, "sha256": fingerprint})
+        else:
+            typer.echo(certificate, nl=False)
         return
     store = next((store for store in _STORES if store.folder.is_dir()), None)
     if store is None:
@@ -64,4 +70,7 @@ async def _trust(settings: "Settings", *, print_only: bool, remove: bool) -> Non
     # Without --fresh, update-ca-certificates keeps the link to a removed certificate.
     fresh = ("--fresh",) if remove and store.update == ("update-ca-certificates",) else ()
     await run_command(*store.update, *fresh)
-    typer.echo(f"removed {path}" if remove else f"this host trusts {path} (SHA-256 {authority.fingerprint})")
+    if as_json:
+        print_json({"path": str(path), "sha256": fingerprint, "trusted": not remove})
+    else:
+        typer.echo(f"removed {path}" if remove else f"this host trusts {path} (SHA-256 {fingerprint})")

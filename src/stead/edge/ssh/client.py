@@ -6,22 +6,23 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import asyncssh
 
 from stead.deadlines import scaled
 from stead.edge.ssh.access import Access, Login, LoginRefused
 from stead.edge.ssh.failures import ConnectionPlaces, FailureLimit, network_of
-from stead.edge.ssh.relay import Flow, RelayedSession, Tunnel
+from stead.edge.ssh.relay import Flow, RelayedSession, Tunnel, VmUnavailable
 from stead.edge.ssh.user_names import UserName, parse_user_name
+from stead.edge.ssh.vm_link import VmLink
 from stead.edge.ssh.vm_login import VmLogins
 from stead.errors import SteadError
 from stead.logs import get_logger
-from stead.machines import Machines, State
-from stead.machines.events import Use
-from stead.machines.start import Attached
+from stead.machines import Machines
 from stead.tasks import KeyedLimit, TaskSet
+
+T = TypeVar("T")
 
 log = get_logger("stead.ssh")
 
@@ -34,7 +35,6 @@ _RECHECK = scaled(5.0)
 """Seconds between two checks that the login would still be accepted."""
 _SETTLE = 1.0
 """Seconds after the end of a run in which the state of the VM is recorded."""
-_ENDED = frozenset({State.STOPPING, State.STOPPED, State.DELETING, State.DELETED, State.LOST})
 
 
 class TooManyConnections(SteadError):
@@ -83,9 +83,7 @@ class Client(asyncssh.SSHServer):
         """A failed login of this connection was counted."""
         self._login: Login | None = None
         self._reason = ""
-        self._vm: asyncio.Future[asyncssh.SSHClientConnection] = asyncio.get_running_loop().create_future()
-        self._attached: Attached | None = None
-        self._waking = False
+        self._vm: asyncio.Future[VmLink] = asyncio.get_running_loop().create_future()
         self._sessions: set[RelayedSession] = set()
         self._channels = self._listeners = 0
         self._flow, self._vm_flow = Flow(), Flow()
@@ -113,10 +111,8 @@ class Client(asyncssh.SSHServer):
             self._release_place()
             if not self._failed:
                 self._limits.by_address.failed(network_of(self._address))
-        if not self._vm.done():
-            self._vm.cancel()
-        elif not self._vm.cancelled() and self._vm.exception() is None:
-            self._vm.result().abort()
+        self._vm.cancel()
+        self._close_link()
         self._closing = asyncio.create_task(self._close())
         self._log.info(
             "ssh connection ended",
@@ -145,6 +141,11 @@ class Client(asyncssh.SSHServer):
             session.fail(self._told(reason))
         with contextlib.suppress(OSError):
             self._connection.disconnect(asyncssh.DISC_BY_APPLICATION, self._told(reason))
+        self._close_link()
+
+    def _close_link(self) -> None:
+        if self._vm.done() and not self._vm.cancelled():
+            self._vm.result().close()
 
     def _told(self, reason: str) -> str:
         return f"{reason} (trace {self.trace})"
@@ -224,11 +225,10 @@ class Client(asyncssh.SSHServer):
             async with self._limits.connections.hold(login.caller.account):
                 self._log.info("ssh login", address=self._address, **_facts(login))
                 opened = await self._logins.open(login.vm, login.user)
-                self._vm_flow.watch(opened.connection)
-                self._attached = opened.attached
-                self._vm.set_result(opened.connection)
+                link = VmLink(self._machines, login.vm, opened, self._vm_flow, self._tasks, self.end)
+                self._vm.set_result(link)
                 self._tasks.start(self._await_close(opened.connection), "end of an SSH connection")
-                await self._watch(login, opened.attached)
+                await self._watch(login, link)
         except (SteadError, LoginRefused) as error:
             self.end(str(error))
         except Exception as error:
@@ -239,45 +239,25 @@ class Client(asyncssh.SSHServer):
         await connection.wait_closed()
         self.end("the VM has closed the connection")
 
-    async def _watch(self, login: Login, attached: Attached) -> None:
-        """Raises once the login is not accepted any more, or the VM has ended otherwise than by a suspend.
-
-        The connection outlives a suspend: both of its ends are kept, and the next data from the client wakes
-        the VM.
-        """
+    async def _watch(self, login: Login, link: VmLink) -> None:
+        """Raises once the login is not accepted any more, or the VM has ended otherwise than by a suspend."""
         while True:
-            if attached.eviction.done():
+            if link.eviction.done():
                 await asyncio.sleep(_RECHECK)
             else:
-                await asyncio.wait({attached.eviction}, timeout=_RECHECK)
-                if attached.eviction.done():
+                await asyncio.wait({eviction := link.eviction}, timeout=_RECHECK)
+                if eviction.done():
                     await asyncio.sleep(_SETTLE)
+            await link.check()
             await self._access.recheck(login)
-            if attached is not self._attached:
-                attached = self._attached or attached
-            elif attached.eviction.done() and (await self._machines.info(login.vm)).state in _ENDED:
-                raise LoginRefused(attached.eviction.result())
 
-    def _touch(self) -> None:
-        """The client has sent data: activity of the VM, which wakes it if it was suspended."""
-        if self._attached is None or self._login is None:
-            return
-        if not self._attached.eviction.done():
-            self._attached.touch()
-        elif not self._waking:
-            self._waking = True
-            self._tasks.start(self._wake(self._login.vm), f"wake VM {self._login.vm} for SSH")
-
-    async def _wake(self, vm: str) -> None:
+    async def _ask(self, request: Callable[[asyncssh.SSHClientConnection], Awaitable[T]]) -> T:
+        """The answer of the VM's SSH server to a request; a suspended VM is woken for it."""
+        link = await asyncio.shield(self._vm)
         try:
-            self._attached = await self._machines.attached(vm, Use.SSH)
+            return await link.ask(request)
         except SteadError as error:
-            self.end(str(error))
-        finally:
-            self._waking = False
-
-    async def _upstream(self) -> asyncssh.SSHClientConnection:
-        return await asyncio.shield(self._vm)
+            raise VmUnavailable(asyncssh.OPEN_CONNECT_FAILED, self._told(str(error))) from error
 
     # Channels
 
@@ -289,41 +269,40 @@ class Client(asyncssh.SSHServer):
             self._sessions.discard(session)
             self._left()
 
-        session = RelayedSession(
-            self._flow, self._vm_flow, self._upstream, self._tasks.start, self._touch, left
-        )
+        session = RelayedSession(self._flow, self._vm_flow, self._ask, self._tasks.start, left)
         self._sessions.add(session)
         return session
 
     def connection_requested(self, dest_host: str, dest_port: int, orig_host: str, orig_port: int) -> Any:
         """-L and -D: a connection to somewhere, from the VM."""
 
-        async def connect(far: Tunnel) -> None:
-            upstream = await self._upstream()
-            await upstream.create_connection(lambda: far, dest_host, dest_port, orig_host, orig_port)
-
-        return self._to_vm(connect)
+        return self._to_vm(
+            lambda upstream, far: upstream.create_connection(
+                lambda: far, dest_host, dest_port, orig_host, orig_port
+            )
+        )
 
     def unix_connection_requested(self, dest_path: str) -> Any:
         """-L to a Unix socket in the VM."""
 
-        async def connect(far: Tunnel) -> None:
-            await (await self._upstream()).create_unix_connection(lambda: far, dest_path)
+        return self._to_vm(lambda upstream, far: upstream.create_unix_connection(lambda: far, dest_path))
 
-        return self._to_vm(connect)
-
-    def _to_vm(self, connect: Callable[[Tunnel], Awaitable[None]]) -> Any:
+    def _to_vm(self, connect: Callable[[asyncssh.SSHClientConnection, Tunnel], Awaitable[object]]) -> Any:
         if not self._has_room():
             return False
 
         async def opened() -> Tunnel:
-            near, far = Tunnel(self._flow, self._touch, self._left), Tunnel(self._vm_flow)
+            near, far = Tunnel(self._flow, self._left), Tunnel(self._vm_flow)
+
+            async def join(upstream: asyncssh.SSHClientConnection) -> None:
+                await connect(upstream, far)
+                near.join(far)
+
             try:
-                await connect(far)
+                await self._ask(join)
             except BaseException:
                 self._left()
                 raise
-            near.join(far)
             return near
 
         return opened()
@@ -364,15 +343,23 @@ class Client(asyncssh.SSHServer):
             return False
         self._listeners += 1
         try:
-            return await listen(await self._upstream())
-        except asyncssh.ChannelListenError:
+            listener = await self._ask(listen)
+        except (asyncssh.ChannelListenError, VmUnavailable):
             self._listeners -= 1
             return False
+        close = listener.close
+
+        def closed() -> None:
+            self._listeners -= 1
+            close()
+
+        listener.close = closed
+        return listener
 
     async def _to_client(self, connect: Callable[[Tunnel], Awaitable[None]]) -> Tunnel:
         if not self._has_room():
             raise asyncssh.ChannelOpenError(asyncssh.OPEN_RESOURCE_SHORTAGE, "too many channels")
-        near, far = Tunnel(self._flow, self._touch, self._left), Tunnel(self._vm_flow)
+        near, far = Tunnel(self._flow, self._left), Tunnel(self._vm_flow)
         try:
             await connect(near)
         except BaseException:

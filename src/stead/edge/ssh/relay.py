@@ -21,40 +21,48 @@ _STATUS_WAIT = 2.0
 _MAX_VARIABLES = 100
 _MAX_ENVIRONMENT = 64 << 10
 
-Connect = Callable[[], Awaitable[asyncssh.SSHClientConnection]]
+Request = Callable[[asyncssh.SSHClientConnection], Awaitable[object]]
+Ask = Callable[[Request], Awaitable[object]]
 Start = Callable[[Coroutine[Any, Any, None], str], object]
+
+
+class VmUnavailable(asyncssh.ChannelOpenError):
+    """A request of a client was not sent to the VM."""
 
 
 class Flow:
     """Back-pressure of one TCP connection, which asyncssh ignores: its peer may announce any window."""
 
     def __init__(self) -> None:
-        self._full = False
+        self._paused: set[str] = set()
+        """Why nothing more is sent."""
         self._ends: set[_End] = set()
 
     def watch(self, connection: Any) -> None:
         """Call it before data is sent."""
-        connection.pause_writing, connection.resume_writing = self._pause, self._resume
+        connection.pause_writing = lambda: self.pause("full")
+        connection.resume_writing = lambda: self.resume("full")
         connection._transport.max_size = _READ_SIZE
         connection.send_packet = _without_ignored(connection.send_packet)
 
     def add(self, end: "_End") -> None:
         self._ends.add(end)
-        if self._full:
+        if self._paused:
             end.pause_peer("connection")
 
     def discard(self, end: "_End") -> None:
         self._ends.discard(end)
 
-    def _pause(self) -> None:
-        self._full = True
+    def pause(self, why: str) -> None:
+        self._paused.add(why)
         for end in self._ends:
             end.pause_peer("connection")
 
-    def _resume(self) -> None:
-        self._full = False
-        for end in tuple(self._ends):
-            end.resume_peer("connection")
+    def resume(self, why: str) -> None:
+        self._paused.discard(why)
+        if not self._paused:
+            for end in tuple(self._ends):
+                end.resume_peer("connection")
 
 
 def _without_ignored(send_packet: Callable[..., None]) -> Callable[..., None]:
@@ -73,16 +81,10 @@ def _without_ignored(send_packet: Callable[..., None]) -> Callable[..., None]:
 class _End:
     """One end of a relayed channel. asyncssh calls the methods up to `connection_lost`."""
 
-    def __init__(
-        self,
-        flow: Flow,
-        on_data: Callable[[], None] = lambda: None,
-        on_lost: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, flow: Flow, on_lost: Callable[[], None] = lambda: None) -> None:
         self.peer: _End | None = None
         self.channel: Any = None
         self._flow = flow
-        self._on_data = on_data
         self._on_lost = on_lost
         self._stopped: set[str] = set()
         """Why it is not read."""
@@ -97,7 +99,6 @@ class _End:
             self.peer.flush()
 
     def data_received(self, data: bytes, datatype: int | None) -> None:
-        self._on_data()
         if self.peer is not None and self.peer.channel is not None:
             self.peer.write(data, datatype)
         else:
@@ -219,13 +220,12 @@ class RelayedSession(_End, asyncssh.SSHServerSession[bytes]):
         self,
         flow: Flow,
         vm_flow: Flow,
-        connect: Connect,
+        ask: Ask,
         start: Start,
-        on_data: Callable[[], None],
         on_lost: Callable[[], None],
     ) -> None:
-        super().__init__(flow, on_data, on_lost)
-        self._connect = connect
+        super().__init__(flow, on_lost)
+        self._ask = ask
         self._start = start
         self._terminal: tuple[str, Mapping[int, int]] | None = None
         self._in_vm = _InVm(vm_flow)
@@ -253,7 +253,6 @@ class RelayedSession(_End, asyncssh.SSHServerSession[bytes]):
 
     def signal_received(self, signal: str) -> None:
         if self._in_vm.channel is not None:
-            self._on_data()
             self._in_vm.channel.send_signal(signal)
 
     def break_received(self, msec: int) -> bool:
@@ -268,18 +267,17 @@ class RelayedSession(_End, asyncssh.SSHServerSession[bytes]):
         return True
 
     async def _open(self, command: str | None, subsystem: str | None) -> None:
-        connection = await self._connect()
-        options: dict[str, Any] = {"request_pty": False}
-        if self._terminal is not None:
-            options = {
-                "request_pty": "force",
-                "term_type": self._terminal[0],
-                "term_size": self.channel.get_terminal_size(),
-                "term_modes": self._terminal[1],
-            }
-        if self._lost:
-            return
-        try:
+        async def create(connection: asyncssh.SSHClientConnection) -> None:
+            if self._lost:
+                return
+            options: dict[str, Any] = {"request_pty": False}
+            if self._terminal is not None:
+                options = {
+                    "request_pty": "force",
+                    "term_type": self._terminal[0],
+                    "term_size": self.channel.get_terminal_size(),
+                    "term_modes": self._terminal[1],
+                }
             await connection.create_session(
                 lambda: self._in_vm,
                 command,
@@ -288,10 +286,15 @@ class RelayedSession(_End, asyncssh.SSHServerSession[bytes]):
                 encoding=None,
                 **options,
             )
+            # Before anything else runs: a program may end at once.
+            self.join(self._in_vm)
+
+        try:
+            await self._ask(create)
+        except VmUnavailable as error:
+            self.fail(error.reason)
         except asyncssh.ChannelOpenError as error:
             self.fail(f"the VM refused the session: {error.reason}")
-        else:
-            self.join(self._in_vm)
 
     def end(self) -> None:
         """All output was passed on.

@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import asyncssh
@@ -16,11 +17,14 @@ from stead.guest.ssh import admit_gateway
 from stead.machines import Machines
 from stead.machines.events import Use
 from stead.machines.start import Attached
+from stead.tasks import in_background
 
 _PORT = 22
 _LISTEN_TIMEOUT = scaled(30.0)
 """Seconds to wait for the SSH server: after a boot it listens later than the agent answers."""
 _POLL = 0.1
+_ATTEMPTS = 3
+"""Logins that may be interrupted by a suspend or the end of the VM."""
 _LOGIN_TIMEOUT = scaled(60.0)
 _HOST_KEY_KINDS = ("ssh-ed25519 ", "ecdsa-sha2-", "ssh-rsa ")
 
@@ -47,7 +51,17 @@ class VmLogins:
 
     async def open(self, vm: str, user: str) -> VmLogin:
         """Wake or start a VM and log in. Raises SteadError."""
-        attached = await self._machines.attached(vm, Use.SSH)
+        for _ in range(_ATTEMPTS):
+            attached = await self._machines.attached(vm, Use.SSH)
+            with attached.lease():
+                async with in_background(self._log_in(vm, user, attached)) as login:
+                    either: set[asyncio.Future[Any]] = {login, attached.eviction}
+                    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                    if login.done() and not (attached.eviction.done() and login.exception()):
+                        return login.result()
+        raise VmLoginFailed(f"{attached.eviction.result()} during the login")
+
+    async def _log_in(self, vm: str, user: str, attached: Attached) -> VmLogin:
         key = self._key(attached.agent)
         try:
             host_keys = await admit_gateway(attached.agent, vm, public_line(key))
@@ -72,8 +86,9 @@ class VmLogins:
                 client_version="Stead",
                 compression_algs=["none"],
                 login_timeout=_LOGIN_TIMEOUT,
-                # A VM is not kept awake by them.
+                # A VM is not kept awake by them, and TCP would end a connection to one that sleeps.
                 keepalive_interval=0,
+                tcp_keepalive=False,
             )
         except asyncssh.PermissionDenied as error:
             raise VmLoginFailed(

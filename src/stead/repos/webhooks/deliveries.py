@@ -185,7 +185,7 @@ class DeliveryQueue:
         answered: RemoteResponse | None = None
         content = b""
         try:
-            target = await self._guard.check(to.endpoint)
+            target = await self._guard.check(to.endpoint, own=True)
             async with self._guard.request(
                 "POST", target, most_bytes=sys.maxsize, timeout=self._timeout, headers=headers, content=body
             ) as answered:

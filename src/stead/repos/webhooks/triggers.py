@@ -181,7 +181,7 @@ class Triggers:
             raise InvalidTrigger(f"globs expand to {globs_in_all} patterns (max {MAX_ALTERNATIVES})")
         with contextlib.suppress(RequestFailed):
             # The name may become resolvable later: it is resolved for each delivery.
-            await self._guard.check(endpoint)
+            await self._guard.check(endpoint, own=True)
         async with self._locks.hold(repo):
             repository = await self._repository(repo)
             others = await self._store.in_repo(repo)

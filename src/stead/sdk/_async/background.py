@@ -6,7 +6,7 @@ from typing import Any
 
 from stead.sdk._async.connection import AsyncConnection
 from stead.sdk.answers import decode_error, decode_json
-from stead.sdk.blocking import async_sleep
+from stead.sdk.blocking import async_finish, async_sleep
 from stead.sdk.errors import ServerUnreachable, SteadException, UnexpectedAnswer
 from stead.sdk.log_deduplication import LogDeduplicator
 from stead.sdk.models import LogEntry, LogPage
@@ -20,11 +20,22 @@ _OUTAGE = 60.0
 """Seconds that the server may be unreachable while the client polls: it continues the build after a
 restart."""
 
+_CANCEL_TIMEOUT = 10.0
+
 Progress = Callable[[LogEntry], object]
 
 
-async def call_in_background(connection: AsyncConnection, call: Request, progress: Progress | None) -> Any:
-    """Make a call that may become a background request; `progress` is called with each line that it logs."""
+async def call_in_background(
+    connection: AsyncConnection,
+    call: Request,
+    progress: Progress | None,
+    undo: Callable[[Any], Request] | None = None,
+) -> Any:
+    """Make a call that may become a background request; `progress` is called with each line that it logs.
+
+    With `undo`, a request whose caller is interrupted is cancelled. If it has finished by then, the request
+    that `undo` makes of its answer is sent.
+    """
     response = await connection.send(call)
     if response.status_code != 202:
         return decode_json(response, idempotent=call.idempotent)
@@ -33,6 +44,19 @@ async def call_in_background(connection: AsyncConnection, call: Request, progres
     request_id = response.headers.get(BACKGROUND_ID_HEADER) or said
     if not isinstance(request_id, str):
         raise UnexpectedAnswer("the server answered 202 without a background request id")
+    try:
+        result = await _result(connection, request_id, progress)
+    except SteadException:
+        raise
+    except BaseException as error:
+        if undo is not None:
+            await async_finish(_cancel, connection, request_id, undo, error)
+        raise
+    return decode_json(result, idempotent=call.idempotent)
+
+
+async def _result(connection: AsyncConnection, request_id: str, progress: Progress | None) -> Any:
+    """The last answer of the polls for a background request."""
     lines = LogDeduplicator()
     heard = time.monotonic()
     turn = 0
@@ -47,9 +71,25 @@ async def call_in_background(connection: AsyncConnection, call: Request, progres
             if progress is not None:
                 await _report(connection, request_id, lines, progress)
             if result.status_code != 202:
-                return decode_json(result, idempotent=call.idempotent)
+                return result
         await async_sleep(_PAUSES[min(turn, len(_PAUSES) - 1)])
         turn += 1
+
+
+async def _cancel(
+    connection: AsyncConnection,
+    request_id: str,
+    undo: Callable[[Any], Request],
+    why: BaseException,
+) -> None:
+    path = "/auth/v1/background-requests/{}"
+    try:
+        answer = await connection.send(request("DELETE", path, request_id, timeout=_CANCEL_TIMEOUT))
+        result = decode_json(answer)
+        if answer.status_code != 202:
+            await connection.call(undo(result))
+    except SteadException:
+        why.add_note(f"background request {request_id} could not be cancelled")
 
 
 async def _poll(connection: AsyncConnection, request_id: str) -> Any:

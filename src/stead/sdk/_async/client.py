@@ -11,6 +11,8 @@ from stead.sdk._async.connection import AsyncConnection
 from stead.sdk._async.identities import AsyncIdentities
 from stead.sdk._async.logs import AsyncLogs
 from stead.sdk._async.vms import AsyncVms
+from stead.sdk.arguments import checked, checks_arguments
+from stead.sdk.exceptions import InvalidArgument
 from stead.sdk.models import SshGateway, Whoami
 from stead.sdk.parsing import parse
 from stead.sdk.requests import DEFAULT_TIMEOUT, UNSET, Unset, connection_settings, request
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from stead.sdk._async.networks import AsyncVpcs
 
 
+@checks_arguments
 class AsyncStead:
     """A client of a Stead server.
 
@@ -41,6 +44,7 @@ class AsyncStead:
             client.
     """
 
+    @checked
     def __init__(
         self,
         api_key: str | None = None,
@@ -52,6 +56,8 @@ class AsyncStead:
         http_client: httpx2.AsyncClient | None = None,
     ) -> None:
         settings = connection_settings(api_key, access_token, base_url, timeout)
+        if max_retries < 0:
+            raise InvalidArgument(f"max_retries must be 0 or more, not {max_retries}")
         self._connection = AsyncConnection(settings, RetryPolicy(attempts=max_retries + 1), http_client)
         self.vms = AsyncVms(self._connection)
         """VMs, snapshots and builds."""
@@ -109,7 +115,7 @@ class AsyncStead:
     ) -> httpx2.Response:
         """Send any request to the server, with credentials. Error answers are returned, not raised."""
         if not path.startswith("/"):
-            raise ValueError(f"invalid path {path!r}: must start with a slash")
+            raise InvalidArgument(f"invalid path {path!r}: must start with a slash")
         escaped = path.replace("{", "{{").replace("}", "}}")
         call = request(method.upper(), escaped, query=query, json=json, headers=headers, timeout=timeout)
         return await self._connection.send(call)

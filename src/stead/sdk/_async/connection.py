@@ -7,8 +7,8 @@ import httpx2
 
 from stead.sdk.answers import decode_error, decode_json
 from stead.sdk.blocking import async_sleep
-from stead.sdk.errors import Gone, NotFound, SnapshotAlreadyDeleted
-from stead.sdk.requests import ConnectionSettings, Request, Unset
+from stead.sdk.errors import ClientClosed, Gone, InvalidArgument, NotFound, SnapshotAlreadyDeleted
+from stead.sdk.requests import ConnectionSettings, Request, Unset, encode_json
 from stead.sdk.retries import RetryPolicy, may_have_executed
 from stead.sdk.transport import async_client, is_permanent, is_timeout, timeouts, unreachable, was_sent
 
@@ -31,6 +31,10 @@ class AsyncConnection:
         """Close the pool, unless the caller supplied the HTTP client."""
         if self._owned:
             await self._http.aclose()
+
+    def check_open(self) -> None:
+        if self._http.is_closed:
+            raise ClientClosed("the client is closed: create another one")
 
     async def call(self, request: Request, body: Body | None = None) -> Any:
         """Send a request and return the JSON of its answer."""
@@ -69,6 +73,7 @@ class AsyncConnection:
         self, request: Request, body: Body | None, *, stream: bool
     ) -> tuple[httpx2.Response, bool]:
         """The final answer, and whether the server may have executed an earlier attempt."""
+        self.check_open()
         attempt, doubtful = 1, False
         while True:
             try:
@@ -89,9 +94,14 @@ class AsyncConnection:
             else:
                 if response.is_success:
                     return response, doubtful
-                status, code = response.status_code, decode_error(response).code
+                status, refusal = response.status_code, decode_error(response)
                 found = self.policy.after_answer(
-                    attempt, status, code, response.headers, idempotent=request.idempotent
+                    attempt,
+                    status,
+                    refusal.code,
+                    response.headers,
+                    idempotent=request.idempotent,
+                    refused=refusal.refused,
                 )
                 if found is None:
                     return response, doubtful
@@ -101,12 +111,19 @@ class AsyncConnection:
             await async_sleep(delay)
 
     def _build(self, request: Request, body: Body | None) -> httpx2.Request:
-        return self._http.build_request(
-            request.method,
-            self.settings.base_url + request.path,
-            params=request.query or None,
-            json=None if isinstance(request.json, Unset) else request.json,
-            content=None if body is None else body(),
-            headers={**self.settings.headers, **request.headers},
-            timeout=timeouts(request, self.settings),
-        )
+        headers = {**self.settings.headers, **request.headers}
+        content: Any = None if body is None else body()
+        if not isinstance(request.json, Unset):
+            headers["Content-Type"] = "application/json"
+            content = encode_json(request.json)
+        try:
+            return self._http.build_request(
+                request.method,
+                self.settings.base_url + request.path,
+                params=request.query or None,
+                content=content,
+                headers=headers,
+                timeout=timeouts(request, self.settings),
+            )
+        except (ValueError, httpx2.InvalidURL) as error:
+            raise InvalidArgument(f"cannot send this {request.method} request: {error}") from None

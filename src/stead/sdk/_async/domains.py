@@ -4,6 +4,8 @@ from typing import Any
 
 from stead.sdk._async.connection import AsyncConnection
 from stead.sdk._async.lookups import find_vm
+from stead.sdk.arguments import checks_arguments
+from stead.sdk.exceptions import InvalidArgument
 from stead.sdk.models import Domain, DomainMapping, DomainName, DomainVerification
 from stead.sdk.parsing import parse, parse_array
 from stead.sdk.requests import request
@@ -11,6 +13,7 @@ from stead.sdk.requests import request
 _ROOT = "/domains/v1"
 
 
+@checks_arguments
 class AsyncDomains:
     """Verified domains, their verifications, and mappings of host names to VMs."""
 
@@ -37,6 +40,7 @@ class AsyncDomains:
         await self._connection.call(request("DELETE", f"{_ROOT}/domains/{{}}", domain))
 
 
+@checks_arguments
 class AsyncVerifications:
     """Proof that you own a domain: a TXT record with a code."""
 
@@ -58,7 +62,7 @@ class AsyncVerifications:
         Raises `VerificationFailed` while the record is missing: repeat the call later.
         """
         if (domain is None) == (verification_id is None):
-            raise ValueError("give either domain or verification_id")
+            raise InvalidArgument("give either domain or verification_id")
         body = {"domain": domain} if verification_id is None else {"id": verification_id}
         answer = await self._call("PUT", body)
         return parse(DomainName, answer).domain
@@ -77,6 +81,7 @@ class AsyncVerifications:
         return await self._connection.call(call)
 
 
+@checks_arguments
 class AsyncMappings:
     """Host names that lead to ports of VMs over HTTPS.
 

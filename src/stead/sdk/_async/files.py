@@ -11,6 +11,7 @@ from stead.sdk._async.connection import AsyncConnection
 from stead.sdk._async.streams import AsyncStream
 from stead.sdk.answers import decode_error
 from stead.sdk.archives import CHUNK, pack, unpack
+from stead.sdk.arguments import check_encoding, checks_arguments, encode_text, local_path
 from stead.sdk.blocking import async_call
 from stead.sdk.errors import FileNotFound
 from stead.sdk.events import FileEvents
@@ -25,6 +26,7 @@ GuestPath = str | os.PathLike[str]
 """An absolute path in the VM."""
 
 
+@checks_arguments
 class AsyncFiles:
     """The files of a VM, read and written as root or as the Linux user of the handle."""
 
@@ -42,7 +44,7 @@ class AsyncFiles:
 
     async def read_text(self, path: GuestPath, encoding: str = "utf-8") -> str:
         """Read a whole file as text."""
-        return (await self.read(path)).decode(encoding)
+        return (await self.read(path)).decode(check_encoding(encoding))
 
     def read_chunks(self, path: GuestPath) -> AsyncStream[bytes]:
         """Read a large file in chunks, as they arrive."""
@@ -67,7 +69,7 @@ class AsyncFiles:
         self, path: GuestPath, text: str, encoding: str = "utf-8", *, mode: int | None = None
     ) -> None:
         """Create or replace a file with text."""
-        await self.write(path, text.encode(encoding), mode=mode)
+        await self.write(path, encode_text(text, encoding), mode=mode)
 
     async def read_dir(self, path: GuestPath) -> list[DirEntry]:
         """List a folder. Raises `NotADirectoryError` if the path is a file."""
@@ -132,7 +134,7 @@ class AsyncFiles:
         The contents of a folder are merged into the remote folder. Uploaded files belong to the Linux user
         of the handle.
         """
-        source = Path(local)
+        source = local_path(local)
         if await async_call(source.is_dir):
             await self._put_archive(remote, lambda: _in_turn(pack(source)))
             return
@@ -159,7 +161,7 @@ class AsyncFiles:
         If `local` is an existing folder, a file is written into it. A VM is not trusted: symbolic links that
         point out of the folder, devices and pipes are skipped.
         """
-        target = Path(local)
+        target = local_path(local)
         found = await self.stat(remote)
         if found.is_directory:
             return await self._get_archive(remote, target)

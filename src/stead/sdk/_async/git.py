@@ -1,6 +1,6 @@
 """Git repositories."""
 
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from stead.sdk._async.connection import AsyncConnection
 from stead.sdk._async.lookups import find_repo
@@ -9,12 +9,14 @@ from stead.sdk._async.repo_contents import AsyncBlobs, AsyncContents, AsyncTrees
 from stead.sdk._async.repo_history import AsyncBranches, AsyncCommits, AsyncTags
 from stead.sdk._async.repo_part import ROOT
 from stead.sdk._async.repo_search import AsyncRepoSearch
+from stead.sdk.arguments import checks_arguments
 from stead.sdk.errors import UnexpectedAnswer
 from stead.sdk.git_models import Comparison, Import, RepoInfo, RepoList, Source, create_body
 from stead.sdk.parsing import parse
-from stead.sdk.requests import BUILD_TIMEOUT, LIFECYCLE_TIMEOUT, UNSET, request, segment
+from stead.sdk.requests import BUILD_TIMEOUT, LIFECYCLE_TIMEOUT, UNSET, check_url, request, segment
 
 
+@checks_arguments
 class AsyncGit:
     """Git hosting."""
 
@@ -23,6 +25,7 @@ class AsyncGit:
         """Repositories."""
 
 
+@checks_arguments
 class AsyncRepos:
     """Create, find, list and delete repositories.
 
@@ -40,6 +43,8 @@ class AsyncRepos:
         default_branch: str | None = None,
         source: Source | str | None = None,
         import_: Import | None = None,
+        if_missing: bool = False,
+        idempotency_key: str | None = None,
     ) -> "AsyncRepo":
         """Create a repository: empty, a copy of another with its history, or one commit of imported files.
 
@@ -50,14 +55,24 @@ class AsyncRepos:
                 source.
             source: another repository to copy, as a URL or a `Source`.
             import_: `FilesImport`, `TarImport`, `ZipImport` or `GitImport`, instead of a source.
+            if_missing: return the repository of this name if there is one, as it is; its `created` is False
+                then. `NameNotUnique` if there are several.
+            idempotency_key: a call that is repeated with it within 24 h returns the same repository.
         """
         body = create_body(name, public, default_branch, source, import_)
         wait = UNSET if source is None and import_ is None else BUILD_TIMEOUT
-        answer = await self._connection.call(request("POST", ROOT, json=body, timeout=wait))
+        if if_missing:
+            body["ifMissing"] = True
+        call = request(
+            "POST", ROOT, json=body, timeout=wait, idempotent=if_missing, idempotency_key=idempotency_key
+        )
+        answer = await self._connection.call(call)
         repo_id = answer.get("repoId") if isinstance(answer, dict) else None
         if not isinstance(repo_id, str):
             raise UnexpectedAnswer("the answer has no valid 'repoId'")
-        return self.ref(repo_id)
+        repo = self.ref(repo_id)
+        repo.created = answer.get("created") is not False
+        return repo
 
     async def list(
         self, *, limit: int | None = None, offset: int | None = None, search: str | None = None
@@ -89,12 +104,15 @@ class AsyncRepos:
         await (await self.find(repo)).delete()
 
 
+@checks_arguments
 class AsyncRepo(AsyncRepoSearch):
     """A handle on one repository."""
 
     def __init__(self, connection: AsyncConnection, repo_id: str) -> None:
         super().__init__(connection, repo_id)
         self.id = repo_id
+        self.created: bool | None = None
+        """False if it existed when it was to be created with `if_missing`; None if this is not known."""
         self.contents = AsyncContents(connection, repo_id)
         """Files and folders, and archives of them."""
         self.branches = AsyncBranches(connection, repo_id)
@@ -118,9 +136,10 @@ class AsyncRepo(AsyncRepoSearch):
                 credential helper, as `stead git clone` configures, is safer.
             base_url: the server's URL as git reaches it, if it differs from this client's.
         """
+        check_url(base_url or self._connection.settings.base_url)
         parts = urlsplit((base_url or self._connection.settings.base_url).rstrip("/"))
         host = parts.netloc.rpartition("@")[2] if token else parts.netloc
-        who = f"x-access-token:{quote(token, safe='')}@" if token else ""
+        who = f"x-access-token:{segment(token)}@" if token else ""
         return urlunsplit((parts.scheme, who + host, f"{parts.path}/{segment(self.id)}", "", ""))
 
     async def info(self) -> RepoInfo:

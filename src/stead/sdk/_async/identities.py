@@ -5,6 +5,7 @@ from typing import Any
 
 from stead.sdk._async.connection import AsyncConnection
 from stead.sdk._async.lookups import find_identity, find_repo, find_vm
+from stead.sdk.arguments import checks_arguments
 from stead.sdk.models import (
     GitPermission,
     GrantedRepo,
@@ -20,17 +21,42 @@ from stead.sdk.requests import UNSET, request
 _ROOT = "/identity/v1/identities"
 
 
+@checks_arguments
 class AsyncIdentities:
     """Create, find, list and delete identities."""
 
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
 
-    async def create(self, *, name: str | None = None) -> "AsyncIdentity":
-        """Create an identity. It has no permissions until you grant some; `name` is a label."""
-        call = request("POST", _ROOT, json=UNSET if name is None else {"name": name})
-        info = parse(IdentityInfo, await self._connection.call(call))
-        return AsyncIdentity(self._connection, info.id, last_info=info)
+    async def create(
+        self,
+        *,
+        name: str | None = None,
+        repo: str | None = None,
+        if_missing: bool = False,
+        idempotency_key: str | None = None,
+    ) -> "AsyncIdentity":
+        """Create an identity. It has no permissions until you grant some; `name` is a label.
+
+        One that is made for a repository (`repo`: id, unique id prefix or unique name) is deleted with it.
+
+        With `if_missing`, an identity of this name is returned as it is, and its `created` is False;
+        `NameNotUnique` if there are several. A call that is repeated with the same `idempotency_key` within
+        24 h returns the same identity.
+        """
+        body: dict[str, Any] = {} if name is None else {"name": name}
+        if repo is not None:
+            body["repoId"] = await find_repo(self._connection, repo)
+        if if_missing:
+            body["ifMissing"] = True
+        call = request(
+            "POST", _ROOT, json=body or UNSET, idempotent=if_missing, idempotency_key=idempotency_key
+        )
+        answer = await self._connection.call(call)
+        info = parse(IdentityInfo, answer)
+        identity = AsyncIdentity(self._connection, info.id, last_info=info)
+        identity.created = answer.get("created") is not False
+        return identity
 
     async def list(self, *, limit: int | None = None, offset: int = 0) -> IdentityList:
         """Identities, oldest first, with their names and how many permissions each has."""
@@ -55,6 +81,7 @@ class AsyncIdentities:
         await (await self.find(identity)).delete()
 
 
+@checks_arguments
 class AsyncIdentity:
     """A handle on one identity: its tokens and its permissions."""
 
@@ -64,6 +91,8 @@ class AsyncIdentity:
         self.id = identity_id
         self.last_info = last_info
         """The server's last answer about it; None if this handle never asked."""
+        self.created: bool | None = None
+        """False if it existed when it was to be created with `if_missing`; None if this is not known."""
         self.tokens = AsyncTokens(connection, identity_id)
         """Its access tokens."""
         self.permissions = AsyncPermissions(connection, identity_id)
@@ -83,6 +112,7 @@ class AsyncIdentity:
         await self._connection.call(request("DELETE", f"{_ROOT}/{{}}", self.id))
 
 
+@checks_arguments
 class AsyncTokens:
     """Access tokens of an identity: for `Stead(access_token=...)`, and as the password for SSH and Git."""
 
@@ -107,6 +137,7 @@ class AsyncTokens:
         return await self._connection.call(call)
 
 
+@checks_arguments
 class AsyncPermissions:
     """The VMs and repositories that an identity may use."""
 
@@ -117,6 +148,7 @@ class AsyncPermissions:
         """Permissions for repositories."""
 
 
+@checks_arguments
 class AsyncVmPermissions:
     """The VMs that an identity may use: commands, files, services and terminals, but not stop or delete.
 
@@ -155,6 +187,7 @@ class AsyncVmPermissions:
         return await self._connection.call(request(method, path, *parts, **options))
 
 
+@checks_arguments
 class AsyncGitPermissions:
     """The repositories that an identity may read or write.
 

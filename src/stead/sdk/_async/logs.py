@@ -6,6 +6,7 @@ from typing import Any
 
 from stead.sdk._async.connection import AsyncConnection
 from stead.sdk._async.streams import AsyncStream
+from stead.sdk.arguments import checks_arguments, seconds
 from stead.sdk.blocking import async_sleep
 from stead.sdk.log_deduplication import LogDeduplicator
 from stead.sdk.models import LogEntry, LogPage
@@ -16,6 +17,7 @@ _SKEW = timedelta(minutes=1)
 """The tolerated difference between the clocks of client and server."""
 
 
+@checks_arguments
 class AsyncLogs:
     """Log lines about VMs, builds and requests."""
 
@@ -69,7 +71,7 @@ class AsyncLogs:
         seconds.
         """
         query = _query(vm_id, vm_service, build_id, request_id, instance_id, resource_type, search)
-        return AsyncStream(self._follow(query, include_existing, interval))
+        return AsyncStream(self._follow(query, include_existing, seconds("interval", interval)))
 
     async def _follow(
         self, query: dict[str, Any], include_existing: bool, interval: float

@@ -3,12 +3,14 @@
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
 from stead.sdk._async.connection import AsyncConnection
 from stead.sdk._async.reconnecting import AsyncReconnecting, open_socket
-from stead.sdk.errors import WaitTimedOut
+from stead.sdk.arguments import as_bytes, checks_arguments, milliseconds, patience
+from stead.sdk.errors import ProcessExited, WaitTimedOut
 from stead.sdk.models import OutputChunk, ProcessEvent, ProcessInfo, ProcessOutput
 from stead.sdk.parsing import parse, parse_list
 from stead.sdk.process_events import ProcessEvents
@@ -19,6 +21,7 @@ _LONGEST_POLL = 30.0
 """Seconds that one request waits for the end of a process; the server answers after 60 at the latest."""
 
 
+@checks_arguments
 class AsyncProcess:
     """A handle on a background process. The process continues when its clients leave.
 
@@ -39,6 +42,21 @@ class AsyncProcess:
         return f"{type(self).__name__}({self.id!r}, vm={self._vm_id!r})"
 
     @property
+    def status(self) -> str:
+        """ "running" or "exited", as the server last described it: `info()` asks again."""
+        return self.last_info.status
+
+    @property
+    def running(self) -> bool:
+        """Whether it runs, as the server last described it."""
+        return self.last_info.running
+
+    @property
+    def command(self) -> Sequence[str]:
+        """The program and its arguments."""
+        return self.last_info.command
+
+    @property
     def exit_code(self) -> int | None:
         """Its exit code as far as this handle knows it; None while it runs."""
         return self.last_info.exit_code
@@ -52,6 +70,7 @@ class AsyncProcess:
 
         Raises `WaitTimedOut` after `timeout` seconds; the process continues.
         """
+        timeout = patience("timeout", timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = _LONGEST_POLL if deadline is None else max(0.0, deadline - time.monotonic())
@@ -120,7 +139,7 @@ class AsyncProcess:
         It waits until the process has room for the data. A write that fails is not repeated: the process may
         have received a part.
         """
-        content = data.encode() if isinstance(data, str) else bytes(data)
+        content = as_bytes("data", data)
         headers = {"Content-Type": "application/octet-stream", "Content-Length": str(len(content))}
         query = {"close": True if close else None}
         call = self._request("POST", "/stdin", query=query, headers=headers, timeout=None)
@@ -131,12 +150,16 @@ class AsyncProcess:
         await self.write(b"", close=True)
 
     async def signal(self, name: str) -> None:
-        """Send a signal, for example "SIGTERM", to the process and all processes of its group."""
+        """Send a signal, for example "SIGTERM", to the process and all processes of its group.
+
+        Raises `ProcessExited` if it has ended.
+        """
         await self._connection.call(self._request("POST", "/signal", json={"signal": name}))
 
     async def kill(self) -> None:
-        """Send SIGKILL to the process and all processes of its group."""
-        await self.signal("SIGKILL")
+        """Send SIGKILL to the process and all processes of its group. Does nothing if it has ended."""
+        with suppress(ProcessExited):
+            await self.signal("SIGKILL")
 
     async def remove(self) -> None:
         """Kill it if it runs, and remove it with its output."""
@@ -151,6 +174,7 @@ class AsyncProcess:
         return request(method, place, self._vm_id, self.id, user=self._user, **options)
 
 
+@checks_arguments
 class AsyncProcessStream:
     """The output of a process as it comes: `Output`, `OutputCut`, and `Exited` as the last event.
 
@@ -215,6 +239,7 @@ class AsyncProcessStream:
         await self.aclose()
 
 
+@checks_arguments
 class AsyncProcesses:
     """The background processes of a VM."""
 
@@ -258,10 +283,10 @@ class AsyncProcesses:
             "pty": pty or None,
             "cols": cols,
             "rows": rows,
-            "timeoutMs": None if timeout is None else max(1, round(timeout * 1000)),
+            "timeoutMs": None if timeout is None else milliseconds("timeout", timeout),
         }
         body = {key: value for key, value in body.items() if value is not None}
-        user = user or self._user
+        user = self._user if user is None else user
         call = request(
             "POST", "/v1/vms/{}/processes", self._vm_id, json=body, user=user, timeout=LIFECYCLE_TIMEOUT
         )

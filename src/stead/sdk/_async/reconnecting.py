@@ -15,12 +15,13 @@ _QUEUED = 1 << 20
 """Bytes of messages that wait for the next connection."""
 
 
-async def open_socket(connection: AsyncConnection, request: Request) -> AsyncSocket:
+async def open_socket(connection: AsyncConnection, request: Request, *, pings: bool = True) -> AsyncSocket:
     """Open a WebSocket. A failure is repeated where that is safe, as for any request."""
+    connection.check_open()
     attempt = 1
     while True:
         try:
-            return await async_socket(connection.settings, request)
+            return await async_socket(connection.settings, request, pings=pings)
         except ServerUnreachable as error:
             delay = connection.policy.after_failure(
                 attempt,

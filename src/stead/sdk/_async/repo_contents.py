@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import BinaryIO, overload
 
 from stead.sdk._async.repo_part import AsyncRepoPart
+from stead.sdk.arguments import check_encoding, checks_arguments, local_path
 from stead.sdk.blocking import async_call
 from stead.sdk.git_models import Blob, RepoFile, RepoFolder, Tree, parse_contents
 from stead.sdk.parsing import parse
@@ -18,6 +19,7 @@ RepoPath = str | os.PathLike[str]
 """A path relative to the root of a repository."""
 
 
+@checks_arguments
 class AsyncContents(AsyncRepoPart):
     """The files of a revision. `rev` is a branch, a tag or a commit; the default branch if None."""
 
@@ -42,7 +44,7 @@ class AsyncContents(AsyncRepoPart):
 
     async def read_text(self, path: RepoPath, rev: str | None = None, *, encoding: str = "utf-8") -> str:
         """Read a file as text."""
-        return (await self.read_bytes(path, rev)).decode(encoding)
+        return (await self.read_bytes(path, rev)).decode(check_encoding(encoding))
 
     @overload
     async def download_tarball(self, rev: str | None = None, *, to: None = None) -> bytes: ...
@@ -64,7 +66,7 @@ class AsyncContents(AsyncRepoPart):
         headers = {"Accept-Encoding": "identity"}
         call = self._on("GET", path, query={"rev": rev}, headers=headers, timeout=LIFECYCLE_TIMEOUT)
         if to is not None:
-            return await self._save(call, Path(to))
+            return await self._save(call, local_path(to))
         async with aclosing(self._connection.stream(call)) as chunks:
             return b"".join([chunk async for chunk in chunks])
 
@@ -88,6 +90,7 @@ class AsyncContents(AsyncRepoPart):
                 await async_call(file.write, chunk)
 
 
+@checks_arguments
 class AsyncBlobs(AsyncRepoPart):
     """Git blobs: contents of files, by object id."""
 
@@ -96,6 +99,7 @@ class AsyncBlobs(AsyncRepoPart):
         return parse(Blob, await self._call("GET", "/git/blobs/{}", sha))
 
 
+@checks_arguments
 class AsyncTrees(AsyncRepoPart):
     """Git trees: folders, by object id."""
 

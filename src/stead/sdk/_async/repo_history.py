@@ -5,6 +5,7 @@ from typing import Any
 
 from stead.sdk._async.repo_part import AsyncRepoPart
 from stead.sdk._async.streams import AsyncStream
+from stead.sdk.arguments import checks_arguments
 from stead.sdk.errors import UnexpectedAnswer
 from stead.sdk.git_models import (
     Author,
@@ -21,6 +22,7 @@ from stead.sdk.parsing import serialise
 from stead.sdk.requests import LIFECYCLE_TIMEOUT
 
 
+@checks_arguments
 class AsyncBranches(AsyncRepoPart):
     """The branches of a repository."""
 
@@ -51,6 +53,7 @@ class AsyncBranches(AsyncRepoPart):
         await self._call("PUT", "/default-branch", json={"defaultBranch": name})
 
 
+@checks_arguments
 class AsyncTags(AsyncRepoPart):
     """The tags of a repository."""
 
@@ -64,6 +67,7 @@ class AsyncTags(AsyncRepoPart):
         return Tag.from_wire(await self._call("GET", "/git/refs/tags/{}", name))
 
 
+@checks_arguments
 class AsyncCommits(AsyncRepoPart):
     """Read commits, and create them without a clone."""
 

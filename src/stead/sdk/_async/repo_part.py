@@ -3,11 +3,13 @@
 from typing import Any
 
 from stead.sdk._async.connection import AsyncConnection
+from stead.sdk.arguments import checks_arguments
 from stead.sdk.requests import Request, request
 
 ROOT = "/git/v1/repo"
 
 
+@checks_arguments
 class AsyncRepoPart:
     """A part of one repository."""
 

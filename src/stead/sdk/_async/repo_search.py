@@ -5,6 +5,7 @@ from typing import Any, Protocol, TypeVar, Unpack
 
 from stead.sdk._async.repo_part import AsyncRepoPart
 from stead.sdk._async.streams import AsyncStream
+from stead.sdk.arguments import checks_arguments
 from stead.sdk.parsing import parse
 from stead.sdk.requests import LIFECYCLE_TIMEOUT
 from stead.sdk.search_models import (
@@ -25,6 +26,7 @@ T = TypeVar("T")
 Item = TypeVar("Item", covariant=True)
 
 
+@checks_arguments
 class AsyncRepoSearch(AsyncRepoPart):
     """Searches in one repository. Each returns one page; its `iterate_` variant yields all results.
 

@@ -5,12 +5,14 @@ from typing import Any
 
 from stead.sdk._async.connection import AsyncConnection
 from stead.sdk._async.files import AsyncFiles
-from stead.sdk.models import ServiceLogLine, ServiceResult, ServiceStatus
-from stead.sdk.parsing import parse, parse_list
+from stead.sdk.arguments import checks_arguments
+from stead.sdk.models import ServiceLogLine, ServiceName, ServiceResult, ServiceStatus
+from stead.sdk.parsing import parse, parse_list, parse_object
 from stead.sdk.parts import Service
 from stead.sdk.requests import LIFECYCLE_TIMEOUT, request
 
 
+@checks_arguments
 class AsyncServices:
     """The systemd services of a VM, by name."""
 
@@ -25,7 +27,7 @@ class AsyncServices:
         if service.script is not None:
             await self._files.write_text(service.script_path, service.script)
         answer = await self._call("POST", "services", json=service.to_wire())
-        return str(answer.get("serviceName", service.name))
+        return str(parse_object(answer).get("serviceName", service.name))
 
     async def delete(self, name: str) -> None:
         """Stop and delete a service."""
@@ -76,4 +78,4 @@ class AsyncServices:
     async def list(self) -> list[str]:
         """The names of the services."""
         answer = await self._call("GET", "services")
-        return [str(entry.get("name")) for entry in answer.get("services", [])]
+        return [each.name for each in parse_list(ServiceName, answer, "services")]

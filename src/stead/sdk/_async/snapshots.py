@@ -3,16 +3,18 @@
 import builtins
 import time
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from stead.sdk._async.background import BACKGROUND, Progress, call_in_background
 from stead.sdk._async.connection import AsyncConnection
 from stead.sdk._async.logs import AsyncLogs
 from stead.sdk._async.lookups import find_snapshot
+from stead.sdk.arguments import checks_arguments, patience, seconds
 from stead.sdk.blocking import async_sleep
 from stead.sdk.creation import REFUSE_UNKNOWN_KEYS, SpecLike, snapshot_body, snapshot_references
-from stead.sdk.errors import WaitTimedOut
+from stead.sdk.errors import InvalidArgument, WaitTimedOut
+from stead.sdk.lifetimes import Ttl, lifetime_to_wire
 from stead.sdk.models import (
     Build,
     BuildList,
@@ -21,16 +23,18 @@ from stead.sdk.models import (
     LogPage,
     Snapshot,
     SnapshotList,
+    SnapshotPurpose,
     SnapshotRef,
 )
 from stead.sdk.parsing import parse, parse_list
 from stead.sdk.parts import PersistenceLike
-from stead.sdk.requests import BUILD_TIMEOUT, LIFECYCLE_TIMEOUT, request
+from stead.sdk.requests import BUILD_TIMEOUT, LIFECYCLE_TIMEOUT, UNSET, Unset, request
 
 _BEFORE_START = timedelta(seconds=5)
 """Lines of the request are logged shortly before its build has a record."""
 
 
+@checks_arguments
 class AsyncSnapshots:
     """Snapshots: saved VMs, from which new VMs are created. `vm.snapshot()` saves a running VM.
 
@@ -47,6 +51,8 @@ class AsyncSnapshots:
         name: str | None = None,
         template: Mapping[str, Any] | None = None,
         persistence: PersistenceLike | None = None,
+        ttl: Ttl | None = None,
+        expires_at: datetime | None = None,
         progress: Progress | None = None,
     ) -> SnapshotRef:
         """The snapshot of a spec. The server builds it if it is not cached.
@@ -55,10 +61,14 @@ class AsyncSnapshots:
             spec: a `VmSpec`, or the same as JSON.
             name: a label.
             template: one layer as JSON in the server's format, instead of a spec.
-            persistence: how long the snapshot is kept: "persistent", "sticky", or a `Persistence`.
+            persistence: "persistent", "sticky" (deleted when the disk is full), or a `Persistence`.
+            ttl: seconds, or a timedelta, after which the server deletes the snapshot; by default never. If it
+                is cached with a longer lifetime, it keeps that.
+            expires_at: when the server deletes it, instead of `ttl`.
             progress: called with each line that the build logs, for example `print`.
         """
-        body = snapshot_body(name, spec, template, persistence)
+        lifetime = lifetime_to_wire(ttl, UNSET if expires_at is None else expires_at)
+        body = snapshot_body(name, spec, template, persistence, lifetime)
         await self.resolve_names(body)
         headers = {**BACKGROUND, **REFUSE_UNKNOWN_KEYS}
         call = request("POST", "/v1/vms/snapshots", json=body, headers=headers, timeout=BUILD_TIMEOUT)
@@ -71,11 +81,19 @@ class AsyncSnapshots:
         name: str | None = None,
         template: Mapping[str, Any] | None = None,
         persistence: PersistenceLike | None = None,
+        ttl: Ttl | None = None,
+        expires_at: datetime | None = None,
         progress: Progress | None = None,
     ) -> SnapshotRef:
         """Another name of `ensure`."""
         return await self.ensure(
-            spec, name=name, template=template, persistence=persistence, progress=progress
+            spec,
+            name=name,
+            template=template,
+            persistence=persistence,
+            ttl=ttl,
+            expires_at=expires_at,
+            progress=progress,
         )
 
     async def list(
@@ -86,14 +104,18 @@ class AsyncSnapshots:
         include_building: bool | None = None,
         include_cancelled: bool | None = None,
         include_lost: bool | None = None,
+        purpose: SnapshotPurpose | None = None,
     ) -> SnapshotList:
-        """All snapshots. Failed and building ones are included unless you exclude them."""
+        """All snapshots, or those with a purpose. Failed and building ones are included unless you exclude
+        them.
+        """
         query = {
             "includeDeleted": include_deleted,
             "includeFailed": include_failed,
             "includeBuilding": include_building,
             "includeCancelled": include_cancelled,
             "includeLost": include_lost,
+            "purpose": purpose,
         }
         return parse(
             SnapshotList, await self._connection.call(request("GET", "/v1/vms/snapshots", query=query))
@@ -117,6 +139,24 @@ class AsyncSnapshots:
         call = request("PATCH", "/v1/vms/snapshots/{}", found, json={"name": name}, idempotent=True)
         await self._connection.call(call)
 
+    async def extend(
+        self, snapshot: str, *, ttl: Ttl | None = None, expires_at: datetime | Unset | None = UNSET
+    ) -> Snapshot:
+        """Set when a snapshot expires, later or earlier than before.
+
+        Args:
+            snapshot: its id, a unique id prefix, or its name.
+            ttl: seconds, or a timedelta, from now on.
+            expires_at: a time, instead of `ttl`; None for never.
+        """
+        lifetime = lifetime_to_wire(ttl, expires_at)
+        if not lifetime:
+            raise InvalidArgument("nothing to change: give ttl or expires_at")
+        found = await self._id(snapshot)
+        call = request("PATCH", "/v1/vms/snapshots/{}", found, json=lifetime, idempotent=True)
+        await self._connection.call(call)
+        return await self.get(found)
+
     async def delete(self, snapshot: str) -> None:
         """Delete a snapshot. VMs that were created from it keep running."""
         found = await self._id(snapshot)
@@ -132,6 +172,7 @@ class AsyncSnapshots:
         return await find_snapshot(self._connection, reference)
 
 
+@checks_arguments
 class AsyncBuilds:
     """Builds: how the server created VMs and snapshots from specs."""
 
@@ -171,7 +212,8 @@ class AsyncBuilds:
 
     async def wait(self, build_id: str, *, timeout: float = 600.0, interval: float = 2.0) -> Build:
         """Wait until a build has succeeded or failed; `WaitTimedOut` if it has not in `timeout` seconds."""
-        deadline = time.monotonic() + timeout
+        seconds("interval", interval)
+        deadline = time.monotonic() + (patience("timeout", timeout) or 0)
         while True:
             build = await self.get(build_id)
             if build.finished:

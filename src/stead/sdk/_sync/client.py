@@ -12,6 +12,8 @@ from stead.sdk._sync.connection import Connection
 from stead.sdk._sync.identities import Identities
 from stead.sdk._sync.logs import Logs
 from stead.sdk._sync.vms import Vms
+from stead.sdk.arguments import checked, checks_arguments
+from stead.sdk.exceptions import InvalidArgument
 from stead.sdk.models import SshGateway, Whoami
 from stead.sdk.parsing import parse
 from stead.sdk.requests import DEFAULT_TIMEOUT, UNSET, Unset, connection_settings, request
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from stead.sdk._sync.networks import Vpcs
 
 
+@checks_arguments
 class Stead:
     """A client of a Stead server.
 
@@ -42,6 +45,7 @@ class Stead:
             client.
     """
 
+    @checked
     def __init__(
         self,
         api_key: str | None = None,
@@ -53,6 +57,8 @@ class Stead:
         http_client: httpx2.Client | None = None,
     ) -> None:
         settings = connection_settings(api_key, access_token, base_url, timeout)
+        if max_retries < 0:
+            raise InvalidArgument(f"max_retries must be 0 or more, not {max_retries}")
         self._connection = Connection(settings, RetryPolicy(attempts=max_retries + 1), http_client)
         self.vms = Vms(self._connection)
         """VMs, snapshots and builds."""
@@ -110,7 +116,7 @@ class Stead:
     ) -> httpx2.Response:
         """Send any request to the server, with credentials. Error answers are returned, not raised."""
         if not path.startswith("/"):
-            raise ValueError(f"invalid path {path!r}: must start with a slash")
+            raise InvalidArgument(f"invalid path {path!r}: must start with a slash")
         escaped = path.replace("{", "{{").replace("}", "}}")
         call = request(method.upper(), escaped, query=query, json=json, headers=headers, timeout=timeout)
         return self._connection.send(call)

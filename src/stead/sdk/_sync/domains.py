@@ -5,6 +5,8 @@ from typing import Any
 
 from stead.sdk._sync.connection import Connection
 from stead.sdk._sync.lookups import find_vm
+from stead.sdk.arguments import checks_arguments
+from stead.sdk.exceptions import InvalidArgument
 from stead.sdk.models import Domain, DomainMapping, DomainName, DomainVerification
 from stead.sdk.parsing import parse, parse_array
 from stead.sdk.requests import request
@@ -12,6 +14,7 @@ from stead.sdk.requests import request
 _ROOT = "/domains/v1"
 
 
+@checks_arguments
 class Domains:
     """Verified domains, their verifications, and mappings of host names to VMs."""
 
@@ -38,6 +41,7 @@ class Domains:
         self._connection.call(request("DELETE", f"{_ROOT}/domains/{{}}", domain))
 
 
+@checks_arguments
 class Verifications:
     """Proof that you own a domain: a TXT record with a code."""
 
@@ -59,7 +63,7 @@ class Verifications:
         Raises `VerificationFailed` while the record is missing: repeat the call later.
         """
         if (domain is None) == (verification_id is None):
-            raise ValueError("give either domain or verification_id")
+            raise InvalidArgument("give either domain or verification_id")
         body = {"domain": domain} if verification_id is None else {"id": verification_id}
         answer = self._call("PUT", body)
         return parse(DomainName, answer).domain
@@ -78,6 +82,7 @@ class Verifications:
         return self._connection.call(call)
 
 
+@checks_arguments
 class Mappings:
     """Host names that lead to ports of VMs over HTTPS.
 

@@ -12,6 +12,7 @@ from stead.sdk._sync.connection import Connection
 from stead.sdk._sync.streams import Stream
 from stead.sdk.answers import decode_error
 from stead.sdk.archives import CHUNK, pack, unpack
+from stead.sdk.arguments import check_encoding, checks_arguments, encode_text, local_path
 from stead.sdk.blocking import sync_call
 from stead.sdk.errors import FileNotFound
 from stead.sdk.events import FileEvents
@@ -26,6 +27,7 @@ GuestPath = str | os.PathLike[str]
 """An absolute path in the VM."""
 
 
+@checks_arguments
 class Files:
     """The files of a VM, read and written as root or as the Linux user of the handle."""
 
@@ -43,7 +45,7 @@ class Files:
 
     def read_text(self, path: GuestPath, encoding: str = "utf-8") -> str:
         """Read a whole file as text."""
-        return (self.read(path)).decode(encoding)
+        return (self.read(path)).decode(check_encoding(encoding))
 
     def read_chunks(self, path: GuestPath) -> Stream[bytes]:
         """Read a large file in chunks, as they arrive."""
@@ -66,7 +68,7 @@ class Files:
         self, path: GuestPath, text: str, encoding: str = "utf-8", *, mode: int | None = None
     ) -> None:
         """Create or replace a file with text."""
-        self.write(path, text.encode(encoding), mode=mode)
+        self.write(path, encode_text(text, encoding), mode=mode)
 
     def read_dir(self, path: GuestPath) -> list[DirEntry]:
         """List a folder. Raises `NotADirectoryError` if the path is a file."""
@@ -131,7 +133,7 @@ class Files:
         The contents of a folder are merged into the remote folder. Uploaded files belong to the Linux user
         of the handle.
         """
-        source = Path(local)
+        source = local_path(local)
         if sync_call(source.is_dir):
             self._put_archive(remote, lambda: _in_turn(pack(source)))
             return
@@ -158,7 +160,7 @@ class Files:
         If `local` is an existing folder, a file is written into it. A VM is not trusted: symbolic links that
         point out of the folder, devices and pipes are skipped.
         """
-        target = Path(local)
+        target = local_path(local)
         found = self.stat(remote)
         if found.is_directory:
             return self._get_archive(remote, target)

@@ -6,6 +6,7 @@ from typing import Any
 
 from stead.sdk._sync.connection import Connection
 from stead.sdk._sync.lookups import find_identity, find_repo, find_vm
+from stead.sdk.arguments import checks_arguments
 from stead.sdk.models import (
     GitPermission,
     GrantedRepo,
@@ -21,17 +22,42 @@ from stead.sdk.requests import UNSET, request
 _ROOT = "/identity/v1/identities"
 
 
+@checks_arguments
 class Identities:
     """Create, find, list and delete identities."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def create(self, *, name: str | None = None) -> "Identity":
-        """Create an identity. It has no permissions until you grant some; `name` is a label."""
-        call = request("POST", _ROOT, json=UNSET if name is None else {"name": name})
-        info = parse(IdentityInfo, self._connection.call(call))
-        return Identity(self._connection, info.id, last_info=info)
+    def create(
+        self,
+        *,
+        name: str | None = None,
+        repo: str | None = None,
+        if_missing: bool = False,
+        idempotency_key: str | None = None,
+    ) -> "Identity":
+        """Create an identity. It has no permissions until you grant some; `name` is a label.
+
+        One that is made for a repository (`repo`: id, unique id prefix or unique name) is deleted with it.
+
+        With `if_missing`, an identity of this name is returned as it is, and its `created` is False;
+        `NameNotUnique` if there are several. A call that is repeated with the same `idempotency_key` within
+        24 h returns the same identity.
+        """
+        body: dict[str, Any] = {} if name is None else {"name": name}
+        if repo is not None:
+            body["repoId"] = find_repo(self._connection, repo)
+        if if_missing:
+            body["ifMissing"] = True
+        call = request(
+            "POST", _ROOT, json=body or UNSET, idempotent=if_missing, idempotency_key=idempotency_key
+        )
+        answer = self._connection.call(call)
+        info = parse(IdentityInfo, answer)
+        identity = Identity(self._connection, info.id, last_info=info)
+        identity.created = answer.get("created") is not False
+        return identity
 
     def list(self, *, limit: int | None = None, offset: int = 0) -> IdentityList:
         """Identities, oldest first, with their names and how many permissions each has."""
@@ -56,6 +82,7 @@ class Identities:
         (self.find(identity)).delete()
 
 
+@checks_arguments
 class Identity:
     """A handle on one identity: its tokens and its permissions."""
 
@@ -65,6 +92,8 @@ class Identity:
         self.id = identity_id
         self.last_info = last_info
         """The server's last answer about it; None if this handle never asked."""
+        self.created: bool | None = None
+        """False if it existed when it was to be created with `if_missing`; None if this is not known."""
         self.tokens = Tokens(connection, identity_id)
         """Its access tokens."""
         self.permissions = Permissions(connection, identity_id)
@@ -84,6 +113,7 @@ class Identity:
         self._connection.call(request("DELETE", f"{_ROOT}/{{}}", self.id))
 
 
+@checks_arguments
 class Tokens:
     """Access tokens of an identity: for `Stead(access_token=...)`, and as the password for SSH and Git."""
 
@@ -108,6 +138,7 @@ class Tokens:
         return self._connection.call(call)
 
 
+@checks_arguments
 class Permissions:
     """The VMs and repositories that an identity may use."""
 
@@ -118,6 +149,7 @@ class Permissions:
         """Permissions for repositories."""
 
 
+@checks_arguments
 class VmPermissions:
     """The VMs that an identity may use: commands, files, services and terminals, but not stop or delete.
 
@@ -156,6 +188,7 @@ class VmPermissions:
         return self._connection.call(request(method, path, *parts, **options))
 
 
+@checks_arguments
 class GitPermissions:
     """The repositories that an identity may read or write.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from stead.sdk._sync.connection import Connection
 from stead.sdk._sync.streams import Stream
+from stead.sdk.arguments import checks_arguments, seconds
 from stead.sdk.blocking import sync_sleep
 from stead.sdk.log_deduplication import LogDeduplicator
 from stead.sdk.models import LogEntry, LogPage
@@ -17,6 +18,7 @@ _SKEW = timedelta(minutes=1)
 """The tolerated difference between the clocks of client and server."""
 
 
+@checks_arguments
 class Logs:
     """Log lines about VMs, builds and requests."""
 
@@ -70,7 +72,7 @@ class Logs:
         seconds.
         """
         query = _query(vm_id, vm_service, build_id, request_id, instance_id, resource_type, search)
-        return Stream(self._follow(query, include_existing, interval))
+        return Stream(self._follow(query, include_existing, seconds("interval", interval)))
 
     def _follow(self, query: dict[str, Any], include_existing: bool, interval: float) -> Generator[LogEntry]:
         lines = LogDeduplicator()

@@ -2,10 +2,12 @@
 """VPCs: private networks between VMs."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from stead.sdk._sync.connection import Connection
 from stead.sdk._sync.lookups import find_vm, find_vpc
-from stead.sdk.models import Vpc, WireGuardClient, WireGuardPeer, WireGuardSession
+from stead.sdk.arguments import checks_arguments
+from stead.sdk.models import CreatedVpc, Vpc, WireGuardClient, WireGuardPeer, WireGuardSession
 from stead.sdk.parsing import parse, parse_list
 from stead.sdk.requests import request
 
@@ -13,16 +15,32 @@ DEFAULT_CIDR = "10.0.0.0/16"
 _ROOT = "/v1/vpcs"
 
 
+@checks_arguments
 class Vpcs:
     """Private networks of the account. No VPC reaches another one, so their ranges may overlap."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def create(self, cidr: str = DEFAULT_CIDR, *, name: str | None = None) -> Vpc:
-        """Create a VPC with a private IPv4 range, such as `192.168.10.0/24`; `name` is a label."""
-        body = {"cidr": cidr} if name is None else {"cidr": cidr, "name": name}
-        return parse(Vpc, self._connection.call(request("POST", _ROOT, json=body)))
+    def create(
+        self,
+        cidr: str = DEFAULT_CIDR,
+        *,
+        name: str | None = None,
+        if_missing: bool = False,
+        idempotency_key: str | None = None,
+    ) -> CreatedVpc:
+        """Create a VPC with a private IPv4 range, such as `192.168.10.0/24`; `name` is a label.
+
+        With `if_missing`, a VPC of this name is returned as it is, and its `created` is False;
+        `NameNotUnique` if there are several. A call that is repeated with the same `idempotency_key` within
+        24 h returns the same VPC.
+        """
+        body: dict[str, Any] = {"cidr": cidr} if name is None else {"cidr": cidr, "name": name}
+        if if_missing:
+            body["ifMissing"] = True
+        call = request("POST", _ROOT, json=body, idempotent=if_missing, idempotency_key=idempotency_key)
+        return parse(CreatedVpc, self._connection.call(call))
 
     def list(self) -> list[Vpc]:
         """All VPCs, oldest first; `vms` is empty in a list."""

@@ -8,15 +8,17 @@ from typing import Any, Literal, Self, Unpack
 
 from stead.sdk._sync.connection import Connection
 from stead.sdk._sync.reconnecting import Reconnecting, open_socket
+from stead.sdk.arguments import checks_arguments
 from stead.sdk.blocking import sync_event, sync_notify, sync_spawn, sync_wait
 from stead.sdk.errors import SteadException, WaitTimedOut
 from stead.sdk.models import PtySessionInfo
-from stead.sdk.parsing import parse_list
+from stead.sdk.parsing import parse_list, parse_object
 from stead.sdk.pty_options import PtyCallbacks, PtyPlace
 from stead.sdk.requests import request
 from stead.sdk.sockets import DETACHED, Closed, Socket, parse_frame, pieces, sync_first, text_frame
 
 
+@checks_arguments
 class PtySession:
     """A terminal session that this client is attached to. It continues when the client leaves.
 
@@ -173,6 +175,7 @@ class PtySession:
         return text_frame("resize", cols=self.cols, rows=self.rows)
 
 
+@checks_arguments
 class Pty:
     """The interactive terminals of a VM: programs with a screen, which outlive their clients."""
 
@@ -198,7 +201,7 @@ class Pty:
             cols, rows: the size of the window.
             exec: the program; the login shell of the Linux user if None.
             session_id: an id of your choice; `AlreadyExists` if it is taken. Default: `pty-1` and so on.
-            term: the type of the terminal, for example "xterm-256color"; the variable TERM is unset if None.
+            term: the type of the terminal, the variable TERM; the server's default is "xterm-256color".
             reconnect: attach again when the connection breaks.
             callbacks: `on_data` and others, see `PtyCallbacks`.
         """
@@ -243,7 +246,7 @@ class Pty:
     def close(self, session_id: str) -> int | None:
         """Kill the programs of a session and remove it; returns the exit code if the program had ended."""
         place = PtyPlace(self._vm_id, session_id, self._user)
-        code = (self._connection.call(place.request("DELETE"))).get("exitCode")
+        code = parse_object(self._connection.call(place.request("DELETE"))).get("exitCode")
         return code if isinstance(code, int) else None
 
     # Last: the name shadows the built-in `list` in annotations below it.

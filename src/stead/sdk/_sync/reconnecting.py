@@ -16,12 +16,13 @@ _QUEUED = 1 << 20
 """Bytes of messages that wait for the next connection."""
 
 
-def open_socket(connection: Connection, request: Request) -> Socket:
+def open_socket(connection: Connection, request: Request, *, pings: bool = True) -> Socket:
     """Open a WebSocket. A failure is repeated where that is safe, as for any request."""
+    connection.check_open()
     attempt = 1
     while True:
         try:
-            return sync_socket(connection.settings, request)
+            return sync_socket(connection.settings, request, pings=pings)
         except ServerUnreachable as error:
             delay = connection.policy.after_failure(
                 attempt,

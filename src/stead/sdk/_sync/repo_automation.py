@@ -5,18 +5,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from stead.sdk._sync.repo_part import RepoPart
+from stead.sdk.arguments import checks_arguments
 from stead.sdk.errors import NotFound, RepoNotFound, UnexpectedAnswer
 from stead.sdk.git_models import Delivery, DeliveryList, GithubSync, Trigger, objects_at
 from stead.sdk.parsing import parse
 
 
+@checks_arguments
 class Triggers(RepoPart):
     """Webhooks that the server calls after pushes."""
 
     def create(
         self, endpoint: str, *, branches: Sequence[str] | None = None, globs: Sequence[str] | None = None
-    ) -> str:
-        """Create a webhook for pushes; returns the trigger's id.
+    ) -> Trigger:
+        """Create a webhook for pushes.
 
         Args:
             endpoint: the URL to call.
@@ -33,30 +35,41 @@ class Triggers(RepoPart):
         trigger_id = answer.get("triggerId") if isinstance(answer, dict) else None
         if not isinstance(trigger_id, str):
             raise UnexpectedAnswer("the answer has no valid 'triggerId'")
-        return trigger_id
+        return Trigger(
+            trigger_id,
+            endpoint,
+            branches=None if branches is None else tuple(branches),
+            globs=None if globs is None else tuple(globs),
+            repository_id=self._repo_id,
+        )
 
     def list(self) -> list[Trigger]:
         """The repository's webhooks."""
         return [Trigger.from_wire(each) for each in objects_at(self._call("GET", "/trigger"), "triggers")]
 
-    def delete(self, trigger_id: str) -> None:
-        """Delete a webhook."""
-        self._call("DELETE", "/trigger/{}", trigger_id)
+    def delete(self, trigger: Trigger | str) -> None:
+        """Delete a webhook, by its id or as `create` and `list` return it."""
+        self._call("DELETE", "/trigger/{}", _id(trigger))
 
     def deliveries(
-        self, trigger_id: str, *, limit: int | None = None, offset: int | None = None
+        self, trigger: Trigger | str, *, limit: int | None = None, offset: int | None = None
     ) -> DeliveryList:
         """The deliveries of a webhook, newest first, pending ones included."""
         query = {"limit": limit, "offset": offset}
-        answer = self._call("GET", "/trigger/{}/deliveries", trigger_id, query=query)
+        answer = self._call("GET", "/trigger/{}/deliveries", _id(trigger), query=query)
         return parse(DeliveryList, answer)
 
-    def redeliver(self, trigger_id: str, delivery_id: str) -> Delivery:
+    def redeliver(self, trigger: Trigger | str, delivery: Delivery | str) -> Delivery:
         """Send a delivery again."""
         path = "/trigger/{}/deliveries/{}/redeliver"
-        return parse(Delivery, self._call("POST", path, trigger_id, delivery_id))
+        return parse(Delivery, self._call("POST", path, _id(trigger), _id(delivery)))
 
 
+def _id(thing: Trigger | Delivery | str) -> str:
+    return thing if isinstance(thing, str) else thing.id
+
+
+@checks_arguments
 class Github(RepoPart):
     """Two-way synchronisation with a repository on GitHub."""
 

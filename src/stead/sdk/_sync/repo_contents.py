@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO, overload
 
 from stead.sdk._sync.repo_part import RepoPart
+from stead.sdk.arguments import check_encoding, checks_arguments, local_path
 from stead.sdk.blocking import sync_call
 from stead.sdk.git_models import Blob, RepoFile, RepoFolder, Tree, parse_contents
 from stead.sdk.parsing import parse
@@ -19,6 +20,7 @@ RepoPath = str | os.PathLike[str]
 """A path relative to the root of a repository."""
 
 
+@checks_arguments
 class Contents(RepoPart):
     """The files of a revision. `rev` is a branch, a tag or a commit; the default branch if None."""
 
@@ -43,7 +45,7 @@ class Contents(RepoPart):
 
     def read_text(self, path: RepoPath, rev: str | None = None, *, encoding: str = "utf-8") -> str:
         """Read a file as text."""
-        return (self.read_bytes(path, rev)).decode(encoding)
+        return (self.read_bytes(path, rev)).decode(check_encoding(encoding))
 
     @overload
     def download_tarball(self, rev: str | None = None, *, to: None = None) -> bytes: ...
@@ -65,7 +67,7 @@ class Contents(RepoPart):
         headers = {"Accept-Encoding": "identity"}
         call = self._on("GET", path, query={"rev": rev}, headers=headers, timeout=LIFECYCLE_TIMEOUT)
         if to is not None:
-            return self._save(call, Path(to))
+            return self._save(call, local_path(to))
         with closing(self._connection.stream(call)) as chunks:
             return b"".join(list(chunks))
 
@@ -89,6 +91,7 @@ class Contents(RepoPart):
                 sync_call(file.write, chunk)
 
 
+@checks_arguments
 class Blobs(RepoPart):
     """Git blobs: contents of files, by object id."""
 
@@ -97,6 +100,7 @@ class Blobs(RepoPart):
         return parse(Blob, self._call("GET", "/git/blobs/{}", sha))
 
 
+@checks_arguments
 class Trees(RepoPart):
     """Git trees: folders, by object id."""
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from stead.sdk._sync.repo_part import RepoPart
 from stead.sdk._sync.streams import Stream
+from stead.sdk.arguments import checks_arguments
 from stead.sdk.errors import UnexpectedAnswer
 from stead.sdk.git_models import (
     Author,
@@ -22,6 +23,7 @@ from stead.sdk.parsing import serialise
 from stead.sdk.requests import LIFECYCLE_TIMEOUT
 
 
+@checks_arguments
 class Branches(RepoPart):
     """The branches of a repository."""
 
@@ -52,6 +54,7 @@ class Branches(RepoPart):
         self._call("PUT", "/default-branch", json={"defaultBranch": name})
 
 
+@checks_arguments
 class Tags(RepoPart):
     """The tags of a repository."""
 
@@ -65,6 +68,7 @@ class Tags(RepoPart):
         return Tag.from_wire(self._call("GET", "/git/refs/tags/{}", name))
 
 
+@checks_arguments
 class Commits(RepoPart):
     """Read commits, and create them without a clone."""
 

@@ -4,11 +4,13 @@
 from typing import Any
 
 from stead.sdk._sync.connection import Connection
+from stead.sdk.arguments import checks_arguments
 from stead.sdk.requests import Request, request
 
 ROOT = "/git/v1/repo"
 
 
+@checks_arguments
 class RepoPart:
     """A part of one repository."""
 

@@ -6,6 +6,7 @@ from typing import Any, Protocol, TypeVar, Unpack
 
 from stead.sdk._sync.repo_part import RepoPart
 from stead.sdk._sync.streams import Stream
+from stead.sdk.arguments import checks_arguments
 from stead.sdk.parsing import parse
 from stead.sdk.requests import LIFECYCLE_TIMEOUT
 from stead.sdk.search_models import (
@@ -26,6 +27,7 @@ T = TypeVar("T")
 Item = TypeVar("Item", covariant=True)
 
 
+@checks_arguments
 class RepoSearch(RepoPart):
     """Searches in one repository. Each returns one page; its `iterate_` variant yields all results.
 

@@ -6,12 +6,14 @@ from typing import Any
 
 from stead.sdk._sync.connection import Connection
 from stead.sdk._sync.files import Files
-from stead.sdk.models import ServiceLogLine, ServiceResult, ServiceStatus
-from stead.sdk.parsing import parse, parse_list
+from stead.sdk.arguments import checks_arguments
+from stead.sdk.models import ServiceLogLine, ServiceName, ServiceResult, ServiceStatus
+from stead.sdk.parsing import parse, parse_list, parse_object
 from stead.sdk.parts import Service
 from stead.sdk.requests import LIFECYCLE_TIMEOUT, request
 
 
+@checks_arguments
 class Services:
     """The systemd services of a VM, by name."""
 
@@ -26,7 +28,7 @@ class Services:
         if service.script is not None:
             self._files.write_text(service.script_path, service.script)
         answer = self._call("POST", "services", json=service.to_wire())
-        return str(answer.get("serviceName", service.name))
+        return str(parse_object(answer).get("serviceName", service.name))
 
     def delete(self, name: str) -> None:
         """Stop and delete a service."""
@@ -77,4 +79,4 @@ class Services:
     def list(self) -> list[str]:
         """The names of the services."""
         answer = self._call("GET", "services")
-        return [str(entry.get("name")) for entry in answer.get("services", [])]
+        return [each.name for each in parse_list(ServiceName, answer, "services")]

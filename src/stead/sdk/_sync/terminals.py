@@ -4,11 +4,13 @@
 from typing import Any
 
 from stead.sdk._sync.connection import Connection
+from stead.sdk.arguments import checks_arguments
 from stead.sdk.models import Terminal, TerminalLine
-from stead.sdk.parsing import parse_list
+from stead.sdk.parsing import parse_list, parse_object
 from stead.sdk.requests import request
 
 
+@checks_arguments
 class Terminals:
     """The output of a VM's terminal sessions."""
 
@@ -23,7 +25,7 @@ class Terminals:
 
     def output(self, name: str) -> str:
         """The output of a terminal with its control sequences (xterm-256color)."""
-        return str((self._get("/{}/xterm-256color", name)).get("output", ""))
+        return str(parse_object(self._get("/{}/xterm-256color", name)).get("output", ""))
 
     def _get(self, path: str, *parts: str) -> Any:
         call = request("GET", f"/v1/vms/{{}}/terminals{path}", self._vm_id, *parts, user=self._user)

@@ -15,21 +15,36 @@ from stead.sdk._sync.logs import Logs
 from stead.sdk._sync.services import Services
 from stead.sdk._sync.streams import Stream
 from stead.sdk._sync.terminals import Terminals
-from stead.sdk.errors import NotFound, SteadException, UnexpectedAnswer
+from stead.sdk.arguments import checks_arguments, seconds
+from stead.sdk.errors import NoAnswerInTime, NotFound, SteadException, UnexpectedAnswer, WaitTimedOut
 from stead.sdk.events import ExecEvents, parse_exit
+from stead.sdk.exceptions import InvalidArgument
 from stead.sdk.exec_options import ExecCall, ExecOptions
-from stead.sdk.models import Build, CreatedVm, ExecEvent, ExecResult, LogPage, PortUrl, SnapshotRef, VmInfo
-from stead.sdk.parsing import parse, parse_list
+from stead.sdk.lifetimes import Ttl, lifetime_to_wire
+from stead.sdk.models import (
+    Build,
+    CreatedVm,
+    ExecEvent,
+    ExecResult,
+    LogPage,
+    PortUrl,
+    SnapshotPurpose,
+    SnapshotRef,
+    VmInfo,
+)
+from stead.sdk.parsing import parse, parse_list, parse_object
 from stead.sdk.parts import PersistenceLike, persistence_to_wire
-from stead.sdk.requests import EXEC_TIMEOUT, GRACE, LIFECYCLE_TIMEOUT, UNSET, Unset, request
+from stead.sdk.requests import EXEC_TIMEOUT, GRACE, LIFECYCLE_TIMEOUT, UNSET, Unset, check_linux_user, request
 from stead.sdk.sizes import Amount, Size, wanted_size
 
 if TYPE_CHECKING:
+    from stead.sdk._sync.piped_exec import PipedCommand
     from stead.sdk._sync.processes import Process, Processes
     from stead.sdk._sync.pty import Pty
     from stead.sdk.forwarding import Forward
 
 
+@checks_arguments
 class Vm:
     """A handle on a VM. Creating a handle sends no request; its methods do.
 
@@ -49,8 +64,11 @@ class Vm:
         user: str | None = None,
         domains: Sequence[str] = (),
         last_info: VmInfo | None = None,
+        created: bool | None = None,
     ) -> None:
         self.id = vm_id
+        self.created = created
+        """False if it existed when it was to be created with `if_missing`; None if this is not known."""
         self.domains = tuple(domains)
         """The host names that route to it, as create or fork returned them."""
         self.last_info = last_info
@@ -83,6 +101,7 @@ class Vm:
 
     def user(self, name: str) -> "Vm":
         """A handle on the same VM that runs commands and accesses files as a Linux user."""
+        check_linux_user(name)
         return Vm(
             self._connection,
             self.id,
@@ -180,7 +199,7 @@ class Vm:
         call = ExecCall(command, **options)
         if detach:
             if terminal is not None or check:
-                raise ValueError("detach=True takes neither terminal nor check")
+                raise InvalidArgument("detach=True takes neither terminal nor check")
             piped = call.stdin is not None
             process = self.processes.start(
                 command, cwd=call.cwd, env=call.env, stdin=piped, timeout=call.timeout, user=call.user
@@ -194,7 +213,7 @@ class Vm:
                 "/v1/vms/{}/exec-await",
                 self.id,
                 json={"terminal": terminal, **call.body()},
-                user=call.user or self.linux_user,
+                user=self.linux_user if call.user is None else call.user,
                 timeout=(EXEC_TIMEOUT if call.timeout is None else call.timeout) + GRACE,
             )
         )
@@ -228,7 +247,7 @@ class Vm:
             "/v1/vms/{}/exec-stream",
             self.id,
             json=call.body(),
-            user=call.user or self.linux_user,
+            user=self.linux_user if call.user is None else call.user,
             timeout=None if call.timeout is None else call.timeout + GRACE,
         )
         events = ExecEvents()
@@ -238,6 +257,30 @@ class Vm:
                     yield event
             for event in events.end():
                 yield event
+
+    def exec_piped(self, command: str | Sequence[str], **options: Unpack[ExecOptions]) -> "PipedCommand":
+        """Start a command whose standard input you write while it runs; the options are those of `exec`.
+
+            with vm.exec_piped("sort") as sort:
+                sort.write("2\\n1\\n")
+                sort.close_stdin()
+                for event in sort:
+                    print(event)
+
+        Closing it kills the command. Unlike a process of `vm.processes`, it ends with its client, keeps the
+        VM awake, and waits for a client that does not read its output.
+        """
+        from stead.sdk._sync.piped_exec import PipedCommand
+        from stead.sdk._sync.reconnecting import open_socket
+
+        call = ExecCall(command, **options)
+        if call.stdin is not None:
+            raise InvalidArgument("exec_piped takes no stdin: write to the command that it returns")
+        user = self.linux_user if call.user is None else call.user
+        opening = request("GET", "/v1/vms/{}/exec", self.id, user=user, idempotent=True)
+        started = PipedCommand(open_socket(self._connection, opening, pings=False))
+        started.begin(call.body())
+        return started
 
     def info(self) -> VmInfo:
         """Its state, name, size, address and other properties."""
@@ -287,23 +330,59 @@ class Vm:
         self._call("POST", "/kill")
 
     def wait_for_exit(self, *, timeout: float | None = None) -> str:
-        """Wait until it stops; returns its exit status. Raises `NoAnswerInTime` after `timeout` seconds."""
-        answer = self._call("POST", "/await", timeout=timeout, idempotent=True)
-        return str(answer.get("exitStatus", ""))
+        """Wait until it no longer runs; returns why. Raises `WaitTimedOut` after `timeout` seconds."""
+        if timeout is not None:
+            seconds("timeout", timeout)
+        try:
+            answer = self._call("POST", "/await", timeout=timeout, idempotent=True)
+        except NoAnswerInTime:
+            # A server that is gone raises its own error here.
+            state = (self.info()).state
+            raise WaitTimedOut(f"VM {self.id} is still {state} after {timeout:g} seconds") from None
+        return str(parse_object(answer).get("exitStatus", ""))
 
     def delete(self) -> None:
         """Delete it. This cannot be undone."""
         self._call("DELETE", "")
 
-    def snapshot(self, *, name: str | None = None, persistence: PersistenceLike | None = None) -> SnapshotRef:
-        """Save its current state, disk and memory, as a snapshot. It keeps running."""
+    def snapshot(
+        self,
+        *,
+        name: str | None = None,
+        persistence: PersistenceLike | None = None,
+        ttl: Ttl | None = None,
+        expires_at: datetime | None = None,
+        purpose: SnapshotPurpose | None = None,
+        idempotency_key: str | None = None,
+    ) -> SnapshotRef:
+        """Save its current state, disk and memory, as a snapshot. It keeps running.
+
+        A call that is repeated with the same `idempotency_key` within 24 h returns the same snapshot.
+
+        Args:
+            name: a label.
+            persistence: "persistent", "sticky", or a `Persistence`.
+            ttl: seconds, or a timedelta, after which the server deletes the snapshot; by default never.
+            expires_at: when the server deletes it, instead of `ttl`.
+            purpose: "agent" if it is saved to resume the session of an agent; `stead snapshot list` shows
+                these apart.
+        """
         body: dict[str, Any] = {} if name is None else {"name": name}
+        body.update(lifetime_to_wire(ttl, UNSET if expires_at is None else expires_at))
+        if purpose is not None:
+            body["purpose"] = purpose
         if persistence is not None:
             body["persistence"] = persistence_to_wire(persistence)
-        return parse(SnapshotRef, self._call("POST", "/snapshot", json=body))
+        call = self._call("POST", "/snapshot", json=body, idempotency_key=idempotency_key)
+        return parse(SnapshotRef, call)
 
     def fork(
-        self, *, count: int = 1, name: str | None = None, persistence: PersistenceLike | None = None
+        self,
+        *,
+        count: int = 1,
+        name: str | None = None,
+        persistence: PersistenceLike | None = None,
+        idempotency_key: str | None = None,
     ) -> list["Vm"]:
         """Create VMs that continue from its current state, running programs included. It keeps running.
 
@@ -311,13 +390,14 @@ class Vm:
             count: how many.
             name: the name of the fork; several are called NAME-1, NAME-2 and so on.
             persistence: how long the forks are kept; see `Persistence`.
+            idempotency_key: a call that is repeated with it within 24 h returns the same forks.
         """
         body: dict[str, Any] = {"count": count}
         if name is not None:
             body["name"] = name
         if persistence is not None:
             body["persistence"] = persistence_to_wire(persistence)
-        answer = self._call("POST", "/fork", json=body)
+        answer = self._call("POST", "/fork", json=body, idempotency_key=idempotency_key)
         forks = parse_list(CreatedVm, answer, "forks")
         return [Vm(self._connection, fork.id, name=fork.name, domains=fork.domains) for fork in forks]
 
@@ -384,6 +464,13 @@ class Vm:
             page_size=page_size,
             page_token=page_token,
         )
+
+    def console(self) -> str:
+        """The end of its serial console: what its kernel printed, up to 64 KiB. This does not wake it.
+
+        Of a VM that does not run, the console of the last run that crashed, or "".
+        """
+        return str(parse_object(self._call("GET", "/console")).get("console", ""))
 
     def __enter__(self) -> Self:
         return self

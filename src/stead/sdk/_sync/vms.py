@@ -9,14 +9,16 @@ from stead.sdk._sync.connection import Connection
 from stead.sdk._sync.lookups import find_vm, find_vpc
 from stead.sdk._sync.snapshots import Builds, Snapshots
 from stead.sdk._sync.vm import Vm
+from stead.sdk.arguments import checks_arguments
 from stead.sdk.creation import REFUSE_UNKNOWN_KEYS, SpecLike, vm_body
 from stead.sdk.models import CreatedVm, VmList, VmState
 from stead.sdk.parsing import parse
 from stead.sdk.parts import FileLike, Git, Group, Nic, PersistenceLike, Service, User
-from stead.sdk.requests import BUILD_TIMEOUT, LIFECYCLE_TIMEOUT, UNSET, Unset, request
+from stead.sdk.requests import BUILD_TIMEOUT, LIFECYCLE_TIMEOUT, UNSET, Request, Unset, request
 from stead.sdk.sizes import Amount, Size, wanted_size
 
 
+@checks_arguments
 class Vms:
     """Create, find, list and delete VMs."""
 
@@ -58,6 +60,8 @@ class Vms:
         git_access: str | None = None,
         nics: Sequence[Nic | Mapping[str, Any]] | None = None,
         progress: Progress | None = None,
+        if_missing: bool = False,
+        idempotency_key: str | None = None,
     ) -> Vm:
         """Create a VM, start it, and return a handle on it.
 
@@ -83,7 +87,13 @@ class Vms:
             git_access: id of a repository that git in the VM may fetch from and push to. Its token is
                 revoked when the VM is deleted.
             nics: the VPC that the VM is in: one `Nic`.
-            progress: called with each line that the build logs, for example `print`.
+            progress: called with each line that the server logs for this call, for example `print`: the
+                build of the spec, and of the template when the VM is the first of its size.
+            if_missing: return the VM of this name if there is one, as it is; its `created` is False then.
+                `NameNotUnique` if there are several.
+            idempotency_key: a text of your choice, such as a UUID, new for each VM. A create that is repeated
+                with it within 24 h returns the same VM, so it is retried when the connection breaks. The
+                server finishes it then, although nobody waits.
         """
         wanted = wanted_size(
             size=size,
@@ -117,6 +127,8 @@ class Vms:
             git_access=git_access,
             nics=nics,
         )
+        if if_missing:
+            body["ifMissing"] = True
         for nic in body.get("nics", ()):
             nic["vpc"] = find_vpc(self._connection, nic["vpc"])
         self.snapshots.resolve_names(body)
@@ -124,9 +136,19 @@ class Vms:
         long = spec is not None or progress is not None
         wait = (BUILD_TIMEOUT if long else LIFECYCLE_TIMEOUT) + (ready_signal_timeout_seconds or 0)
         headers = {**(BACKGROUND if long else {}), **REFUSE_UNKNOWN_KEYS}
-        call = request("POST", "/v1/vms", json=body, headers=headers, timeout=wait)
-        created = parse(CreatedVm, call_in_background(self._connection, call, progress))
-        return Vm(self._connection, created.id, name=name, domains=created.domains)
+        call = request(
+            "POST",
+            "/v1/vms",
+            json=body,
+            headers=headers,
+            timeout=wait,
+            idempotent=if_missing,
+            idempotency_key=idempotency_key,
+        )
+        # Another call may have been answered with the same VM.
+        undo = None if if_missing or idempotency_key is not None else _delete_created
+        made = parse(CreatedVm, call_in_background(self._connection, call, progress, undo))
+        return Vm(self._connection, made.id, name=name, domains=made.domains, created=made.created)
 
     def list(
         self,
@@ -172,3 +194,7 @@ class Vms:
     def delete(self, vm: str) -> None:
         """Delete a VM, by id, unique id prefix or unique name. This cannot be undone."""
         (self.find(vm)).delete()
+
+
+def _delete_created(answer: Any) -> Request:
+    return request("DELETE", "/v1/vms/{}", parse(CreatedVm, answer).id)

@@ -1,0 +1,435 @@
+"""SSH connections over suspends, with OpenSSH's clients. VMs and their suspends are in memory."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from stead.edge.ssh import client, vm_link
+from stead.host.interface import narrowed
+from stead.machines import State
+from stead.machines.events import Use
+from support.fake_host import FakeHost
+from support.fake_world import World
+from support.pseudo_terminal import in_terminal
+from support.scripted_server import free_port
+from support.ssh_scene import WAIT, Ended, Process, Scene, ssh_scene
+from support.waiting import until
+
+pytestmark = pytest.mark.usefixtures("root", "network")
+
+Link = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@dataclass(eq=False)
+class VmPort:
+    """Port 22 of a VM: nothing passes while the VM does not run, or is frozen."""
+
+    world: World
+    vm: str
+    to: tuple[str, int]
+    frozen: bool = False
+    sent_in_vain: int = 0
+    """Bytes that came for the VM while it did not run."""
+    _writers: list[asyncio.StreamWriter] = field(default_factory=list)
+
+    @property
+    def _asleep(self) -> bool:
+        return not self.world.alive(self.vm)
+
+    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        guest = await asyncio.open_connection(*self.to)
+        self._writers += [writer, guest[1]]
+        with contextlib.suppress(OSError):
+            await asyncio.gather(self._pass(reader, guest[1], into=True), self._pass(guest[0], writer))
+
+    async def _pass(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, into: bool = False
+    ) -> None:
+        while data := await reader.read(1 << 16):
+            if into and self._asleep:
+                self.sent_in_vain += len(data)
+            await until(lambda: not (self._asleep or self.frozen), WAIT)
+            writer.write(data)
+        writer.close()
+
+    def cut(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+
+
+@dataclass(frozen=True)
+class Stage:
+    scene: Scene
+    port: VmPort
+    folder: Path
+
+    @property
+    def vm(self) -> str:
+        return self.scene.site.vm
+
+    async def state(self) -> State:
+        return (await self.scene.site.installation.machines.info(self.vm)).state
+
+    async def suspend(self) -> None:
+        await self.scene.site.installation.machines.suspend(self.vm)
+        assert await self.state() is State.SUSPENDED
+
+    @property
+    def wakes(self) -> int:
+        return narrowed(self.scene.site.installation.machines.host, FakeHost).calls.count("restore_state")
+
+    @property
+    def shared(self) -> list[str]:
+        return ["-o", f"ControlPath={self.folder}/control"]
+
+    async def ssh(self, *arguments: str) -> Ended:
+        """With the connection of `connected`."""
+        return await self.scene.ssh(*self.shared, *arguments)
+
+    @contextlib.asynccontextmanager
+    async def connected(self, *options: str) -> AsyncIterator[Process]:
+        """`ssh -M -N`."""
+        master = await self.scene.start(*self.scene.ssh_command("-M", "-N", *self.shared, *options))
+        try:
+            await until((self.folder / "control").exists, WAIT)
+            assert (await self.ssh("true")).code == 0, "the gateway has logged in to the VM"
+            yield master
+        finally:
+            if master.returncode is None:
+                master.kill()
+            await master.wait()
+
+
+@pytest_asyncio.fixture(scope="module")
+async def scene(root: None, network: None, cache: Path) -> AsyncIterator[Scene]:
+    async with ssh_scene(cache) as scene:
+        yield scene
+
+
+@pytest_asyncio.fixture
+async def stage(scene: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[Stage]:
+    monkeypatch.setattr(client, "_RECHECK", 0.2)
+    monkeypatch.setattr(client, "_SETTLE", 0.2)
+    world = scene.site.world
+    port = VmPort(world, scene.site.vm, scene.sshd.address)
+    server = await asyncio.start_server(port.accept, "127.0.0.1", 0)
+    monkeypatch.setitem(world.ports, 22, server.sockets[0].getsockname())
+    await scene.site.installation.machines.start(scene.site.vm)
+    yield Stage(scene, port, tmp_path)
+    server.close()
+    port.cut()
+
+
+async def _capitals(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while line := await reader.readline():
+        writer.write(line.upper())
+    writer.close()
+
+
+@pytest_asyncio.fixture
+async def capitals(tmp_path: Path) -> AsyncIterator[int]:
+    """A port, and a Unix socket of the same name in `tmp_path`, that answer each line in capitals."""
+    server = await asyncio.start_server(_capitals, "127.0.0.1", 0)
+    port: int = server.sockets[0].getsockname()[1]
+    unix = await asyncio.start_unix_server(_capitals, str(tmp_path / str(port)))
+    yield port
+    server.close()
+    unix.close()
+
+
+async def _answer(link: Link, line: bytes = b"hello\n") -> bytes:
+    reader, writer = link
+    writer.write(line)
+    return await asyncio.wait_for(reader.readline(), WAIT)
+
+
+@contextlib.asynccontextmanager
+async def _opened(port: int) -> AsyncIterator[Link]:
+    link = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        yield link
+    finally:
+        link[1].close()
+
+
+async def test_every_kind_of_request_wakes_the_vm(stage: Stage, capitals: int) -> None:
+    """Each is the first after a suspend; all are of one connection."""
+    local, remote, near = free_port(), free_port(), stage.folder / "near.sock"
+    back = ("-R", f"127.0.0.1:{remote}:127.0.0.1:{capitals}")
+
+    async def session() -> None:
+        ended = await stage.ssh("echo in; exit 3")
+        assert (ended.code, ended.out) == (3, "in\n"), ended.err
+
+    async def terminal() -> None:
+        assert "not a tty" not in (await stage.ssh("-tt", "tty")).out
+
+    async def forwarded_port() -> None:
+        link = await asyncio.open_connection("127.0.0.1", local)
+        assert await _answer(link) == b"HELLO\n"
+        await _close(link)
+
+    async def forwarded_socket() -> None:
+        link = await asyncio.open_unix_connection(str(near))
+        assert await _answer(link) == b"HELLO\n"
+        await _close(link)
+
+    async def remote_port() -> None:
+        assert (await stage.ssh("-O", "forward", *back)).code == 0
+        link = await asyncio.open_connection("127.0.0.1", remote)
+        assert await _answer(link) == b"HELLO\n"
+        await _close(link)
+
+    async def cancelled_remote_port() -> None:
+        assert (await stage.ssh("-O", "cancel", *back)).code == 0
+        assert await until(lambda: _refused(remote), WAIT)
+
+    options = ("-L", f"127.0.0.1:{local}:127.0.0.1:{capitals}", "-L", f"{near}:{stage.folder}/{capitals}")
+    async with stage.connected(*options) as master:
+        kinds: list[Callable[[], Awaitable[None]]] = [
+            *(session, terminal, forwarded_port, forwarded_socket, remote_port, cancelled_remote_port)
+        ]
+        for kind in kinds:
+            await stage.suspend()
+            await kind()
+            assert await stage.state() is State.RUNNING, kind.__name__
+        assert master.returncode is None
+    assert stage.port.sent_in_vain == 0
+
+
+async def _close(link: Link) -> None:
+    """Close a forwarded connection and give both of its ends the time to do so."""
+    link[1].close()
+    await asyncio.sleep(0.3)
+
+
+async def _refused(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return True
+    writer.close()
+    return False
+
+
+async def test_every_message_of_an_open_channel_wakes_the_vm(stage: Stage, capitals: int) -> None:
+    """Data, its end, a new size of the terminal, and a connection that is closed."""
+    port = free_port()
+    async with stage.connected("-L", f"127.0.0.1:{port}:127.0.0.1:{capitals}"):
+        link = await asyncio.open_connection("127.0.0.1", port)
+        assert await _answer(link) == b"HELLO\n"
+        await stage.suspend()
+        assert await _answer(link, b"again\n") == b"AGAIN\n"
+        await stage.suspend()
+        link[1].write_eof()
+        assert await asyncio.wait_for(link[0].read(), WAIT) == b""
+        assert await stage.state() is State.RUNNING
+        link[1].close()
+        command = stage.scene.ssh_command(*stage.shared, "-tt", "cat")
+        async with in_terminal(command, os.environ) as window:
+            await window.raw(WAIT)
+            window.type(b"ready\n")
+            await window.expect(b"ready\r\nready\r\n", WAIT)
+            await stage.suspend()
+            window.resize(120, 50)
+            await until(_woken(stage), WAIT)
+    assert stage.port.sent_in_vain == 0
+
+
+def _woken(stage: Stage) -> Callable[[], Awaitable[bool]]:
+    async def woken() -> bool:
+        return await stage.state() is State.RUNNING
+
+    return woken
+
+
+async def test_keepalives_do_not_wake_a_vm_and_are_no_activity(stage: Stage) -> None:
+    live = stage.scene.site.installation.machines.processes.running(stage.vm)
+    async with stage.connected(
+        "-vvv", "-o", "ServerAliveInterval=1", "-o", "ServerAliveCountMax=2"
+    ) as master:
+        assert live is not None
+        used = live.last_used
+        await asyncio.sleep(2)
+        assert live.last_used == used
+        await stage.suspend()
+        await asyncio.sleep(3)
+        assert await stage.state() is State.SUSPENDED and master.returncode is None
+        assert (await stage.ssh("echo in")).out == "in\n"
+        master.kill()
+        assert master.stderr is not None
+        said = (await master.stderr.read()).decode()
+        assert said.count("send packet: type 80") >= 3, "keepalives were sent"
+
+
+async def test_many_channels_at_once_are_one_wake(stage: Stage, capitals: int) -> None:
+    port = free_port()
+    async with stage.connected("-L", f"127.0.0.1:{port}:127.0.0.1:{capitals}"):
+        await stage.suspend()
+        before = stage.wakes
+
+        async def forwarded() -> bytes:
+            async with _opened(port) as link:
+                return await _answer(link)
+
+        answers = await asyncio.gather(*[forwarded() for _ in range(30)])
+        assert answers == [b"HELLO\n"] * 30
+        assert stage.wakes == before + 1
+    assert stage.port.sent_in_vain == 0
+
+
+async def test_a_wake_that_fails_refuses_the_channel_with_its_reason(stage: Stage, capitals: int) -> None:
+    """The connection stays; once there is memory again, it works."""
+    port, world = free_port(), stage.scene.site.world
+    async with stage.connected("-L", f"127.0.0.1:{port}:127.0.0.1:{capitals}") as master:
+        await stage.suspend()
+        memory, world.free_memory = world.free_memory, 0
+        try:
+            ended = await stage.ssh("echo in")
+            assert (ended.code, ended.out) == (255, "") and "not enough memory (trace " in ended.err
+            async with _opened(port) as link:
+                assert await asyncio.wait_for(link[0].read(), WAIT) == b""
+            assert (await stage.ssh("-O", "forward", "-R", f"{free_port()}:127.0.0.1:{capitals}")).code == 255
+        finally:
+            world.free_memory = memory
+        assert await stage.state() is State.SUSPENDED and master.returncode is None
+        assert (await stage.ssh("echo in")).out == "in\n"
+        async with _opened(port) as link:
+            assert await _answer(link) == b"HELLO\n"
+            await stage.suspend()
+            world.free_memory = 0
+            try:
+                link[1].write(b"data that cannot be delivered\n")
+                _, said = await asyncio.wait_for(master.communicate(), WAIT)
+            finally:
+                world.free_memory = memory
+        assert b"not enough memory (trace " in said
+
+
+async def test_a_wake_that_takes_too_long_refuses_the_channel(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vm_link, "_WAKE_TIMEOUT", 0.5)
+    machines = stage.scene.site.installation.machines
+    async with stage.connected():
+        await stage.suspend()
+        async with machines.locks.hold(stage.vm):
+            ended = await stage.ssh("echo in")
+            assert ended.code == 255 and "did not wake within 0.5 s" in ended.err
+        monkeypatch.undo()
+        assert (await stage.ssh("echo in")).out == "in\n"
+
+
+async def test_a_guest_that_has_booted_again_ends_the_connection(stage: Stage) -> None:
+    world = stage.scene.site.world
+    async with stage.connected() as master:
+        await stage.suspend()
+        for state in world.saved.values():
+            state.corrupt = True
+        ended = await stage.ssh("echo in")
+        assert ended.code == 255 and ended.out == ""
+        _, said = await asyncio.wait_for(master.communicate(), WAIT)
+        assert b"has booted again (saved memory was unusable" in said and b"(trace " in said
+    (stage.folder / "control").unlink(missing_ok=True)
+    async with stage.connected() as master:
+        await stage.scene.site.installation.machines.kill(stage.vm)
+        await stage.scene.site.installation.machines.start(stage.vm)
+        _, said = await asyncio.wait_for(master.communicate(), WAIT)
+        assert b"has booted again: its programs" in said, said
+
+
+@pytest.mark.parametrize("how", ["kill", "delete"])
+async def test_a_vm_that_ended_while_it_was_suspended(
+    stage: Stage, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new channel does not start it again: the client is told."""
+    monkeypatch.setattr(client, "_RECHECK", 60.0)
+    machines = stage.scene.site.installation.machines
+    machine = await machines.create(account=stage.scene.site.account)
+    _, token = await stage.scene.token_for(vm=machine.id)
+    stage.port.vm = machine.id
+    login = f"{machine.id},{token}"
+    command = stage.scene.ssh_command("-M", "-N", *stage.shared, login=login)
+    master = await stage.scene.start(*command)
+    await until((stage.folder / "control").exists, WAIT)
+    assert (await stage.scene.ssh(*stage.shared, "true", login=login)).code == 0
+    await machine.suspend()
+    await asyncio.sleep(0.5)
+    await (machine.kill() if how == "kill" else machine.delete())
+    assert (await stage.scene.ssh(*stage.shared, "echo in", login=login)).code == 255
+    _, said = await asyncio.wait_for(master.communicate(), WAIT)
+    expected = "it is stopped (killed) (trace " if how == "kill" else f"VM {machine.id} not found (trace "
+    assert expected in said.decode(), said
+    if how == "kill":
+        assert (await machine.info()).state is State.STOPPED
+        await machine.delete()
+
+
+async def test_a_client_that_leaves_does_not_wake_the_vm(stage: Stage, capitals: int) -> None:
+    port = free_port()
+    async with stage.connected("-L", f"127.0.0.1:{port}:127.0.0.1:{capitals}") as master:
+        link = await asyncio.open_connection("127.0.0.1", port)
+        assert await _answer(link) == b"HELLO\n"
+        await stage.suspend()
+        before = stage.wakes
+        master.kill()
+        await until(lambda: not stage.scene.gateway._clients, WAIT)
+        await asyncio.sleep(0.5)
+        assert await stage.state() is State.SUSPENDED and stage.wakes == before
+        link[1].close()
+
+
+async def test_a_suspend_before_the_answer_to_a_request(stage: Stage, capitals: int) -> None:
+    """The request has left and the guest has not answered: the VM is woken to answer it."""
+    port = free_port()
+    async with (
+        stage.connected("-L", f"127.0.0.1:{port}:127.0.0.1:{capitals}"),
+        contextlib.AsyncExitStack() as opened,
+    ):
+        stage.port.frozen = True
+        links = [await opened.enter_async_context(_opened(port)) for _ in range(3)]
+        session = asyncio.create_task(stage.ssh("echo in"))
+        await asyncio.sleep(1)
+        await stage.suspend()
+        await until(_woken(stage), WAIT)
+        stage.port.frozen = False
+        assert await asyncio.gather(*[_answer(link) for link in links]) == [b"HELLO\n"] * 3
+        assert (await session).out == "in\n"
+
+
+async def test_a_suspend_during_a_login(stage: Stage) -> None:
+    stage.port.frozen = True
+    login = asyncio.create_task(stage.scene.ssh("echo in"))
+    await until(lambda: stage.port._writers, WAIT)
+    await stage.suspend()
+    stage.port.frozen = False
+    assert (await login).out == "in\n"
+
+
+async def test_a_vm_that_another_use_has_woken(stage: Stage, capitals: int) -> None:
+    """Connections of the guest to a port of `-R` pass, though the client has sent nothing."""
+    port = free_port()
+    async with stage.connected("-R", f"127.0.0.1:{port}:127.0.0.1:{capitals}"):
+        await until(lambda: _accepts(port), WAIT)
+        await stage.suspend()
+        await stage.scene.site.installation.machines.attached(stage.vm, Use.COMMAND)
+        async with _opened(port) as link:
+            assert await _answer(link) == b"HELLO\n"
+
+
+async def _accepts(port: int) -> bool:
+    return not await _refused(port)
+
+
+async def test_ports_that_are_no_longer_forwarded_leave_room_for_others(stage: Stage, capitals: int) -> None:
+    async with stage.connected():
+        for _ in range(client.MAX_LISTENERS + 2):
+            forward = ("-R", f"127.0.0.1:{free_port()}:127.0.0.1:{capitals}")
+            assert (await stage.ssh("-O", "forward", *forward)).code == 0
+            assert (await stage.ssh("-O", "cancel", *forward)).code == 0
