@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from stead.errors import CheckpointUnusable, HostError, StartFailed
 from stead.host import checkpoints, templates
-from stead.host.checkpoints import CapturedState
+from stead.host.checkpoints import LocalCapturedState
 from stead.host.image import BaseImage
 from stead.host.local import LocalHost
 from stead.host.memory_delta import Delta
@@ -105,7 +105,7 @@ class Stage:
 
     def save_memory(self, checkpoint: str = "saved", platform: QemuPlatform = PLATFORM) -> Path:
         folder = self.host.checkpoints.folder(checkpoint)
-        moment = CapturedState(SIZE, self.template, platform, b"devices", Delta.prepare(0))
+        moment = LocalCapturedState(SIZE, self.template, platform, b"devices", Delta.prepare(0))
         checkpoints.save(moment, folder)
         moment.close()
         return folder

@@ -15,6 +15,7 @@ from typing import Literal
 from stead.errors import CapacityExceeded, CheckpointUnusable, DiskSpaceExceeded, HostError
 from stead.guest.agent import Agent
 from stead.host.interface import (
+    CapturedState,
     Disk,
     Inventory,
     Pause,
@@ -24,7 +25,6 @@ from stead.host.interface import (
     Restore,
     Template,
     Vm,
-    VmState,
     WireGuardTunnel,
     narrowed,
 )
@@ -208,7 +208,7 @@ class FakeHost:
             return self.world.start(place, size, disk, awake=True).id
 
     @contextlib.asynccontextmanager
-    async def restore_state(self, place: Place, state: VmState, disk: Disk) -> AsyncIterator[Restore]:
+    async def restore_state(self, place: Place, state: CapturedState, disk: Disk) -> AsyncIterator[Restore]:
         captured = narrowed(state, FakeState)
         with self.call("restore_state"):
             await asyncio.sleep(0)
@@ -423,7 +423,9 @@ class FakeVm:
         async with self._order("written_layer") as process:
             return process.layers[0].name
 
-    async def capture(self, size: Size, base: str | None, *, layer: str, to: str) -> tuple[VmState, Pause]:
+    async def capture(
+        self, size: Size, base: str | None, *, layer: str, to: str
+    ) -> tuple[CapturedState, Pause]:
         async with self._order("capture") as process:
             process.awake.clear()
         async with self._order("switch") as process:
@@ -527,7 +529,7 @@ class FakeCheckpoints:
     def ids(self) -> list[str]:
         return list(self._world.saved)
 
-    async def read(self, checkpoint: str, size: Size) -> VmState:
+    async def read(self, checkpoint: str, size: Size) -> CapturedState:
         with self._host.call("checkpoints.read"):
             await asyncio.sleep(0)
             kept = self._world.saved.get(checkpoint)
@@ -537,7 +539,7 @@ class FakeCheckpoints:
             self._host.states.append(state)
             return state
 
-    async def save(self, state: VmState, checkpoint: str) -> None:
+    async def save(self, state: CapturedState, checkpoint: str) -> None:
         with self._host.call("checkpoints.save"):
             await asyncio.sleep(0)
             self._world.saved[checkpoint] = narrowed(state, FakeState)

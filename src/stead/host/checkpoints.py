@@ -38,7 +38,7 @@ _MAPPING_INTERVAL = 0.002
 
 
 @dataclass(frozen=True)
-class CapturedState:
+class LocalCapturedState:
     """Memory and devices of one paused instant. The disk of the same instant is a frozen layer."""
 
     size: Size
@@ -63,7 +63,7 @@ class LocalVm(QemuVm):
 
     async def capture(
         self, size: Size, base: str | None, *, layer: str, to: str
-    ) -> tuple[CapturedState, Pause]:
+    ) -> tuple[LocalCapturedState, Pause]:
         """Pause the guest, capture its memory and devices, and resume it on a new disk layer.
 
         All that can be done while the guest runs is done before: finding the pages that differ from the
@@ -90,7 +90,7 @@ class LocalVm(QemuVm):
             await in_thread(memory.copy_from, pid, region, minus(found, expected))
             await self.resume()
             pause = Pause(time.perf_counter() - started, memory.pages)
-            return CapturedState(size, base, platform, _read_devices(devices), memory), pause
+            return LocalCapturedState(size, base, platform, _read_devices(devices), memory), pause
         except BaseException:
             memory.close()
             raise
@@ -144,12 +144,12 @@ class CheckpointFolders:
     def ids(self) -> list[str]:
         return [path.name for path in self._folder.iterdir()]
 
-    async def read(self, checkpoint: str, size: Size) -> CapturedState:
+    async def read(self, checkpoint: str, size: Size) -> LocalCapturedState:
         """Saved state and the check that it fits this host; CheckpointUnusable has the reason if not."""
         return await in_thread(read, self.folder(checkpoint), await self.platform(), size)
 
-    async def save(self, state: interface.VmState, checkpoint: str) -> None:
-        await in_thread(save, narrowed(state, CapturedState), self.folder(checkpoint))
+    async def save(self, state: interface.CapturedState, checkpoint: str) -> None:
+        await in_thread(save, narrowed(state, LocalCapturedState), self.folder(checkpoint))
 
     async def copy(self, checkpoint: str, to: str) -> None:
         await in_thread(copy, self.folder(checkpoint), self.folder(to))
@@ -222,7 +222,7 @@ def _read_devices(path: Path) -> bytes:
 # On disk
 
 
-def save(state: CapturedState, folder: Path) -> None:
+def save(state: LocalCapturedState, folder: Path) -> None:
     """Save captured state; it is durable when this returns."""
     _save(folder, state.size, state.base, state.platform, state.devices, state.memory.write_to)
 
@@ -269,7 +269,7 @@ def copy(source: Path, target: Path) -> None:
         raise HostError(f"cannot save the memory: {error.strerror}") from error
 
 
-def read(folder: Path, platform: QemuPlatform, size: Size) -> CapturedState:
+def read(folder: Path, platform: QemuPlatform, size: Size) -> LocalCapturedState:
     """Read saved state and check that it fits this host; CheckpointUnusable has the reason if not.
 
     HostError when the host cannot read it now, as with too many open files: the next call may succeed.
@@ -290,7 +290,7 @@ def read(folder: Path, platform: QemuPlatform, size: Size) -> CapturedState:
         if hashlib.sha256(devices).hexdigest() != facts["devices_sha256"]:
             raise CheckpointUnusable("checksum mismatch in the device state")
         memory = Delta.load(folder, facts["memory"], size.memory_mib << 20)
-        return CapturedState(size, facts["base"], platform, devices, memory)
+        return LocalCapturedState(size, facts["base"], platform, devices, memory)
     except ABSENT as error:
         raise CheckpointUnusable(f"cannot read it: {error.strerror}") from error
     except OSError as error:

@@ -109,7 +109,7 @@ class Disk:
     template: Template
 
 
-class VmState(Protocol):
+class CapturedState(Protocol):
     """Memory and devices of one paused instant. The disk of the same instant is a frozen layer."""
 
     @property
@@ -177,7 +177,9 @@ class Vm(Protocol):
     async def written_layer(self) -> str:
         """The current writable layer."""
 
-    async def capture(self, size: Size, base: str | None, *, layer: str, to: str) -> tuple[VmState, Pause]:
+    async def capture(
+        self, size: Size, base: str | None, *, layer: str, to: str
+    ) -> tuple[CapturedState, Pause]:
         """Pause the guest, capture its memory and devices, and resume it on the disk layer `to`.
 
         On failure the guest may stay paused: what happens to it is for the caller to say.
@@ -266,10 +268,10 @@ class CheckpointStorage(Protocol):
     """Saved memory, by id."""
 
     def ids(self) -> list[str]: ...
-    async def read(self, checkpoint: str, size: Size) -> VmState:
+    async def read(self, checkpoint: str, size: Size) -> CapturedState:
         """CheckpointUnusable when this host cannot use it; HostError when the next call may succeed."""
 
-    async def save(self, state: VmState, checkpoint: str) -> None:
+    async def save(self, state: CapturedState, checkpoint: str) -> None:
         """It is durable when this returns."""
 
     async def copy(self, checkpoint: str, to: str) -> None: ...
@@ -319,7 +321,9 @@ class Host(Protocol):
         """Start a VM from the memory of its disk's template."""
 
     async def boot(self, place: Place, size: Size, disk: Disk) -> ProcessId: ...
-    def restore_state(self, place: Place, state: VmState, disk: Disk) -> AbstractAsyncContextManager[Restore]:
+    def restore_state(
+        self, place: Place, state: CapturedState, disk: Disk
+    ) -> AbstractAsyncContextManager[Restore]:
         """Start a VM that waits for captured state; load it inside the block."""
 
     async def connect(self, machine: str, process: ProcessId) -> Vm:

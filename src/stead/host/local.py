@@ -31,7 +31,7 @@ from stead.host import disks, interface, network, templates
 from stead.host.accelerator import choose_accelerator, machine_type, qemu_version
 from stead.host.authority import Authority
 from stead.host.cgroups import ControlGroups
-from stead.host.checkpoints import CapturedState, CheckpointFolders, LocalVm, device_state, place_memory
+from stead.host.checkpoints import CheckpointFolders, LocalCapturedState, LocalVm, device_state, place_memory
 from stead.host.image import BaseImage, ensure_image, find_image, image_key
 from stead.host.interface import Disk, Inventory, Place, PrivateNetwork, Report, WireGuardTunnel, narrowed
 from stead.host.layer_files import LayerFiles
@@ -122,7 +122,7 @@ class _Restore:
 
 
 @contextlib.asynccontextmanager
-async def _placed(pid: int, state: CapturedState) -> "AsyncIterator[asyncio.Future[None]]":
+async def _placed(pid: int, state: LocalCapturedState) -> "AsyncIterator[asyncio.Future[None]]":
     """Place captured memory in a QEMU while it starts; nothing writes to the process after the block."""
     given_up = threading.Event()
     size, copied = state.size.memory_mib << 20, state.base is not None
@@ -304,9 +304,9 @@ class LocalHost:
 
     @contextlib.asynccontextmanager
     async def restore_state(
-        self, place: Place, state: interface.VmState, disk: Disk
+        self, place: Place, state: interface.CapturedState, disk: Disk
     ) -> AsyncIterator[_Restore]:
-        captured = narrowed(state, CapturedState)
+        captured = narrowed(state, LocalCapturedState)
         base = None
         if captured.base is not None:
             # Usually the template of the disk, which is loaded already.

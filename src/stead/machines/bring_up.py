@@ -10,7 +10,7 @@ from stead.deadlines import scaled
 from stead.errors import GuestUnreachable, HostError, StartFailed
 from stead.guest.execution import ExecRequest, collect
 from stead.guest.identity import GuestIdentity, confer
-from stead.host.interface import Host, Template, Vm, VmState
+from stead.host.interface import CapturedState, Host, Template, Vm
 from stead.logs import get_logger
 from stead.machines.disks import Disks
 from stead.machines.events import EventKind, Events
@@ -75,7 +75,7 @@ class BringUp:
         return record, live
 
     async def restore_state(
-        self, record: Record, template: Template, state: VmState, *, new_keys: bool
+        self, record: Record, template: Template, state: CapturedState, *, new_keys: bool
     ) -> tuple[Record, Live]:
         """Restore captured memory on a VM's disk, and confer its identity."""
         record = await self.step(record, "process")

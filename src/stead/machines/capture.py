@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from stead.deadlines import scaled
 from stead.errors import GuestError, GuestUnreachable, HostError
-from stead.host.interface import Host, Pause, VmState
+from stead.host.interface import CapturedState, Host, Pause
 from stead.logs import get_logger
 from stead.machines.disks import Disks
 from stead.machines.journal import Journal
@@ -36,7 +36,7 @@ class CaptureOperation:
     last_pause: Pause | None = None
     """The pause of the last capture, for benchmarks."""
 
-    async def take(self, record: Record, live: Live) -> tuple[Record, VmState]:
+    async def take(self, record: Record, live: Live) -> tuple[Record, CapturedState]:
         """Capture a running VM's memory; its disk of the same instant becomes its read-only layer.
 
         The VM keeps running, also after a failure, on the layer that its process really writes.
@@ -83,7 +83,7 @@ class CaptureOperation:
         return await self.journal.transition(record, Running(state.top, state.run, None, state.reason))
 
 
-async def _close(captured: tuple[VmState, Pause]) -> None:
+async def _close(captured: tuple[CapturedState, Pause]) -> None:
     captured[0].close()
 
 

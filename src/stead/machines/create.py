@@ -12,7 +12,7 @@ from stead.errors import (
     StartFailed,
     SteadError,
 )
-from stead.host.interface import Host, Report, Template, VmState
+from stead.host.interface import CapturedState, Host, Report, Template
 from stead.logs import get_logger
 from stead.machines.bring_up import BringUp
 from stead.machines.deletion import DeleteOperation
@@ -172,7 +172,7 @@ class CreateOperation:
 
         return await self._tried_twice(record, restore)
 
-    async def from_state(self, record: Record, state: VmState, why: str) -> Record:
+    async def from_state(self, record: Record, state: CapturedState, why: str) -> Record:
         """Bring up a VM with the captured memory of another one."""
 
         async def restore(record: Record) -> Up:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from stead.errors import InvalidRequest
-from stead.host.interface import Host, VmState
+from stead.host.interface import CapturedState, Host
 from stead.machines.capture import CaptureOperation
 from stead.machines.create import CreateOperation
 from stead.machines.deletion import DeleteOperation
@@ -101,7 +101,7 @@ class ForkOperation:
     async def _allocate(
         self,
         parent: Record,
-        state: VmState,
+        state: CapturedState,
         names: Sequence[str | None],
         persistence: Persistence | None,
         request: str | None,
@@ -132,7 +132,7 @@ class ForkOperation:
             raise
         return children
 
-    async def _bring_up(self, children: Sequence[Record], state: VmState, why: str) -> None:
+    async def _bring_up(self, children: Sequence[Record], state: CapturedState, why: str) -> None:
         """Bring up the children: all of them, or none."""
         with self.pool.giving_way():
             work = [self.create.from_state(child, state, why) for child in children]

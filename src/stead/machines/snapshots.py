@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Literal, TypeVar, cast
 
 from stead.errors import HostError, SnapshotExpired, SnapshotNotFound, WrongSnapshotState
-from stead.host.interface import Host, VmState
+from stead.host.interface import CapturedState, Host
 from stead.logs import get_logger
 from stead.machines.capture import CaptureOperation, sync_guest
 from stead.machines.disks import Disks
@@ -271,7 +271,9 @@ class Snapshots:
         async with self.quotas.keeping(record.account, self.store.count):
             return await self.store.insert(row)
 
-    async def _capture_into(self, snapshot: SnapshotRow, record: Record) -> tuple[Record, VmState] | None:
+    async def _capture_into(
+        self, snapshot: SnapshotRow, record: Record
+    ) -> tuple[Record, CapturedState] | None:
         """Capture what the snapshot will hold; `_save` then writes the memory of a running VM to disk."""
         match record.state:
             case Running():
@@ -285,7 +287,7 @@ class Snapshots:
                 await self._complete(snapshot, layer=record.layer, checkpoint=None)
         return None
 
-    async def _capture_running(self, snapshot: SnapshotRow, record: Record) -> tuple[Record, VmState]:
+    async def _capture_running(self, snapshot: SnapshotRow, record: Record) -> tuple[Record, CapturedState]:
         live = self.processes.running(record.id)
         if live is None:
             raise wrong_state(record, Operation.SNAPSHOT)
@@ -304,7 +306,7 @@ class Snapshots:
             await self.host.checkpoints.copy(saved, checkpoint)
             await self._complete(snapshot, layer=record.layer, checkpoint=checkpoint)
 
-    async def _save(self, snapshot: SnapshotRow, record: Record, state: VmState) -> None:
+    async def _save(self, snapshot: SnapshotRow, record: Record, state: CapturedState) -> None:
         """Make captured memory and the disk layer of the same instant durable."""
         checkpoint = new_id()
         try:
