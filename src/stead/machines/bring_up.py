@@ -15,7 +15,7 @@ from stead.logs import get_logger
 from stead.machines.disks import Disks
 from stead.machines.events import EventKind, Events
 from stead.machines.journal import Journal
-from stead.machines.processes import Live, Processes
+from stead.machines.processes import Processes, RunningVm
 from stead.machines.records import Record
 from stead.machines.states import Creating, Preparing, Run, Running, Starting, Waking, steps, unexpected_end
 from stead.processes import ProcessId
@@ -65,7 +65,7 @@ class BringUp:
         await self.disks.make_top(record, coming_up(record).top)
         return record
 
-    async def restore(self, record: Record, template: Template) -> tuple[Record, Live]:
+    async def restore(self, record: Record, template: Template) -> tuple[Record, RunningVm]:
         """Restore a new VM from its template."""
         record = await self.step(await self.make_disk(record), "process")
         async with self.disks.opened(record, coming_up(record).top, template) as disk:
@@ -76,7 +76,7 @@ class BringUp:
 
     async def restore_state(
         self, record: Record, template: Template, state: CapturedState, *, new_keys: bool
-    ) -> tuple[Record, Live]:
+    ) -> tuple[Record, RunningVm]:
         """Restore captured memory on a VM's disk, and confer its identity."""
         record = await self.step(record, "process")
         async with (
@@ -90,7 +90,7 @@ class BringUp:
         await self.identify(record, live, new_keys=new_keys)
         return record, live
 
-    async def boot(self, record: Record, template: Template, *, new_keys: bool) -> tuple[Record, Live]:
+    async def boot(self, record: Record, template: Template, *, new_keys: bool) -> tuple[Record, RunningVm]:
         """Boot a VM, confer its identity and grow its file system to the size of its disk."""
         record, live = await self._boot(record, template)
         record = await self.step(record, "identify")
@@ -99,7 +99,7 @@ class BringUp:
             await _grow_root(live)
         return record, live
 
-    async def _boot(self, record: Record, template: Template) -> tuple[Record, Live]:
+    async def _boot(self, record: Record, template: Template) -> tuple[Record, RunningVm]:
         """Boot from the disk; retries when the guest resets on its way up (fsck), or hangs or crashes."""
         for attempt, timeout in enumerate(BOOT_TIMEOUTS, 1):
             record = await self.step(record, "process")
@@ -126,11 +126,11 @@ class BringUp:
 
     async def _hold(
         self, record: Record, process: ProcessId, step: str, memory_base: str | None
-    ) -> tuple[Record, Live]:
+    ) -> tuple[Record, RunningVm]:
         held = _at(record, step, Run(process, memory_base))
         return await self.processes.hold(record, process, held)
 
-    async def identify(self, record: Record, live: Live, *, new_keys: bool) -> None:
+    async def identify(self, record: Record, live: RunningVm, *, new_keys: bool) -> None:
         """Confer the identity and keys of a VM on its guest; StartFailed unless it confirms."""
         identity = GuestIdentity(record.id, record.hostname, record.guest_machine_id, record.guest_address)
         try:
@@ -139,7 +139,7 @@ class BringUp:
             raise StartFailed(f"guest did not confirm its identity: {error}") from error
 
     async def record_running(
-        self, record: Record, live: Live, kind: EventKind, why: str | None, note: str | None = None
+        self, record: Record, live: RunningVm, kind: EventKind, why: str | None, note: str | None = None
     ) -> Record:
         """Record that a VM is up and report `kind` with `why`; `note` becomes its reason."""
         state = coming_up(record)
@@ -152,7 +152,7 @@ class BringUp:
         return record
 
 
-async def _grow_root(live: Live) -> None:
+async def _grow_root(live: RunningVm) -> None:
     """Grow the root file system to the size of the disk; does nothing when it fills it already."""
     result = await collect(live.agent, ExecRequest("resize2fs /dev/vda", timeout=_GROW_TIMEOUT))
     if not result.ok:

@@ -10,7 +10,7 @@ from stead.logs import get_logger
 from stead.machines.disks import Disks
 from stead.machines.journal import Journal
 from stead.machines.locks import wrong_state
-from stead.machines.processes import Live
+from stead.machines.processes import RunningVm
 from stead.machines.records import Record, new_id
 from stead.machines.states import Operation, Running
 from stead.tasks import finished, or_undo
@@ -36,7 +36,7 @@ class CaptureOperation:
     last_pause: Pause | None = None
     """The pause of the last capture, for benchmarks."""
 
-    async def take(self, record: Record, live: Live) -> tuple[Record, CapturedState]:
+    async def take(self, record: Record, live: RunningVm) -> tuple[Record, CapturedState]:
         """Capture a running VM's memory; its disk of the same instant becomes its read-only layer.
 
         The VM keeps running, also after a failure, on the layer that its process really writes.
@@ -61,12 +61,12 @@ class CaptureOperation:
             captured.close()
             raise
 
-    async def settled(self, record: Record, live: Live) -> Record:
+    async def settled(self, record: Record, live: RunningVm) -> Record:
         """A failed capture may have left open which layer the process writes: find out first."""
         unsettled = isinstance(record.state, Running) and record.state.next_top is not None
         return await self.settle(record, live) if unsettled else record
 
-    async def settle(self, record: Record, live: Live) -> Record:
+    async def settle(self, record: Record, live: RunningVm) -> Record:
         """Make the row agree with the layer that the process writes after a switch that may have failed."""
         state = running(record, Operation.SNAPSHOT)
         if live.vm.ended:
@@ -87,7 +87,7 @@ async def _close(captured: tuple[CapturedState, Pause]) -> None:
     captured[0].close()
 
 
-async def sync_guest(live: Live) -> None:
+async def sync_guest(live: RunningVm) -> None:
     """Flush the guest's page cache: a disk without its memory is like one after a power cut."""
     try:
         await live.agent.call("POST", "/v1/sync", timeout=_SYNC_TIMEOUT)

@@ -22,7 +22,7 @@ from stead.machines.journal import Journal
 from stead.machines.locks import Locks
 from stead.machines.nics import NicRequest, VpcAddresses
 from stead.machines.pool import Pool
-from stead.machines.processes import Live, Processes
+from stead.machines.processes import Processes, RunningVm
 from stead.machines.quotas import Quotas
 from stead.machines.records import Properties, Record, size_of
 from stead.machines.snapshots import Snapshots
@@ -33,7 +33,7 @@ from stead.store.snapshots import SnapshotRow
 from stead.tasks import KeyedLimit, finished, or_undo
 
 _CANCELLED = "the creation was cancelled"
-Up = tuple[Record, Live, str | None]
+Up = tuple[Record, RunningVm, str | None]
 """A VM that is up, and a note on how it came up."""
 
 log = get_logger("stead.machines")
@@ -120,11 +120,11 @@ class CreateOperation:
 
     async def _claim(
         self, template: Template, properties: Properties, nic: NicRequest | None
-    ) -> tuple[Record, Live] | None:
+    ) -> tuple[Record, RunningVm] | None:
         async with self.quotas.admitting(properties.account, template.size):
             return await self.addresses.claim(nic, properties, lambda own: self.pool.claim(template, own))
 
-    async def _give_up(self, claimed: tuple[Record, Live] | None) -> None:
+    async def _give_up(self, claimed: tuple[Record, RunningVm] | None) -> None:
         if claimed is not None:
             await self._undo(claimed[0])
 
@@ -152,7 +152,7 @@ class CreateOperation:
             await self.host.discard(record.id)
             return await bring_up(record)
 
-    async def _resume(self, record: Record, live: Live) -> Up:
+    async def _resume(self, record: Record, live: RunningVm) -> Up:
         async with self.slots.hold(record.account):
             # The guest confirms its address over its other NIC meanwhile.
             joining = asyncio.ensure_future(self.host.join_network(record.place))

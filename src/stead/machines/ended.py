@@ -11,7 +11,7 @@ from stead.machines.events import EventKind
 from stead.machines.journal import Journal
 from stead.machines.locks import Locks
 from stead.machines.pool import Pool
-from stead.machines.processes import Live, Processes
+from stead.machines.processes import Processes, RunningVm
 from stead.machines.states import Prepared, Running, unexpected_end
 from stead.machines.stop import StopOperation
 
@@ -28,7 +28,7 @@ class UnexpectedEnds:
     pool: Pool
     locks: Locks
 
-    async def record(self, machine_id: str, live: Live, how: str) -> None:
+    async def record(self, machine_id: str, live: RunningVm, how: str) -> None:
         async with self.locks.hold(machine_id):
             record = await self.journal.get(machine_id)
             if record is None or self.processes.get(machine_id) is not live:

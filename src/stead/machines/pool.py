@@ -14,7 +14,7 @@ from stead.logs import get_logger
 from stead.machines.bring_up import CONFIRM_TIMEOUT, BringUp, coming_up
 from stead.machines.deletion import DeleteOperation
 from stead.machines.journal import Journal
-from stead.machines.processes import Live, Processes
+from stead.machines.processes import Processes, RunningVm
 from stead.machines.records import Properties, Record
 from stead.machines.states import Prepared, Preparing, State
 from stead.tasks import finished, or_undo
@@ -94,7 +94,7 @@ class Pool:
             timer.cancel()
             end()
 
-    async def claim(self, template: Template, properties: Properties) -> tuple[Record, Live] | None:
+    async def claim(self, template: Template, properties: Properties) -> tuple[Record, RunningVm] | None:
         """Take a prepared VM out of the pool, now in state creating; None when the pool is empty."""
         while True:
             record = await self._journal.claim(template.id, properties)
@@ -161,7 +161,7 @@ class Pool:
             await finished(self._deletion.remove(record))
             raise
 
-    async def _warm(self, record: Record, live: Live) -> None:
+    async def _warm(self, record: Record, live: RunningVm) -> None:
         """Run what the first user of the VM will need, so that its code is translated, then pause it.
 
         The identity is a placeholder: a create confers the real one. It is conferred twice because a clone's

@@ -26,7 +26,7 @@ class Boot:
 
 
 @dataclass(eq=False)
-class Live:
+class RunningVm:
     """The process of a VM and the connection to its guest."""
 
     vm: Vm
@@ -85,20 +85,20 @@ class Processes:
         self._host = host
         self._journal = journal
         self._tasks = tasks
-        self._lives: dict[str, Live] = {}
+        self._lives: dict[str, RunningVm] = {}
         self._suspended: WeakValueDictionary[str, Boot] = WeakValueDictionary()
         """By checkpoint, as long as a client is attached to it."""
-        self.on_unexpected_end: Callable[[str, Live, str], Coroutine[Any, Any, None]] | None = None
+        self.on_unexpected_end: Callable[[str, RunningVm, str], Coroutine[Any, Any, None]] | None = None
 
-    def get(self, machine_id: str) -> Live | None:
+    def get(self, machine_id: str) -> RunningVm | None:
         return self._lives.get(machine_id)
 
-    def running(self, machine_id: str) -> Live | None:
+    def running(self, machine_id: str) -> RunningVm | None:
         """The process of a VM that is recorded as running."""
         live = self._lives.get(machine_id)
         return live if live is not None and live.running else None
 
-    async def hold(self, record: Record, process: ProcessId, to: MachineState) -> tuple[Record, Live]:
+    async def hold(self, record: Record, process: ProcessId, to: MachineState) -> tuple[Record, RunningVm]:
         """Record a process that was just started and connect to it."""
         try:
             record = await self._journal.transition(record, to)
@@ -109,22 +109,22 @@ class Processes:
                 raise StartFailed("QEMU ended at once") from error
             raise
 
-    async def adopt(self, record: Record, process: ProcessId) -> Live:
+    async def adopt(self, record: Record, process: ProcessId) -> RunningVm:
         """Connect to a running process and watch for its end."""
-        live = Live(await self._host.connect(record.id, process), self._host.agent(record.place))
+        live = RunningVm(await self._host.connect(record.id, process), self._host.agent(record.place))
         self._lives[record.id] = live
         live.watcher = asyncio.create_task(self._watch(record.id, live))
         return live
 
-    def suspended(self, checkpoint: str, live: Live) -> None:
+    def suspended(self, checkpoint: str, live: RunningVm) -> None:
         """The guest's memory is saved in this checkpoint."""
         self._suspended[checkpoint] = live.boot
 
-    def woken(self, checkpoint: str, live: Live) -> None:
+    def woken(self, checkpoint: str, live: RunningVm) -> None:
         """The guest was restored from this checkpoint."""
         live.boot = self._suspended.get(checkpoint, live.boot)
 
-    async def _watch(self, machine_id: str, live: Live) -> None:
+    async def _watch(self, machine_id: str, live: RunningVm) -> None:
         how = await live.vm.wait()
         live.running = False
         reason = f"the VM ended: {unexpected_end(live.vm.stop_cause, how).reason}"

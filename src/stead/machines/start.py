@@ -15,7 +15,7 @@ from stead.machines.create import CreateOperation
 from stead.machines.events import Use
 from stead.machines.journal import Journal
 from stead.machines.locks import Locks
-from stead.machines.processes import Boot, Live, Processes
+from stead.machines.processes import Boot, Processes, RunningVm
 from stead.machines.quotas import Quotas
 from stead.machines.records import Record, check_idle
 from stead.machines.room import Room
@@ -109,7 +109,7 @@ class StartOperation:
         live = self.processes.running(machine_id)
         return None if live is None else live.agent
 
-    async def _running(self, machine_id: str, use: Use) -> Live:
+    async def _running(self, machine_id: str, use: Use) -> RunningVm:
         live = self.processes.running(machine_id)
         if live is None:
             await self.ensure_up(machine_id, use)
@@ -185,5 +185,5 @@ class StartOperation:
         await self.starts.close()
 
 
-def _attached(live: Live) -> Attached:
+def _attached(live: RunningVm) -> Attached:
     return Attached(live.agent, live.touch, live.eviction, live.leased, live.boot)

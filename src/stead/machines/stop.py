@@ -15,7 +15,7 @@ from stead.machines.journal import Journal
 from stead.machines.layers import Layers
 from stead.machines.locks import Locks
 from stead.machines.persistence import ends_with
-from stead.machines.processes import Live, Processes
+from stead.machines.processes import Processes, RunningVm
 from stead.machines.records import Record
 from stead.machines.states import Operation, Stopped, Stopping
 from stead.tasks import TaskSet
@@ -72,7 +72,7 @@ class StopOperation:
         kind = EventKind.STOPPED if forced is None else EventKind.KILLED
         return await self.record_stopped(record, kind, forced or why, for_good=for_good)
 
-    async def power_off(self, live: Live, timeout: float = STOP_TIMEOUT) -> str | None:
+    async def power_off(self, live: RunningVm, timeout: float = STOP_TIMEOUT) -> str | None:
         """Ask the guest to power off and wait; returns why the caller has to kill it, None when it ended."""
         live.running, live.ending = False, True
         live.evict("the VM was stopped")

@@ -14,7 +14,7 @@ from stead.machines.journal import Journal
 from stead.machines.layers import Layers
 from stead.machines.locks import Locks, wrong_state
 from stead.machines.persistence import ends_with
-from stead.machines.processes import Live, Processes
+from stead.machines.processes import Processes, RunningVm
 from stead.machines.records import Record, new_id
 from stead.machines.states import Operation, Running, Suspended, Suspending
 from stead.machines.suspended_terminals import list_terminals
@@ -56,7 +56,7 @@ class SuspendOperation:
                 return
             await self._save(record, live, f"idle for {record.properties.idle_timeout} s")
 
-    async def _save(self, record: Record, live: Live, why: str | None) -> None:
+    async def _save(self, record: Record, live: RunningVm, why: str | None) -> None:
         """Save a running VM's memory and end its process; a failure leaves it running.
 
         `why` is None on request. An ephemeral VM with `OnSuspend` is deleted instead.
@@ -92,7 +92,7 @@ class SuspendOperation:
         self.events.report(EventKind.SUSPENDED, record, why or REQUESTED)
         self.layers.merge_in_background(suspended.layer, suspended.template)
 
-    async def _stay_awake(self, machine_id: str, live: Live, note: str | None) -> None:
+    async def _stay_awake(self, machine_id: str, live: RunningVm, note: str | None) -> None:
         recorded = await self.journal.get(machine_id)
         self.layers.sweep()
         if recorded is None:

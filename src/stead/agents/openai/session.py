@@ -429,7 +429,7 @@ class SteadSession(SandboxSession):
         return self._stead.vm
 
     async def fork(self, count: int = 1) -> "list[SteadSession]":
-        """Live sessions in copies of the VM, with the same files, memory and running programs."""
+        """RunningVm sessions in copies of the VM, with the same files, memory and running programs."""
         return await self._client.fork(self, count)
 
     async def read_range(
