@@ -10,6 +10,7 @@ from stead.host.interface import CapturedState, Host
 from stead.machines.capture import CaptureOperation
 from stead.machines.create import CreateOperation
 from stead.machines.deletion import DeleteOperation
+from stead.machines.disk_eviction import DiskEviction
 from stead.machines.events import Use
 from stead.machines.journal import Journal
 from stead.machines.layers import Layers
@@ -19,7 +20,6 @@ from stead.machines.persistence import Persistence
 from stead.machines.pool import Pool
 from stead.machines.processes import Processes
 from stead.machines.records import Properties, Record
-from stead.machines.room import Room
 from stead.machines.start import StartOperation
 from stead.machines.states import Operation
 from stead.names import check_name
@@ -44,7 +44,7 @@ class ForkOperation:
     create: CreateOperation
     deletion: DeleteOperation
     pool: Pool
-    room: Room
+    eviction: DiskEviction
     start: StartOperation
     locks: Locks
     tasks: TaskSet
@@ -70,7 +70,7 @@ class ForkOperation:
         own = (await self.journal.find(machine_id)).properties
         if own.nic is not None and own.fixed_address:
             raise ForkUnsupported(machine_id, str(own.nic.address))
-        await self.room.make(keeping=machine_id)
+        await self.eviction.ensure_free(keeping=machine_id)
         return await self.tasks.run(self._fork(machine_id, names, persistence, request))
 
     async def _fork(

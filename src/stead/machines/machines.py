@@ -16,6 +16,7 @@ from stead.machines.bring_up import BringUp
 from stead.machines.capture import CaptureOperation
 from stead.machines.create import CreateOperation
 from stead.machines.deletion import DeleteOperation
+from stead.machines.disk_eviction import DiskEviction
 from stead.machines.disks import Disks
 from stead.machines.ended import UnexpectedEnds
 from stead.machines.events import Events, Use
@@ -35,7 +36,6 @@ from stead.machines.quotas import LimitsOf, Quotas
 from stead.machines.records import Properties, Purpose, record_of
 from stead.machines.recovery import Reconciliation
 from stead.machines.resize import ResizeOperation
-from stead.machines.room import Room
 from stead.machines.snapshots import About, SnapshotInfo, SnapshotPurpose, Snapshots
 from stead.machines.start import StartOperation
 from stead.machines.states import DOWN, Deleted, Operation, State
@@ -121,9 +121,9 @@ class Machines:
             self.snapshots,
             VpcAddresses(self._vpcs),
         )
-        self._room = Room(host, journal, layers, deletion, self.snapshots, locks)
+        self._eviction = DiskEviction(host, journal, layers, deletion, self.snapshots, locks)
         start = self._start = StartOperation(
-            journal, processes, locks, quotas, self._room, slots, wake, boot, self._create
+            journal, processes, locks, quotas, self._eviction, slots, wake, boot, self._create
         )
         fork = ForkOperation(
             host,
@@ -134,7 +134,7 @@ class Machines:
             self._create,
             deletion,
             self.pool,
-            self._room,
+            self._eviction,
             start,
             locks,
             tasks,
@@ -259,7 +259,7 @@ class Machines:
             snapshot=snapshot,
         )
         properties.check()
-        await self._room.make(keeping=snapshot)
+        await self._eviction.ensure_free(keeping=snapshot)
         if snapshot is None:
             record = await self._create.from_template(size, properties, nic, report)
         else:
@@ -292,7 +292,7 @@ class Machines:
         """
         check_name(name)
         lifetime.check(time.time_ns())
-        await self._room.make(keeping=machine_id)
+        await self._eviction.ensure_free(keeping=machine_id)
         about = About(
             name,
             persistence,

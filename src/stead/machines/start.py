@@ -12,13 +12,13 @@ from stead.guest.agent import Agent
 from stead.guest.execution import ExecRequest, collect
 from stead.machines.boot import BootOperation
 from stead.machines.create import CreateOperation
+from stead.machines.disk_eviction import DiskEviction
 from stead.machines.events import Use
 from stead.machines.journal import Journal
 from stead.machines.locks import Locks
 from stead.machines.processes import Boot, Processes, RunningVm
 from stead.machines.quotas import Quotas
 from stead.machines.records import Record, check_idle
-from stead.machines.room import Room
 from stead.machines.states import Operation, Stopped, Suspended, Verdict
 from stead.machines.unchanged import UNCHANGED, Unchanged
 from stead.machines.wake import WakeOperation
@@ -49,7 +49,7 @@ class StartOperation:
     processes: Processes
     locks: Locks
     quotas: Quotas
-    room: Room
+    eviction: DiskEviction
     slots: KeyedLimit
     wake: WakeOperation
     boot: BootOperation
@@ -161,7 +161,7 @@ class StartOperation:
         )
 
     async def _start(self, machine_id: str, use: Use) -> None:
-        await self.room.make(keeping=machine_id)
+        await self.eviction.ensure_free(keeping=machine_id)
         async with self.locks.unless_done(machine_id, Operation.START) as record:
             if record is not None:
                 async with self.quotas.starting(record, record.size):

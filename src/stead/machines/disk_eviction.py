@@ -16,11 +16,11 @@ from stead.machines.snapshots import Snapshots
 from stead.machines.states import State, Stopped, Suspended
 from stead.tasks import finished
 
-log = get_logger("stead.room")
+log = get_logger("stead.disk_eviction")
 
 
 @dataclass(eq=False)
-class Room:
+class DiskEviction:
     """Refuses requests that exceed the host's capacity, after evicting what may be evicted."""
 
     host: Host
@@ -30,7 +30,7 @@ class Room:
     snapshots: Snapshots
     locks: Locks
 
-    async def make(self, keeping: str | None = None) -> None:
+    async def ensure_free(self, keeping: str | None = None) -> None:
         """Free disk space for one more VM; CapacityExceeded when eviction is not enough.
 
         `keeping` is never evicted. Deadlock: never call this with a VM's lock, it takes those of others.
