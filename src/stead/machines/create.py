@@ -33,7 +33,7 @@ from stead.store.snapshots import SnapshotRow
 from stead.tasks import KeyedLimit, finished, or_undo
 
 _CANCELLED = "the creation was cancelled"
-Up = tuple[Record, RunningVm, str | None]
+BroughtUp = tuple[Record, RunningVm, str | None]
 """A VM that is up, and a note on how it came up."""
 
 log = get_logger("stead.machines")
@@ -133,7 +133,9 @@ class CreateOperation:
 
     # Bringing a guest up
 
-    async def _tried_twice(self, record: Record, bring_up: Callable[[Record], Awaitable[Up]]) -> Up:
+    async def _tried_twice(
+        self, record: Record, bring_up: Callable[[Record], Awaitable[BroughtUp]]
+    ) -> BroughtUp:
         """Bring a new guest up in a restore slot, after a second check of the host's capacity.
 
         Retries once when the guest ends before the create is answered: emulated kernels panic now and then.
@@ -152,7 +154,7 @@ class CreateOperation:
             await self.host.discard(record.id)
             return await bring_up(record)
 
-    async def _resume(self, record: Record, live: RunningVm) -> Up:
+    async def _resume(self, record: Record, live: RunningVm) -> BroughtUp:
         async with self.slots.hold(record.account):
             # The guest confirms its address over its other NIC meanwhile.
             joining = asyncio.ensure_future(self.host.join_network(record.place))
@@ -163,8 +165,8 @@ class CreateOperation:
                 await finished(joining)
         return record, live, None
 
-    async def _restore(self, record: Record, template: Template) -> Up:
-        async def restore(record: Record) -> Up:
+    async def _restore(self, record: Record, template: Template) -> BroughtUp:
+        async def restore(record: Record) -> BroughtUp:
             record, live = await self.bring_up.restore(record, template)
             record = await self.bring_up.step(record, "identify")
             await self.bring_up.identify(record, live, new_keys=True)
@@ -175,15 +177,15 @@ class CreateOperation:
     async def from_state(self, record: Record, state: CapturedState, why: str) -> Record:
         """Bring up a VM with the captured memory of another one."""
 
-        async def restore(record: Record) -> Up:
+        async def restore(record: Record) -> BroughtUp:
             template = self.disks.template_of(record)
             record = await self.bring_up.make_disk(record)
             return *await self.bring_up.restore_state(record, template, state, new_keys=True), None
 
         return await self._finish(record, self._tried_twice(record, restore), why)
 
-    async def _from_snapshot(self, record: Record, snapshot: SnapshotRow, same_size: bool) -> Up:
-        async def bring_up(record: Record) -> Up:
+    async def _from_snapshot(self, record: Record, snapshot: SnapshotRow, same_size: bool) -> BroughtUp:
+        async def bring_up(record: Record) -> BroughtUp:
             template = self.disks.template_of(record)
             record = await self.bring_up.make_disk(record)
             note = None
@@ -202,7 +204,7 @@ class CreateOperation:
 
         return await self._tried_twice(record, bring_up)
 
-    async def _with_memory(self, record: Record, template: Template, checkpoint: str) -> Up:
+    async def _with_memory(self, record: Record, template: Template, checkpoint: str) -> BroughtUp:
         state = await self.host.checkpoints.read(checkpoint, record.size)
         try:
             self.host.check_memory(state.memory_bytes)
@@ -212,12 +214,12 @@ class CreateOperation:
 
     # Recording the result
 
-    async def _finish(self, record: Record, work: Awaitable[Up], why: str | None = None) -> Record:
+    async def _finish(self, record: Record, work: Awaitable[BroughtUp], why: str | None = None) -> Record:
         async with self.locks.hold(record.id):
             return await self._finish_locked(record, work, why, forget=True)
 
     async def _finish_locked(
-        self, record: Record, work: Awaitable[Up], why: str | None, *, forget: bool
+        self, record: Record, work: Awaitable[BroughtUp], why: str | None, *, forget: bool
     ) -> Record:
         try:
             up, live, note = await work

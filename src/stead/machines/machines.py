@@ -36,7 +36,7 @@ from stead.machines.quotas import LimitsOf, Quotas
 from stead.machines.records import Properties, Purpose, record_of
 from stead.machines.recovery import Reconciliation
 from stead.machines.resize import ResizeOperation
-from stead.machines.snapshots import About, SnapshotInfo, SnapshotPurpose, Snapshots
+from stead.machines.snapshots import SnapshotInfo, SnapshotProperties, SnapshotPurpose, Snapshots
 from stead.machines.start import StartOperation
 from stead.machines.states import DOWN, Deleted, Operation, State
 from stead.machines.stop import STOP_TIMEOUT, StopOperation
@@ -60,7 +60,7 @@ log = get_logger("stead.machines")
 
 _UNLISTED = (*HIDDEN, State.DELETED)
 _RESTORE_DEADLINE = scaled(10.0)
-"""Seconds that a restore counts as one. It takes about one; a guest that does not answer takes minutes."""
+"""Seconds that a restore counts as one. It takes properties one; a guest that does not answer takes minutes."""
 
 
 class Machines:
@@ -293,7 +293,7 @@ class Machines:
         check_name(name)
         lifetime.check(time.time_ns())
         await self._eviction.ensure_free(keeping=machine_id)
-        about = About(
+        properties = SnapshotProperties(
             name,
             persistence,
             build=build,
@@ -303,7 +303,7 @@ class Machines:
             purpose=purpose,
             id=snapshot_id,
         )
-        return await self._tasks.run(self.snapshots.create(machine_id, about))
+        return await self._tasks.run(self.snapshots.create(machine_id, properties))
 
     async def stop(self, machine_id: str, timeout: float = STOP_TIMEOUT) -> None:
         """Shut a VM down; after `timeout` seconds it is killed, and its reason says so."""

@@ -107,7 +107,7 @@ def snapshot_info(row: SnapshotRow) -> SnapshotInfo:
 
 
 @dataclass(frozen=True)
-class About:
+class SnapshotProperties:
     """Properties of a new snapshot."""
 
     name: str | None = None
@@ -234,10 +234,10 @@ class Snapshots:
 
     # Capture
 
-    async def create(self, machine_id: str, about: About) -> SnapshotInfo:
+    async def create(self, machine_id: str, properties: SnapshotProperties) -> SnapshotInfo:
         """Capture a VM's memory and disk while it keeps running; of a stopped VM, the disk."""
         async with self.locks.operation(machine_id, Operation.SNAPSHOT) as record:
-            snapshot = await self._begin(record, about)
+            snapshot = await self._begin(record, properties)
             captured = await self._or_give_up(snapshot, self._capture_into(snapshot, record))
         if captured is not None:
             # The VM's lock is released: writing its memory to disk does not block it.
@@ -252,21 +252,21 @@ class Snapshots:
             self.layers.sweep()
             raise
 
-    async def _begin(self, record: Record, about: About) -> SnapshotRow:
+    async def _begin(self, record: Record, properties: SnapshotProperties) -> SnapshotRow:
         row = SnapshotRow(
-            id=about.id or f"sc-{new_id()}",
-            name=about.name,
+            id=properties.id or f"sc-{new_id()}",
+            name=properties.name,
             state=SnapshotState.BUILDING,
             source_machine=record.id,
             **asdict(record.size),
             template=record.template,
             account=record.account,
-            build=about.build,
-            template_hash=about.template_hash,
-            failure=about.failure,
-            expires_at=about.lifetime.end(time.time_ns()),
-            purpose=about.purpose,
-            **snapshot_columns(about.persistence),
+            build=properties.build,
+            template_hash=properties.template_hash,
+            failure=properties.failure,
+            expires_at=properties.lifetime.end(time.time_ns()),
+            purpose=properties.purpose,
+            **snapshot_columns(properties.persistence),
         )
         async with self.quotas.keeping(record.account, self.store.count):
             return await self.store.insert(row)
