@@ -26,7 +26,7 @@ from stead.edge import edge
 from stead.edge.edge import Edge
 from stead.edge.listeners import PublicSockets
 from stead.edge.names import GuestResolver
-from stead.edge.routes import Awake
+from stead.edge.routes import AwakeVm
 from stead.edge.ssh.gateway import SshGateway, default_limits
 from stead.errors import MachineNotFound
 from stead.github.links import Links
@@ -257,9 +257,9 @@ class RoutedVms:
     def is_up(self, machine: str) -> bool:
         return self._machines.observer(machine) is not None
 
-    async def wake(self, machine: str) -> Awake:
+    async def wake(self, machine: str) -> AwakeVm:
         attached = await self._machines.attached(machine, Use.DOMAIN)
-        return Awake((await self._machines.info(machine)).address, attached.eviction)
+        return AwakeVm((await self._machines.info(machine)).address, attached.eviction)
 
     async def ended(self, machine: str) -> None:
         with contextlib.suppress(MachineNotFound):

@@ -25,7 +25,7 @@ from starlette.websockets import WebSocket
 from stead.addresses import GATEWAY, data_tap, machine_address
 from stead.edge.edge import Edge, open_edge
 from stead.edge.listeners import PublicSockets, bind_public
-from stead.edge.routes import Awake
+from stead.edge.routes import AwakeVm
 from stead.errors import MachineNotFound
 from stead.host.authority import Authority
 from stead.host.commands import run
@@ -93,7 +93,7 @@ class FakeVms:
         vm = self.found.get(machine)
         return vm is not None and vm.up
 
-    async def wake(self, machine: str) -> Awake:
+    async def wake(self, machine: str) -> AwakeVm:
         vm = self.found.get(machine)
         if vm is None:
             raise MachineNotFound(machine)
@@ -102,7 +102,7 @@ class FakeVms:
             await vm.waking.wait()
             vm.on_wake()
             vm.up = True
-        return Awake(vm.address, vm.eviction)
+        return AwakeVm(vm.address, vm.eviction)
 
     async def ended(self, machine: str) -> None: ...
 

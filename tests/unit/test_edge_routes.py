@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from stead.edge import gate as gates
-from stead.edge.gate import Gate, Question
+from stead.edge.gate import Gate, GateRequest
 from stead.edge.pages import Refusal
-from stead.edge.routes import Awake, RouteFiles, host_of
+from stead.edge.routes import AwakeVm, RouteFiles, host_of
 from stead.edge.ssh.failures import ConnectionPlaces
 from stead.errors import MachineNotFound, StartFailed
 
@@ -30,7 +30,7 @@ class World:
 
     folder: Path
     mappings: dict[str, Mapped] = field(default_factory=dict)
-    up: dict[str, Awake] = field(default_factory=dict)
+    up: dict[str, AwakeVm] = field(default_factory=dict)
     asleep: set[str] = field(default_factory=set)
     listening: set[tuple[str, int]] = field(default_factory=set)
     wakes: list[str] = field(default_factory=list)
@@ -52,7 +52,7 @@ class World:
     def is_up(self, machine: str) -> bool:
         return machine in self.up
 
-    async def wake(self, machine: str) -> Awake:
+    async def wake(self, machine: str) -> AwakeVm:
         if self.failure is not None:
             raise self.failure
         if machine in self.asleep:
@@ -71,9 +71,9 @@ class World:
         if (str(address), port) not in self.listening:
             raise ConnectionRefusedError
 
-    def start(self, machine: str) -> Awake:
+    def start(self, machine: str) -> AwakeVm:
         address = IPv4Address("100.64.0.4") + int(machine)
-        self.up[machine] = Awake(address, asyncio.get_running_loop().create_future())
+        self.up[machine] = AwakeVm(address, asyncio.get_running_loop().create_future())
         return self.up[machine]
 
     def end(self, machine: str) -> None:
@@ -92,7 +92,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 async def _code(world: World, host: str, **more: object) -> str | int:
-    decision = await world.gate.admit(Question(host, **more))  # type: ignore[arg-type]
+    decision = await world.gate.admit(GateRequest(host, **more))  # type: ignore[arg-type]
     return decision.status if isinstance(decision, Refusal) else decision
 
 
@@ -299,7 +299,7 @@ async def test_a_browser_gets_a_page_that_reloads_when_the_port_takes_long(
     monkeypatch.setattr(gates, "_BROWSER_HOLD", 0.01)
     world.mappings = {"a.dev": Mapped("1")}
     world.asleep = {"1"}
-    decision = await world.gate.admit(Question("a.dev", browser=True))
+    decision = await world.gate.admit(GateRequest("a.dev", browser=True))
     assert isinstance(decision, Refusal)
     assert (decision.status, decision.reload) == (503, True)
     await world.gate.close()
@@ -308,7 +308,7 @@ async def test_a_browser_gets_a_page_that_reloads_when_the_port_takes_long(
 async def test_a_vm_that_cannot_start_is_a_503_with_the_reason(world: World) -> None:
     world.mappings = {"a.dev": Mapped("1")}
     world.failure = StartFailed("no memory")
-    decision = await world.gate.admit(Question("a.dev"))
+    decision = await world.gate.admit(GateRequest("a.dev"))
     assert isinstance(decision, Refusal)
     assert (decision.status, decision.message) == (503, "VM 1 cannot be started: no memory")
 

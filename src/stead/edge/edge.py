@@ -90,13 +90,13 @@ async def open_edge(
             task = cuts[machine] = tasks.start(cut, f"close connections to VM {machine}")
             task.add_done_callback(lambda _: cuts.pop(machine) if cuts.get(machine) is task else None)
 
-        async def settled(machine: str) -> None:
+        async def connections_closed(machine: str) -> None:
             if machine in cuts:
                 await asyncio.wait({cuts[machine]})
 
         files = RouteFiles(folder / "routes", source, ended)
         stack.callback(files.close)
-        gate = Gate(vms, source, files, _dialling(thread), settled)
+        gate = Gate(vms, source, files, _dialling(thread), connections_closed)
         stack.push_async_callback(gate.close)
         listening = stack.enter_context(await thread.call(listen_on_loopback))
         storage = await in_thread(_storage, settings)

@@ -13,7 +13,7 @@ from typing import Protocol
 from stead.deadlines import scaled
 from stead.edge import pages
 from stead.edge.pages import Refusal
-from stead.edge.routes import Awake, MappedPort, RouteFiles, RouteSource, host_of
+from stead.edge.routes import AwakeVm, MappedPort, RouteFiles, RouteSource, host_of
 from stead.edge.ssh.failures import ConnectionPlaces
 from stead.errors import MachineNotFound, SteadError
 from stead.tasks import SingleFlight
@@ -35,7 +35,7 @@ _DIAL_ERROR = "dial "
 class Vms(Protocol):
     def is_up(self, machine: str) -> bool: ...
 
-    async def wake(self, machine: str) -> Awake:
+    async def wake(self, machine: str) -> AwakeVm:
         """Wake or start a VM; MachineNotFound when it is gone."""
 
     async def ended(self, machine: str) -> None:
@@ -46,12 +46,12 @@ Dial = Callable[[IPv4Address, int], Awaitable[None]]
 """Connects to a port of a VM; OSError when that fails."""
 
 
-Settled = Callable[[str], Awaitable[object]]
+ConnectionsClosed = Callable[[str], Awaitable[object]]
 """Waits until the connections to a VM's last run are closed: a new one has the same address."""
 
 
 @dataclass(frozen=True)
-class Question:
+class GateRequest:
     """What Caddy says about a request."""
 
     host: str
@@ -62,28 +62,33 @@ class Question:
 
 class Gate:
     def __init__(
-        self, vms: Vms, source: RouteSource, files: RouteFiles, dial: Dial, settled: Settled
+        self,
+        vms: Vms,
+        source: RouteSource,
+        files: RouteFiles,
+        dial: Dial,
+        connections_closed: ConnectionsClosed,
     ) -> None:
         self._vms = vms
         self._source = source
         self._files = files
         self._dial = dial
-        self._settled = settled
-        self._openings: SingleFlight[Awake | None] = SingleFlight()
+        self._connections_closed = connections_closed
+        self._openings: SingleFlight[AwakeVm | None] = SingleFlight()
         self._held = ConnectionPlaces(_MAX_HELD, _MAX_HELD_OF_VM)
 
     async def close(self) -> None:
         await self._openings.close()
 
-    async def admit(self, question: Question) -> str | Refusal:
+    async def admit(self, request: GateRequest) -> str | Refusal:
         """`ADDRESS:PORT` for a request, or why it is refused."""
-        host = host_of(question.host)
+        host = host_of(request.host)
         route = None if host is None else self._source.route(host)
         while host is not None and route is not None:
-            if question.error is not None and not question.error.startswith(_DIAL_ERROR):
+            if request.error is not None and not request.error.startswith(_DIAL_ERROR):
                 # The VM may have seen the request, so it is not sent again: nothing to wake the VM for.
                 return pages.no_answer(route.machine, route.port)
-            opened = await self._opened(host, route, browser=question.browser)
+            opened = await self._opened(host, route, browser=request.browser)
             before, route = route, self._source.route(host)
             if before == route:
                 if isinstance(opened, Refusal):
@@ -91,9 +96,9 @@ class Gate:
                 self._files.put(host, route, opened)
                 return f"{opened.address}:{route.port}"
             # The mapping was changed meanwhile.
-        return pages.not_mapped(question.host[:255])
+        return pages.not_mapped(request.host[:255])
 
-    async def _opened(self, host: str, route: MappedPort, *, browser: bool) -> Awake | Refusal:
+    async def _opened(self, host: str, route: MappedPort, *, browser: bool) -> AwakeVm | Refusal:
         try:
             async with asyncio.timeout(_BROWSER_HOLD if browser else None):
                 awake = await self._listening(host, route)
@@ -105,7 +110,7 @@ class Gate:
             return pages.not_started(route.machine, str(error))
         return pages.not_listening(host, route.machine, route.port) if awake is None else awake
 
-    async def _listening(self, host: str, route: MappedPort) -> Awake | None:
+    async def _listening(self, host: str, route: MappedPort) -> AwakeVm | None:
         """The VM once its port accepts connections; None when it does not in time, or the mapping changes."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _RUNNING_HOLD
@@ -125,12 +130,12 @@ class Gate:
             if held:
                 self._held.release(route.machine)
 
-    async def _open(self, route: MappedPort) -> Awake | None:
+    async def _open(self, route: MappedPort) -> AwakeVm | None:
         """Wake the VM and wait for its port; None when the port does not accept connections.
 
         A VM that was up gets one attempt. The pause after a failed one is for all requests that wait.
         """
-        await self._settled(route.machine)
+        await self._connections_closed(route.machine)
         was_up = self._vms.is_up(route.machine)
         awake = await self._vms.wake(route.machine)
         loop = asyncio.get_running_loop()

@@ -10,7 +10,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from stead.edge.certificates import CertificatePermission
-from stead.edge.gate import Gate, Question
+from stead.edge.gate import Gate, GateRequest
 from stead.edge.pages import Refusal
 from stead.tasks import in_background
 
@@ -45,13 +45,13 @@ class GateApp:
         def header(name: str) -> str:
             return headers.get(name.lower().encode(), "")
 
-        question = Question(
+        request = GateRequest(
             host=header(HOST_HEADER),
             browser="text/html" in header("Accept").lower(),
             error=header(ERROR_HEADER) or None,
         )
         async with (
-            in_background(self._gate.admit(question), "admit a request") as admitting,
+            in_background(self._gate.admit(request), "admit a request") as admitting,
             in_background(_disconnected(receive), "watch for the end of a request") as leaving,
         ):
             await asyncio.wait({admitting, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -59,7 +59,7 @@ class GateApp:
                 return
             decision = admitting.result()
         if isinstance(decision, Refusal):
-            body, kind = decision.body(as_page=question.browser)
+            body, kind = decision.body(as_page=request.browser)
             await _answer(send, decision.status, [*decision.headers(), ("content-type", kind)], body)
         else:
             await _answer(send, 200, [(UPSTREAM_HEADER, decision)])

@@ -62,7 +62,7 @@ class _Entry:
 
 
 @dataclass(eq=False)
-class Awake:
+class AwakeVm:
     """A VM that is up."""
 
     address: IPv4Address
@@ -93,7 +93,7 @@ class RouteFiles:
         folder.mkdir(parents=True)
         folder.chmod(0o755)
 
-    def put(self, host: str, route: MappedPort, awake: Awake) -> None:
+    def put(self, host: str, route: MappedPort, awake: AwakeVm) -> None:
         """Let requests for a host name go straight to a VM, until its run ends or the mapping changes."""
         entry = _Entry(route.machine, route.port, f"{awake.address}:{route.port}")
         before = self._entries.get(host)

@@ -60,7 +60,7 @@ log = get_logger("stead.machines")
 
 _UNLISTED = (*HIDDEN, State.DELETED)
 _RESTORE_DEADLINE = scaled(10.0)
-"""Seconds that a restore counts as one. It takes properties one; a guest that does not answer takes minutes."""
+"""Seconds that a restore counts as one. It takes about one; a guest that does not answer takes minutes."""
 
 
 class Machines:

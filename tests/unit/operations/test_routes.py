@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stead.edge.gate import Gate, Question
+from stead.edge.gate import Gate, GateRequest
 from stead.edge.pages import Refusal
 from stead.edge.routes import RouteFiles
 from stead.installation import RoutedVms
@@ -34,7 +34,7 @@ class Site:
         self.ended: list[str] = []
         files = RouteFiles(folder, self, lambda vm, _: self.ended.append(vm))
         self.vms = RoutedVms(server.machines)
-        self._gate = Gate(self.vms, self, files, self._dial, self._settled)
+        self._gate = Gate(self.vms, self, files, self._dial, self._connections_closed)
         self._folder = folder
 
     def route(self, hostname: str) -> Mapped | None:
@@ -42,10 +42,10 @@ class Site:
 
     async def _dial(self, address: IPv4Address, port: int) -> None: ...
 
-    async def _settled(self, machine: str) -> None: ...
+    async def _connections_closed(self, machine: str) -> None: ...
 
     async def ask(self) -> str | int:
-        decision = await self._gate.admit(Question("a.dev"))
+        decision = await self._gate.admit(GateRequest("a.dev"))
         return decision.status if isinstance(decision, Refusal) else decision
 
     @property
