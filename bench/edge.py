@@ -17,7 +17,7 @@ from measuring import Figure, figure, half_of_host, host_facts, installation, re
 from ssh_figures import ssh_figures
 from websockets.asyncio.client import ClientConnection, connect
 
-from stead.api.parts import Installation
+from stead.api.dependencies import Installation
 from stead.edge.edge import Edge
 from stead.edge.listeners import bind_public
 from stead.host.authority import Authority

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stead.api.parts import Installation
+from stead.api.dependencies import Installation
 from stead.guest.execution import ExecResult
 from stead.host.authority import Authority
 from stead.host.vm import running_machines

@@ -29,7 +29,7 @@ from measuring import (
 )
 
 from stead.addresses import GATEWAY, VPC_ROUTER
-from stead.api.parts import Installation
+from stead.api.dependencies import Installation
 from stead.host.commands import run as command
 from stead.host.namespaces import NamespaceThread, namespace_of
 from stead.installation import open_installation

@@ -13,7 +13,7 @@ from typing import Any
 
 from measuring import figure, since, succeed
 
-from stead.api.parts import Installation
+from stead.api.dependencies import Installation
 from stead.api.server import listen_on
 from stead.host.network import namespace_path
 from stead.installation import ssh_gateway

@@ -17,7 +17,7 @@ import pytest
 import pytest_asyncio
 
 from stead import AsyncStead, Stead
-from stead.api.parts import Installation
+from stead.api.dependencies import Installation
 from stead.api.server import listen_on, running
 from stead.edge.listeners import bind_public
 from stead.host.image import BaseImage, ensure_image

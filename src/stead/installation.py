@@ -13,8 +13,8 @@ import httpcore2
 
 from stead.api.background import failure
 from stead.api.creation import created_answer
+from stead.api.dependencies import Installation, VmHosting, limit_creations, limit_sockets
 from stead.api.interrupted import InterruptedCreates
-from stead.api.parts import Installation, VmHosting, limit_creations, limit_sockets
 from stead.api.wire.triggers import push_payload
 from stead.builds.background import Answer, BackgroundRequests
 from stead.builds.builder import Builder

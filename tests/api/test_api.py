@@ -23,7 +23,7 @@ from stead.api import calls as calls_module
 from stead.api import server as server_module
 from stead.api.app import create_app
 from stead.api.callers import current_caller, owned_vm
-from stead.api.parts import limit_creations
+from stead.api.dependencies import limit_creations
 from stead.api.server import running
 from stead.api.wire import Wire
 from stead.api.wire.guests import Exec

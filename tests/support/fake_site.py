@@ -12,7 +12,7 @@ import httpx2
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from stead.api.parts import Installation
+from stead.api.dependencies import Installation
 from stead.api.server import running
 from stead.installation import open_parts
 from stead.settings import Settings, Size

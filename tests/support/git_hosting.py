@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stead.api.parts import Installation
+from stead.api.dependencies import Installation
 from stead.api.server import running
 from stead.host.commands import run
 from stead.identity.accounts import Accounts

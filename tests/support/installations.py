@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from stead.api.parts import Installation
+from stead.api.dependencies import Installation
 from stead.host.authority import Authority
 from stead.host.interface import narrowed
 from stead.host.local import LocalHost

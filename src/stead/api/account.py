@@ -5,7 +5,7 @@ from starlette.responses import JSONResponse
 
 from stead.api import background as background_answers
 from stead.api.callers import AnyCaller, Owner
-from stead.api.parts import BackgroundDep
+from stead.api.dependencies import BackgroundDep
 from stead.api.wire import Wire
 
 router = APIRouter(prefix="/auth/v1", tags=["account"])

@@ -45,8 +45,8 @@ from stead.api.background import AFTER_HEADER, ID_HEADER
 from stead.api.callers import TOKEN_HEADER, USER_HEADER, AnyCaller, Authentication
 from stead.api.calls import TRACE_HEADER, Calls
 from stead.api.credentials_in_path import CredentialsInPath
+from stead.api.dependencies import Installation, MachinesDep, SigningDep
 from stead.api.documentation import DESCRIPTION, Api, add_documentation
-from stead.api.parts import Installation, MachinesDep, SigningDep
 from stead.api.repeatable import KEY_HEADER
 from stead.api.smart_http import SmartHttp
 from stead.api.wire import Wire

@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 
 from stead.api.callers import Owner
-from stead.api.parts import BuilderDep
+from stead.api.dependencies import BuilderDep
 from stead.api.wire import LARGEST
 from stead.api.wire.builds import BuildList, BuildRecord, PhaseList, PhaseRecord
 from stead.builds.records import BuildState

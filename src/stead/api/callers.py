@@ -11,8 +11,8 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stead.api.calls import Call
+from stead.api.dependencies import IdentitiesDep, Installation, MachinesDep
 from stead.api.errors import ApiError
-from stead.api.parts import IdentitiesDep, Installation, MachinesDep
 from stead.errors import MachineNotFound, SnapshotNotFound
 from stead.github.app import WEBHOOKS
 from stead.identity.callers import Caller

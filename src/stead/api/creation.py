@@ -12,7 +12,7 @@ from fastapi import APIRouter, Header
 
 from stead.api.background import AFTER_HEADER, failure, pending, run
 from stead.api.callers import CurrentCall, Owner
-from stead.api.parts import (
+from stead.api.dependencies import (
     BackgroundDep,
     BuilderDep,
     CreationsDep,

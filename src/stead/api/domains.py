@@ -5,8 +5,8 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 
 from stead.api.callers import OwnedVm, Owner
+from stead.api.dependencies import DomainsDep
 from stead.api.errors import ApiError
-from stead.api.parts import DomainsDep
 from stead.api.wire import LARGEST, Nothing
 from stead.api.wire.domains import (
     CancelledVerification,

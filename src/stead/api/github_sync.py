@@ -5,8 +5,8 @@ from typing import Annotated
 from fastapi import APIRouter, Header
 from starlette.requests import Request
 
+from stead.api.dependencies import LinksDep
 from stead.api.errors import ApiError
-from stead.api.parts import LinksDep
 from stead.api.repos import OwnedRepo
 from stead.api.wire import Nothing
 from stead.api.wire.github_sync import GithubSyncModel, NewGithubSync

@@ -6,8 +6,8 @@ from fastapi import APIRouter, Query
 from starlette.responses import JSONResponse
 
 from stead.api.callers import Owner
+from stead.api.dependencies import AccessDep, IdentitiesDep, ReposDep
 from stead.api.errors import ApiError
-from stead.api.parts import AccessDep, IdentitiesDep, ReposDep
 from stead.api.repeatable import CurrentCreation, IfMissing, answer_of
 from stead.api.wire import LARGEST, Nothing
 from stead.api.wire.identities import (

@@ -10,9 +10,9 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query
 
 from stead.api.callers import USER_HEADER, AnyCaller, find_owned
+from stead.api.dependencies import IdentitiesDep, LogbookDep, MachinesDep
 from stead.api.errors import ApiError
 from stead.api.log_pages import PageToken, Source, merge
-from stead.api.parts import IdentitiesDep, LogbookDep, MachinesDep
 from stead.api.wire import Micros, Wire
 from stead.errors import GuestUnreachable, MachineNotFound
 from stead.guest.systemd_journal import Entry, JournalPage, JournalQuery, read_journal

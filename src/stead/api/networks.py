@@ -4,7 +4,7 @@ from fastapi import APIRouter
 from starlette.responses import JSONResponse
 
 from stead.api.callers import Owner
-from stead.api.parts import NetworksDep, TunnelsDep
+from stead.api.dependencies import NetworksDep, TunnelsDep
 from stead.api.repeatable import CurrentCreation, IfMissing, answer_of, vpc_id
 from stead.api.wire import Nothing
 from stead.api.wire.networks import (

@@ -5,9 +5,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from stead.api.callers import Guest
+from stead.api.dependencies import ExitedDep, MachinesDep
 from stead.api.errors import ApiError
 from stead.api.exited_sessions import ExitedSessions
-from stead.api.parts import ExitedDep, MachinesDep
 from stead.api.sessions import (
     SessionId,
     check_session_id,

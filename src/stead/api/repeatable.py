@@ -9,8 +9,8 @@ from typing import Annotated
 from fastapi import Depends, Header, Request
 
 from stead.api.callers import Owner
+from stead.api.dependencies import CreatedNamesDep, IdempotencyDep
 from stead.api.errors import ApiError
-from stead.api.parts import CreatedNamesDep, IdempotencyDep
 from stead.api.wire import Wire
 from stead.builds.background import Answer, new_request_id
 from stead.builds.idempotency import IdempotencyKeys, KeyedCall, Make

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from stead.api.parts import SearchDep
+from stead.api.dependencies import SearchDep
 from stead.api.repos import ReadableRepo
 from stead.api.wire.repo_search import (
     CommitResults,

@@ -10,8 +10,8 @@ from fastapi import APIRouter, Depends, Path, Query
 from starlette.responses import JSONResponse, StreamingResponse
 
 from stead.api.callers import AnyCaller, Owner
+from stead.api.dependencies import AccessDep, ImportsDep, ReposDep, WriterDep
 from stead.api.errors import ApiError
-from stead.api.parts import AccessDep, ImportsDep, ReposDep, WriterDep
 from stead.api.repeatable import CurrentCreation, IfMissing, answer_of
 from stead.api.wire import LARGEST, Nothing
 from stead.api.wire.repos import (

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from stead.api.app import create_app, with_middleware
 from stead.api.calls import Calls
-from stead.api.parts import Installation
+from stead.api.dependencies import Installation
 from stead.api.protocol import Protocol
 from stead.api.websocket_protocol import MAX_MESSAGE, PING_INTERVAL, PING_TIMEOUT, WebSocketProtocol
 from stead.errors import HostError

@@ -5,8 +5,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from stead.api.callers import OwnedSnapshot, Owner
+from stead.api.dependencies import MachinesDep
 from stead.api.errors import ApiError
-from stead.api.parts import MachinesDep
 from stead.api.wire.snapshots import SnapshotDeleted, SnapshotList, SnapshotModel, Updated, UpdateSnapshot
 from stead.errors import SnapshotNotFound
 from stead.machines import SnapshotInfo, SnapshotState

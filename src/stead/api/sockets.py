@@ -15,8 +15,8 @@ from fastapi import APIRouter, Depends, WebSocket
 
 from stead.api.callers import CurrentCall, Guest, permitted_user
 from stead.api.calls import GOING_AWAY, INTERNAL_ERROR, POLICY_VIOLATION, close_reason
+from stead.api.dependencies import CallersDep, IdentitiesDep, MachinesDep
 from stead.api.errors import ApiError
-from stead.api.parts import CallersDep, IdentitiesDep, MachinesDep
 from stead.api.websocket_protocol import MORE
 from stead.errors import GuestError, GuestUnreachable, InvalidRequest, SteadError
 from stead.guest.agent import Pacer

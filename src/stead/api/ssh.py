@@ -3,8 +3,8 @@
 from fastapi import APIRouter
 
 from stead.api.callers import AnyCaller
+from stead.api.dependencies import SshDep
 from stead.api.errors import ApiError
-from stead.api.parts import SshDep
 from stead.api.wire import Wire
 
 router = APIRouter(prefix="/v1/ssh", tags=["ssh"])

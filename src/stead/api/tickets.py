@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends
 from starlette.requests import HTTPConnection
 
 from stead.api.callers import AnyCaller, Guest
-from stead.api.parts import TicketsDep
+from stead.api.dependencies import TicketsDep
 from stead.api.sessions import check_session_id
 from stead.api.wire.sessions import NewTicket, TicketModel
 from stead.identity.tickets import LIFETIME

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from stead.api.parts import TriggersDep
+from stead.api.dependencies import TriggersDep
 from stead.api.repos import OwnedRepo
 from stead.api.wire import LARGEST, Nothing
 from stead.api.wire.triggers import (

@@ -6,8 +6,8 @@ from fastapi import APIRouter, Query
 from starlette.responses import JSONResponse, Response
 
 from stead.api.callers import AnyCaller, CurrentCall, OwnedVm, UsableVm
+from stead.api.dependencies import BuilderDep, DomainsDep, IdentitiesDep, LogbookDep, MachinesDep
 from stead.api.errors import ApiError
-from stead.api.parts import BuilderDep, DomainsDep, IdentitiesDep, LogbookDep, MachinesDep
 from stead.api.repeatable import CurrentCreation, answer_of, snapshot_id
 from stead.api.wire import LARGEST, Nothing
 from stead.api.wire.builds import BuildRecord

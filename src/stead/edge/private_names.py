@@ -1,6 +1,6 @@
 """Answers DNS queries of VMs for `NAME.internal`, and for the names of private addresses, by who asks.
 
-The rules of the namespace send exactly these queries of VMs in VPCs here (`host/questions.py`); dnsmasq,
+The rules of the namespace send exactly these queries of VMs in VPCs here (`host/dns_matches.py`); dnsmasq,
 which has one answer for all VMs, gets the others. The source address of a query is the VM's, because packets
 with another one are dropped.
 """

@@ -92,9 +92,9 @@ from stead.sdk.models import (
     WireGuardPeer,
     WireGuardSession,
 )
-from stead.sdk.parts import FileContent, Git, Group, Nic, RepoRef, RestartPolicy, Service, User
 from stead.sdk.sizes import Size
 from stead.sdk.spec import VmSpec
+from stead.sdk.spec_parts import FileContent, Git, Group, Nic, RepoRef, RestartPolicy, Service, User
 
 if TYPE_CHECKING:
     from stead.sdk._async.client import AsyncStead

@@ -5,7 +5,10 @@ from typing import Any
 
 from stead.sdk.exceptions import InvalidArgument
 from stead.sdk.parsing import serialise
-from stead.sdk.parts import (
+from stead.sdk.requests import UNKNOWN_KEYS_HEADER, UNSET, Unset
+from stead.sdk.sizes import Size
+from stead.sdk.spec import VmSpec
+from stead.sdk.spec_parts import (
     FileLike,
     Git,
     Group,
@@ -19,9 +22,6 @@ from stead.sdk.parts import (
     services_to_wire,
     user_to_wire,
 )
-from stead.sdk.requests import UNKNOWN_KEYS_HEADER, UNSET, Unset
-from stead.sdk.sizes import Size
-from stead.sdk.spec import VmSpec
 
 SpecLike = VmSpec | Mapping[str, Any]
 

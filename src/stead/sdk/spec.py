@@ -8,7 +8,8 @@ from msgspec import structs
 
 from stead.sdk.exceptions import InvalidArgument
 from stead.sdk.parsing import serialise
-from stead.sdk.parts import (
+from stead.sdk.sizes import Amount, Size, wanted_size
+from stead.sdk.spec_parts import (
     FileContent,
     FileLike,
     Git,
@@ -20,7 +21,6 @@ from stead.sdk.parts import (
     file_to_wire,
     services_to_wire,
 )
-from stead.sdk.sizes import Amount, Size, wanted_size
 
 RUN = "stead-run-command"
 WAIT = "stead-wait-for"

@@ -19,7 +19,7 @@ from stead.cli.log_lines import Level, write_logs
 from stead.cli.output import Json
 
 if TYPE_CHECKING:
-    from stead.api.parts import Installation
+    from stead.api.dependencies import Installation
     from stead.host.interface import Progress
     from stead.settings import Settings
     from stead.tasks import TaskSet

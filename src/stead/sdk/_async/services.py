@@ -8,8 +8,8 @@ from stead.sdk._async.files import AsyncFiles
 from stead.sdk.arguments import checks_arguments
 from stead.sdk.models import ServiceLogLine, ServiceName, ServiceResult, ServiceStatus
 from stead.sdk.parsing import parse, parse_list, parse_object
-from stead.sdk.parts import Service
 from stead.sdk.requests import LIFECYCLE_TIMEOUT, request
+from stead.sdk.spec_parts import Service
 
 
 @checks_arguments

@@ -32,9 +32,9 @@ from stead.sdk.models import (
     VmInfo,
 )
 from stead.sdk.parsing import parse, parse_list, parse_object
-from stead.sdk.parts import PersistenceLike, persistence_to_wire
 from stead.sdk.requests import EXEC_TIMEOUT, GRACE, LIFECYCLE_TIMEOUT, UNSET, Unset, check_linux_user, request
 from stead.sdk.sizes import Amount, Size, wanted_size
+from stead.sdk.spec_parts import PersistenceLike, persistence_to_wire
 
 if TYPE_CHECKING:
     from stead.sdk._async.piped_exec import AsyncPipedCommand

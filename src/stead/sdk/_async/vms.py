@@ -12,9 +12,9 @@ from stead.sdk.arguments import checks_arguments
 from stead.sdk.creation import REFUSE_UNKNOWN_KEYS, SpecLike, vm_body
 from stead.sdk.models import CreatedVm, VmList, VmState
 from stead.sdk.parsing import parse
-from stead.sdk.parts import FileLike, Git, Group, Nic, PersistenceLike, Service, User
 from stead.sdk.requests import BUILD_TIMEOUT, LIFECYCLE_TIMEOUT, UNSET, Request, Unset, request
 from stead.sdk.sizes import Amount, Size, wanted_size
+from stead.sdk.spec_parts import FileLike, Git, Group, Nic, PersistenceLike, Service, User
 
 
 @checks_arguments

@@ -9,8 +9,8 @@ from stead.sdk._sync.files import Files
 from stead.sdk.arguments import checks_arguments
 from stead.sdk.models import ServiceLogLine, ServiceName, ServiceResult, ServiceStatus
 from stead.sdk.parsing import parse, parse_list, parse_object
-from stead.sdk.parts import Service
 from stead.sdk.requests import LIFECYCLE_TIMEOUT, request
+from stead.sdk.spec_parts import Service
 
 
 @checks_arguments

@@ -28,8 +28,8 @@ from stead.sdk.models import (
     SnapshotRef,
 )
 from stead.sdk.parsing import parse, parse_list
-from stead.sdk.parts import PersistenceLike
 from stead.sdk.requests import BUILD_TIMEOUT, LIFECYCLE_TIMEOUT, UNSET, Unset, request
+from stead.sdk.spec_parts import PersistenceLike
 
 _BEFORE_START = timedelta(seconds=5)
 """Lines of the request are logged shortly before its build has a record."""
