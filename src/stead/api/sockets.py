@@ -90,7 +90,7 @@ class GuestSocket:
                 yield data
             elif text is not None:
                 yield _control(text)
-            await pacer.took(len(data or text or ""))
+            await pacer.consumed(len(data or text or ""))
 
     async def relay(self, attached: Attached, *directions: Coroutine[Any, Any, Close | None]) -> None:
         """Run the directions until one of them ends, then close the WebSocket and say why.

@@ -77,7 +77,7 @@ class Pacer:
         self._pieces = 0
         self._bytes = 0
 
-    async def took(self, size: int) -> None:
+    async def consumed(self, size: int) -> None:
         self._pieces += 1
         self._bytes += size
         if self._pieces % _PIECES_PER_TURN == 0:
@@ -108,7 +108,7 @@ class Answer:
         pacer = Pacer()
         async for piece in self._response.aiter_stream():
             yield piece
-            await pacer.took(len(piece))
+            await pacer.consumed(len(piece))
 
     async def read(self, limit: int = MAX_ANSWER) -> bytes:
         """The whole body; GuestError when it is longer than `limit`."""
@@ -136,7 +136,7 @@ class Answer:
                     "malformed_answer", f"the guest agent sent a malformed answer to {self._what}"
                 )
             yield parse_object(b"{%s}" % text, self._what)
-            await pacer.took(len(text))
+            await pacer.consumed(len(text))
 
     async def lines(self, limit: int = MAX_LINE) -> AsyncGenerator[bytes, None]:
         """The lines of the body, without their ends; GuestError when one is longer than `limit`."""
@@ -152,7 +152,7 @@ class Answer:
                 if len(line) > limit:
                     break
                 yield bytes(line)
-                await pacer.took(len(line))
+                await pacer.consumed(len(line))
             else:
                 if len(rest) <= limit:
                     continue
@@ -180,7 +180,7 @@ class Upgraded:
             data = await self._stream.read(_BODY_READ)
         if not data and self._backend.ended is not None:
             raise self._lost(self._backend.ended)
-        await self._pacer.took(len(data))
+        await self._pacer.consumed(len(data))
         return data
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:

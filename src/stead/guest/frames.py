@@ -53,7 +53,7 @@ class Frames:
             raise self._lost()
         payload = bytes(self._buffer[_HEADER : _HEADER + length])
         del self._buffer[: _HEADER + length]
-        await self._pacer.took(length)
+        await self._pacer.consumed(length)
         return kind, payload
 
     @property
@@ -67,7 +67,7 @@ class Frames:
         payload = bytes(self._buffer[: self._left])
         del self._buffer[: self._left]
         self._left -= len(payload)
-        await self._pacer.took(len(payload))
+        await self._pacer.consumed(len(payload))
         return self._kind, payload
 
     async def expect(self) -> tuple[int, bytes]:

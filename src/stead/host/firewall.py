@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from ipaddress import IPv4Address, IPv4Network
 
 from stead.addresses import AGENT_ADDRESS, AGENT_PORT, GATEWAY, HOST_LINK_ADDRESS, MAX_SLOTS, TUNNELS
-from stead.host import questions
+from stead.host import dns_matches
 
 TABLE = "stead"
 """In the namespaces: family inet."""
@@ -198,7 +198,7 @@ def served_dns_rules(opened: Sequence[IPv4Network]) -> str:
     of the answer is changed back.
     """
     query = f'iifname "sd*" ip daddr {GATEWAY} udp dport 53'
-    private = [*questions.private_names(), *questions.private_addresses(opened)]
+    private = [*dns_matches.private_names(), *dns_matches.private_addresses(opened)]
     lines = "\n    ".join(f"{match} goto private_name" for match in private)
     return f"""
 add table inet stead_dns

@@ -36,7 +36,7 @@ class CaptureOperation:
     last_pause: Pause | None = None
     """The pause of the last capture, for benchmarks."""
 
-    async def take(self, record: Record, live: RunningVm) -> tuple[Record, CapturedState]:
+    async def capture(self, record: Record, live: RunningVm) -> tuple[Record, CapturedState]:
         """Capture a running VM's memory; its disk of the same instant becomes its read-only layer.
 
         The VM keeps running, also after a failure, on the layer that its process really writes.
@@ -52,11 +52,11 @@ class CaptureOperation:
             capture = live.vm.capture(record.size, before.run.memory_base, layer=before.top, to=to)
             captured, pause = await or_undo(capture, _close)
         except BaseException:
-            await finished(self.settle(record, live))
+            await finished(self.reconcile_top_layer(record, live))
             raise
         self.last_pause = pause
         try:
-            return await finished(self.settle(record, live)), captured
+            return await finished(self.reconcile_top_layer(record, live)), captured
         except BaseException:
             captured.close()
             raise
@@ -64,9 +64,9 @@ class CaptureOperation:
     async def settled(self, record: Record, live: RunningVm) -> Record:
         """A failed capture may have left open which layer the process writes: find out first."""
         unsettled = isinstance(record.state, Running) and record.state.next_top is not None
-        return await self.settle(record, live) if unsettled else record
+        return await self.reconcile_top_layer(record, live) if unsettled else record
 
-    async def settle(self, record: Record, live: RunningVm) -> Record:
+    async def reconcile_top_layer(self, record: Record, live: RunningVm) -> Record:
         """Make the row agree with the layer that the process writes after a switch that may have failed."""
         state = running(record, Operation.SNAPSHOT)
         if live.vm.ended:

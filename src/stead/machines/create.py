@@ -61,7 +61,7 @@ class CreateOperation:
         self, size: Size | None, properties: Properties, nic: NicRequest | None, report: Report
     ) -> Record:
         template = await self.templates.ensure(size, report, account=properties.account)
-        with self.pool.giving_way():
+        with self.pool.paused_refill():
             claimed = await or_undo(self._claim(template, properties, nic), self._give_up)
             if claimed is not None:
                 record, live = claimed
@@ -80,12 +80,12 @@ class CreateOperation:
                 f"cannot create a {size.disk_gib} GiB disk from snapshot {snapshot.id}:"
                 f" its disk has {own.disk_gib} GiB, and disks cannot shrink"
             )
-        with self.pool.giving_way():
+        with self.pool.paused_refill():
             record = await self.allocate(size, snapshot.template, properties, snapshot.layer, nic)
             work = self._from_snapshot(record, snapshot, size == own)
             return await self._finish(record, work, f"from snapshot {snapshot.id}")
 
-    async def again(self, record: Record, why: str) -> Record:
+    async def recreate(self, record: Record, why: str) -> Record:
         """Recreate a deleted VM under its id from its snapshot or template. Call with its lock held."""
         why = f"recreated for {why}"
         source = record.properties.snapshot

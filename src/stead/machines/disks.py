@@ -42,7 +42,7 @@ class Disks:
             await self.layers.adopt(frozen.layer, record.id)
         return frozen
 
-    async def settle(self, record: Record) -> Record:
+    async def reconcile_top_layer(self, record: Record) -> Record:
         """Finish an interrupted switch to a new top layer after the process ended.
 
         Whether it switched or not, an empty layer over the old one is the same disk.

@@ -85,7 +85,7 @@ class ForkOperation:
             live = self.processes.running(machine_id)
             if live is None:
                 raise wrong_state(record, Operation.FORK)
-            parent, state = await self.capture.take(record, live)
+            parent, state = await self.capture.capture(record, live)
             try:
                 children = await self._allocate(parent, state, names, persistence, request)
             except BaseException:
@@ -134,7 +134,7 @@ class ForkOperation:
 
     async def _bring_up(self, children: Sequence[Record], state: CapturedState, why: str) -> None:
         """Bring up the children: all of them, or none."""
-        with self.pool.giving_way():
+        with self.pool.paused_refill():
             work = [self.create.from_state(child, state, why) for child in children]
             results = await finished(asyncio.gather(*work, return_exceptions=True))
         failures = [result for result in results if isinstance(result, BaseException)]

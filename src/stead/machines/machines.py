@@ -324,7 +324,7 @@ class Machines:
         await self._tasks.run(self._delete(machine_id, None, forget))
 
     async def _delete(self, machine_id: str, why: str | None, forget: bool) -> None:
-        await self._stop.hurry(machine_id)
+        await self._stop.interrupt_shutdown(machine_id)
         async with self.locks.operation(machine_id, Operation.DELETE) as record:
             again = isinstance(record.state, Deleted)
             await self._deletion.remove(record, why, forget=forget or again)

@@ -69,7 +69,7 @@ class Pool:
             self._worker = asyncio.create_task(self._work())
 
     @contextlib.contextmanager
-    def giving_way(self) -> Iterator[None]:
+    def paused_refill(self) -> Iterator[None]:
         """Do not refill inside this block, in which a caller waits for a VM: not for long.
 
         A guest that never answers must not keep the pool empty for everybody.

@@ -90,7 +90,7 @@ class Reconciliation:
                 why = "the start was interrupted"
                 await self.stop.record_stopped(record, EventKind.START_FAILED, why, for_good=False)
             case Recovery.END_AND_SLEEP:
-                await self.wake.sleep_on(record)
+                await self.wake.return_to_suspended(record)
             case Recovery.REMOVE:
                 # A VM that was being created for the first time is not known to any caller.
                 creating = record.state if isinstance(record.state, Creating) else None
@@ -113,7 +113,7 @@ class Reconciliation:
             live.ending = False
             await live.vm.resume_after_crash()
             if isinstance(record.state, Running):
-                record = await self.capture.settle(record, live)
+                record = await self.capture.reconcile_top_layer(record, live)
             elif isinstance(record.state, Suspending):
                 record = await self.journal.transition(record, Running(record.state.top, run))
         except (SteadError, ProcessLookupError) as error:

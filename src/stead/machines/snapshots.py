@@ -292,7 +292,7 @@ class Snapshots:
         if live is None:
             raise wrong_state(record, Operation.SNAPSHOT)
         await sync_guest(live)
-        record, state = await self.capture.take(record, live)
+        record, state = await self.capture.capture(record, live)
         try:
             await self.store.update(snapshot.id, layer=record.layer)
         except BaseException:

@@ -179,7 +179,7 @@ class StartOperation:
                 async with self.slots.hold(record.account):
                     await self.boot.boot(record, use)
             case _:
-                await self.create.again(record, use)
+                await self.create.recreate(record, use)
 
     async def close(self) -> None:
         await self.starts.close()

@@ -43,13 +43,13 @@ class StopOperation:
         await self.tasks.run(self._kill(machine_id))
 
     async def _kill(self, machine_id: str) -> None:
-        await self.hurry(machine_id)
+        await self.interrupt_shutdown(machine_id)
         async with self.locks.unless_done(machine_id, Operation.KILL) as record:
             if record is not None:
                 await self.record_stopped(await self._stopping(record, "clean"), EventKind.KILLED)
                 self.layers.sweep()
 
-    async def hurry(self, machine_id: str) -> None:
+    async def interrupt_shutdown(self, machine_id: str) -> None:
         """Kill a VM that is shutting down instead of waiting for it."""
         record = await self.journal.find(machine_id)
         live = self.processes.get(machine_id)
@@ -110,7 +110,7 @@ class StopOperation:
         await self.processes.end(record, reason)
         self.events.report(kind, record, why or REQUESTED, console=console)
         self.host.tidy(record.id)
-        record = await self.disks.settle(record)
+        record = await self.disks.reconcile_top_layer(record)
         if for_good and ends_with(record.properties.persistence, suspended=False):
             self.events.tell_exit(record.id, reason)
             await self.deletion.remove(record, f"ephemeral: {reason}", forget=False)

@@ -51,10 +51,10 @@ class WakeOperation:
             self.processes.woken(suspended.checkpoint, live)
             woken = await self.bring_up.record_running(up, live, EventKind.WOKEN, why)
         except CheckpointUnusable as error:
-            record = await finished(self.sleep_on(record))
+            record = await finished(self.return_to_suspended(record))
             return await self._boot_from_disk(record, suspended, why, error)
         except BaseException as error:
-            record = await finished(self.sleep_on(record))
+            record = await finished(self.return_to_suspended(record))
             cause = str(error) if isinstance(error, SteadError) else "the wake was interrupted"
             self.events.report(EventKind.START_FAILED, record, f"still suspended: {cause}")
             if isinstance(error, SteadError) and not isinstance(error, StartFailed | CapacityExceeded):
@@ -65,7 +65,7 @@ class WakeOperation:
         self.layers.sweep()
         return woken
 
-    async def sleep_on(self, record: Record) -> Record:
+    async def return_to_suspended(self, record: Record) -> Record:
         """Undo a wake: saved memory and disk are unchanged."""
         recorded = await self.journal.get(record.id) or record
         await self.processes.end(recorded)

@@ -197,7 +197,7 @@ async def test_a_capture_that_is_cancelled_closes_the_memory(server: FakeServer)
     machines = server.machines
     live = machines.processes.get(machine.id)
     assert live is not None
-    taking = asyncio.create_task(machines.capture.take(await machines.journal.find(machine.id), live))
+    taking = asyncio.create_task(machines.capture.capture(await machines.journal.find(machine.id), live))
     server.host.fail("vm.switch", lambda: taking.cancel())
     with pytest.raises(asyncio.CancelledError):
         await taking

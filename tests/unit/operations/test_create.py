@@ -140,7 +140,7 @@ async def test_a_create_that_lasts_too_long_does_not_keep_the_pool_from_refillin
     monkeypatch.setattr("stead.machines.pool._QUIET", 0.0)
     nothing: Any = None
     pool = Pool(nothing, nothing, nothing, nothing, nothing, 1)
-    with pool.giving_way():
+    with pool.paused_refill():
         assert pool._busy == 1
         async with asyncio.timeout(60):
             await pool._wanted.wait()
