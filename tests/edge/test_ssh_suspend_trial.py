@@ -68,7 +68,9 @@ class Connection:
 
     async def connect(self, name: str, *options: str) -> asyncio.subprocess.Process:
         self.shared = ["-o", f"ControlPath={self.folder}/{name}"]
-        master = await self.start(*self.command("-M", "-N", "-o", "ServerAliveInterval=1", *options))
+        # Answers have the order of the requests: a keepalive waits for a wake that was asked for before.
+        alive = ("-o", "ServerAliveInterval=1", "-o", f"ServerAliveCountMax={_WAIT}")
+        master = await self.start(*self.command("-M", "-N", *alive, *options))
         await until((self.folder / name).exists, 60)
         return master
 

@@ -293,8 +293,10 @@ async def _sleeps(suspend: object, command: list[str]) -> None:
 async def _connected(box: Box, control: Path, *options: str) -> AsyncIterator[list[str]]:
     """`ssh -M -N`, open during the block, with keepalives. Yields the options by which others share it."""
     shared = ["-o", f"ControlPath={control}"]
-    alive = ("-o", "ServerAliveInterval=1", "-o", "ExitOnForwardFailure=yes")
-    master = await asyncio.create_subprocess_exec(*box.ssh("-M", "-N", *shared, *alive, *options))
+    # Answers have the order of the requests: a keepalive waits for a wake that was asked for before.
+    alive = ("-o", "ServerAliveInterval=1", "-o", f"ServerAliveCountMax={_WAIT}")
+    lasting = (*alive, "-o", "ExitOnForwardFailure=yes")
+    master = await asyncio.create_subprocess_exec(*box.ssh("-M", "-N", *shared, *lasting, *options))
     try:
         await until(control.exists, 60)
         yield shared
