@@ -16,7 +16,6 @@ from uvicorn.protocols.utils import ClientDisconnected
 from stead.api.errors import ApiError, from_anything
 from stead.api.metrics import observe, open_websockets
 from stead.api.protocol import EXTENSION, Connection
-from stead.api.smart_http import is_streamed
 from stead.api.websocket_protocol import SocketConnection
 from stead.errors import SteadError
 from stead.logs import get_logger
@@ -30,7 +29,6 @@ _PROCESSING_AFTER = 60.0
 _PROCESSING_EVERY = 60.0
 """Keep-alive for Node, which aborts a call after 300 s without headers: it gets a 102 response every 60 s."""
 _LAST_PIECE_TIMEOUT = 5.0
-_STREAMED = (b"application/octet-stream", b"application/x-tar")
 _UNDERSTAND_PROCESSING = (b"freestyle-sdk", b"node", b"undici")
 SWITCHING = 101
 GOING_AWAY = 1001
@@ -87,9 +85,12 @@ class Calls:
     Open WebSockets have a limit of their own (`Installation.sockets`): they would take the places of calls.
     """
 
-    def __init__(self, app: ASGIApp, most: int) -> None:
+    def __init__(
+        self, app: ASGIApp, most: int, is_streamed: Callable[[Scope], bool] = lambda _: False
+    ) -> None:
         self._app = app
         self._most = most
+        self._is_streamed = is_streamed
         self._calls: set[Call] = set()
         self._sockets: set[Call] = set()
         """The open WebSockets among them."""
@@ -233,17 +234,9 @@ class Calls:
 
     def _limit_body(self, scope: Scope, receive: Receive) -> Receive:
         """Bounds the size of bodies that are read into memory: all but streamed files."""
-        headers = dict(scope["headers"])
-        if is_streamed(scope):
+        if self._is_streamed(scope):
             return receive
-        plain = headers.get(b"content-type", b"").startswith(_STREAMED)
-        if (
-            plain
-            and scope["method"] == "PUT"
-            and any(noun in scope["path"] for noun in ("/files/", "/archives/"))
-        ):
-            return receive
-        length = headers.get(b"content-length", b"0")
+        length = dict(scope["headers"]).get(b"content-length", b"0")
         seen = int(length) if length.isdigit() and int(length) > MAX_BODY else 0
 
         async def limited() -> Message:

@@ -17,6 +17,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse
 
 from stead import errors as product
+from stead.api.declared import invalid_code_of
 from stead.api.wire.layers import WIRE_NAMES
 from stead.builds.errors import (
     BaseSnapshotDeleted,
@@ -234,7 +235,7 @@ _REPOS: dict[type[repos.RepoError], tuple[str, dict[str, str]]] = {
 
 
 def from_product(error: product.SteadError, invalid: str = "BAD_REQUEST") -> ApiError:
-    """The error answer for an exception of Stead; `invalid` is the path's code for bad requests."""
+    """The error answer for an exception of Stead; `invalid` is the route's code for invalid requests."""
     text = str(error)
     match error:
         case InvalidSpec():
@@ -438,26 +439,9 @@ def from_anything(error: Exception) -> ApiError:
     return ApiError("INTERNAL", "internal error: search the server's log for the trace id of this answer")
 
 
-def path_code(path: str, method: str = "POST") -> str:
-    """The code for a bad request on this path."""
-    if path == "/v1/vms":
-        return "CREATE_VM_BAD_REQUEST" if method == "POST" else "INVALID_REQUEST"
-    if path == "/v1/vms/snapshots":
-        return "CREATE_SNAPSHOT_BAD_REQUEST" if method == "POST" else "INVALID_REQUEST"
-    if path.endswith("/snapshot"):
-        return "SNAPSHOT_VM_BAD_REQUEST"
-    if "/files/" in path or path.endswith("/move"):
-        return "FILES_BAD_REQUEST"
-    if path.startswith("/observability/"):
-        return "INVALID_QUERY"
-    if path.startswith("/v1/vpcs"):
-        return "BAD_REQUEST"
-    return "INVALID_REQUEST"
-
-
 async def on_product_error(request: HTTPConnection, error: Exception) -> JSONResponse:
     assert isinstance(error, product.SteadError)  # noqa: S101
-    return from_product(error, _code_of(request)).response()
+    return from_product(error, invalid_code_of(request.scope)).response()
 
 
 async def on_api_error(_: HTTPConnection, error: Exception) -> JSONResponse:
@@ -472,11 +456,7 @@ async def on_invalid(request: HTTPConnection, error: Exception) -> JSONResponse:
         f"{'.'.join(str(part) for part in each['loc'][1:])}: {each['msg']}" for each in error.errors()
     ]
     text = "; ".join(problem.removeprefix(": ") for problem in problems[:5])
-    return ApiError(_code_of(request), f"invalid request: {text}").response()
-
-
-def _code_of(request: HTTPConnection) -> str:
-    return path_code(request.url.path, request.scope.get("method", "GET"))
+    return ApiError(invalid_code_of(request.scope), f"invalid request: {text}").response()
 
 
 async def on_anything(_: HTTPConnection, error: Exception) -> NoReturn:

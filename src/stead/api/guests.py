@@ -16,6 +16,7 @@ from starlette.responses import StreamingResponse
 
 from stead.api.callers import CurrentCall, Guest, GuestAccess
 from stead.api.calls import Call
+from stead.api.declared import invalid_code, streamed_body
 from stead.api.errors import ApiError, from_product
 from stead.api.wire import Nothing
 from stead.api.wire.guests import (
@@ -192,6 +193,7 @@ def _shown(path: str) -> str:
 
 
 @router.get("/files/{path:path}", response_model=VmFileContent | Directory)
+@invalid_code("FILES_BAD_REQUEST")
 async def read_file(guest: Guest, path: GuestPath, request: Request) -> Any:
     """Read a file, or list a folder.
 
@@ -250,6 +252,8 @@ _WRITE_BODY = {
 
 
 @router.put("/files/{path:path}", openapi_extra=_WRITE_BODY)
+@invalid_code("FILES_BAD_REQUEST")
+@streamed_body(_RAW)
 async def write_file(guest: Guest, path: GuestPath, request: Request, mode: _Mode = None) -> Nothing:
     """Write a file atomically and create its parent folders. If the write fails, the old file stays.
 
@@ -289,6 +293,7 @@ async def _written(request: Request) -> bytes:
 
 
 @router.delete("/files/{path:path}")
+@invalid_code("FILES_BAD_REQUEST")
 async def remove_file(guest: Guest, path: GuestPath, recursive: bool = False) -> Nothing:
     """Delete a file or an empty folder; with `recursive`, a folder and everything in it."""
     with _naming_in_errors(path):
@@ -316,6 +321,7 @@ async def stat_file(guest: Guest, path: GuestPath, follow: bool = True) -> FileF
 
 
 @router.post("/move")
+@invalid_code("FILES_BAD_REQUEST")
 async def move_file(guest: Guest, wanted: Move) -> Nothing:
     """Move or rename a file or folder inside the VM; an existing target is kept unless `overwrite` is true.
 
@@ -385,6 +391,7 @@ _ARCHIVE_BODY = {
 
 
 @router.put("/archives/{path:path}", openapi_extra=_ARCHIVE_BODY)
+@streamed_body(_TAR, _RAW)
 async def write_archive(guest: Guest, path: GuestPath, request: Request) -> Unpacked:
     """Unpack a tar archive into a folder, which is created if it does not exist."""
     with _naming_in_errors(path):

@@ -10,6 +10,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query
 
 from stead.api.callers import USER_HEADER, AnyCaller, find_owned
+from stead.api.declared import invalid_code
 from stead.api.dependencies import IdentitiesDep, LogbookDep, MachinesDep
 from stead.api.errors import ApiError
 from stead.api.log_pages import PageToken, Source, merge
@@ -80,6 +81,7 @@ class LogPage(Wire):
 
 
 @router.get("/logs")
+@invalid_code("INVALID_QUERY")
 async def read_logs(
     caller: AnyCaller,
     machines: MachinesDep,

@@ -58,7 +58,7 @@ _STATUSES: dict[type[SteadError], int] = {
 log = get_logger("stead.git")
 
 
-def is_streamed(scope: Scope) -> bool:
+def is_git_stream(scope: Scope) -> bool:
     """Whether a request's body is streamed and has its own limits."""
     matched = _PATH.fullmatch(scope["path"])
     if matched is None:

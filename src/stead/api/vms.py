@@ -6,6 +6,7 @@ from fastapi import APIRouter, Query
 from starlette.responses import JSONResponse, Response
 
 from stead.api.callers import AnyCaller, CurrentCall, OwnedVm, UsableVm
+from stead.api.declared import invalid_code
 from stead.api.dependencies import BuilderDep, DomainsDep, IdentitiesDep, LogbookDep, MachinesDep
 from stead.api.errors import ApiError
 from stead.api.repeatable import CurrentCreation, answer_of, snapshot_id
@@ -192,6 +193,7 @@ async def vm_console(info: OwnedVm, machines: MachinesDep, logbook: LogbookDep) 
 
 
 @router.post("/{vm_id}/snapshot", response_model=Snapshotted)
+@invalid_code("SNAPSHOT_VM_BAD_REQUEST")
 async def snapshot_vm(
     info: OwnedVm,
     machines: MachinesDep,
