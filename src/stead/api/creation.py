@@ -147,11 +147,11 @@ async def create_vm(
         )
         if answer is None:
             if undone:
-                call.undo = cancel
+                call.on_undelivered(cancel)
             return pending(request)
         created = answer
     if undone:
-        call.undo = lambda: delete_created(created)
+        call.on_undelivered(lambda: delete_created(created))
     return created
 
 

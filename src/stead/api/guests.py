@@ -80,7 +80,7 @@ async def exec_await(guest: Guest, wanted: Exec, call: CurrentCall) -> Executed:
 async def _wake(guest: GuestAccess, call: Call) -> None:
     """Bring the VM up. Failures up to here can be retried; after it, the command may have started."""
     await guest.machine.ensure_up(Use.COMMAND)
-    call.command_started = True
+    call.not_retryable()
 
 
 def command_options(guest: GuestAccess, wanted: Exec) -> dict[str, Any]:
@@ -117,7 +117,7 @@ async def exec_stream(guest: Guest, wanted: Exec, call: CurrentCall) -> Streamin
     stream = guest.machine.stream(wanted.command, **arguments)
     # A command that cannot be started is an error answer, not a stream.
     first = await anext(stream)
-    call.last_piece = error_event
+    call.streaming(error_event)
 
     async def lines() -> AsyncIterator[bytes]:
         async with contextlib.aclosing(stream):

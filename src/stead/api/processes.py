@@ -65,7 +65,7 @@ async def start_process(guest: Guest, wanted: NewProcess, call: CurrentCall) -> 
         timeout=None if wanted.timeout_ms is None else wanted.timeout_ms / 1000,
     )
     await guest.machine.ensure_up(Use.PROCESS)
-    call.command_started = True
+    call.not_retryable()
     async with guest.machine.using(Use.PROCESS) as agent:
         return Process.of(await start_session(agent, guest.machine.id, request))
 
@@ -135,7 +135,7 @@ async def write_stdin(
     """
     data = await request.body()
     async with _using(guest, process_id) as agent:
-        call.command_started = True
+        call.not_retryable()
         await sessions.write(agent, process_id, data, guest.user, close=close)
     return Nothing()
 

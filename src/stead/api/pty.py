@@ -57,7 +57,7 @@ async def open_terminal(
 
     exited.discard(socket.vm_id, session.id)
     # A client that disconnects before it knows the id cannot come back to the session.
-    socket.call.undo = undo
+    socket.call.on_undelivered(undo)
     await _attach(socket, attached, session.id, cols, rows, exited)
 
 
@@ -86,7 +86,7 @@ async def _attach(
         ) as terminal:
             await socket.accept()
             await socket.send_json({"type": "sessionInfo", "sessionId": session_id})
-            socket.call.undo = None
+            socket.call.delivered()
             output = _output(socket, attached, terminal, exited)
             await socket.relay(attached, output, pass_input(socket, attached, terminal))
 

@@ -225,7 +225,7 @@ async def snapshot_vm(
     taken = await creation.run(make)
     if not creation.outlives_client:
         # A client that never got the id cannot delete the snapshot.
-        call.undo = lambda: machines.snapshots.delete(own_id)
+        call.on_undelivered(lambda: machines.snapshots.delete(own_id))
     return JSONResponse(taken)
 
 
@@ -259,7 +259,7 @@ async def fork_vm(
 
     forks = await creation.run(make)
     if not creation.outlives_client:
-        call.undo = lambda: delete_created([fork["id"] for fork in forks["forks"]])
+        call.on_undelivered(lambda: delete_created([fork["id"] for fork in forks["forks"]]))
     return JSONResponse(forks)
 
 
