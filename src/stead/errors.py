@@ -98,19 +98,6 @@ class CapacityExceeded(SteadError):
     """The host has not enough memory, disk or addresses for the request."""
 
 
-class LimitExceeded(SteadError):
-    """The request exceeds a limit of the account."""
-
-    def __init__(self, what: str, limit: int, current: float, requested: float) -> None:
-        words = what.replace("_gib", " (GiB)").replace("_", " ")
-        used = f"{current:g} in use, {requested:g} more requested" if current else f"{requested:g} requested"
-        super().__init__(f"account limit exceeded: {words} is limited to {limit}, {used}")
-        self.what = what
-        self.limit = limit
-        self.current = current
-        self.requested = requested
-
-
 class GuestUnreachable(SteadError):
     """The agent inside the VM did not answer in time."""
 

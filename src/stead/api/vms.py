@@ -36,6 +36,7 @@ from stead.api.wire.vms import (
     wire_state,
 )
 from stead.builds.background import Answer
+from stead.builds.errors import NotBuilt
 from stead.errors import MachineNotFound, WrongState
 from stead.machines import MachineInfo, State
 from stead.machines.persistence import PERSISTENT
@@ -320,5 +321,5 @@ async def optimize_vm(info: OwnedVm) -> Optimized:
 async def build_of_vm(info: UsableVm, builder: BuilderDep) -> BuildRecord:
     """Get the build that made the snapshot this VM was created from."""
     if info.build is None:
-        raise ApiError("BUILD_NOT_FOUND_FOR_VM", f"VM {info.id} was not built from a spec", vmId=info.id)
+        raise NotBuilt(info.id)
     return BuildRecord.of(await builder.records.get(info.account or "", info.build))
