@@ -22,6 +22,7 @@ from stead.builds.services import ServiceExists, ServiceNotFound, ServicesBusy
 from stead.domains import errors as domains
 from stead.errors import SteadError
 from stead.github.errors import GithubFailed, GithubNotConnected, GithubRefused, LinkConflict, NotLinked
+from stead.guest.recordings import RecordingNotFound
 from stead.identity import errors as identity
 from stead.identity.tickets import TicketLimitExceeded
 from stead.limits import LimitName
@@ -137,7 +138,8 @@ FAILURES: Mapping[type[SteadError], Failure] = {
     ProgramFailed: Failure("BUILD_FAILED", fields={"exitCode": "exit_code", "stderr": "stderr"}),
     BuildBudgetExceeded: Failure("BUILD_BUDGET_EXCEEDED", fields={"durationSecs": "seconds"}),
     IdempotencyKeyReused: Failure("IDEMPOTENCY_KEY_REUSED"),
-    # Services
+    # Recordings and services
+    RecordingNotFound: Failure("NOT_FOUND", fields={"vmId": "machine_id"}),
     ServiceNotFound: Failure("SERVICE_NOT_FOUND", fields={"serviceName": "name"}),
     ServiceExists: Failure("SERVICE_ALREADY_EXISTS", fields={"serviceName": "name"}),
     ServicesBusy: Failure("SERVICE_UNAVAILABLE"),

@@ -33,7 +33,7 @@ from stead.api.wire.guests import (
 )
 from stead.api.wire.sessions import exit_status
 from stead.errors import GuestError, SteadError
-from stead.guest import terminals
+from stead.guest import recordings
 from stead.guest.execution import Ended, Output
 from stead.guest.files import FileInfo, GuestFiles
 from stead.machines.events import Use
@@ -59,7 +59,7 @@ async def exec_await(guest: Guest, wanted: Exec, call: CurrentCall) -> Executed:
     await _wake(guest, call)
     if wanted.terminal:
         async with guest.machine.using(Use.TERMINAL) as agent:
-            result = await terminals.run(agent, wanted.terminal, wanted.command, **arguments)
+            result = await recordings.run(agent, wanted.terminal, wanted.command, **arguments)
     else:
         result = await guest.machine.exec(wanted.command, **arguments)
     stdout, stderr = _text(result.stdout), _text(result.stderr)
