@@ -66,6 +66,12 @@ class SnapshotExpired(SnapshotNotFound):
         self.expired = expired
 
 
+class SnapshotAlreadyDeleted(SteadError):
+    def __init__(self, snapshot_id: str) -> None:
+        super().__init__(f"snapshot {snapshot_id} is already deleted")
+        self.snapshot_id = snapshot_id
+
+
 class WrongSnapshotState(SteadError):
     """The snapshot is not ready yet."""
 

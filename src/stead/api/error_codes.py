@@ -22,7 +22,20 @@ from stead.builds.services import ServiceExists, ServiceNotFound, ServicesBusy
 from stead.domains import errors as domains
 from stead.errors import SteadError
 from stead.github.errors import GithubFailed, GithubNotConnected, GithubRefused, LinkConflict, NotLinked
-from stead.guest.recordings import RecordingNotFound
+from stead.guest.errors import (
+    GuestFileNotFound,
+    GuestSessionNotFound,
+    InvalidGuestPath,
+    InvalidSessionId,
+    JournalUnreadable,
+    PortClosed,
+    ProcessExited,
+    RecordingNotFound,
+    SessionExists,
+    SessionExpired,
+    SessionLimitReached,
+    SessionUserMismatch,
+)
 from stead.identity import errors as identity
 from stead.identity.tickets import TicketLimitExceeded
 from stead.limits import LimitName
@@ -95,7 +108,12 @@ STATUSES: dict[str, int] = {
 }
 
 
-OWN_STATUSES = {"IDEMPOTENCY_KEY_REUSED": 422, "NAME_NOT_UNIQUE": 409}
+OWN_STATUSES = {
+    "CONNECTION_REFUSED": 502,
+    "IDEMPOTENCY_KEY_REUSED": 422,
+    "NAME_NOT_UNIQUE": 409,
+    "PROCESS_EXITED": 409,
+}
 """Codes that the npm package does not know, for requests that it does not make."""
 
 
@@ -114,6 +132,8 @@ class Failure:
     """The status for git and git-lfs, which read no code; None: 500, and the text stays in the log."""
 
 
+_SESSION = {"vmId": "machine_id", "sessionId": "session_id"}
+
 FAILURES: Mapping[type[SteadError], Failure] = {
     # VMs and snapshots
     product.MachineNotFound: Failure("VM_NOT_FOUND", fields={"vmId": "machine_id"}),
@@ -122,6 +142,7 @@ FAILURES: Mapping[type[SteadError], Failure] = {
     product.SnapshotExpired: Failure(
         "SOURCE_SNAPSHOT_DELETED", fields={"snapshotId": "snapshot_id", "expiresAt": "expired"}
     ),
+    product.SnapshotAlreadyDeleted: Failure("SNAPSHOT_ALREADY_DELETED", fields={"snapshotId": "snapshot_id"}),
     product.WrongSnapshotState: Failure("SOURCE_SNAPSHOT_BUILDING", fields={"snapshotId": "snapshot_id"}),
     product.DiskSpaceExceeded: Failure("NO_LOCAL_STORAGE_CAPACITY"),
     product.CapacityExceeded: Failure("SERVICE_UNAVAILABLE"),
@@ -138,8 +159,19 @@ FAILURES: Mapping[type[SteadError], Failure] = {
     ProgramFailed: Failure("BUILD_FAILED", fields={"exitCode": "exit_code", "stderr": "stderr"}),
     BuildBudgetExceeded: Failure("BUILD_BUDGET_EXCEEDED", fields={"durationSecs": "seconds"}),
     IdempotencyKeyReused: Failure("IDEMPOTENCY_KEY_REUSED"),
-    # Recordings and services
+    # Guests
+    GuestSessionNotFound: Failure("SESSION_NOT_FOUND", fields=_SESSION),
+    SessionExpired: Failure("SESSION_EXPIRED", fields=_SESSION),
+    SessionUserMismatch: Failure("SESSION_USER_MISMATCH", fields=_SESSION),
+    SessionExists: Failure("SESSION_ALREADY_EXISTS", fields=_SESSION),
+    SessionLimitReached: Failure("SESSION_CAP_REACHED", fields={"vmId": "machine_id", "limit": "limit"}),
+    InvalidSessionId: Failure("INVALID_SESSION_ID", fields={"sessionId": "session_id"}),
+    ProcessExited: Failure("PROCESS_EXITED", fields=_SESSION),
+    PortClosed: Failure("CONNECTION_REFUSED", fields={"vmId": "machine_id", "port": "port"}),
     RecordingNotFound: Failure("NOT_FOUND", fields={"vmId": "machine_id"}),
+    GuestFileNotFound: Failure("FILE_NOT_FOUND", fields={"path": "path"}),
+    InvalidGuestPath: Failure("FILES_BAD_REQUEST"),
+    JournalUnreadable: Failure("RETRIEVE_LOGS_FAILED"),
     ServiceNotFound: Failure("SERVICE_NOT_FOUND", fields={"serviceName": "name"}),
     ServiceExists: Failure("SERVICE_ALREADY_EXISTS", fields={"serviceName": "name"}),
     ServicesBusy: Failure("SERVICE_UNAVAILABLE"),

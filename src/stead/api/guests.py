@@ -32,8 +32,9 @@ from stead.api.wire.guests import (
     decoded,
 )
 from stead.api.wire.sessions import exit_status
-from stead.errors import GuestError, SteadError
+from stead.errors import GuestError, InvalidRequest, SteadError
 from stead.guest import recordings
+from stead.guest.errors import GuestFileNotFound, InvalidGuestPath
 from stead.guest.execution import Ended, Output
 from stead.guest.files import FileInfo, GuestFiles
 from stead.machines.events import Use
@@ -98,7 +99,7 @@ def _decoded(text: str, what: str) -> bytes:
     try:
         return decoded(text, what)
     except ValueError as error:
-        raise ApiError("INVALID_REQUEST", str(error)) from None
+        raise InvalidRequest(str(error)) from None
 
 
 def _text(data: bytes) -> str:
@@ -165,7 +166,7 @@ async def guest_path(request: Request) -> str:
     path = os.fsdecode(unquote_to_bytes(parts[5])) if len(parts) == 6 else ""
     path = path if path.startswith("/") else f"/{path}"
     if "\0" in path:
-        raise ApiError("FILES_BAD_REQUEST", "path must not contain NUL characters")
+        raise InvalidGuestPath("path must not contain NUL characters")
     return path
 
 
@@ -183,8 +184,7 @@ def _naming_in_errors(path: str) -> Iterator[None]:
         yield
     except GuestError as error:
         if error.code == "not_found":
-            text = f"no such file or folder: {_shown(path)}"
-            raise ApiError("FILE_NOT_FOUND", text, path=_shown(path)) from None
+            raise GuestFileNotFound(_shown(path)) from None
         raise
 
 
@@ -204,7 +204,7 @@ async def read_file(guest: Guest, path: GuestPath, request: Request) -> Any:
         found = await files.stat(path)
         if request.headers.get("accept", "").startswith(_RAW):
             if found.kind == "directory":
-                raise ApiError("FILES_BAD_REQUEST", f"{_shown(path)} is a folder, not a file")
+                raise InvalidRequest(f"{_shown(path)} is a folder, not a file")
             return await _streamed(files.stream(path), _RAW)
         if found.kind == "directory":
             entries = await files.list(path)
@@ -276,7 +276,7 @@ async def write_file(guest: Guest, path: GuestPath, request: Request, mode: _Mod
             if error.code == "not_found" and await _exists(files, path):
                 folder = _shown(posixpath.dirname(path) or "/")
                 text = f"cannot replace {_shown(path)}: no file can be created in {folder}"
-                raise ApiError("FILES_BAD_REQUEST", f"{text}; write to it with a command") from None
+                raise InvalidRequest(f"{text}; write to it with a command") from None
             raise
     return Nothing()
 
@@ -287,9 +287,9 @@ async def _written(request: Request) -> bytes:
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"])
-        raise ApiError("FILES_BAD_REQUEST", f"invalid request: {where}: {problem['msg']}") from None
+        raise InvalidRequest(f"invalid request: {where}: {problem['msg']}") from None
     except ValueError as error:
-        raise ApiError("FILES_BAD_REQUEST", str(error)) from None
+        raise InvalidRequest(str(error)) from None
 
 
 @router.delete("/files/{path:path}")
@@ -338,9 +338,9 @@ def _path_field(path: str, field: str) -> str:
         path.encode()
     except UnicodeEncodeError as error:
         text = f"{field} must be valid UTF-8 (lone surrogate at offset {error.start})"
-        raise ApiError("FILES_BAD_REQUEST", text) from None
+        raise InvalidRequest(text) from None
     if not path.startswith("/") or "\0" in path:
-        raise ApiError("FILES_BAD_REQUEST", f"{field} must be an absolute path without NUL, got {path!r}")
+        raise InvalidRequest(f"{field} must be an absolute path without NUL, got {path!r}")
     return path
 
 
@@ -355,7 +355,7 @@ async def make_directory(guest: Guest, path: GuestPath, parents: bool = False) -
             if error.code == "not_found" and (missing := await _missing_parent(files, path)) is not None:
                 text = f"cannot create {_shown(path)}: no such folder: {_shown(missing)}"
                 text += "; create it first, or use `parents`"
-                raise ApiError("FILE_NOT_FOUND", text, path=_shown(missing)) from None
+                raise GuestFileNotFound(_shown(missing), text) from None
             raise
     return Nothing()
 

@@ -12,7 +12,7 @@ from stead.api.callers import Guest, GuestAccess
 from stead.api.wire.recordings import Recording, RecordingLine, RecordingList, RecordingLogs, RecordingOutput
 from stead.errors import GuestError
 from stead.guest import recordings
-from stead.guest.recordings import RecordingNotFound
+from stead.guest.errors import RecordingNotFound
 from stead.machines.events import Use
 
 router = APIRouter(prefix="/v1/vms/{vm_id}/terminals", tags=["recordings"])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import quote
 
-from stead.errors import GuestError, InvalidRequest, SteadError
+from stead.errors import GuestError, InvalidRequest
 from stead.guest.agent import Agent, parse_object, parsing
 from stead.guest.execution import DEFAULT_OUTPUT_LIMIT, ExecRequest, ExecResult, collect
 
@@ -31,12 +31,6 @@ class RecordingInfo:
     user: str
     status: Literal["running", "exited"]
     created_at: float
-
-
-class RecordingNotFound(SteadError):
-    def __init__(self, machine_id: str, name: str) -> None:
-        super().__init__(f"no terminal {name} in VM {machine_id}")
-        self.machine_id = machine_id
 
 
 @dataclass(frozen=True)
