@@ -66,6 +66,12 @@ class SnapshotExpired(SnapshotNotFound):
         self.expired = expired
 
 
+class SnapshotAlreadyDeleted(SteadError):
+    def __init__(self, snapshot_id: str) -> None:
+        super().__init__(f"snapshot {snapshot_id} is already deleted")
+        self.snapshot_id = snapshot_id
+
+
 class WrongSnapshotState(SteadError):
     """The snapshot is not ready yet."""
 
@@ -96,19 +102,6 @@ class ReadyTimeout(SteadError):
 
 class CapacityExceeded(SteadError):
     """The host has not enough memory, disk or addresses for the request."""
-
-
-class LimitExceeded(SteadError):
-    """The request exceeds a limit of the account."""
-
-    def __init__(self, what: str, limit: int, current: float, requested: float) -> None:
-        words = what.replace("_gib", " (GiB)").replace("_", " ")
-        used = f"{current:g} in use, {requested:g} more requested" if current else f"{requested:g} requested"
-        super().__init__(f"account limit exceeded: {words} is limited to {limit}, {used}")
-        self.what = what
-        self.limit = limit
-        self.current = current
-        self.requested = requested
 
 
 class GuestUnreachable(SteadError):

@@ -2,9 +2,41 @@
 
 import json
 from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
 from typing import Any, Self
 
-from stead.errors import InvalidRequest
+from stead.errors import InvalidRequest, SteadError
+
+
+class LimitName(StrEnum):
+    """Limits that `LimitExceeded` names: most of those in `Limits`, and some that all accounts have."""
+
+    VMS = "vms"
+    RUNNING = "running"
+    SNAPSHOTS = "snapshots"
+    VCPUS = "vcpus"
+    MEMORY_GIB = "memory_gib"
+    DISK_GIB = "disk_gib"
+    TOTAL_MEMORY_GIB = "total_memory_gib"
+    TOTAL_DISK_GIB = "total_disk_gib"
+    DOMAINS = "domains"
+    MAPPINGS = "mappings"
+    DOMAIN_VERIFICATIONS = "domain_verifications"
+    VPCS = "vpcs"
+    WIREGUARD_SESSIONS = "wireguard_sessions"
+
+
+class LimitExceeded(SteadError):
+    """The request exceeds a limit of the account."""
+
+    def __init__(self, name: LimitName, limit: int, current: float, requested: float) -> None:
+        words = name.replace("_gib", " (GiB)").replace("_", " ")
+        used = f"{current:g} in use, {requested:g} more requested" if current else f"{requested:g} requested"
+        super().__init__(f"account limit exceeded: {words} is limited to {limit}, {used}")
+        self.limit_name = name
+        self.limit = limit
+        self.current = current
+        self.requested = requested
 
 
 @dataclass(frozen=True)

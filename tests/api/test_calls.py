@@ -44,7 +44,7 @@ async def forever() -> AsyncIterator[bytes]:
 
 async def test_json_stream_cut_by_a_stop_ends_with_an_error_event() -> None:
     async def handler(call: Call) -> Response:
-        call.last_piece = error_event
+        call.streaming(error_event)
         return StreamingResponse(forever(), media_type="application/x-ndjson")
 
     async with served(handler) as (http, calls), http.stream("POST", "/") as answer:
@@ -75,7 +75,8 @@ async def test_only_calls_without_effect_are_told_to_retry(started: bool) -> Non
     begun = asyncio.Event()
 
     async def handler(call: Call) -> Response:
-        call.command_started = started
+        if started:
+            call.not_retryable()
         begun.set()
         await asyncio.Event().wait()
         return JSONResponse({})
@@ -92,7 +93,7 @@ async def test_only_calls_without_effect_are_told_to_retry(started: bool) -> Non
 
 async def test_no_error_after_a_command_started_asks_for_a_retry() -> None:
     async def handler(call: Call) -> Response:
-        call.command_started = True
+        call.not_retryable()
         raise ApiError("NO_LOCAL_STORAGE_CAPACITY", "disk of the host is full")
 
     async with served(handler) as (http, _):

@@ -18,7 +18,7 @@ import pytest
 import pytest_asyncio
 
 from stead.api import calls
-from stead.api.errors import STATUSES
+from stead.api.error_codes import STATUSES
 from stead.api.server import running
 from stead.builds.errors import BuildBudgetExceeded
 from stead.errors import CapacityExceeded, DiskSpaceExceeded, HostError, StartFailed

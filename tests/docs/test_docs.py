@@ -18,8 +18,8 @@ import pytest_asyncio
 
 from stead.api.errors import from_product
 from stead.cli.commands import ENTRIES, _loaded
-from stead.errors import LimitExceeded, SteadError
-from stead.limits import Limits
+from stead.errors import SteadError
+from stead.limits import LimitExceeded, LimitName, Limits
 from stead.repos.errors import RepoLimitExceeded
 from stead.repos.quotas import QuotaExceeded
 from stead.settings import Settings
@@ -363,11 +363,13 @@ def test_every_limit_is_documented_with_its_answer() -> None:
             found[option.replace("-", "_")] = (row[1], set(re.findall(r"`(\w+)`", row[2])))
     assert set(found) == {field.name for field in fields(Limits)}
     for name, (code, extras) in found.items():
-        error: SteadError = LimitExceeded(name, 4, 3, 2)
+        error: SteadError
         if name == "repos":
             error = RepoLimitExceeded("too many repositories")
         elif name in {"repo_mib", "total_repos_mib"}:
             error = QuotaExceeded("quota exceeded", 4, 3)
+        else:
+            error = LimitExceeded(LimitName(name), 4, 3, 2)
         answer = from_product(error)
         assert (answer.status, answer.code, set(answer.extras)) == (403, code, extras), name
 

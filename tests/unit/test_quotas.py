@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from stead.errors import LimitExceeded
-from stead.limits import Limits
+from stead.limits import LimitExceeded, Limits
 from stead.machines.quotas import Quotas
 from stead.machines.records import Properties, Record
 from stead.machines.states import Deleted, Lost, MachineState, Run, Running, State, Stopped, Suspended
@@ -64,7 +63,7 @@ async def test_a_limit_refuses_one_more_vm_of_its_account_only(
     with pytest.raises(LimitExceeded) as refused:
         async with quotas.admitting(ALICE, SIZE):
             pytest.fail("it was admitted")
-    assert (refused.value.what, refused.value.limit) == (what, limit)
+    assert (refused.value.limit_name, refused.value.limit) == (what, limit)
     async with quotas.admitting(BOB, SIZE):
         await add(store, BOB)
     async with quotas.admitting(None, SIZE):
@@ -77,7 +76,7 @@ async def test_a_limit_refuses_a_too_large_vm(store: MachineStore, what: str, li
     with pytest.raises(LimitExceeded) as refused:
         async with quotas.admitting(ALICE, SIZE):
             pytest.fail("it was admitted")
-    assert refused.value.what == what
+    assert refused.value.limit_name == what
 
 
 async def test_concurrent_creates_do_not_exceed_a_limit(store: MachineStore) -> None:
@@ -133,7 +132,7 @@ async def test_resize_is_limited_like_create(store: MachineStore) -> None:
         with pytest.raises(LimitExceeded) as refused:
             async with quotas.resizing(row, size):
                 pytest.fail("it was admitted")
-        assert refused.value.what == what
+        assert refused.value.limit_name == what
 
 
 @pytest.mark.parametrize(
@@ -156,7 +155,7 @@ async def test_only_one_of_two_concurrent_resizes_gets_the_last_of_a_limit(
                 return "resized"
         except LimitExceeded as refused:
             await admitted.wait()
-            return refused.what
+            return refused.limit_name
 
     assert sorted(await asyncio.gather(*map(resize, rows))) == sorted(["resized", what])
     with pytest.raises(LimitExceeded):

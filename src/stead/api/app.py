@@ -10,7 +10,7 @@ from pydantic import ConfigDict
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 
 from stead.api import (
     account,
@@ -28,13 +28,13 @@ from stead.api import (
     piped_exec,
     processes,
     pty,
+    recordings,
     repo_search,
     repos,
     snapshots,
     sockets,
     ssh,
     systemd,
-    terminals,
     tickets,
     triggers,
     unimplemented,
@@ -45,10 +45,11 @@ from stead.api.background import AFTER_HEADER, ID_HEADER
 from stead.api.callers import TOKEN_HEADER, USER_HEADER, AnyCaller, Authentication
 from stead.api.calls import TRACE_HEADER, Calls
 from stead.api.credentials_in_path import CredentialsInPath
+from stead.api.declared import streamed_bodies
 from stead.api.dependencies import Installation, MachinesDep, SigningDep
 from stead.api.documentation import DESCRIPTION, Api, add_documentation
 from stead.api.repeatable import KEY_HEADER
-from stead.api.smart_http import SmartHttp
+from stead.api.smart_http import SmartHttp, is_git_stream
 from stead.api.wire import Wire
 from stead.api.wire.unknown import HEADER as UNKNOWN_KEYS_HEADER
 from stead.errors import SteadError
@@ -68,6 +69,43 @@ _HEADERS = (
 )
 
 
+# The order matters: /v1/vms/snapshots must not match /v1/vms/{vm_id}.
+_ROUTERS = (
+    creation.router,
+    snapshots.router,
+    builds.router,
+    vms.router,
+    guests.router,
+    watching.router,
+    recordings.router,
+    systemd.router,
+    identities.router,
+    pty.router,
+    processes.router,
+    piped_exec.router,
+    forward.router,
+    tickets.router,
+    ssh.router,
+    repos.router,
+    repo_search.router,
+    triggers.router,
+    github_sync.router,
+    logs.router,
+    account.router,
+    domains.router,
+    networks.router,
+    unimplemented.router,
+)
+
+
+_has_declared_stream = streamed_bodies(route for router in _ROUTERS for route in router.routes)
+
+
+def has_streamed_body(scope: Scope) -> bool:
+    """Whether the body of a request is read in pieces, and so may have any size."""
+    return is_git_stream(scope) or _has_declared_stream(scope)
+
+
 class Health(Wire):
     status: str
     version: str
@@ -85,23 +123,8 @@ def create_app(installation: Installation | None = None) -> FastAPI:
         responses=_failures(),
     )
     app.state.installation = installation
-    # The order matters: /v1/vms/snapshots must not match /v1/vms/{vm_id}.
-    for module in (creation, snapshots, builds, vms, guests, watching, terminals, systemd, identities):
-        app.include_router(module.router)
-    for module in (pty, processes, piped_exec, forward, tickets, ssh):
-        app.include_router(module.router)
-    for module in (
-        repos,
-        repo_search,
-        triggers,
-        github_sync,
-        logs,
-        account,
-        domains,
-        networks,
-        unimplemented,
-    ):
-        app.include_router(module.router)
+    for router in _ROUTERS:
+        app.include_router(router)
     _add_upgrade_hints(app)
     app.include_router(sockets.router)
     _add_own_pages(app)
@@ -166,7 +189,7 @@ def with_middleware(app: FastAPI, here: Installation) -> tuple[ASGIApp, Calls]:
     settings = here.settings
     gate = Authentication(app, here)
     git = SmartHttp(gate, here.callers, here.repos, here.access, here.serving)
-    calls = Calls(git, settings.max_calls)
+    calls = Calls(git, settings.max_calls, has_streamed_body)
     return (
         CORSMiddleware(
             CredentialsInPath(calls),

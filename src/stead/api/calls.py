@@ -16,7 +16,6 @@ from uvicorn.protocols.utils import ClientDisconnected
 from stead.api.errors import ApiError, from_anything
 from stead.api.metrics import observe, open_websockets
 from stead.api.protocol import EXTENSION, Connection
-from stead.api.smart_http import is_streamed
 from stead.api.websocket_protocol import SocketConnection
 from stead.errors import SteadError
 from stead.logs import get_logger
@@ -30,7 +29,6 @@ _PROCESSING_AFTER = 60.0
 _PROCESSING_EVERY = 60.0
 """Keep-alive for Node, which aborts a call after 300 s without headers: it gets a 102 response every 60 s."""
 _LAST_PIECE_TIMEOUT = 5.0
-_STREAMED = (b"application/octet-stream", b"application/x-tar")
 _UNDERSTAND_PROCESSING = (b"freestyle-sdk", b"node", b"undici")
 SWITCHING = 101
 GOING_AWAY = 1001
@@ -43,28 +41,67 @@ log = get_logger("stead.access")
 
 
 class Call:
-    """One request that is being handled, or one WebSocket from its handshake to its end."""
+    """One request that is being handled, or one WebSocket from its handshake to its end.
+
+    Routes say what becomes of it when it is interrupted; the middleware reports its progress.
+    """
 
     def __init__(self, scope: Scope) -> None:
         self.trace = secrets.token_hex(16)
         self.started = time.monotonic()
-        self.status = 0
-        self.complete = False
-        self.ended_by: ApiError | None = None
-        """Why it was cancelled."""
-        self.undo: Callable[[], Awaitable[None]] | None = None
-        """Rolls back what was made if the client disconnects before it has the answer."""
-        self.endless = False
-        """The response never ends by itself: a stopping server cancels it at once, without a grace period."""
-        self.command_started = False
-        """A command may have run: an error must not ask the client to retry."""
-        self.last_piece: Callable[[ApiError], bytes] | None = None
-        """Makes the last piece of a streamed response that fails, for formats that can carry an error."""
-        self.task = asyncio.current_task()
         self.connection: Connection | SocketConnection | None = scope.get("extensions", {}).get(EXTENSION)
+        self._status = 0
+        self._complete = False
+        self._cancelled_by: ApiError | None = None
+        self._undo: Callable[[], Awaitable[None]] | None = None
+        self._last_piece: Callable[[ApiError], bytes] | None = None
+        self._endless = False
+        self._retryable = True
+        self._task = asyncio.current_task()
         agent = next((value for name, value in scope["headers"] if name == b"user-agent"), b"")
-        self.hears_processing = agent.lower().startswith(_UNDERSTAND_PROCESSING)
-        self.last_processing = self.started
+        self._hears_processing = agent.lower().startswith(_UNDERSTAND_PROCESSING)
+        self._last_processing = self.started
+
+    # For routes
+
+    def on_undelivered(self, undo: Callable[[], Awaitable[None]]) -> None:
+        """Roll back with `undo` if the client disconnects before it has the answer."""
+        self._undo = undo
+
+    def delivered(self) -> None:
+        """The client knows what was made: keep it from now on."""
+        self._undo = None
+
+    def streaming(self, last_piece: Callable[[ApiError], bytes], *, endless: bool = False) -> None:
+        """The response is streamed in a format that can carry an error: `last_piece` ends one that fails.
+
+        An `endless` response never ends by itself: a stopping server cancels it without a grace period.
+        """
+        self._last_piece = last_piece
+        self._endless = endless
+
+    def not_retryable(self) -> None:
+        """A command may have run: an error must not ask the client to retry."""
+        self._retryable = False
+
+    # For the middleware
+
+    @property
+    def status(self) -> int:
+        """The status of the response; 0 before it has begun."""
+        return self._status
+
+    @property
+    def complete(self) -> bool:
+        return self._complete
+
+    @property
+    def endless(self) -> bool:
+        return self._endless
+
+    @property
+    def retryable(self) -> bool:
+        return self._retryable
 
     @property
     def lost(self) -> bool:
@@ -73,12 +110,46 @@ class Call:
     @property
     def is_open(self) -> bool:
         """It is a WebSocket that was accepted."""
-        return self.status == SWITCHING
+        return self._status == SWITCHING
 
-    def end(self, why: ApiError) -> None:
-        if self.ended_by is None and self.task is not None:
-            self.ended_by = why
-            self.task.cancel()
+    def respond(self, status: int) -> None:
+        """The response has begun. An open WebSocket never ends by itself."""
+        self._status = status
+        self._endless = self._endless or self.is_open
+
+    def finish(self) -> None:
+        """The whole response was sent to a client that is still there."""
+        self._complete = True
+
+    def cancel(self, why: ApiError) -> None:
+        if self._cancelled_by is None and self._task is not None:
+            self._cancelled_by = why
+            self._task.cancel()
+
+    def cancelled(self) -> ApiError | None:
+        """Why `cancel` ended it; None if something else did. Its task continues, with the answer."""
+        if self._cancelled_by is not None and self._task is not None:
+            self._task.uncancel()
+        return self._cancelled_by
+
+    async def roll_back(self) -> None:
+        """Undo what was made, unless it was delivered."""
+        if self._undo is not None and not self._complete:
+            with contextlib.suppress(SteadError):
+                await finished(self._undo())
+
+    def last_piece(self, failure: ApiError) -> bytes | None:
+        """The end of a streamed response that fails; None if its format can carry no error."""
+        return None if self._last_piece is None else self._last_piece(failure)
+
+    def keep_alive(self, now: float) -> None:
+        """Tell a client that understands it that its call is being processed."""
+        if self._status or not self._hears_processing or self.connection is None:
+            return
+        waiting = now - self.started > _PROCESSING_AFTER
+        if waiting and now - self._last_processing > _PROCESSING_EVERY:
+            self._last_processing = now
+            self.connection.processing()
 
 
 class Calls:
@@ -87,9 +158,12 @@ class Calls:
     Open WebSockets have a limit of their own (`Installation.sockets`): they would take the places of calls.
     """
 
-    def __init__(self, app: ASGIApp, most: int) -> None:
+    def __init__(
+        self, app: ASGIApp, most: int, is_streamed: Callable[[Scope], bool] = lambda _: False
+    ) -> None:
         self._app = app
         self._most = most
+        self._is_streamed = is_streamed
         self._calls: set[Call] = set()
         self._sockets: set[Call] = set()
         """The open WebSockets among them."""
@@ -137,11 +211,10 @@ class Calls:
         try:
             await self._app(scope, receive, send)
         except asyncio.CancelledError:
-            if call.ended_by is None:
+            cancelled = call.cancelled()
+            if cancelled is None:
                 raise
-            if call.task is not None:
-                call.task.uncancel()
-            failure = call.ended_by
+            failure = cancelled
         except ApiError as error:
             failure = error
         except (WebSocketDisconnect, ClientDisconnected):
@@ -154,9 +227,7 @@ class Calls:
             if not (call.lost and not call.complete):
                 return
             failure = client_left()
-        if call.undo is not None and not call.complete:
-            with contextlib.suppress(SteadError):
-                await finished(call.undo())
+        await call.roll_back()
         if not call.status:
             with contextlib.suppress(ClientDisconnected):
                 await _send(failure, scope, send)
@@ -185,8 +256,9 @@ class Calls:
 
         Plain bytes (a file, an archive) cannot carry an error, and a proper end would make them look whole.
         """
-        if call.last_piece is not None and not call.lost:
-            last = {"type": "http.response.body", "body": call.last_piece(failure), "more_body": False}
+        piece = call.last_piece(failure)
+        if piece is not None and not call.lost:
+            last = {"type": "http.response.body", "body": piece, "more_body": False}
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_PIECE_TIMEOUT):
                     await send(last)
@@ -198,14 +270,14 @@ class Calls:
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
-                call.status = message["status"]
+                call.respond(message["status"])
                 headers = message.get("headers", [])
-                if call.command_started:
+                if not call.retryable:
                     headers = [each for each in headers if each[0].lower() != b"retry-after"]
                 message["headers"] = [*headers, trace]
             await send(message)
-            if message["type"] == "http.response.body" and not message.get("more_body"):
-                call.complete = not call.lost
+            if message["type"] == "http.response.body" and not message.get("more_body") and not call.lost:
+                call.finish()
 
         return answer
 
@@ -216,34 +288,27 @@ class Calls:
             match message["type"]:
                 case "websocket.accept":
                     await send({**message, "headers": [*message.get("headers", []), trace]})
-                    call.status, call.endless = SWITCHING, True
+                    call.respond(SWITCHING)
                     self._sockets.add(call)
                     open_websockets.set(len(self._sockets))
                     return
                 case "websocket.http.response.start":
-                    call.status = message["status"]
+                    call.respond(message["status"])
                     message = {**message, "headers": [*message.get("headers", []), trace]}
                 case "websocket.http.response.body":
-                    call.complete = not message.get("more_body")
+                    if not message.get("more_body"):
+                        call.finish()
                 case "websocket.close":
-                    call.complete = True
+                    call.finish()
             await send(message)
 
         return answer
 
     def _limit_body(self, scope: Scope, receive: Receive) -> Receive:
         """Bounds the size of bodies that are read into memory: all but streamed files."""
-        headers = dict(scope["headers"])
-        if is_streamed(scope):
+        if self._is_streamed(scope):
             return receive
-        plain = headers.get(b"content-type", b"").startswith(_STREAMED)
-        if (
-            plain
-            and scope["method"] == "PUT"
-            and any(noun in scope["path"] for noun in ("/files/", "/archives/"))
-        ):
-            return receive
-        length = headers.get(b"content-length", b"0")
+        length = dict(scope["headers"]).get(b"content-length", b"0")
         seen = int(length) if length.isdigit() and int(length) > MAX_BODY else 0
 
         async def limited() -> Message:
@@ -264,23 +329,20 @@ class Calls:
             now = time.monotonic()
             for call in tuple(self._calls):
                 if call.lost and not call.complete:
-                    call.end(client_left())
-                elif not call.status and call.hears_processing and call.connection is not None:
-                    waiting = now - call.started > _PROCESSING_AFTER
-                    if waiting and now - call.last_processing > _PROCESSING_EVERY:
-                        call.last_processing = now
-                        call.connection.processing()
+                    call.cancel(client_left())
+                else:
+                    call.keep_alive(now)
 
     async def stop(self, grace: float) -> None:
         """Let calls finish; cancel those that do not within `grace` seconds, with an error answer."""
         for call in tuple(self._calls):
             if call.endless:
-                call.end(stopping(call))
+                call.cancel(stopping(call))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace):
                 await self._idle.wait()
         for call in tuple(self._calls):
-            call.end(stopping(call))
+            call.cancel(stopping(call))
 
     async def close(self) -> None:
         await self._tasks.close()
@@ -288,7 +350,7 @@ class Calls:
 
 
 def stopping(call: Call) -> ApiError:
-    if call.command_started:
+    if not call.retryable:
         text = "the server is stopping; the command was started and has been killed"
         return ApiError("SERVICE_UNAVAILABLE", text, retryable=False)
     return ApiError("SERVICE_UNAVAILABLE", "the server is stopping; retry when it is back")

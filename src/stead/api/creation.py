@@ -12,6 +12,7 @@ from fastapi import APIRouter, Header
 
 from stead.api.background import AFTER_HEADER, failure, pending, run
 from stead.api.callers import CurrentCall, Owner
+from stead.api.declared import invalid_code
 from stead.api.dependencies import (
     BackgroundDep,
     BuilderDep,
@@ -60,6 +61,7 @@ _ACCEPTED: dict[int | str, dict[str, Any]] = {
 
 
 @router.post("/v1/vms", response_model=Created, responses=_ACCEPTED)
+@invalid_code("CREATE_VM_BAD_REQUEST")
 async def create_vm(
     owner: Owner,
     machines: MachinesDep,
@@ -145,15 +147,16 @@ async def create_vm(
         )
         if answer is None:
             if undone:
-                call.undo = cancel
+                call.on_undelivered(cancel)
             return pending(request)
         created = answer
     if undone:
-        call.undo = lambda: delete_created(created)
+        call.on_undelivered(lambda: delete_created(created))
     return created
 
 
 @router.post("/v1/vms/snapshots", response_model=SnapshotCreated, responses=_ACCEPTED)
+@invalid_code("CREATE_SNAPSHOT_BAD_REQUEST")
 async def create_snapshot(
     owner: Owner,
     builder: BuilderDep,

@@ -5,10 +5,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path
 
-from stead.api.errors import ApiError
 from stead.api.sockets import Close, GuestSocket, Socket
 from stead.errors import GuestError
 from stead.guest import sessions
+from stead.guest.errors import PortClosed
 from stead.guest.sessions import TcpStream
 from stead.machines.events import Use
 from stead.machines.start import Attached
@@ -33,9 +33,7 @@ async def forward_port(socket: Socket, port: Annotated[int, Path(ge=1, le=65535)
             )
     except GuestError as error:
         if error.code == "connection_refused":
-            text = f"nothing listens on port {port} of VM {socket.vm_id}"
-            # The npm package does not forward ports, so this code is not one of those that it knows.
-            raise ApiError("CONNECTION_REFUSED", text, 502, vmId=socket.vm_id, port=port) from None
+            raise PortClosed(socket.vm_id, port) from None
         raise
 
 

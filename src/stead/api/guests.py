@@ -16,6 +16,7 @@ from starlette.responses import StreamingResponse
 
 from stead.api.callers import CurrentCall, Guest, GuestAccess
 from stead.api.calls import Call
+from stead.api.declared import invalid_code, streamed_body
 from stead.api.errors import ApiError, from_product
 from stead.api.wire import Nothing
 from stead.api.wire.guests import (
@@ -31,8 +32,9 @@ from stead.api.wire.guests import (
     decoded,
 )
 from stead.api.wire.sessions import exit_status
-from stead.errors import GuestError, SteadError
-from stead.guest import terminals
+from stead.errors import GuestError, InvalidRequest, SteadError
+from stead.guest import recordings
+from stead.guest.errors import GuestFileNotFound, InvalidGuestPath
 from stead.guest.execution import Ended, Output
 from stead.guest.files import FileInfo, GuestFiles
 from stead.machines.events import Use
@@ -58,7 +60,7 @@ async def exec_await(guest: Guest, wanted: Exec, call: CurrentCall) -> Executed:
     await _wake(guest, call)
     if wanted.terminal:
         async with guest.machine.using(Use.TERMINAL) as agent:
-            result = await terminals.run(agent, wanted.terminal, wanted.command, **arguments)
+            result = await recordings.run(agent, wanted.terminal, wanted.command, **arguments)
     else:
         result = await guest.machine.exec(wanted.command, **arguments)
     stdout, stderr = _text(result.stdout), _text(result.stderr)
@@ -79,7 +81,7 @@ async def exec_await(guest: Guest, wanted: Exec, call: CurrentCall) -> Executed:
 async def _wake(guest: GuestAccess, call: Call) -> None:
     """Bring the VM up. Failures up to here can be retried; after it, the command may have started."""
     await guest.machine.ensure_up(Use.COMMAND)
-    call.command_started = True
+    call.not_retryable()
 
 
 def command_options(guest: GuestAccess, wanted: Exec) -> dict[str, Any]:
@@ -97,7 +99,7 @@ def _decoded(text: str, what: str) -> bytes:
     try:
         return decoded(text, what)
     except ValueError as error:
-        raise ApiError("INVALID_REQUEST", str(error)) from None
+        raise InvalidRequest(str(error)) from None
 
 
 def _text(data: bytes) -> str:
@@ -116,7 +118,7 @@ async def exec_stream(guest: Guest, wanted: Exec, call: CurrentCall) -> Streamin
     stream = guest.machine.stream(wanted.command, **arguments)
     # A command that cannot be started is an error answer, not a stream.
     first = await anext(stream)
-    call.last_piece = error_event
+    call.streaming(error_event)
 
     async def lines() -> AsyncIterator[bytes]:
         async with contextlib.aclosing(stream):
@@ -164,7 +166,7 @@ async def guest_path(request: Request) -> str:
     path = os.fsdecode(unquote_to_bytes(parts[5])) if len(parts) == 6 else ""
     path = path if path.startswith("/") else f"/{path}"
     if "\0" in path:
-        raise ApiError("FILES_BAD_REQUEST", "path must not contain NUL characters")
+        raise InvalidGuestPath("path must not contain NUL characters")
     return path
 
 
@@ -182,8 +184,7 @@ def _naming_in_errors(path: str) -> Iterator[None]:
         yield
     except GuestError as error:
         if error.code == "not_found":
-            text = f"no such file or folder: {_shown(path)}"
-            raise ApiError("FILE_NOT_FOUND", text, path=_shown(path)) from None
+            raise GuestFileNotFound(_shown(path)) from None
         raise
 
 
@@ -192,6 +193,7 @@ def _shown(path: str) -> str:
 
 
 @router.get("/files/{path:path}", response_model=VmFileContent | Directory)
+@invalid_code("FILES_BAD_REQUEST")
 async def read_file(guest: Guest, path: GuestPath, request: Request) -> Any:
     """Read a file, or list a folder.
 
@@ -202,7 +204,7 @@ async def read_file(guest: Guest, path: GuestPath, request: Request) -> Any:
         found = await files.stat(path)
         if request.headers.get("accept", "").startswith(_RAW):
             if found.kind == "directory":
-                raise ApiError("FILES_BAD_REQUEST", f"{_shown(path)} is a folder, not a file")
+                raise InvalidRequest(f"{_shown(path)} is a folder, not a file")
             return await _streamed(files.stream(path), _RAW)
         if found.kind == "directory":
             entries = await files.list(path)
@@ -250,6 +252,8 @@ _WRITE_BODY = {
 
 
 @router.put("/files/{path:path}", openapi_extra=_WRITE_BODY)
+@invalid_code("FILES_BAD_REQUEST")
+@streamed_body(_RAW)
 async def write_file(guest: Guest, path: GuestPath, request: Request, mode: _Mode = None) -> Nothing:
     """Write a file atomically and create its parent folders. If the write fails, the old file stays.
 
@@ -272,7 +276,7 @@ async def write_file(guest: Guest, path: GuestPath, request: Request, mode: _Mod
             if error.code == "not_found" and await _exists(files, path):
                 folder = _shown(posixpath.dirname(path) or "/")
                 text = f"cannot replace {_shown(path)}: no file can be created in {folder}"
-                raise ApiError("FILES_BAD_REQUEST", f"{text}; write to it with a command") from None
+                raise InvalidRequest(f"{text}; write to it with a command") from None
             raise
     return Nothing()
 
@@ -283,12 +287,13 @@ async def _written(request: Request) -> bytes:
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"])
-        raise ApiError("FILES_BAD_REQUEST", f"invalid request: {where}: {problem['msg']}") from None
+        raise InvalidRequest(f"invalid request: {where}: {problem['msg']}") from None
     except ValueError as error:
-        raise ApiError("FILES_BAD_REQUEST", str(error)) from None
+        raise InvalidRequest(str(error)) from None
 
 
 @router.delete("/files/{path:path}")
+@invalid_code("FILES_BAD_REQUEST")
 async def remove_file(guest: Guest, path: GuestPath, recursive: bool = False) -> Nothing:
     """Delete a file or an empty folder; with `recursive`, a folder and everything in it."""
     with _naming_in_errors(path):
@@ -316,6 +321,7 @@ async def stat_file(guest: Guest, path: GuestPath, follow: bool = True) -> FileF
 
 
 @router.post("/move")
+@invalid_code("FILES_BAD_REQUEST")
 async def move_file(guest: Guest, wanted: Move) -> Nothing:
     """Move or rename a file or folder inside the VM; an existing target is kept unless `overwrite` is true.
 
@@ -332,9 +338,9 @@ def _path_field(path: str, field: str) -> str:
         path.encode()
     except UnicodeEncodeError as error:
         text = f"{field} must be valid UTF-8 (lone surrogate at offset {error.start})"
-        raise ApiError("FILES_BAD_REQUEST", text) from None
+        raise InvalidRequest(text) from None
     if not path.startswith("/") or "\0" in path:
-        raise ApiError("FILES_BAD_REQUEST", f"{field} must be an absolute path without NUL, got {path!r}")
+        raise InvalidRequest(f"{field} must be an absolute path without NUL, got {path!r}")
     return path
 
 
@@ -349,7 +355,7 @@ async def make_directory(guest: Guest, path: GuestPath, parents: bool = False) -
             if error.code == "not_found" and (missing := await _missing_parent(files, path)) is not None:
                 text = f"cannot create {_shown(path)}: no such folder: {_shown(missing)}"
                 text += "; create it first, or use `parents`"
-                raise ApiError("FILE_NOT_FOUND", text, path=_shown(missing)) from None
+                raise GuestFileNotFound(_shown(missing), text) from None
             raise
     return Nothing()
 
@@ -385,6 +391,7 @@ _ARCHIVE_BODY = {
 
 
 @router.put("/archives/{path:path}", openapi_extra=_ARCHIVE_BODY)
+@streamed_body(_TAR, _RAW)
 async def write_archive(guest: Guest, path: GuestPath, request: Request) -> Unpacked:
     """Unpack a tar archive into a folder, which is created if it does not exist."""
     with _naming_in_errors(path):

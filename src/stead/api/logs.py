@@ -10,11 +10,12 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query
 
 from stead.api.callers import USER_HEADER, AnyCaller, find_owned
+from stead.api.declared import invalid_code
 from stead.api.dependencies import IdentitiesDep, LogbookDep, MachinesDep
-from stead.api.errors import ApiError
 from stead.api.log_pages import PageToken, Source, merge
 from stead.api.wire import Micros, Wire
-from stead.errors import GuestUnreachable, MachineNotFound
+from stead.errors import GuestUnreachable, InvalidRequest, MachineNotFound
+from stead.guest.errors import JournalUnreadable
 from stead.guest.systemd_journal import Entry, JournalPage, JournalQuery, read_journal
 from stead.identity.callers import Caller
 from stead.identity.identities import Identities
@@ -80,6 +81,7 @@ class LogPage(Wire):
 
 
 @router.get("/logs")
+@invalid_code("INVALID_QUERY")
 async def read_logs(
     caller: AnyCaller,
     machines: MachinesDep,
@@ -121,9 +123,9 @@ async def read_logs(
     awake.
     """
     if vm_service is not None and vm_id is None:
-        raise ApiError("INVALID_QUERY", "vmService needs vmId: it names a systemd unit of that VM")
+        raise InvalidRequest("vmService needs vmId: it names a systemd unit of that VM")
     if search is not None and "\0" in search:
-        raise ApiError("INVALID_QUERY", "search must not contain NUL characters")
+        raise InvalidRequest("search must not contain NUL characters")
     if deployment_id or run_id or domain or resource_type not in (None, "vm"):
         return LogPage(logs=[])
     position = _position(start_time, end_time, page_token)
@@ -242,8 +244,7 @@ class _Reader:
             return await read_journal(agent, query, user), runs
         except GuestUnreachable as error:
             if self.machines.observer(self.vm_id) is not None:
-                text = f"cannot read the journal of VM {self.vm_id}: {error}"
-                raise ApiError("RETRIEVE_LOGS_FAILED", text) from None
+                raise JournalUnreadable(self.vm_id, str(error)) from None
             # The VM was suspended or stopped during the call.
             return _NO_LINES, runs
 
@@ -268,7 +269,7 @@ def _position(start: str | None, end: str | None, token: str | None) -> PageToke
         try:
             return PageToken.decode(token)
         except ValueError:
-            raise ApiError("INVALID_QUERY", "invalid pageToken: pass nextPageToken unchanged") from None
+            raise InvalidRequest("invalid pageToken: pass nextPageToken unchanged") from None
     now = time.time_ns() // 1000
     since, until = _micros("startTime", start), _micros("endTime", end)
     return PageToken(now - _DAY if since is None else since, now + _DAY if until is None else until)
@@ -283,4 +284,4 @@ def _micros(name: str, text: str | None) -> int | None:
         return (moment - _EPOCH) // timedelta(microseconds=1)
     except (ValueError, OverflowError):
         text = f"invalid {name} {text!r}: use RFC 3339, such as 2026-01-31T12:00:00Z"
-        raise ApiError("INVALID_QUERY", text) from None
+        raise InvalidRequest(text) from None

@@ -4,6 +4,7 @@ from fastapi import APIRouter
 from starlette.responses import JSONResponse
 
 from stead.api.callers import Owner
+from stead.api.declared import invalid_code
 from stead.api.dependencies import NetworksDep, TunnelsDep
 from stead.api.repeatable import CurrentCreation, IfMissing, answer_of, vpc_id
 from stead.api.wire import Nothing
@@ -28,6 +29,7 @@ router = APIRouter(prefix="/v1/vpcs", tags=["networks"])
 
 
 @router.post("", response_model=CreatedVpc)
+@invalid_code("BAD_REQUEST")
 async def create_vpc(
     owner: Owner, networks: NetworksDep, creation: CurrentCreation, body: NewVpc | None = None
 ) -> JSONResponse:
@@ -47,12 +49,14 @@ async def create_vpc(
 
 
 @router.get("")
+@invalid_code("BAD_REQUEST")
 async def list_vpcs(owner: Owner, networks: NetworksDep) -> VpcList:
     """List the account's VPCs, oldest first."""
     return VpcList(vpcs=[VpcModel.of(each) for each in await networks.list(owner.account)])
 
 
 @router.get("/{vpc_id}")
+@invalid_code("BAD_REQUEST")
 async def get_vpc(vpc_id: str, owner: Owner, networks: NetworksDep) -> VpcDetails:
     """Get a VPC and the VMs in it."""
     found = await networks.get(owner.account, vpc_id)
@@ -60,6 +64,7 @@ async def get_vpc(vpc_id: str, owner: Owner, networks: NetworksDep) -> VpcDetail
 
 
 @router.delete("/{vpc_id}")
+@invalid_code("BAD_REQUEST")
 async def delete_vpc(vpc_id: str, owner: Owner, networks: NetworksDep) -> Nothing:
     """Delete a VPC. It must have no VMs."""
     await networks.delete(owner.account, vpc_id)
@@ -67,6 +72,7 @@ async def delete_vpc(vpc_id: str, owner: Owner, networks: NetworksDep) -> Nothin
 
 
 @router.get("/{vpc_id}/wireguard")
+@invalid_code("BAD_REQUEST")
 async def list_wireguard_clients(vpc_id: str, owner: Owner, tunnels: TunnelsDep) -> KnownClients:
     """List the computers that may join a VPC with WireGuard, oldest first."""
     found = await tunnels.clients(owner.account, vpc_id)
@@ -74,6 +80,7 @@ async def list_wireguard_clients(vpc_id: str, owner: Owner, tunnels: TunnelsDep)
 
 
 @router.post("/{vpc_id}/wireguard/ephemeral")
+@invalid_code("BAD_REQUEST")
 async def create_wireguard_session(
     vpc_id: str, owner: Owner, tunnels: TunnelsDep, wanted: NewSession | None = None
 ) -> SessionModel:
@@ -82,6 +89,7 @@ async def create_wireguard_session(
 
 
 @router.delete("/{vpc_id}/wireguard/ephemeral")
+@invalid_code("BAD_REQUEST")
 async def close_wireguard_session(
     vpc_id: str, owner: Owner, tunnels: TunnelsDep, wanted: ClosedSession
 ) -> Nothing:
@@ -91,6 +99,7 @@ async def close_wireguard_session(
 
 
 @router.post("/{vpc_id}/wireguard/peers")
+@invalid_code("BAD_REQUEST")
 async def set_wireguard_peer(
     vpc_id: str, owner: Owner, tunnels: TunnelsDep, wanted: NewPeer
 ) -> GatewayPeerModel:
@@ -101,6 +110,7 @@ async def set_wireguard_peer(
 
 
 @router.delete("/{vpc_id}/wireguard/peers")
+@invalid_code("BAD_REQUEST")
 async def delete_wireguard_peer(
     vpc_id: str, owner: Owner, tunnels: TunnelsDep, wanted: RemovedPeer
 ) -> Nothing:

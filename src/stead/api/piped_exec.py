@@ -78,8 +78,6 @@ class _PipedCommand:
                     await self._send(event)
         except SteadError as error:
             await self._send_error(from_product(error))
-        except ApiError as error:
-            await self._send_error(error)
         return Close(reason="the command has ended")
 
     async def _stdin(self) -> AsyncIterator[bytes]:

@@ -9,7 +9,6 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 
 from stead.api.callers import CurrentCall, Guest, GuestAccess
-from stead.api.errors import ApiError
 from stead.api.sessions import (
     SessionId,
     check_session_id,
@@ -21,8 +20,10 @@ from stead.api.sessions import (
 from stead.api.sockets import Close, GuestSocket, Socket
 from stead.api.wire import LARGEST, Nothing
 from stead.api.wire.sessions import NewProcess, Process, ProcessList, ProcessOutput, SignalRequest
+from stead.errors import InvalidRequest
 from stead.guest import sessions
 from stead.guest.agent import Agent
+from stead.guest.errors import ProcessExited
 from stead.guest.sessions import Attachment, Cut, SessionExited, SessionOutput, SessionRequest
 from stead.machines.events import Use
 from stead.machines.start import Attached
@@ -65,7 +66,7 @@ async def start_process(guest: Guest, wanted: NewProcess, call: CurrentCall) -> 
         timeout=None if wanted.timeout_ms is None else wanted.timeout_ms / 1000,
     )
     await guest.machine.ensure_up(Use.PROCESS)
-    call.command_started = True
+    call.not_retryable()
     async with guest.machine.using(Use.PROCESS) as agent:
         return Process.of(await start_session(agent, guest.machine.id, request))
 
@@ -96,13 +97,11 @@ async def remove_process(guest: Guest, process_id: SessionId) -> Process:
 async def signal_process(guest: Guest, process_id: SessionId, wanted: SignalRequest) -> Process:
     """Send a signal to a process and its children. One that has exited is an error (409)."""
     if wanted.signal not in Signals.__members__:
-        raise ApiError("INVALID_REQUEST", f"unknown signal {wanted.signal}: use a name such as SIGTERM")
+        raise InvalidRequest(f"unknown signal {wanted.signal}: use a name such as SIGTERM")
     async with _using(guest, process_id) as agent:
         # The agent takes a signal for an exited process as well, and sends it to nobody.
         if (await sessions.get(agent, process_id, guest.user)).exited:
-            text = f"process {process_id} has exited: it gets no signals"
-            # The npm package has no processes, so this code is not one of those that it knows.
-            raise ApiError("PROCESS_EXITED", text, 409, vmId=guest.machine.id, sessionId=process_id)
+            raise ProcessExited(guest.machine.id, process_id)
         return Process.of(await sessions.signal(agent, process_id, wanted.signal, guest.user))
 
 
@@ -135,7 +134,7 @@ async def write_stdin(
     """
     data = await request.body()
     async with _using(guest, process_id) as agent:
-        call.command_started = True
+        call.not_retryable()
         await sessions.write(agent, process_id, data, guest.user, close=close)
     return Nothing()
 

@@ -6,7 +6,6 @@ from fastapi import APIRouter, Query
 
 from stead.api.callers import Guest
 from stead.api.dependencies import ExitedDep, MachinesDep
-from stead.api.errors import ApiError
 from stead.api.exited_sessions import ExitedSessions
 from stead.api.sessions import (
     SessionId,
@@ -19,6 +18,7 @@ from stead.api.sessions import (
 from stead.api.sockets import Close, GuestSocket, Socket
 from stead.api.wire.sessions import ClosedPtySession, PtySession, PtySessionList, exit_code_of
 from stead.guest import sessions
+from stead.guest.errors import GuestSessionNotFound, SessionExpired
 from stead.guest.execution import shell
 from stead.guest.sessions import Attachment, Screen, SessionExited, SessionOutput, SessionRequest
 from stead.machines import State
@@ -57,7 +57,7 @@ async def open_terminal(
 
     exited.discard(socket.vm_id, session.id)
     # A client that disconnects before it knows the id cannot come back to the session.
-    socket.call.undo = undo
+    socket.call.on_undelivered(undo)
     await _attach(socket, attached, session.id, cols, rows, exited)
 
 
@@ -70,10 +70,9 @@ async def attach_terminal(
     attached = await socket.attached(Use.TERMINAL)
     try:
         await _attach(socket, attached, session_id, *clamped(cols, rows), exited)
-    except ApiError as error:
-        if error.code == "SESSION_NOT_FOUND" and (socket.vm_id, session_id) in exited:
-            text = f"session {session_id} has exited and is no longer held"
-            raise ApiError("SESSION_EXPIRED", text, vmId=socket.vm_id, sessionId=session_id) from None
+    except GuestSessionNotFound:
+        if (socket.vm_id, session_id) in exited:
+            raise SessionExpired(socket.vm_id, session_id) from None
         raise
 
 
@@ -86,7 +85,7 @@ async def _attach(
         ) as terminal:
             await socket.accept()
             await socket.send_json({"type": "sessionInfo", "sessionId": session_id})
-            socket.call.undo = None
+            socket.call.delivered()
             output = _output(socket, attached, terminal, exited)
             await socket.relay(attached, output, pass_input(socket, attached, terminal))
 

@@ -7,11 +7,17 @@ from typing import Annotated, Any
 
 from fastapi import Path
 
-from stead.api.errors import ApiError
 from stead.api.sockets import GuestSocket
 from stead.errors import GuestError, InvalidRequest
 from stead.guest import sessions
 from stead.guest.agent import Agent
+from stead.guest.errors import (
+    GuestSessionNotFound,
+    InvalidSessionId,
+    SessionExists,
+    SessionLimitReached,
+    SessionUserMismatch,
+)
 from stead.guest.sessions import MAX_SIZE, MAX_TERMINALS, Attachment, Session, SessionRequest
 from stead.machines.start import Attached
 
@@ -22,8 +28,7 @@ SessionId = Annotated[str, Path(description="Session id.")]
 
 def check_session_id(session_id: str) -> str:
     if not _ID.fullmatch(session_id):
-        text = f"invalid session id {session_id!r}: must be 1 to 64 letters, digits, '.', '_' or '-'"
-        raise ApiError("INVALID_SESSION_ID", text, sessionId=session_id)
+        raise InvalidSessionId(session_id)
     return session_id
 
 
@@ -66,18 +71,15 @@ def _size_of(message: dict[str, Any]) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def session_errors(vm_id: str, session_id: str) -> Iterator[None]:
-    """The codes of what a guest refuses about a session."""
-    named: dict[str, Any] = {"vmId": vm_id, "sessionId": session_id}
+    """Names the session in errors of the guest."""
     try:
         yield
     except GuestError as error:
         match error.code:
             case "not_found":
-                text = f"no session {session_id} in VM {vm_id}"
-                raise ApiError("SESSION_NOT_FOUND", text, **named) from None
+                raise GuestSessionNotFound(vm_id, session_id) from None
             case "permission_denied":
-                text = f"session {session_id} belongs to another Linux user"
-                raise ApiError("SESSION_USER_MISMATCH", text, **named) from None
+                raise SessionUserMismatch(vm_id, session_id) from None
         raise
 
 
@@ -87,8 +89,7 @@ async def start_session(agent: Agent, vm_id: str, request: SessionRequest) -> Se
     except GuestError as error:
         match error.code:
             case "exists":
-                text = f"session {request.id} exists already in VM {vm_id}"
-                raise ApiError("SESSION_ALREADY_EXISTS", text, vmId=vm_id, sessionId=request.id) from None
+                raise SessionExists(vm_id, str(request.id)) from None
             case "session_cap":
-                raise ApiError("SESSION_CAP_REACHED", str(error), vmId=vm_id, limit=MAX_TERMINALS) from None
+                raise SessionLimitReached(vm_id, MAX_TERMINALS, str(error)) from None
         raise

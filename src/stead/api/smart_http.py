@@ -12,24 +12,19 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stead.api import lfs_http
-from stead.api.errors import ApiError
+from stead.api.errors import ApiError, to_git
 from stead.api.streaming import ClientLeft, StreamedAnswer, TextError, decompressed, pieces
 from stead.errors import SteadError
 from stead.identity.callers import Caller, Callers
-from stead.logs import get_logger
 from stead.repos.access import Level, RepoAccess
-from stead.repos.errors import DiskFull, RepoBusy, RepoNotFound, TooLarge
+from stead.repos.errors import RepoNotFound
 from stead.repos.lfs.store import (
     MAX_OBJECT,
-    InvalidLfsObject,
-    LfsObjectMismatch,
-    LfsObjectNotFound,
     LfsObjects,
 )
-from stead.repos.quotas import QuotaExceeded
 from stead.repos.repos import Repos
 from stead.repos.repository import Repository
-from stead.repos.transfer.serving import GitService, InvalidStream, PackServer, Read, TooSlow, is_protocol
+from stead.repos.transfer.serving import GitService, PackServer, Read, is_protocol
 
 _REPO = r"(?P<repo>[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-4[0-9a-fA-F]{3}-[89abAB][0-9a-fA-F]{3}-[0-9a-fA-F]{12})"
 _WHAT = r"(?P<what>info/refs|HEAD|git-upload-pack|git-receive-pack|info/lfs/[^\n]+)"
@@ -42,23 +37,9 @@ _NEVER_CACHED = {
 }
 _PLAIN = {"Content-Type": "text/plain; charset=utf-8"}
 _AUTHENTICATE = {"WWW-Authenticate": 'Basic realm="Stead"'}
-_STATUSES: dict[type[SteadError], int] = {
-    RepoNotFound: 404,
-    RepoBusy: 503,
-    InvalidStream: 400,
-    TooLarge: 413,
-    TooSlow: 408,
-    QuotaExceeded: 507,
-    DiskFull: 507,
-    LfsObjectNotFound: 404,
-    LfsObjectMismatch: 422,
-    InvalidLfsObject: 422,
-}
-
-log = get_logger("stead.git")
 
 
-def is_streamed(scope: Scope) -> bool:
+def is_git_stream(scope: Scope) -> bool:
     """Whether a request's body is streamed and has its own limits."""
     matched = _PATH.fullmatch(scope["path"])
     if matched is None:
@@ -110,7 +91,7 @@ class SmartHttp:
         except ClientLeft:
             return
         except (TextError, SteadError) as error:
-            refused = _text_error(error)
+            refused = error if isinstance(error, TextError) else to_git(error)
             if answer.begun:
                 # The response has started: an aborted connection is the only way to report the failure.
                 raise ApiError("INTERNAL", str(refused)) from error
@@ -249,13 +230,3 @@ def _body(call: _GitCall) -> AsyncGenerator[bytes, None]:
     if encoding != "identity":
         raise TextError(415, "unsupported content encoding: use gzip")
     return pieces(call.receive)
-
-
-def _text_error(error: TextError | SteadError) -> TextError:
-    if isinstance(error, TextError):
-        return error
-    for kind, status in _STATUSES.items():
-        if isinstance(error, kind):
-            return TextError(status, str(error), {"Retry-After": "5"} if status == 503 else None)
-    log.warning("git request failed", error=str(error))
-    return TextError(500, "git failed on the server; see the server log")

@@ -6,9 +6,8 @@ from fastapi import APIRouter, Query
 
 from stead.api.callers import OwnedSnapshot, Owner
 from stead.api.dependencies import MachinesDep
-from stead.api.errors import ApiError
 from stead.api.wire.snapshots import SnapshotDeleted, SnapshotList, SnapshotModel, Updated, UpdateSnapshot
-from stead.errors import SnapshotNotFound
+from stead.errors import SnapshotAlreadyDeleted, SnapshotNotFound
 from stead.machines import SnapshotInfo, SnapshotState
 from stead.machines.snapshots import SnapshotPurpose
 
@@ -75,8 +74,7 @@ async def update_snapshot(info: OwnedSnapshot, machines: MachinesDep, wanted: Up
 async def delete_snapshot(info: OwnedSnapshot, machines: MachinesDep) -> SnapshotDeleted:
     """Delete a snapshot. VMs that were created from it are not affected."""
     if info.deleted_at is not None:
-        text = f"snapshot {info.id} is already deleted"
-        raise ApiError("SNAPSHOT_ALREADY_DELETED", text, snapshotId=info.id)
+        raise SnapshotAlreadyDeleted(info.id)
     await machines.snapshots.delete(info.id)
     return SnapshotDeleted(snapshot_id=info.id, snapshot_id_too=info.id)
 

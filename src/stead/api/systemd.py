@@ -1,13 +1,11 @@
 """Routes of a VM's systemd services."""
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Query
 
 from stead.api.callers import Guest, GuestAccess
-from stead.api.errors import ApiError
 from stead.api.wire.systemd import (
     NewService,
     ServiceCreated,
@@ -21,32 +19,19 @@ from stead.api.wire.systemd import (
     ServiceRow,
     ServiceState,
 )
-from stead.builds.services import MAX_LINES, GuestServices, Outcome, ServiceExists, ServiceNotFound
-from stead.errors import GuestError
+from stead.builds.services import MAX_LINES, GuestServices, Outcome
 
 router = APIRouter(prefix="/v1/vms/{vm_id}/systemd", tags=["services"])
 
 
-@contextlib.contextmanager
-def _services(guest: GuestAccess) -> Iterator[GuestServices]:
-    """The VM's services; their errors become error answers."""
-    try:
-        yield GuestServices(guest.machine, guest.user)
-    except ServiceNotFound as error:
-        raise ApiError("SERVICE_NOT_FOUND", str(error), serviceName=error.name) from None
-    except ServiceExists as error:
-        raise ApiError("SERVICE_ALREADY_EXISTS", str(error), serviceName=error.name) from None
-    except GuestError as error:
-        if error.code == "busy":
-            raise ApiError("SERVICE_UNAVAILABLE", str(error)) from None
-        raise
+def _services(guest: GuestAccess) -> GuestServices:
+    return GuestServices(guest.machine, guest.user)
 
 
 @router.get("/services")
 async def list_services(guest: Guest) -> ServiceList:
     """List the services that are loaded or installed."""
-    with _services(guest) as services:
-        return ServiceList(services=[ServiceRow(name=name) for name in await services.list()])
+    return ServiceList(services=[ServiceRow(name=name) for name in await _services(guest).list()])
 
 
 @router.post("/services")
@@ -55,8 +40,7 @@ async def create_service(guest: Guest, wanted: NewService) -> ServiceCreated:
 
     Answers when it is active or has failed, or after 30 s: see `activeState`. It exists although it fails.
     """
-    with _services(guest) as services:
-        created = await services.create(wanted.service())
+    created = await _services(guest).create(wanted.service())
     return ServiceCreated(
         message=created.message,
         service_name=wanted.name,
@@ -68,16 +52,14 @@ async def create_service(guest: Guest, wanted: NewService) -> ServiceCreated:
 @router.delete("/services/{service}")
 async def delete_service(guest: Guest, service: str) -> ServiceDeleted:
     """Stop and remove a service that was created by the user; services of the image are refused."""
-    with _services(guest) as services:
-        await services.delete(service)
+    await _services(guest).delete(service)
     return ServiceDeleted(message=f"service {service} removed")
 
 
 @router.get("/services/{service}/status")
 async def service_status(guest: Guest, service: str) -> ServiceState:
     """Get the state of a service."""
-    with _services(guest) as services:
-        return ServiceState.model_validate(await services.status(service))
+    return ServiceState.model_validate(await _services(guest).status(service))
 
 
 @router.get("/services/{service}/logs")
@@ -90,30 +72,26 @@ async def service_logs(
     since: Annotated[str | None, Query(description="ISO 8601 time.")] = None,
 ) -> ServiceLogs:
     """Get the last journal lines of a service: its output, and systemd's messages about it."""
-    with _services(guest) as services:
-        entries = await services.logs(service, lines, since)
+    entries = await _services(guest).logs(service, lines, since)
     return ServiceLogs(logs=[ServiceLogEntry.of(entry) for entry in entries])
 
 
 @router.post("/start")
 async def start_services(guest: Guest, wanted: ServiceIds) -> ServiceResults:
     """Start services, one after another."""
-    with _services(guest) as services:
-        return _results(await services.change("start", _names(wanted)))
+    return _results(await _services(guest).change("start", _names(wanted)))
 
 
 @router.post("/stop")
 async def stop_services(guest: Guest, wanted: ServiceIds) -> ServiceResults:
     """Stop services, one after another."""
-    with _services(guest) as services:
-        return _results(await services.change("stop", _names(wanted)))
+    return _results(await _services(guest).change("stop", _names(wanted)))
 
 
 @router.post("/restart")
 async def restart_services(guest: Guest, wanted: ServiceIds) -> ServiceResults:
     """Restart services, one after another; stopped ones are started."""
-    with _services(guest) as services:
-        return _results(await services.change("restart", _names(wanted)))
+    return _results(await _services(guest).change("restart", _names(wanted)))
 
 
 def _names(wanted: ServiceIds) -> list[str]:

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Query
 from starlette.responses import JSONResponse, Response
 
 from stead.api.callers import AnyCaller, CurrentCall, OwnedVm, UsableVm
+from stead.api.declared import invalid_code
 from stead.api.dependencies import BuilderDep, DomainsDep, IdentitiesDep, LogbookDep, MachinesDep
 from stead.api.errors import ApiError
 from stead.api.repeatable import CurrentCreation, answer_of, snapshot_id
@@ -35,6 +36,7 @@ from stead.api.wire.vms import (
     wire_state,
 )
 from stead.builds.background import Answer
+from stead.builds.errors import NotBuilt
 from stead.errors import MachineNotFound, WrongState
 from stead.machines import MachineInfo, State
 from stead.machines.persistence import PERSISTENT
@@ -192,6 +194,7 @@ async def vm_console(info: OwnedVm, machines: MachinesDep, logbook: LogbookDep) 
 
 
 @router.post("/{vm_id}/snapshot", response_model=Snapshotted)
+@invalid_code("SNAPSHOT_VM_BAD_REQUEST")
 async def snapshot_vm(
     info: OwnedVm,
     machines: MachinesDep,
@@ -223,7 +226,7 @@ async def snapshot_vm(
     taken = await creation.run(make)
     if not creation.outlives_client:
         # A client that never got the id cannot delete the snapshot.
-        call.undo = lambda: machines.snapshots.delete(own_id)
+        call.on_undelivered(lambda: machines.snapshots.delete(own_id))
     return JSONResponse(taken)
 
 
@@ -257,7 +260,7 @@ async def fork_vm(
 
     forks = await creation.run(make)
     if not creation.outlives_client:
-        call.undo = lambda: delete_created([fork["id"] for fork in forks["forks"]])
+        call.on_undelivered(lambda: delete_created([fork["id"] for fork in forks["forks"]]))
     return JSONResponse(forks)
 
 
@@ -318,5 +321,5 @@ async def optimize_vm(info: OwnedVm) -> Optimized:
 async def build_of_vm(info: UsableVm, builder: BuilderDep) -> BuildRecord:
     """Get the build that made the snapshot this VM was created from."""
     if info.build is None:
-        raise ApiError("BUILD_NOT_FOUND_FOR_VM", f"VM {info.id} was not built from a spec", vmId=info.id)
+        raise NotBuilt(info.id)
     return BuildRecord.of(await builder.records.get(info.account or "", info.build))

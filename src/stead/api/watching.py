@@ -42,8 +42,7 @@ async def watch_files(changes: Annotated[Lines, Depends(changes)], call: Current
     The stream ends when the VM stops or is suspended; if the server stops, the last line is an `error` event.
     Empty lines are keep-alives.
     """
-    call.endless = True
-    call.last_piece = error_event
+    call.streaming(error_event, endless=True)
     return StreamingResponse(changes, media_type="application/x-ndjson")
 
 

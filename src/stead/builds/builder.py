@@ -8,7 +8,13 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from stead.builds import repositories, setup
-from stead.builds.errors import BaseSnapshotDeleted, BuildBudgetExceeded, BuildError
+from stead.builds.errors import (
+    BaseSnapshotDeleted,
+    BuildBudgetExceeded,
+    BuildError,
+    SetupFailed,
+    SnapshotSetupFailed,
+)
 from stead.builds.layer_services import ReadyWait
 from stead.builds.plan import Base, Plan, plan_machine, plan_snapshot
 from stead.builds.records import (
@@ -139,6 +145,13 @@ class Builder:
 
     async def ensure_snapshot(self, order: SnapshotOrder) -> SnapshotInfo:
         """Return the snapshot of a chain of layers; build only the layers that are not cached."""
+        try:
+            return await self._ensure_snapshot(order)
+        except SetupFailed as error:
+            # Requests for VMs may wait for the same layer, and get the same error.
+            raise SnapshotSetupFailed(error) from error
+
+    async def _ensure_snapshot(self, order: SnapshotOrder) -> SnapshotInfo:
         check_name(order.name)
         order.lifetime.check(time.time_ns())
         plan = await self._pin(plan_snapshot(order.layer), order.account)

@@ -67,6 +67,14 @@ class BuildNotFound(SteadError):
         self.build_id = build_id
 
 
+class NotBuilt(SteadError):
+    """The VM has no build: it was created without a spec."""
+
+    def __init__(self, machine_id: str) -> None:
+        super().__init__(f"VM {machine_id} was not built from a spec")
+        self.machine_id = machine_id
+
+
 @dataclass(frozen=True)
 class ServiceStates:
     """Services of a VM that are in the same state."""
@@ -117,6 +125,14 @@ class SetupFailed(BuildError):
         super().__init__(phase, f"{phase}: {reason}")
         self.reason = reason
         self.diagnostics = diagnostics
+
+
+class SnapshotSetupFailed(SetupFailed):
+    """A step of the set-up failed, and a snapshot was asked for, not a VM."""
+
+    def __init__(self, cause: SetupFailed) -> None:
+        super().__init__(cause.phase, cause.reason, cause.diagnostics)
+        self.snapshot, self.build = cause.snapshot, cause.build
 
 
 class ProgramFailed(BuildError):

@@ -11,7 +11,7 @@ from stead.builds.units import FOLDER, service_unit
 from stead.builds.validation import OWN_UNITS, check_service, check_service_name, unit_name
 from stead.deadlines import scaled
 from stead.errors import GuestError, InvalidRequest, SteadError
-from stead.guest.execution import ExecResult
+from stead.guest.execution import DEFAULT_OUTPUT_LIMIT, ExecResult
 from stead.guest.systemd_journal import Entry, parse
 from stead.machines.machine import Machine
 
@@ -42,6 +42,10 @@ class ServiceExists(SteadError):
     def __init__(self, name: str) -> None:
         super().__init__(f"service {name} already exists")
         self.name = name
+
+
+class ServicesBusy(SteadError):
+    """The VM is overloaded, or systemd in it does not answer: try again."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +148,7 @@ class GuestServices:
         command.append("--output-fields=MESSAGE,PRIORITY,UNIT,_SYSTEMD_UNIT")
         if since is not None:
             command.append(f"--since={_parse_time(since)}")
-        done = await self._machine.exec(command, user=self._user, timeout=_TIMEOUT, output_limit=_LOG_LIMIT)
+        done = await self._exec(command, timeout=_TIMEOUT, output_limit=_LOG_LIMIT)
         if b"parse timestamp" in done.stderr:
             raise InvalidRequest(f"since: {since!r} is not a time like 2026-01-31T12:00:00Z")
         if not done.ok:
@@ -165,7 +169,7 @@ class GuestServices:
         except SteadError as error:
             return Outcome(name, False, str(error))
         command = ["systemctl", verb, unit]
-        done = await self._machine.exec(command, user=self._user, timeout=_JOB_TIMEOUT)
+        done = await self._exec(command, timeout=_JOB_TIMEOUT)
         if done.timed_out:
             return Outcome(
                 name,
@@ -177,9 +181,7 @@ class GuestServices:
 
     async def _show(self, unit: str) -> dict[str, str]:
         properties = "LoadState,ActiveState,SubState,Description,FragmentPath"
-        done = await self._machine.exec(
-            ["systemctl", "show", f"--property={properties}", unit], user=self._user, timeout=_TIMEOUT
-        )
+        done = await self._exec(["systemctl", "show", f"--property={properties}", unit], timeout=_TIMEOUT)
         self._check(done)
         text = done.stdout.decode(errors="replace")
         facts = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
@@ -191,15 +193,32 @@ class GuestServices:
         self, script: str, unit: str = "", *arguments: str, stdin: bytes = b"", timeout: float = _TIMEOUT
     ) -> ExecResult:
         command = ["/bin/sh", "-c", script, "sh", unit, *arguments]
-        done = await self._machine.exec(command, user=self._user, stdin=stdin, timeout=timeout)
+        done = await self._exec(command, stdin=stdin, timeout=timeout)
         if done.exit_code == _EXISTS:
             raise ServiceExists(_short(unit))
         self._check(done)
         return done
 
+    async def _exec(
+        self,
+        command: Sequence[str],
+        *,
+        timeout: float,
+        stdin: bytes | None = None,
+        output_limit: int = DEFAULT_OUTPUT_LIMIT,
+    ) -> ExecResult:
+        try:
+            return await self._machine.exec(
+                command, user=self._user, stdin=stdin, timeout=timeout, output_limit=output_limit
+            )
+        except GuestError as error:
+            if error.code == "busy":
+                raise ServicesBusy(str(error)) from None
+            raise
+
     def _check(self, done: ExecResult) -> None:
         if done.timed_out:
-            raise GuestError("busy", f"systemd in the VM did not answer in {_TIMEOUT:g} s")
+            raise ServicesBusy(f"systemd in the VM did not answer in {_TIMEOUT:g} s")
         if not done.ok:
             self._refuse(done)
             raise GuestError("internal", _reason(done))

@@ -21,8 +21,8 @@ from stead.domains.hostnames import base, canonical, canonical_pattern, with_par
 from stead.domains.names import Names
 from stead.domains.routes import Route, RouteTable
 from stead.domains.verification import Lookup, Verifier, lookup_txt, record_names
-from stead.errors import InvalidRequest, LimitExceeded, MachineNotFound
-from stead.limits import Limits
+from stead.errors import InvalidRequest, MachineNotFound
+from stead.limits import LimitExceeded, LimitName, Limits
 from stead.store.database import Database
 from stead.store.domains import (
     DomainRow,
@@ -169,7 +169,7 @@ class Domains:
             if found is None:
                 pending = len(await self._verifications.list(account))
                 if pending >= MAX_PENDING:
-                    raise LimitExceeded("domain_verifications", MAX_PENDING, pending, 1)
+                    raise LimitExceeded(LimitName.DOMAIN_VERIFICATIONS, MAX_PENDING, pending, 1)
                 row = VerificationRow(str(uuid.uuid4()), account, name, f"stead-{secrets.token_hex(20)}")
                 found = await self._verifications.insert(row)
         return _verification(found)
@@ -206,7 +206,7 @@ class Domains:
             most = (await self._limits_of(account)).domains
             current = await self._owned.count(account)
             if most is not None and current >= most:
-                raise LimitExceeded("domains", most, current, 1)
+                raise LimitExceeded(LimitName.DOMAINS, most, current, 1)
             row = DomainRow(str(uuid.uuid4()), pending.domain, account)
             claimed = await self._owned.claim(row, pending.id)
             if claimed is None:
@@ -373,7 +373,7 @@ class Domains:
         most = (await self._limits_of(account)).mappings if new else None
         current = 0 if most is None else await self._mapped.count(account)
         if most is not None and current + new > most:
-            raise LimitExceeded("mappings", most, current, new)
+            raise LimitExceeded(LimitName.MAPPINGS, most, current, new)
         return list(checked.values())
 
     async def _put(self, account: str, machine: str, targets: Sequence[Target]) -> list[Mapping]:

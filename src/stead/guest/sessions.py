@@ -18,7 +18,7 @@ from stead.errors import GuestError, GuestUnreachable, InvalidRequest
 from stead.guest.agent import Agent, Upgraded, parse_object, parsing, small
 from stead.guest.execution import check_text, latin1
 from stead.guest.frames import Frames, encode
-from stead.guest.terminals import moment
+from stead.guest.recordings import moment
 
 Kind = Literal["terminal", "process"]
 StreamName = Literal["stdout", "stderr"]

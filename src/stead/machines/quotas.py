@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
-from stead.errors import LimitExceeded
-from stead.limits import UNLIMITED, Limits
+from stead.limits import UNLIMITED, LimitExceeded, LimitName, Limits
 from stead.machines.records import Record
 from stead.machines.states import DOWN, State
 from stead.settings import Size
@@ -69,7 +68,7 @@ class Quotas:
 
         def check(usage: Usage, limits: Limits) -> None:
             check_size(size, limits)
-            _check("total_disk_gib", limits.total_disk_gib, usage.disk_gib, size.disk_gib)
+            _check(LimitName.TOTAL_DISK_GIB, limits.total_disk_gib, usage.disk_gib, size.disk_gib)
             if up:
                 _check_up(usage, size, limits)
 
@@ -102,7 +101,7 @@ class Quotas:
             if account is not None:
                 limits = await self.limits_of(account)
                 if limits.snapshots is not None:
-                    _check("snapshots", limits.snapshots, await count(account), 1)
+                    _check(LimitName.SNAPSHOTS, limits.snapshots, await count(account), 1)
             yield
 
     async def _usage(self, account: str, without: str | None = None) -> Usage:
@@ -124,21 +123,23 @@ class Quotas:
 
 
 def check_size(size: Size, limits: Limits) -> None:
-    _check("vcpus", limits.vcpus, 0, size.vcpus)
-    _check("memory_gib", limits.memory_gib, 0, size.memory_mib / 1024)
-    _check("disk_gib", limits.disk_gib, 0, size.disk_gib)
+    _check(LimitName.VCPUS, limits.vcpus, 0, size.vcpus)
+    _check(LimitName.MEMORY_GIB, limits.memory_gib, 0, size.memory_mib / 1024)
+    _check(LimitName.DISK_GIB, limits.disk_gib, 0, size.disk_gib)
 
 
 def _check_new(usage: Usage, size: Size, limits: Limits) -> None:
-    _check("vms", limits.vms, usage.machines, 1)
-    _check("total_disk_gib", limits.total_disk_gib, usage.disk_gib, size.disk_gib)
+    _check(LimitName.VMS, limits.vms, usage.machines, 1)
+    _check(LimitName.TOTAL_DISK_GIB, limits.total_disk_gib, usage.disk_gib, size.disk_gib)
 
 
 def _check_up(usage: Usage, size: Size, limits: Limits) -> None:
-    _check("running", limits.running, usage.up, 1)
-    _check("total_memory_gib", limits.total_memory_gib, usage.memory_mib / 1024, size.memory_mib / 1024)
+    _check(LimitName.RUNNING, limits.running, usage.up, 1)
+    _check(
+        LimitName.TOTAL_MEMORY_GIB, limits.total_memory_gib, usage.memory_mib / 1024, size.memory_mib / 1024
+    )
 
 
-def _check(what: str, limit: int | None, current: float, requested: float) -> None:
+def _check(name: LimitName, limit: int | None, current: float, requested: float) -> None:
     if limit is not None and current + requested > limit:
-        raise LimitExceeded(what, limit, current, requested)
+        raise LimitExceeded(name, limit, current, requested)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 from typing import Protocol
 
-from stead.errors import AddressTaken, CapacityExceeded, LimitExceeded
+from stead.errors import AddressTaken, CapacityExceeded
 from stead.host.interface import PrivateNetwork
+from stead.limits import LimitExceeded, LimitName
 from stead.names import check_name
 from stead.networks.errors import VpcFull, VpcInUse, VpcNotFound
 from stead.networks.names import names_of
@@ -75,7 +76,7 @@ class Networks:
         async with self._creating:
             count = await self._store.count(account)
             if count >= MAX_VPCS:
-                raise LimitExceeded("vpcs", MAX_VPCS, count, 1)
+                raise LimitExceeded(LimitName.VPCS, MAX_VPCS, count, 1)
             row = await self._store.create(wanted, NUMBERS)
         if row is None:
             raise CapacityExceeded(f"this installation has {len(NUMBERS)} VPCs, which is the limit")

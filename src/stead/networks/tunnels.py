@@ -15,8 +15,9 @@ from typing import Any, Protocol
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from stead.addresses import TUNNEL_SERVER, TUNNELS, wireguard_link
-from stead.errors import InvalidRequest, LimitExceeded, SteadError
+from stead.errors import InvalidRequest, SteadError
 from stead.host.interface import Peer, WireGuardTunnel
+from stead.limits import LimitExceeded, LimitName
 from stead.logs import get_logger
 from stead.networks.errors import PeerNotFound, SessionNotFound, VpcNotFound
 from stead.networks.networks import find_row, private_network
@@ -231,7 +232,7 @@ class Tunnels:
         """Record a client and let it in."""
         known = await self._sessions.list(row.id)
         if len(known) >= MAX_SESSIONS:
-            raise LimitExceeded("wireguard_sessions", MAX_SESSIONS, len(known), 1)
+            raise LimitExceeded(LimitName.WIREGUARD_SESSIONS, MAX_SESSIONS, len(known), 1)
         address = lowest_free(TUNNELS, {TUNNEL_SERVER, *(IPv4Address(each.address) for each in known)})
         wanted = SessionRow(_new_id(), row.id, public, str(address), expires, machine=machine)
         made = await self._sessions.add(wanted)

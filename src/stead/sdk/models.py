@@ -169,7 +169,7 @@ ProcessEvent = Output | OutputCut | Exited
 
 
 class PtySessionInfo(Model, frozen=True):
-    """A terminal session."""
+    """A recording of the output of commands that were run with `terminal`."""
 
     id: str = field(name="sessionId")
     running: bool = True
@@ -468,7 +468,7 @@ class ServiceResult(Model, frozen=True):
 
 
 class Terminal(Model, frozen=True):
-    """A terminal session."""
+    """A recording of the output of commands that were run with `terminal`."""
 
     name: str
     status: str = ""
@@ -476,7 +476,7 @@ class Terminal(Model, frozen=True):
 
 
 class TerminalLine(Model, frozen=True):
-    """A line of a terminal's output."""
+    """A line of a recording."""
 
     line: str
     timestamp: str | None = None

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from stead.api.smart_http import is_streamed
+from stead.api.smart_http import is_git_stream
 from stead.repos.transfer.serving import InvalidStream, PushCommands, TooManyCommands, packet
 from support.git_client import GitClient, basic
 from support.git_hosting import Site, served
@@ -192,7 +192,7 @@ def test_only_packs_and_lfs_objects_are_streamed() -> None:
         ("PUT", f"/{repo}/git-receive-pack"): False,
     }
     for (method, path), streamed in calls.items():
-        assert is_streamed({"method": method, "path": path}) == streamed
+        assert is_git_stream({"method": method, "path": path}) == streamed
 
 
 async def test_invalid_smart_http_requests_are_refused(

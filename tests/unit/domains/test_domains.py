@@ -17,8 +17,8 @@ from stead.domains.errors import (
     VerificationNotFound,
 )
 from stead.domains.verification import LABEL
-from stead.errors import InvalidRequest, LimitExceeded, MachineNotFound, SteadError
-from stead.limits import Limits
+from stead.errors import InvalidRequest, MachineNotFound, SteadError
+from stead.limits import LimitExceeded, Limits
 from stead.store.domains import DomainStore, MappingStore
 from stead.store.machines import MachineStore
 from support.accounts import attempt

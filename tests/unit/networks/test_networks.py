@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from stead.errors import InvalidRequest, LimitExceeded, SteadError
+from stead.errors import InvalidRequest, SteadError
 from stead.identity.accounts import Accounts
+from stead.limits import LimitExceeded
 from stead.networks.errors import InvalidCidr, VpcInUse, VpcNotFound
 from stead.networks.networks import MAX_VPCS, Member, Networks
 from stead.store.database import Database, open_database

@@ -8,13 +8,12 @@ import pytest
 from stead.errors import (
     CapacityExceeded,
     HostError,
-    LimitExceeded,
     MachineNotFound,
     SnapshotNotFound,
     StartFailed,
     WrongState,
 )
-from stead.limits import Limits
+from stead.limits import LimitExceeded, Limits
 from stead.machines import Ephemeral, State, Sticky
 from stead.machines.events import EventKind, MachineEvent
 from support.engine import ALL, DISK, audit, contents, run, state_of, used

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import pytest
 import pytest_asyncio
 
-from stead.errors import HostError, InvalidRequest, LimitExceeded
+from stead.errors import HostError, InvalidRequest
 from stead.host.interface import WireGuardTunnel
 from stead.identity.accounts import Accounts
+from stead.limits import LimitExceeded
 from stead.machines.nics import NicRequest
 from stead.networks import tunnels as module
 from stead.networks.errors import PeerNotFound, SessionNotFound, VpcNotFound

@@ -1,4 +1,4 @@
-"""Terminal sessions of a VM."""
+"""Recordings of a VM: the output of commands that were run with `terminal`."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from stead.sdk.requests import request
 
 @checks_arguments
 class AsyncTerminals:
-    """The output of a VM's terminal sessions."""
+    """The recorded output of commands that were run with `terminal`."""
 
     def __init__(self, connection: AsyncConnection, vm_id: str, user: str | None) -> None:
         self._connection = connection
@@ -19,11 +19,11 @@ class AsyncTerminals:
         self._user = user
 
     async def logs(self, name: str) -> list[TerminalLine]:
-        """The output of a terminal as lines of plain text."""
+        """A recording as lines of plain text."""
         return parse_list(TerminalLine, await self._get("/{}/logs", name), "logs")
 
     async def output(self, name: str) -> str:
-        """The output of a terminal with its control sequences (xterm-256color)."""
+        """A recording with its control sequences (xterm-256color)."""
         return str(parse_object(await self._get("/{}/xterm-256color", name)).get("output", ""))
 
     async def _get(self, path: str, *parts: str) -> Any:
@@ -32,5 +32,5 @@ class AsyncTerminals:
 
     # Last: the name shadows the built-in `list` in annotations below it.
     async def list(self) -> list[Terminal]:
-        """The terminal sessions and their states."""
+        """The recordings and their states."""
         return parse_list(Terminal, await self._get(""), "terminals")

@@ -1,7 +1,7 @@
-"""Named terminals: the guest records the output of commands under a name.
+"""Recordings: the guest records the output of commands under a name, which the wire calls a terminal.
 
-The recordings are part of the VM: they survive suspend, stop, fork and snapshot. A terminal belongs to the
-Linux user that first ran a command in it; root sees all.
+They are part of the VM: they survive suspend, stop, fork and snapshot. A recording belongs to the Linux user
+that first ran a command under its name; root sees all.
 """
 
 import base64
@@ -18,14 +18,14 @@ from stead.guest.execution import DEFAULT_OUTPUT_LIMIT, ExecRequest, ExecResult,
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 _MAX_LINE = 256 << 10
 _MAX_OUTPUT = 16 << 20
-"""The agent keeps about 1 MiB for each terminal; base64 and short pieces make it longer."""
+"""The agent keeps about 1 MiB for each recording; base64 and short pieces make it longer."""
 _LATEST = 253_402_300_799_999
 """The last millisecond of the year 9999, which is as far as dates go."""
 
 
 @dataclass(frozen=True)
-class TerminalInfo:
-    """A terminal; it is running while a process started in it has its output open."""
+class RecordingInfo:
+    """A recording; it is running while a process that prints to it has its output open."""
 
     name: str
     user: str
@@ -61,7 +61,7 @@ async def run(
 ) -> ExecResult:
     """Run a command to its end, like `Machine.exec`; the guest records its output and its children's.
 
-    Creates the terminal if it does not exist; of more than 64 the oldest is dropped.
+    Creates the recording if it does not exist; of more than 64 the oldest is dropped.
     """
     if not _NAME.fullmatch(name):
         raise InvalidRequest(
@@ -71,12 +71,12 @@ async def run(
     return await collect(agent, request, output_limit)
 
 
-async def find(agent: Agent, user: str | None = None) -> list[TerminalInfo]:
-    """The terminals that a Linux user may see, oldest first."""
+async def find(agent: Agent, user: str | None = None) -> list[RecordingInfo]:
+    """The recordings that a Linux user may see, oldest first."""
     answer = await agent.call("GET", "/v1/terminals", user=user)
     with parsing("GET /v1/terminals"):
         return [
-            TerminalInfo(
+            RecordingInfo(
                 name=str(entry["name"]),
                 user=str(entry["user"]),
                 status="running" if entry["running"] else "exited",

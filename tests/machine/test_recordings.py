@@ -1,4 +1,4 @@
-"""Named terminals of a real machine: what was printed is kept with it."""
+"""Recordings of a real machine: what was printed is kept with it."""
 
 import contextlib
 import time
@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from stead.errors import GuestError, GuestUnreachable, InvalidRequest
-from stead.guest import terminals
+from stead.guest import recordings
 from stead.machines import Machine
 from support.installations import Server
 from support.waiting import until
@@ -31,33 +31,33 @@ async def on(machine: Machine, call: Callable[..., Awaitable[T]], *rest: object,
 
 
 async def texts(machine: Machine, name: str, user: str | None = None) -> list[str]:
-    return [line.text for line in await on(machine, terminals.logs, name, user)]
+    return [line.text for line in await on(machine, recordings.logs, name, user)]
 
 
 async def test_output_is_recorded_and_returned(shared: Machine) -> None:
     """Two commands in one terminal: both streams as they came, in lines with their times."""
     before = time.time() - 60
-    first = await on(shared, terminals.run, "main", "printf 'one\\r\\ntw'; sleep 0.3; echo o; exit 3")
+    first = await on(shared, recordings.run, "main", "printf 'one\\r\\ntw'; sleep 0.3; echo o; exit 3")
     assert (first.stdout, first.exit_code) == (b"one\r\ntwo\n", 3)
-    second = await on(shared, terminals.run, "main", ["sh", "-c", "echo three >&2; printf four"], cwd="/tmp")
+    second = await on(shared, recordings.run, "main", ["sh", "-c", "echo three >&2; printf four"], cwd="/tmp")
     assert (second.stdout, second.stderr) == (b"four", b"three\n")
-    kept = await on(shared, terminals.output, "main")
+    kept = await on(shared, recordings.output, "main")
     assert kept in (b"one\r\ntwo\nthree\nfour", b"one\r\ntwo\nfourthree\n")
-    lines = await on(shared, terminals.logs, "main")
+    lines = await on(shared, recordings.logs, "main")
     assert [line.text for line in lines[:2]] == ["one", "two"]
     times = [line.at for line in lines]
     assert before < times[0] <= times[1] <= times[2] < time.time() + 60
-    (info,) = [each for each in await on(shared, terminals.find) if each.name == "main"]
+    (info,) = [each for each in await on(shared, recordings.find) if each.name == "main"]
     assert (info.user, info.status) == ("root", "exited")
     assert before < info.created_at <= times[0] + 1
 
 
 async def test_output_of_background_processes_is_recorded(shared: Machine) -> None:
-    result = await on(shared, terminals.run, "server", "(sleep 1; echo ready) & echo begun")
+    result = await on(shared, recordings.run, "server", "(sleep 1; echo ready) & echo begun")
     assert result.stdout == b"begun\n"
 
     async def status() -> str:
-        return next(each.status for each in await on(shared, terminals.find) if each.name == "server")
+        return next(each.status for each in await on(shared, recordings.find) if each.name == "server")
 
     assert await status() == "running"
 
@@ -68,40 +68,40 @@ async def test_output_of_background_processes_is_recorded(shared: Machine) -> No
     assert await texts(shared, "server") == ["begun", "ready"]
 
 
-async def test_users_see_only_their_own_terminals(shared: Machine, alice: str) -> None:
-    await on(shared, terminals.run, "hers", "id -un", user=alice)
-    await on(shared, terminals.run, "roots", "id -un")
-    assert [each.name for each in await on(shared, terminals.find, alice)] == ["hers"]
-    assert {"hers", "roots"} <= {each.name for each in await on(shared, terminals.find)}
+async def test_users_see_only_their_own_recordings(shared: Machine, alice: str) -> None:
+    await on(shared, recordings.run, "hers", "id -un", user=alice)
+    await on(shared, recordings.run, "roots", "id -un")
+    assert [each.name for each in await on(shared, recordings.find, alice)] == ["hers"]
+    assert {"hers", "roots"} <= {each.name for each in await on(shared, recordings.find)}
     assert await texts(shared, "hers", alice) == await texts(shared, "hers") == ["alice"]
     with pytest.raises(GuestError) as error:
-        await on(shared, terminals.logs, "roots", alice)
+        await on(shared, recordings.logs, "roots", alice)
     assert error.value.code == "not_found"
     with pytest.raises(GuestError) as error:
-        await on(shared, terminals.run, "roots", "true", user=alice)
+        await on(shared, recordings.run, "roots", "true", user=alice)
     assert error.value.code == "permission_denied"
 
 
 async def test_invalid_terminal_names(shared: Machine) -> None:
     for name in ("", ".", "../etc", "a b", "a" * 65, "ä"):
         with pytest.raises(InvalidRequest):
-            await on(shared, terminals.run, name, "true")
+            await on(shared, recordings.run, name, "true")
         with pytest.raises(GuestError):
-            await on(shared, terminals.output, name)
+            await on(shared, recordings.output, name)
 
 
 async def test_the_end_of_a_long_output_is_kept(shared: Machine) -> None:
-    result = await on(shared, terminals.run, "long", "seq 1 400000", timeout=60)
-    kept = await on(shared, terminals.output, "long")
+    result = await on(shared, recordings.run, "long", "seq 1 400000", timeout=60)
+    kept = await on(shared, recordings.output, "long")
     assert len(kept) < len(result.stdout)
     assert result.stdout.endswith(kept[-500_000:])
 
 
-async def test_terminals_survive_suspend_and_fork(machine: Machine) -> None:
+async def test_recordings_survive_suspend_and_fork(machine: Machine) -> None:
     """Through a fork, through sleep in the middle of a command, through a restart of the agent."""
-    await on(machine, terminals.run, "main", "echo before; (sleep 2; echo after) &")
+    await on(machine, recordings.run, "main", "echo before; (sleep 2; echo after) &")
     (child,) = await machine.fork()
-    await on(child, terminals.run, "main", "echo child")
+    await on(child, recordings.run, "main", "echo child")
     await machine.suspend()
 
     async def done() -> bool:
@@ -126,11 +126,11 @@ async def test_terminals_survive_suspend_and_fork(machine: Machine) -> None:
 
     await until(restarted, 60)
     assert await texts(machine, "main") == ["before", "after"]
-    (info,) = await on(machine, terminals.find)
+    (info,) = await on(machine, recordings.find)
     assert info.status == "exited"
 
 
-async def test_terminals_over_the_wire(server: Server) -> None:
+async def test_recordings_over_the_wire(server: Server) -> None:
     machine = await server.installation.machines.create(account=server.account)
     async with httpx2.AsyncClient(
         base_url=f"{server.url}/v1/vms/{machine.id}",
