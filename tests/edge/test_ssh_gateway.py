@@ -19,6 +19,7 @@ from stead.machines import State
 from stead.settings import Settings
 from support.fake_host import FakeHost
 from support.fake_site import TOKEN
+from support.internals import inside
 from support.process_tree import own_command_lines
 from support.pseudo_terminal import in_terminal
 from support.ssh_scene import WAIT, Scene, ssh_scene
@@ -408,7 +409,7 @@ async def test_a_login_waits_until_the_ssh_server_listens(
 ) -> None:
     """After a boot it listens later than the agent answers."""
     ports = scene.site.world.ports
-    host = narrowed(scene.site.installation.machines.host, FakeHost)
+    host = narrowed(inside(scene.site.installation.machines).host, FakeHost)
     listening = ports[22]
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))

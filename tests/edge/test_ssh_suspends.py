@@ -16,6 +16,7 @@ from stead.machines import State
 from stead.machines.events import Use
 from support.fake_host import FakeHost
 from support.fake_world import World
+from support.internals import inside
 from support.pseudo_terminal import in_terminal
 from support.scripted_server import free_port
 from support.ssh_scene import WAIT, Ended, Process, Scene, ssh_scene
@@ -82,7 +83,8 @@ class Stage:
 
     @property
     def wakes(self) -> int:
-        return narrowed(self.scene.site.installation.machines.host, FakeHost).calls.count("restore_state")
+        host = narrowed(inside(self.scene.site.installation.machines).host, FakeHost)
+        return host.calls.count("restore_state")
 
     @property
     def shared(self) -> list[str]:
@@ -250,7 +252,7 @@ def _woken(stage: Stage) -> Callable[[], Awaitable[bool]]:
 
 
 async def test_keepalives_do_not_wake_a_vm_and_are_no_activity(stage: Stage) -> None:
-    live = stage.scene.site.installation.machines.processes.running(stage.vm)
+    live = inside(stage.scene.site.installation.machines).processes.running(stage.vm)
     async with stage.connected(
         "-vvv", "-o", "ServerAliveInterval=1", "-o", "ServerAliveCountMax=2"
     ) as master:
@@ -319,7 +321,7 @@ async def test_a_wake_that_takes_too_long_refuses_the_channel(
     machines = stage.scene.site.installation.machines
     async with stage.connected():
         await stage.suspend()
-        async with machines.locks.hold(stage.vm):
+        async with inside(machines).locks.hold(stage.vm):
             ended = await stage.ssh("echo in")
             assert ended.code == 255 and "did not wake within 0.5 s" in ended.err
         monkeypatch.undo()

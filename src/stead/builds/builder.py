@@ -178,7 +178,7 @@ class Builder:
 
     async def _base(self, base: Base, order: SnapshotOrder | MachineOrder) -> _Parent:
         if base.snapshot is None:
-            size = base.size(self._machines.settings.default_size)
+            size = base.size(self._machines.default_size)
             lines = TemplateLines(size, lambda message: self._log_soon(order, message))
             template = await self._machines.template(size, lines, account=order.account)
             return _Parent(f"template {template.id}", size)

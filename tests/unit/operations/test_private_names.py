@@ -31,7 +31,7 @@ class Stage(VpcStage):
         return slot
 
     async def resolved(self, asker: Machine, label: str) -> list[str]:
-        found = self.server.machines.private_names.addresses(await self.slot(asker), label)
+        found = self.server.private_names.addresses(await self.slot(asker), label)
         return [str(each) for each in found]
 
 
@@ -53,7 +53,7 @@ async def test_a_vm_is_found_by_its_name_and_its_id(stage: Stage, web: Machine) 
     for label in ("db", "mydb", "", "-", db.id[:-1], "é" * 60):
         assert await stage.resolved(web, label) == []
     assert await stage.resolved(web, "web") == ["10.0.0.1"], "its own"
-    names, slot = stage.server.machines.private_names, await stage.slot(web)
+    names, slot = stage.server.private_names, await stage.slot(web)
     assert names.name(slot, IPv4Address("10.0.0.2")) == "my-db.internal"
     assert names.name(slot, IPv4Address("10.0.0.9")) is None
     unnamed = await stage.create(None)
@@ -75,7 +75,7 @@ async def test_names_end_at_the_vpc(stage: Stage, web: Machine) -> None:
         (outside, outside.id),
     ):
         assert await stage.resolved(asker, label) == []
-    names = stage.server.machines.private_names
+    names = stage.server.private_names
     for asker in (elsewhere, outside):
         assert names.name(await stage.slot(asker), IPv4Address("10.0.0.1")) != "web.internal"
     unused = 60_000

@@ -12,6 +12,7 @@ from stead.machines import Machine, State
 from stead.machines.events import Use
 from support.engine import ALL, DISK, audit, contents, restart, run, state_of, used
 from support.fake_server import FakeServer
+from support.internals import inside
 
 # Suspend and wake
 
@@ -173,7 +174,7 @@ async def test_terminals_with_too_much_text_are_not_recorded(server: FakeServer)
 
 async def test_a_lease_holds_off_the_idle_suspend(server: FakeServer) -> None:
     machine = await used(server, idle_timeout=1)
-    suspend = server.machines.idle._suspend
+    suspend = inside(server.machines).suspend
     async with machine.using():
         await suspend.suspend_if_idle(machine.id)
         assert (await machine.info()).state is State.RUNNING
@@ -192,7 +193,7 @@ async def test_a_lease_taken_during_a_suspend_waits_for_it_and_wakes_the_vm(serv
         uses.append(asyncio.create_task(run(machine, "recall program")))
 
     server.host.fail("vm.save_and_pause", use)
-    await server.machines.idle._suspend.suspend_if_idle(machine.id)
+    await inside(server.machines).suspend.suspend_if_idle(machine.id)
     assert process.how is not None
     assert [await each for each in uses] == ["running"]
     assert server.world.of(machine.id) is not process
@@ -237,7 +238,7 @@ async def test_a_lease_of_an_attached_client_holds_off_the_idle_suspend(server: 
     machine = await used(server, idle_timeout=1)
     attached = await machine.attached(Use.SSH)
     with attached.lease():
-        await server.machines.idle._suspend.suspend_if_idle(machine.id)
+        await inside(server.machines).suspend.suspend_if_idle(machine.id)
         assert (await machine.info()).state is State.RUNNING
-    await server.machines.idle._suspend.suspend_if_idle(machine.id)
+    await inside(server.machines).suspend.suspend_if_idle(machine.id)
     assert (await machine.info()).state is State.SUSPENDED
