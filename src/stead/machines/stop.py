@@ -11,7 +11,7 @@ from stead.machines.deletion import DeleteOperation
 from stead.machines.engine import Engine
 from stead.machines.events import FAILURES, REQUESTED, EventKind, status
 from stead.machines.persistence import ends_with
-from stead.machines.processes import RunningVm
+from stead.machines.processes import EvictionKind, RunningVm
 from stead.machines.records import Record
 from stead.machines.states import Operation, Stopped, Stopping, next_top_of, top_of
 
@@ -64,7 +64,7 @@ class StopOperation:
     async def power_off(self, live: RunningVm, timeout: float = STOP_TIMEOUT) -> str | None:
         """Ask the guest to power off and wait; returns why the caller has to kill it, None when it ended."""
         live.running, live.ending = False, True
-        live.evict("the VM was stopped")
+        live.evict(EvictionKind.ENDED, "the VM was stopped")
         try:
             await live.agent.call(
                 "POST", "/v1/shutdown", timeout=_SHUTDOWN_TIMEOUT, connect_timeout=_SHUTDOWN_TIMEOUT
