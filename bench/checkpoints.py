@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from internals import capture_of, engine_of, pool_of, settings_of, wake_of
 from measuring import (
     Figure,
     clear,
@@ -104,7 +105,7 @@ async def touch(machine: Machine) -> None:
 
 
 def last_pause(machines: Machines) -> Pause:
-    pause = machines.capture.last_pause
+    pause = capture_of(machines).last_pause
     if pause is None:
         raise RuntimeError("no machine has stood still")
     return pause
@@ -174,7 +175,7 @@ async def create(machines: Machines, amounts: Amounts) -> Results:
 async def create_pooled(machines: Machines, amounts: Amounts) -> Results:
     results = []
     for _ in range(amounts.samples):
-        await machines.pool.filled(60)
+        await pool_of(machines).filled(60)
         results.append(await create_once(machines))
     return {"create_pooled_first_exec_ms": figure(results)}
 
@@ -247,7 +248,7 @@ async def wake_storm(machines: Machines, amounts: Amounts) -> Results:
     """Many commands at one sleeping machine, all at once."""
     machine = await new_machine(machines)
     await machine.suspend()
-    wake = machines._wake.wake
+    wake = wake_of(machines).wake
     wakes = 0
 
     async def counted(*arguments: Any) -> Record:
@@ -256,7 +257,7 @@ async def wake_storm(machines: Machines, amounts: Amounts) -> Results:
         return await wake(*arguments)
 
     start = time.perf_counter()
-    with patch.object(machines._wake, "wake", counted):
+    with patch.object(wake_of(machines), "wake", counted):
         commands = (machine.exec(f"echo {number}") for number in range(STORM))
         answers = await asyncio.gather(*commands, return_exceptions=True)
     duration = since(start)
@@ -278,15 +279,15 @@ async def footprint(machines: Machines, amounts: Amounts) -> Results:
         parent = await new_machine(machines, dirty)
         children, added = [], []
         for _ in range(amounts.few):
-            before = disk_used(machines.settings.data)
+            before = disk_used(settings_of(machines).data)
             (child,) = await parent.fork()
             await succeed(child.exec("true"))
-            added.append((disk_used(machines.settings.data) - before) / (1 << 20))
+            added.append((disk_used(settings_of(machines).data) - before) / (1 << 20))
             children.append(child)
         await asyncio.sleep(5)
         results |= {
             f"disk_mb_per_fork{suffix}": figure(added),
-            f"mem_mb_per_fork{suffix}": proportional_memory(machines.settings, children),
+            f"mem_mb_per_fork{suffix}": proportional_memory(settings_of(machines), children),
         }
         await clear(machines)
     return results
@@ -313,7 +314,7 @@ async def chain(machines: Machines, amounts: Amounts) -> Results:
         await machine.delete()
         machine = child
     first, last = statistics.median(answers[:5]), statistics.median(answers[-5:])
-    layers = await machines.layers.chain((await machine.info()).layer)
+    layers = await engine_of(machines).layers.chain((await machine.info()).layer)
     return {
         f"chain_{amounts.depth}_first_exec_ms": figure(answers),
         f"chain_{amounts.depth}_first_ms": round(first, 2),
@@ -328,7 +329,7 @@ async def by_size(machines: Machines, amounts: Amounts) -> Results:
     """Pauses of machines of several sizes that have written the same."""
     results: Results = {}
     for memory in SIZES_MIB:
-        size = replace(machines.settings.default_size, memory_mib=memory)
+        size = replace(machines.default_size, memory_mib=memory)
         await machines.template(size)
         for dirty in SIZES_DIRTY_MIB:
             machine = await new_machine(machines, dirty, size)

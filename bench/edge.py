@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address
 from typing import Any
 
+from internals import engine_of
 from measuring import Figure, figure, half_of_host, host_facts, installation, report, run, say, since, succeed
 from ssh_figures import ssh_figures
 from websockets.asyncio.client import ClientConnection, connect
@@ -139,7 +140,7 @@ async def round_trip(socket: ClientConnection) -> float:
 
 
 async def websockets(stage: Stage, arguments: argparse.Namespace) -> dict[str, Figure]:
-    network = narrowed(stage.opened.machines.host, LocalHost).network
+    network = narrowed(engine_of(stage.opened.machines).host, LocalHost).network
     direct = await network.dial(IPv4Address(stage.address), PORT)
     port, added = stage.edge.https_port, []
     async with (

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from internals import engine_of, pool_of, settings_of
 from measuring import (
     Figure,
     engine,
@@ -98,11 +99,11 @@ async def note_cost(
     machines: Machines, machine: Machine, at: str, costs: dict[str, dict[str, list[float]]]
 ) -> None:
     """CPU time of a VM's QEMU since its start and, under emulation, the blocks of code it has translated."""
-    live = machines.processes.get(machine.id)
+    live = engine_of(machines).processes.get(machine.id)
     if live is None or not isinstance(live.vm, QemuVm):
         raise RuntimeError(f"{machine.id} has no QEMU")
     costs["clone_cpu_ms"].setdefault(at, []).append(process_cpu(live.vm.process.pid))
-    if (await machines.host.platform()).accelerator == "tcg":
+    if (await engine_of(machines).host.platform()).accelerator == "tcg":
         told = await live.vm.execute("human-monitor-command", **{"command-line": "info jit"})
         blocks = re.search(r"^TB count +(\d+)", told, re.MULTILINE)
         if blocks is None:
@@ -157,7 +158,7 @@ async def idle_memory(machines: Machines, count: int) -> Figure:
     """Proportional memory of clones that were created and left alone."""
     owned = [await machines.create() for _ in range(count)]
     await asyncio.sleep(5)
-    memory = proportional_memory(machines.settings, owned)
+    memory = proportional_memory(settings_of(machines), owned)
     for machine in owned:
         await machine.delete()
     return memory
@@ -189,17 +190,17 @@ async def measure(size: Size, samples: int, boots: int) -> dict[str, Any]:
     say("image and template")
     async with engine(size, pool=2) as machines:
         results |= await host_facts(machines)
-        results["pool"] = machines.settings.pool
-        await machines.pool.filled(120)
+        results["pool"] = settings_of(machines).pool
+        await pool_of(machines).filled(120)
         say("QEMU's floor")
-        results["qmp_floor_ms"] = await qmp_floor(await machines.host.platform(), samples)
+        results["qmp_floor_ms"] = await qmp_floor(await engine_of(machines).host.platform(), samples)
         say("creates from the pool")
-        running, answered = await creates(machines, samples, lambda: machines.pool.filled(60))
+        running, answered = await creates(machines, samples, lambda: pool_of(machines).filled(60))
         results |= {"create_running_ms": running, "create_first_exec_ms": answered}
         say("idle memory")
         results["pss_idle_clone_mb"] = await idle_memory(machines, 4)
         say("a burst of 20")
-        await machines.pool.filled(60)
+        await pool_of(machines).filled(60)
         ok, spread = await burst(machines, 20)
         results |= {"burst_20_ok": ok, "burst_20_p50_ms": spread["p50"], "burst_20_ms": spread}
     async with engine(size, pool=0) as machines:

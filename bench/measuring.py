@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from internals import engine_of
+
 from stead.api.dependencies import Installation
 from stead.guest.execution import ExecResult
 from stead.host.authority import Authority
@@ -211,14 +213,14 @@ def say(words: str) -> None:
 
 
 async def host_facts(machines: Machines) -> dict[str, Any]:
-    facts = await machines.host.platform()
+    facts = await engine_of(machines).host.platform()
     return {
         "accelerator": facts.accelerator,
         "qemu": ".".join(map(str, facts.version)),
         "cores": os.cpu_count(),
         "host_kernel": platform.release(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30), 1),
-        "size": str(machines.settings.default_size),
+        "size": str(machines.default_size),
     }
 
 

@@ -14,6 +14,7 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
+from internals import pool_of
 from measuring import (
     clear,
     figure,
@@ -64,7 +65,7 @@ async def create_times(here: Installation, account: str, vpc: str, samples: int)
     results: dict[str, list[float]] = {"without": [], "with": []}
     for _ in range(samples):
         for kind, nic in (("without", None), ("with", NicRequest(vpc))):
-            await here.machines.pool.filled(60)
+            await pool_of(here.machines).filled(60)
             start = time.perf_counter()
             machine = await here.machines.create(account=account, nic=nic)
             results[kind].append(since(start))

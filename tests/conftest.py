@@ -29,6 +29,7 @@ from support import laptop
 from support.git_client import GitClient
 from support.git_hosting import Stage, staged
 from support.installations import Server, delete_all, leftovers, small_installation
+from support.internals import inside
 from support.npm import Npm, install
 from support.reaper import reaped
 from support.sdk_clients import Client
@@ -126,13 +127,13 @@ def machines(installation: Installation) -> Machines:
 @pytest.fixture
 def events(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> list[MachineEvent]:
     """The lifecycle events of VMs during a test."""
-    listener, seen = machines.events._on_event, list[MachineEvent]()
+    listener, seen = inside(machines).events._on_event, list[MachineEvent]()
 
     def listen(event: MachineEvent) -> None:
         seen.append(event)
         listener(event)
 
-    monkeypatch.setattr(machines.events, "_on_event", listen)
+    monkeypatch.setattr(inside(machines).events, "_on_event", listen)
     return seen
 
 

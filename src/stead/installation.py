@@ -8,6 +8,7 @@ import contextlib
 import socket
 import ssl
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 import httpcore2
 
@@ -31,7 +32,7 @@ from stead.edge.ssh.gateway import SshGateway, default_limits
 from stead.errors import MachineNotFound
 from stead.github.links import Links
 from stead.host.authority import Authority
-from stead.host.interface import narrowed
+from stead.host.interface import Host, narrowed
 from stead.host.local import LocalHost, installation_locked
 from stead.host.network import namespace_path
 from stead.identity.accounts import Accounts
@@ -42,6 +43,7 @@ from stead.limits import Limits
 from stead.logbook import CONSOLE, Logbook
 from stead.machines import Machines, State
 from stead.machines.events import EventKind, MachineEvent, Use
+from stead.networks.names import PrivateNames
 from stead.networks.networks import Networks
 from stead.networks.tunnels import Tunnels
 from stead.repos.access import RepoAccess
@@ -60,11 +62,22 @@ from stead.store.database import Database
 from stead.store.idempotency import IdempotencyStore
 from stead.store.installation_id import open_database_of
 from stead.store.logs import LogStore
+from stead.store.machines import MachineStore
+from stead.store.networks import VpcStore
 from stead.store.requests import RequestStore
 from stead.tasks import TaskSet, in_thread
 
 COMPATIBLE_NAMES = ("api.freestyle.sh", "git.freestyle.sh", "vm-ssh.freestyle.sh")
 """Names of the compatible service. In VMs they lead to this installation, so no account can have them."""
+
+
+@dataclass(frozen=True)
+class OpenedVms:
+    """The VMs of an installation, and what they were opened over: its other parts use the same."""
+
+    machines: Machines
+    host: Host
+    store: MachineStore
 
 
 @contextlib.asynccontextmanager
@@ -73,14 +86,21 @@ async def open_machines(settings: Settings) -> AsyncIterator[Machines]:
 
     On leaving, VMs keep running; the pool is removed, and without any VM the network is too.
     """
+    async with _open_vms(settings) as opened:
+        yield opened.machines
+
+
+@contextlib.asynccontextmanager
+async def _open_vms(settings: Settings) -> AsyncIterator[OpenedVms]:
     async with installation_locked(settings), contextlib.AsyncExitStack() as stack:
         database = await open_database_of(settings.data)
         stack.push_async_callback(database.dispose)
         host = await LocalHost.open(settings)
-        machines = Machines(settings, database, host)
+        store = MachineStore(database)
+        machines = Machines(settings, host, store)
         try:
             async with machines.recovered():
-                yield machines
+                yield OpenedVms(machines, host, store)
         finally:
             empty = not await machines.count()
             await host.close()
@@ -93,11 +113,11 @@ async def open_installation(settings: Settings) -> AsyncIterator[Installation]:
     """Open an installation after crash recovery. Needs root."""
     zones = tuple(dict.fromkeys([*settings.zones, *settings.api_names, *settings.git_names]))
     async with (
-        open_machines(settings) as machines,
+        _open_vms(settings) as opened,
         GuestResolver.running(
-            settings, narrowed(machines.host, LocalHost).network, zones, machines.private_names
+            settings, narrowed(opened.host, LocalHost).network, zones, PrivateNames(opened.store)
         ) as resolver,
-        open_parts(settings, machines.database, machines, settings.git_uid) as installation,
+        open_parts(settings, opened.store.database, opened, settings.git_uid) as installation,
         TaskSet() as tasks,
     ):
         tasks.start(_publish_mapped(installation.domains, resolver), "publish mapped domains to VMs")
@@ -126,9 +146,10 @@ async def open_without_vms(
 
 @contextlib.asynccontextmanager
 async def open_parts(
-    settings: Settings, database: Database, machines: Machines | None, git_uid: int | None
+    settings: Settings, database: Database, opened: OpenedVms | None, git_uid: int | None
 ) -> AsyncIterator[Installation]:
     """Open the parts of an installation over its database and its VMs, if it has any."""
+    machines = None if opened is None else opened.machines
     async with contextlib.AsyncExitStack() as stack:
         logbook = Logbook(LogStore(database))
         logbook.start()
@@ -175,11 +196,11 @@ async def open_parts(
         writer.subscribe(links)
         await identities.recover()
         vms = None
-        if machines is not None:
+        if opened is not None and machines is not None:
             bundles = Bundles(repos, access, settings.clone_root, f"https://{settings.git_name_in_vms}")
             builder = Builder(machines, BuildStore(database), logbook, bundles)
             git_access = GitAccess(identities, repos, access, settings.git_names)
-            tunnels = Tunnels(database, settings, machines.host)
+            tunnels = Tunnels(database, settings, opened.host)
             await stack.enter_async_context(tunnels.running())
             vms = VmHosting(machines, builder, git_access, tunnels)
             machines.limit(limits_of)
@@ -191,7 +212,12 @@ async def open_parts(
         background = BackgroundRequests(RequestStore(database))
         await background.recover(made_for, failure)
         stack.push_async_callback(background.close)
-        networks = Networks(database, settings.allow_private, machines.host if machines else None)
+        networks = Networks(
+            VpcStore(database),
+            MachineStore(database) if opened is None else opened.store,
+            settings.allow_private,
+            None if opened is None else opened.host,
+        )
         idempotency = IdempotencyKeys(IdempotencyStore(database))
         interrupted = InterruptedCreates(identities, repos, networks, domains, machines)
         await idempotency.recover(interrupted.answer)

@@ -23,6 +23,7 @@ from stead.store.database import open_database
 from stead.store.requests import RequestRow, RequestStore
 from support.api_calls import another_account, refused
 from support.installations import Server
+from support.internals import inside
 from support.serve_process import client_of
 from support.waiting import until
 
@@ -50,7 +51,7 @@ async def test_disconnect_during_create_leaves_no_vm(
     server: Server, monkeypatch: pytest.MonkeyPatch, recorded: bool
 ) -> None:
     """The client disconnects when the server has begun to create a VM, or has stored a row of it."""
-    store, builder = server.installation.machines.journal.store, server.installation.builder
+    store, builder = inside(server.installation.machines).store, server.installation.builder
     build, begun, ended = builder.create_machine, asyncio.Event(), asyncio.Event()
 
     async def create(*arguments: Any, **options: Any) -> Machine:
@@ -189,7 +190,7 @@ class SlowTemplates:
     """Has the template of the default size built again, until the test lets it be ready."""
 
     def __init__(self, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-        templates = server.installation.machines.host.templates
+        templates = inside(server.installation.machines).host.templates
         self._find = templates.find
         self.ready = asyncio.Event()
         monkeypatch.setattr(templates, "find", self.find)

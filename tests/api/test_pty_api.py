@@ -16,6 +16,7 @@ from stead.api import server
 from stead.api.server import running
 from support.fake_sessions import SCREEN, frame
 from support.fake_site import USER, FakeSite, closed, fake_site, stands_still
+from support.internals import inside
 from support.waiting import until
 
 
@@ -228,11 +229,11 @@ async def test_attached_terminal_does_not_hold_its_vm_awake(tmp_path: Path) -> N
         machines = site.installation.machines
         async with site.socket("/pty?exec=cat") as terminal:
             await opened(terminal)
-            assert await machines.idle.find_idle() == []
+            assert await inside(machines).idle.find_idle() == []
             await asyncio.sleep(1.2)
             await terminal.send(b"x")
             assert await terminal.recv() == b"x"
-            assert await machines.idle.find_idle() == []
+            assert await inside(machines).idle.find_idle() == []
             await asyncio.sleep(1.2)
             await terminal.send(json.dumps({"type": "resize", "cols": 33, "rows": 9}))
 
@@ -240,12 +241,12 @@ async def test_attached_terminal_does_not_hold_its_vm_awake(tmp_path: Path) -> N
                 return any(each.cols == 33 for each in site.sessions.table.values())
 
             await until(resized, 60)
-            assert await machines.idle.find_idle() == [site.vm]
+            assert await inside(machines).idle.find_idle() == [site.vm]
             await machines.suspend(site.vm)
             assert await closed(terminal) == (1001, "the VM was suspended")
         async with site.socket("/pty?exec=cat") as terminal:
             await opened(terminal)
-        assert machines.processes.running(site.vm) is not None
+        assert inside(machines).processes.running(site.vm) is not None
 
 
 async def test_lost_connection_to_a_running_vm_is_an_internal_error(
@@ -429,7 +430,7 @@ async def test_terminals_of_a_suspended_vm_are_listed_without_waking_it(tmp_path
         assert facts == [("alices", False, True, None), ("bobs", False, True, None)]
         (own,) = (await http.get("/pty/sessions", headers={USER: "bob"})).json()["sessions"]
         assert own["sessionId"] == "bobs"
-        assert machines.processes.running(site.vm) is None
+        assert inside(machines).processes.running(site.vm) is None
         # The guest in memory has no terminals after a wake.
         await machines.start(site.vm)
         assert (await http.get("/pty/sessions")).json() == {"sessions": []}

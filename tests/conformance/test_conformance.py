@@ -33,6 +33,7 @@ from support.documents import Session, commands, run_by
 from support.git_server import serving
 from support.github import playing_github
 from support.installations import Server
+from support.internals import inside
 from support.npm import Ended, Npm
 from support.typed import PROGRAM, environment_of
 from support.waiting import until
@@ -70,7 +71,7 @@ class User:
 
     async def everything(self) -> list[str]:
         """The same, including VMs of running builds."""
-        found = await self.server.installation.machines.journal.store.list(account=self.account)
+        found = await inside(self.server.installation.machines).store.list(account=self.account)
         return [row.id for row in found if row.id != self.vm and row.state != State.DELETED]
 
 

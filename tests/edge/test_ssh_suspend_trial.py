@@ -15,6 +15,7 @@ import pytest
 
 from stead.machines import Machine, Machines, State
 from support.installations import Server
+from support.internals import inside
 from support.scripted_server import free_port
 from support.waiting import until
 
@@ -296,7 +297,7 @@ async def _sleep(machines: Machines, machine: Machine, *, by_itself: bool) -> No
 
         await until(suspended, 120)
         assert (await machine.info()).reason == f"suspended: idle for {_IDLE} s"
-        await machines.journal.set_idle(machine.id, None, 0)
+        await inside(machines).journal.set_idle(machine.id, None, 0)
     else:
         await machine.suspend()
     await asyncio.sleep(3)

@@ -21,6 +21,7 @@ from stead.host.commands import run
 from stead.host.image import BaseImage
 from stead.settings import Settings
 from support.installations import another_installation
+from support.internals import inside
 
 
 async def test_the_probe_recognises_a_kernel_that_runs(image: BaseImage) -> None:
@@ -131,8 +132,8 @@ async def test_emulation_is_said_once_and_with_its_cost(
 ) -> None:
     async with another_installation(settings) as installation:
         machines = installation.machines
-        platform = await machines.host.platform()
-        await machines.host.platform()
+        platform = await inside(machines).host.platform()
+        await inside(machines).host.platform()
     said = [record.getMessage() for record in caplog.records if record.name == "stead.host"]
     if platform.accelerator == "kvm":
         assert said == []

@@ -15,6 +15,7 @@ from stead.machines import Machine, Machines, SnapshotState, State
 from stead.settings import Settings
 from support.guests import sh
 from support.installations import another_installation, fill_up, small_disk
+from support.internals import inside
 from support.waiting import until
 
 FILL = """
@@ -29,8 +30,8 @@ async def it_is_all_there(machine: Machine) -> None:
 
 async def kept(machines: Machines) -> list[set[str]]:
     """Layers and checkpoints: file names and rows."""
-    await machines.layers.collect()
-    folders = (machines.settings.data / name for name in ("layers", "checkpoints"))
+    await inside(machines).layers.collect()
+    folders = (inside(machines).settings.data / name for name in ("layers", "checkpoints"))
     return [
         *({path.name for path in folder.iterdir()} for folder in folders),
         {info.id for info in await machines.list()},

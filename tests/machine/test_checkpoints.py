@@ -25,6 +25,7 @@ from stead.machines.snapshots import SnapshotInfo
 from stead.settings import Size
 from support.guests import sh
 from support.installations import local_host
+from support.internals import inside
 from support.waiting import until
 
 COUNTER = """
@@ -198,7 +199,7 @@ async def test_deleting_a_snapshot_keeps_layers_that_vms_need(machines: Machines
     await machines.snapshots.delete(info.id)
     with pytest.raises(SnapshotNotFound):
         await machines.snapshots.get(info.id)
-    await machines.layers.collect()
+    await inside(machines).layers.collect()
     assert await read_again(copy, "/root/file") == "on-disk"
     await copy.delete()
 
@@ -383,10 +384,10 @@ async def test_snapshots_record_their_size_on_disk(
     assert row.checkpoint is not None
     host = local_host(machines)
     memory = sum(allocated(path) for path in host.checkpoints.folder(row.checkpoint).iterdir())
-    disk = sum(allocated(host.layers.path(file)) for file in await machines.layers.chain(row.layer))
+    disk = sum(allocated(host.layers.path(file)) for file in await inside(machines).layers.chain(row.layer))
     assert memory > 0 < disk
     assert snapshot.size_bytes == memory + disk
-    await machines.snapshots.store.update(snapshot.id, size_bytes=None)
+    await inside(machines).snapshot_store.update(snapshot.id, size_bytes=None)
     await machines.snapshots.recover()
     assert (await machines.snapshots.get(snapshot.id)).size_bytes is not None, "measured on the next start"
     info = await source.snapshot()

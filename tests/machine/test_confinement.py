@@ -20,6 +20,7 @@ from stead.host.vm import running_machines
 from stead.machines import Machine, Machines
 from stead.settings import Settings
 from support.installations import local_template
+from support.internals import inside
 
 
 def qemu_of(settings: Settings, machine: Machine) -> Path:
@@ -42,7 +43,7 @@ def folder(settings: Settings, shared: Machine) -> Path:
 @pytest_asyncio.fixture(scope="module")
 async def top(machines: Machines, shared: Machine) -> str:
     """The name of the file with the disk layer that is the machine's own to write."""
-    row = await machines.journal.store.get(shared.id)
+    row = await inside(machines).store.get(shared.id)
     assert row is not None
     return f"{row.top}.qcow2"
 
@@ -272,7 +273,7 @@ async def test_what_machines_stand_on_belongs_to_root(machines: Machines) -> Non
 
 async def test_what_is_recorded_is_for_root_alone(machines: Machines, settings: Settings) -> None:
     """Machines' folders lie beside it, so the folder that holds both must let others pass."""
-    assert settings.data == machines.settings.data
+    assert settings.data == inside(machines).settings.data
     database = (settings.data / "stead.db").stat()
     assert database.st_uid == 0
     assert not database.st_mode & (stat.S_IRWXG | stat.S_IRWXO)

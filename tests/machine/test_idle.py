@@ -10,6 +10,7 @@ from stead.machines import Machine, Machines, State
 from stead.settings import Settings
 from support.guests import sh
 from support.installations import another_installation
+from support.internals import inside
 from support.waiting import until
 
 TIMEOUT = 10
@@ -50,7 +51,7 @@ async def test_an_idle_vm_is_suspended_close_to_its_timeout(others: Machines) ->
 async def test_last_traffic_is_the_last_network_traffic(others: Machines) -> None:
     machine = await others.create()
     await sh(machine, "echo commands are no network traffic")
-    await others.idle.find_idle()
+    await inside(others).idle.find_idle()
     assert (await machine.info()).last_traffic is None
 
     async def traffic_after(moment: float) -> float | None:
@@ -65,7 +66,7 @@ async def test_last_traffic_is_the_last_network_traffic(others: Machines) -> Non
     await machine.suspend()
     assert (await machine.info()).last_traffic == first, "suspending is no traffic"
     await sh(machine, "true")
-    await others.idle.find_idle()
+    await inside(others).idle.find_idle()
     assert (await machine.info()).last_traffic == first, "waking is no traffic"
 
     again = time.time()

@@ -39,6 +39,7 @@ from support.installations import (
     other_settings,
     small_disk,
 )
+from support.internals import inside
 from support.waiting import until
 
 
@@ -62,7 +63,7 @@ def qemu_pid(settings: Settings, machine: Machine) -> int:
 
 async def rows(machines: Machines) -> dict[str, str]:
     """All rows with their state, pool VMs included."""
-    return {row.id: row.state for row in await machines.journal.store.list()}
+    return {row.id: row.state for row in await inside(machines).store.list()}
 
 
 # Create and find
@@ -73,7 +74,7 @@ async def test_create_get_list_and_delete(machines: Machines) -> None:
     machine = await machines.create(name="n" * 200)
     info = await machine.info()
     assert (info.id, info.name, info.state, info.reason) == (machine.id, "n" * 200, State.RUNNING, None)
-    assert info.size == machines.settings.default_size
+    assert info.size == inside(machines).settings.default_size
     assert began <= info.created_at <= time.time()
     assert await sh(machine, "hostname") == info.hostname
     assert info in await machines.list()
@@ -218,10 +219,10 @@ async def test_a_panic_while_the_server_is_down_is_recorded_at_its_next_start(
     machines: Machines, machine: Machine, events: list[MachineEvent]
 ) -> None:
     """The guest stays paused with its console until the server is back."""
-    record = await machines.journal.find(machine.id)
+    record = await inside(machines).journal.find(machine.id)
     assert record.run is not None
-    await machines.processes.forget(machine.id)
-    agent = machines.host.agent(record.place)
+    await inside(machines).processes.forget(machine.id)
+    agent = inside(machines).host.agent(record.place)
     panicking = asyncio.create_task(collect(agent, ExecRequest(_PANIC, timeout=60)))
 
     async def silent() -> bool:
@@ -235,7 +236,7 @@ async def test_a_panic_while_the_server_is_down_is_recorded_at_its_next_start(
     panicking.cancel()
     await asyncio.wait({panicking})
     await agent.close()
-    await machines._recovery._adopt(record, record.run)
+    await inside(machines).recovery._adopt(record, record.run)
     assert (await machine.info()).reason == "crashed: guest kernel panicked"
     event = next(event for event in events if event.record.id == machine.id)
     assert event.console is not None and "Kernel panic - not syncing" in event.console
@@ -263,7 +264,7 @@ async def test_a_killed_qemu_fails_running_commands_and_is_recorded_as_a_crash(
 
 async def test_emulated_guests_have_no_cmpxchg16b_on_old_qemu(machines: Machines, shared: Machine) -> None:
     found = await sh(shared, "grep -c -w cx16 /proc/cpuinfo || true")
-    platform = await machines.host.platform()
+    platform = await inside(machines).host.platform()
     assert (int(found) == 0) is (platform.accelerator == "tcg" and platform.version < (8, 0, 0))
 
 
@@ -312,8 +313,8 @@ async def test_a_cancelled_create_leaves_nothing(settings: Settings, source: str
             create = functools.partial(machines.create, snapshot=snapshot)
 
         async def ready() -> dict[str, str]:
-            if source == "pool" and not await machines.pool.prepared():
-                await machines.pool._prepare(await machines.template())
+            if source == "pool" and not await inside(machines).pool.prepared():
+                await inside(machines).pool._prepare(await machines.template())
             return await rows(machines)
 
         await ready()
@@ -326,13 +327,13 @@ async def test_a_cancelled_create_leaves_nothing(settings: Settings, source: str
             before = await ready()
             with held_points():
                 await _give_up(create, hold)
-            for row in await machines.journal.store.list():
+            for row in await inside(machines).store.list():
                 if before.get(row.id) != row.state:
                     left.append((hold.number, hold.before, row.state, row.step))
-                    await machines._deletion.remove(record_of(row))
+                    await inside(machines).deletion.remove(record_of(row))
             known = await rows(machines)
             assert known.keys() <= before.keys()
-            assert set(running_machines(machines.settings).values()) == known.keys()
+            assert set(running_machines(inside(machines).settings).values()) == known.keys()
         assert left == []
         await create()
 
@@ -351,12 +352,12 @@ async def test_create_is_refused_on_a_full_disk(settings: Settings) -> None:
     with small_disk(1200) as disk:
         async with another_installation(settings, data=disk / "data") as installation:
             machines = installation.machines
-            clean = leftovers(machines.settings)
+            clean = leftovers(inside(machines).settings)
             filler = fill_up(disk, 800 << 20)
             with pytest.raises(CapacityExceeded, match=r"^less than 1 GiB of disk space is free under \S+$"):
                 await machines.create()
             assert await rows(machines) == {}
-            assert leftovers(machines.settings) == clean
+            assert leftovers(inside(machines).settings) == clean
             filler.unlink()
             assert await sh(await machines.create(), "echo room") == "room"
 
@@ -366,7 +367,7 @@ async def test_a_guest_pauses_while_the_host_disk_is_full_and_loses_no_write(set
         async with another_installation(settings, data=disk / "data") as installation:
             machines = installation.machines
             machine = await machines.create()
-            vm = narrowed(machines.processes._lives[machine.id].vm, QemuVm)
+            vm = narrowed(inside(machines).processes._lives[machine.id].vm, QemuVm)
             filler = fill_up(disk, 24 << 20)
             write = "head -c 48M /dev/zero | tr '\\0' x >/var/tmp/big && sync && echo written"
             writing = asyncio.create_task(machine.exec(write, timeout=120))
@@ -399,8 +400,8 @@ async def test_a_second_process_on_the_same_data_folder_is_refused(
 async def test_create_takes_a_pool_vm_and_the_pool_refills(settings: Settings) -> None:
     with other_settings(settings, pool=1) as other:
         async with open_machines(other) as machines:
-            await machines.pool.filled(60)
-            (prepared,) = await machines.pool.prepared()
+            await inside(machines).pool.filled(60)
+            (prepared,) = await inside(machines).pool.prepared()
             assert await machines.list() == [], "pool VMs are not listed"
             for ask in (machines.get, machines.stop, machines.delete):
                 with pytest.raises(MachineNotFound):
@@ -414,13 +415,13 @@ async def test_create_takes_a_pool_vm_and_the_pool_refills(settings: Settings) -
             assert await sh(machine, "hostname") == info.hostname
             before = time.time()
             assert before - 0.5 <= float(await sh(machine, "date +%s.%N")) <= time.time() + 0.5
-            (successor,) = await until(machines.pool.prepared, 60)
+            (successor,) = await until(inside(machines).pool.prepared, 60)
             assert successor.id != prepared.id
 
             os.kill(qemu_pid(other, Machine(machines, successor.id)), signal.SIGKILL)
 
             async def replaced() -> bool:
-                return [row.id for row in await machines.pool.prepared()] not in ([], [successor.id])
+                return [row.id for row in await inside(machines).pool.prepared()] not in ([], [successor.id])
 
             await until(replaced, 60)
             await delete_all(machines)
@@ -434,6 +435,6 @@ async def test_close_during_a_pool_refill_leaves_nothing(
     async with another_installation(settings, pool=1) as installation:
         other = installation.machines
         await asyncio.sleep(delay)
-        await other.pool.close()
-        assert list((other.settings.data / "machines").glob("*")) == []
-        assert await other.journal.store.list() == []
+        await inside(other).pool.close()
+        assert list((inside(other).settings.data / "machines").glob("*")) == []
+        assert await inside(other).store.list() == []

@@ -22,6 +22,7 @@ from stead.machines.wake import WakeOperation
 from stead.settings import Settings
 from support.guests import sh
 from support.installations import another_installation, local_host
+from support.internals import inside
 from support.waiting import until
 
 LAST_SERVICE = b"""
@@ -125,7 +126,7 @@ async def test_repeated_suspends_lose_no_file(machines: Machines, sleeper: Machi
     row = await machines._row(sleeper.id)
 
     async def merged() -> bool:
-        return len(await machines.layers.chain(row.layer)) <= 9
+        return len(await inside(machines).layers.chain(row.layer)) <= 9
 
     await until(merged, 60)
     assert "EXT4-fs error" not in await sh(sleeper, "dmesg")
@@ -301,7 +302,7 @@ async def test_a_use_during_an_idle_suspend_is_answered(settings: Settings, mach
         other = installation.machines
         machine = await other.create()
         for delay in (0.0, 0.005, 0.02, 0.1, 0.2):
-            dozing = asyncio.create_task(other.idle._suspend.suspend_if_idle(machine.id))
+            dozing = asyncio.create_task(inside(other).suspend.suspend_if_idle(machine.id))
             await asyncio.sleep(delay)
             assert await sh(machine, "echo here") == "here"
             await dozing

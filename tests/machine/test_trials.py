@@ -16,6 +16,7 @@ from stead.machines.states import Stopped
 from stead.settings import Settings
 from support import ROOT, guests
 from support.installations import another_installation, local_host, local_template
+from support.internals import inside
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 sh = functools.partial(guests.sh, timeout=600)
@@ -76,10 +77,10 @@ async def weathered(machine: Machine) -> dict[str, int]:
 async def whole(machines: Machines, machine: Machine, folder: Path) -> None:
     """After a clean stop the file system has nothing to repair."""
     await machine.stop()
-    record = await machines.journal.find(machine.id)
+    record = await inside(machines).journal.find(machine.id)
     assert isinstance(record.state, Stopped) and record.state.top is not None
-    template = machines.disks.template_of(record)
-    async with machines.disks.opened(record, record.state.top, template) as disk:
+    template = inside(machines).disks.template_of(record)
+    async with inside(machines).disks.opened(record, record.state.top, template) as disk:
         node: dict[str, object] | None = None
         for layer in reversed(local_host(machines).disk_files(machine.id, disk)):
             below = {} if node is None else {"backing": node}

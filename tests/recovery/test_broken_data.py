@@ -29,6 +29,7 @@ from stead.store.repos import RepoRow, RepoStore
 from stead.store.requests import RequestRow, RequestStore
 from stead.store.snapshots import SnapshotRow, SnapshotStore
 from support.installations import delete_all, other_settings
+from support.internals import inside
 
 
 @contextlib.contextmanager
@@ -58,7 +59,7 @@ async def insert(settings: Settings, *rows: MachineRow | SnapshotRow) -> None:
 
 
 async def states(machines: Machines) -> dict[str, str]:
-    return {row.id: row.state for row in await machines.journal.store.list()}
+    return {row.id: row.state for row in await inside(machines).store.list()}
 
 
 async def test_an_unknown_state_makes_only_its_own_vm_unusable(settings: Settings, tmp_path: Path) -> None:
@@ -89,7 +90,7 @@ async def test_a_folder_that_cannot_be_removed_keeps_no_server_from_starting(
             async with open_machines(other) as machines:
                 assert await states(machines) == {"a": State.DELETING}, "tried again at the next start"
                 (other.data / "checkpoints/before/memory").touch()
-                await machines.layers.collect()
+                await inside(machines).layers.collect()
                 assert (other.data / "checkpoints/before/memory").exists(), "it could not be set aside"
             assert not (other.data / "machines/b").exists()
             (day,) = (path for path in (other.data / "quarantine").iterdir() if path.name != "2020-01-01")
@@ -107,7 +108,7 @@ async def test_recovery_sets_files_without_rows_aside_before_any_garbage_collect
         for name in ("checkpoints/saved", "layers/layer.qcow2"):
             (other.data / name).mkdir(parents=True)
         async with open_machines(other) as machines:
-            await machines.layers.collect()
+            await inside(machines).layers.collect()
         (day,) = (other.data / "quarantine").iterdir()
         assert (day / "checkpoints/saved").exists()
         assert (day / "layers/layer.qcow2").exists()
@@ -121,7 +122,7 @@ async def test_garbage_that_cannot_be_removed_does_not_keep_the_rest(
             with undeletable(other.data / "checkpoints/a"):
                 for name in ("b", "0"):
                     (other.data / "checkpoints" / name).mkdir()
-                await machines.layers.collect()
+                await inside(machines).layers.collect()
                 assert [path.name for path in (other.data / "checkpoints").iterdir()] == ["a"]
 
 

@@ -28,6 +28,8 @@ from stead.machines.records import Properties, Record
 from stead.machines.states import Lost, MachineState, Stopped, Suspended
 from stead.settings import Settings, Size
 from stead.store.database import open_database
+from stead.store.machines import MachineStore
+from support.internals import inside
 
 pytestmark = pytest.mark.usefixtures("root")  # frozen layers are given to root
 
@@ -97,11 +99,11 @@ class Stage:
         """A VM in a state, recorded without the transitions that lead there."""
         (self.data / "machines/one").mkdir(parents=True)
         record = Record("one", 0, SIZE, self.template, "one", "one", None, Properties(), state)
-        await self.machines.journal.store.insert(record.to_row())
+        await inside(self.machines).store.insert(record.to_row())
         return await self.record()
 
     async def record(self) -> Record:
-        return await self.machines.journal.find("one")
+        return await inside(self.machines).journal.find("one")
 
     def save_memory(self, checkpoint: str = "saved", platform: QemuPlatform = PLATFORM) -> Path:
         folder = self.host.checkpoints.folder(checkpoint)
@@ -121,7 +123,7 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
     database = await open_database(tmp_path / "stead.db")
     host = LocalHost(settings, cast(Network, None))
     host._image, host._platform = image, PLATFORM
-    stage = Stage(tmp_path, Machines(settings, database, host), host, image)
+    stage = Stage(tmp_path, Machines(settings, host, MachineStore(database)), host, image)
     stage.make_template()
     yield stage
     host._spawner.close()
@@ -174,9 +176,9 @@ async def unchanged(stage: Stage, record: Record) -> bool:
 async def test_without_descriptors_a_vm_is_not_lost(stage: Stage) -> None:
     record = await stage.machine(Stopped(None, "stopped"))
     with no_descriptor_left(), pytest.raises(HostError, match="Too many open files"):
-        await stage.machines.disks.whole(record)
+        await inside(stage.machines).disks.whole(record)
     assert await unchanged(stage, record)
-    assert (await stage.machines.disks.whole(record)).id == stage.template
+    assert (await inside(stage.machines).disks.whole(record)).id == stage.template
 
 
 @passing
@@ -186,16 +188,16 @@ async def test_an_unreadable_layer_does_not_make_a_vm_lost(stage: Stage, number:
     top = stage.host.layer("one", "top")
     top.touch()
     if part == "layer":
-        record = await stage.machines.disks.freeze(record, Stopped(None, "stopped"))
+        record = await inside(stage.machines).disks.freeze(record, Stopped(None, "stopped"))
     path = top if part == "top" else stage.data / "layers/top.qcow2"
     with failing(path, number), pytest.raises(HostError, match=os.strerror(number)) as raised:
-        await stage.machines.disks.whole(record)
+        await inside(stage.machines).disks.whole(record)
     assert not isinstance(raised.value, LayerMissing)
     assert await unchanged(stage, record)
-    assert (await stage.machines.disks.whole(record)).id == stage.template
+    assert (await inside(stage.machines).disks.whole(record)).id == stage.template
     path.unlink()
     with pytest.raises(StartFailed, match="is lost"):
-        await stage.machines.disks.whole(record)
+        await inside(stage.machines).disks.whole(record)
     assert isinstance((await stage.record()).state, Lost)
 
 
@@ -207,7 +209,7 @@ async def test_a_frozen_layer_that_cannot_be_adopted_now_does_not_make_a_vm_lost
     record = await stage.machine(Stopped("top", "stopped"))
     frozen = stage.host.layer("one", "top")
     frozen.touch()
-    record = await stage.machines.journal.freeze(record, Stopped(None, "stopped"))
+    record = await inside(stage.machines).journal.freeze(record, Stopped(None, "stopped"))
     with monkeypatch.context() as patch:
         opened = os.open
 
@@ -218,9 +220,9 @@ async def test_a_frozen_layer_that_cannot_be_adopted_now_does_not_make_a_vm_lost
 
         patch.setattr(os, "open", refused)
         with pytest.raises(HostError, match="cannot adopt the disk layer"):
-            await stage.machines.disks.whole(record)
+            await inside(stage.machines).disks.whole(record)
     assert await unchanged(stage, record)
-    assert (await stage.machines.disks.whole(record)).id == stage.template
+    assert (await inside(stage.machines).disks.whole(record)).id == stage.template
     assert (stage.data / "layers/top.qcow2").exists()
 
 
@@ -234,7 +236,7 @@ async def test_memory_that_cannot_be_read_now_is_kept(stage: Stage, number: int,
     suspended = Suspended("saved", "suspended")
     record = await stage.machine(suspended)
     with failing(folder / part, number), pytest.raises(HostError, match=os.strerror(number)):
-        await stage.machines._wake.wake(record, suspended, "requested")
+        await inside(stage.machines).wake.wake(record, suspended, "requested")
     assert await unchanged(stage, record)
     state = await stage.host.checkpoints.read("saved", SIZE)
     state.memory.verify()
@@ -249,7 +251,7 @@ async def test_memory_whose_template_cannot_be_read_now_is_kept(stage: Stage) ->
     suspended = Suspended("saved", "suspended")
     record = await stage.machine(suspended)
     with failing(stage.template_folder, errno.EMFILE), pytest.raises(HostError, match="Too many open files"):
-        await stage.machines._wake.wake(record, suspended, "use")
+        await inside(stage.machines).wake.wake(record, suspended, "use")
     assert (await stage.record()).state == suspended
     (await stage.host.checkpoints.read("saved", SIZE)).close()
 
@@ -285,11 +287,11 @@ async def test_memory_of_another_platform_is_set_aside(
         started.append(record)
         return record
 
-    monkeypatch.setattr(stage.machines._wake.boot, "boot", boot)
+    monkeypatch.setattr(inside(stage.machines).wake.boot, "boot", boot)
     suspended = Suspended("saved", "suspended")
     record = await stage.machine(suspended)
-    await stage.machines._wake.wake(record, suspended, "requested")
-    await stage.machines.layers.collect()
+    await inside(stage.machines).wake.wake(record, suspended, "requested")
+    await inside(stage.machines).layers.collect()
     (kept,) = (stage.data / "quarantine").glob("*/checkpoints/saved")
     assert {path.name: path.read_bytes() for path in kept.iterdir()} == content
     assert [type(each.state) for each in started] == [Stopped]
@@ -325,8 +327,8 @@ async def test_a_vm_whose_memory_is_missing_boots_from_its_disk(
     async def boot(record: Record, why: str, note: str | None) -> Record:
         return record
 
-    monkeypatch.setattr(stage.machines._wake.boot, "boot", boot)
+    monkeypatch.setattr(inside(stage.machines).wake.boot, "boot", boot)
     suspended = Suspended("missing", "suspended")
     record = await stage.machine(suspended)
-    assert isinstance((await stage.machines._wake.wake(record, suspended, "requested")).state, Stopped)
+    assert isinstance((await inside(stage.machines).wake.wake(record, suspended, "requested")).state, Stopped)
     assert not (stage.data / "quarantine").exists()

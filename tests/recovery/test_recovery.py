@@ -58,6 +58,7 @@ from support.installations import (
     local_template,
     other_settings,
 )
+from support.internals import inside
 from support.waiting import until
 
 
@@ -86,32 +87,32 @@ async def rows_of(settings: Settings) -> AsyncIterator[MachineStore]:
 
 
 async def states(machines: Machines) -> dict[str, State]:
-    return {row.id: State(row.state) for row in await machines.journal.store.list()}
+    return {row.id: State(row.state) for row in await inside(machines).store.list()}
 
 
 async def taps(machines: Machines) -> set[int]:
     """The slots that have a tap device."""
-    namespace = f"--net={network.namespace_path(machines.settings)}"
+    namespace = f"--net={network.namespace_path(inside(machines).settings)}"
     listed = await run("nsenter", namespace, "ip", "-json", "link", "show", "type", "tun")
     return {int(link["ifname"][2:]) for link in json.loads(listed.stdout) if link}
 
 
 async def in_step(machines: Machines) -> None:
     """Processes, files, groups and taps on the host are exactly those of the rows."""
-    rows = await machines.journal.store.list()
-    inventory = machines.host.inventory()
+    rows = await inside(machines).store.list()
+    inventory = inside(machines).host.inventory()
     alive = {row.id: row.pid for row in rows if row.state in (State.RUNNING, State.PREPARED)}
     assert {machine: process.pid for process, machine in inventory.processes.items()} == alive
     assert inventory.machines == {row.id for row in rows if row.state != State.DELETED}
     assert local_host(machines).groups.machines() <= alive.keys()
     assert await taps(machines) == {row.slot for row in rows if row.id in alive}
     assert [row for row in rows if row.step is not None or row.next_top is not None] == []
-    await machines.layers.collect()
-    store = LayerStore(machines.database)
-    assert names(machines.settings.data / "layers") == {layer.file for layer in await store.list()}
-    assert names(machines.settings.data / "checkpoints") == await store.checkpoints()
+    await inside(machines).layers.collect()
+    store = LayerStore(inside(machines).database)
+    assert names(inside(machines).settings.data / "layers") == {layer.file for layer in await store.list()}
+    assert names(inside(machines).settings.data / "checkpoints") == await store.checkpoints()
     for row in rows:
-        own = machines.settings.data / "machines" / row.id
+        own = inside(machines).settings.data / "machines" / row.id
         assert names(own) == ({f"{row.top}.qcow2"} if row.top else set())
         if row.id in alive:
             await _writes_its_own_disk(machines, row)
@@ -119,11 +120,12 @@ async def in_step(machines: Machines) -> None:
 
 async def _writes_its_own_disk(machines: Machines, row: MachineRow) -> None:
     """The files that a QEMU has open are the layers of its row."""
-    live = machines.processes.get(row.id)
+    live = inside(machines).processes.get(row.id)
     assert live is not None and row.top is not None
     assert await live.vm.written_layer() == row.top
     record, host = record_of(row), local_host(machines)
-    async with machines.disks.opened(record, row.top, machines.disks.template_of(record)) as disk:
+    disks = inside(machines).disks
+    async with disks.opened(record, row.top, disks.template_of(record)) as disk:
         layers = host.disk_files(row.id, disk)
         opened = [each.readlink() for each in Path(f"/proc/{row.pid}/fd").iterdir()]
         assert {path for path in opened if path.suffix in (".qcow2", ".raw")} == set(layers)
@@ -218,7 +220,7 @@ async def test_recovery_from_a_crash_at_every_step(
             try:
                 await until(recovered, 60)
             except TimeoutError:
-                reasons = {row.id: row.reason for row in await machines.journal.store.list()}
+                reasons = {row.id: row.reason for row in await inside(machines).store.list()}
                 assert await states(machines) == expected, (report, reasons)
             extra = [state for machine, state in (await states(machines)).items() if machine not in expected]
             assert extra == ([State.PREPARED] if operation == "create_from_pool" else [])

@@ -9,6 +9,7 @@ from stead.limits import UNLIMITED, Limits
 from stead.logbook import Logbook
 from stead.machines import Machine, Machines
 from stead.store.builds import BuildRow, BuildStore
+from support.internals import inside
 
 
 @dataclass
@@ -29,7 +30,7 @@ async def unlimited(_: str) -> Limits:
 
 
 async def builds_of(machines: Machines, account: str) -> list[BuildRow]:
-    store = BuildStore(machines.database)
+    store = BuildStore(inside(machines).database)
     return await store._select(store.table.select().where(store.table.c.account == account))
 
 
@@ -47,7 +48,7 @@ async def layers_built(builder: Builder, account: str) -> int:
 
 async def hidden(machines: Machines, account: str) -> list[str]:
     """VMs of builds, which their account cannot see."""
-    rows = await machines.journal.store.list(account=account, purpose="build")
+    rows = await inside(machines).store.list(account=account, purpose="build")
     return [row.id for row in rows]
 
 

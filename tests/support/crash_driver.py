@@ -28,8 +28,8 @@ from stead.machines.bring_up import BringUp
 from stead.store.layers import LayerStore
 from stead.store.machines import LayerRow, MachineRow, MachineStore
 from stead.store.snapshots import SnapshotStore
-from stead.tasks import KeyedLimit
 from support.installations import small_installation
+from support.internals import inside
 
 _WRITES: dict[type, tuple[str, ...]] = {
     MachineStore: ("insert", "update", "transition", "delete"),
@@ -165,12 +165,13 @@ class Driver:
     def __init__(self, machines: Machines) -> None:
         self.machines = machines
         # Operations that are held keep what they hold: none of it may be in the way of the others.
-        machines._create.slots = machines._start.slots = KeyedLimit(1000)
-        machines.journal._allocating = contextlib.nullcontext()  # type: ignore[assignment]
-        machines.quotas._lock = contextlib.nullcontext()  # type: ignore[assignment]
-        machines.layers._collecting = contextlib.nullcontext()  # type: ignore[assignment]
+        here = inside(machines)
+        here.slots._total, here.slots._release_after = 1000, None
+        here.journal._allocating = contextlib.nullcontext()  # type: ignore[assignment]
+        here.quotas._lock = contextlib.nullcontext()  # type: ignore[assignment]
+        here.layers._collecting = contextlib.nullcontext()  # type: ignore[assignment]
         # What is removed in the background would be now in one operation, now in another.
-        machines.layers.sweep = lambda: None  # type: ignore[method-assign]
+        here.layers.sweep = lambda: None  # type: ignore[method-assign]
         Agent.call = self._shut_down_at_once(Agent.call)  # type: ignore[method-assign,assignment]
 
     def _shut_down_at_once(self, call: Call) -> Call:
@@ -180,7 +181,8 @@ class Driver:
             hold = _current.get()
             if target != "/v1/shutdown" or hold is None or hold.point == target:
                 return await call(agent, method, target, **options)
-            (live,) = (each for each in self.machines.processes._lives.values() if each.agent is agent)
+            lives = inside(self.machines).processes._lives.values()
+            (live,) = (each for each in lives if each.agent is agent)
             await narrowed(live.vm, QemuVm).quit()
             return {}
 
@@ -195,7 +197,7 @@ class Driver:
         return machine
 
     async def prepare(self) -> None:
-        await self.machines.pool._prepare(await self.machines.template())
+        await inside(self.machines).pool._prepare(await self.machines.template())
 
     async def ready(self, operation: str) -> tuple[str | None, Callable[[], Awaitable[object]]]:
         """Everything that comes before the operation, and the operation itself."""
@@ -232,7 +234,7 @@ class Driver:
 
     async def _delete_and_collect(self, machine: Machine) -> None:
         await machine.delete()
-        await self.machines.layers.collect()
+        await inside(self.machines).layers.collect()
 
     async def crash_everywhere(self, operation: str) -> Report:
         # The orders of a fork are those of a snapshot and of waking up, and so many machines have no room.
@@ -259,7 +261,7 @@ class Driver:
 
     async def _quiet(self, operation: str, hold: Hold) -> None:
         """Boots that nobody will wait for need not take the processor from the others."""
-        if operation.startswith("start") and (live := self.machines.processes.get(str(hold.machine))):
+        if operation.startswith("start") and (live := inside(self.machines).processes.get(str(hold.machine))):
             await live.vm.pause()
 
     async def crash_while_running(self) -> Report:

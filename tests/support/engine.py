@@ -9,11 +9,12 @@ from typing import Any
 
 from stead.machines import Machine, State
 from stead.machines.records import Record
-from stead.machines.states import PASSING, Deleted, Prepared, Running, Suspended
+from stead.machines.states import PASSING, Deleted, Prepared, Running, Suspended, next_top_of, top_of
 from stead.settings import Settings, Size
 from stead.store.layers import LayerStore
 from support.fake_server import FakeServer
 from support.fake_world import World
+from support.internals import inside
 
 SIZE = Size(1, 512, 20)
 SETTINGS = Settings(default_size=SIZE, pool=0, idle_timeout=None)
@@ -68,11 +69,11 @@ CUT = "", "", "saved"
 
 async def disk_of(server: FakeServer, record: Record) -> dict[str, str]:
     """What a VM's disk holds, read from the files that its row names."""
-    chain = [] if record.layer is None else await LayerStore(server.machines.database).lineage(record.layer)
+    chain = [] if record.layer is None else await LayerStore(server.database).lineage(record.layer)
     folder = server.world.folders.get(record.id, {})
     # After an error, a frozen layer stays in the VM's folder until the next start.
     layers = [(server.world.files.get(row.file) or folder[row.id]).data for row in chain]
-    tops = [getattr(record.state, name, None) for name in ("next_top", "top")]
+    tops = [next_top_of(record.state), top_of(record.state)]
     own = [folder[top].data for top in tops if top in folder]
     return dict(ChainMap(*own, *layers))
 
@@ -81,7 +82,7 @@ async def audit(server: FakeServer) -> None:
     """Rows are stable, and the host has exactly what they say: no process, layer or memory more or less."""
     await server.quiet()
     world, machines = server.world, server.machines
-    records = await machines.journal.list()
+    records = await inside(machines).journal.list()
     assert [record for record in records if record.state.name in PASSING] == []
     processes = {each.place.machine: each for each in world.processes.values() if each.how is None}
     assert {machine: process.id for machine, process in processes.items()} == {
@@ -94,12 +95,12 @@ async def audit(server: FakeServer) -> None:
             assert processes[record.id].disk == await disk_of(server, record)
         if isinstance(record.state, Suspended):
             assert world.saved[record.state.checkpoint].disk == await disk_of(server, record)
-    tops = {record.id: getattr(record.state, "top", None) for record in records}
+    tops = {record.id: top_of(record.state) for record in records}
     assert {machine: set(layers) for machine, layers in world.folders.items()} == {
         record.id: {tops[record.id]} - {None} for record in records if not isinstance(record.state, Deleted)
     }
     assert world.runtime == set(processes)
-    store = LayerStore(machines.database)
+    store = LayerStore(server.database)
     assert set(world.files) == {row.file for row in await store.list()}
     assert set(world.saved) == await store.checkpoints()
     assert world.violations == []

@@ -9,11 +9,14 @@ from typing import TypeVar
 import sqlalchemy as sa
 
 from stead.machines import Machines
+from stead.networks.names import PrivateNames
 from stead.settings import Settings
 from stead.store.database import Database
+from stead.store.machines import MachineStore
 from support.databases import put_database
 from support.fake_host import DATABASE, FakeHost, ServerCrashed
 from support.fake_world import World
+from support.internals import inside
 
 T = TypeVar("T")
 
@@ -53,8 +56,10 @@ class FakeServer:
     async def start(self) -> None:
         await put_database(self._path)
         self.host = FakeHost(self.world)
-        self._database = CrashingDatabase(self._path, self.host)
-        self.machines = Machines(self.settings, self._database, self.host)
+        self.database = CrashingDatabase(self._path, self.host)
+        self.store = MachineStore(self.database)
+        self.private_names = PrivateNames(self.store)
+        self.machines = Machines(self.settings, self.host, self.store)
         self._exits = contextlib.AsyncExitStack()
         await self._exits.enter_async_context(self.machines.recovered())
 
@@ -63,7 +68,7 @@ class FakeServer:
             await self._exits.aclose()
         finally:
             await self.host.disconnect()
-            await self._database.dispose()
+            await self.database.dispose()
 
     async def crash(self) -> None:
         """End the server: nothing that it does on its way out reaches the host or the database."""
@@ -73,11 +78,11 @@ class FakeServer:
 
     async def quiet(self) -> None:
         """Wait for the background work of the engine."""
-        await self.machines._tasks.join()
+        await inside(self.machines).tasks.join()
 
     async def watched(self) -> None:
         """Wait until the engine has seen every process that has ended, and for its background work."""
-        for live in list(self.machines.processes._lives.values()):
+        for live in list(inside(self.machines).processes._lives.values()):
             if live.vm.ended and live.watcher is not None:
                 await asyncio.wait({live.watcher})
         await self.quiet()

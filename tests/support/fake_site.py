@@ -14,7 +14,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from stead.api.dependencies import Installation
 from stead.api.server import running
-from stead.installation import open_parts
+from stead.installation import OpenedVms, open_parts
 from stead.settings import Settings, Size
 from support.fake_server import FakeServer
 from support.fake_sessions import FakeSession, FakeSessions
@@ -85,9 +85,9 @@ async def fake_site(folder: Path, **changes: Any) -> AsyncIterator[FakeSite]:
         engine = FakeServer(world, settings)
         await engine.start()
         try:
-            machines = engine.machines
+            vms = OpenedVms(engine.machines, engine.host, engine.store)
             async with (
-                open_parts(settings, machines.database, machines, None) as opened,
+                open_parts(settings, engine.database, vms, None) as opened,
                 running(settings, opened) as url,
             ):
                 yield await _populated(url, opened, world)

@@ -24,6 +24,7 @@ from stead.host.vm import running_machines
 from stead.installation import open_installation
 from stead.machines import Machines, State
 from stead.settings import Accelerator, Settings, Size
+from support.internals import inside
 from support.reaper import reaped, sweep
 
 
@@ -157,17 +158,17 @@ async def delete_all(machines: Machines) -> None:
     """Delete everything that users can make, also names that are kept; what nobody needs then is removed."""
     for info in await machines.list():
         await machines.delete(info.id, forget=True)
-    for row in await machines.journal.store.list():
+    for row in await inside(machines).store.list():
         if row.state == State.DELETED:
             await machines.delete(row.id, forget=True)
     for snapshot in await machines.snapshots.list():
         await machines.snapshots.delete(snapshot.id)
-    await machines.layers.collect()
+    await inside(machines).layers.collect()
 
 
 def local_host(machines: Machines) -> LocalHost:
     """The host of an engine with real VMs."""
-    return narrowed(machines.host, LocalHost)
+    return narrowed(inside(machines).host, LocalHost)
 
 
 def local_template(template: object) -> LocalTemplate:

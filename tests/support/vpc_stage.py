@@ -5,7 +5,12 @@ from typing import Self
 
 from stead.identity.accounts import Accounts
 from stead.networks.networks import Networks
+from stead.store.networks import VpcStore
 from support.fake_server import FakeServer
+
+
+def networks_of(server: FakeServer) -> Networks:
+    return Networks(VpcStore(server.database), server.store, (), server.host)
 
 
 @dataclass
@@ -17,10 +22,10 @@ class VpcStage:
     @classmethod
     async def of(cls, server: FakeServer, cidr: str) -> Self:
         """A new VPC of a new account."""
-        account = (await Accounts(server.machines.database).create("ours")).id
-        vpc = await Networks(server.machines.database, (), server.host).create(account, cidr)
+        account = (await Accounts(server.database).create("ours")).id
+        vpc = await networks_of(server).create(account, cidr)
         return cls(server, account, vpc.id)
 
     @property
     def networks(self) -> Networks:
-        return Networks(self.server.machines.database, (), self.server.host)
+        return networks_of(self.server)

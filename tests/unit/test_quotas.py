@@ -201,8 +201,9 @@ async def test_a_limit_is_checked_before_a_template_is_built(
         return None
 
     nothing: Any = None
-    host: Any = SimpleNamespace(templates=SimpleNamespace(find=find, ensure=ensure))
-    templates = Templates(host, quotas_of(store, vcpus=1), nothing, nothing, Size())
+    host = SimpleNamespace(templates=SimpleNamespace(find=find, ensure=ensure))
+    engine: Any = SimpleNamespace(host=host, quotas=quotas_of(store, vcpus=1))
+    templates = Templates(engine, pool=nothing, layer_rows=nothing, default_size=Size())
     with pytest.raises(LimitExceeded):
         await templates.ensure(SIZE, account=ALICE)
     assert not built

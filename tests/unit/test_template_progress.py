@@ -45,8 +45,8 @@ class SlowTemplates:
 
 def templates_of(host: SlowTemplates) -> Templates:
     nothing: Any = None
-    given: Any = SimpleNamespace(templates=host)
-    return Templates(given, Quotas(nothing), nothing, nothing, Size())
+    engine: Any = SimpleNamespace(host=SimpleNamespace(templates=host), quotas=Quotas(nothing))
+    return Templates(engine, pool=nothing, layer_rows=nothing, default_size=Size())
 
 
 async def count_of(reported: Sequence[object], number: int) -> None:

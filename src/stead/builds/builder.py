@@ -34,7 +34,8 @@ from stead.machines.machine import Machine
 from stead.machines.machines import Machines
 from stead.machines.nics import NicRequest
 from stead.machines.persistence import PERSISTENT, Persistence, SnapshotPersistence, Sticky
-from stead.machines.snapshots import SnapshotInfo, SnapshotState
+from stead.machines.snapshot_journal import SnapshotState
+from stead.machines.snapshots import SnapshotInfo
 from stead.machines.start import READY_TIMEOUT
 from stead.machines.templates import TemplateLines
 from stead.names import check_name
@@ -191,7 +192,7 @@ class Builder:
 
     async def _base(self, base: Base, order: SnapshotOrder | MachineOrder) -> _Parent:
         if base.snapshot is None:
-            size = base.size(self._machines.settings.default_size)
+            size = base.size(self._machines.default_size)
             lines = TemplateLines(size, lambda message: self._log_soon(order, message))
             template = await self._machines.template(size, lines, account=order.account)
             return _Parent(f"template {template.id}", size)

@@ -10,12 +10,11 @@ from stead.deadlines import scaled
 from stead.errors import GuestUnreachable, HostError, StartFailed
 from stead.guest.execution import ExecRequest, collect
 from stead.guest.identity import GuestIdentity, confer
-from stead.host.interface import CapturedState, Host, Template, Vm
+from stead.host.interface import CapturedState, Template, Vm
 from stead.logs import get_logger
-from stead.machines.disks import Disks
-from stead.machines.events import EventKind, Events
-from stead.machines.journal import Journal
-from stead.machines.processes import Processes, RunningVm
+from stead.machines.engine import Engine
+from stead.machines.events import EventKind
+from stead.machines.processes import RunningVm
 from stead.machines.records import Record
 from stead.machines.states import Creating, Preparing, Run, Running, Starting, Waking, steps, unexpected_end
 from stead.processes import ProcessId
@@ -48,28 +47,24 @@ def _at(record: Record, step: str, run: Run | None = None) -> ComingUp:
 
 @dataclass(eq=False)
 class BringUp:
-    host: Host
-    journal: Journal
-    processes: Processes
-    disks: Disks
-    events: Events
+    engine: Engine
 
     async def step(self, record: Record, step: str) -> Record:
         """Journal a step before its side effects."""
-        return await self.journal.transition(record, _at(record, step))
+        return await self.engine.journal.transition(record, _at(record, step))
 
     async def make_disk(self, record: Record) -> Record:
         """Make the folder and the top disk layer of a new VM."""
         record = await self.step(record, "disk")
-        await self.host.make_folder(record.place)
-        await self.disks.make_top(record, coming_up(record).top)
+        await self.engine.host.make_folder(record.place)
+        await self.engine.disks.make_top(record, coming_up(record).top)
         return record
 
     async def restore(self, record: Record, template: Template) -> tuple[Record, RunningVm]:
         """Restore a new VM from its template."""
         record = await self.step(await self.make_disk(record), "process")
-        async with self.disks.opened(record, coming_up(record).top, template) as disk:
-            process = await self.host.restore(record.place, disk)
+        async with self.engine.disks.opened(record, coming_up(record).top, template) as disk:
+            process = await self.engine.host.restore(record.place, disk)
             record, live = await self._hold(record, process, "restore", template.id)
         await live.while_alive(live.vm.running())
         return record, live
@@ -80,8 +75,8 @@ class BringUp:
         """Restore captured memory on a VM's disk, and confer its identity."""
         record = await self.step(record, "process")
         async with (
-            self.disks.opened(record, coming_up(record).top, template) as disk,
-            self.host.restore_state(record.place, state, disk) as restore,
+            self.engine.disks.opened(record, coming_up(record).top, template) as disk,
+            self.engine.host.restore_state(record.place, state, disk) as restore,
         ):
             record, live = await self._hold(record, restore.process, "restore", state.base)
             await live.while_alive(restore.load(live.vm))
@@ -103,8 +98,8 @@ class BringUp:
         """Boot from the disk; retries when the guest resets on its way up (fsck), or hangs or crashes."""
         for attempt, timeout in enumerate(BOOT_TIMEOUTS, 1):
             record = await self.step(record, "process")
-            async with self.disks.opened(record, coming_up(record).top, template) as disk:
-                process = await self.host.boot(record.place, record.size, disk)
+            async with self.engine.disks.opened(record, coming_up(record).top, template) as disk:
+                process = await self.engine.host.boot(record.place, record.size, disk)
                 record, live = await self._hold(record, process, "boot", None)
             try:
                 await live.agent.call("GET", "/v1/health", timeout=timeout, connect_timeout=timeout)
@@ -121,14 +116,14 @@ class BringUp:
                     log.warning("guest does not boot", vm=record.id, console=await _console(live.vm))
                 if not again or attempt == len(BOOT_TIMEOUTS):
                     raise
-                await self.processes.end(record)
+                await self.engine.processes.end(record)
         return record, live
 
     async def _hold(
         self, record: Record, process: ProcessId, step: str, memory_base: str | None
     ) -> tuple[Record, RunningVm]:
         held = _at(record, step, Run(process, memory_base))
-        return await self.processes.hold(record, process, held)
+        return await self.engine.processes.hold(record, process, held)
 
     async def identify(self, record: Record, live: RunningVm, *, new_keys: bool) -> None:
         """Confer the identity and keys of a VM on its guest; StartFailed unless it confirms."""
@@ -145,10 +140,10 @@ class BringUp:
         state = coming_up(record)
         if state.run is None or live.vm.ended:
             raise StartFailed(f"VM {record.id} ended while it started")
-        record = await self.journal.transition(record, Running(state.top, state.run, reason=note))
+        record = await self.engine.journal.transition(record, Running(state.top, state.run, reason=note))
         # If it has just ended, the watcher of the process records that.
         live.running = not live.vm.ended
-        self.events.report(kind, record, why, note)
+        self.engine.events.report(kind, record, why, note)
         return record
 
 

@@ -1,14 +1,13 @@
 """Capture of a running VM: its memory, and its disk of the same instant as a read-only layer."""
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stead.deadlines import scaled
 from stead.errors import GuestError, GuestUnreachable, HostError
-from stead.host.interface import CapturedState, Host, Pause
+from stead.host.interface import CapturedState, Pause
 from stead.logs import get_logger
-from stead.machines.disks import Disks
-from stead.machines.journal import Journal
+from stead.machines.engine import Engine
 from stead.machines.locks import wrong_state
 from stead.machines.processes import RunningVm
 from stead.machines.records import Record, new_id
@@ -30,10 +29,8 @@ def running(record: Record, operation: Operation) -> Running:
 class CaptureOperation:
     """Every call needs the VM's lock."""
 
-    host: Host
-    journal: Journal
-    disks: Disks
-    last_pause: Pause | None = None
+    engine: Engine
+    last_pause: Pause | None = field(default=None, init=False)
     """The pause of the last capture, for benchmarks."""
 
     async def capture(self, record: Record, live: RunningVm) -> tuple[Record, CapturedState]:
@@ -45,9 +42,9 @@ class CaptureOperation:
         before = running(record, Operation.SNAPSHOT)
         to = new_id()
         state = Running(before.top, before.run, to, before.reason)
-        record = await self.journal.transition(record, state)
+        record = await self.engine.journal.transition(record, state)
         try:
-            await self.host.make_layer(record.place, to, record.size.disk_gib)
+            await self.engine.host.make_layer(record.place, to, record.size.disk_gib)
             await live.vm.add_layer(to)
             capture = live.vm.capture(record.size, before.run.memory_base, layer=before.top, to=to)
             captured, pause = await or_undo(capture, _close)
@@ -76,11 +73,13 @@ class CaptureOperation:
         if state.next_top is None:
             return record
         if await live.vm.written_layer() == state.next_top:
-            return await self.disks.freeze(record, Running(state.next_top, state.run, None, state.reason))
+            return await self.engine.disks.freeze(
+                record, Running(state.next_top, state.run, None, state.reason)
+            )
         with contextlib.suppress(HostError):
             await live.vm.drop_layer(state.next_top)
-        self.host.remove_layer(record.id, state.next_top)
-        return await self.journal.transition(record, Running(state.top, state.run, None, state.reason))
+        self.engine.host.remove_layer(record.id, state.next_top)
+        return await self.engine.journal.transition(record, Running(state.top, state.run, None, state.reason))
 
 
 async def _close(captured: tuple[CapturedState, Pause]) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from stead.errors import (
     CapacityExceeded,
@@ -12,47 +12,47 @@ from stead.errors import (
     StartFailed,
     SteadError,
 )
-from stead.host.interface import CapturedState, Host, Report, Template
+from stead.host.interface import CapturedState, Report, Template
 from stead.logs import get_logger
 from stead.machines.bring_up import BringUp
 from stead.machines.deletion import DeleteOperation
-from stead.machines.disks import Disks
+from stead.machines.engine import Engine
 from stead.machines.events import EventKind
-from stead.machines.journal import Journal
-from stead.machines.locks import Locks
 from stead.machines.nics import NicRequest, VpcAddresses
 from stead.machines.pool import Pool
-from stead.machines.processes import Processes, RunningVm
-from stead.machines.quotas import Quotas
+from stead.machines.processes import RunningVm
 from stead.machines.records import Properties, Record, size_of
 from stead.machines.snapshots import Snapshots
 from stead.machines.states import Creating
 from stead.machines.templates import Templates
 from stead.settings import Size
 from stead.store.snapshots import SnapshotRow
-from stead.tasks import KeyedLimit, finished, or_undo
+from stead.tasks import finished, or_undo
 
 _CANCELLED = "the creation was cancelled"
-BroughtUp = tuple[Record, RunningVm, str | None]
-"""A VM that is up, and a note on how it came up."""
 
 log = get_logger("stead.machines")
+
+
+@dataclass(frozen=True, eq=False)
+class BroughtUp:
+    """A new VM whose guest has its identity."""
+
+    record: Record
+    live: RunningVm
+    note: str | None = None
+    """How it came up, if not as usual."""
 
 
 @dataclass(eq=False)
 class CreateOperation:
     """Creates VMs, all or nothing: a failure removes everything that it made."""
 
-    host: Host
-    journal: Journal
-    processes: Processes
-    disks: Disks
+    engine: Engine
+    _: KW_ONLY
     bring_up: BringUp
     deletion: DeleteOperation
-    locks: Locks
-    quotas: Quotas
     pool: Pool
-    slots: KeyedLimit
     templates: Templates
     snapshots: Snapshots
     addresses: VpcAddresses
@@ -91,10 +91,10 @@ class CreateOperation:
         source = record.properties.snapshot
         if source is None:
             template = await self.templates.ensure(record.size)
-            record = await self.journal.recreate(record, template.id, None)
+            record = await self.engine.journal.recreate(record, template.id, None)
             return await self._finish_locked(record, self._restore(record, template), why, forget=False)
         async with self.snapshots.source(source) as snapshot:
-            record = await self.journal.recreate(record, snapshot.template, snapshot.layer)
+            record = await self.engine.journal.recreate(record, snapshot.template, snapshot.layer)
             work = self._from_snapshot(record, snapshot, record.size == size_of(snapshot))
             return await self._finish_locked(record, work, why, forget=False)
 
@@ -111,17 +111,17 @@ class CreateOperation:
     async def _allocate(
         self, size: Size, template: str, properties: Properties, layer: str | None, nic: NicRequest | None
     ) -> Record:
-        async with self.quotas.admitting(properties.account, size):
+        async with self.engine.quotas.admitting(properties.account, size):
             return await self.addresses.claim(
                 nic,
                 properties,
-                lambda own: self.journal.allocate(Creating, size, template, own, layer),
+                lambda own: self.engine.journal.allocate(Creating, size, template, own, layer),
             )
 
     async def _claim(
         self, template: Template, properties: Properties, nic: NicRequest | None
     ) -> tuple[Record, RunningVm] | None:
-        async with self.quotas.admitting(properties.account, template.size):
+        async with self.engine.quotas.admitting(properties.account, template.size):
             return await self.addresses.claim(nic, properties, lambda own: self.pool.claim(template, own))
 
     async def _give_up(self, claimed: tuple[Record, RunningVm] | None) -> None:
@@ -140,37 +140,37 @@ class CreateOperation:
 
         Retries once when the guest ends before the create is answered: emulated kernels panic now and then.
         """
-        async with self.slots.hold(record.account):
-            self.host.check_capacity()
+        async with self.engine.slots.hold(record.account):
+            self.engine.host.check_capacity()
             try:
                 return await bring_up(record)
             except (StartFailed, HostError) as error:
-                live = self.processes.get(record.id)
+                live = self.engine.processes.get(record.id)
                 if live is None or not await live.vm.ends_now():
                     raise
                 log.warning("new guest ended at once, retrying", vm=record.id, reason=str(error))
-            record = await self.journal.find(record.id)
-            await self.processes.end(record)
-            await self.host.discard(record.id)
+            record = await self.engine.journal.find(record.id)
+            await self.engine.processes.end(record)
+            await self.engine.host.discard(record.id)
             return await bring_up(record)
 
     async def _resume(self, record: Record, live: RunningVm) -> BroughtUp:
-        async with self.slots.hold(record.account):
+        async with self.engine.slots.hold(record.account):
             # The guest confirms its address over its other NIC meanwhile.
-            joining = asyncio.ensure_future(self.host.join_network(record.place))
+            joining = asyncio.ensure_future(self.engine.host.join_network(record.place))
             try:
                 await live.vm.resume()
                 await self.bring_up.identify(record, live, new_keys=True)
             finally:
                 await finished(joining)
-        return record, live, None
+        return BroughtUp(record, live)
 
     async def _restore(self, record: Record, template: Template) -> BroughtUp:
         async def restore(record: Record) -> BroughtUp:
             record, live = await self.bring_up.restore(record, template)
             record = await self.bring_up.step(record, "identify")
             await self.bring_up.identify(record, live, new_keys=True)
-            return record, live, None
+            return BroughtUp(record, live)
 
         return await self._tried_twice(record, restore)
 
@@ -178,15 +178,15 @@ class CreateOperation:
         """Bring up a VM with the captured memory of another one."""
 
         async def restore(record: Record) -> BroughtUp:
-            template = self.disks.template_of(record)
+            template = self.engine.disks.template_of(record)
             record = await self.bring_up.make_disk(record)
-            return *await self.bring_up.restore_state(record, template, state, new_keys=True), None
+            return BroughtUp(*await self.bring_up.restore_state(record, template, state, new_keys=True))
 
         return await self._finish(record, self._tried_twice(record, restore), why)
 
     async def _from_snapshot(self, record: Record, snapshot: SnapshotRow, same_size: bool) -> BroughtUp:
         async def bring_up(record: Record) -> BroughtUp:
-            template = self.disks.template_of(record)
+            template = self.engine.disks.template_of(record)
             record = await self.bring_up.make_disk(record)
             note = None
             if snapshot.checkpoint is not None and same_size:
@@ -197,33 +197,33 @@ class CreateOperation:
                     log.warning(
                         "saved memory of a snapshot unusable", snapshot=snapshot.id, reason=str(error)
                     )
-                    record = await self.journal.find(record.id)
-                    await self.processes.end(record)
-                    self.host.tidy(record.id)
-            return *await self.bring_up.boot(record, template, new_keys=True), note
+                    record = await self.engine.journal.find(record.id)
+                    await self.engine.processes.end(record)
+                    self.engine.host.tidy(record.id)
+            return BroughtUp(*await self.bring_up.boot(record, template, new_keys=True), note)
 
         return await self._tried_twice(record, bring_up)
 
     async def _with_memory(self, record: Record, template: Template, checkpoint: str) -> BroughtUp:
-        state = await self.host.checkpoints.read(checkpoint, record.size)
+        state = await self.engine.host.checkpoints.read(checkpoint, record.size)
         try:
-            self.host.check_memory(state.memory_bytes)
-            return *await self.bring_up.restore_state(record, template, state, new_keys=True), None
+            self.engine.host.check_memory(state.memory_bytes)
+            return BroughtUp(*await self.bring_up.restore_state(record, template, state, new_keys=True))
         finally:
             state.close()
 
     # Recording the result
 
     async def _finish(self, record: Record, work: Awaitable[BroughtUp], why: str | None = None) -> Record:
-        async with self.locks.hold(record.id):
+        async with self.engine.locks.hold(record.id):
             return await self._finish_locked(record, work, why, forget=True)
 
     async def _finish_locked(
         self, record: Record, work: Awaitable[BroughtUp], why: str | None, *, forget: bool
     ) -> Record:
         try:
-            up, live, note = await work
-            return await self.bring_up.record_running(up, live, EventKind.CREATED, why, note)
+            up = await work
+            return await self.bring_up.record_running(up.record, up.live, EventKind.CREATED, why, up.note)
         except BaseException as error:
             cause = _failure(error)
             await finished(self.deletion.remove(record, cause or _CANCELLED, forget=forget))

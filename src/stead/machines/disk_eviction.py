@@ -1,15 +1,12 @@
 """Capacity of the host: admission check, and eviction of sticky VMs and snapshots."""
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from stead.errors import CapacityExceeded, SnapshotNotFound, WrongSnapshotState
-from stead.host.interface import Host
 from stead.logs import get_logger
 from stead.machines.deletion import DeleteOperation
-from stead.machines.journal import Journal
-from stead.machines.layers import Layers
-from stead.machines.locks import Locks
+from stead.machines.engine import Engine
 from stead.machines.persistence import Evictable, Sticky, eviction_order, sticky
 from stead.machines.records import Record
 from stead.machines.snapshots import Snapshots
@@ -23,19 +20,17 @@ log = get_logger("stead.disk_eviction")
 class DiskEviction:
     """Refuses requests that exceed the host's capacity, after evicting what may be evicted."""
 
-    host: Host
-    journal: Journal
-    layers: Layers
+    engine: Engine
+    _: KW_ONLY
     deletion: DeleteOperation
     snapshots: Snapshots
-    locks: Locks
 
     async def ensure_free(self, keeping: str | None = None) -> None:
         """Free disk space for one more VM; CapacityExceeded when eviction is not enough.
 
         `keeping` is never evicted. Deadlock: never call this with a VM's lock, it takes those of others.
         """
-        host = self.host
+        host = self.engine.host
         try:
             host.check_capacity()
             return
@@ -48,7 +43,7 @@ class DiskEviction:
             log.warning("evicted to free disk space", id=candidate.id, priority=candidate.priority)
             with contextlib.suppress(SnapshotNotFound, WrongSnapshotState):
                 await candidate.delete(candidate.id)
-            await self.layers.collect()
+            await self.engine.layers.collect()
             if host.has_disk_room():
                 break
         host.check_capacity()
@@ -56,7 +51,7 @@ class DiskEviction:
     async def _evictable(self) -> list[Evictable]:
         machines = [
             Evictable(record.id, priority, record.active_at, self._delete_machine)
-            for record in await self.journal.list(State.STOPPED, State.SUSPENDED)
+            for record in await self.engine.journal.list(State.STOPPED, State.SUSPENDED)
             if (priority := _evictable(record)) is not None
         ]
         snapshots = [
@@ -66,8 +61,8 @@ class DiskEviction:
         return machines + snapshots
 
     async def _delete_machine(self, machine_id: str) -> None:
-        async with self.locks.hold(machine_id):
-            record = await self.journal.get(machine_id)
+        async with self.engine.locks.hold(machine_id):
+            record = await self.engine.journal.get(machine_id)
             # It may have been woken while this waited for its lock.
             if record is not None and (priority := _evictable(record)) is not None:
                 why = f"evicted to free disk space (sticky, priority {priority})"

@@ -1,17 +1,16 @@
 """What follows when a VM's process ends and no operation ended it: a shutdown, a reboot or a crash."""
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from stead.errors import SteadError
 from stead.logs import get_logger
 from stead.machines.boot import BootOperation
 from stead.machines.deletion import DeleteOperation
+from stead.machines.engine import Engine
 from stead.machines.events import EventKind
-from stead.machines.journal import Journal
-from stead.machines.locks import Locks
 from stead.machines.pool import Pool
-from stead.machines.processes import Processes, RunningVm
+from stead.machines.processes import RunningVm
 from stead.machines.states import Prepared, Running, unexpected_end
 from stead.machines.stop import StopOperation
 
@@ -20,18 +19,17 @@ log = get_logger("stead.machines")
 
 @dataclass(eq=False)
 class UnexpectedEnds:
-    journal: Journal
-    processes: Processes
+    engine: Engine
+    _: KW_ONLY
     deletion: DeleteOperation
     stop: StopOperation
     boot: BootOperation
     pool: Pool
-    locks: Locks
 
     async def record(self, machine_id: str, live: RunningVm, how: str) -> None:
-        async with self.locks.hold(machine_id):
-            record = await self.journal.get(machine_id)
-            if record is None or self.processes.get(machine_id) is not live:
+        async with self.engine.locks.hold(machine_id):
+            record = await self.engine.journal.get(machine_id)
+            if record is None or self.engine.processes.get(machine_id) is not live:
                 return
             if isinstance(record.state, Prepared):
                 await self.deletion.remove(record)

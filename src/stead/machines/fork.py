@@ -1,33 +1,27 @@
 """Fork: new VMs with the current memory, processes and files of a running one."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, replace
 
 from stead.errors import InvalidRequest
-from stead.host.interface import CapturedState, Host
+from stead.host.interface import CapturedState
 from stead.machines.capture import CaptureOperation
 from stead.machines.create import CreateOperation
 from stead.machines.deletion import DeleteOperation
 from stead.machines.disk_eviction import DiskEviction
+from stead.machines.engine import Engine
 from stead.machines.events import Use
-from stead.machines.journal import Journal
-from stead.machines.layers import Layers
-from stead.machines.locks import Locks, wrong_state
+from stead.machines.locks import wrong_state
 from stead.machines.nics import NicRequest
 from stead.machines.persistence import Persistence
 from stead.machines.pool import Pool
-from stead.machines.processes import Processes
 from stead.machines.records import Properties, Record
 from stead.machines.start import StartOperation
 from stead.machines.states import Operation
 from stead.names import check_name
 from stead.networks.errors import ForkUnsupported
-from stead.tasks import TaskSet, finished
-
-if TYPE_CHECKING:
-    from stead.machines.machine import Machine
+from stead.tasks import finished
 
 MAX_FORKS = 100
 _CHILD_OVERHEAD = 64 << 20
@@ -36,19 +30,14 @@ _CHILD_OVERHEAD = 64 << 20
 
 @dataclass(eq=False)
 class ForkOperation:
-    host: Host
-    journal: Journal
-    processes: Processes
-    layers: Layers
+    engine: Engine
+    _: KW_ONLY
     capture: CaptureOperation
     create: CreateOperation
     deletion: DeleteOperation
     pool: Pool
     eviction: DiskEviction
     start: StartOperation
-    locks: Locks
-    tasks: TaskSet
-    handle: "Callable[[str], Machine]"
 
     async def fork(
         self,
@@ -58,7 +47,7 @@ class ForkOperation:
         persistence: Persistence | None = None,
         name: str | None = None,
         request: str | None = None,
-    ) -> "list[Machine]":
+    ) -> list[Record]:
         """New VMs with the current memory, processes and files of this one: all of them, or none.
 
         One child gets `name`; several get `name-1`, `name-2` and so on.
@@ -67,11 +56,11 @@ class ForkOperation:
             raise InvalidRequest(f"cannot fork {count} VMs: must be 1 to {MAX_FORKS}")
         names = _names(name, count)
         # Before anything is woken or evicted for it; a NIC does not change.
-        own = (await self.journal.find(machine_id)).properties
+        own = (await self.engine.journal.find(machine_id)).properties
         if own.nic is not None and own.fixed_address:
             raise ForkUnsupported(machine_id, str(own.nic.address))
         await self.eviction.ensure_free(keeping=machine_id)
-        return await self.tasks.run(self._fork(machine_id, names, persistence, request))
+        return await self.engine.tasks.run(self._fork(machine_id, names, persistence, request))
 
     async def _fork(
         self,
@@ -79,10 +68,10 @@ class ForkOperation:
         names: Sequence[str | None],
         persistence: Persistence | None,
         request: str | None,
-    ) -> "list[Machine]":
+    ) -> list[Record]:
         await self.start.ensure_up(machine_id, Use.FORK, Operation.FORK)
-        async with self.locks.operation(machine_id, Operation.FORK) as record:
-            live = self.processes.running(machine_id)
+        async with self.engine.locks.operation(machine_id, Operation.FORK) as record:
+            live = self.engine.processes.running(machine_id)
             if live is None:
                 raise wrong_state(record, Operation.FORK)
             parent, state = await self.capture.capture(record, live)
@@ -95,8 +84,8 @@ class ForkOperation:
             await self._bring_up(children, state, f"forked from {machine_id}")
         finally:
             state.close()
-        self.layers.merge_in_background(parent.layer, parent.template)
-        return [self.handle(child.id) for child in children]
+        self.engine.layers.merge_in_background(parent.layer, parent.template)
+        return children
 
     async def _allocate(
         self,
@@ -118,7 +107,7 @@ class ForkOperation:
             request=request,
         )
         # Pages of the template are shared copy-on-write; each child needs its own copy of the others.
-        self.host.check_memory(len(names) * (state.memory_bytes + _CHILD_OVERHEAD))
+        self.engine.host.check_memory(len(names) * (state.memory_bytes + _CHILD_OVERHEAD))
         children: list[Record] = []
         try:
             for name in names:

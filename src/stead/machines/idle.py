@@ -1,15 +1,12 @@
 """Idle timeouts: suspends VMs without network traffic and records when each had its last."""
 
 import asyncio
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stead.errors import SteadError
-from stead.host.interface import Host
 from stead.logs import get_logger
-from stead.machines.journal import Journal
-from stead.machines.processes import Processes
+from stead.machines.engine import Engine
 from stead.machines.suspend import SuspendOperation
 from stead.tasks import TaskSet
 
@@ -41,12 +38,8 @@ class Activity:
 class IdleWatch:
     """Checks all VMs every `interval` seconds, records their traffic and suspends the idle ones."""
 
-    def __init__(
-        self, host: Host, journal: Journal, processes: Processes, suspend: SuspendOperation, interval: float
-    ) -> None:
-        self._host = host
-        self._journal = journal
-        self._processes = processes
+    def __init__(self, engine: Engine, *, suspend: SuspendOperation, interval: float) -> None:
+        self._engine = engine
         self._suspend = suspend
         self._interval = interval
         self._activities: dict[str, Activity] = {}
@@ -71,17 +64,17 @@ class IdleWatch:
     async def find_idle(self) -> list[str]:
         """Read the traffic counters; returns the VMs whose idle timeout has passed."""
         now = asyncio.get_running_loop().time()
-        counters = await self._host.traffic()
+        counters = await self._engine.host.traffic()
         before, self._counters = self._counters, counters
         idle = []
         with_traffic = []
         seen: dict[str, Activity] = {}
-        for row in await self._journal.store.list():
+        for row in await self._engine.journal.rows():
             count, previous = counters.get(row.slot, 0), before.get(row.slot, 0)
             # Also of a VM that was suspended or stopped since the last check: the counter outlives its tap.
             if count != previous:
                 with_traffic.append(row.id)
-            live = self._processes.running(row.id)
+            live = self._engine.processes.running(row.id)
             if live is None:
                 continue
             live.vm.bound_log()
@@ -93,7 +86,7 @@ class IdleWatch:
             if row.idle_timeout is not None and resting >= row.idle_timeout:
                 idle.append(row.id)
         self._activities = seen
-        await self._journal.store.record_traffic(with_traffic, time.time_ns())
+        await self._engine.journal.record_traffic(with_traffic)
         return idle
 
     async def _suspend_idle(self, machine_id: str) -> None:

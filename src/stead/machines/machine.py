@@ -2,13 +2,13 @@
 
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from functools import partial
 from ipaddress import IPv4Address
 from typing import TYPE_CHECKING
 
 from stead import addresses
-from stead.guest.agent import parsing
+from stead.guest.agent import Agent, parsing
 from stead.guest.execution import (
     DEFAULT_OUTPUT_LIMIT,
     Ended,
@@ -24,9 +24,14 @@ from stead.guest.files import GuestFiles
 from stead.guest.watching import FileEvent, watch
 from stead.host.interface import Nic
 from stead.machines.events import Use, instance_id
-from stead.machines.persistence import Persistence
+from stead.machines.lifetimes import FOREVER, Lifetime
+from stead.machines.persistence import PERSISTENT, Persistence, SnapshotPersistence
 from stead.machines.records import nic_of, persistence_of, size_of
+from stead.machines.snapshots import SnapshotInfo
+from stead.machines.start import Attached
 from stead.machines.states import State
+from stead.machines.stop import STOP_TIMEOUT
+from stead.machines.unchanged import UNCHANGED, Unchanged
 from stead.processes import ProcessId
 from stead.settings import Size
 from stead.store.machines import MachineRow
@@ -88,7 +93,7 @@ def machine_info(row: MachineRow) -> MachineInfo:
         size=size_of(row),
         address=addresses.machine_address(row.slot),
         hostname=row.hostname,
-        reason=row.reason,
+        reason="being recreated" if row.recreated else row.reason,
         created_at=row.created_at / 1e9,
         snapshot=row.snapshot,
         persistence=persistence_of(row),
@@ -112,20 +117,100 @@ class Machine:
     def __init__(self, machines: "Machines", machine_id: str) -> None:
         self.id = machine_id
         self._machines = machines
-        self.info = partial(machines.info, machine_id)
-        self.using = partial(machines.using, machine_id)
-        self.attached = partial(machines.attached, machine_id)
-        self.ensure_up = partial(machines.ensure_up, machine_id)
-        self.start = partial(machines.start, machine_id)
-        self.suspend = partial(machines.suspend, machine_id)
-        self.snapshot = partial(machines.snapshot, machine_id)
-        self.fork = partial(machines.fork, machine_id)
-        self.rename = partial(machines.rename, machine_id)
-        self.resize = partial(machines.resize, machine_id)
-        self.wait_for_exit = partial(machines.wait_for_exit, machine_id)
-        self.stop = partial(machines.stop, machine_id)
-        self.kill = partial(machines.kill, machine_id)
-        self.delete = partial(machines.delete, machine_id)
+
+    async def info(self) -> MachineInfo:
+        return await self._machines.info(self.id)
+
+    async def rename(self, name: str | None) -> MachineInfo:
+        """Change or remove its name, in any state. Its hostname and id stay."""
+        return await self._machines.rename(self.id, name)
+
+    async def wait_for_exit(self) -> str:
+        """Wait until it is no longer running; returns why."""
+        return await self._machines.wait_for_exit(self.id)
+
+    # Lifecycle
+
+    async def start(
+        self,
+        *,
+        idle_timeout: int | Unchanged | None = UNCHANGED,
+        activity_threshold: int | Unchanged = UNCHANGED,
+        ready_timeout: float | None = None,
+    ) -> None:
+        """Wake or boot it. With `ready_timeout`, wait up to that many seconds for its services."""
+        await self._machines.start(
+            self.id,
+            idle_timeout=idle_timeout,
+            activity_threshold=activity_threshold,
+            ready_timeout=ready_timeout,
+        )
+
+    async def suspend(self) -> None:
+        """Save its memory and end its process; the next use wakes it."""
+        await self._machines.suspend(self.id)
+
+    async def stop(self, timeout: float = STOP_TIMEOUT) -> None:
+        """Shut it down; after `timeout` seconds it is killed, and its reason says so."""
+        await self._machines.stop(self.id, timeout)
+
+    async def kill(self) -> None:
+        """End it at once, like a power cut; its disk stays."""
+        await self._machines.kill(self.id)
+
+    async def delete(self, *, forget: bool = False) -> None:
+        """Delete it with its disk and memory.
+
+        One with `recreate` keeps its row, until it is deleted a second time or with `forget`.
+        """
+        await self._machines.delete(self.id, forget=forget)
+
+    async def snapshot(
+        self,
+        name: str | None = None,
+        *,
+        persistence: SnapshotPersistence = PERSISTENT,
+        lifetime: Lifetime = FOREVER,
+    ) -> SnapshotInfo:
+        """Capture its memory and disk while it keeps running; of a stopped VM, the disk."""
+        return await self._machines.snapshot(self.id, name, persistence=persistence, lifetime=lifetime)
+
+    async def fork(
+        self,
+        count: int = 1,
+        *,
+        persistence: Persistence | None = None,
+        name: str | None = None,
+        request: str | None = None,
+    ) -> "list[Machine]":
+        """New VMs with its current memory, processes and files: all of them, or none.
+
+        One child gets `name`; several get `name-1`, `name-2` and so on.
+        """
+        return await self._machines.fork(self.id, count, persistence=persistence, name=name, request=request)
+
+    async def resize(
+        self, *, vcpus: int | None = None, memory_mib: int | None = None, disk_gib: int | None = None
+    ) -> None:
+        """Change its size; a running VM is restarted for it. Disks cannot shrink."""
+        await self._machines.resize(self.id, vcpus=vcpus, memory_mib=memory_mib, disk_gib=disk_gib)
+
+    # Use of its guest
+
+    def using(self, use: Use = Use.GUEST) -> AbstractAsyncContextManager[Agent]:
+        """A lease on its guest: it is not suspended for being idle inside the block.
+
+        If it is suspended it is woken, if it is stopped it is started; the log line names `use`.
+        """
+        return self._machines.using(self.id, use)
+
+    async def attached(self, use: Use) -> Attached:
+        """Wake or start it like `using`, without a lease: an attached client does not hold it awake."""
+        return await self._machines.attached(self.id, use)
+
+    async def ensure_up(self, use: Use) -> None:
+        """Wait for the operation under way, then wake or start it."""
+        await self._machines.ensure_up(self.id, use)
 
     async def exec(
         self,
@@ -164,7 +249,7 @@ class Machine:
 
     def files(self, user: str | None = None) -> GuestFiles:
         """The VM's files with the permissions of a Linux user; root by default."""
-        return GuestFiles(partial(self.using, Use.FILES), user)
+        return GuestFiles(lambda: self.using(Use.FILES), user)
 
     @contextlib.asynccontextmanager
     async def watch(self, user: str | None = None) -> AsyncIterator[AsyncGenerator[FileEvent, None]]:

@@ -1,15 +1,15 @@
 """All VMs of one installation: opens the engine, finds VMs, and offers every operation on them."""
 
 import contextlib
-import os
 import socket
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
 
-from stead.deadlines import scaled
 from stead.errors import MachineNotFound, SteadError
+from stead.guest.agent import Agent
 from stead.guest.sessions import Session
-from stead.host.interface import Host, Report
+from stead.host.interface import Host, Report, Template
 from stead.logs import get_logger
 from stead.machines.boot import BootOperation
 from stead.machines.bring_up import BringUp
@@ -17,27 +17,24 @@ from stead.machines.capture import CaptureOperation
 from stead.machines.create import CreateOperation
 from stead.machines.deletion import DeleteOperation
 from stead.machines.disk_eviction import DiskEviction
-from stead.machines.disks import Disks
 from stead.machines.ended import UnexpectedEnds
-from stead.machines.events import Events, Use
+from stead.machines.engine import open_engine
+from stead.machines.events import OnEvent, Use
 from stead.machines.expiry import ExpiryWatch
 from stead.machines.fork import ForkOperation
 from stead.machines.idle import IdleWatch
-from stead.machines.journal import HIDDEN, Journal
-from stead.machines.layers import Layers
+from stead.machines.journal import HIDDEN
 from stead.machines.lifetimes import FOREVER, Lifetime
-from stead.machines.locks import Locks
 from stead.machines.machine import Machine, MachineInfo, machine_info
 from stead.machines.nics import NicRequest, VpcAddresses
 from stead.machines.persistence import PERSISTENT, Persistence, SnapshotPersistence
 from stead.machines.pool import Pool
-from stead.machines.processes import Processes
-from stead.machines.quotas import LimitsOf, Quotas
+from stead.machines.quotas import LimitsOf
 from stead.machines.records import Properties, Purpose, record_of
 from stead.machines.recovery import Reconciliation
 from stead.machines.resize import ResizeOperation
 from stead.machines.snapshots import SnapshotInfo, SnapshotProperties, SnapshotPurpose, Snapshots
-from stead.machines.start import StartOperation
+from stead.machines.start import READY_TIMEOUT, Attached, StartOperation
 from stead.machines.states import DOWN, Deleted, Operation, State
 from stead.machines.stop import STOP_TIMEOUT, StopOperation
 from stead.machines.suspend import SuspendOperation
@@ -46,21 +43,17 @@ from stead.machines.templates import Templates
 from stead.machines.unchanged import UNCHANGED, Unchanged
 from stead.machines.wake import WakeOperation
 from stead.names import check_name
-from stead.networks.names import PrivateNames
 from stead.networks.networks import private_network
 from stead.settings import Settings, Size
-from stead.store.database import Database
 from stead.store.layers import LayerStore
 from stead.store.machines import MachineRow, MachineStore
 from stead.store.networks import VpcStore
 from stead.store.snapshots import SnapshotStore
-from stead.tasks import KeyedLimit, TaskSet, finished
+from stead.tasks import finished
 
 log = get_logger("stead.machines")
 
 _UNLISTED = (*HIDDEN, State.DELETED)
-_RESTORE_DEADLINE = scaled(10.0)
-"""Seconds that a restore counts as one. It takes about one; a guest that does not answer takes minutes."""
 
 
 class Machines:
@@ -69,100 +62,62 @@ class Machines:
     Operations on one VM take its id first; `Machine` is a handle with the same operations.
     """
 
-    def __init__(self, settings: Settings, database: Database, host: Host) -> None:
-        self.settings = settings
-        self.database = database
-        self.host = host
-        self._store = MachineStore(database)
+    def __init__(self, settings: Settings, host: Host, store: MachineStore) -> None:
+        """`store` must be the only one of the installation: it counts the changes of all VMs."""
+        self._settings = settings
+        self._store = store
+        self._vpcs = VpcStore(store.database)
         self._waking: set[str] = set()
-        tasks = self._tasks = TaskSet()
-        layer_store = LayerStore(database)
-        self._vpcs = VpcStore(database)
-        self.private_names = PrivateNames(self._store)
-        # What all operations share
-        journal = self.journal = Journal(self._store, host.slots)
-        events = self.events = Events()
-        locks = self.locks = Locks(journal)
-        quotas = self.quotas = Quotas(self._store)
-        layers = self.layers = Layers(host, layer_store, tasks)
-        processes = self.processes = Processes(host, journal, tasks)
-        disks = self.disks = Disks(host, journal, layers, events)
-        # More concurrent restores than cores would make all of them slow. Accounts share the places.
-        slots = self.slots = KeyedLimit(max(2, os.cpu_count() or 2), release_after=_RESTORE_DEADLINE)
-        bring_up = self.bring_up = BringUp(host, journal, processes, disks, events)
-        deletion = self._deletion = DeleteOperation(host, journal, processes, layers, events)
-        # Operations
-        stop = self._stop = StopOperation(
-            host, journal, processes, disks, layers, deletion, events, locks, tasks
+        layer_rows = LayerStore(store.database)
+        engine = self._engine = open_engine(host, store, layer_rows)
+        bring_up = BringUp(engine)
+        capture = CaptureOperation(engine)
+        deletion = self._deletion = DeleteOperation(engine)
+        stop = self._stop = StopOperation(engine, deletion=deletion)
+        boot = BootOperation(engine, bring_up=bring_up, stop=stop)
+        wake = WakeOperation(engine, bring_up=bring_up, boot=boot)
+        suspend = self._suspend = SuspendOperation(engine, capture=capture, deletion=deletion)
+        snapshots = self._snapshots = Snapshots(engine, store=SnapshotStore(store.database), capture=capture)
+        eviction = self._eviction = DiskEviction(engine, deletion=deletion, snapshots=snapshots)
+        pool = self._pool = Pool(engine, bring_up=bring_up, deletion=deletion, target=settings.pool)
+        templates = self._templates = Templates(
+            engine, pool=pool, layer_rows=layer_rows, default_size=settings.default_size
         )
-        boot = BootOperation(journal, disks, bring_up, stop, events)
-        wake = self._wake = WakeOperation(host, journal, processes, disks, layers, bring_up, boot, events)
-        capture = self.capture = CaptureOperation(host, journal, disks)
-        suspend = SuspendOperation(
-            host, journal, processes, disks, layers, capture, deletion, events, locks, tasks
+        create = self._create = CreateOperation(
+            engine,
+            bring_up=bring_up,
+            deletion=deletion,
+            pool=pool,
+            templates=templates,
+            snapshots=snapshots,
+            addresses=VpcAddresses(self._vpcs),
         )
-        self.snapshots = Snapshots(
-            host, SnapshotStore(database), processes, disks, layers, capture, quotas, locks
+        start = self._start = StartOperation(engine, eviction=eviction, wake=wake, boot=boot, create=create)
+        self._fork = ForkOperation(
+            engine,
+            capture=capture,
+            create=create,
+            deletion=deletion,
+            pool=pool,
+            eviction=eviction,
+            start=start,
         )
-        self.pool = Pool(host, journal, processes, bring_up, deletion, settings.pool)
-        self._templates = Templates(host, quotas, self.pool, layer_store, settings.default_size)
-        self._create = CreateOperation(
-            host,
-            journal,
-            processes,
-            disks,
-            bring_up,
-            deletion,
-            locks,
-            quotas,
-            self.pool,
-            slots,
-            self._templates,
-            self.snapshots,
-            VpcAddresses(self._vpcs),
-        )
-        self._eviction = DiskEviction(host, journal, layers, deletion, self.snapshots, locks)
-        start = self._start = StartOperation(
-            journal, processes, locks, quotas, self._eviction, slots, wake, boot, self._create
-        )
-        fork = ForkOperation(
-            host,
-            journal,
-            processes,
-            layers,
-            capture,
-            self._create,
-            deletion,
-            self.pool,
-            self._eviction,
-            start,
-            locks,
-            tasks,
-            handle=lambda machine_id: Machine(self, machine_id),
-        )
-        resize = ResizeOperation(host, journal, quotas, start, stop, boot, locks, tasks)
-        self.idle = IdleWatch(host, journal, processes, suspend, settings.idle_check)
-        self._expiry = ExpiryWatch(self.snapshots)
-        self._recovery = Reconciliation(
-            host, journal, processes, layers, capture, deletion, stop, wake, locks, tasks
-        )
-        ends = UnexpectedEnds(journal, processes, deletion, stop, boot, self.pool, locks)
-        processes.on_unexpected_end = ends.record
-        # Each has its signature and documentation in its own module.
-        self.using = start.using
-        self.attached = start.attached
-        self.attached_again = start.attached_again
-        self.reattached = start.reattached
-        self.observer = start.observer
-        self.ensure_up = start.ensure_up
-        self.start = start.start
-        self.wait_until_ready = start.wait_until_ready
-        self.suspend = suspend.suspend
-        self.fork = fork.fork
-        self.kill = stop.kill
-        self.resize = resize.resize
-        self.template = self._templates.ensure
-        self.watch = events.listen
+        self._resize = ResizeOperation(engine, start=start, stop=stop, boot=boot)
+        self._idle = IdleWatch(engine, suspend=suspend, interval=settings.idle_check)
+        self._expiry = ExpiryWatch(snapshots)
+        self._recovery = Reconciliation(engine, capture=capture, deletion=deletion, stop=stop, wake=wake)
+        ends = UnexpectedEnds(engine, deletion=deletion, stop=stop, boot=boot, pool=pool)
+        engine.processes.on_unexpected_end = ends.record
+
+    @property
+    def snapshots(self) -> Snapshots:
+        """The snapshots of VMs."""
+        return self._snapshots
+
+    @property
+    def default_size(self) -> Size:
+        """The size of a VM that is created without one."""
+        return self._settings.default_size
 
     @contextlib.asynccontextmanager
     async def recovered(self) -> AsyncIterator[None]:
@@ -170,25 +125,25 @@ class Machines:
         try:
             await self._open_networks()
             await self._recovery.run()
-            await self.snapshots.recover()
-            await self.layers.collect(set_aside=True)
-            self.layers.allow_sweeps()
-            await self.host.prune_quarantine()
+            await self._snapshots.recover()
+            await self._engine.layers.collect(set_aside=True)
+            self._engine.layers.allow_sweeps()
+            await self._engine.host.prune_quarantine()
             await self._templates.remove_unused()
             await self._templates.fill_pool()
-            self.idle.start()
+            self._idle.start()
             self._expiry.start()
             try:
                 yield
             finally:
                 await self._expiry.close()
-                await self.idle.close()
+                await self._idle.close()
                 await self._templates.close()
-                await self.pool.close()
+                await self._pool.close()
         finally:
             await self._start.close()
-            await self._tasks.close()
-            await self.processes.close()
+            await self._engine.tasks.close()
+            await self._engine.processes.close()
 
     async def _open_networks(self) -> None:
         networks = [private_network(row) for row in await self._vpcs.all()]
@@ -197,13 +152,13 @@ class Machines:
             for row in await self._store.list()
             if row.vpc is not None and row.state != State.DELETED
         ]
-        await self.host.open_networks(networks, places, self._wake_for_network)
+        await self._engine.host.open_networks(networks, places, self._wake_for_network)
 
     def _wake_for_network(self, machine_id: str) -> None:
         """Wake a VM that another VM of its VPC sends packets to."""
         if machine_id not in self._waking:
             self._waking.add(machine_id)
-            self._tasks.start(self._wake_once(machine_id), f"wake of VM {machine_id} for its VPC")
+            self._engine.tasks.start(self._wake_once(machine_id), f"wake of VM {machine_id} for its VPC")
 
     async def _wake_once(self, machine_id: str) -> None:
         try:
@@ -215,9 +170,23 @@ class Machines:
 
     def limit(self, limits_of: LimitsOf) -> None:
         """Enforce these limits of accounts from now on."""
-        self.quotas.limits_of = limits_of
+        self._engine.quotas.limits_of = limits_of
 
-    # Create, snapshot, stop, delete
+    def watch(self, on_event: OnEvent) -> None:
+        """Report every lifecycle event to this, first those of the recovery at start."""
+        self._engine.events.listen(on_event)
+
+    # Create, snapshot, fork, resize
+
+    async def template(
+        self, size: Size | None = None, report: Report = lambda _: None, *, account: str | None = None
+    ) -> Template:
+        """The template of a size, built single-flight when missing; creates from it are fast.
+
+        `report` gets the steps of a build, also of one that another caller has started.
+        LimitExceeded before it is built when the account may not have a VM of this size now.
+        """
+        return await self._templates.ensure(size, report, account=account)
 
     async def create(
         self,
@@ -244,7 +213,7 @@ class Machines:
         With `ready_timeout`, wait for its services as well.
         """
         check_name(name)
-        own_timeout = self.settings.idle_timeout if isinstance(idle_timeout, Unchanged) else idle_timeout
+        own_timeout = self._settings.idle_timeout if isinstance(idle_timeout, Unchanged) else idle_timeout
         properties = Properties(
             name=name,
             persistence=persistence,
@@ -263,7 +232,7 @@ class Machines:
         if snapshot is None:
             record = await self._create.from_template(size, properties, nic, report)
         else:
-            async with self.snapshots.source(snapshot) as source:
+            async with self._snapshots.source(snapshot) as source:
                 record = await self._create.from_snapshot(source, size, properties, nic)
         if ready_timeout is not None:
             try:
@@ -303,16 +272,113 @@ class Machines:
             purpose=purpose,
             id=snapshot_id,
         )
-        return await self._tasks.run(self.snapshots.create(machine_id, properties))
+        return await self._engine.tasks.run(self._snapshots.create(machine_id, properties))
+
+    async def fork(
+        self,
+        machine_id: str,
+        count: int = 1,
+        *,
+        persistence: Persistence | None = None,
+        name: str | None = None,
+        request: str | None = None,
+    ) -> list[Machine]:
+        """New VMs with the current memory, processes and files of this one: all of them, or none.
+
+        One child gets `name`; several get `name-1`, `name-2` and so on.
+        """
+        children = await self._fork.fork(
+            machine_id, count, persistence=persistence, name=name, request=request
+        )
+        return [Machine(self, child.id) for child in children]
+
+    async def resize(
+        self,
+        machine_id: str,
+        *,
+        vcpus: int | None = None,
+        memory_mib: int | None = None,
+        disk_gib: int | None = None,
+    ) -> None:
+        """Change a VM's size; a running VM is restarted for it. Disks cannot shrink."""
+        await self._resize.resize(machine_id, vcpus=vcpus, memory_mib=memory_mib, disk_gib=disk_gib)
+
+    # Start and use
+
+    async def start(
+        self,
+        machine_id: str,
+        *,
+        idle_timeout: int | Unchanged | None = UNCHANGED,
+        activity_threshold: int | Unchanged = UNCHANGED,
+        ready_timeout: float | None = None,
+    ) -> None:
+        """Wake or boot a VM. With `ready_timeout`, wait up to that many seconds for its services."""
+        await self._start.start(
+            machine_id,
+            idle_timeout=idle_timeout,
+            activity_threshold=activity_threshold,
+            ready_timeout=ready_timeout,
+        )
+
+    async def ensure_up(self, machine_id: str, use: Use, operation: Operation = Operation.USE) -> None:
+        """Wait for the operation under way, then wake or start the VM if this operation needs it."""
+        await self._start.ensure_up(machine_id, use, operation)
+
+    async def wait_until_ready(self, machine_id: str, timeout: float = READY_TIMEOUT) -> None:
+        """Wait until systemd has started all services, and `Type=notify` services reported ready."""
+        await self._start.wait_until_ready(machine_id, timeout)
+
+    def using(self, machine_id: str, use: Use = Use.GUEST) -> AbstractAsyncContextManager[Agent]:
+        """A lease on a VM's guest: the VM is not suspended for being idle inside the block.
+
+        A suspended VM is woken and a stopped one started first; the log line names `use`.
+        """
+        return self._start.using(machine_id, use)
+
+    async def attached(self, machine_id: str, use: Use) -> Attached:
+        """Wake or start a VM like `using`, without a lease: an attached client does not hold the VM awake.
+
+        The VM counts as used when `touch` is called.
+        """
+        return await self._start.attached(machine_id, use)
+
+    async def attached_again(self, machine_id: str, before: Attached, use: Use) -> Attached:
+        """Attach again to the same guest after an eviction; a suspended VM is woken first.
+
+        WrongState when the VM has stopped, GuestRestarted when it has booted again.
+        """
+        return await self._start.attached_again(machine_id, before, use)
+
+    def reattached(self, machine_id: str, before: Attached) -> Attached | None:
+        """Attach again to the same guest if it is running, without waking it. Raises GuestRestarted."""
+        return self._start.reattached(machine_id, before)
+
+    def observer(self, machine_id: str) -> Agent | None:
+        """The agent of a running VM without a lease: the VM may be suspended during a call, which then fails.
+
+        None when the VM is not running.
+        """
+        return self._start.observer(machine_id)
+
+    # Suspend, stop, delete
+
+    async def suspend(self, machine_id: str) -> None:
+        """Save a VM's memory and end its process; the next use wakes it."""
+        await self._suspend.suspend(machine_id)
+
+    async def kill(self, machine_id: str) -> None:
+        """End a VM at once, like a power cut; its disk stays."""
+        await self._stop.kill(machine_id)
 
     async def stop(self, machine_id: str, timeout: float = STOP_TIMEOUT) -> None:
         """Shut a VM down; after `timeout` seconds it is killed, and its reason says so."""
-        await self._tasks.run(self._shut_down(machine_id, timeout))
+        await self._engine.tasks.run(self._shut_down(machine_id, timeout))
 
     async def _shut_down(self, machine_id: str, timeout: float) -> None:
         # A suspended VM is woken first, so that its page cache reaches the disk.
         await self.ensure_up(machine_id, Use.STOP, Operation.STOP)
-        async with self.locks.unless_done(machine_id, Operation.STOP) as record:
+        async with self._engine.locks.unless_done(machine_id, Operation.STOP) as record:
             if record is not None:
                 await self._stop.shut_down(record, timeout)
 
@@ -321,11 +387,11 @@ class Machines:
 
         One with `recreate` keeps its row, until it is deleted a second time or with `forget`.
         """
-        await self._tasks.run(self._delete(machine_id, None, forget))
+        await self._engine.tasks.run(self._delete(machine_id, None, forget))
 
     async def _delete(self, machine_id: str, why: str | None, forget: bool) -> None:
         await self._stop.interrupt_shutdown(machine_id)
-        async with self.locks.operation(machine_id, Operation.DELETE) as record:
+        async with self._engine.locks.operation(machine_id, Operation.DELETE) as record:
             again = isinstance(record.state, Deleted)
             await self._deletion.remove(record, why, forget=forget or again)
 
@@ -362,7 +428,7 @@ class Machines:
 
     async def console(self, machine_id: str) -> str | None:
         """The end of a VM's serial console since its process was started; None when it has no process."""
-        live = self.processes.get(machine_id)
+        live = self._engine.processes.get(machine_id)
         return None if live is None else await live.vm.console()
 
     async def suspended_terminals(self, machine_id: str) -> Sequence[Session] | None:
@@ -371,23 +437,23 @@ class Machines:
 
     async def dial(self, machine_id: str, port: int) -> socket.socket:
         """A TCP connection to a port of a running VM, as a non-blocking socket; OSError if refused."""
-        return await self.host.dial((await self.journal.find(machine_id)).place, port)
+        return await self._engine.host.dial((await self._engine.journal.find(machine_id)).place, port)
 
     async def rename(self, machine_id: str, name: str | None) -> MachineInfo:
         """Change or remove a VM's name, in any state. Its hostname and id stay."""
         check_name(name)
         await self._row(machine_id)
-        await self.journal.set_name(machine_id, name)
+        await self._engine.journal.set_name(machine_id, name)
         return await self.info(machine_id)
 
     async def hand_over(self, machine_id: str) -> None:
         """Turn the VM of a build into one that its account sees and uses."""
         await self._row(machine_id)
-        await self.journal.set_purpose(machine_id, "use")
+        await self._engine.journal.set_purpose(machine_id, "use")
 
     async def wait_for_exit(self, machine_id: str) -> str:
         """Wait until a VM is no longer running; returns why."""
-        with self.events.exiting(machine_id) as reason:
+        with self._engine.events.exiting(machine_id) as reason:
             row = await self._row(machine_id)
             if row.state in DOWN or row.state == State.LOST:
                 return row.reason or row.state

@@ -9,12 +9,12 @@ from stead.deadlines import scaled
 from stead.errors import StartFailed
 from stead.guest.execution import ExecRequest, collect
 from stead.guest.identity import GuestIdentity, confer, new_machine_id
-from stead.host.interface import Host, Template
+from stead.host.interface import Template
 from stead.logs import get_logger
 from stead.machines.bring_up import CONFIRM_TIMEOUT, BringUp, coming_up
 from stead.machines.deletion import DeleteOperation
-from stead.machines.journal import Journal
-from stead.machines.processes import Processes, RunningVm
+from stead.machines.engine import Engine
+from stead.machines.processes import RunningVm
 from stead.machines.records import Properties, Record
 from stead.machines.states import Prepared, Preparing, State
 from stead.tasks import finished, or_undo
@@ -36,18 +36,8 @@ log = get_logger("stead.pool")
 class Pool:
     """Keeps `target` prepared VMs of one template; does not refill while a create is under way."""
 
-    def __init__(
-        self,
-        host: Host,
-        journal: Journal,
-        processes: Processes,
-        bring_up: BringUp,
-        deletion: DeleteOperation,
-        target: int,
-    ) -> None:
-        self._host = host
-        self._journal = journal
-        self._processes = processes
+    def __init__(self, engine: Engine, *, bring_up: BringUp, deletion: DeleteOperation, target: int) -> None:
+        self._engine = engine
         self._bring_up = bring_up
         self._deletion = deletion
         self._target = target
@@ -97,11 +87,11 @@ class Pool:
     async def claim(self, template: Template, properties: Properties) -> tuple[Record, RunningVm] | None:
         """Take a prepared VM out of the pool, now in state creating; None when the pool is empty."""
         while True:
-            record = await self._journal.claim(template.id, properties)
+            record = await self._engine.journal.claim(template.id, properties)
             self._full = False
             if record is None:
                 return None
-            live = self._processes.get(record.id)
+            live = self._engine.processes.get(record.id)
             if live is not None and not live.vm.ended:
                 return record, live
             await self._deletion.remove(record)
@@ -111,7 +101,7 @@ class Pool:
         self._wanted.set()
 
     async def prepared(self) -> list[Record]:
-        return await self._journal.list(State.PREPARED)
+        return await self._engine.journal.list(State.PREPARED)
 
     async def filled(self, timeout: float) -> bool:
         """Wait until the pool is full; False when it is not in time, as on a full host."""
@@ -151,8 +141,8 @@ class Pool:
             await self._prepare(template)
 
     async def _prepare(self, template: Template) -> None:
-        self._host.check_capacity()
-        allocation = self._journal.allocate(Preparing, template.size, template.id, Properties())
+        self._engine.host.check_capacity()
+        allocation = self._engine.journal.allocate(Preparing, template.size, template.id, Properties())
         record = await or_undo(allocation, self._deletion.remove)
         try:
             up, live = await self._bring_up.restore(record, template)
@@ -177,7 +167,7 @@ class Pool:
         state = coming_up(record)
         if state.run is None:
             raise StartFailed(f"VM {record.id} has no process")
-        await self._journal.transition(record, Prepared(state.top, state.run))
+        await self._engine.journal.transition(record, Prepared(state.top, state.run))
 
     async def close(self) -> None:
         """Stop refilling and delete the VMs in the pool."""

@@ -2,18 +2,14 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from stead.errors import SteadError
-from stead.host.interface import Host
 from stead.logs import get_logger
 from stead.machines.capture import CaptureOperation
 from stead.machines.deletion import DeleteOperation
+from stead.machines.engine import Engine
 from stead.machines.events import EventKind
-from stead.machines.journal import Journal
-from stead.machines.layers import Layers
-from stead.machines.locks import Locks
-from stead.machines.processes import Processes
 from stead.machines.records import Record
 from stead.machines.states import (
     Creating,
@@ -29,7 +25,6 @@ from stead.machines.states import (
 from stead.machines.stop import StopOperation
 from stead.machines.wake import WakeOperation
 from stead.processes import ProcessId
-from stead.tasks import TaskSet
 
 log = get_logger("stead.recovery")
 
@@ -38,29 +33,25 @@ log = get_logger("stead.recovery")
 class Reconciliation:
     """Reconnects to running VMs, finishes or undoes interrupted operations, sets orphaned files aside."""
 
-    host: Host
-    journal: Journal
-    processes: Processes
-    layers: Layers
+    engine: Engine
+    _: KW_ONLY
     capture: CaptureOperation
     deletion: DeleteOperation
     stop: StopOperation
     wake: WakeOperation
-    locks: Locks
-    tasks: TaskSet
 
     async def run(self) -> None:
         """What cannot be recovered is logged and left as it is: one VM does not keep all others down."""
-        await self.layers.finish_adoptions()
-        processes = self.host.inventory().processes
-        for record in await self.journal.repair():
+        await self.engine.layers.finish_adoptions()
+        processes = self.engine.host.inventory().processes
+        for record in await self.engine.journal.repair():
             try:
                 await self._recover(record, processes)
             except Exception as error:
                 log.error("cannot recover a VM", vm=record.id, state=record.state, error=repr(error))
                 # Its process, if there is one, keeps running without a connection until the next start.
                 with contextlib.suppress(Exception):
-                    await self.processes.forget(record.id)
+                    await self.engine.processes.forget(record.id)
         await self._reap()
 
     async def _recover(self, record: Record, processes: Mapping[ProcessId, str]) -> None:
@@ -85,7 +76,7 @@ class Reconciliation:
                 why = "QEMU ended while Stead was not running"
                 await self.stop.record_stopped(record, EventKind.CRASHED, why)
             case Recovery.FINISH_STOP:
-                self.tasks.start(self._finish_stop(record.id, run), f"stop of VM {record.id}")
+                self.engine.tasks.start(self._finish_stop(record.id, run), f"stop of VM {record.id}")
             case Recovery.END_AND_STOP:
                 why = "the start was interrupted"
                 await self.stop.record_stopped(record, EventKind.START_FAILED, why, for_good=False)
@@ -102,7 +93,7 @@ class Reconciliation:
 
     async def _adopt(self, record: Record, run: Run) -> None:
         try:
-            live = await self.processes.adopt(record, run.process)
+            live = await self.engine.processes.adopt(record, run.process)
             if isinstance(record.state, Prepared):
                 return
             live.ending = True
@@ -115,7 +106,7 @@ class Reconciliation:
             if isinstance(record.state, Running):
                 record = await self.capture.reconcile_top_layer(record, live)
             elif isinstance(record.state, Suspending):
-                record = await self.journal.transition(record, Running(record.state.top, run))
+                record = await self.engine.journal.transition(record, Running(record.state.top, run))
         except (SteadError, ProcessLookupError) as error:
             if isinstance(record.state, Prepared):
                 await self.deletion.remove(record)
@@ -127,15 +118,15 @@ class Reconciliation:
 
     async def _finish_stop(self, machine_id: str, run: Run | None) -> None:
         """Finish an interrupted stop: wait for the guest's shutdown, then record it."""
-        async with self.locks.hold(machine_id):
-            record = await self.journal.get(machine_id)
+        async with self.engine.locks.hold(machine_id):
+            record = await self.engine.journal.get(machine_id)
             if record is None or not isinstance(record.state, Stopping):
                 return
             forced = None
             try:
                 # A VM that was being killed is past the shutdown step: do not wait.
                 if record.state.step == "shutdown" and run is not None:
-                    live = await self.processes.adopt(record, run.process)
+                    live = await self.engine.processes.adopt(record, run.process)
                     await live.vm.end_if_panicked()
                     forced = await self.stop.power_off(live)
             except (SteadError, ProcessLookupError) as error:
@@ -145,21 +136,21 @@ class Reconciliation:
 
     async def _reap(self) -> None:
         """Kill QEMUs of this installation that no row accounts for, and move such files to the quarantine."""
-        records = {record.id: record for record in await self.journal.list()}
-        inventory = self.host.inventory()
+        records = {record.id: record for record in await self.engine.journal.list()}
+        inventory = self.engine.host.inventory()
         for process, machine in inventory.processes.items():
             known = records.get(machine)
             if known is None or known.run is None or known.run.process != process:
                 log.warning("killing an orphaned QEMU", vm=machine, pid=process.pid)
                 with _logged("cannot kill an orphaned QEMU", machine):
-                    await self.host.kill(process)
+                    await self.engine.host.kill(process)
         for machine in inventory.machines - records.keys():
             with _logged("cannot set files without a row aside", machine):
-                await self.host.set_aside(machine)
+                await self.engine.host.set_aside(machine)
         for machine, record in records.items():
             if record.run is None:
                 with _logged("cannot remove the runtime files of a VM", machine):
-                    self.host.tidy(machine)
+                    self.engine.host.tidy(machine)
 
 
 @contextlib.contextmanager

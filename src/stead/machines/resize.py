@@ -1,32 +1,26 @@
 """Resize: a VM gets another size; a running one is restarted for it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 
 from stead.errors import InvalidRequest
-from stead.host.interface import Host
 from stead.machines.boot import BootOperation
+from stead.machines.engine import Engine
 from stead.machines.events import Use
-from stead.machines.journal import Journal
-from stead.machines.locks import Locks, wrong_state
-from stead.machines.quotas import Quotas
+from stead.machines.locks import wrong_state
 from stead.machines.records import Record
 from stead.machines.start import StartOperation
 from stead.machines.states import Operation, Running, Stopped
 from stead.machines.stop import STOP_TIMEOUT, StopOperation
 from stead.settings import Size
-from stead.tasks import TaskSet
 
 
 @dataclass(eq=False)
 class ResizeOperation:
-    host: Host
-    journal: Journal
-    quotas: Quotas
+    engine: Engine
+    _: KW_ONLY
     start: StartOperation
     stop: StopOperation
     boot: BootOperation
-    locks: Locks
-    tasks: TaskSet
 
     async def resize(
         self,
@@ -39,16 +33,16 @@ class ResizeOperation:
         """Change a VM's size; a running VM is restarted for it."""
         wanted = {"vcpus": vcpus, "memory_mib": memory_mib, "disk_gib": disk_gib}
         changes = {name: value for name, value in wanted.items() if value is not None}
-        await self.tasks.run(self._resize(machine_id, changes))
+        await self.engine.tasks.run(self._resize(machine_id, changes))
 
     async def _resize(self, machine_id: str, changes: dict[str, int]) -> None:
-        record = await self.journal.find(machine_id)
+        record = await self.engine.journal.find(machine_id)
         if _resized(record, changes) == record.size:
             return
         await self.start.ensure_up(machine_id, Use.RESIZE, Operation.RESIZE)
-        async with self.locks.operation(machine_id, Operation.RESIZE) as record:
+        async with self.engine.locks.operation(machine_id, Operation.RESIZE) as record:
             size = _resized(record, changes)
-            async with self.quotas.resizing(record, size):
+            async with self.engine.quotas.resizing(record, size):
                 if not isinstance(record.state, Running):
                     await self._set_size(record, size)
                     return
@@ -62,8 +56,8 @@ class ResizeOperation:
         top = record.state.top if isinstance(record.state, Stopped) else None
         if top is not None and size.disk_gib > record.size.disk_gib:
             # A crash after this leaves a disk larger than its row says, which is harmless.
-            await self.host.grow_layer(record.id, top, size.disk_gib)
-        return await self.journal.set_size(record, size)
+            await self.engine.host.grow_layer(record.id, top, size.disk_gib)
+        return await self.engine.journal.set_size(record, size)
 
 
 def _resized(record: Record, changes: dict[str, int]) -> Size:

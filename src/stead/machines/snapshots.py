@@ -4,18 +4,16 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Sequence
-from dataclasses import asdict, dataclass, field
-from enum import StrEnum
+from dataclasses import asdict, dataclass
 from typing import Literal, TypeVar, cast
 
 from stead.errors import HostError, SnapshotExpired, SnapshotNotFound, WrongSnapshotState
-from stead.host.interface import CapturedState, Host
+from stead.host.interface import CapturedState
 from stead.logs import get_logger
 from stead.machines.capture import CaptureOperation, sync_guest
-from stead.machines.disks import Disks
-from stead.machines.layers import Layers
+from stead.machines.engine import Engine
 from stead.machines.lifetimes import FOREVER, Lifetime, utc
-from stead.machines.locks import Locks, wrong_state
+from stead.machines.locks import wrong_state
 from stead.machines.persistence import (
     PERSISTENT,
     SnapshotPersistence,
@@ -23,9 +21,15 @@ from stead.machines.persistence import (
     snapshot_columns,
     snapshot_persistence,
 )
-from stead.machines.processes import Processes
-from stead.machines.quotas import Quotas
 from stead.machines.records import Record, new_id, size_of
+from stead.machines.snapshot_journal import (
+    USABLE,
+    CapturingSnapshot,
+    DeletedSnapshot,
+    SnapshotJournal,
+    SnapshotState,
+    UsableSnapshot,
+)
 from stead.machines.states import Operation, Running, Stopped, Suspended
 from stead.machines.unchanged import UNCHANGED, Unchanged
 from stead.names import check_name
@@ -40,16 +44,6 @@ REMEMBERED = 30 * 24 * 3600 * 10**9
 """Retention of the rows of deleted snapshots, in nanoseconds."""
 
 log = get_logger("stead.snapshots")
-
-
-class SnapshotState(StrEnum):
-    BUILDING = "building"
-    READY = "ready"
-    FAILED = "failed"
-    """The state of a failed build; VMs can be created from it for inspection."""
-
-
-USABLE = (SnapshotState.READY, SnapshotState.FAILED)
 
 
 @dataclass(frozen=True)
@@ -121,36 +115,41 @@ class SnapshotProperties:
     id: str | None = None
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True)
+class _CapturedVm:
+    """What was captured of a running VM for a snapshot; its memory is not saved yet."""
+
+    snapshot: SnapshotRow
+    record: Record
+    state: CapturedState
+
+
 class Snapshots:
     """All snapshots of one installation."""
 
-    host: Host
-    store: SnapshotStore
-    processes: Processes
-    disks: Disks
-    layers: Layers
-    capture: CaptureOperation
-    quotas: Quotas
-    locks: Locks
-    _sources: Counter[str] = field(default_factory=Counter)
-    """How many VMs are being created from each snapshot."""
+    def __init__(self, engine: Engine, *, store: SnapshotStore, capture: CaptureOperation) -> None:
+        self._engine = engine
+        self._store = store
+        self._journal = SnapshotJournal(store)
+        self._capture = capture
+        self._sources: Counter[str] = Counter()
+        """How many VMs are being created from each snapshot."""
 
     async def list(self, account: str | None = None, *, deleted: bool = False) -> list[SnapshotInfo]:
         """All snapshots, or those of an account; with `deleted`, also the rows of deleted ones."""
-        rows = await self.store.list(account)
+        rows = await self._store.list(account)
         return [snapshot_info(row) for row in rows if deleted or row.deleted_at is None]
 
     async def get(self, snapshot_id: str, *, deleted: bool = False) -> SnapshotInfo:
         """A snapshot; with `deleted`, also a deleted one."""
-        row = await self.store.get(snapshot_id) if deleted else await self.row(snapshot_id)
+        row = await self._store.get(snapshot_id) if deleted else await self.row(snapshot_id)
         if row is None:
             raise SnapshotNotFound(snapshot_id)
         return snapshot_info(row)
 
     async def find(self, account: str, template_hash: str) -> SnapshotInfo | None:
         """The newest ready snapshot of an account with this template hash (the build cache)."""
-        row = await self.store.newest(account, template_hash, SnapshotState.READY, time.time_ns())
+        row = await self._store.newest(account, template_hash, SnapshotState.READY, time.time_ns())
         return None if row is None else snapshot_info(row)
 
     async def update(
@@ -172,16 +171,15 @@ class Snapshots:
             now = time.time_ns()
             lifetime.check(now)
             changes["expires_at"] = lifetime.end(now)
-        row = await self.store.change(snapshot_id, **changes) if changes else await self.row(snapshot_id)
-        if row is None:
-            raise SnapshotNotFound(snapshot_id)
-        return snapshot_info(row)
+        if not changes:
+            return await self.get(snapshot_id)
+        return snapshot_info(await self._journal.change(snapshot_id, **changes))
 
     async def delete(self, snapshot_id: str) -> None:
         """Delete a snapshot; layers that VMs still need stay."""
-        await self.ready(snapshot_id)
-        await self.store.update(snapshot_id, **_deleted(time.time_ns()))
-        self.layers.sweep()
+        row = await self.ready(snapshot_id)
+        await self._journal.transition(row, DeletedSnapshot(time.time_ns()))
+        self._engine.layers.sweep()
 
     async def delete_expired(self) -> None:
         """Delete the snapshots whose lifetime has ended; one in use as a `source` stays until the next call.
@@ -189,13 +187,13 @@ class Snapshots:
         One that is being captured has to be complete before it can be deleted.
         """
         now = time.time_ns()
-        for row in await self.store.expired(now, excluding=SnapshotState.BUILDING):
+        for row in await self._store.expired(now, excluding=SnapshotState.BUILDING):
             if self._sources[row.id]:
                 continue
             # The row decides: it may have been extended since.
-            if await self.store.expire(row.id, now, **_deleted(now)) is not None:
+            if await self._journal.expire(row, now):
                 log.info("deleted a snapshot that has expired", snapshot=row.id, account=row.account)
-                self.layers.sweep()
+                self._engine.layers.sweep()
 
     @contextlib.asynccontextmanager
     async def source(self, snapshot_id: str) -> AsyncIterator[SnapshotRow]:
@@ -204,7 +202,7 @@ class Snapshots:
         try:
             (await self.get(snapshot_id, deleted=True)).refuse_expired()
             row = await self.ready(snapshot_id)
-            await self.touch(snapshot_id)
+            await self._journal.touch(snapshot_id)
             yield row
         finally:
             self._sources[snapshot_id] -= 1
@@ -212,7 +210,7 @@ class Snapshots:
                 del self._sources[snapshot_id]
 
     async def row(self, snapshot_id: str) -> SnapshotRow:
-        row = await self.store.get(snapshot_id)
+        row = await self._store.get(snapshot_id)
         if row is None or row.deleted_at is not None:
             raise SnapshotNotFound(snapshot_id)
         return row
@@ -223,12 +221,8 @@ class Snapshots:
             raise WrongSnapshotState(snapshot_id, row.state)
         return row
 
-    async def touch(self, snapshot_id: str) -> None:
-        """Record a use, for the order of eviction."""
-        await self.store.update(snapshot_id, used_at=time.time_ns())
-
     async def sticky(self) -> Sequence[SnapshotRow]:
-        rows = await self.store.list()
+        rows = await self._store.list()
         kept = [row for row in rows if row.deleted_at is None and row.state in USABLE]
         return [row for row in kept if row.persistence == Sticky().type]
 
@@ -236,20 +230,20 @@ class Snapshots:
 
     async def create(self, machine_id: str, properties: SnapshotProperties) -> SnapshotInfo:
         """Capture a VM's memory and disk while it keeps running; of a stopped VM, the disk."""
-        async with self.locks.operation(machine_id, Operation.SNAPSHOT) as record:
+        async with self._engine.locks.operation(machine_id, Operation.SNAPSHOT) as record:
             snapshot = await self._begin(record, properties)
             captured = await self._or_give_up(snapshot, self._capture_into(snapshot, record))
         if captured is not None:
             # The VM's lock is released: writing its memory to disk does not block it.
-            await self._or_give_up(snapshot, self._save(snapshot, *captured))
+            await self._or_give_up(snapshot, self._save(captured))
         return await self.get(snapshot.id)
 
     async def _or_give_up(self, snapshot: SnapshotRow, work: Awaitable[T]) -> T:
         try:
             return await work
         except BaseException:
-            await finished(self.store.delete(snapshot.id))
-            self.layers.sweep()
+            await finished(self._journal.forget(snapshot))
+            self._engine.layers.sweep()
             raise
 
     async def _begin(self, record: Record, properties: SnapshotProperties) -> SnapshotRow:
@@ -268,12 +262,10 @@ class Snapshots:
             purpose=properties.purpose,
             **snapshot_columns(properties.persistence),
         )
-        async with self.quotas.keeping(record.account, self.store.count):
-            return await self.store.insert(row)
+        async with self._engine.quotas.keeping(record.account, self._store.count):
+            return await self._journal.begin(row)
 
-    async def _capture_into(
-        self, snapshot: SnapshotRow, record: Record
-    ) -> tuple[Record, CapturedState] | None:
+    async def _capture_into(self, snapshot: SnapshotRow, record: Record) -> _CapturedVm | None:
         """Capture what the snapshot will hold; `_save` then writes the memory of a running VM to disk."""
         match record.state:
             case Running():
@@ -281,57 +273,57 @@ class Snapshots:
             case Suspended(checkpoint=checkpoint):
                 await self._copy_suspended(snapshot, record, checkpoint)
             case Stopped(top=str(), reason=reason):
-                record = await self.disks.freeze(record, Stopped(None, reason))
+                record = await self._engine.disks.freeze(record, Stopped(None, reason))
                 await self._complete(snapshot, layer=record.layer, checkpoint=None)
             case _:
                 await self._complete(snapshot, layer=record.layer, checkpoint=None)
         return None
 
-    async def _capture_running(self, snapshot: SnapshotRow, record: Record) -> tuple[Record, CapturedState]:
-        live = self.processes.running(record.id)
+    async def _capture_running(self, snapshot: SnapshotRow, record: Record) -> _CapturedVm:
+        live = self._engine.processes.running(record.id)
         if live is None:
             raise wrong_state(record, Operation.SNAPSHOT)
         await sync_guest(live)
-        record, state = await self.capture.capture(record, live)
+        record, state = await self._capture.capture(record, live)
         try:
-            await self.store.update(snapshot.id, layer=record.layer)
+            snapshot = await self._journal.transition(snapshot, CapturingSnapshot(record.layer))
         except BaseException:
             state.close()
             raise
-        return record, state
+        return _CapturedVm(snapshot, record, state)
 
     async def _copy_suspended(self, snapshot: SnapshotRow, record: Record, saved: str) -> None:
         checkpoint = new_id()
-        with self.layers.building(checkpoint):
-            await self.host.checkpoints.copy(saved, checkpoint)
+        with self._engine.layers.building(checkpoint):
+            await self._engine.host.checkpoints.copy(saved, checkpoint)
             await self._complete(snapshot, layer=record.layer, checkpoint=checkpoint)
 
-    async def _save(self, snapshot: SnapshotRow, record: Record, state: CapturedState) -> None:
+    async def _save(self, captured: _CapturedVm) -> None:
         """Make captured memory and the disk layer of the same instant durable."""
+        record, state = captured.record, captured.state
         checkpoint = new_id()
         try:
-            with self.layers.building(checkpoint):
-                async with self.layers.reading():
-                    (layer, *_) = await self.layers.chain(record.layer)
-                    await self.host.sync_frozen(layer)
-                    await self.host.checkpoints.save(state, checkpoint)
-                await self._complete(snapshot, layer=record.layer, checkpoint=checkpoint)
+            with self._engine.layers.building(checkpoint):
+                async with self._engine.layers.reading():
+                    (layer, *_) = await self._engine.layers.chain(record.layer)
+                    await self._engine.host.sync_frozen(layer)
+                    await self._engine.host.checkpoints.save(state, checkpoint)
+                await self._complete(captured.snapshot, layer=record.layer, checkpoint=checkpoint)
         finally:
             state.close()
-        self.layers.merge_in_background(record.layer, record.template)
+        self._engine.layers.merge_in_background(record.layer, record.template)
 
     async def _complete(self, snapshot: SnapshotRow, *, layer: str | None, checkpoint: str | None) -> None:
         """Record what a snapshot holds and how large it is; from here on VMs can be made from it."""
-        size = await self.layers.size(layer, checkpoint)
-        state = SnapshotState.READY if snapshot.failure is None else SnapshotState.FAILED
-        await self.store.update(snapshot.id, layer=layer, checkpoint=checkpoint, state=state, size_bytes=size)
+        size = await self._engine.layers.size(layer, checkpoint)
+        await self._journal.transition(snapshot, UsableSnapshot(layer, checkpoint, size))
 
     async def recover(self) -> None:
         """On start: drop snapshots that a crash left unfinished and rows of ones deleted long ago.
 
         Snapshots captured before sizes were recorded get theirs.
         """
-        for row in await self.store.list():
+        for row in await self._store.list():
             try:
                 await self._recover(row)
             except Exception as error:
@@ -339,17 +331,11 @@ class Snapshots:
 
     async def _recover(self, row: SnapshotRow) -> None:
         if row.state == SnapshotState.BUILDING or _long_gone(row):
-            await self.store.delete(row.id)
+            await self._journal.forget(row)
         elif row.size_bytes is None and row.deleted_at is None:
             with contextlib.suppress(HostError):
-                size = await self.layers.size(row.layer, row.checkpoint)
-                await self.store.update(row.id, size_bytes=size)
-
-
-def _deleted(now: int) -> dict[str, object]:
-    """The columns of a deleted snapshot: its row stays for a while, without what it held."""
-    gone: dict[str, object] = dict.fromkeys(("layer", "checkpoint", "size_bytes"))
-    return {"deleted_at": now, **gone}
+                size = await self._engine.layers.size(row.layer, row.checkpoint)
+                await self._journal.transition(row, UsableSnapshot(row.layer, row.checkpoint, size))
 
 
 def _long_gone(row: SnapshotRow) -> bool:

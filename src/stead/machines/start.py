@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from stead.deadlines import scaled
 from stead.errors import GuestRestarted, GuestUnreachable, ReadyTimeout
@@ -13,16 +13,14 @@ from stead.guest.execution import ExecRequest, collect
 from stead.machines.boot import BootOperation
 from stead.machines.create import CreateOperation
 from stead.machines.disk_eviction import DiskEviction
+from stead.machines.engine import Engine
 from stead.machines.events import Use
-from stead.machines.journal import Journal
-from stead.machines.locks import Locks
-from stead.machines.processes import Boot, Processes, RunningVm
-from stead.machines.quotas import Quotas
+from stead.machines.processes import Boot, Eviction, EvictionKind, RunningVm
 from stead.machines.records import Record, check_idle
 from stead.machines.states import Operation, Stopped, Suspended, Verdict
 from stead.machines.unchanged import UNCHANGED, Unchanged
 from stead.machines.wake import WakeOperation
-from stead.tasks import KeyedLimit, SingleFlight
+from stead.tasks import SingleFlight
 
 READY_TIMEOUT = scaled(120.0)
 _WAKES = 3
@@ -35,8 +33,8 @@ class Attached:
     agent: Agent
     touch: Callable[[], None]
     """Record activity: the client or the guest has sent something."""
-    eviction: "asyncio.Future[str]"
-    """Done when the client must leave because the VM is suspended or ends: the result says why."""
+    eviction: "asyncio.Future[Eviction]"
+    """Done when the client must leave because the VM is suspended or ends."""
     lease: Callable[[], AbstractContextManager[Agent]]
     """Inside the block, the VM is not suspended for being idle."""
     boot: Boot
@@ -45,16 +43,13 @@ class Attached:
 
 @dataclass(eq=False)
 class StartOperation:
-    journal: Journal
-    processes: Processes
-    locks: Locks
-    quotas: Quotas
+    engine: Engine
+    _: KW_ONLY
     eviction: DiskEviction
-    slots: KeyedLimit
     wake: WakeOperation
     boot: BootOperation
     create: CreateOperation
-    starts: SingleFlight[None] = field(default_factory=SingleFlight)
+    starts: SingleFlight[None] = field(default_factory=SingleFlight, init=False)
 
     @contextlib.asynccontextmanager
     async def using(self, machine_id: str, use: Use = Use.GUEST) -> AsyncIterator[Agent]:
@@ -86,7 +81,7 @@ class StartOperation:
             try:
                 attached = self.reattached(machine_id, before)
             except GuestRestarted:
-                reason = (await self.journal.find(machine_id)).reason
+                reason = (await self.engine.journal.find(machine_id)).reason
                 raise GuestRestarted(machine_id, reason) from None
             if attached is not None:
                 return attached
@@ -94,7 +89,7 @@ class StartOperation:
 
     def reattached(self, machine_id: str, before: Attached) -> Attached | None:
         """Attach again to the same guest if it is running, without waking it. Raises GuestRestarted."""
-        live = self.processes.running(machine_id)
+        live = self.engine.processes.running(machine_id)
         if live is None:
             return None
         if live.boot is not before.boot:
@@ -106,23 +101,23 @@ class StartOperation:
 
         None when the VM is not running.
         """
-        live = self.processes.running(machine_id)
+        live = self.engine.processes.running(machine_id)
         return None if live is None else live.agent
 
     async def _running(self, machine_id: str, use: Use) -> RunningVm:
-        live = self.processes.running(machine_id)
+        live = self.engine.processes.running(machine_id)
         if live is None:
             await self.ensure_up(machine_id, use)
-            live = self.processes.running(machine_id)
+            live = self.engine.processes.running(machine_id)
         if live is None:
             raise GuestUnreachable(f"VM {machine_id} has just ended")
         return live
 
     async def ensure_up(self, machine_id: str, use: Use, operation: Operation = Operation.USE) -> None:
         """Wait for the operation under way, then wake or start the VM if this operation needs it."""
-        if self.processes.running(machine_id) is not None:
+        if self.engine.processes.running(machine_id) is not None:
             return
-        if await self.locks.verdict(machine_id, operation) is Verdict.WAKE:
+        if await self.engine.locks.verdict(machine_id, operation) is Verdict.WAKE:
             await self._bring_up(machine_id, use)
 
     async def start(
@@ -134,14 +129,14 @@ class StartOperation:
         ready_timeout: float | None = None,
     ) -> None:
         """Wake or boot a VM. With `ready_timeout`, wait up to that many seconds for its services."""
-        properties = (await self.journal.find(machine_id)).properties
+        properties = (await self.engine.journal.find(machine_id)).properties
         timeout = properties.idle_timeout if isinstance(idle_timeout, Unchanged) else idle_timeout
         threshold = activity_threshold
         if isinstance(threshold, Unchanged):
             threshold = properties.activity_threshold
         check_idle(timeout, threshold)
         if (timeout, threshold) != (properties.idle_timeout, properties.activity_threshold):
-            await self.journal.set_idle(machine_id, timeout, threshold)
+            await self.engine.journal.set_idle(machine_id, timeout, threshold)
         await self._bring_up(machine_id, Use.START)
         if ready_timeout is not None:
             await self.wait_until_ready(machine_id, ready_timeout)
@@ -162,21 +157,23 @@ class StartOperation:
 
     async def _start(self, machine_id: str, use: Use) -> None:
         await self.eviction.ensure_free(keeping=machine_id)
-        async with self.locks.unless_done(machine_id, Operation.START) as record:
+        async with self.engine.locks.unless_done(machine_id, Operation.START) as record:
             if record is not None:
-                async with self.quotas.starting(record, record.size):
+                async with self.engine.quotas.starting(record, record.size):
                     await self._start_locked(record, use)
 
     async def _start_locked(self, record: Record, use: Use) -> None:
-        if self.processes.get(record.id) is not None:
+        if self.engine.processes.get(record.id) is not None:
             # The operation that recorded its end could not kill it.
-            await self.processes.end(record)
+            asleep = isinstance(record.state, Suspended)
+            kind = EvictionKind.SUSPENDED if asleep else EvictionKind.ENDED
+            await self.engine.processes.end(record, kind=kind)
         match record.state:
             case Suspended() as suspended:
-                async with self.slots.hold(record.account):
+                async with self.engine.slots.hold(record.account):
                     await self.wake.wake(record, suspended, use)
             case Stopped():
-                async with self.slots.hold(record.account):
+                async with self.engine.slots.hold(record.account):
                     await self.boot.boot(record, use)
             case _:
                 await self.create.recreate(record, use)

@@ -2,23 +2,18 @@
 
 import asyncio
 import contextlib
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 from stead.deadlines import scaled
 from stead.errors import GuestError, GuestUnreachable, HostError
-from stead.host.interface import Host
 from stead.machines.deletion import DeleteOperation
-from stead.machines.disks import Disks
-from stead.machines.events import FAILURES, REQUESTED, EventKind, Events, status
-from stead.machines.journal import Journal
-from stead.machines.layers import Layers
-from stead.machines.locks import Locks
+from stead.machines.engine import Engine
+from stead.machines.events import FAILURES, REQUESTED, EventKind, status
 from stead.machines.persistence import ends_with
-from stead.machines.processes import Processes, RunningVm
+from stead.machines.processes import EvictionKind, RunningVm
 from stead.machines.records import Record
-from stead.machines.states import Operation, Stopped, Stopping
-from stead.tasks import TaskSet
+from stead.machines.states import Operation, Stopped, Stopping, next_top_of, top_of
 
 STOP_TIMEOUT = scaled(60.0)
 _SHUTDOWN_TIMEOUT = scaled(5.0)
@@ -28,44 +23,38 @@ _KEPT_CONSOLE = 16 << 10
 
 @dataclass(eq=False)
 class StopOperation:
-    host: Host
-    journal: Journal
-    processes: Processes
-    disks: Disks
-    layers: Layers
+    engine: Engine
+    _: KW_ONLY
     deletion: DeleteOperation
-    events: Events
-    locks: Locks
-    tasks: TaskSet
 
     async def kill(self, machine_id: str) -> None:
         """End a VM at once, like a power cut; its disk stays."""
-        await self.tasks.run(self._kill(machine_id))
+        await self.engine.tasks.run(self._kill(machine_id))
 
     async def _kill(self, machine_id: str) -> None:
         await self.interrupt_shutdown(machine_id)
-        async with self.locks.unless_done(machine_id, Operation.KILL) as record:
+        async with self.engine.locks.unless_done(machine_id, Operation.KILL) as record:
             if record is not None:
                 await self.record_stopped(await self._stopping(record, "clean"), EventKind.KILLED)
-                self.layers.sweep()
+                self.engine.layers.sweep()
 
     async def interrupt_shutdown(self, machine_id: str) -> None:
         """Kill a VM that is shutting down instead of waiting for it."""
-        record = await self.journal.find(machine_id)
-        live = self.processes.get(machine_id)
+        record = await self.engine.journal.find(machine_id)
+        live = self.engine.processes.get(machine_id)
         if isinstance(record.state, Stopping) and live is not None:
             await live.vm.kill()
 
     async def _stopping(self, record: Record, step: Literal["shutdown", "clean"]) -> Record:
         state = record.state
-        top, next_top = getattr(state, "top", None), getattr(state, "next_top", None)
-        return await self.journal.transition(record, Stopping(step, top, record.run, next_top))
+        stopping = Stopping(step, top_of(state), record.run, next_top_of(state))
+        return await self.engine.journal.transition(record, stopping)
 
     async def shut_down(
         self, record: Record, timeout: float, why: str | None = None, *, for_good: bool = True
     ) -> Record | None:
         """Shut a running VM down and record it as stopped. Call with its lock held."""
-        live = self.processes.get(record.id)
+        live = self.engine.processes.get(record.id)
         record = await self._stopping(record, "shutdown")
         forced = None if live is None else await self.power_off(live, timeout)
         record = await self._stopping(record, "clean")
@@ -75,7 +64,7 @@ class StopOperation:
     async def power_off(self, live: RunningVm, timeout: float = STOP_TIMEOUT) -> str | None:
         """Ask the guest to power off and wait; returns why the caller has to kill it, None when it ended."""
         live.running, live.ending = False, True
-        live.evict("the VM was stopped")
+        live.evict(EvictionKind.ENDED, "the VM was stopped")
         try:
             await live.agent.call(
                 "POST", "/v1/shutdown", timeout=_SHUTDOWN_TIMEOUT, connect_timeout=_SHUTDOWN_TIMEOUT
@@ -92,7 +81,7 @@ class StopOperation:
         return None
 
     async def _console(self, machine_id: str) -> str | None:
-        live = self.processes.get(machine_id)
+        live = self.engine.processes.get(machine_id)
         if live is not None:
             with contextlib.suppress(HostError):
                 return (await live.vm.console()).strip("\n")[-_KEPT_CONSOLE:]
@@ -107,16 +96,18 @@ class StopOperation:
         """
         reason = status(kind, why)
         console = await self._console(record.id) if kind in FAILURES else None
-        await self.processes.end(record, reason)
-        self.events.report(kind, record, why or REQUESTED, console=console)
-        self.host.tidy(record.id)
-        record = await self.disks.reconcile_top_layer(record)
+        await self.engine.processes.end(record, reason)
+        self.engine.events.report(kind, record, why or REQUESTED, console=console)
+        self.engine.host.tidy(record.id)
+        record = await self.engine.disks.reconcile_top_layer(record)
         if for_good and ends_with(record.properties.persistence, suspended=False):
-            self.events.tell_exit(record.id, reason)
+            self.engine.events.tell_exit(record.id, reason)
             await self.deletion.remove(record, f"ephemeral: {reason}", forget=False)
             return None
-        stopped = await self.journal.transition(record, Stopped(self.disks.left_by_start(record), reason))
+        stopped = await self.engine.journal.transition(
+            record, Stopped(self.engine.disks.left_by_start(record), reason)
+        )
         if for_good:
             # After the row: a caller that reads the old state before this then still gets the exit.
-            self.events.tell_exit(record.id, reason)
+            self.engine.events.tell_exit(record.id, reason)
         return stopped

@@ -2,56 +2,47 @@
 
 import asyncio
 import contextlib
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from stead.errors import HostError
-from stead.host.interface import Host
 from stead.machines.capture import CaptureOperation, running, sync_guest
 from stead.machines.deletion import DeleteOperation
-from stead.machines.disks import Disks
-from stead.machines.events import REQUESTED, EventKind, Events, status
-from stead.machines.journal import Journal
-from stead.machines.layers import Layers
-from stead.machines.locks import Locks, wrong_state
+from stead.machines.engine import Engine
+from stead.machines.events import REQUESTED, EventKind, status
+from stead.machines.locks import wrong_state
 from stead.machines.persistence import ends_with
-from stead.machines.processes import Processes, RunningVm
+from stead.machines.processes import EvictionKind, RunningVm
 from stead.machines.records import Record, new_id
 from stead.machines.states import Operation, Running, Suspended, Suspending
 from stead.machines.suspended_terminals import list_terminals
-from stead.tasks import TaskSet, finished
+from stead.tasks import finished
 
 
 @dataclass(eq=False)
 class SuspendOperation:
-    host: Host
-    journal: Journal
-    processes: Processes
-    disks: Disks
-    layers: Layers
+    engine: Engine
+    _: KW_ONLY
     capture: CaptureOperation
     deletion: DeleteOperation
-    events: Events
-    locks: Locks
-    tasks: TaskSet
 
     async def suspend(self, machine_id: str) -> None:
         """Save a VM's memory and end its process; the next use wakes it."""
-        await self.tasks.run(self._suspend(machine_id))
+        await self.engine.tasks.run(self._suspend(machine_id))
 
     async def _suspend(self, machine_id: str) -> None:
-        async with self.locks.unless_done(machine_id, Operation.SUSPEND) as record:
+        async with self.engine.locks.unless_done(machine_id, Operation.SUSPEND) as record:
             if record is None:
                 return
-            live = self.processes.running(machine_id)
+            live = self.engine.processes.running(machine_id)
             if live is None:
                 raise wrong_state(record, Operation.SUSPEND)
             await self._save(record, live, None)
 
     async def suspend_if_idle(self, machine_id: str) -> None:
         """Suspend an idle VM, unless its guest is in use again."""
-        async with self.locks.hold(machine_id):
-            record = await self.journal.get(machine_id)
-            live = self.processes.running(machine_id)
+        async with self.engine.locks.hold(machine_id):
+            record = await self.engine.journal.get(machine_id)
+            live = self.engine.processes.running(machine_id)
             if record is None or not isinstance(record.state, Running) or live is None or live.leases:
                 return
             await self._save(record, live, f"idle for {record.properties.idle_timeout} s")
@@ -68,39 +59,39 @@ class SuspendOperation:
             await self.deletion.remove(record, f"ephemeral: {reason}", forget=False)
             return
         checkpoint, note = new_id(), record.reason
-        live.evict(f"the VM was {reason}")
+        live.evict(EvictionKind.SUSPENDED, f"the VM was {reason}")
         _, terminals = await asyncio.gather(sync_guest(live), list_terminals(live.agent))
         try:
-            with self.layers.building(checkpoint):
+            with self.engine.layers.building(checkpoint):
                 record = await self.capture.settled(record, live)
                 state = running(record, Operation.SUSPEND)
-                saving = await self.journal.transition(record, Suspending(state.top, state.run))
+                saving = await self.engine.journal.transition(record, Suspending(state.top, state.run))
                 await finished(live.vm.save_and_pause(record.size, state.run.memory_base, checkpoint))
-                await self.host.sync_layer(record.id, state.top)
+                await self.engine.host.sync_layer(record.id, state.top)
                 # Point of no return: from here on the saved memory is the VM, not its process.
                 live.ending = True
-                self.processes.suspended(checkpoint, live)
+                self.engine.processes.suspended(record.id, checkpoint, live)
                 suspended = await finished(
-                    self.disks.freeze(saving, Suspended(checkpoint, reason), terminals)
+                    self.engine.disks.freeze(saving, Suspended(checkpoint, reason), terminals)
                 )
         except BaseException:
             await finished(self._stay_awake(record.id, live, note))
             raise
-        await finished(self.processes.end(saving, reason))
-        self.host.tidy(record.id)
-        self.events.tell_exit(record.id, reason)
-        self.events.report(EventKind.SUSPENDED, record, why or REQUESTED)
-        self.layers.merge_in_background(suspended.layer, suspended.template)
+        await finished(self.engine.processes.end(saving, reason, kind=EvictionKind.SUSPENDED))
+        self.engine.host.tidy(record.id)
+        self.engine.events.tell_exit(record.id, reason)
+        self.engine.events.report(EventKind.SUSPENDED, record, why or REQUESTED)
+        self.engine.layers.merge_in_background(suspended.layer, suspended.template)
 
     async def _stay_awake(self, machine_id: str, live: RunningVm, note: str | None) -> None:
-        recorded = await self.journal.get(machine_id)
-        self.layers.sweep()
+        recorded = await self.engine.journal.get(machine_id)
+        self.engine.layers.sweep()
         if recorded is None:
             return
         if isinstance(recorded.state, Suspended):
             # The suspend is recorded: finish it.
-            await self.processes.end(recorded)
-            self.host.tidy(machine_id)
+            await self.engine.processes.end(recorded, kind=EvictionKind.SUSPENDED)
+            self.engine.host.tidy(machine_id)
             return
         live.ending = False
         if not live.vm.ended:
@@ -110,4 +101,4 @@ class SuspendOperation:
         # If its process has ended, the watcher records its end from this state.
         if isinstance(recorded.state, Suspending):
             saved = recorded.state
-            await self.journal.transition(recorded, Running(saved.top, saved.run, reason=note))
+            await self.engine.journal.transition(recorded, Running(saved.top, saved.run, reason=note))

@@ -5,10 +5,10 @@ import time
 from collections.abc import Callable, Iterator
 
 from stead.errors import SteadError
-from stead.host.interface import Host, Progress, Report, Template, TemplateUnreadable
+from stead.host.interface import Progress, Report, Template, TemplateUnreadable
 from stead.logs import get_logger
+from stead.machines.engine import Engine
 from stead.machines.pool import Pool
-from stead.machines.quotas import Quotas
 from stead.settings import Size
 from stead.store.layers import LayerStore
 from stead.tasks import SingleFlight
@@ -60,13 +60,10 @@ class TemplateLines:
 
 
 class Templates:
-    def __init__(
-        self, host: Host, quotas: Quotas, pool: Pool, layers: LayerStore, default_size: Size
-    ) -> None:
-        self._host = host
-        self._quotas = quotas
+    def __init__(self, engine: Engine, *, pool: Pool, layer_rows: LayerStore, default_size: Size) -> None:
+        self._engine = engine
         self._pool = pool
-        self._layers = layers
+        self._layer_rows = layer_rows
         self._default = default_size
         self._builds: SingleFlight[Template] = SingleFlight()
         self._progress: dict[Size, _SharedProgress] = {}
@@ -80,9 +77,9 @@ class Templates:
         LimitExceeded before it is built when the account may not have a VM of this size now.
         """
         size = size or self._default
-        template = await self._host.templates.find(size)
+        template = await self._engine.host.templates.find(size)
         if template is None:
-            async with self._quotas.admitting(account, size):
+            async with self._engine.quotas.admitting(account, size):
                 pass
             progress = self._progress.setdefault(size, _SharedProgress())
             with progress.reported_to(report):
@@ -98,7 +95,7 @@ class Templates:
         log.info("building a template", size=str(size))
         progress(Progress("", "", None, "template"))
         try:
-            template = await self._host.templates.ensure(size, progress)
+            template = await self._engine.host.templates.ensure(size, progress)
         except SteadError as error:
             log.error("template build failed", size=str(size), error=str(error))
             raise
@@ -111,13 +108,13 @@ class Templates:
     async def fill_pool(self) -> None:
         """Fill the pool from now on, if the template of the default size exists."""
         try:
-            if (template := await self._host.templates.find(self._default)) is not None:
+            if (template := await self._engine.host.templates.find(self._default)) is not None:
                 self._pool.keep(template)
         except TemplateUnreadable as error:
             log.error("the pool of prepared VMs is not filled", error=str(error))
 
     async def remove_unused(self) -> None:
-        removed = await self._host.templates.remove_unused(await self._layers.templates())
+        removed = await self._engine.host.templates.remove_unused(await self._layer_rows.templates())
         if removed:
             log.info("removed unused templates", templates=removed)
 

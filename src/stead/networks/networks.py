@@ -15,7 +15,6 @@ from stead.names import check_name
 from stead.networks.errors import VpcFull, VpcInUse, VpcNotFound
 from stead.networks.names import names_of
 from stead.networks.ranges import lowest_free, parse_address, parse_cidr
-from stead.store.database import Database
 from stead.store.machines import MachineStore
 from stead.store.networks import VpcRow, VpcStore
 from stead.tasks import finished
@@ -59,10 +58,14 @@ class Networks:
     """All VPCs of one installation. Accounts see only their own."""
 
     def __init__(
-        self, database: Database, opened: Sequence[IPv4Network], host: NetworkHost | None = None
+        self,
+        store: VpcStore,
+        machines: MachineStore,
+        opened: Sequence[IPv4Network],
+        host: NetworkHost | None = None,
     ) -> None:
-        self._store = VpcStore(database)
-        self._machines = MachineStore(database)
+        self._store = store
+        self._machines = machines
         self._opened = opened
         self._host = host
         self._creating = asyncio.Lock()

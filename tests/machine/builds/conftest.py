@@ -14,6 +14,7 @@ from stead.repos.repos import Repos
 from stead.repos.transfer.bundles import Bundles
 from stead.store.builds import BuildStore
 from support.builds import Lines, unlimited
+from support.internals import inside
 
 
 @pytest.fixture(scope="module")
@@ -23,20 +24,20 @@ def lines() -> Lines:
 
 @pytest_asyncio.fixture(scope="module")
 async def repos(machines: Machines, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Repos]:
-    async with Repos.open(machines.database, tmp_path_factory.mktemp("repos"), unlimited) as repos:
+    async with Repos.open(inside(machines).database, tmp_path_factory.mktemp("repos"), unlimited) as repos:
         yield repos
 
 
 @pytest.fixture(scope="module")
 def bundles(machines: Machines, repos: Repos) -> Bundles:
     return Bundles(
-        repos, RepoAccess(machines.database, repos), "https://git.example.org", "https://git.vms.org"
+        repos, RepoAccess(inside(machines).database, repos), "https://git.example.org", "https://git.vms.org"
     )
 
 
 @pytest_asyncio.fixture(scope="module")
 async def builder(machines: Machines, lines: Lines, bundles: Bundles) -> AsyncIterator[Builder]:
-    builder = Builder(machines, BuildStore(machines.database), lines, bundles, linger=0)
+    builder = Builder(machines, BuildStore(inside(machines).database), lines, bundles, linger=0)
     yield builder
     await builder.close()
 
@@ -44,7 +45,7 @@ async def builder(machines: Machines, lines: Lines, bundles: Bundles) -> AsyncIt
 @pytest_asyncio.fixture
 async def account(machines: Machines) -> AsyncIterator[str]:
     """An account whose VMs and snapshots are deleted after the test."""
-    account = (await Accounts(machines.database).create(str(uuid.uuid4()))).id
+    account = (await Accounts(inside(machines).database).create(str(uuid.uuid4()))).id
     yield account
     for info in await machines.list(account):
         await machines.delete(info.id, forget=True)

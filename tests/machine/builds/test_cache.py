@@ -19,6 +19,7 @@ from stead.machines.snapshots import SnapshotInfo
 from stead.store.builds import BuildRow, BuildStore
 from support.builds import Lines, builds_of, layers_built, note, phase_names
 from support.guests import sh
+from support.internals import inside
 from support.waiting import until
 
 
@@ -141,7 +142,7 @@ async def test_requests_without_set_up_have_no_build_record(
 
 
 async def test_recovery_fails_unfinished_builds(builder: Builder, machines: Machines, account: str) -> None:
-    store = BuildStore(machines.database)
+    store = BuildStore(inside(machines).database)
     await store.insert(BuildRow("bld-" + "a" * 20, account, "running", "[]"))
     await store.insert(BuildRow("bld-" + "b" * 20, account, "running", "[]"))
     await store.finish("bld-" + "b" * 20, "succeeded")

@@ -12,6 +12,7 @@ from stead.machines import Machine, Machines, SnapshotState
 from stead.repos.transfer.bundles import Bundles
 from stead.store.builds import BuildStore
 from support.builds import Lines, hidden, phase_names, said, with_commands
+from support.internals import inside
 from support.waiting import until
 
 
@@ -65,7 +66,7 @@ async def test_a_repeated_request_joins_the_build_that_lingers(
     machines: Machines, account: str, lines: Lines, bundles: Bundles
 ) -> None:
     """A client whose connection broke repeats its request; also the time limit of a build, and a stop."""
-    builder = Builder(machines, BuildStore(machines.database), lines, bundles, linger=60)
+    builder = Builder(machines, BuildStore(inside(machines).database), lines, bundles, linger=60)
     order = SnapshotOrder(account, with_commands("echo at work; until [ -e /root/go ]; do sleep 0.1; done"))
     first = asyncio.create_task(builder.ensure_snapshot(order))
 
@@ -90,7 +91,7 @@ async def test_a_repeated_request_joins_the_build_that_lingers(
         "snapshot",
     ]
 
-    hurried = Builder(machines, BuildStore(machines.database), lines, bundles, budget=4, linger=60)
+    hurried = Builder(machines, BuildStore(inside(machines).database), lines, bundles, budget=4, linger=60)
     with pytest.raises(BuildBudgetExceeded) as raised:
         await hurried.ensure_snapshot(SnapshotOrder(account, with_commands("sleep 600")))
     reached = (await builder.records.phases(account, raised.value.build or ""))[-1]

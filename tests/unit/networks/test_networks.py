@@ -51,7 +51,8 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
     database = await open_database(tmp_path / "stead.db")
     accounts = Accounts(database)
     ours, theirs = [(await accounts.create(name)).id for name in ("ours", "theirs")]
-    yield Stage(database, Networks(database, [IPv4Network("10.9.0.0/16")]), ours, theirs)
+    networks = Networks(VpcStore(database), MachineStore(database), [IPv4Network("10.9.0.0/16")])
+    yield Stage(database, networks, ours, theirs)
     await database.dispose()
 
 

@@ -12,6 +12,7 @@ from stead.settings import Size
 from support.engine import ALL, DISK, audit, contents, restart, run, used
 from support.fake_host import ServerCrashed
 from support.fake_server import FakeServer
+from support.internals import inside
 
 
 async def test_forks_have_the_memory_and_disk_of_their_parent_and_then_their_own(server: FakeServer) -> None:
@@ -195,9 +196,10 @@ async def test_a_failed_adoption_does_not_block_snapshots_and_forks(server: Fake
 async def test_a_capture_that_is_cancelled_closes_the_memory(server: FakeServer) -> None:
     machine = await used(server)
     machines = server.machines
-    live = machines.processes.get(machine.id)
+    live = inside(machines).processes.get(machine.id)
     assert live is not None
-    taking = asyncio.create_task(machines.capture.capture(await machines.journal.find(machine.id), live))
+    record = await inside(machines).journal.find(machine.id)
+    taking = asyncio.create_task(inside(machines).capture.capture(record, live))
     server.host.fail("vm.switch", lambda: taking.cancel())
     with pytest.raises(asyncio.CancelledError):
         await taking

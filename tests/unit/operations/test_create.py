@@ -12,6 +12,7 @@ from stead.machines.pool import Pool
 from stead.tasks import cancel_and_wait
 from support.engine import ALL, CUT, DISK, audit, contents, installation, restart, run, used
 from support.fake_server import FakeServer
+from support.internals import inside
 
 # Create and pool
 
@@ -35,7 +36,7 @@ async def test_a_create_that_fails_leaves_nothing(server: FakeServer, call: str)
     server.host.fail(call, HostError("no"), skip=1 if call == "check_capacity" else 0)
     with pytest.raises(StartFailed, match="cannot create a VM: no"):
         await server.machines.create()
-    assert await server.machines.journal.list() == []
+    assert await inside(server.machines).journal.list() == []
     assert not server.world.folders
     await audit(server)
 
@@ -63,7 +64,7 @@ async def test_a_create_is_tried_once_more_when_the_guest_ends_at_once(server: F
     else:
         with pytest.raises(StartFailed, match="did not confirm its identity"):
             await server.machines.create()
-        assert await server.machines.journal.list() == []
+        assert await inside(server.machines).journal.list() == []
     assert server.host.calls.count("restore") == 2
     await audit(server)
 
@@ -86,8 +87,8 @@ async def test_a_create_is_tried_again_when_the_guest_ends_as_it_resumes(server:
 
 async def test_guests_that_do_not_answer_do_not_block_the_creates_of_others(server: FakeServer) -> None:
     await server.machines.template()
-    server.machines.slots._total = 2
-    server.machines.slots._release_after = 0.05
+    inside(server.machines).slots._total = 2
+    inside(server.machines).slots._release_after = 0.05
 
     def hang() -> None:
         for process in server.world.processes.values():
@@ -110,7 +111,7 @@ async def test_guests_that_do_not_answer_do_not_block_the_creates_of_others(serv
 async def test_create_refuses_an_invalid_name(server: FakeServer, name: str) -> None:
     with pytest.raises(InvalidRequest, match="1 to 200 printable characters"):
         await server.machines.create(name=name)
-    assert await server.machines.journal.list() == []
+    assert await inside(server.machines).journal.list() == []
 
 
 async def test_every_operation_on_an_unknown_id_is_not_found(server: FakeServer) -> None:
@@ -139,7 +140,7 @@ async def test_a_create_that_lasts_too_long_does_not_keep_the_pool_from_refillin
     monkeypatch.setattr("stead.machines.pool._LONGEST_WAIT", 0.05)
     monkeypatch.setattr("stead.machines.pool._QUIET", 0.0)
     nothing: Any = None
-    pool = Pool(nothing, nothing, nothing, nothing, nothing, 1)
+    pool = Pool(nothing, bring_up=nothing, deletion=nothing, target=1)
     with pool.paused_refill():
         assert pool._busy == 1
         async with asyncio.timeout(60):
@@ -152,8 +153,8 @@ async def test_a_create_takes_a_prepared_vm_from_the_pool(monkeypatch: pytest.Mo
     monkeypatch.setattr("stead.machines.pool._QUIET", 0)
     async with installation(pool=1) as server:
         await server.machines.template()
-        assert await server.machines.pool.filled(10)
-        (prepared,) = await server.machines.pool.prepared()
+        assert await inside(server.machines).pool.filled(10)
+        (prepared,) = await inside(server.machines).pool.prepared()
         process = server.world.of(prepared.id)
         assert not process.awake.is_set() and process.identity["hostname"] == "prepared"
         assert await server.machines.list() == [], "prepared VMs are not listed"
@@ -161,9 +162,9 @@ async def test_a_create_takes_a_prepared_vm_from_the_pool(monkeypatch: pytest.Mo
         machine = await server.machines.create(name="mine")
         assert machine.id == prepared.id and server.world.of(machine.id) is process
         assert process.identity["hostname"] == machine.id
-        assert await server.machines.pool.filled(10)
+        assert await inside(server.machines).pool.filled(10)
         # Its process ends unseen by anybody: the next create gets another VM.
-        (prepared,) = await server.machines.pool.prepared()
+        (prepared,) = await inside(server.machines).pool.prepared()
         server.world.of(prepared.id).end()
         other = await server.machines.create()
         assert other.id != prepared.id
@@ -176,19 +177,19 @@ async def test_a_prepared_vm_that_does_not_confirm_its_identity_is_removed(
 ) -> None:
     async with installation(pool=1) as server:
         await server.machines.template()
-        assert await server.machines.pool.filled(10)
-        (prepared,) = await server.machines.pool.prepared()
+        assert await inside(server.machines).pool.filled(10)
+        (prepared,) = await inside(server.machines).pool.prepared()
         monkeypatch.setattr("stead.guest.identity.CLOCK_TOLERANCE", -1.0)
         with pytest.raises(SteadError, match="the guest did not confirm its clock"):
             await server.machines.create()
-        assert await server.machines.journal.get(prepared.id) is None
+        assert await inside(server.machines).journal.get(prepared.id) is None
         assert not server.world.alive(prepared.id)
 
 
 async def closed_at(calls: int) -> bool:
     """Close the pool after so many calls of its first refill; whether there were as many."""
     async with installation(pool=1) as server:
-        pool = server.machines.pool
+        pool = inside(server.machines).pool
         closing: list[asyncio.Task[None]] = []
         server.host.fail(None, lambda: closing.append(asyncio.create_task(pool.close())), skip=calls)
         await server.machines.template()
@@ -198,7 +199,7 @@ async def closed_at(calls: int) -> bool:
         await asyncio.gather(*closing)
         filling.cancel()
         if closing:
-            assert await server.machines.journal.list() == []
+            assert await inside(server.machines).journal.list() == []
             await audit(server)
         return bool(closing)
 
@@ -292,7 +293,7 @@ async def test_a_vm_without_its_disk_is_lost_and_can_only_be_deleted(
     with pytest.raises(WrongState):
         await machine.start()
     await machine.delete()
-    assert await server.machines.journal.list() == []
+    assert await inside(server.machines).journal.list() == []
 
 
 async def test_a_vm_is_not_lost_because_the_host_cannot_tell(server: FakeServer) -> None:

@@ -12,12 +12,13 @@ import pytest
 from stead.errors import CapacityExceeded, InvalidRequest, SnapshotExpired, SnapshotNotFound
 from stead.machines import expiry
 from stead.machines.lifetimes import FOREVER, MAX_TTL, Lifetime
-from stead.machines.snapshots import SnapshotState
+from stead.machines.snapshot_journal import SnapshotState
 from stead.store.database import open_database
 from stead.store.snapshots import SnapshotStore
 from support.databases import migrate
 from support.engine import ALL, audit, contents, restart, used
 from support.fake_server import FakeServer
+from support.internals import inside
 from support.waiting import until
 
 
@@ -96,12 +97,12 @@ async def test_snapshot_that_was_deleted_before_its_expiry_has_not_expired(
 
 async def test_expiry_waits_for_the_vms_that_are_being_created(server: FakeServer, clock: Clock) -> None:
     snapshot = await (await used(server)).snapshot(lifetime=Lifetime(ttl=60))
-    server.machines.slots._total = 1
-    async with server.machines.slots.hold("another"):
+    inside(server.machines).slots._total = 1
+    async with inside(server.machines).slots.hold("another"):
         creating = asyncio.create_task(server.machines.create(snapshot=snapshot.id))
 
         async def allocated() -> bool:
-            return len(await server.machines.journal.list()) == 2
+            return len(await inside(server.machines).journal.list()) == 2
 
         await until(allocated, 60)
         clock.ahead = 61
@@ -154,14 +155,15 @@ async def test_extension_just_before_the_deletion_wins(
     snapshots = server.machines.snapshots
     snapshot = await (await used(server)).snapshot(lifetime=Lifetime(ttl=60))
     clock.ahead = 61
-    expired = snapshots.store.expired
+    store = inside(server.machines).snapshot_store
+    expired = store.expired
 
     async def find_then_extend(now: int, *, excluding: str) -> object:
         found = await expired(now, excluding=excluding)
         await snapshots.update(snapshot.id, lifetime=Lifetime(ttl=60))
         return found
 
-    monkeypatch.setattr(snapshots.store, "expired", find_then_extend)
+    monkeypatch.setattr(store, "expired", find_then_extend)
     await snapshots.delete_expired()
     assert await listed(server) == [snapshot.id]
     await server.machines.create(snapshot=snapshot.id)
@@ -198,13 +200,13 @@ async def test_server_deletes_what_expired_while_it_was_down_and_goes_on(
     with pytest.raises(SnapshotExpired):
         await server.machines.create(snapshot=first.id)
     # One failure does not end the checks.
-    broken = server.machines.snapshots.store.expired
+    broken = inside(server.machines).snapshot_store.expired
 
     async def fail_once(now: int, *, excluding: str) -> object:
-        monkeypatch.setattr(server.machines.snapshots.store, "expired", broken)
+        monkeypatch.setattr(inside(server.machines).snapshot_store, "expired", broken)
         raise RuntimeError("the database is locked")
 
-    monkeypatch.setattr(server.machines.snapshots.store, "expired", fail_once)
+    monkeypatch.setattr(inside(server.machines).snapshot_store, "expired", fail_once)
     clock.ahead = 601
     await until(lambda: left(), 60)
     await audit(server)
@@ -240,8 +242,8 @@ async def test_snapshot_that_expires_during_its_capture_is_deleted_after_it(
 
 async def test_expired_snapshot_is_not_in_the_build_cache(server: FakeServer, clock: Clock) -> None:
     machine = await used(server, account="a")
-    old = await machine.snapshot(template_hash="h")
-    new = await machine.snapshot(template_hash="h", lifetime=Lifetime(ttl=60))
+    old = await server.machines.snapshot(machine.id, template_hash="h")
+    new = await server.machines.snapshot(machine.id, template_hash="h", lifetime=Lifetime(ttl=60))
     found = await server.machines.snapshots.find("a", "h")
     assert found is not None and found.id == new.id
     clock.ahead = 61

@@ -20,6 +20,7 @@ from support.engine import SETTINGS, audit, disk_of, restart, run
 from support.fake_host import ServerCrashed
 from support.fake_server import FakeServer
 from support.fake_world import World
+from support.internals import inside
 
 T = TypeVar("T")
 
@@ -125,7 +126,7 @@ class Histories(RuleBasedStateMachine):
     async def restart(self, *, crash: bool = True) -> None:
         await restart(self.server, crash=crash)
         self.faulty = False
-        records = {record.id: record for record in await self.server.machines.journal.list()}
+        records = {record.id: record for record in await inside(self.server.machines).journal.list()}
         for machine, expected in list(self.expected.items()):
             if expected.deleted and machine not in records:
                 del self.expected[machine]
@@ -235,7 +236,7 @@ class Histories(RuleBasedStateMachine):
         await self.attempt(machine.delete(), fault, machine.id)
         if self.faulty:
             await self.restart(crash=False)
-        elif await self.server.machines.journal.get(machine.id) is None:
+        elif await inside(self.server.machines).journal.get(machine.id) is None:
             self.expected.pop(machine.id, None)
 
     @rule(crash=st.booleans())
@@ -251,7 +252,7 @@ class Histories(RuleBasedStateMachine):
         if not self.faulty:
             await audit(self.server)
         for machine, expected in self.expected.items():
-            record = await self.server.machines.journal.get(machine)
+            record = await inside(self.server.machines).journal.get(machine)
             assert record is not None
             if not expected.deleted:
                 found = (await disk_of(self.server, record)).get("file")

@@ -15,6 +15,7 @@ from stead.machines.nics import NicRequest
 from stead.networks.errors import ForkUnsupported, InvalidAddress, VpcFull, VpcInUse
 from support.engine import audit, installation, restart
 from support.fake_server import FakeServer
+from support.internals import inside
 from support.vpc_stage import VpcStage
 from support.waiting import until
 
@@ -189,7 +190,7 @@ async def test_a_vm_of_the_pool_joins_the_vpc() -> None:
     async with installation(pool=1) as server:
         stage = await Stage.of(server, "10.0.0.0/29")
         await server.machines.template()
-        assert await server.machines.pool.filled(30)
+        assert await inside(server.machines).pool.filled(30)
         machine = await stage.create("10.0.0.3")
         assert server.host.calls.count("join_network") == 1
         assert stage.identity(machine) == "10.0.0.3"
@@ -203,7 +204,7 @@ async def test_a_vm_of_the_pool_that_cannot_join_is_not_created(call: str) -> No
     async with installation(pool=1) as server:
         stage = await Stage.of(server, "10.0.0.0/29")
         await server.machines.template()
-        assert await server.machines.pool.filled(30)
+        assert await inside(server.machines).pool.filled(30)
         server.host.fail(call, HostError("no"))
         with pytest.raises(StartFailed, match="cannot create a VM: no"):
             await stage.create("10.0.0.3")

@@ -3,12 +3,16 @@
 from collections.abc import AsyncIterator
 from ipaddress import IPv4Address
 
+import pytest
 import pytest_asyncio
 
 from stead import addresses
+from stead.installation import OpenedVms, open_parts
 from stead.machines import Machine
 from stead.machines.nics import NicRequest
 from stead.networks.names import MAX_ADDRESSES
+from stead.store.database import Database
+from stead.store.machines import MachineStore
 from support.engine import restart
 from support.fake_server import FakeServer
 from support.vpc_stage import VpcStage
@@ -31,7 +35,7 @@ class Stage(VpcStage):
         return slot
 
     async def resolved(self, asker: Machine, label: str) -> list[str]:
-        found = self.server.machines.private_names.addresses(await self.slot(asker), label)
+        found = self.server.private_names.addresses(await self.slot(asker), label)
         return [str(each) for each in found]
 
 
@@ -53,7 +57,7 @@ async def test_a_vm_is_found_by_its_name_and_its_id(stage: Stage, web: Machine) 
     for label in ("db", "mydb", "", "-", db.id[:-1], "é" * 60):
         assert await stage.resolved(web, label) == []
     assert await stage.resolved(web, "web") == ["10.0.0.1"], "its own"
-    names, slot = stage.server.machines.private_names, await stage.slot(web)
+    names, slot = stage.server.private_names, await stage.slot(web)
     assert names.name(slot, IPv4Address("10.0.0.2")) == "my-db.internal"
     assert names.name(slot, IPv4Address("10.0.0.9")) is None
     unnamed = await stage.create(None)
@@ -75,7 +79,7 @@ async def test_names_end_at_the_vpc(stage: Stage, web: Machine) -> None:
         (outside, outside.id),
     ):
         assert await stage.resolved(asker, label) == []
-    names = stage.server.machines.private_names
+    names = stage.server.private_names
     for asker in (elsewhere, outside):
         assert names.name(await stage.slot(asker), IPv4Address("10.0.0.1")) != "web.internal"
     unused = 60_000
@@ -127,3 +131,23 @@ async def test_changes_are_seen_by_the_next_query(stage: Stage, web: Machine) ->
     assert [each.names for each in await stage.networks.members(stage.account, stage.vpc)].count(()) == 1
     await db.start()
     assert await stage.resolved(web, "db") == ["10.0.0.2"], "recreated"
+
+
+async def test_all_parts_of_an_installation_use_one_store_of_vms(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names are read again after a change: a second store would not count the changes of the first."""
+    made: list[MachineStore] = []
+    original = MachineStore.__init__
+
+    def counted(store: MachineStore, database: Database) -> None:
+        made.append(store)
+        original(store, database)
+
+    monkeypatch.setattr(MachineStore, "__init__", counted)
+    vms = OpenedVms(server.machines, server.host, server.store)
+    async with open_parts(server.settings, server.database, vms, None) as here:
+        before = server.store.version
+        await here.machines.create()
+        assert server.store.version > before
+    assert made == []

@@ -11,7 +11,7 @@ import pytest
 from fastapi import FastAPI
 
 from stead.api.app import create_app, with_middleware
-from stead.installation import open_parts
+from stead.installation import OpenedVms, open_parts
 from support.engine import audit
 from support.fake_host import ServerCrashed
 from support.fake_server import FakeServer
@@ -28,7 +28,9 @@ def _routes() -> FastAPI:
 @contextlib.asynccontextmanager
 async def served(server: FakeServer) -> AsyncIterator[httpx2.AsyncClient]:
     """The API over the engine, without a network."""
-    async with open_parts(server.settings, server.machines.database, server.machines, None) as here:
+    async with open_parts(
+        server.settings, server.database, OpenedVms(server.machines, server.host, server.store), None
+    ) as here:
         account = await here.accounts.default()
         _, key = await here.accounts.create_key(account.id)
         routes = _routes()
@@ -143,5 +145,7 @@ async def test_a_crash_in_a_keyed_create_leaves_one_or_none(
 
 
 async def default_account(server: FakeServer) -> str:
-    async with open_parts(server.settings, server.machines.database, server.machines, None) as here:
+    async with open_parts(
+        server.settings, server.database, OpenedVms(server.machines, server.host, server.store), None
+    ) as here:
         return (await here.accounts.default()).id

@@ -11,6 +11,7 @@ from stead.machines.events import MachineEvent
 from stead.store.machines import MachineRow
 from support.engine import CUT, DISK, audit, contents, state_of, used
 from support.fake_server import FakeServer
+from support.internals import inside
 
 
 async def test_stop_flushes_the_page_cache_and_keeps_the_disk(
@@ -109,7 +110,7 @@ async def test_wait_for_exit_sees_an_exit_during_the_call(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = await used(server)
-    store = server.machines.journal.store
+    store = inside(server.machines).store
     transition = store.transition
     asked: list[asyncio.Task[str]] = []
 

@@ -16,10 +16,10 @@ from stead.limits import LimitExceeded
 from stead.machines.nics import NicRequest
 from stead.networks import tunnels as module
 from stead.networks.errors import PeerNotFound, SessionNotFound, VpcNotFound
-from stead.networks.networks import Networks
 from stead.networks.tunnels import Tunnels, _new_keys, _public
 from support.engine import installation
 from support.fake_server import FakeServer
+from support.vpc_stage import networks_of
 
 
 @dataclass
@@ -42,9 +42,9 @@ class Stage:
 @pytest_asyncio.fixture
 async def stage() -> AsyncIterator[Stage]:
     async with installation() as server:
-        database = server.machines.database
+        database = server.database
         account = (await Accounts(database).create("ours")).id
-        vpc = (await Networks(database, (), server.host).create(account, "192.168.10.0/24")).id
+        vpc = (await networks_of(server).create(account, "192.168.10.0/24")).id
         settings = server.settings.replace(wireguard_host="vpn.example.com")
         yield Stage(server, account, vpc, Tunnels(database, settings, server.host))
 
@@ -118,7 +118,7 @@ async def test_sessions_are_set_up_again_after_a_restart_and_end(stage: Stage) -
 
 async def test_the_lifetime_of_sessions_is_a_setting(stage: Stage) -> None:
     settings = stage.server.settings.replace(wireguard_lifetime=3600)
-    tunnels = Tunnels(stage.server.machines.database, settings, stage.server.host)
+    tunnels = Tunnels(stage.server.database, settings, stage.server.host)
     made = await tunnels.create(stage.account, stage.vpc)
     assert made.expires_at == pytest.approx(time.time() + 3600, abs=60)
 
@@ -144,7 +144,7 @@ async def test_limits(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_an_endpoint_inside_the_vpc_is_refused(stage: Stage) -> None:
     settings = stage.server.settings.replace(wireguard_host="192.168.10.7")
-    tunnels = Tunnels(stage.server.machines.database, settings, stage.server.host)
+    tunnels = Tunnels(stage.server.database, settings, stage.server.host)
     with pytest.raises(InvalidRequest, match="lead into itself"):
         await tunnels.create(stage.account, stage.vpc)
 
@@ -164,7 +164,7 @@ async def test_sessions_that_end_while_the_server_is_down_are_removed_at_its_sta
 
 async def test_a_session_ends_with_its_vpc(stage: Stage) -> None:
     made = await stage.tunnels.create(stage.account, stage.vpc)
-    networks = Networks(stage.server.machines.database, (), stage.server.host)
+    networks = networks_of(stage.server)
     await networks.delete(stage.account, stage.vpc)
     assert stage.vpc not in stage.server.world.tunnels
     assert await stage.tunnels._sessions.get(made.id) is None
