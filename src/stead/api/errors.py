@@ -28,7 +28,7 @@ from stead.builds.errors import (
     Rule,
     SetupFailed,
 )
-from stead.builds.idempotency import IdempotencyKeyReused
+from stead.creation.idempotency import IdempotencyKeyReused
 from stead.domains import errors as domains
 from stead.github.errors import GithubFailed, GithubNotConnected, GithubRefused, LinkConflict, NotLinked
 from stead.identity import errors as identity

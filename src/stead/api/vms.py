@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse, Response
 from stead.api.callers import AnyCaller, CurrentCall, OwnedVm, UsableVm
 from stead.api.dependencies import BuilderDep, DomainsDep, IdentitiesDep, LogbookDep, MachinesDep
 from stead.api.errors import ApiError
-from stead.api.repeatable import CurrentCreation, answer_of, snapshot_id
+from stead.api.repeatable import CurrentCreate, answer_of, snapshot_id
 from stead.api.wire import LARGEST, Nothing
 from stead.api.wire.builds import BuildRecord
 from stead.api.wire.vms import (
@@ -34,7 +34,7 @@ from stead.api.wire.vms import (
     VmSuspended,
     wire_state,
 )
-from stead.builds.background import Answer
+from stead.creation.results import ForkChild, ForkChildren, TakenSnapshot
 from stead.errors import MachineNotFound, WrongState
 from stead.machines import MachineInfo, State
 from stead.machines.persistence import PERSISTENT
@@ -196,15 +196,15 @@ async def snapshot_vm(
     info: OwnedVm,
     machines: MachinesDep,
     call: CurrentCall,
-    creation: CurrentCreation,
+    create: CurrentCreate,
     body: Snapshot | None = None,
 ) -> JSONResponse:
     """Capture a VM's memory and disk as a snapshot. The VM keeps running."""
     wanted = body or Snapshot()
     kept = PERSISTENT if wanted.persistence is None else wanted.persistence.of_snapshot()
-    own_id = snapshot_id(creation.request)
+    own_id = snapshot_id(create.request)
 
-    async def make() -> Answer:
+    async def make() -> TakenSnapshot:
         await or_undo(
             machines.snapshot(
                 info.id,
@@ -216,15 +216,15 @@ async def snapshot_vm(
             ),
             lambda taken: machines.snapshots.delete(taken.id),
         )
-        return answer_of(
-            Snapshotted(snapshot_id=own_id, source_vm_id=info.id, source_vm_instance_id=info.instance)
-        )
+        return TakenSnapshot(own_id, info.id, info.instance)
 
-    taken = await creation.run(make)
-    if not creation.outlives_client:
+    taken = await create.run(TakenSnapshot, make)
+    if not create.outlives_client:
         # A client that never got the id cannot delete the snapshot.
         call.undo = lambda: machines.snapshots.delete(own_id)
-    return JSONResponse(taken)
+    return answer_of(
+        Snapshotted(snapshot_id=taken.id, source_vm_id=taken.source, source_vm_instance_id=taken.instance)
+    )
 
 
 @router.post("/{vm_id}/fork", response_model=Forks)
@@ -232,7 +232,7 @@ async def fork_vm(
     info: OwnedVm,
     machines: MachinesDep,
     call: CurrentCall,
-    creation: CurrentCreation,
+    create: CurrentCreate,
     body: Fork | None = None,
 ) -> JSONResponse:
     """Create VMs with the current memory, processes and files of this one: all of them, or none."""
@@ -245,20 +245,19 @@ async def fork_vm(
 
     async def fork() -> list[str]:
         children = await machines.fork(
-            info.id, wanted.count, persistence=kept, name=wanted.name, request=creation.request
+            info.id, wanted.count, persistence=kept, name=wanted.name, request=create.request
         )
         return [child.id for child in children]
 
-    async def make() -> Answer:
+    async def make() -> ForkChildren:
         infos = [await machines.info(child) for child in await or_undo(fork(), delete_created)]
-        return answer_of(
-            Forks(vm_id=info.id, forks=[Forked(id=child.id, name=child.name) for child in infos])
-        )
+        return ForkChildren(info.id, tuple(ForkChild(child.id, child.name) for child in infos))
 
-    forks = await creation.run(make)
-    if not creation.outlives_client:
-        call.undo = lambda: delete_created([fork["id"] for fork in forks["forks"]])
-    return JSONResponse(forks)
+    made = await create.run(ForkChildren, make)
+    if not create.outlives_client:
+        call.undo = lambda: delete_created([child.id for child in made.children])
+    forks = [Forked(id=child.id, name=child.name) for child in made.children]
+    return answer_of(Forks(vm_id=made.parent, forks=forks))
 
 
 @router.post("/{vm_id}/resize")
