@@ -118,7 +118,6 @@ async def scene(root: None, network: None, cache: Path) -> AsyncIterator[Scene]:
 @pytest_asyncio.fixture
 async def stage(scene: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[Stage]:
     monkeypatch.setattr(client, "_RECHECK", 0.2)
-    monkeypatch.setattr(client, "_SETTLE", 0.2)
     world = scene.site.world
     port = VmPort(world, scene.site.vm, scene.sshd.address)
     server = await asyncio.start_server(port.accept, "127.0.0.1", 0)
@@ -344,15 +343,18 @@ async def test_a_guest_that_has_booted_again_ends_the_connection(stage: Stage) -
         await stage.scene.site.installation.machines.kill(stage.vm)
         await stage.scene.site.installation.machines.start(stage.vm)
         _, said = await asyncio.wait_for(master.communicate(), WAIT)
-        assert b"has booted again: its programs" in said, said
+        assert b"the VM was killed (trace " in said, said
 
 
+@pytest.mark.parametrize("watched", [True, False], ids=["watched", "not watched"])
 @pytest.mark.parametrize("how", ["kill", "delete"])
 async def test_a_vm_that_ended_while_it_was_suspended(
-    stage: Stage, how: str, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, how: str, watched: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A new channel does not start it again: the client is told."""
+    """The client is told at once. If it was not yet, a new channel does not start the VM again."""
     monkeypatch.setattr(client, "_RECHECK", 60.0)
+    if not watched:
+        monkeypatch.setattr(client.Client, "_watch", lambda *_: asyncio.Event().wait())
     machines = stage.scene.site.installation.machines
     machine = await machines.create(Properties(account=stage.scene.site.account))
     _, token = await stage.scene.token_for(vm=machine.id)
@@ -365,9 +367,12 @@ async def test_a_vm_that_ended_while_it_was_suspended(
     await machine.suspend()
     await asyncio.sleep(0.5)
     await (machine.kill() if how == "kill" else machine.delete())
-    assert (await stage.scene.ssh(*stage.shared, "echo in", login=login)).code == 255
+    if watched:
+        expected = "the VM was killed (trace " if how == "kill" else "the VM was deleted (trace "
+    else:
+        assert (await stage.scene.ssh(*stage.shared, "echo in", login=login)).code == 255
+        expected = "it is stopped (killed) (trace " if how == "kill" else f"VM {machine.id} not found (trace "
     _, said = await asyncio.wait_for(master.communicate(), WAIT)
-    expected = "it is stopped (killed) (trace " if how == "kill" else f"VM {machine.id} not found (trace "
     assert expected in said.decode(), said
     if how == "kill":
         assert (await machine.info()).state is State.STOPPED

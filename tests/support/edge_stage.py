@@ -30,6 +30,7 @@ from stead.errors import MachineNotFound
 from stead.host.authority import Authority
 from stead.host.commands import run
 from stead.host.firewall import namespace_rules
+from stead.machines.processes import Eviction, EvictionKind
 from stead.settings import Settings
 from stead.tasks import in_background
 from support.links import Side, ip, namespace, plug_in
@@ -66,7 +67,7 @@ class FakeVm:
     waking: asyncio.Event = field(default_factory=asyncio.Event)
     """A wake waits for it."""
     on_wake: Callable[[], Any] = lambda: None
-    eviction: "asyncio.Future[str]" = field(
+    eviction: "asyncio.Future[Eviction]" = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
@@ -76,7 +77,7 @@ class FakeVm:
     def end_run(self) -> None:
         """As a suspend does."""
         self.up = False
-        self.eviction.set_result("suspended")
+        self.eviction.set_result(Eviction(EvictionKind.SUSPENDED, "the VM was suspended"))
         self.eviction = asyncio.get_running_loop().create_future()
 
     @contextlib.asynccontextmanager

@@ -9,7 +9,7 @@ from typing import Any
 
 from stead.machines import Machine, State
 from stead.machines.records import Properties, Record
-from stead.machines.states import PASSING, Deleted, Prepared, Running, Suspended
+from stead.machines.states import PASSING, Deleted, Prepared, Running, Suspended, next_top_of, top_of
 from stead.settings import Settings, Size
 from stead.store.layers import LayerStore
 from support.fake_server import FakeServer
@@ -73,7 +73,7 @@ async def disk_of(server: FakeServer, record: Record) -> dict[str, str]:
     folder = server.world.folders.get(record.id, {})
     # After an error, a frozen layer stays in the VM's folder until the next start.
     layers = [(server.world.files.get(row.file) or folder[row.id]).data for row in chain]
-    tops = [getattr(record.state, name, None) for name in ("next_top", "top")]
+    tops = [next_top_of(record.state), top_of(record.state)]
     own = [folder[top].data for top in tops if top in folder]
     return dict(ChainMap(*own, *layers))
 
@@ -95,7 +95,7 @@ async def audit(server: FakeServer) -> None:
             assert processes[record.id].disk == await disk_of(server, record)
         if isinstance(record.state, Suspended):
             assert world.saved[record.state.checkpoint].disk == await disk_of(server, record)
-    tops = {record.id: getattr(record.state, "top", None) for record in records}
+    tops = {record.id: top_of(record.state) for record in records}
     assert {machine: set(layers) for machine, layers in world.folders.items()} == {
         record.id: {tops[record.id]} - {None} for record in records if not isinstance(record.state, Deleted)
     }

@@ -26,6 +26,7 @@ class Internals:
         self.suspend = machines._suspend
         self.wake = machines._start.wake
         self.capture = machines._fork.capture
+        self.eviction = machines._eviction
         self.deletion = machines._deletion
         self.recovery = machines._recovery
         # Rows

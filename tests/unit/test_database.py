@@ -18,9 +18,14 @@ import sqlalchemy as sa
 
 from stead import store
 from stead.identity.accounts import Accounts
+from stead.machines.machine import machine_info
+from stead.machines.records import record_of
+from stead.machines.states import Creating
 from stead.store.accounts import AccountStore, accounts
 from stead.store.database import Database, open_database
+from stead.store.machines import MachineStore
 from stead.store.rows import Rows
+from support.databases import migrate
 
 
 @pytest_asyncio.fixture
@@ -132,3 +137,33 @@ async def test_look_up_sees_committed_rows_and_does_not_wait_for_writers(
 async def test_a_look_up_cannot_write(database: Database) -> None:
     with database.look_up() as connection, pytest.raises(sa.exc.OperationalError, match="readonly"):
         connection.execute(accounts.delete())
+
+
+async def test_migration_of_vms_that_were_being_recreated(tmp_path: Path) -> None:
+    """Before 0022, a new VM with any reason was one that is recreated."""
+    path = tmp_path / "stead.db"
+    migrate(path, "0021")
+    old = [
+        ("created", "creating", None),
+        ("again", "creating", "being recreated"),
+        ("ended", "stopped", "killed"),
+    ]
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executemany(
+            "INSERT INTO machines (id, state, reason, step, vcpus, memory_mib, disk_gib, slot, template,"
+            " hostname, guest_machine_id, created_at, updated_at, top)"
+            " VALUES (?, ?, ?, NULL, 1, 512, 20, ?, 't', 'h', 'g', 1, 1, 'top')",
+            [(*row, slot) for slot, row in enumerate(old)],
+        )
+        connection.commit()
+    database = await open_database(path)
+    rows = {row.id: row for row in await MachineStore(database).list()}
+    assert {row.id: (row.recreated, row.reason) for row in rows.values()} == {
+        "created": (False, None),
+        "again": (True, None),
+        "ended": (False, "killed"),
+    }
+    assert record_of(rows["created"]).state == Creating("allocate", "top")
+    assert record_of(rows["again"]).state == Creating("allocate", "top", recreated=True)
+    assert machine_info(rows["again"]).reason == "being recreated"
+    await database.dispose()

@@ -14,6 +14,9 @@ from stead.edge.pages import Refusal
 from stead.edge.routes import AwakeVm, RouteFiles, host_of
 from stead.edge.ssh.failures import ConnectionPlaces
 from stead.errors import MachineNotFound, StartFailed
+from stead.machines.processes import Eviction, EvictionKind
+
+ENDED = Eviction(EvictionKind.ENDED, "the VM was stopped")
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ class World:
         return self.up[machine]
 
     def end(self, machine: str) -> None:
-        self.up.pop(machine).eviction.set_result("ended")
+        self.up.pop(machine).eviction.set_result(ENDED)
 
     @property
     def found(self) -> dict[str, list[str]]:
@@ -162,7 +165,7 @@ async def test_a_file_of_the_next_run_survives_the_end_of_the_run_before(world: 
     assert await _code(world, "a.dev") == "100.64.0.5:80"
     world.start("1")
     assert await _code(world, "a.dev") == "100.64.0.5:80"
-    before.eviction.set_result("ended")
+    before.eviction.set_result(ENDED)
     await asyncio.sleep(0)
     assert world.found == {"a.dev": ["100.64.0.5:80"]}
 

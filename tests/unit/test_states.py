@@ -3,8 +3,8 @@
 import functools
 import itertools
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any
+from dataclasses import fields, replace
+from typing import Any, get_args
 
 import pytest
 from hypothesis import settings
@@ -20,6 +20,12 @@ from stead.machines.states import (
     Deleted,
     Deleting,
     End,
+    HasCheckpoint,
+    HasNextTop,
+    HasReason,
+    HasRun,
+    HasStep,
+    HasTop,
     IllegalTransition,
     Lost,
     MachineState,
@@ -232,7 +238,18 @@ def all_states() -> Iterator[MachineState]:
 
 
 STATES = list(all_states())
-COLUMNS = ("state", "step", "top", "next_top", "checkpoint", "reason", "pid", "pid_started", "memory_base")
+COLUMNS = (
+    "state",
+    "step",
+    "top",
+    "next_top",
+    "checkpoint",
+    "reason",
+    "recreated",
+    "pid",
+    "pid_started",
+    "memory_base",
+)
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -240,6 +257,51 @@ def test_a_state_is_read_back_as_it_was_written(state: MachineState) -> None:
     columns = to_columns(state)
     assert set(columns) == set(COLUMNS)
     assert from_columns(columns) == state
+
+
+def test_a_recreated_vm_is_known_by_its_column_and_not_by_its_reason() -> None:
+    assert from_columns(row(Creating("disk", "top"), reason="a note")) == Creating("disk", "top")
+    recreated = Creating("disk", "top", recreated=True)
+    assert to_columns(recreated) == to_columns(Creating("disk", "top")) | {"recreated": True}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_states_are_grouped_by_the_fields_that_they_have(kind: type[MachineState]) -> None:
+    groups: dict[str, Any] = {
+        "step": HasStep,
+        "top": HasTop,
+        "next_top": HasNextTop,
+        "run": HasRun,
+        "checkpoint": HasCheckpoint,
+        "reason": HasReason,
+    }
+    names = {field.name for field in fields(kind)}
+    assert names - {"recreated"} <= groups.keys()
+    assert {name for name, group in groups.items() if kind in get_args(group)} == names - {"recreated"}
+
+
+OPTIONAL: dict[type[MachineState], set[str]] = {
+    Preparing: {"run"},
+    Creating: {"run"},
+    Running: {"next_top", "reason"},
+    Starting: {"run"},
+    Waking: {"run"},
+    Stopping: {"top", "run", "next_top"},
+    Stopped: {"top"},
+    Deleting: {"run"},
+    Lost: {"top", "next_top", "checkpoint", "run"},
+}
+EMPTY: dict[str, dict[str, None]] = {"run": dict.fromkeys(("pid", "pid_started", "memory_base"))}
+
+
+@pytest.mark.parametrize("state", FIRST.values(), ids=FIRST)
+def test_a_row_without_data_that_its_state_needs_is_not_in_that_state(state: MachineState) -> None:
+    """But for a step, and for a reason, which have a default."""
+    for name in {field.name for field in fields(state)} - {"step", "reason", "recreated"}:
+        if isinstance(state, Waking) and name == "checkpoint":
+            continue  # A VM that starts without saved memory boots.
+        read = from_columns(row(state, **EMPTY.get(name, {name: None})))
+        assert (type(read) is type(state)) == (name in OPTIONAL.get(type(state), set())), name
 
 
 def row(of: MachineState, /, **changes: Any) -> dict[str, Any]:

@@ -113,7 +113,7 @@ class GuestSocket:
                 await self.call.connection.cut()
 
     async def _evicted(self, attached: Attached) -> Close:
-        return Close(GOING_AWAY, await asyncio.shield(attached.eviction))
+        return Close(GOING_AWAY, (await asyncio.shield(attached.eviction)).reason)
 
     async def _lost(self, attached: Attached) -> Close:
         """The guest closed the connection: because its VM has ended, or only that connection did."""

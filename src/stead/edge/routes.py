@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from stead.logs import get_logger
+from stead.machines.processes import Eviction
 
 log = get_logger("stead.edge")
 
@@ -66,7 +67,7 @@ class AwakeVm:
     """A VM that is up."""
 
     address: IPv4Address
-    eviction: "asyncio.Future[str]"
+    eviction: "asyncio.Future[Eviction]"
     """Done when this run of the VM ends or the VM is suspended."""
 
 
@@ -87,7 +88,7 @@ class RouteFiles:
         self._most = most
         self._entries: dict[str, _Entry] = {}
         self._by_machine: defaultdict[str, set[str]] = defaultdict(set)
-        self._watched: dict[str, asyncio.Future[str]] = {}
+        self._watched: dict[str, asyncio.Future[Eviction]] = {}
         self._closed = False
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -151,7 +152,7 @@ class RouteFiles:
         if not hosts:
             del self._by_machine[entry.machine]
 
-    def _evict(self, machine: str, address: IPv4Address, eviction: "asyncio.Future[str]") -> None:
+    def _evict(self, machine: str, address: IPv4Address, eviction: "asyncio.Future[Eviction]") -> None:
         if self._watched.get(machine) is eviction:
             del self._watched[machine]
             for host in list(self._by_machine.get(machine, ())):

@@ -10,7 +10,7 @@ from stead.machines.events import EventKind, Events, status
 from stead.machines.journal import Journal
 from stead.machines.layers import LayerMissing, Layers
 from stead.machines.records import Record
-from stead.machines.states import Lost, MachineState, Running, Starting, Stopped, Stopping, Suspended
+from stead.machines.states import Lost, MachineState, Running, Starting, Stopped, Stopping, Suspended, top_of
 
 
 @dataclass(eq=False)
@@ -61,7 +61,7 @@ class Disks:
         if isinstance(state, Starting) and state.step == "disk":
             self.host.remove_layer(record.id, state.top)
             return None
-        return getattr(state, "top", None)
+        return top_of(state)
 
     async def whole(self, record: Record) -> Template:
         """The template below a VM's disk when every layer exists; else the VM becomes lost.
@@ -70,7 +70,7 @@ class Disks:
         """
         template = self.host.templates.load(record.template)
         reason = "disk layers are missing"
-        top = getattr(record.state, "top", None)
+        top = top_of(record.state)
         if template is not None and (top is None or self.host.has_layer(record.id, top)):
             try:
                 await self.layers.chain(record.layer)

@@ -24,6 +24,7 @@ from stead.machines.states import (
     Suspended,
     check_transition,
     to_columns,
+    top_of,
 )
 from stead.settings import Size
 from stead.store.machines import LayerRow, MachineStore
@@ -113,7 +114,7 @@ class Journal:
 
         `terminals` are those of a VM that is suspended by it.
         """
-        top = getattr(before.state, "top", None)
+        top = top_of(before.state)
         if top is None:
             raise IllegalTransition(f"no disk layer to freeze: {before.state} -> {to}")
         layer = LayerRow(top, before.layer, before.template, f"{top}.qcow2")

@@ -93,7 +93,7 @@ def machine_info(row: MachineRow) -> MachineInfo:
         size=size_of(row),
         address=addresses.machine_address(row.slot),
         hostname=row.hostname,
-        reason=row.reason,
+        reason="being recreated" if row.recreated else row.reason,
         created_at=row.created_at / 1e9,
         snapshot=row.snapshot,
         persistence=persistence_of(row),

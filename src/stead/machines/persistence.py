@@ -59,11 +59,13 @@ def sticky(priority: int | None) -> Sticky:
 
 
 def snapshot_columns(persistence: Persistence) -> dict[str, Any]:
-    return {"persistence": persistence.type, "priority": getattr(persistence, "priority", None)}
+    priority = persistence.priority if isinstance(persistence, Sticky) else None
+    return {"persistence": persistence.type, "priority": priority}
 
 
 def columns(persistence: Persistence) -> dict[str, Any]:
-    return {**snapshot_columns(persistence), "delete_event": getattr(persistence, "delete_event", None)}
+    delete_event = persistence.delete_event if isinstance(persistence, Ephemeral) else None
+    return {**snapshot_columns(persistence), "delete_event": delete_event}
 
 
 @functools.lru_cache

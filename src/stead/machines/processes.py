@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -17,12 +18,37 @@ from stead.processes import ProcessId
 from stead.tasks import TaskSet, cancel_and_wait, finished, in_background
 
 
-def new_eviction() -> "asyncio.Future[str]":
+class EvictionKind(Enum):
+    SUSPENDED = "suspended"
+    """The guest continues when the VM is woken."""
+    ENDED = "ended"
+
+
+@dataclass(frozen=True)
+class Eviction:
+    """Why clients must leave a run of a VM."""
+
+    kind: EvictionKind
+    reason: str
+    """In words for them: `the VM was suspended: idle for 300 s`."""
+
+
+def new_eviction() -> "asyncio.Future[Eviction]":
     return asyncio.get_running_loop().create_future()
 
 
+@dataclass(eq=False)
 class Boot:
     """A guest from its boot to its end. It outlives suspends: its programs and connections continue."""
+
+    ended: "asyncio.Future[Eviction]" = field(default_factory=new_eviction, repr=False)
+    """Done when it has ended otherwise than by a suspend, also while its VM was suspended."""
+    checkpoint: str | None = None
+    """Its memory, if it was suspended."""
+
+    def end(self, eviction: Eviction) -> None:
+        if not self.ended.done():
+            self.ended.set_result(eviction)
 
 
 @dataclass(eq=False)
@@ -40,8 +66,8 @@ class RunningVm:
     last_used: float = 0.0
     """When a lease last ended or an attachment was active, by the loop's clock."""
     boot: Boot = field(default_factory=Boot)
-    eviction: "asyncio.Future[str]" = field(default_factory=new_eviction, repr=False)
-    """Why attached clients must leave, once an operation ends this run."""
+    eviction: "asyncio.Future[Eviction]" = field(default_factory=new_eviction, repr=False)
+    """Why attached clients must leave, once this run ends."""
     watcher: asyncio.Task[None] | None = field(default=None, repr=False)
 
     @contextlib.contextmanager
@@ -56,10 +82,13 @@ class RunningVm:
     def touch(self) -> None:
         self.last_used = asyncio.get_running_loop().time()
 
-    def evict(self, reason: str) -> None:
+    def evict(self, kind: EvictionKind, reason: str) -> None:
         """Tell attached clients to leave; clients that attach later are not told."""
-        self.eviction.set_result(reason)
+        eviction = Eviction(kind, reason)
+        self.eviction.set_result(eviction)
         self.eviction = new_eviction()
+        if kind is EvictionKind.ENDED:
+            self.boot.end(eviction)
 
     async def release(self) -> None:
         """Disconnect from the process without ending it."""
@@ -87,7 +116,7 @@ class Processes:
         self._tasks = tasks
         self._lives: dict[str, RunningVm] = {}
         self._suspended: WeakValueDictionary[str, Boot] = WeakValueDictionary()
-        """By checkpoint, as long as a client is attached to it."""
+        """Guests of suspended VMs, by VM, as long as a client is attached to them."""
         self.on_unexpected_end: Callable[[str, RunningVm, str], Coroutine[Any, Any, None]] | None = None
 
     def get(self, machine_id: str) -> RunningVm | None:
@@ -116,35 +145,52 @@ class Processes:
         live.watcher = asyncio.create_task(self._watch(record.id, live))
         return live
 
-    def suspended(self, checkpoint: str, live: RunningVm) -> None:
+    def suspended(self, machine_id: str, checkpoint: str, live: RunningVm) -> None:
         """The guest's memory is saved in this checkpoint."""
-        self._suspended[checkpoint] = live.boot
+        live.boot.checkpoint = checkpoint
+        self._suspended[machine_id] = live.boot
 
-    def woken(self, checkpoint: str, live: RunningVm) -> None:
+    def woken(self, machine_id: str, checkpoint: str, live: RunningVm) -> None:
         """The guest was restored from this checkpoint."""
-        live.boot = self._suspended.get(checkpoint, live.boot)
+        boot = self._suspended.get(machine_id)
+        if boot is not None and boot.checkpoint == checkpoint:
+            live.boot = boot
+
+    def end_suspended(self, machine_id: str, reason: str) -> None:
+        """The saved memory of a suspended VM is given up, and its guest with it."""
+        boot = self._suspended.pop(machine_id, None)
+        if boot is not None:
+            boot.end(Eviction(EvictionKind.ENDED, reason))
 
     async def _watch(self, machine_id: str, live: RunningVm) -> None:
         how = await live.vm.wait()
         live.running = False
         reason = f"the VM ended: {unexpected_end(live.vm.stop_cause, how).reason}"
-        live.evict(reason)
+        if not live.ending:
+            live.evict(EvictionKind.ENDED, reason)
         live.agent.abort(reason)
         if not live.ending and self.on_unexpected_end is not None:
             self._tasks.start(self.on_unexpected_end(machine_id, live, how), f"end of VM {machine_id}")
 
-    async def end(self, record: Record, why: str = "ended") -> None:
-        """Kill a VM's process, connected or orphaned, and close its connections."""
+    async def end(
+        self, record: Record, why: str = "ended", *, kind: EvictionKind = EvictionKind.ENDED
+    ) -> None:
+        """Kill a VM's process, connected or orphaned, and close its connections.
+
+        `kind` is `SUSPENDED` for a VM whose guest continues from its saved memory.
+        """
         live = self._lives.get(record.id)
         if live is not None:
             live.running, live.ending = False, True
-            live.evict(f"the VM was {why}")
+            live.evict(kind, f"the VM was {why}")
             live.agent.abort("the VM was ended")
             await live.vm.kill()
             # Not before: a process that could not be killed is still this VM's.
             self._lives.pop(record.id, None)
             await live.release()
             return
+        if kind is EvictionKind.ENDED:
+            self.end_suspended(record.id, f"the VM was {why}")
         # The recorded pid may be another program's by now: only processes that carry the VM's id are killed.
         for process, machine in self._host.inventory().processes.items():
             if machine == record.id:

@@ -117,11 +117,11 @@ class Record:
 
     @property
     def reason(self) -> str | None:
-        return getattr(self.state, "reason", None)
+        return states.reason_of(self.state)
 
     @property
     def run(self) -> states.Run | None:
-        return getattr(self.state, "run", None)
+        return states.run_of(self.state)
 
     def to_row(self) -> MachineRow:
         return MachineRow(

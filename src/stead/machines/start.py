@@ -15,7 +15,7 @@ from stead.machines.create import CreateOperation
 from stead.machines.disk_eviction import DiskEviction
 from stead.machines.engine import Engine
 from stead.machines.events import Use
-from stead.machines.processes import Boot, RunningVm
+from stead.machines.processes import Boot, Eviction, EvictionKind, RunningVm
 from stead.machines.records import Record, check_idle
 from stead.machines.states import Operation, Stopped, Suspended, Verdict
 from stead.machines.unchanged import UNCHANGED, Unchanged
@@ -33,8 +33,8 @@ class Attached:
     agent: Agent
     touch: Callable[[], None]
     """Record activity: the client or the guest has sent something."""
-    eviction: "asyncio.Future[str]"
-    """Done when the client must leave because the VM is suspended or ends: the result says why."""
+    eviction: "asyncio.Future[Eviction]"
+    """Done when the client must leave because the VM is suspended or ends."""
     lease: Callable[[], AbstractContextManager[Agent]]
     """Inside the block, the VM is not suspended for being idle."""
     boot: Boot
@@ -165,7 +165,9 @@ class StartOperation:
     async def _start_locked(self, record: Record, use: Use) -> None:
         if self.engine.processes.get(record.id) is not None:
             # The operation that recorded its end could not kill it.
-            await self.engine.processes.end(record)
+            asleep = isinstance(record.state, Suspended)
+            kind = EvictionKind.SUSPENDED if asleep else EvictionKind.ENDED
+            await self.engine.processes.end(record, kind=kind)
         match record.state:
             case Suspended() as suspended:
                 async with self.engine.slots.hold(record.account):

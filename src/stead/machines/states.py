@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Any, Literal, cast, get_args
+from types import NoneType
+from typing import Any, Literal, get_args, get_type_hints
 
 from stead.processes import ProcessId
 
@@ -176,6 +177,18 @@ MachineState = (
     | Lost
 )
 KINDS: tuple[type[MachineState], ...] = get_args(MachineState)
+
+# States by the data that they have, so that each is read by its type.
+HasStep = Preparing | Creating | Starting | Waking | Stopping | Deleting
+HasTop = (
+    Preparing | Prepared | Creating | Running | Suspending | Starting | Waking | Stopping | Stopped | Lost
+)
+HasNextTop = Running | Stopping | Lost
+HasRun = (
+    Preparing | Prepared | Creating | Running | Suspending | Starting | Waking | Stopping | Deleting | Lost
+)
+HasCheckpoint = Suspended | Waking | Lost
+HasReason = Running | Suspended | Waking | Stopped | Deleted | Lost
 _CAPTURE = "freeze"
 """The step of a running VM whose state is being captured."""
 
@@ -190,27 +203,49 @@ def steps(kind: type[MachineState]) -> tuple[str, ...]:
     return _STEPS[kind]
 
 
+def top_of(state: MachineState) -> str | None:
+    """The disk layer that the VM writes; None when all of its disk is read-only."""
+    return state.top if isinstance(state, HasTop) else None
+
+
+def next_top_of(state: MachineState) -> str | None:
+    """The layer that will replace the top one."""
+    return state.next_top if isinstance(state, HasNextTop) else None
+
+
+def run_of(state: MachineState) -> Run | None:
+    return state.run if isinstance(state, HasRun) else None
+
+
+def reason_of(state: MachineState) -> str | None:
+    return state.reason if isinstance(state, HasReason) else None
+
+
 # Columns
 
 
 def to_columns(state: MachineState) -> dict[str, Any]:
     """What a row holds in this state; all else that belongs to a state is null."""
-    run = getattr(state, "run", None)
-    capturing = isinstance(state, Suspending) or (isinstance(state, Running) and state.next_top is not None)
-    reason = getattr(state, "reason", None)
-    if isinstance(state, Creating) and state.recreated:
-        reason = "being recreated"
+    run = run_of(state)
     return {
         "state": state.name.value,
-        "step": getattr(state, "step", _CAPTURE if capturing else None),
-        "top": getattr(state, "top", None),
-        "next_top": getattr(state, "next_top", None),
-        "checkpoint": getattr(state, "checkpoint", None),
-        "reason": reason,
+        "step": _step(state),
+        "top": top_of(state),
+        "next_top": next_top_of(state),
+        "checkpoint": state.checkpoint if isinstance(state, HasCheckpoint) else None,
+        "reason": reason_of(state),
+        "recreated": isinstance(state, Creating) and state.recreated,
         "pid": None if run is None else run.process.pid,
         "pid_started": None if run is None else run.process.started,
         "memory_base": None if run is None else run.memory_base,
     }
+
+
+def _step(state: MachineState) -> str | None:
+    if isinstance(state, HasStep):
+        return state.step
+    capturing = isinstance(state, Suspending) or (isinstance(state, Running) and state.next_top is not None)
+    return _CAPTURE if capturing else None
 
 
 def from_columns(columns: Mapping[str, Any]) -> MachineState:
@@ -222,8 +257,7 @@ def from_columns(columns: Mapping[str, Any]) -> MachineState:
     run = None
     if columns["pid"] is not None and columns["pid_started"] is not None:
         run = Run(ProcessId(columns["pid"], columns["pid_started"]), columns["memory_base"])
-    values = {name: columns[name] for name in ("step", "top", "next_top", "checkpoint", "reason")}
-    values |= {"run": run, "recreated": columns["reason"] is not None}
+    values = {name: columns[name] for name in _OWN_COLUMNS} | {"run": run}
     kind = _kind(columns["state"], columns["checkpoint"])
     if kind is not None:
         if "reason" in _REQUIRED[kind]:
@@ -249,20 +283,20 @@ def _kind(name: str, checkpoint: str | None) -> type[MachineState] | None:
     return next((kind for kind in KINDS if kind.name == name), None)
 
 
+_OWN_COLUMNS = ("step", "top", "next_top", "checkpoint", "reason", "recreated")
+"""Fields of states that are columns; a run has three."""
 _REQUIRED: Mapping[type[MachineState], tuple[str, ...]] = {
-    kind: tuple(
-        field.name for field in fields(kind) if "None" not in str(field.type) and field.name != "recreated"
-    )
+    kind: tuple(name for name, hint in get_type_hints(kind).items() if NoneType not in get_args(hint))
     for kind in KINDS
 }
+"""Fields that cannot be None."""
 
 
 def _complete(state: MachineState) -> bool:
     """Whether a state that was read has all of its data, and a step that it can be in."""
     if any(getattr(state, name) is None for name in _REQUIRED[type(state)]):
         return False
-    allowed = steps(type(state))
-    return not allowed or cast("Any", state).step in allowed
+    return not isinstance(state, HasStep) or state.step in steps(type(state))
 
 
 # Transitions
@@ -300,7 +334,7 @@ def check_transition(before: MachineState | None, after: MachineState) -> None:
         legal = after.top in tops and (before.next_top is None or after.next_top is None)
     elif isinstance(before, Running | Suspending) and isinstance(after, Running | Suspending):
         # The captured disk is that of the saved memory.
-        legal = before.top == after.top and getattr(before, "next_top", None) is None
+        legal = before.top == after.top and next_top_of(before) is None
     elif isinstance(before, Prepared) and isinstance(after, Creating):
         legal = (before.top, before.run) == (after.top, after.run) and not after.recreated
     elif isinstance(before, Suspended | Waking) and isinstance(after, Suspended | Waking):
@@ -323,11 +357,10 @@ def check_transition(before: MachineState | None, after: MachineState) -> None:
 
 def _in_order(before: MachineState | None, after: MachineState) -> bool:
     """Steps of one state go forward; only an attempt to bring a guest up may be repeated."""
-    order = steps(type(after))
-    if before is None or type(before) is not type(after) or not order:
+    if type(before) is not type(after) or not isinstance(before, HasStep) or not isinstance(after, HasStep):
         return True
-    earlier, later = order.index(cast("Any", before).step), order.index(cast("Any", after).step)
-    return later >= earlier or cast("Any", after).step in ("disk", "process")
+    order = steps(type(after))
+    return order.index(after.step) >= order.index(before.step) or after.step in ("disk", "process")
 
 
 # Operations

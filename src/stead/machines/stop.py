@@ -11,9 +11,9 @@ from stead.machines.deletion import DeleteOperation
 from stead.machines.engine import Engine
 from stead.machines.events import FAILURES, REQUESTED, EventKind, status
 from stead.machines.persistence import ends_with
-from stead.machines.processes import RunningVm
+from stead.machines.processes import EvictionKind, RunningVm
 from stead.machines.records import Record
-from stead.machines.states import Operation, Stopped, Stopping
+from stead.machines.states import Operation, Stopped, Stopping, next_top_of, top_of
 
 STOP_TIMEOUT = scaled(60.0)
 _SHUTDOWN_TIMEOUT = scaled(5.0)
@@ -47,8 +47,8 @@ class StopOperation:
 
     async def _stopping(self, record: Record, step: Literal["shutdown", "clean"]) -> Record:
         state = record.state
-        top, next_top = getattr(state, "top", None), getattr(state, "next_top", None)
-        return await self.engine.journal.transition(record, Stopping(step, top, record.run, next_top))
+        stopping = Stopping(step, top_of(state), record.run, next_top_of(state))
+        return await self.engine.journal.transition(record, stopping)
 
     async def shut_down(
         self, record: Record, timeout: float, why: str | None = None, *, for_good: bool = True
@@ -64,7 +64,7 @@ class StopOperation:
     async def power_off(self, live: RunningVm, timeout: float = STOP_TIMEOUT) -> str | None:
         """Ask the guest to power off and wait; returns why the caller has to kill it, None when it ended."""
         live.running, live.ending = False, True
-        live.evict("the VM was stopped")
+        live.evict(EvictionKind.ENDED, "the VM was stopped")
         try:
             await live.agent.call(
                 "POST", "/v1/shutdown", timeout=_SHUTDOWN_TIMEOUT, connect_timeout=_SHUTDOWN_TIMEOUT

@@ -11,7 +11,7 @@ from stead.machines.engine import Engine
 from stead.machines.events import REQUESTED, EventKind, status
 from stead.machines.locks import wrong_state
 from stead.machines.persistence import ends_with
-from stead.machines.processes import RunningVm
+from stead.machines.processes import EvictionKind, RunningVm
 from stead.machines.records import Record, new_id
 from stead.machines.states import Operation, Running, Suspended, Suspending
 from stead.machines.suspended_terminals import list_terminals
@@ -59,7 +59,7 @@ class SuspendOperation:
             await self.deletion.remove(record, f"ephemeral: {reason}", forget=False)
             return
         checkpoint, note = new_id(), record.reason
-        live.evict(f"the VM was {reason}")
+        live.evict(EvictionKind.SUSPENDED, f"the VM was {reason}")
         _, terminals = await asyncio.gather(sync_guest(live), list_terminals(live.agent))
         try:
             with self.engine.layers.building(checkpoint):
@@ -70,14 +70,14 @@ class SuspendOperation:
                 await self.engine.host.sync_layer(record.id, state.top)
                 # Point of no return: from here on the saved memory is the VM, not its process.
                 live.ending = True
-                self.engine.processes.suspended(checkpoint, live)
+                self.engine.processes.suspended(record.id, checkpoint, live)
                 suspended = await finished(
                     self.engine.disks.freeze(saving, Suspended(checkpoint, reason), terminals)
                 )
         except BaseException:
             await finished(self._stay_awake(record.id, live, note))
             raise
-        await finished(self.engine.processes.end(saving, reason))
+        await finished(self.engine.processes.end(saving, reason, kind=EvictionKind.SUSPENDED))
         self.engine.host.tidy(record.id)
         self.engine.events.tell_exit(record.id, reason)
         self.engine.events.report(EventKind.SUSPENDED, record, why or REQUESTED)
@@ -90,7 +90,7 @@ class SuspendOperation:
             return
         if isinstance(recorded.state, Suspended):
             # The suspend is recorded: finish it.
-            await self.engine.processes.end(recorded)
+            await self.engine.processes.end(recorded, kind=EvictionKind.SUSPENDED)
             self.engine.host.tidy(machine_id)
             return
         live.ending = False

@@ -2,12 +2,13 @@
 
 from dataclasses import KW_ONLY, dataclass
 
-from stead.errors import CapacityExceeded, CheckpointUnusable, StartFailed, SteadError
+from stead.errors import CapacityExceeded, CheckpointUnusable, GuestRestarted, StartFailed, SteadError
 from stead.logs import get_logger
 from stead.machines.boot import BootOperation
 from stead.machines.bring_up import BringUp
 from stead.machines.engine import Engine
 from stead.machines.events import EventKind
+from stead.machines.processes import EvictionKind
 from stead.machines.records import Record, new_id
 from stead.machines.states import Stopped, Suspended, Waking
 from stead.tasks import finished
@@ -29,7 +30,11 @@ class WakeOperation:
 
         When its saved memory is unusable it boots from its disk, and its reason says so.
         """
-        template = await self.engine.disks.whole(record)
+        try:
+            template = await self.engine.disks.whole(record)
+        except StartFailed as error:
+            self.engine.processes.end_suspended(record.id, str(error))
+            raise
         try:
             state = await self.engine.host.checkpoints.read(suspended.checkpoint, record.size)
         except CheckpointUnusable as error:
@@ -40,7 +45,7 @@ class WakeOperation:
             record = await self.engine.journal.transition(record, waking)
             await self.engine.disks.make_top(record, waking.top)
             up, live = await self.bring_up.restore_state(record, template, state, new_keys=False)
-            self.engine.processes.woken(suspended.checkpoint, live)
+            self.engine.processes.woken(record.id, suspended.checkpoint, live)
             woken = await self.bring_up.record_running(up, live, EventKind.WOKEN, why)
         except CheckpointUnusable as error:
             record = await finished(self.return_to_suspended(record))
@@ -60,7 +65,7 @@ class WakeOperation:
     async def return_to_suspended(self, record: Record) -> Record:
         """Undo a wake: saved memory and disk are unchanged."""
         recorded = await self.engine.journal.get(record.id) or record
-        await self.engine.processes.end(recorded)
+        await self.engine.processes.end(recorded, kind=EvictionKind.SUSPENDED)
         self.engine.host.tidy(record.id)
         if not isinstance(recorded.state, Waking):
             return recorded
@@ -80,4 +85,7 @@ class WakeOperation:
             )
         stopped = await self.engine.journal.transition(record, Stopped(None, note))
         self.engine.layers.sweep()
-        return await self.boot.boot(stopped, why, note)
+        try:
+            return await self.boot.boot(stopped, why, note)
+        finally:
+            self.engine.processes.end_suspended(record.id, str(GuestRestarted(record.id, note)))

@@ -31,6 +31,8 @@ class MachineRow:
     pid: int | None = None
     pid_started: int | None = None
     reason: str | None = None
+    recreated: bool = False
+    """Being created under the id of a deleted VM."""
     created_at: int = 0
     updated_at: int = 0
     top: str | None = None

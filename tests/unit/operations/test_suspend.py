@@ -1,15 +1,19 @@
 """Suspend, wake and leases, on a host in memory."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from stead.errors import CapacityExceeded, GuestRestarted, HostError, SteadError, WrongState
+from stead.errors import CapacityExceeded, GuestRestarted, HostError, StartFailed, SteadError, WrongState
 from stead.guest import sessions
 from stead.guest.sessions import Session, SessionRequest
 from stead.machines import Machine, State
+from stead.machines.bring_up import BringUp
 from stead.machines.events import Use
+from stead.machines.persistence import Sticky
+from stead.machines.processes import Eviction, EvictionKind
 from support.engine import ALL, DISK, audit, contents, restart, run, state_of, used
 from support.fake_server import FakeServer
 from support.internals import inside
@@ -232,6 +236,94 @@ async def test_a_client_does_not_attach_to_a_guest_that_has_booted_again(server:
     await machine.start()
     with pytest.raises(GuestRestarted):
         machines.reattached(machine.id, attached)
+
+
+async def test_eviction_tells_a_suspend_from_the_end_of_the_guest(server: FakeServer) -> None:
+    machine = await used(server)
+    attached = await machine.attached(Use.SSH)
+    await machine.suspend()
+    assert attached.eviction.result() == Eviction(EvictionKind.SUSPENDED, "the VM was suspended")
+    assert not attached.boot.ended.done()
+    attached = await server.machines.attached_again(machine.id, attached, Use.SSH)
+    await machine.kill()
+    killed = Eviction(EvictionKind.ENDED, "the VM was killed")
+    assert attached.eviction.result() == attached.boot.ended.result() == killed
+
+
+async def crash(server: FakeServer, machine: Machine) -> None:
+    server.world.of(machine.id).end("was killed by SIGKILL")
+    await server.watched()
+
+
+ENDS: dict[str, tuple[Callable[[FakeServer, Machine], Awaitable[object]], str]] = {
+    "stop": (lambda _, machine: machine.stop(), "the VM was stopped"),
+    "kill": (lambda _, machine: machine.kill(), "the VM was killed"),
+    "delete": (lambda _, machine: machine.delete(), "the VM was deleted"),
+    "crash": (crash, "the VM ended: QEMU was killed by SIGKILL"),
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+async def test_the_end_of_a_guest_is_told_once(server: FakeServer, how: str) -> None:
+    end, reason = ENDS[how]
+    machine = await used(server)
+    attached = await machine.attached(Use.SSH)
+    await end(server, machine)
+    assert attached.eviction.result() == attached.boot.ended.result() == Eviction(EvictionKind.ENDED, reason)
+
+
+@pytest.mark.parametrize("how", ["kill", "delete", "boot", "lost", "evicted"])
+async def test_the_end_of_a_suspended_guest_is_told(server: FakeServer, how: str) -> None:
+    machine = await used(server, persistence=Sticky())
+    boot = (await machine.attached(Use.SSH)).boot
+    await machine.suspend()
+    match how:
+        case "kill":
+            await machine.kill()
+        case "delete":
+            await machine.delete()
+        case "boot":
+            for state in server.world.saved.values():
+                state.corrupt = True
+            await machine.start()
+        case "lost":
+            server.world.files.clear()
+            with pytest.raises(StartFailed):
+                await machine.start()
+        case "evicted":
+            await inside(server.machines).eviction._delete_machine(machine.id)
+    assert boot.ended.result().kind is EvictionKind.ENDED
+    assert {
+        "kill": "the VM was killed",
+        "delete": "the VM was deleted",
+        "boot": f"VM {machine.id} has booted again (saved memory was unusable",
+        "lost": f"VM {machine.id} is lost: ",
+        "evicted": "the VM was deleted: evicted to free disk space",
+    }[how] in boot.ended.result().reason
+
+
+async def _refused(*_: object) -> None:
+    raise HostError("no")
+
+
+@pytest.mark.parametrize("at", ["resume", "record"])
+async def test_a_wake_that_fails_does_not_end_the_guest(
+    server: FakeServer, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = await used(server)
+    attached = await machine.attached(Use.SSH)
+    await machine.suspend()
+    with monkeypatch.context() as patch:
+        if at == "resume":
+            server.host.fail("vm.resume", HostError("no"))
+        else:
+            # The guest is known to be the one that the client was attached to.
+            patch.setattr(BringUp, "record_running", _refused)
+        with pytest.raises(SteadError):
+            await machine.start()
+    assert not attached.boot.ended.done()
+    attached = await server.machines.attached_again(machine.id, attached, Use.SSH)
+    assert await contents(machine) == ALL
 
 
 async def test_a_lease_of_an_attached_client_holds_off_the_idle_suspend(server: FakeServer) -> None:

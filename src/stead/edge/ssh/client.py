@@ -33,8 +33,10 @@ MAX_LISTENERS = 20
 _ATTEMPTS = 3
 _RECHECK = scaled(5.0)
 """Seconds between two checks that the login would still be accepted."""
-_SETTLE = 1.0
-"""Seconds after the end of a run in which the state of the VM is recorded."""
+
+
+class VmEnded(SteadError):
+    """The VM has ended otherwise than by a suspend."""
 
 
 class TooManyConnections(SteadError):
@@ -242,13 +244,10 @@ class Client(asyncssh.SSHServer):
     async def _watch(self, login: Login, link: VmLink) -> None:
         """Raises once the login is not accepted any more, or the VM has ended otherwise than by a suspend."""
         while True:
-            if link.eviction.done():
-                await asyncio.sleep(_RECHECK)
-            else:
-                await asyncio.wait({eviction := link.eviction}, timeout=_RECHECK)
-                if eviction.done():
-                    await asyncio.sleep(_SETTLE)
-            await link.check()
+            await asyncio.wait({link.ended}, timeout=_RECHECK)
+            if link.ended.done():
+                raise VmEnded(link.ended.result().reason)
+            link.send_held()
             await self._access.recheck(login)
 
     async def _ask(self, request: Callable[[asyncssh.SSHClientConnection], Awaitable[T]]) -> T:

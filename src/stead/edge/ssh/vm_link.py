@@ -26,8 +26,9 @@ from stead.errors import (
     SteadError,
     WrongState,
 )
-from stead.machines import Machines, State
+from stead.machines import Machines
 from stead.machines.events import Use
+from stead.machines.processes import Eviction
 from stead.tasks import TaskSet, in_background
 
 T = TypeVar("T")
@@ -47,14 +48,9 @@ _OF_CLIENT = frozenset(
 
 Keepalives of clients are not among them: the gateway answers those itself.
 """
-_ENDED = frozenset({State.STOPPING, State.STOPPED, State.DELETING, State.DELETED, State.LOST})
 _WAKE_TIMEOUT = scaled(180.0)
 _MAX_HELD = 8 << 20
 """Bytes for a VM that sleeps or is being woken. Meanwhile channels are not read; only requests arrive."""
-
-
-class VmEnded(SteadError):
-    """The VM has ended otherwise than by a suspend."""
 
 
 class VmLink:
@@ -90,9 +86,9 @@ class VmLink:
         patched.send_packet, patched._send = self._on_packet, self._on_bytes
 
     @property
-    def eviction(self) -> "asyncio.Future[str]":
-        """Done while the VM is suspended, or when it has ended."""
-        return self._attached.eviction
+    def ended(self) -> "asyncio.Future[Eviction]":
+        """Done when the guest has ended otherwise than by a suspend."""
+        return self._attached.boot.ended
 
     def close(self) -> None:
         """The client has left: nothing wakes the VM from here on."""
@@ -170,7 +166,7 @@ class VmLink:
         await self._wake()
         async with in_background(_awaited(request(self.connection))) as answer:
             while True:
-                either: set[asyncio.Future[Any]] = {answer, self.eviction}
+                either: set[asyncio.Future[Any]] = {answer, self._attached.eviction}
                 with self._attached.lease():
                     await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                 if answer.done():
@@ -182,15 +178,9 @@ class VmLink:
                     self._end(str(error))
                     raise
 
-    async def check(self) -> None:
-        """Raises VmEnded once the VM has ended otherwise than by a suspend."""
-        if self._asleep():
-            try:
-                info = await self._machines.info(self._vm)
-            except MachineNotFound:
-                raise VmEnded(f"VM {self._vm} was deleted") from None
-            if info.state in _ENDED:
-                raise VmEnded(f"VM {self._vm} {info.reason or f'is {info.state}'}")
+    def send_held(self) -> None:
+        """Send what was held back from the VM, if another use has woken it."""
+        self._asleep()
 
 
 async def _awaited(work: Awaitable[T]) -> T:

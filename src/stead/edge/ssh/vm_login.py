@@ -59,7 +59,7 @@ class VmLogins:
                     await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                     if login.done() and not (attached.eviction.done() and login.exception()):
                         return login.result()
-        raise VmLoginFailed(f"{attached.eviction.result()} during the login")
+        raise VmLoginFailed(f"{attached.eviction.result().reason} during the login")
 
     async def _log_in(self, vm: str, user: str, attached: Attached) -> VmLogin:
         key = self._key(attached.agent)

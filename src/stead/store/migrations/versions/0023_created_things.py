@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0023"
-down_revision = "0021"
+down_revision = "0022"
 
 _KNOWN = ("code", "error", "message", "description")
 """The part of an error body that repeats its code and message."""
