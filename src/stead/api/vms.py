@@ -40,7 +40,7 @@ from stead.machines import MachineInfo, State
 from stead.machines.persistence import PERSISTENT
 from stead.machines.start import READY_TIMEOUT
 from stead.machines.unchanged import UNCHANGED
-from stead.settings import Size
+from stead.settings import Size, SizeProblem
 from stead.tasks import or_undo
 
 router = APIRouter(prefix="/v1/vms", tags=["vms"])
@@ -263,48 +263,45 @@ async def fork_vm(
 @router.post("/{vm_id}/resize")
 async def resize_vm(info: OwnedVm, machines: MachinesDep, wanted: Resize) -> Nothing:
     """Change a VM's vCPUs, memory or disk. A running VM is shut down for it and booted again."""
-    memory = _memory_mib(wanted.mem_size_gb)
+    memory = None if wanted.mem_size_gb is None else wanted.mem_size_gb * 1024
     if wanted.vcpu_count is None and memory is None and wanted.rootfs_size_gb is None:
         raise ApiError(
             "RESIZE_VM_EMPTY_REQUEST",
             "empty resize: give at least one of vcpuCount, memSizeGb and rootfsSizeGb",
         )
-    _check_resize(info.size, wanted, memory)
-    await machines.resize(info.id, vcpus=wanted.vcpu_count, memory_mib=memory, disk_gib=wanted.rootfs_size_gb)
+    for problem in Size.problems(wanted.vcpu_count, memory):
+        raise _cannot_resize(problem)
+    disk, present = wanted.rootfs_size_gb, info.size.disk_gib
+    if disk is not None and disk < present:
+        text = f"cannot shrink the disk from {present} to {disk} GB (rootfsSizeGb): it can only grow"
+        code = "RESIZE_VM_ROOTFS_SHRINK_NOT_SUPPORTED"
+        raise ApiError(code, text, currentMb=present * 1024, requestedMb=disk * 1024)
+    for problem in Size.problems(disk_gib=disk):
+        raise _cannot_resize(problem)
+    mib = None if memory is None else int(memory)
+    await machines.resize(info.id, vcpus=wanted.vcpu_count, memory_mib=mib, disk_gib=disk)
     return Nothing()
 
 
-def _memory_mib(gib: float | None) -> int | None:
-    return None if gib is None else int(gib * 1024)
-
-
-def _check_resize(size: Size, wanted: Resize, memory: int | None) -> None:
-    """Refuse sizes with the error codes of this call; the engine has only a general one."""
-    vcpus, disk = wanted.vcpu_count, wanted.rootfs_size_gb
-    if vcpus is not None:
-        if not 1 <= vcpus <= Size.MAX_VCPUS:
-            text = f"vcpuCount {vcpus} out of range: must be 1 to {Size.MAX_VCPUS}"
-            raise ApiError("RESIZE_VM_VCPU_OUT_OF_RANGE", text, got=vcpus, max=Size.MAX_VCPUS)
-        if vcpus & (vcpus - 1):
-            text = f"vcpuCount {vcpus} must be a power of two"
-            raise ApiError("RESIZE_VM_VCPU_NOT_POWER_OF_TWO", text, got=vcpus)
-    if memory is not None:
-        low, high = Size.MIN_MEMORY_MIB / 1024, Size.MAX_MEMORY_MIB / 1024
-        got = wanted.mem_size_gb
-        if not Size.MIN_MEMORY_MIB <= memory <= Size.MAX_MEMORY_MIB:
-            text = f"memSizeGb {got:g} out of range: must be {low:g} to {high:g}"
-            raise ApiError("RESIZE_VM_MEM_OUT_OF_RANGE", text, got=got, min=low, max=high)
-        if memory & (memory - 1) or memory != (got or 0) * 1024:
-            text = f"memSizeGb {got:g} must be a power of two"
-            raise ApiError("RESIZE_VM_MEM_NOT_POWER_OF_TWO", text, got=got)
-    if disk is not None and disk < size.disk_gib:
-        text = f"cannot shrink the disk from {size.disk_gib} to {disk} GB (rootfsSizeGb): it can only grow"
-        current, requested = size.disk_gib * 1024, disk * 1024
-        code = "RESIZE_VM_ROOTFS_SHRINK_NOT_SUPPORTED"
-        raise ApiError(code, text, currentMb=current, requestedMb=requested)
-    if disk is not None and disk > Size.MAX_DISK_GIB:
-        text = f"rootfsSizeGb {disk} too large (max {Size.MAX_DISK_GIB})"
-        raise ApiError("ROOTFS_SIZE_TOO_LARGE", text, gotGb=disk)
+def _cannot_resize(problem: SizeProblem) -> ApiError:
+    """The error of a size that a VM cannot have, with the codes of this call."""
+    got, low, high = problem.got, problem.low / 1024, problem.high / 1024
+    match problem.part, problem.kind:
+        case "vcpus", "out_of_range":
+            text = f"vcpuCount {got} out of range: must be {problem.low} to {problem.high}"
+            return ApiError("RESIZE_VM_VCPU_OUT_OF_RANGE", text, got=got, max=problem.high)
+        case "vcpus", _:
+            text = f"vcpuCount {got} must be a power of two"
+            return ApiError("RESIZE_VM_VCPU_NOT_POWER_OF_TWO", text, got=got)
+        case "memory", "out_of_range":
+            text = f"memSizeGb {got / 1024:g} out of range: must be {low:g} to {high:g}"
+            return ApiError("RESIZE_VM_MEM_OUT_OF_RANGE", text, got=got / 1024, min=low, max=high)
+        case "memory", _:
+            text = f"memSizeGb {got / 1024:g} must be a power of two"
+            return ApiError("RESIZE_VM_MEM_NOT_POWER_OF_TWO", text, got=got / 1024)
+        case _:
+            text = f"rootfsSizeGb {got} too large (max {problem.high})"
+            return ApiError("ROOTFS_SIZE_TOO_LARGE", text, gotGb=got)
 
 
 @router.post("/{vm_id}/optimize")
