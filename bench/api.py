@@ -29,6 +29,7 @@ from measuring import (
 from stead.api.server import running
 from stead.host.template_builder import machine_slots
 from stead.machines import Machine, Machines, State
+from stead.machines.records import Properties
 from stead.settings import Size
 from stead.store.machines import MachineRow
 
@@ -98,7 +99,7 @@ async def create_overhead(
     engine, http, added = [], [], []
     for _ in range(samples):
         start = time.perf_counter()
-        machine = await machines.create(account=account)
+        machine = await machines.create(Properties(account=account))
         engine.append(since(start))
         await machine.delete()
         start = time.perf_counter()
@@ -200,7 +201,7 @@ async def measure(size: Size, samples: int) -> dict[str, Any]:
         account = (await opened.accounts.default()).id
         _, key = await opened.accounts.create_key(account)
         async with running(settings, opened) as url, Client.connected(url) as client:
-            many = [await machines.create(account=account) for _ in range(4)]
+            many = [await machines.create(Properties(account=account)) for _ in range(4)]
             path = f"/v1/vms/{many[0].id}/exec-await"
             body = json.dumps({"command": "true", "terminal": None, "timeoutMs": None}).encode()
             sent = request(url, "POST", path, key, body)

@@ -91,7 +91,7 @@ class Samples:
 
 async def new_machine(machines: Machines, dirty_mib: int = 0, size: Size | None = None) -> Machine:
     """A machine that has had some use, and has written so much memory since it was created."""
-    machine = await machines.create(size)
+    machine = await machines.create(size=size)
     for _ in range(3):
         await succeed(machine.exec("true"))
     if dirty_mib:

@@ -28,6 +28,7 @@ from stead.host.local import LocalHost
 from stead.host.network import namespace_path
 from stead.installation import open_edge
 from stead.machines import Machine
+from stead.machines.records import Properties
 from stead.settings import Size
 
 HOST = "bench.style.dev"
@@ -91,7 +92,7 @@ async def staged(size: Size) -> AsyncIterator[Stage]:
         with bind_public(opened.settings) as public:
             async with open_edge(opened, public) as edge:
                 account = (await opened.accounts.create("bench")).id
-                machine = await opened.machines.create(account=account)
+                machine = await opened.machines.create(Properties(account=account))
                 await machine.files().write("/root/server.js", _SERVER.encode())
                 start = f"systemd-run --unit=bench node /root/server.js {PORT}"
                 await succeed(machine.exec(start))

@@ -36,6 +36,7 @@ from stead.host.namespaces import NamespaceThread, namespace_of
 from stead.installation import open_installation
 from stead.machines import Machine
 from stead.machines.nics import NicRequest
+from stead.machines.records import Properties
 from stead.settings import Size
 
 _PORT = 5000
@@ -67,7 +68,7 @@ async def create_times(here: Installation, account: str, vpc: str, samples: int)
         for kind, nic in (("without", None), ("with", NicRequest(vpc))):
             await pool_of(here.machines).filled(60)
             start = time.perf_counter()
-            machine = await here.machines.create(account=account, nic=nic)
+            machine = await here.machines.create(Properties(account=account), nic=nic)
             results[kind].append(since(start))
             await machine.delete()
     medians = {kind: sorted(found)[len(found) // 2] for kind, found in results.items()}
@@ -229,7 +230,9 @@ async def _measure(here: Installation, samples: int, mib: int) -> Figures:
     say("creates with and without a NIC")
     results = await create_times(here, account, vpc, samples)
     machines = here.machines
-    first, second = [await machines.create(account=account, nic=NicRequest(vpc)) for _ in range(2)]
+    first, second = [
+        await machines.create(Properties(account=account), nic=NicRequest(vpc)) for _ in range(2)
+    ]
     target = str((await second.info()).nic.address)  # type: ignore[union-attr]
     await succeed(second.exec(["systemd-run", "--quiet", "python3", "-c", _SINK]))
     await asyncio.sleep(3)

@@ -12,15 +12,16 @@ from dataclasses import dataclass
 
 import httpcore2
 
-from stead.api.background import failure
-from stead.api.creation import created_answer
+from stead.api.background import failed
 from stead.api.dependencies import Installation, VmHosting, limit_creations, limit_sockets
 from stead.api.interrupted import InterruptedCreates
 from stead.api.wire.triggers import push_payload
-from stead.builds.background import Answer, BackgroundRequests
 from stead.builds.builder import Builder
 from stead.builds.git_access import GitAccess
-from stead.builds.idempotency import IdempotencyKeys
+from stead.creation.background import BackgroundRequests
+from stead.creation.creation import Creation
+from stead.creation.idempotency import IdempotencyKeys
+from stead.creation.results import CreatedVm
 from stead.domains.domains import Domains
 from stead.domains.names import Names
 from stead.edge import edge
@@ -41,7 +42,7 @@ from stead.identity.errors import AccountNotFound
 from stead.identity.identities import Identities
 from stead.limits import Limits
 from stead.logbook import CONSOLE, Logbook
-from stead.machines import Machines, State
+from stead.machines import Machines
 from stead.machines.events import EventKind, MachineEvent, Use
 from stead.networks.names import PrivateNames
 from stead.networks.networks import Networks
@@ -171,12 +172,6 @@ async def open_parts(
             except AccountNotFound:
                 return settings.limit
 
-        async def made_for(request: str) -> Answer | None:
-            for info in () if machines is None else await machines.made_for(request):
-                if info.state is State.RUNNING and info.purpose == "use":
-                    return created_answer(info, domains.of_machine(info.id))
-            return None
-
         identities = Identities(database, owns)
         own = (*COMPATIBLE_NAMES, *settings.api_names, *settings.git_names)
         names = Names.of(settings.zones, own)
@@ -195,6 +190,12 @@ async def open_parts(
         links = await stack.enter_async_context(Links(database, repos, writer, guard).running())
         writer.subscribe(links)
         await identities.recover()
+        networks = Networks(
+            VpcStore(database),
+            MachineStore(database) if opened is None else opened.store,
+            settings.allow_private,
+            None if opened is None else opened.host,
+        )
         vms = None
         if opened is not None and machines is not None:
             bundles = Bundles(repos, access, settings.clone_root, f"https://{settings.git_name_in_vms}")
@@ -202,25 +203,25 @@ async def open_parts(
             git_access = GitAccess(identities, repos, access, settings.git_names)
             tunnels = Tunnels(database, settings, opened.host)
             await stack.enter_async_context(tunnels.running())
-            vms = VmHosting(machines, builder, git_access, tunnels)
+            limit = limit_creations(settings.max_creations)
+            creation = Creation(settings, machines, builder, domains, networks, git_access, logbook, limit)
+            vms = VmHosting(machines, builder, creation, tunnels)
             machines.limit(limits_of)
             events = _MachineEvents(logbook, identities, domains, tunnels)
             stack.push_async_callback(events.close)
             machines.watch(events)
             await vms.builder.records.recover()
             stack.push_async_callback(vms.builder.close)
+
+        async def made_for(request: str) -> CreatedVm | None:
+            return None if vms is None else await vms.creation.made_for(request, running=True)
+
         background = BackgroundRequests(RequestStore(database))
-        await background.recover(made_for, failure)
+        await background.recover(made_for, failed())
         stack.push_async_callback(background.close)
-        networks = Networks(
-            VpcStore(database),
-            MachineStore(database) if opened is None else opened.store,
-            settings.allow_private,
-            None if opened is None else opened.host,
-        )
         idempotency = IdempotencyKeys(IdempotencyStore(database))
-        interrupted = InterruptedCreates(identities, repos, networks, domains, machines)
-        await idempotency.recover(interrupted.answer)
+        interrupted = InterruptedCreates(identities, repos, networks, None if vms is None else vms.creation)
+        await idempotency.recover(interrupted.find)
         stack.push_async_callback(idempotency.close)
         yield Installation(
             settings=settings,
@@ -232,7 +233,6 @@ async def open_parts(
             networks=networks,
             background=background,
             idempotency=idempotency,
-            creations=limit_creations(settings.max_creations),
             sockets=limit_sockets(settings.max_sockets),
             repos=repos,
             access=access,

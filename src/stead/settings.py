@@ -57,18 +57,37 @@ class Size:
     MAX_DISK_GIB = 4096
 
     def __post_init__(self) -> None:
-        if not _power_of_two(self.vcpus) or self.vcpus > self.MAX_VCPUS:
-            raise InvalidRequest(f"vcpus must be a power of two up to {self.MAX_VCPUS}, not {self.vcpus}")
-        memory = self.memory_mib
-        if not _power_of_two(memory) or not self.MIN_MEMORY_MIB <= memory <= self.MAX_MEMORY_MIB:
-            raise InvalidRequest(
-                f"memory must be a power of two from {self.MIN_MEMORY_MIB} to {self.MAX_MEMORY_MIB} MiB,"
-                f" not {memory}"
-            )
-        if not self.MIN_DISK_GIB <= self.disk_gib <= self.MAX_DISK_GIB:
-            raise InvalidRequest(
-                f"disk must be from {self.MIN_DISK_GIB} to {self.MAX_DISK_GIB} GiB, not {self.disk_gib}"
-            )
+        for problem in self.problems(self.vcpus, self.memory_mib, self.disk_gib):
+            match problem.part:
+                case "vcpus":
+                    rule = f"vcpus must be a power of two up to {problem.high}"
+                case "memory":
+                    rule = f"memory must be a power of two from {problem.low} to {problem.high} MiB"
+                case "disk":
+                    rule = f"disk must be from {problem.low} to {problem.high} GiB"
+            raise InvalidRequest(f"{rule}, not {problem.got}")
+
+    @classmethod
+    def problems(
+        cls, vcpus: int | None = None, memory_mib: float | None = None, disk_gib: float | None = None
+    ) -> "list[SizeProblem]":
+        """What is wrong with the given parts of a size, in this order: the one place with these rules."""
+        parts: tuple[tuple[SizePart, float | None, int, int], ...] = (
+            ("vcpus", vcpus, 1, cls.MAX_VCPUS),
+            ("memory", memory_mib, cls.MIN_MEMORY_MIB, cls.MAX_MEMORY_MIB),
+            ("disk", disk_gib, cls.MIN_DISK_GIB, cls.MAX_DISK_GIB),
+        )
+        found = []
+        for part, got, low, high in parts:
+            if got is None:
+                continue
+            if not low <= got <= high:
+                found.append(SizeProblem(part, "out_of_range", got, low, high))
+            elif part == "disk" and got != int(got):
+                found.append(SizeProblem(part, "not_whole", got, low, high))
+            elif part != "disk" and (got != int(got) or int(got).bit_count() != 1):
+                found.append(SizeProblem(part, "not_power_of_two", got, low, high))
+        return found
 
     def __str__(self) -> str:
         memory = f"{self.memory_mib // 1024}G" if self.memory_mib % 1024 == 0 else f"{self.memory_mib}M"
@@ -91,8 +110,18 @@ class Size:
         return cls(int(match["vcpus"]), memory, int(match["disk"]))
 
 
-def _power_of_two(value: int) -> bool:
-    return value > 0 and value & (value - 1) == 0
+SizePart = Literal["vcpus", "memory", "disk"]
+
+
+@dataclass(frozen=True)
+class SizeProblem:
+    """A part of a size that no VM can have. Memory is in MiB, disks are in GiB."""
+
+    part: SizePart
+    kind: Literal["out_of_range", "not_power_of_two", "not_whole"]
+    got: float
+    low: int
+    high: int
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import pytest_asyncio
 
 from stead.api.app import create_app
 from stead.api.callers import PUBLIC
+from stead.machines.records import Properties
 from stead.repos.committing import Change, commit
 from support.api_calls import new_account
 from support.installations import Server
@@ -175,7 +176,7 @@ def invented() -> dict[str, str]:
 @pytest_asyncio.fixture(scope="module")
 async def stage(server: Server) -> AsyncIterator[Stage]:
     installation = server.installation
-    machine = await installation.machines.create(account=server.account)
+    machine = await installation.machines.create(Properties(account=server.account))
     snapshot = await machine.snapshot()
     identities = installation.identities
     identity = await identities.create(server.account)

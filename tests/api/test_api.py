@@ -136,7 +136,9 @@ async def test_calls_over_the_limit_are_refused(server: Server, vm: Machine) -> 
 
 
 async def test_concurrent_creates_are_bounded(server: Server) -> None:
-    installation = replace(server.installation, creations=limit_creations(0))
+    creation = replace(server.installation.creation, limit=limit_creations(0))
+    assert server.installation.vms is not None
+    installation = replace(server.installation, vms=replace(server.installation.vms, creation=creation))
     settings = server.installation.settings.replace(listen="127.0.0.1:0")
     async with running(settings, installation) as url, client_of(url, server.key) as http:
         refused(await http.post("/v1/vms"), 503, "SERVICE_UNAVAILABLE")

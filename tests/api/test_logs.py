@@ -8,6 +8,7 @@ import httpx2
 
 from stead.api.server import running
 from stead.machines import Ephemeral, Machine, Machines, State
+from stead.machines.records import Properties
 from stead.settings import Settings
 from support.api_calls import another_account, refused
 from support.installations import Server, another_installation
@@ -112,7 +113,7 @@ async def test_following_logs_does_not_keep_a_vm_awake(settings: Settings, machi
     ):
         account = await other.accounts.create("followers")
         _, key = await other.accounts.create_key(account.id)
-        machine = await other.machines.create(account=account.id, idle_timeout=4)
+        machine = await other.machines.create(Properties(account=account.id, idle_timeout=4))
         async with client_of(url, key) as http:
             logs = f"/observability/v1/logs?vmId={machine.id}"
             await machine.exec("logger awake; journalctl --sync")
@@ -139,7 +140,7 @@ async def test_sleep_wake_crash_and_deletion_of_a_vm_are_log_lines_with_their_re
     server: Server, http: httpx2.AsyncClient
 ) -> None:
     machines = server.installation.machines
-    vm = await machines.create(account=server.account)
+    vm = await machines.create(Properties(account=server.account))
     (child,) = await vm.fork(persistence=Ephemeral())
     await http.post(f"/v1/vms/{child.id}/suspend")
     await http.post(f"/v1/vms/{vm.id}/suspend")

@@ -13,9 +13,11 @@ import pytest
 
 from stead.api import calls as calls_module
 from stead.api import server as server_module
-from stead.api.background import failure, result
+from stead.api.background import failed, result
 from stead.api.server import running
-from stead.builds.background import BackgroundRequests
+from stead.creation.background import BackgroundRequests
+from stead.creation.creation import Creation, VmOrder
+from stead.creation.results import CreatedVm
 from stead.host.interface import Progress, Report, Template
 from stead.machines import Machine, State
 from stead.settings import Size
@@ -51,16 +53,15 @@ async def test_disconnect_during_create_leaves_no_vm(
     server: Server, monkeypatch: pytest.MonkeyPatch, recorded: bool
 ) -> None:
     """The client disconnects when the server has begun to create a VM, or has stored a row of it."""
-    store, builder = inside(server.installation.machines).store, server.installation.builder
-    build, begun, ended = builder.create_machine, asyncio.Event(), asyncio.Event()
+    store = inside(server.installation.machines).store
+    make, begun, ended = Creation.create, asyncio.Event(), asyncio.Event()
 
-    async def create(*arguments: Any, **options: Any) -> Machine:
+    async def create(creation: Creation, order: VmOrder) -> CreatedVm:
         begun.set()
         try:
-            machine: Machine = await build(*arguments, **options)
+            return await make(creation, order)
         finally:
             ended.set()
-        return machine
 
     async def rows() -> set[str]:
         return {row.id for row in await store.list(account=server.account)}
@@ -72,7 +73,7 @@ async def test_disconnect_during_create_leaves_no_vm(
         return await rows() == before
 
     before = await rows()
-    monkeypatch.setattr(builder, "create_machine", create)
+    monkeypatch.setattr(Creation, "create", create)
     async with asking(server, "/v1/vms", {}):
         await begun.wait()
         if recorded:
@@ -87,8 +88,8 @@ async def test_undelivered_result_is_deleted(
 ) -> None:
     """The VM or snapshot was complete when the client left: only the answer was still to be sent."""
     machines = server.installation.machines
-    owner: Any = server.installation.builder if what == "vm" else machines
-    name, path = ("create_machine", "/v1/vms") if what == "vm" else ("snapshot", f"/v1/vms/{vm.id}/snapshot")
+    owner: Any = Creation if what == "vm" else machines
+    name, path = ("create", "/v1/vms") if what == "vm" else ("snapshot", f"/v1/vms/{vm.id}/snapshot")
     make, made, complete = getattr(owner, name), list[str](), asyncio.Event()
 
     async def ids() -> set[str]:
@@ -283,13 +284,14 @@ async def test_background_requests_survive_a_crash(tmp_path: Path) -> None:
     for number in (1, 2):
         await store.insert(RequestRow(f"ri-{number}", "me"))
 
-    async def made_for(request: str) -> dict[str, Any] | None:
-        return {"id": "it"} if request == "ri-1" else None
+    async def made_for(request: str) -> CreatedVm | None:
+        return CreatedVm("it", domains=("a.style.dev",)) if request == "ri-1" else None
 
     background = BackgroundRequests(store)
-    await background.recover(made_for, failure)
+    await background.recover(made_for, failed())
     found = await result(background, "me", "ri-1")
-    assert (found.status_code, json.loads(bytes(found.body))) == (200, {"id": "it"})
+    body = json.loads(bytes(found.body))
+    assert (found.status_code, body["id"], body["domains"]) == (200, "it", ["a.style.dev"])
     lost = await result(background, "me", "ri-2")
     assert (lost.status_code, json.loads(bytes(lost.body))["code"]) == (503, "SERVICE_UNAVAILABLE")
     await database.dispose()

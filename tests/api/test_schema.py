@@ -18,6 +18,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from stead.machines.records import Properties
 from stead.repos.committing import Change, commit
 from support.installations import Server
 
@@ -115,7 +116,7 @@ async def fuzz(server: Server, cases: int) -> int:
     name = f"fuzz-{os.urandom(4).hex()}"
     account = await server.installation.accounts.create(name, {"vms": 1, "snapshots": 0, "repos": 9})
     _, key = await server.installation.accounts.create_key(account.id)
-    machine = await server.installation.machines.create(account=account.id)
+    machine = await server.installation.machines.create(Properties(account=account.id))
     async with httpx2.AsyncClient(base_url=server.url) as http:
         description = (await http.get("/openapi.json")).json()
     repo = (await server.installation.repos.create(account.id)).id

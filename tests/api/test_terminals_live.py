@@ -14,6 +14,7 @@ from websockets.exceptions import ConnectionClosed
 
 from stead.deadlines import scaled
 from stead.machines import Machine
+from stead.machines.records import Properties
 from support.documents import commands, matches, run_by
 from support.installations import Server
 from support.pseudo_terminal import typed
@@ -24,7 +25,7 @@ LIMIT = scaled(60.0)
 
 @pytest_asyncio.fixture(scope="module")
 async def vm(server: Server) -> AsyncIterator[Machine]:
-    machine = await server.installation.machines.create(account=server.account)
+    machine = await server.installation.machines.create(Properties(account=server.account))
     yield machine
     await machine.delete()
 

@@ -18,6 +18,7 @@ from stead.api.server import running
 from stead.api.websocket_protocol import WebSocketProtocol
 from stead.identity import tickets
 from stead.identity.tickets import TicketLimitExceeded, Tickets
+from stead.machines.records import Properties
 from support.fake_site import USER, FakeSite, closed, fake_site, stands_still
 from support.waiting import until
 
@@ -236,7 +237,7 @@ async def test_account_cannot_take_all_websockets(tmp_path: Path) -> None:
         here = site.installation
         stranger = await here.callers.authenticate(site.callers["stranger"]["Authorization"].split()[1])
         assert stranger is not None
-        theirs = await here.machines.create(account=stranger.account)
+        theirs = await here.machines.create(Properties(account=stranger.account))
         async with site.socket("/pty?exec=cat") as first, site.socket("/pty?exec=cat"):
             await first.recv()
             status, body = await site.refusal("/pty?exec=cat")

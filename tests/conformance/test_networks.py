@@ -17,6 +17,7 @@ import pytest
 from stead.addresses import GATEWAY
 from stead.machines import Machine
 from stead.machines.nics import NicRequest
+from stead.machines.records import Properties
 from support.copilot import packages
 from support.desk import Desk
 from support.documents import commands, matches, run_by
@@ -158,8 +159,8 @@ async def test_copilot_sdk_drives_a_server_in_a_vm(desk: Desk, cache: Path) -> N
     installation, account = desk.server.installation, desk.account
     vpc = (await installation.networks.create(account, "192.168.10.0/24")).id
     agent, peer = await asyncio.gather(
-        installation.machines.create(account=account, nic=NicRequest(vpc, ADDRESS)),
-        installation.machines.create(account=account, nic=NicRequest(vpc, "192.168.10.11")),
+        installation.machines.create(Properties(account=account), nic=NicRequest(vpc, ADDRESS)),
+        installation.machines.create(Properties(account=account), nic=NicRequest(vpc, "192.168.10.11")),
     )
     await agent.files().write("/root/server.py", (SCRIPTS / "copilot" / "server.py").read_bytes())
     serve = "python3 /root/server.py --headless --host 0.0.0.0 --port 4321"
@@ -202,7 +203,7 @@ async def test_a_laptop_queries_postgresql_in_a_vm(desk: Desk) -> None:
         pytest.skip("needs psql")
     installation, account = desk.server.installation, desk.account
     vpc = (await installation.networks.create(account, "192.168.10.0/24")).id
-    vm = await installation.machines.create(account=account, nic=NicRequest(vpc, ADDRESS))
+    vm = await installation.machines.create(Properties(account=account), nic=NicRequest(vpc, ADDRESS))
     install = "apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy postgresql"
     await sh(vm, install, 3600)
     settings = "listen_addresses = '*'"

@@ -16,6 +16,7 @@ from stead import AsyncStead
 from stead.domains.domains import Domains, Target
 from stead.machines import Machine, State
 from stead.machines.events import EventKind, MachineEvent
+from stead.machines.records import Properties
 from support.installations import Server
 from support.waiting import until
 
@@ -115,7 +116,7 @@ class Client:
 @pytest_asyncio.fixture(scope="module")
 async def vms(server: Server) -> AsyncIterator[tuple[Machine, Machine]]:
     """Two VMs that serve on the same port and tell their names: `one` and `two`, a fork of it."""
-    one = await server.installation.machines.create(account=server.account)
+    one = await server.installation.machines.create(Properties(account=server.account))
     await one.files().write("/srv/server.py", _SERVER.encode())
     await one.files().write("/srv/released", b"")
     await one.files().write("/srv/name", b"one")

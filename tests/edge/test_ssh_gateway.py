@@ -16,6 +16,7 @@ from stead.edge.ssh import client, relay, vm_login
 from stead.edge.ssh.gateway import default_limits
 from stead.host.interface import narrowed
 from stead.machines import State
+from stead.machines.records import Properties
 from stead.settings import Settings
 from support.fake_host import FakeHost
 from support.fake_site import TOKEN
@@ -432,7 +433,7 @@ async def test_the_end_of_a_vm_ends_its_connections(
 ) -> None:
     monkeypatch.setattr(client, "_RECHECK", 60.0)
     machines = scene.site.installation.machines
-    machine = await machines.create(account=scene.site.account)
+    machine = await machines.create(Properties(account=scene.site.account))
     _, token = await scene.token_for(vm=machine.id)
     process = await scene.start(*scene.ssh_command("cat", login=f"{machine.id},{token}"))
     assert process.stdin is not None and process.stdout is not None

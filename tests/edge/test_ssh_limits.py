@@ -16,6 +16,7 @@ from stead.edge.ssh import gateway
 from stead.edge.ssh.client import GatewayLimits
 from stead.edge.ssh.failures import ConnectionPlaces, FailureLimit
 from stead.edge.ssh.gateway import default_limits
+from stead.machines.records import Properties
 from support.ssh_scene import WAIT, Ended, Scene, ssh_scene
 from support.typed import Shell
 from support.waiting import until
@@ -66,7 +67,7 @@ async def test_guesses_of_an_address_are_limited(scene: Scene) -> None:
 
 async def test_guesses_for_a_vm_are_limited_over_all_addresses(scene: Scene) -> None:
     clock, machines = Clock(), scene.site.installation.machines
-    other = await machines.create(account=scene.site.account)
+    other = await machines.create(Properties(account=scene.site.account))
     _, token = await scene.token_for(vm=other.id)
     async with scene.limited(_limits(clock, vm=3)) as limited:
         for number in range(3):

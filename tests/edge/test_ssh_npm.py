@@ -13,6 +13,7 @@ import pytest_asyncio
 
 from stead.edge.ssh.gateway import default_limits
 from stead.errors import MachineNotFound
+from stead.machines.records import Properties
 from support.documents import run_by
 from support.links import Side, namespace
 from support.npm import Ended, Npm
@@ -122,7 +123,7 @@ async def test_a_shell_runs_what_it_reads(scene: Scene, computer: Computer) -> N
 
 async def test_the_end_of_a_shell_deletes_the_vm_on_request(scene: Scene, computer: Computer) -> None:
     machines = scene.site.installation.machines
-    machine = await machines.create(account=scene.site.account)
+    machine = await machines.create(Properties(account=scene.site.account))
     ended = await computer(_proxied(scene))("ssh", machine.id, "--delete", stdin=b"echo in\n")
     assert ended.status == 0 and "in\n" in ended.stdout, ended.stdout + ended.stderr
     with pytest.raises(MachineNotFound):

@@ -14,6 +14,7 @@ from typing import Protocol
 import pytest
 
 from stead.machines import Machine, Machines, State
+from stead.machines.records import Properties
 from support.installations import Server
 from support.internals import inside
 from support.scripted_server import free_port
@@ -238,7 +239,7 @@ class Editor:
 @contextlib.asynccontextmanager
 async def _vm(server: Server) -> AsyncIterator[tuple[Machine, str]]:
     here, account = server.installation, server.account
-    machine = await here.machines.create(account=account, idle_timeout=None)
+    machine = await here.machines.create(Properties(account=account, idle_timeout=None))
     identity = await here.identities.create(account)
     await here.identities.grant(account, identity.id, machine.id)
     _, token = await here.identities.create_token(account, identity.id)

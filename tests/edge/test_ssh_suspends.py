@@ -14,6 +14,7 @@ from stead.edge.ssh import client, vm_link
 from stead.host.interface import narrowed
 from stead.machines import State
 from stead.machines.events import Use
+from stead.machines.records import Properties
 from support.fake_host import FakeHost
 from support.fake_world import World
 from support.internals import inside
@@ -355,7 +356,7 @@ async def test_a_vm_that_ended_while_it_was_suspended(
     if not watched:
         monkeypatch.setattr(client.Client, "_watch", lambda *_: asyncio.Event().wait())
     machines = stage.scene.site.installation.machines
-    machine = await machines.create(account=stage.scene.site.account)
+    machine = await machines.create(Properties(account=stage.scene.site.account))
     _, token = await stage.scene.token_for(vm=machine.id)
     stage.port.vm = machine.id
     login = f"{machine.id},{token}"

@@ -16,6 +16,7 @@ import pytest
 import pytest_asyncio
 
 from stead.machines import Machine, State
+from stead.machines.records import Properties
 from support.installations import Server
 from support.waiting import until
 
@@ -52,7 +53,7 @@ class Box:
 @pytest_asyncio.fixture(scope="module")
 async def box(server: Server) -> AsyncIterator[Box]:
     here, account = server.installation, server.account
-    machine = await here.machines.create(account=account, name="ssh")
+    machine = await here.machines.create(Properties(account=account, name="ssh"))
     await machine.exec("useradd --create-home --shell /bin/bash dev")
     identity = await here.identities.create(account)
     await here.identities.grant(account, identity.id, machine.id)

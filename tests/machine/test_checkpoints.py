@@ -21,6 +21,7 @@ from stead.errors import (
 from stead.files import allocated
 from stead.host import checkpoints
 from stead.machines import Machine, Machines, SnapshotState, State, Sticky
+from stead.machines.records import Properties
 from stead.machines.snapshots import SnapshotInfo
 from stead.settings import Size
 from support.guests import sh
@@ -53,7 +54,7 @@ async def count(machine: Machine) -> int:
 @pytest_asyncio.fixture(scope="module")
 async def source(machines: Machines) -> AsyncIterator[Machine]:
     """A VM with a running process and with files on disk and in memory."""
-    machine = await machines.create(name="source")
+    machine = await machines.create(Properties(name="source"))
     await sh(machine, COUNTER)
     await sh(machine, "echo on-disk > /root/file && echo in-memory > /run/file")
     await sh(machine, "until [ -s /run/counter ]; do sleep 0.1; done")
@@ -96,7 +97,7 @@ async def test_a_snapshot_has_running_processes_and_its_source_keeps_running(
     assert snapshot.source_machine == source.id
     assert re.fullmatch(r"sc-[a-z0-9]{20}", snapshot.id)
     await everything_is_there(source)
-    copy = await machines.create(snapshot=snapshot.id)
+    copy = await machines.create(Properties(snapshot=snapshot.id))
     assert (await copy.info()).snapshot == snapshot.id
     await everything_is_there(copy)
     assert (await sh(copy, "cat /proc/sys/kernel/random/boot_id")) == boot.split()[0], "it was not booted"
@@ -195,7 +196,7 @@ async def test_a_fork_of_a_fork(machines: Machines, source: Machine) -> None:
 
 async def test_deleting_a_snapshot_keeps_layers_that_vms_need(machines: Machines, source: Machine) -> None:
     info = await source.snapshot()
-    copy = await machines.create(snapshot=info.id)
+    copy = await machines.create(Properties(snapshot=info.id))
     await machines.snapshots.delete(info.id)
     with pytest.raises(SnapshotNotFound):
         await machines.snapshots.get(info.id)
@@ -214,7 +215,7 @@ async def test_list_and_rename_snapshots(machines: Machines, snapshot: SnapshotI
     with pytest.raises(SnapshotNotFound):
         await machines.snapshots.update("sc-nothing", name="x")
     with pytest.raises(SnapshotNotFound):
-        await machines.create(snapshot="sc-nothing")
+        await machines.create(Properties(snapshot="sc-nothing"))
 
 
 async def test_a_snapshot_of_a_stopped_vm_has_the_disk_only(machines: Machines) -> None:
@@ -224,7 +225,7 @@ async def test_a_snapshot_of_a_stopped_vm_has_the_disk_only(machines: Machines) 
     info = await machine.snapshot(persistence=Sticky(3))
     assert not info.has_memory
     assert info.persistence == Sticky(3)
-    copy = await machines.create(snapshot=info.id)
+    copy = await machines.create(Properties(snapshot=info.id))
     assert await sh(copy, "cat /root/file; ls /run/file 2>/dev/null || true") == "kept"
     assert await sh(copy, "hostname") == copy.id
     for each in (machine, copy):
@@ -236,13 +237,13 @@ async def test_a_snapshot_of_a_stopped_vm_has_the_disk_only(machines: Machines) 
 async def test_create_from_a_snapshot_with_another_size_boots_from_its_disk(
     machines: Machines, snapshot: SnapshotInfo
 ) -> None:
-    copy = await machines.create(Size(1, 512, 21), snapshot=snapshot.id)
+    copy = await machines.create(Properties(snapshot=snapshot.id), Size(1, 512, 21))
     assert await sh(copy, "nproc; cat /root/file") == "1\non-disk"
     assert int(await sh(copy, "df -BG --output=size / | tail -1 | tr -dc 0-9")) >= 20
     assert (await copy.exec("cat /run/file")).exit_code == 1
     await copy.delete()
     with pytest.raises(InvalidRequest, match="a power of two"):
-        await machines.create(Size(3, 512, 20), snapshot=snapshot.id)
+        await machines.create(Properties(snapshot=snapshot.id), Size(3, 512, 20))
 
 
 # Damaged memory
@@ -285,7 +286,7 @@ async def test_create_from_a_damaged_snapshot_boots_from_its_disk(
     row = await machines.snapshots.row(info.id)
     assert row.checkpoint is not None
     flip(local_host(machines).checkpoints.folder(row.checkpoint) / "memory")
-    copy = await machines.create(snapshot=info.id)
+    copy = await machines.create(Properties(snapshot=info.id))
     told = (await copy.info()).reason
     assert told is not None
     assert told.startswith("saved memory of the snapshot was unusable, booted from disk: ")

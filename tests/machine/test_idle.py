@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest_asyncio
 
 from stead.machines import Machine, Machines, State
+from stead.machines.records import Properties
 from stead.settings import Settings
 from support.guests import sh
 from support.installations import another_installation
@@ -28,8 +29,8 @@ async def test_an_idle_vm_is_suspended_close_to_its_timeout(others: Machines) ->
 
     Were that counted, it would be awake about 8 s longer than the other, however slow the host is.
     """
-    plain = await others.create(idle_timeout=None)
-    noisy = await others.create(idle_timeout=None)
+    plain = await others.create(Properties(idle_timeout=None))
+    noisy = await others.create(Properties(idle_timeout=None))
     await sh(noisy, "for nic in /proc/sys/net/ipv6/conf/e*; do echo 0 > $nic/disable_ipv6; done")
 
     async def time_to_sleep(machine: Machine) -> float:

@@ -26,7 +26,7 @@ from stead.host.vm import QemuVm, running_machines
 from stead.installation import open_machines
 from stead.machines import Machine, MachineInfo, Machines, State
 from stead.machines.events import MachineEvent
-from stead.machines.records import record_of
+from stead.machines.records import Properties, record_of
 from stead.settings import Settings
 from support.crash_driver import Hold, held_points, run_held
 from support.guests import sh
@@ -71,7 +71,7 @@ async def rows(machines: Machines) -> dict[str, str]:
 
 async def test_create_get_list_and_delete(machines: Machines) -> None:
     began = time.time()
-    machine = await machines.create(name="n" * 200)
+    machine = await machines.create(Properties(name="n" * 200))
     info = await machine.info()
     assert (info.id, info.name, info.state, info.reason) == (machine.id, "n" * 200, State.RUNNING, None)
     assert info.size == inside(machines).settings.default_size
@@ -310,7 +310,7 @@ async def test_a_cancelled_create_leaves_nothing(settings: Settings, source: str
             original = await machines.create()
             snapshot = (await original.snapshot()).id
             await original.delete()
-            create = functools.partial(machines.create, snapshot=snapshot)
+            create = functools.partial(machines.create, Properties(snapshot=snapshot))
 
         async def ready() -> dict[str, str]:
             if source == "pool" and not await inside(machines).pool.prepared():
@@ -408,7 +408,7 @@ async def test_create_takes_a_pool_vm_and_the_pool_refills(settings: Settings) -
                     await ask(prepared.id)
             with pytest.raises(MachineNotFound):
                 await Machine(machines, prepared.id).exec("true")
-            machine = await machines.create(name="mine")
+            machine = await machines.create(Properties(name="mine"))
             assert machine.id == prepared.id
             info = await machine.info()
             assert (info.name, info.state) == ("mine", State.RUNNING)

@@ -12,6 +12,7 @@ import pytest_asyncio
 from stead.errors import AddressTaken
 from stead.machines import Machine, State
 from stead.machines.nics import NicRequest
+from stead.machines.records import Properties
 from stead.networks.errors import ForkUnsupported, VpcInUse
 from support.guests import sh
 from support.installations import Server
@@ -41,8 +42,10 @@ async def pair(server: Server) -> AsyncIterator[Pair]:
     machines, networks = server.installation.machines, server.installation.networks
     vpc = (await networks.create(server.account, "192.168.10.0/24")).id
     fixed, free = await asyncio.gather(
-        machines.create(account=server.account, name="My DB", nic=NicRequest(vpc, "192.168.10.10")),
-        machines.create(account=server.account, nic=NicRequest(vpc)),
+        machines.create(
+            Properties(account=server.account, name="My DB"), nic=NicRequest(vpc, "192.168.10.10")
+        ),
+        machines.create(Properties(account=server.account), nic=NicRequest(vpc)),
     )
     await sh(fixed, f"echo private > /srv/index.html; {SERVE}")
     yield Pair(server, vpc, fixed, free)
@@ -78,7 +81,8 @@ async def test_a_vm_is_reached_by_its_name(pair: Pair) -> None:
     assert (await pair.free.exec(f"getent hosts {name}")).exit_code == unknown
     other = (await pair.server.installation.networks.create(account, "192.168.10.0/24")).id
     strangers = await asyncio.gather(
-        machines.create(account=account, nic=NicRequest(other)), machines.create(account=account)
+        machines.create(Properties(account=account), nic=NicRequest(other)),
+        machines.create(Properties(account=account)),
     )
     for stranger in strangers:
         assert "api.freestyle.sh" in await sh(stranger, "getent hosts api.freestyle.sh")
@@ -171,7 +175,7 @@ async def test_forks_have_their_own_address_or_are_refused(pair: Pair) -> None:
         await child.delete()
     with pytest.raises(AddressTaken):
         await pair.server.installation.machines.create(
-            account=pair.server.account, nic=NicRequest(pair.vpc, "192.168.10.10")
+            Properties(account=pair.server.account), nic=NicRequest(pair.vpc, "192.168.10.10")
         )
 
 

@@ -13,6 +13,7 @@ import pytest_asyncio
 from stead.errors import GuestError, GuestUnreachable, InvalidRequest
 from stead.guest import recordings
 from stead.machines import Machine
+from stead.machines.records import Properties
 from support.installations import Server
 from support.waiting import until
 
@@ -131,7 +132,7 @@ async def test_recordings_survive_suspend_and_fork(machine: Machine) -> None:
 
 
 async def test_recordings_over_the_wire(server: Server) -> None:
-    machine = await server.installation.machines.create(account=server.account)
+    machine = await server.installation.machines.create(Properties(account=server.account))
     async with httpx2.AsyncClient(
         base_url=f"{server.url}/v1/vms/{machine.id}",
         headers={"Authorization": f"Bearer {server.key}"},

@@ -13,6 +13,7 @@ from stead.builds.spec import Service
 from stead.builds.units import FOLDER
 from stead.errors import GuestError, InvalidRequest
 from stead.machines import Machine
+from stead.machines.records import Properties
 from support.documents import commands, run_by
 from support.guests import sh
 from support.installations import Server
@@ -167,7 +168,7 @@ async def test_a_linux_user_may_read_but_not_change_services(
 
 @pytest.mark.slow
 async def test_services_over_http(server: Server) -> None:
-    machine = await server.installation.machines.create(account=server.account)
+    machine = await server.installation.machines.create(Properties(account=server.account))
     async with httpx2.AsyncClient(
         base_url=f"{server.url}/v1/vms/{machine.id}/systemd",
         headers={"Authorization": f"Bearer {server.key}"},

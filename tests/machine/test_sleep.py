@@ -18,6 +18,7 @@ from stead.machines import Ephemeral, Machine, Machines, State, Sticky
 from stead.machines.events import MachineEvent
 from stead.machines.idle import Activity
 from stead.machines.persistence import Evictable, eviction_order
+from stead.machines.records import Properties
 from stead.machines.wake import WakeOperation
 from stead.settings import Settings
 from support.guests import sh
@@ -55,7 +56,7 @@ async def state(machine: Machine) -> State:
 
 @pytest_asyncio.fixture(scope="module")
 async def sleeper(machines: Machines) -> AsyncIterator[Machine]:
-    machine = await machines.create(name="sleeper")
+    machine = await machines.create(Properties(name="sleeper"))
     await sh(machine, "setsid sleep 100000 >/dev/null 2>&1 & echo $! > /run/pid; echo memory > /run/marker")
     yield machine
     await machine.delete()
@@ -225,7 +226,7 @@ async def test_snapshot_and_fork_of_a_suspended_vm(machines: Machines, sleeper: 
     info = await sleeper.snapshot()
     assert info.has_memory
     assert await state(sleeper) is State.SUSPENDED, "it need not wake for it"
-    copy = await machines.create(snapshot=info.id)
+    copy = await machines.create(Properties(snapshot=info.id))
     await it_is_all_there(copy)
     await machines.snapshots.delete(info.id)
     (child,) = await sleeper.fork()
@@ -259,8 +260,8 @@ async def test_an_idle_vm_is_suspended_and_keeps_every_write(settings: Settings,
     async with another_installation(settings, idle_timeout=None, idle_check=0.2) as installation:
         other = installation.machines
         other.watch(events.append)
-        machine = await other.create(idle_timeout=2)
-        never = await other.create(idle_timeout=None)
+        machine = await other.create(Properties(idle_timeout=2))
+        never = await other.create(Properties(idle_timeout=None))
         assert (await machine.info()).idle_timeout == 2
         instance = (await machine.info()).instance
         result = await machine.exec(

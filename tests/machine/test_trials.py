@@ -12,6 +12,7 @@ import pytest
 
 from stead.host.commands import run
 from stead.machines import Machine, Machines
+from stead.machines.records import Properties
 from stead.machines.states import Stopped
 from stead.settings import Settings
 from support import ROOT, guests
@@ -107,7 +108,7 @@ async def test_a_write_storm_survives_thirty_rounds(settings: Settings, machines
             match number % 3:
                 case 0:
                     snapshot = await machine.snapshot()
-                    copy = await machines.create(snapshot=snapshot.id)
+                    copy = await machines.create(Properties(snapshot=snapshot.id))
                     await machines.snapshots.delete(snapshot.id)
                 case 1:
                     (copy,) = await machine.fork()
@@ -142,7 +143,7 @@ async def test_a_database_that_runs_in_a_snapshot_answers_at_once(machines: Mach
     await sh(builder, "redis-cli config set save '' && redis-cli set answer 42")
     server = await sh(builder, "pidof redis-server")
     snapshot = await builder.snapshot("redis")
-    copies = await asyncio.gather(*(machines.create(snapshot=snapshot.id) for _ in range(2)))
+    copies = await asyncio.gather(*(machines.create(Properties(snapshot=snapshot.id)) for _ in range(2)))
     for number, copy in enumerate(copies):
         assert await sh(copy, "redis-cli get answer") == "42"
         assert await sh(copy, "pidof redis-server") == server

@@ -13,6 +13,7 @@ from stead.api import watching
 from stead.errors import GuestError, GuestUnreachable
 from stead.guest.watching import FileEvent
 from stead.machines import Machine
+from stead.machines.records import Properties
 from support.installations import Server
 from support.waiting import until
 
@@ -175,7 +176,7 @@ async def test_cancelling_ends_the_watch(shared: Machine) -> None:
 @pytest_asyncio.fixture(scope="module")
 async def served(server: Server) -> AsyncIterator[Machine]:
     """A machine that the API knows an owner of."""
-    machine = await server.installation.machines.create(account=server.account)
+    machine = await server.installation.machines.create(Properties(account=server.account))
     yield machine
     await machine.delete()
 

@@ -1,7 +1,6 @@
 """Start-up with broken rows and folders: each is logged and skipped, and the server starts."""
 
 import contextlib
-import json
 import os
 import subprocess
 from collections.abc import Iterator
@@ -10,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from stead.api.background import failure
-from stead.builds.background import BackgroundRequests
+from stead.api.background import failed
+from stead.creation.background import BackgroundRequests
+from stead.creation.results import CreatedVm, RequestFailure
 from stead.host.interface import Inventory, TemplateUnreadable
 from stead.host.local import LocalHost, LocalTemplates
 from stead.identity.accounts import Accounts
@@ -236,14 +236,15 @@ async def test_a_request_whose_result_cannot_be_found_has_failed(tmp_path: Path)
     for name in ("bad", "good"):
         await store.insert(RequestRow(name, account))
 
-    async def find(request: str) -> dict[str, Any]:
+    async def find(request: str) -> CreatedVm:
         if request == "bad":
             raise ValueError("'flying' is not a valid State")
-        return {"id": "vm"}
+        return CreatedVm("vm")
 
-    await BackgroundRequests(store).recover(find, failure)
-    bad, good = await store.get("bad"), await store.get("good")
+    requests = BackgroundRequests(store)
+    await requests.recover(find, failed())
+    bad, good = await requests.get(account, "bad"), await requests.get(account, "good")
     assert bad is not None and good is not None
-    assert (bad.status, good.status) == (503, 200)
-    assert json.loads(good.answer or "") == {"id": "vm"}
+    assert isinstance(bad.result, RequestFailure) and bad.result.status == 503
+    assert good.result == CreatedVm("vm")
     await database.dispose()

@@ -10,6 +10,7 @@ import pytest
 
 from stead.host import network
 from stead.installation import open_installation
+from stead.machines.records import Properties
 from stead.repos.committing import Change
 from stead.settings import Settings
 from support import ROOT
@@ -40,7 +41,7 @@ async def test_vms_and_repositories_of_a_moved_data_folder_work(settings: Settin
         old, new = (parent.replace(data=parent.data / name) for name in ("old", "new"))
         async with open_installation(old) as installation:
             account = (await installation.accounts.create("tests")).id
-            machine = await installation.machines.create(account=account)
+            machine = await installation.machines.create(Properties(account=account))
             await sh(machine, "echo kept > /root/note; sync")
             await getattr(machine, end)()
             repo = (await installation.repos.create(account)).id

@@ -281,7 +281,7 @@ async def _snapshots_are_whole_or_gone(machines: Machines, report: Report) -> No
     assert set(found) == set(whole)
     assert {snapshot.state for snapshot in found.values()} == {SnapshotState.READY}
     snapshot = found[str(whole[-1])]
-    copy = await machines.create(snapshot=snapshot.id)
+    copy = await machines.create(Properties(snapshot=snapshot.id))
     if snapshot.has_memory:
         await it_is_all_there(copy)
     else:

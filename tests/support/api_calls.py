@@ -9,6 +9,7 @@ import httpx2
 import pytest_asyncio
 
 from stead.machines import Machine
+from stead.machines.records import Properties
 from support.installations import Server
 from support.serve_process import client_of
 
@@ -24,7 +25,7 @@ async def http(server: Server) -> AsyncIterator[httpx2.AsyncClient]:
 @pytest_asyncio.fixture(scope="module")
 async def vm(server: Server) -> AsyncIterator[Machine]:
     """One VM of the tests' account, shared by the tests of this module."""
-    machine = await server.installation.machines.create(account=server.account, name="shared")
+    machine = await server.installation.machines.create(Properties(account=server.account, name="shared"))
     yield machine
     await machine.delete()
 

@@ -4,10 +4,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stead.builds.builder import Builder
+from stead.builds.plan import plan_machine
 from stead.builds.spec import File, Layer, Service
+from stead.creation.creation import Creation, VmOrder
 from stead.limits import UNLIMITED, Limits
 from stead.logbook import Logbook
-from stead.machines import Machine, Machines
+from stead.machines import Machine, Machines, Properties
 from stead.store.builds import BuildRow, BuildStore
 from support.internals import inside
 
@@ -23,6 +25,23 @@ class Lines(Logbook):
 
     def of(self, account: str) -> list[str]:
         return [message for whose, message, _ in self.entries if whose == account]
+
+
+def vm_order(
+    account: str,
+    *,
+    spec: Layer | None = None,
+    top: Layer | None = None,
+    name: str | None = None,
+    warnings: tuple[str, ...] = (),
+) -> VmOrder:
+    """A VM of a spec; `top` has the fields beside it."""
+    plan = plan_machine(spec, None, top or Layer())
+    return VmOrder(plan, Properties(account=account, name=name), warnings=warnings)
+
+
+async def create_vm(creation: Creation, order: VmOrder) -> Machine:
+    return await creation.machines.get((await creation.create(order)).id)
 
 
 async def unlimited(_: str) -> Limits:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stead.machines import Machine, State
-from stead.machines.records import Record
+from stead.machines.records import Properties, Record
 from stead.machines.states import PASSING, Deleted, Prepared, Running, Suspended, next_top_of, top_of
 from stead.settings import Settings, Size
 from stead.store.layers import LayerStore
@@ -46,7 +46,7 @@ async def state_of(machine: Machine) -> tuple[State, str | None]:
 
 async def used(server: FakeServer, **options: Any) -> Machine:
     """A VM with something in memory, something in its page cache and something on its disk."""
-    machine = await server.machines.create(**options)
+    machine = await server.machines.create(Properties(**options))
     for command in ("remember program running", "cache draft text", "write file saved"):
         await run(machine, command)
     return machine

@@ -15,6 +15,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from stead.api.dependencies import Installation
 from stead.api.server import running
 from stead.installation import OpenedVms, open_parts
+from stead.machines.records import Properties
 from stead.settings import Settings, Size
 from support.fake_server import FakeServer
 from support.fake_sessions import FakeSession, FakeSessions
@@ -97,7 +98,7 @@ async def fake_site(folder: Path, **changes: Any) -> AsyncIterator[FakeSite]:
 
 async def _populated(url: str, here: Installation, world: World) -> FakeSite:
     account, other = await here.accounts.create("ours"), await here.accounts.create("strangers")
-    machine = await here.machines.create(account=account.id)
+    machine = await here.machines.create(Properties(account=account.id))
     info, key = await here.accounts.create_key(account.id)
     _, foreign = await here.accounts.create_key(other.id)
     gone, revoked = await here.accounts.create_key(account.id)

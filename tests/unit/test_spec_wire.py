@@ -147,13 +147,13 @@ def test_lone_surrogates_of_a_request_are_escaped_in_the_answer() -> None:
 )
 def test_unsupported_keys_are_refused(sent: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
-        CreateVm.model_validate(sent).refuse_unsupported()
+        CreateVm.model_validate(sent).order("me", "ri-1")
 
 
 def test_docker_credentials_of_a_snapshot_are_refused() -> None:
     body = {"spec": {}, "dockerCredentials": {"registry": "x", "username": "a", "password": "b"}}
     with pytest.raises(InvalidRequest, match="pulls no images from registries"):
-        CreateSnapshot.model_validate(body).layer()
+        CreateSnapshot.model_validate(body).order("me", "ri-1")
 
 
 @pytest.mark.parametrize("ports", [None, [], [{"port": 443, "targetPort": 3000, "protocol": None}]])

@@ -1,44 +1,51 @@
 """Answers of background requests: 202 with an id, by which the result can be polled."""
 
-import json
-
 from starlette.responses import JSONResponse
 
 from stead.api.errors import ApiError, from_anything, from_product
-from stead.builds.background import Answer, BackgroundRequests, Work
+from stead.api.repeatable import answer_of
+from stead.api.wire.snapshots import SnapshotCreated
+from stead.api.wire.vms import Created
+from stead.creation.background import BackgroundRequests, Failed, Result
+from stead.creation.results import BuiltSnapshot, CreatedVm, RequestFailure
 from stead.errors import SteadError
 
 AFTER_HEADER = "x-freestyle-background-after-secs"
 ID_HEADER = "x-freestyle-background-request-id"
 
 
-def failure(error: Exception, invalid: str = "BAD_REQUEST") -> tuple[int, Answer]:
-    """The status and body of an error answer; `invalid` is the path's code for bad requests."""
-    if isinstance(error, SteadError):
-        error = from_product(error, invalid)
-    elif not isinstance(error, ApiError):
-        error = from_anything(error)
-    return error.status, error.body()
+def failed(invalid: str = "BAD_REQUEST") -> Failed:
+    """How errors are stored; `invalid` is the path's code for bad requests."""
 
+    def failure(error: Exception) -> RequestFailure:
+        if isinstance(error, SteadError):
+            error = from_product(error, invalid)
+        elif not isinstance(error, ApiError):
+            error = from_anything(error)
+        return RequestFailure(error.code, error.message, error.status, error.extras)
 
-async def run(
-    background: BackgroundRequests, account: str, request_id: str, after: float, work: Work, invalid: str
-) -> JSONResponse:
-    """Return the answer if it comes within `after` seconds; otherwise 202 with the request id."""
-    answer = await background.run(account, request_id, after, work, lambda error: failure(error, invalid))
-    return pending(request_id) if answer is None else JSONResponse(answer)
+    return failure
 
 
 async def result(
     background: BackgroundRequests, account: str, request_id: str, *, cancel: bool = False
 ) -> JSONResponse:
-    """The stored answer; 202 if there is none yet. With `cancel` there will be none but an error."""
-    row = await (background.cancel if cancel else background.get)(account, request_id)
-    if row is None:
+    """The stored result; 202 if there is none yet. With `cancel` there will be none but an error."""
+    found = await (background.cancel if cancel else background.get)(account, request_id)
+    if found is None:
         raise ApiError("NOT_FOUND", f"background request {request_id} not found")
-    if row.status is None or row.answer is None:
-        return pending(request_id)
-    return JSONResponse(json.loads(row.answer), row.status)
+    return pending(request_id) if found.result is None else answer(found.result)
+
+
+def answer(result: Result) -> JSONResponse:
+    match result:
+        case RequestFailure():
+            error = ApiError(result.code, result.message, result.status)
+            return JSONResponse({**result.details, **error.body()}, error.status)
+        case CreatedVm():
+            return answer_of(Created.of(result))
+        case BuiltSnapshot():
+            return answer_of(SnapshotCreated(snapshot_id=result.id))
 
 
 def pending(request_id: str) -> JSONResponse:

@@ -9,10 +9,10 @@ from starlette.requests import HTTPConnection
 
 from stead.api.errors import ApiError
 from stead.api.exited_sessions import ExitedSessions
-from stead.builds.background import BackgroundRequests
 from stead.builds.builder import Builder
-from stead.builds.git_access import GitAccess
-from stead.builds.idempotency import IdempotencyKeys
+from stead.creation.background import BackgroundRequests
+from stead.creation.creation import Creation
+from stead.creation.idempotency import IdempotencyKeys
 from stead.domains.domains import Domains
 from stead.errors import HostError
 from stead.github.links import Links
@@ -41,7 +41,7 @@ from stead.tasks import KeyedLimit, KeyedLock
 class VmHosting:
     machines: Machines
     builder: Builder
-    git_access: GitAccess
+    creation: Creation
     tunnels: Tunnels
 
 
@@ -68,8 +68,6 @@ class Installation:
     networks: Networks
     background: BackgroundRequests
     idempotency: IdempotencyKeys
-    creations: KeyedLimit
-    """Back-pressure: creations of VMs and snapshots in progress."""
     sockets: KeyedLimit
     """Open WebSockets."""
     repos: Repos
@@ -98,8 +96,8 @@ class Installation:
         return self._vms.builder
 
     @property
-    def git_access(self) -> GitAccess:
-        return self._vms.git_access
+    def creation(self) -> Creation:
+        return self._vms.creation
 
     @property
     def tunnels(self) -> Tunnels:
@@ -140,11 +138,10 @@ def _part(find: Callable[[Installation], object]) -> Any:
 
 MachinesDep = Annotated[Machines, _part(lambda here: here.machines)]
 BuilderDep = Annotated[Builder, _part(lambda here: here.builder)]
-GitAccessDep = Annotated[GitAccess, _part(lambda here: here.git_access)]
+CreationDep = Annotated[Creation, _part(lambda here: here.creation)]
 BackgroundDep = Annotated[BackgroundRequests, _part(lambda here: here.background)]
 IdempotencyDep = Annotated[IdempotencyKeys, _part(lambda here: here.idempotency)]
 CreatedNamesDep = Annotated[KeyedLock, _part(lambda here: here.created_names)]
-CreationsDep = Annotated[KeyedLimit, _part(lambda here: here.creations)]
 LogbookDep = Annotated[Logbook, _part(lambda here: here.logbook)]
 CallersDep = Annotated[Callers, _part(lambda here: here.callers)]
 ExitedDep = Annotated[ExitedSessions, _part(lambda here: here.exited)]

@@ -17,8 +17,8 @@ from stead.builds.errors import (
     SetupFailed,
     SnapshotSetupFailed,
 )
-from stead.builds.idempotency import IdempotencyKeyReused
 from stead.builds.services import ServiceExists, ServiceNotFound, ServicesBusy
+from stead.creation.idempotency import IdempotencyKeyReused
 from stead.domains import errors as domains
 from stead.errors import SteadError
 from stead.github.errors import GithubFailed, GithubNotConnected, GithubRefused, LinkConflict, NotLinked

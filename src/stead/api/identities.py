@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse
 from stead.api.callers import Owner
 from stead.api.dependencies import AccessDep, IdentitiesDep, ReposDep
 from stead.api.errors import ApiError
-from stead.api.repeatable import CurrentCreation, IfMissing, answer_of
+from stead.api.repeatable import CurrentCreate, IfMissing, answer_of
 from stead.api.wire import LARGEST, Nothing
 from stead.api.wire.identities import (
     AccessibleRepository,
@@ -24,8 +24,8 @@ from stead.api.wire.identities import (
     VmPermissionList,
     VmPermissionModel,
 )
-from stead.builds.background import Answer
-from stead.identity.identities import PAGE
+from stead.creation.results import Ensured
+from stead.identity.identities import PAGE, Identity
 from stead.repos.errors import RepoNotFound
 from stead.repos.repos import Repos
 
@@ -57,7 +57,7 @@ async def create_identity(
     owner: Owner,
     identities: IdentitiesDep,
     repos: ReposDep,
-    creation: CurrentCreation,
+    create: CurrentCreate,
     body: NewIdentity | None = None,
 ) -> JSONResponse:
     """Create an identity. It has no permissions until you grant some."""
@@ -65,19 +65,19 @@ async def create_identity(
     if wanted.repo_id is not None:
         await _check_repository(repos, owner.account, wanted.repo_id)
 
-    async def make() -> Answer:
+    async def make() -> Ensured[Identity]:
         made = await identities.create(
-            owner.account, name=wanted.name, repo=wanted.repo_id, identity_id=creation.uuid
+            owner.account, name=wanted.name, repo=wanted.repo_id, identity_id=create.uuid
         )
-        return answer_of(CreatedIdentity.model_validate(made))
+        return Ensured(made)
 
-    async def existing(name: str) -> list[Answer]:
-        found = await identities.named(owner.account, name)
-        models = [CreatedIdentity.model_validate(each) for each in found]
-        return [answer_of(model.model_copy(update={"created": False})) for model in models]
+    async def existing(name: str) -> list[Ensured[Identity]]:
+        return [Ensured(each, created=False) for each in await identities.named(owner.account, name)]
 
     if_missing = IfMissing("identity", wanted.name, existing) if wanted.if_missing else None
-    return JSONResponse(await creation.run(make, if_missing))
+    made = await create.run(Ensured[Identity], make, if_missing)
+    model = CreatedIdentity.model_validate(made.value)
+    return answer_of(model.model_copy(update={"created": made.created}))
 
 
 @router.delete("/{identity}")

@@ -6,7 +6,7 @@ from starlette.responses import JSONResponse
 from stead.api.callers import Owner
 from stead.api.declared import invalid_code
 from stead.api.dependencies import NetworksDep, TunnelsDep
-from stead.api.repeatable import CurrentCreation, IfMissing, answer_of, vpc_id
+from stead.api.repeatable import CurrentCreate, IfMissing, answer_of, vpc_id
 from stead.api.wire import Nothing
 from stead.api.wire.networks import (
     ClosedSession,
@@ -23,7 +23,8 @@ from stead.api.wire.networks import (
     VpcList,
     VpcModel,
 )
-from stead.builds.background import Answer
+from stead.creation.results import Ensured
+from stead.networks.networks import Vpc
 
 router = APIRouter(prefix="/v1/vpcs", tags=["networks"])
 
@@ -31,21 +32,20 @@ router = APIRouter(prefix="/v1/vpcs", tags=["networks"])
 @router.post("", response_model=CreatedVpc)
 @invalid_code("BAD_REQUEST")
 async def create_vpc(
-    owner: Owner, networks: NetworksDep, creation: CurrentCreation, body: NewVpc | None = None
+    owner: Owner, networks: NetworksDep, create: CurrentCreate, body: NewVpc | None = None
 ) -> JSONResponse:
     """Create a VPC. Ranges of different VPCs may overlap: no VPC reaches another one."""
     wanted = body or NewVpc()
 
-    async def make() -> Answer:
-        vpc = await networks.create(owner.account, wanted.cidr, wanted.name, vpc_id(creation.request))
-        return answer_of(CreatedVpc.of(vpc))
+    async def make() -> Ensured[Vpc]:
+        return Ensured(await networks.create(owner.account, wanted.cidr, wanted.name, vpc_id(create.request)))
 
-    async def existing(name: str) -> list[Answer]:
-        models = [CreatedVpc.of(vpc) for vpc in await networks.named(owner.account, name)]
-        return [answer_of(model.model_copy(update={"created": False})) for model in models]
+    async def existing(name: str) -> list[Ensured[Vpc]]:
+        return [Ensured(vpc, created=False) for vpc in await networks.named(owner.account, name)]
 
     if_missing = IfMissing("VPC", wanted.name, existing) if wanted.if_missing else None
-    return JSONResponse(await creation.run(make, if_missing))
+    made = await create.run(Ensured[Vpc], make, if_missing)
+    return answer_of(CreatedVpc.of(made.value).model_copy(update={"created": made.created}))
 
 
 @router.get("")

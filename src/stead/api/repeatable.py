@@ -4,33 +4,37 @@ import hashlib
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Generic, TypeVar
 
 from fastapi import Depends, Header, Request
+from starlette.responses import JSONResponse
 
 from stead.api.callers import Owner
 from stead.api.dependencies import CreatedNamesDep, IdempotencyDep
 from stead.api.errors import ApiError
 from stead.api.wire import Wire
-from stead.builds.background import Answer, new_request_id
-from stead.builds.idempotency import IdempotencyKeys, KeyedCall, Make
+from stead.creation.background import new_request_id
+from stead.creation.idempotency import IdempotencyKeys, KeyedCall, Make
 from stead.errors import InvalidRequest
 from stead.tasks import KeyedLock
 
 KEY_HEADER = "Idempotency-Key"
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
-class IfMissing:
-    """Create unless there is one of this name. `find` returns the answers for those that exist."""
+class IfMissing(Generic[T]):
+    """Create unless there is one of this name. `find` returns those that exist."""
 
     kind: str
     name: str | None
-    find: Callable[[str], Awaitable[Sequence[Answer]]]
+    find: Callable[[str], Awaitable[Sequence[T]]]
 
 
 @dataclass(frozen=True)
-class Creation:
+class CreateCall:
     """A call that creates something."""
 
     account: str
@@ -50,15 +54,13 @@ class Creation:
         """An id for what is created, of the kind that identities and repositories have."""
         return request_uuid(self.request)
 
-    async def run(self, make: Make, if_missing: IfMissing | None = None) -> Answer:
-        """The answer of `make`; of an earlier call with the same idempotency key; or of what exists."""
+    async def run(self, kind: type[T], make: Make[T], if_missing: IfMissing[T] | None = None) -> T:
+        """The result of `make`; of an earlier call with the same idempotency key; or what exists."""
+        if if_missing is not None:
+            make = partial(self._ensure, if_missing, make)
+        return await (make() if self._keyed is None else self._keys.run(self._keyed, kind, make))
 
-        async def ensure() -> Answer:
-            return await make() if if_missing is None else await self._ensure(if_missing, make)
-
-        return await (ensure() if self._keyed is None else self._keys.run(self._keyed, ensure))
-
-    async def _ensure(self, wanted: IfMissing, make: Make) -> Answer:
+    async def _ensure(self, wanted: IfMissing[T], make: Make[T]) -> T:
         if wanted.name is None:
             raise InvalidRequest(f"ifMissing without a name: give the name of the {wanted.kind}")
         async with self._names.hold((wanted.kind, self.account, wanted.name)):
@@ -72,7 +74,7 @@ class Creation:
             return found[0] if found else await make()
 
 
-async def creation(
+async def create_call(
     request: Request,
     owner: Owner,
     keys: IdempotencyDep,
@@ -85,20 +87,21 @@ async def creation(
             " creates nothing.",
         ),
     ] = None,
-) -> Creation:
+) -> CreateCall:
     request_id = new_request_id()
     keyed = None
     if key is not None:
         target = f"{request.method} {request.url.path}"
         keyed = KeyedCall.parse(owner.account, key, target, await request.body(), request_id)
-    return Creation(owner.account, request_id, keyed, keys, names)
+    return CreateCall(owner.account, request_id, keyed, keys, names)
 
 
-CurrentCreation = Annotated[Creation, Depends(creation)]
+CurrentCreate = Annotated[CreateCall, Depends(create_call)]
 
 
-def answer_of(model: Wire) -> Answer:
-    return model.model_dump(by_alias=True)
+def answer_of(model: Wire) -> JSONResponse:
+    """Serialized here: FastAPI would validate it again."""
+    return JSONResponse(model.model_dump(by_alias=True))
 
 
 # The ids of what a request creates follow from its own: it is found by them after a crash.

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, StreamingResponse
 from stead.api.callers import AnyCaller, Owner
 from stead.api.dependencies import AccessDep, ImportsDep, ReposDep, WriterDep
 from stead.api.errors import ApiError
-from stead.api.repeatable import CurrentCreation, IfMissing, answer_of
+from stead.api.repeatable import CurrentCreate, IfMissing, answer_of
 from stead.api.wire import LARGEST, Nothing
 from stead.api.wire.repos import (
     ArchiveImport,
@@ -41,7 +41,7 @@ from stead.api.wire.repos import (
     TreeEntry,
     moment,
 )
-from stead.builds.background import Answer
+from stead.creation.results import Ensured
 from stead.repos import contents, history
 from stead.repos.access import Level
 from stead.repos.committing import Change
@@ -112,30 +112,30 @@ async def create_repo(
     caller: Owner,
     repos: ReposDep,
     imports: ImportsDep,
-    creation: CurrentCreation,
+    create: CurrentCreate,
     body: CreateRepo | None = None,
 ) -> JSONResponse:
     """Create a repository: empty, from a source with its history, or with one commit of imported files."""
     wanted = body or CreateRepo.model_validate({})
     fill = _fill(imports, wanted)
 
-    async def make() -> Answer:
+    async def make() -> Ensured[str]:
         info = await repos.create(
             caller.account,
             name=wanted.name,
             public=bool(wanted.public),
             default_branch=wanted.default_branch,
             fill=fill,
-            repo_id=creation.uuid,
+            repo_id=create.uuid,
         )
-        return answer_of(CreatedRepo(repo_id=info.id))
+        return Ensured(info.id)
 
-    async def existing(name: str) -> list[Answer]:
-        found = await repos.named(caller.account, name)
-        return [answer_of(CreatedRepo(repo_id=info.id, created=False)) for info in found]
+    async def existing(name: str) -> list[Ensured[str]]:
+        return [Ensured(info.id, created=False) for info in await repos.named(caller.account, name)]
 
     if_missing = IfMissing("repository", wanted.name, existing) if wanted.if_missing else None
-    return JSONResponse(await creation.run(make, if_missing))
+    made = await create.run(Ensured[str], make, if_missing)
+    return answer_of(CreatedRepo(repo_id=made.value, created=made.created))
 
 
 def _fill(sources: Imports, wanted: CreateRepo) -> Fill | None:

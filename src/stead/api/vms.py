@@ -9,7 +9,7 @@ from stead.api.callers import AnyCaller, CurrentCall, OwnedVm, UsableVm
 from stead.api.declared import invalid_code
 from stead.api.dependencies import BuilderDep, DomainsDep, IdentitiesDep, LogbookDep, MachinesDep
 from stead.api.errors import ApiError
-from stead.api.repeatable import CurrentCreation, answer_of, snapshot_id
+from stead.api.repeatable import CurrentCreate, answer_of, snapshot_id
 from stead.api.wire import LARGEST, Nothing
 from stead.api.wire.builds import BuildRecord
 from stead.api.wire.vms import (
@@ -35,14 +35,14 @@ from stead.api.wire.vms import (
     VmSuspended,
     wire_state,
 )
-from stead.builds.background import Answer
 from stead.builds.errors import NotBuilt
+from stead.creation.results import ForkChild, ForkChildren, TakenSnapshot
 from stead.errors import MachineNotFound, WrongState
 from stead.machines import MachineInfo, State
 from stead.machines.persistence import PERSISTENT
 from stead.machines.start import READY_TIMEOUT
 from stead.machines.unchanged import UNCHANGED
-from stead.settings import Size
+from stead.settings import Size, SizeProblem
 from stead.tasks import or_undo
 
 router = APIRouter(prefix="/v1/vms", tags=["vms"])
@@ -199,15 +199,15 @@ async def snapshot_vm(
     info: OwnedVm,
     machines: MachinesDep,
     call: CurrentCall,
-    creation: CurrentCreation,
+    create: CurrentCreate,
     body: Snapshot | None = None,
 ) -> JSONResponse:
     """Capture a VM's memory and disk as a snapshot. The VM keeps running."""
     wanted = body or Snapshot()
     kept = PERSISTENT if wanted.persistence is None else wanted.persistence.of_snapshot()
-    own_id = snapshot_id(creation.request)
+    own_id = snapshot_id(create.request)
 
-    async def make() -> Answer:
+    async def make() -> TakenSnapshot:
         await or_undo(
             machines.snapshot(
                 info.id,
@@ -219,15 +219,15 @@ async def snapshot_vm(
             ),
             lambda taken: machines.snapshots.delete(taken.id),
         )
-        return answer_of(
-            Snapshotted(snapshot_id=own_id, source_vm_id=info.id, source_vm_instance_id=info.instance)
-        )
+        return TakenSnapshot(own_id, info.id, info.instance)
 
-    taken = await creation.run(make)
-    if not creation.outlives_client:
+    taken = await create.run(TakenSnapshot, make)
+    if not create.outlives_client:
         # A client that never got the id cannot delete the snapshot.
         call.on_undelivered(lambda: machines.snapshots.delete(own_id))
-    return JSONResponse(taken)
+    return answer_of(
+        Snapshotted(snapshot_id=taken.id, source_vm_id=taken.source, source_vm_instance_id=taken.instance)
+    )
 
 
 @router.post("/{vm_id}/fork", response_model=Forks)
@@ -235,7 +235,7 @@ async def fork_vm(
     info: OwnedVm,
     machines: MachinesDep,
     call: CurrentCall,
-    creation: CurrentCreation,
+    create: CurrentCreate,
     body: Fork | None = None,
 ) -> JSONResponse:
     """Create VMs with the current memory, processes and files of this one: all of them, or none."""
@@ -248,67 +248,63 @@ async def fork_vm(
 
     async def fork() -> list[str]:
         children = await machines.fork(
-            info.id, wanted.count, persistence=kept, name=wanted.name, request=creation.request
+            info.id, wanted.count, persistence=kept, name=wanted.name, request=create.request
         )
         return [child.id for child in children]
 
-    async def make() -> Answer:
+    async def make() -> ForkChildren:
         infos = [await machines.info(child) for child in await or_undo(fork(), delete_created)]
-        return answer_of(
-            Forks(vm_id=info.id, forks=[Forked(id=child.id, name=child.name) for child in infos])
-        )
+        return ForkChildren(info.id, tuple(ForkChild(child.id, child.name) for child in infos))
 
-    forks = await creation.run(make)
-    if not creation.outlives_client:
-        call.on_undelivered(lambda: delete_created([fork["id"] for fork in forks["forks"]]))
-    return JSONResponse(forks)
+    made = await create.run(ForkChildren, make)
+    if not create.outlives_client:
+        call.on_undelivered(lambda: delete_created([child.id for child in made.children]))
+    forks = [Forked(id=child.id, name=child.name) for child in made.children]
+    return answer_of(Forks(vm_id=made.parent, forks=forks))
 
 
 @router.post("/{vm_id}/resize")
 async def resize_vm(info: OwnedVm, machines: MachinesDep, wanted: Resize) -> Nothing:
     """Change a VM's vCPUs, memory or disk. A running VM is shut down for it and booted again."""
-    memory = _memory_mib(wanted.mem_size_gb)
+    memory = None if wanted.mem_size_gb is None else wanted.mem_size_gb * 1024
     if wanted.vcpu_count is None and memory is None and wanted.rootfs_size_gb is None:
         raise ApiError(
             "RESIZE_VM_EMPTY_REQUEST",
             "empty resize: give at least one of vcpuCount, memSizeGb and rootfsSizeGb",
         )
-    _check_resize(info.size, wanted, memory)
-    await machines.resize(info.id, vcpus=wanted.vcpu_count, memory_mib=memory, disk_gib=wanted.rootfs_size_gb)
+    for problem in Size.problems(wanted.vcpu_count, memory):
+        raise _cannot_resize(problem)
+    disk, present = wanted.rootfs_size_gb, info.size.disk_gib
+    if disk is not None and disk < present:
+        text = f"cannot shrink the disk from {present} to {disk} GB (rootfsSizeGb): it can only grow"
+        code = "RESIZE_VM_ROOTFS_SHRINK_NOT_SUPPORTED"
+        raise ApiError(code, text, currentMb=present * 1024, requestedMb=disk * 1024)
+    for problem in Size.problems(disk_gib=disk):
+        raise _cannot_resize(problem)
+    mib = None if memory is None else int(memory)
+    await machines.resize(info.id, vcpus=wanted.vcpu_count, memory_mib=mib, disk_gib=disk)
     return Nothing()
 
 
-def _memory_mib(gib: float | None) -> int | None:
-    return None if gib is None else int(gib * 1024)
-
-
-def _check_resize(size: Size, wanted: Resize, memory: int | None) -> None:
-    """Refuse sizes with the error codes of this call; the engine has only a general one."""
-    vcpus, disk = wanted.vcpu_count, wanted.rootfs_size_gb
-    if vcpus is not None:
-        if not 1 <= vcpus <= Size.MAX_VCPUS:
-            text = f"vcpuCount {vcpus} out of range: must be 1 to {Size.MAX_VCPUS}"
-            raise ApiError("RESIZE_VM_VCPU_OUT_OF_RANGE", text, got=vcpus, max=Size.MAX_VCPUS)
-        if vcpus & (vcpus - 1):
-            text = f"vcpuCount {vcpus} must be a power of two"
-            raise ApiError("RESIZE_VM_VCPU_NOT_POWER_OF_TWO", text, got=vcpus)
-    if memory is not None:
-        low, high = Size.MIN_MEMORY_MIB / 1024, Size.MAX_MEMORY_MIB / 1024
-        got = wanted.mem_size_gb
-        if not Size.MIN_MEMORY_MIB <= memory <= Size.MAX_MEMORY_MIB:
-            text = f"memSizeGb {got:g} out of range: must be {low:g} to {high:g}"
-            raise ApiError("RESIZE_VM_MEM_OUT_OF_RANGE", text, got=got, min=low, max=high)
-        if memory & (memory - 1) or memory != (got or 0) * 1024:
-            text = f"memSizeGb {got:g} must be a power of two"
-            raise ApiError("RESIZE_VM_MEM_NOT_POWER_OF_TWO", text, got=got)
-    if disk is not None and disk < size.disk_gib:
-        text = f"cannot shrink the disk from {size.disk_gib} to {disk} GB (rootfsSizeGb): it can only grow"
-        current, requested = size.disk_gib * 1024, disk * 1024
-        code = "RESIZE_VM_ROOTFS_SHRINK_NOT_SUPPORTED"
-        raise ApiError(code, text, currentMb=current, requestedMb=requested)
-    if disk is not None and disk > Size.MAX_DISK_GIB:
-        text = f"rootfsSizeGb {disk} too large (max {Size.MAX_DISK_GIB})"
-        raise ApiError("ROOTFS_SIZE_TOO_LARGE", text, gotGb=disk)
+def _cannot_resize(problem: SizeProblem) -> ApiError:
+    """The error of a size that a VM cannot have, with the codes of this call."""
+    got, low, high = problem.got, problem.low / 1024, problem.high / 1024
+    match problem.part, problem.kind:
+        case "vcpus", "out_of_range":
+            text = f"vcpuCount {got} out of range: must be {problem.low} to {problem.high}"
+            return ApiError("RESIZE_VM_VCPU_OUT_OF_RANGE", text, got=got, max=problem.high)
+        case "vcpus", _:
+            text = f"vcpuCount {got} must be a power of two"
+            return ApiError("RESIZE_VM_VCPU_NOT_POWER_OF_TWO", text, got=got)
+        case "memory", "out_of_range":
+            text = f"memSizeGb {got / 1024:g} out of range: must be {low:g} to {high:g}"
+            return ApiError("RESIZE_VM_MEM_OUT_OF_RANGE", text, got=got / 1024, min=low, max=high)
+        case "memory", _:
+            text = f"memSizeGb {got / 1024:g} must be a power of two"
+            return ApiError("RESIZE_VM_MEM_NOT_POWER_OF_TWO", text, got=got / 1024)
+        case _:
+            text = f"rootfsSizeGb {got} too large (max {problem.high})"
+            return ApiError("ROOTFS_SIZE_TOO_LARGE", text, gotGb=got)
 
 
 @router.post("/{vm_id}/optimize")

@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from stead.builds import repositories, setup
 from stead.builds.errors import (
@@ -16,7 +16,7 @@ from stead.builds.errors import (
     SnapshotSetupFailed,
 )
 from stead.builds.layer_services import ReadyWait
-from stead.builds.plan import Base, Plan, plan_machine, plan_snapshot
+from stead.builds.plan import Base, Plan, plan_snapshot
 from stead.builds.records import (
     Part,
     Phase,
@@ -33,7 +33,8 @@ from stead.machines.lifetimes import FOREVER, Lifetime
 from stead.machines.machine import Machine
 from stead.machines.machines import Machines
 from stead.machines.nics import NicRequest
-from stead.machines.persistence import PERSISTENT, Persistence, SnapshotPersistence, Sticky
+from stead.machines.persistence import PERSISTENT, SnapshotPersistence, Sticky
+from stead.machines.records import Properties
 from stead.machines.snapshot_journal import SnapshotState
 from stead.machines.snapshots import SnapshotInfo
 from stead.machines.start import READY_TIMEOUT
@@ -50,8 +51,6 @@ LINGER = 15.0
 """Seconds that a build continues after its last client has disconnected."""
 KEPT_FAILURES = 3
 """Snapshots of VMs whose set-up failed that are kept for each account."""
-
-_NO_SNAPSHOT = "persistence of a layer ignored: no snapshot is built, because no layer changes anything"
 
 log = get_logger("stead.builds")
 
@@ -71,24 +70,7 @@ class SnapshotOrder:
 
 
 @dataclass(frozen=True)
-class MachineOrder:
-    """A request for a VM. `top` has the fields that stand beside `spec` or `template`."""
-
-    account: str
-    spec: Layer | None = None
-    template: Layer | None = None
-    top: Layer = field(default_factory=Layer)
-    name: str | None = None
-    persistence: Persistence = PERSISTENT
-    activity_threshold: int = 0
-    recreate: bool = False
-    request: str | None = None
-    warnings: tuple[str, ...] = ()
-    nic: NicRequest | None = None
-
-
-@dataclass(frozen=True)
-class _Parent:
+class Parent:
     """The parent of a layer or a VM: a snapshot, or the base image in a size.
 
     `identity` is part of the hash of the layers above; it differs for every snapshot that was built.
@@ -97,6 +79,10 @@ class _Parent:
     identity: str
     size: Size
     snapshot: SnapshotInfo | None = None
+
+    @property
+    def snapshot_id(self) -> str | None:
+        return None if self.snapshot is None else self.snapshot.id
 
     @property
     def build(self) -> str | None:
@@ -156,7 +142,7 @@ class Builder:
         check_name(order.name)
         order.lifetime.check(time.time_ns())
         plan = await self._pin(plan_snapshot(order.layer), order.account)
-        parent = await self._base(plan.base, order)
+        parent = await self.find_base(plan.base, order.account, order.request)
         steps = _steps(order.account, parent, plan.layers)
         if not steps:
             if parent.snapshot is not None and parent.size == parent.snapshot.size:
@@ -166,7 +152,7 @@ class Builder:
             steps = [_step(order.account, 1, parent.identity, empty, rebuild=False)]
         last = _with_retention(steps[-1], order.persistence or plan.layers[-1].persistence or PERSISTENT)
         steps[-1] = replace(last, lifetime=order.lifetime)
-        async with self._open_record(order, steps) as record:
+        async with self._open_record(order.account, order.request, order.warnings, steps) as record:
             snapshot = (await self._ensure_layers(parent, steps, record)).snapshot
             assert snapshot is not None  # noqa: S101  # there is at least one step
             if snapshot.name is None and order.name is not None:
@@ -190,14 +176,15 @@ class Builder:
         own = await repositories.pin_repositories(plan.own, account, self._bundles)
         return replace(plan, layers=tuple(layers), own=own)
 
-    async def _base(self, base: Base, order: SnapshotOrder | MachineOrder) -> _Parent:
+    async def find_base(self, base: Base, account: str, request: str | None) -> Parent:
+        """The snapshot that a plan begins with, or the template of its size, which is built if missing."""
         if base.snapshot is None:
             size = base.size(self._machines.default_size)
-            lines = TemplateLines(size, lambda message: self._log_soon(order, message))
-            template = await self._machines.template(size, lines, account=order.account)
-            return _Parent(f"template {template.id}", size)
+            lines = self.template_lines(size, account, request)
+            template = await self._machines.template(size, lines, account=account)
+            return Parent(f"template {template.id}", size)
         snapshot = await self._machines.snapshots.get(base.snapshot, deleted=True)
-        if snapshot.account != order.account:
+        if snapshot.account != account:
             raise SnapshotNotFound(base.snapshot)
         snapshot.refuse_expired()
         if snapshot.deleted_at is not None:
@@ -208,9 +195,18 @@ class Builder:
         if size.disk_gib < own:
             text = f"{size.disk_gib} is less than the {own} GB of snapshot {snapshot.id}: disks cannot shrink"
             raise disk_out_of_range(text, size.disk_gib, own)
-        return _Parent(f"snapshot {snapshot.id} {size.key}", size, snapshot)
+        return Parent(f"snapshot {snapshot.id} {size.key}", size, snapshot)
 
-    async def _ensure_layers(self, parent: _Parent, steps: Sequence[_Step], record: RecordedBuild) -> _Parent:
+    def template_lines(self, size: Size, account: str, request: str | None) -> TemplateLines:
+        """Writes the progress of a template to the log of a request."""
+
+        def write(message: str) -> None:
+            line = self._logbook.write(account, message, source="template", request=request)
+            self._closing.start(line, f"log line of request {request}")
+
+        return TemplateLines(size, write)
+
+    async def _ensure_layers(self, parent: Parent, steps: Sequence[_Step], record: RecordedBuild) -> Parent:
         """Build or find all steps; the layers below a cached one are not looked at."""
         if not steps:
             return parent
@@ -236,7 +232,7 @@ class Builder:
                 await record.note(f"waiting for build {build_id}, which builds the same layer")
 
             found = await self._layers.run(key, work, name=record.id, joined=joined)
-        return _Parent(last.hash, found.size, await self._extend_retention(found, last))
+        return Parent(last.hash, found.size, await self._extend_retention(found, last))
 
     async def _find_cached(self, account: str, step: _Step) -> SnapshotInfo | None:
         return None if step.rebuild else await self._machines.snapshots.find(account, step.hash)
@@ -245,17 +241,15 @@ class Builder:
         await part.skip("cached")
         await part.note(f"layer cached: using snapshot {snapshot.id}")
 
-    async def _build_layer(self, parent: _Parent, step: _Step, part: Part) -> SnapshotInfo:
+    async def _build_layer(self, parent: Parent, step: _Step, part: Part) -> SnapshotInfo:
         """Build a layer: create a VM from the parent, set it up and take a snapshot of it."""
         async with self._attempt(part) as attempt:
             await part.start("vm")
             attempt.machine = await self._machines.create(
+                Properties(
+                    account=part.record.account, purpose="build", build=part.id, snapshot=parent.snapshot_id
+                ),
                 parent.size,
-                snapshot=None if parent.snapshot is None else parent.snapshot.id,
-                account=part.record.account,
-                purpose="build",
-                idle_timeout=None,
-                build=part.id,
             )
             await setup.apply(attempt.machine, step.layer, part, ReadyWait(), self._bundles)
             await part.start("snapshot")
@@ -272,8 +266,10 @@ class Builder:
 
     # VMs
 
-    async def create_machine(self, order: MachineOrder) -> Machine:
-        """Create a running VM with everything that the request asks for; after a failure there is none.
+    async def create_machine(
+        self, plan: Plan, properties: Properties, nic: NicRequest | None, warnings: Sequence[str]
+    ) -> Machine:
+        """Create a running VM by a plan that sets something up; after a failure there is none.
 
         Layers below the outermost one are built or found in the cache. The outermost layer and the fields
         beside the spec are applied to the VM itself before its account can see it, on every create: they are
@@ -282,74 +278,48 @@ class Builder:
         snapshot of every VM in the account's quota. A client that wants packages, repositories and commands
         cached sends them in a `snapshot` layer, as the CLI does for --apt, --repo and --run.
         """
-        check_name(order.name)
-        plan = await self._pin(plan_machine(order.spec, order.template, order.top), order.account)
-        base = await self._base(plan.base, order)
-        steps = _steps(order.account, base, plan.layers)
-        if not steps and any(layer.persistence is not None for layer in plan.layers):
-            order = replace(order, warnings=(*order.warnings, _NO_SNAPSHOT))
-        if not steps and not plan.own.work:
-            machine = await self._create(base, plan, order)
-            for warning in order.warnings:
-                await self._log_warning(order, warning, machine.id)
-            return machine
-        async with self._open_record(order, steps, plan) as record:
+        properties.check()
+        account, request = properties.account or "", properties.request
+        plan = await self._pin(plan, account)
+        base = await self.find_base(plan.base, account, request)
+        steps = _steps(account, base, plan.layers)
+        async with self._open_record(account, request, warnings, steps, plan) as record:
             parent = await self._ensure_layers(base, steps, record)
             async with self._attempt(record.vm) as attempt:
                 await record.vm.start("vm")
-                attempt.machine = machine = await self._create(parent, plan, order, record)
+                attempt.machine = machine = await self._machines.create(
+                    # While it is set up its account cannot see it, and a restart deletes it.
+                    replace(
+                        properties,
+                        purpose="build" if plan.own.work else "use",
+                        build=record.id,
+                        snapshot=parent.snapshot_id,
+                    ),
+                    parent.size,
+                    nic=nic,
+                    ready_timeout=None if plan.own.work else plan.ready_seconds,
+                )
                 if plan.own.work:
                     await setup.apply(machine, plan.own, record.vm, _ready_wait(plan), self._bundles)
-                    if plan.wait_for_ready:
+                    if plan.ready_seconds is not None:
                         await record.vm.start("ready")
-                        await self._machines.wait_until_ready(machine.id, plan.ready_timeout or READY_TIMEOUT)
+                        await self._machines.wait_until_ready(machine.id, plan.ready_seconds)
                 await record.succeed()
                 if plan.own.work:
                     await finished(self._machines.hand_over(machine.id))
                 attempt.machine = None
         return machine
 
-    async def _create(
-        self, parent: _Parent, plan: Plan, order: MachineOrder, record: RecordedBuild | None = None
-    ) -> Machine:
-        """Create the VM. While it is set up its account cannot see it, and a restart deletes it."""
-        ready = plan.wait_for_ready and not plan.own.work
-        return await self._machines.create(
-            parent.size,
-            snapshot=None if parent.snapshot is None else parent.snapshot.id,
-            name=order.name,
-            persistence=order.persistence,
-            idle_timeout=plan.idle_timeout,
-            activity_threshold=order.activity_threshold,
-            recreate=order.recreate,
-            ready_timeout=(plan.ready_timeout or READY_TIMEOUT) if ready else None,
-            account=order.account,
-            purpose="build" if plan.own.work else "use",
-            workdir=plan.workdir,
-            build=parent.build if record is None else record.id,
-            request=order.request,
-            nic=order.nic,
-        )
-
-    def _log_soon(self, order: SnapshotOrder | MachineOrder, message: str) -> None:
-        line = self._logbook.write(order.account, message, source="template", request=order.request)
-        self._closing.start(line, f"log line of request {order.request}")
-
-    async def _log_warning(self, order: MachineOrder, message: str, machine_id: str) -> None:
-        await self._logbook.write(
-            order.account,
-            message,
-            level="warn",
-            source="build",
-            machine=machine_id,
-            request=order.request,
-        )
-
     # Records and attempts
 
     @contextlib.asynccontextmanager
     async def _open_record(
-        self, order: SnapshotOrder | MachineOrder, steps: Sequence[_Step], plan: Plan | None = None
+        self,
+        account: str,
+        request: str | None,
+        warnings: Sequence[str],
+        steps: Sequence[_Step],
+        plan: Plan | None = None,
     ) -> AsyncIterator[RecordedBuild]:
         """Open the record of a request, and finish it with the request unless it succeeded before.
 
@@ -357,7 +327,7 @@ class Builder:
         then the record is finished with them.
         """
         labelled = len(steps) > 1 or plan is not None
-        cached = [each.number for each in steps if await self._find_cached(order.account, each) is not None]
+        cached = [each.number for each in steps if await self._find_cached(account, each) is not None]
         reused = max(cached, default=0)
         planned = [Phase(reused, "cached", labelled)] if reused else []
         for step in steps[reused:]:
@@ -368,14 +338,14 @@ class Builder:
             names = ("vm", *setup.planned(plan.own), *ready)
             planned += [Phase(None, name, labelled) for name in names]
         record = await self.records.open(
-            order.account,
+            account,
             planned,
             labelled=labelled,
-            request=order.request,
+            request=request,
             template_hash=steps[-1].hash if steps else None,
         )
         try:
-            for warning in order.warnings:
+            for warning in warnings:
                 await record.note(warning, level="warn")
             yield record
         except SteadError as error:
@@ -465,7 +435,7 @@ async def _fail(record: RecordedBuild, error: BaseException) -> None:
         await record.fail("internal error: see the log of the Stead server")
 
 
-def _steps(account: str, parent: _Parent, layers: Sequence[Layer]) -> list[_Step]:
+def _steps(account: str, parent: Parent, layers: Sequence[Layer]) -> list[_Step]:
     """Layers with something to do, innermost first. All layers above a rebuilt one are rebuilt too."""
     steps: list[_Step] = []
     identity, rebuild = parent.identity, False

@@ -6,8 +6,11 @@ from stead.builds.dockerfile import commands_of
 from stead.builds.errors import InvalidSpec
 from stead.builds.spec import LEAF_FIELDS, Layer, Port, bare, chain, combine
 from stead.builds.validation import DEFAULT_PORT, check, conflict
+from stead.machines.start import READY_TIMEOUT
 from stead.machines.unchanged import UNCHANGED, Unchanged
 from stead.settings import Size
+
+_NO_SNAPSHOT = "persistence of a layer ignored: no snapshot is built, because no layer changes anything"
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,27 @@ class Plan:
         if self.ports is None:
             return DEFAULT_PORT.target_port
         return self.ports[0].target_port if self.ports else DEFAULT_PORT.port
+
+    @property
+    def builds_layers(self) -> bool:
+        """Whether a layer changes something, so that a snapshot of it is needed."""
+        return any(layer.work for layer in self.layers)
+
+    @property
+    def is_built(self) -> bool:
+        """Whether something is set up; otherwise the VM is its base, a snapshot or the base image."""
+        return self.builds_layers or bool(self.own.work)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Lines for the log, about parts of the plan that have no effect."""
+        kept = any(layer.persistence is not None for layer in self.layers)
+        return (_NO_SNAPSHOT,) if kept and not self.builds_layers else ()
+
+    @property
+    def ready_seconds(self) -> float | None:
+        """Seconds to wait for the VM's services; None without a wait."""
+        return (self.ready_timeout or READY_TIMEOUT) if self.wait_for_ready else None
 
 
 def plan_machine(spec: Layer | None, template: Layer | None, top: Layer) -> Plan:

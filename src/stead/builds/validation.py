@@ -19,7 +19,7 @@ from stead.builds.spec import (
     chain,
 )
 from stead.repos.transfer.bundles import is_id
-from stead.settings import Size
+from stead.settings import Size, SizeProblem
 
 MAX_DEPTH = 32
 MAX_NAME = 32
@@ -82,33 +82,35 @@ def conflict(depth: int, first: str, second: str) -> InvalidSpec:
 
 def check_size(vcpus: int | None, memory_gb: float | None, disk_gb: float | None) -> None:
     """Check each given part of a size."""
-    if vcpus is not None:
-        if not 1 <= vcpus <= Size.MAX_VCPUS:
-            text = f"{{field}} must be from 1 to {Size.MAX_VCPUS}, not {vcpus}"
-            raise InvalidSpec("vcpus_out_of_range", text, field="vcpus", got=vcpus, highest=Size.MAX_VCPUS)
-        if vcpus & (vcpus - 1):
-            text = f"{{field}} must be a power of two, not {vcpus}"
-            raise InvalidSpec("vcpus_not_power_of_two", text, field="vcpus", got=vcpus)
-    if memory_gb is not None:
-        if memory_gb > _HUGE_GB:
-            text = f"{{field}} must be at most {Size.MAX_MEMORY_MIB / 1024:g}, not {memory_gb:g}"
-            raise InvalidSpec("memory_too_large", text, field="memory_gb", got=memory_gb)
-        low, high, got = Size.MIN_MEMORY_MIB, Size.MAX_MEMORY_MIB, memory_gb * 1024
-        if not low <= got <= high:
-            text = f"{{field}} must be from {low / 1024:g} to {high / 1024:g}, not {memory_gb:g}"
-            raise InvalidSpec(
+    for problem in Size.problems(vcpus, None if memory_gb is None else memory_gb * 1024, disk_gb):
+        raise _invalid_size(problem)
+
+
+def _invalid_size(problem: SizeProblem) -> InvalidSpec:
+    got, low, high = problem.got, problem.low, problem.high
+    match problem.part, problem.kind:
+        case "vcpus", "out_of_range":
+            text = f"{{field}} must be from {low} to {high}, not {got}"
+            return InvalidSpec("vcpus_out_of_range", text, field="vcpus", got=got, highest=high)
+        case "vcpus", _:
+            text = f"{{field}} must be a power of two, not {got}"
+            return InvalidSpec("vcpus_not_power_of_two", text, field="vcpus", got=got)
+        case "memory", _ if got > _HUGE_GB * 1024:
+            text = f"{{field}} must be at most {high / 1024:g}, not {got / 1024:g}"
+            return InvalidSpec("memory_too_large", text, field="memory_gb", got=got / 1024)
+        case "memory", "out_of_range":
+            text = f"{{field}} must be from {low / 1024:g} to {high / 1024:g}, not {got / 1024:g}"
+            return InvalidSpec(
                 "memory_out_of_range", text, field="memory_gb", got=got, lowest=low, highest=high
             )
-        if got != int(got) or int(got) & (int(got) - 1):
-            text = f"{{field}} must be a power of two (0.5, 1, 2, 4, ... GiB), not {memory_gb:g}"
-            raise InvalidSpec("memory_not_power_of_two", text, field="memory_gb", got=got)
-    if disk_gb is not None:
-        if disk_gb > _HUGE_GB:
-            text = f"{{field}} must be at most {Size.MAX_DISK_GIB}, not {disk_gb:g}"
-            raise InvalidSpec("disk_too_large", text, field="disk_gb", got=disk_gb)
-        if disk_gb != int(disk_gb) or not Size.MIN_DISK_GIB <= disk_gb <= Size.MAX_DISK_GIB:
-            text = f"must be a whole number from {Size.MIN_DISK_GIB} to {Size.MAX_DISK_GIB}, not {disk_gb:g}"
-            raise disk_out_of_range(text, disk_gb, Size.MIN_DISK_GIB)
+        case "memory", _:
+            text = f"{{field}} must be a power of two (0.5, 1, 2, 4, ... GiB), not {got / 1024:g}"
+            return InvalidSpec("memory_not_power_of_two", text, field="memory_gb", got=got)
+        case "disk", _ if got > _HUGE_GB:
+            text = f"{{field}} must be at most {high}, not {got:g}"
+            return InvalidSpec("disk_too_large", text, field="disk_gb", got=got)
+        case _:
+            return disk_out_of_range(f"must be a whole number from {low} to {high}, not {got:g}", got, low)
 
 
 def disk_out_of_range(problem: str, disk_gb: float, lowest_gb: int) -> InvalidSpec:

@@ -3,6 +3,7 @@
 from stead.machines.machine import Machine, MachineInfo
 from stead.machines.machines import Machines
 from stead.machines.persistence import Ephemeral, Persistent, Sticky
+from stead.machines.records import Properties
 from stead.machines.snapshot_journal import SnapshotState
 from stead.machines.snapshots import SnapshotInfo
 from stead.machines.states import State
@@ -13,6 +14,7 @@ __all__ = [
     "MachineInfo",
     "Machines",
     "Persistent",
+    "Properties",
     "SnapshotInfo",
     "SnapshotState",
     "State",

@@ -1,7 +1,9 @@
 """Create: a new VM from a template or a snapshot, or again under the id of a deleted VM."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass
 
 from stead.errors import (
@@ -19,7 +21,7 @@ from stead.machines.deletion import DeleteOperation
 from stead.machines.engine import Engine
 from stead.machines.events import EventKind
 from stead.machines.nics import NicRequest, VpcAddresses
-from stead.machines.pool import Pool
+from stead.machines.pool import CANCELLED, Pool
 from stead.machines.processes import RunningVm
 from stead.machines.records import Properties, Record, size_of
 from stead.machines.snapshots import Snapshots
@@ -28,8 +30,6 @@ from stead.machines.templates import Templates
 from stead.settings import Size
 from stead.store.snapshots import SnapshotRow
 from stead.tasks import finished, or_undo
-
-_CANCELLED = "the creation was cancelled"
 
 log = get_logger("stead.machines")
 
@@ -58,19 +58,33 @@ class CreateOperation:
     addresses: VpcAddresses
 
     async def from_template(
-        self, size: Size | None, properties: Properties, nic: NicRequest | None, report: Report
+        self, properties: Properties, size: Size | None, nic: NicRequest | None, report: Report
     ) -> Record:
+        """Confer an identity on a VM of the pool; without one, restore the template."""
         template = await self.templates.ensure(size, report, account=properties.account)
         with self.pool.paused_refill():
-            claimed = await or_undo(self._claim(template, properties, nic), self._give_up)
-            if claimed is not None:
-                record, live = claimed
-                return await self._finish(record, self._resume(record, live))
-            record = await self.allocate(template.size, template.id, properties, None, nic)
-            return await self._finish(record, self._restore(record, template))
+            claim = functools.partial(self.pool.claim, template)
+            async with self.engine.quotas.admitting(properties.account, template.size):
+                claimed = await (
+                    claim(properties) if nic is None else self.addresses.claim(nic, properties, claim)
+                )
+            if claimed is None:
+                record = await self.allocate(template.size, template.id, properties, None, nic)
+                return await self._finish(record, self._restore(record, template))
+            record, live = claimed
+            async with self.engine.locks.hold(record.id), self._removed_on_failure(record):
+                async with self.engine.slots.hold(record.account):
+                    # The guest confirms its address over its other NIC meanwhile.
+                    joining = asyncio.ensure_future(self.engine.host.join_network(record.place))
+                    try:
+                        await live.vm.resume()
+                        await self.bring_up.identify(record, live, new_keys=True)
+                    finally:
+                        await finished(joining)
+                return await self.bring_up.record_running(record, live, EventKind.CREATED, None)
 
     async def from_snapshot(
-        self, snapshot: SnapshotRow, size: Size | None, properties: Properties, nic: NicRequest | None
+        self, properties: Properties, snapshot: SnapshotRow, size: Size | None, nic: NicRequest | None
     ) -> Record:
         """Restore the snapshot's memory when sizes match; else boot from its disk."""
         own = size_of(snapshot)
@@ -106,30 +120,14 @@ class CreateOperation:
         layer: str | None,
         nic: NicRequest | None = None,
     ) -> Record:
-        return await or_undo(self._allocate(size, template, properties, layer, nic), self._undo)
+        """Record a new VM, if the limits of its account allow it; a cancelled caller leaves none."""
 
-    async def _allocate(
-        self, size: Size, template: str, properties: Properties, layer: str | None, nic: NicRequest | None
-    ) -> Record:
+        async def write(own: Properties) -> Record:
+            allocation = self.engine.journal.allocate(Creating, size, template, own, layer)
+            return await or_undo(allocation, lambda record: self.deletion.remove(record, CANCELLED))
+
         async with self.engine.quotas.admitting(properties.account, size):
-            return await self.addresses.claim(
-                nic,
-                properties,
-                lambda own: self.engine.journal.allocate(Creating, size, template, own, layer),
-            )
-
-    async def _claim(
-        self, template: Template, properties: Properties, nic: NicRequest | None
-    ) -> tuple[Record, RunningVm] | None:
-        async with self.engine.quotas.admitting(properties.account, template.size):
-            return await self.addresses.claim(nic, properties, lambda own: self.pool.claim(template, own))
-
-    async def _give_up(self, claimed: tuple[Record, RunningVm] | None) -> None:
-        if claimed is not None:
-            await self._undo(claimed[0])
-
-    async def _undo(self, record: Record) -> None:
-        await self.deletion.remove(record, _CANCELLED)
+            return await (write(properties) if nic is None else self.addresses.claim(nic, properties, write))
 
     # Bringing a guest up
 
@@ -153,17 +151,6 @@ class CreateOperation:
             await self.engine.processes.end(record)
             await self.engine.host.discard(record.id)
             return await bring_up(record)
-
-    async def _resume(self, record: Record, live: RunningVm) -> BroughtUp:
-        async with self.engine.slots.hold(record.account):
-            # The guest confirms its address over its other NIC meanwhile.
-            joining = asyncio.ensure_future(self.engine.host.join_network(record.place))
-            try:
-                await live.vm.resume()
-                await self.bring_up.identify(record, live, new_keys=True)
-            finally:
-                await finished(joining)
-        return BroughtUp(record, live)
 
     async def _restore(self, record: Record, template: Template) -> BroughtUp:
         async def restore(record: Record) -> BroughtUp:
@@ -216,17 +203,23 @@ class CreateOperation:
 
     async def _finish(self, record: Record, work: Awaitable[BroughtUp], why: str | None = None) -> Record:
         async with self.engine.locks.hold(record.id):
-            return await self._finish_locked(record, work, why, forget=True)
+            return await self._finish_locked(record, work, why)
 
     async def _finish_locked(
-        self, record: Record, work: Awaitable[BroughtUp], why: str | None, *, forget: bool
+        self, record: Record, work: Awaitable[BroughtUp], why: str | None, *, forget: bool = True
     ) -> Record:
-        try:
+        async with self._removed_on_failure(record, forget=forget):
             up = await work
             return await self.bring_up.record_running(up.record, up.live, EventKind.CREATED, why, up.note)
+
+    @contextlib.asynccontextmanager
+    async def _removed_on_failure(self, record: Record, *, forget: bool = True) -> AsyncIterator[None]:
+        """Bring a new VM up in this block; it is deleted if that fails or is cancelled."""
+        try:
+            yield
         except BaseException as error:
             cause = _failure(error)
-            await finished(self.deletion.remove(record, cause or _CANCELLED, forget=forget))
+            await finished(self.deletion.remove(record, cause or CANCELLED, forget=forget))
             if cause is None or isinstance(error, StartFailed | CapacityExceeded):
                 raise
             raise StartFailed(cause) from error

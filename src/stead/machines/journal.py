@@ -1,7 +1,6 @@
 """The journal of VMs: the only writer of their rows. It refuses what the state machine does not allow."""
 
 import asyncio
-import contextlib
 import itertools
 import time
 from collections.abc import Sequence
@@ -18,7 +17,6 @@ from stead.machines.states import (
     Deleting,
     IllegalTransition,
     MachineState,
-    Prepared,
     Preparing,
     Running,
     State,
@@ -103,20 +101,17 @@ class Journal:
             await self._store.insert(record.to_row())
             return record
 
-    async def claim(self, template: str, properties: Properties) -> Record | None:
-        """Take the oldest prepared VM of a template out of the pool; None when there is none."""
-        for before in await self.list(State.PREPARED):
-            if before.template == template and isinstance(before.state, Prepared):
-                to = Creating("identify", before.state.top, before.state.run)
-                changes = properties.to_columns() | {"created_at": time.time_ns()}
-                # Another create may have taken it meanwhile, or its process ended.
-                with contextlib.suppress(IllegalTransition, MachineNotFound):
-                    return replace(await self._write(before, to, changes), properties=properties)
-        return None
+    async def transition(
+        self, before: Record, to: MachineState, *, properties: Properties | None = None
+    ) -> Record:
+        """Record the next state of a VM; durable when it returns.
 
-    async def transition(self, before: Record, to: MachineState) -> Record:
-        """Record the next state of a VM; durable when it returns."""
-        return await self._write(before, to, {})
+        A prepared VM that a create takes out of the pool gets the properties of the new VM.
+        """
+        if properties is None:
+            return await self._write(before, to, {})
+        changes = properties.to_columns() | {"created_at": time.time_ns()}
+        return replace(await self._write(before, to, changes), properties=properties)
 
     async def freeze(self, before: Record, to: MachineState, terminals: str | None = None) -> Record:
         """Record the next state of a VM whose top layer has become read-only, in one transaction.

@@ -30,7 +30,7 @@ from stead.machines.nics import NicRequest, VpcAddresses
 from stead.machines.persistence import PERSISTENT, Persistence, SnapshotPersistence
 from stead.machines.pool import Pool
 from stead.machines.quotas import LimitsOf
-from stead.machines.records import Properties, Purpose, record_of
+from stead.machines.records import Properties, record_of
 from stead.machines.recovery import Reconciliation
 from stead.machines.resize import ResizeOperation
 from stead.machines.snapshots import SnapshotInfo, SnapshotProperties, SnapshotPurpose, Snapshots
@@ -190,50 +190,27 @@ class Machines:
 
     async def create(
         self,
+        properties: Properties | None = None,
         size: Size | None = None,
         *,
-        name: str | None = None,
-        snapshot: str | None = None,
-        persistence: Persistence = PERSISTENT,
-        idle_timeout: int | Unchanged | None = UNCHANGED,
-        activity_threshold: int = 0,
-        recreate: bool = False,
-        ready_timeout: float | None = None,
-        account: str | None = None,
-        purpose: Purpose = "use",
-        workdir: str | None = None,
-        build: str | None = None,
-        request: str | None = None,
         nic: NicRequest | None = None,
+        ready_timeout: float | None = None,
         report: Report = lambda _: None,
     ) -> Machine:
         """Create a VM and wait until its guest confirmed its identity; a failure leaves nothing.
 
-        From a snapshot it gets the snapshot's memory and disk; with another size it boots from the disk.
-        With `ready_timeout`, wait for its services as well.
+        From `properties.snapshot` it gets that snapshot's memory and disk; with another size it boots from
+        the disk. Without `properties` it has the idle time-out of the settings. With `ready_timeout`, wait
+        for its services as well. `report` gets the steps of a template that must be built for it.
         """
-        check_name(name)
-        own_timeout = self._settings.idle_timeout if isinstance(idle_timeout, Unchanged) else idle_timeout
-        properties = Properties(
-            name=name,
-            persistence=persistence,
-            idle_timeout=own_timeout,
-            activity_threshold=activity_threshold,
-            recreate=recreate,
-            account=account,
-            purpose=purpose,
-            workdir=workdir,
-            build=build,
-            request=request,
-            snapshot=snapshot,
-        )
+        properties = properties or Properties(idle_timeout=self._settings.idle_timeout)
         properties.check()
-        await self._eviction.ensure_free(keeping=snapshot)
-        if snapshot is None:
-            record = await self._create.from_template(size, properties, nic, report)
+        await self._eviction.ensure_free(keeping=properties.snapshot)
+        if properties.snapshot is None:
+            record = await self._create.from_template(properties, size, nic, report)
         else:
-            async with self._snapshots.source(snapshot) as source:
-                record = await self._create.from_snapshot(source, size, properties, nic)
+            async with self._snapshots.source(properties.snapshot) as source:
+                record = await self._create.from_snapshot(properties, source, size, nic)
         if ready_timeout is not None:
             try:
                 await self.wait_until_ready(record.id, ready_timeout)

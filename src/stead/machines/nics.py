@@ -31,7 +31,7 @@ class VpcAddresses:
 
     async def claim(
         self,
-        wanted: NicRequest | None,
+        wanted: NicRequest,
         properties: Properties,
         write: Callable[[Properties], Awaitable[T]],
     ) -> T:
@@ -39,8 +39,6 @@ class VpcAddresses:
 
         Any free address is the lowest one. `write` is repeated when another VM was faster to get it.
         """
-        if wanted is None:
-            return await write(properties)
         row = await self._store.owned(properties.account or "", wanted.vpc)
         if row is None:
             raise InvalidRequest(f"VPC {wanted.vpc[:80]} not found")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from ipaddress import IPv4Address
 
 from stead.deadlines import scaled
-from stead.errors import StartFailed
+from stead.errors import MachineNotFound, StartFailed
 from stead.guest.execution import ExecRequest, collect
 from stead.guest.identity import GuestIdentity, confer, new_machine_id
 from stead.host.interface import Template
@@ -16,7 +16,7 @@ from stead.machines.deletion import DeleteOperation
 from stead.machines.engine import Engine
 from stead.machines.processes import RunningVm
 from stead.machines.records import Properties, Record
-from stead.machines.states import Prepared, Preparing, State
+from stead.machines.states import Creating, IllegalTransition, Prepared, Preparing, State
 from stead.tasks import finished, or_undo
 
 _PAUSE_AFTER_FAILURE = 5.0
@@ -26,6 +26,7 @@ _QUIET = 0.5
 _LONGEST_WAIT = scaled(10.0)
 """Seconds that one create keeps the pool from refilling."""
 
+CANCELLED = "the creation was cancelled"
 _PLACEHOLDER = "prepared"
 _UNUSED = IPv4Address("100.64.0.1")
 """Of no VM: the first addresses of the range are reserved."""
@@ -85,16 +86,26 @@ class Pool:
             end()
 
     async def claim(self, template: Template, properties: Properties) -> tuple[Record, RunningVm] | None:
-        """Take a prepared VM out of the pool, now in state creating; None when the pool is empty."""
-        while True:
-            record = await self._engine.journal.claim(template.id, properties)
+        """Take the oldest prepared VM of a template out of the pool; None when there is none.
+
+        It is in state creating then; a cancelled caller leaves none.
+        """
+        for prepared in await self.prepared():
+            if prepared.template != template.id or not isinstance(prepared.state, Prepared):
+                continue
+            creating = Creating("identify", prepared.state.top, prepared.state.run)
+            write = self._engine.journal.transition(prepared, creating, properties=properties)
+            try:
+                record = await or_undo(write, lambda claimed: self._deletion.remove(claimed, CANCELLED))
+            except (IllegalTransition, MachineNotFound):
+                continue  # another create has taken it meanwhile, or its process ended
             self._full = False
-            if record is None:
-                return None
             live = self._engine.processes.get(record.id)
             if live is not None and not live.vm.ended:
                 return record, live
             await self._deletion.remove(record)
+        self._full = False
+        return None
 
     def refill(self) -> None:
         """A prepared VM is gone."""

@@ -14,6 +14,7 @@ from stead.host.interface import Nic, Place
 from stead.machines import persistence, states
 from stead.machines.persistence import PERSISTENT, Persistence
 from stead.machines.states import MachineState
+from stead.names import check_name
 from stead.settings import Size
 from stead.store.machines import MachineRow
 from stead.store.snapshots import SnapshotRow
@@ -51,6 +52,7 @@ class Properties:
 
     def check(self) -> None:
         """InvalidRequest unless a caller may ask for this."""
+        check_name(self.name)
         check_idle(self.idle_timeout, self.activity_threshold)
         if self.workdir is not None and (not self.workdir.startswith("/") or "\0" in self.workdir):
             raise InvalidRequest(f"workdir must be an absolute path, not {self.workdir!r}")

@@ -1,4 +1,4 @@
-"""Rows of idempotency keys: creates whose answer a repeated call gets."""
+"""Rows of idempotency keys: creates whose result a repeated call gets."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ class IdempotencyRow:
     content: str
     request: str
     """The id of the request, by which what it made is found after a crash."""
-    answer: str | None = None
-    """The JSON body of the answer; None while the create is under way."""
+    result: str | None = None
+    """What it made, as JSON; None while the create is under way."""
     created_at: int = 0
 
 
@@ -37,7 +37,7 @@ class IdempotencyStore(Rows[IdempotencyRow]):
         False, and nothing is inserted, if there is a row with its id.
         """
         keys = idempotency_keys
-        own = sa.select(keys.c.id).where(keys.c.account == row.account, keys.c.answer.is_not(None))
+        own = sa.select(keys.c.id).where(keys.c.account == row.account, keys.c.result.is_not(None))
         surplus = own.order_by(keys.c.created_at.desc()).offset(most - 1)
 
         def insert(connection: sa.Connection) -> bool:
@@ -51,4 +51,4 @@ class IdempotencyStore(Rows[IdempotencyRow]):
         return await self.database.write(insert)
 
     async def pending(self) -> list[IdempotencyRow]:
-        return await self._select(sa.select(idempotency_keys).where(idempotency_keys.c.answer.is_(None)))
+        return await self._select(sa.select(idempotency_keys).where(idempotency_keys.c.result.is_(None)))

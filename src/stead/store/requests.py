@@ -10,13 +10,12 @@ from stead.store.rows import Rows, table_of
 
 @dataclass(frozen=True)
 class RequestRow:
-    """One call. `answer` is the JSON body that it ended with."""
+    """One call. `result` is what it made, or why it failed, as JSON."""
 
     id: str
     account: str
     state: str = "pending"
-    status: int | None = None
-    answer: str | None = None
+    result: str | None = None
     created_at: int = 0
     finished_at: int | None = None
 
@@ -28,8 +27,8 @@ class RequestStore(Rows[RequestRow]):
     table = background_requests
     row = RequestRow
 
-    async def finish(self, request_id: str, status: int, answer: str) -> None:
-        await self.update(request_id, state="done", status=status, answer=answer, finished_at=time.time_ns())
+    async def finish(self, request_id: str, result: str) -> None:
+        await self.update(request_id, state="done", result=result, finished_at=time.time_ns())
 
     async def pending(self) -> list[RequestRow]:
         return await self._select(

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from stead.domains.verification import LABEL
+from stead.machines.records import Properties
 from support.domain_calls import RECORDS, ROOT, Caller, calling
 from support.fake_site import FakeSite
 
@@ -93,7 +94,7 @@ async def test_mapping_is_created_moved_listed_and_deleted(site: FakeSite, ours:
     assert (implied["id"], implied["implicitlyOwned"]) == (made["ownershipId"], True)
     assert implied["verifiedDns"] is False
 
-    other = await site.installation.machines.create(account=site.account)
+    other = await site.installation.machines.create(Properties(account=site.account))
     moved = await ours.map("app.style.dev", other.id, 8080)
     assert (moved["vmId"], moved["vmPort"]) == (other.id, 8080)
     assert await ours.succeed("GET", "/mappings") == [moved]

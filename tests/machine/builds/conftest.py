@@ -7,12 +7,21 @@ import pytest
 import pytest_asyncio
 
 from stead.builds.builder import Builder
+from stead.builds.git_access import GitAccess
+from stead.creation.creation import Creation
+from stead.domains.domains import Domains
+from stead.domains.names import Names
 from stead.identity.accounts import Accounts
+from stead.identity.identities import Identities
 from stead.machines import Machines
+from stead.networks.networks import Networks
 from stead.repos.access import RepoAccess
 from stead.repos.repos import Repos
 from stead.repos.transfer.bundles import Bundles
 from stead.store.builds import BuildStore
+from stead.store.machines import MachineStore
+from stead.store.networks import VpcStore
+from stead.tasks import KeyedLimit
 from support.builds import Lines, unlimited
 from support.internals import inside
 
@@ -40,6 +49,26 @@ async def builder(machines: Machines, lines: Lines, bundles: Bundles) -> AsyncIt
     builder = Builder(machines, BuildStore(inside(machines).database), lines, bundles, linger=0)
     yield builder
     await builder.close()
+
+
+@pytest_asyncio.fixture(scope="module")
+async def creation(machines: Machines, builder: Builder, repos: Repos, lines: Lines) -> Creation:
+    database, settings = inside(machines).database, inside(machines).settings
+
+    async def owns(account: str, machine_id: str) -> bool:
+        return (await machines.info(machine_id)).belongs_to(account)
+
+    identities = Identities(database, owns)
+    return Creation(
+        settings,
+        machines,
+        builder,
+        await Domains.open(database, Names.of(settings.zones), owns, unlimited),
+        Networks(VpcStore(database), MachineStore(database), ()),
+        GitAccess(identities, repos, RepoAccess(database, repos), settings.git_names),
+        lines,
+        KeyedLimit(),
+    )
 
 
 @pytest_asyncio.fixture

@@ -8,23 +8,24 @@ from typing import Any
 
 import pytest
 
-from stead.builds.builder import Builder, MachineOrder, SnapshotOrder
+from stead.builds.builder import Builder, SnapshotOrder
 from stead.builds.errors import BaseSnapshotDeleted, InvalidSpec
 from stead.builds.records import BuildInfo
 from stead.builds.spec import File, Layer, Restart, Service, ServicePatch, User
+from stead.creation.creation import Creation
 from stead.errors import SnapshotNotFound
 from stead.machines import Machine, Machines, Persistent, SnapshotState, State, Sticky
 from stead.machines.lifetimes import FOREVER, Lifetime
 from stead.machines.snapshots import SnapshotInfo
 from stead.store.builds import BuildRow, BuildStore
-from support.builds import Lines, builds_of, layers_built, note, phase_names
+from support.builds import Lines, builds_of, create_vm, layers_built, note, phase_names, vm_order
 from support.guests import sh
 from support.internals import inside
 from support.waiting import until
 
 
 async def test_ten_concurrent_requests_share_one_build(
-    builder: Builder, machines: Machines, account: str, lines: Lines
+    builder: Builder, creation: Creation, machines: Machines, account: str, lines: Lines
 ) -> None:
     """Each request has a record; nine of them say which build they wait for."""
     order = SnapshotOrder(account, note("shared"), name="first name")
@@ -45,12 +46,12 @@ async def test_ten_concurrent_requests_share_one_build(
     assert (kept.name, kept.persistence, kept.state) == ("first name", Persistent(), SnapshotState.READY)
     stranger = str(uuid.uuid4())
     with pytest.raises(SnapshotNotFound):
-        await builder.create_machine(MachineOrder(stranger, top=Layer(snapshot_id=one)))
+        await create_vm(creation, vm_order(stranger, top=Layer(snapshot_id=one)))
     assert await machines.snapshots.find(stranger, kept.template_hash or "") is None
 
     await machines.snapshots.delete(one)
     with pytest.raises(BaseSnapshotDeleted):
-        await builder.create_machine(MachineOrder(account, top=Layer(snapshot_id=one)))
+        await create_vm(creation, vm_order(account, top=Layer(snapshot_id=one)))
     anew = await builder.ensure_snapshot(order)
     assert anew.id != one
 
@@ -87,7 +88,9 @@ async def test_a_changed_layer_discriminator_or_skip_cache_rebuilds(
     assert (await ensure(note("one"))).persistence == Persistent()
 
 
-async def test_only_changed_layers_are_rebuilt(builder: Builder, machines: Machines, account: str) -> None:
+async def test_only_changed_layers_are_rebuilt(
+    builder: Builder, creation: Creation, machines: Machines, account: str
+) -> None:
     """A changed layer is built on the cached one below; services keep running from layer to layer."""
     counter = Service("counter", exec=("/bin/sh -c 'while :; do echo >>/srv/ticks; sleep 0.1; done'",))
     inner = Layer(users=(User("bob"),), services=(counter,), discriminator="inner")
@@ -95,7 +98,7 @@ async def test_only_changed_layers_are_rebuilt(builder: Builder, machines: Machi
 
     async def create(text: str) -> tuple[Machine, BuildInfo]:
         layer = Layer(snapshot=inner, files=(File("/home/bob/note", text.encode()),), patches=(patch,))
-        machine = await builder.create_machine(MachineOrder(account, spec=Layer(snapshot=layer)))
+        machine = await create_vm(creation, vm_order(account, spec=Layer(snapshot=layer)))
         info = await machine.info()
         return machine, await builder.records.get(account, info.build or "")
 
@@ -123,10 +126,10 @@ async def test_only_changed_layers_are_rebuilt(builder: Builder, machines: Machi
 
 
 async def test_requests_without_set_up_have_no_build_record(
-    builder: Builder, machines: Machines, account: str
+    builder: Builder, creation: Creation, machines: Machines, account: str
 ) -> None:
     """A snapshot of the base image is built on request; a layer without changes is its base."""
-    machine = await builder.create_machine(MachineOrder(account, spec=Layer(packages=(), skip_cache=True)))
+    machine = await create_vm(creation, vm_order(account, spec=Layer(packages=(), skip_cache=True)))
     assert (await machine.info()).state is State.RUNNING
     assert await builds_of(machines, account) == []
 

@@ -5,13 +5,14 @@ import contextlib
 
 import pytest
 
-from stead.builds.builder import Builder, MachineOrder, SnapshotOrder
+from stead.builds.builder import Builder, SnapshotOrder
 from stead.builds.errors import BuildBudgetExceeded
+from stead.creation.creation import Creation
 from stead.errors import ServerStopping
 from stead.machines import Machine, Machines, SnapshotState
 from stead.repos.transfer.bundles import Bundles
 from stead.store.builds import BuildStore
-from support.builds import Lines, hidden, phase_names, said, with_commands
+from support.builds import Lines, create_vm, hidden, phase_names, said, vm_order, with_commands
 from support.internals import inside
 from support.waiting import until
 
@@ -47,10 +48,10 @@ async def test_a_build_is_cancelled_after_its_last_client_disconnects(
 
 
 async def test_a_cancelled_create_leaves_no_vm(
-    builder: Builder, machines: Machines, account: str, lines: Lines
+    creation: Creation, machines: Machines, account: str, lines: Lines
 ) -> None:
     task = asyncio.create_task(
-        builder.create_machine(MachineOrder(account, spec=with_commands("echo at work; sleep 600")))
+        create_vm(creation, vm_order(account, spec=with_commands("echo at work; sleep 600")))
     )
 
     await until(lambda: said(lines, account, "at work"), 180)

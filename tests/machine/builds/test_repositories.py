@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from stead.builds.builder import Builder, MachineOrder, SnapshotOrder
+from stead.builds.builder import Builder, SnapshotOrder
 from stead.builds.errors import InvalidSpec, ProgramFailed, SetupFailed
 from stead.builds.spec import Clone, File, GitUser, Layer, Service
+from stead.creation.creation import Creation
 from stead.machines import Machines
 from stead.machines.snapshots import SnapshotInfo
 from stead.repos.repos import Repos
-from support.builds import Lines, builds_of, hidden, said
+from support.builds import Lines, builds_of, create_vm, hidden, said, vm_order
 from support.git_client import GitClient, gits_of
 from support.guests import sh
 from support.waiting import until
@@ -38,7 +39,9 @@ http.server.ThreadingHTTPServer(("127.0.0.1", 8000), handler).serve_forever()
 
 
 @pytest.mark.slow
-async def test_repositories_are_cloned_without_their_credentials(builder: Builder, account: str) -> None:
+async def test_repositories_are_cloned_without_their_credentials(
+    builder: Builder, creation: Creation, account: str
+) -> None:
     """By branch, tag and commit; files of the spec are written over those of the repository."""
     history = """
     git init -q --bare -b main /srv/repo.git && git init -q -b main /tmp/work && cd /tmp/work
@@ -63,7 +66,7 @@ async def test_repositories_are_cloned_without_their_credentials(builder: Builde
     )
     repositories = replace(repositories, services=(server, ready))
     base = await builder.ensure_snapshot(SnapshotOrder(account, repositories))
-    probe = await builder.create_machine(MachineOrder(account, top=Layer(snapshot_id=base.id)))
+    probe = await create_vm(creation, vm_order(account, top=Layer(snapshot_id=base.id)))
     main = await sh(probe, "cat /srv/main")
 
     clones = Layer(
@@ -77,7 +80,7 @@ async def test_repositories_are_cloned_without_their_credentials(builder: Builde
         files=(File("/root/plain/extra", b"mine"), File("/root/tag/file", b"mine")),
         workdir="/root/plain",
     )
-    machine = await builder.create_machine(MachineOrder(account, spec=clones))
+    machine = await create_vm(creation, vm_order(account, spec=clones))
     assert await sh(machine, "cd /root && cat plain/file next/file commit/file") == "one\ntwo\none"
     assert await sh(machine, "cat /root/plain/extra /root/tag/file") == "minemine"
     branches = "for each in plain next tag commit; do git -C /root/$each rev-parse --abbrev-ref HEAD; done"
@@ -87,13 +90,13 @@ async def test_repositories_are_cloned_without_their_credentials(builder: Builde
 
     wrong = replace(clones, repositories=(Clone("http://me:no@127.0.0.1:8000/repo.git", "/x"),), files=())
     with pytest.raises(ProgramFailed, match=r"repositories: git clone of http://127\.0\.0\.1:8000/repo\.git"):
-        await builder.create_machine(MachineOrder(account, spec=wrong))
+        await create_vm(creation, vm_order(account, spec=wrong))
     with pytest.raises(InvalidSpec):
-        await builder.create_machine(MachineOrder(account, spec=replace(clones, base_image="FROM alpine")))
+        await create_vm(creation, vm_order(account, spec=replace(clones, base_image="FROM alpine")))
 
 
 async def test_repositories_of_this_server_are_cloned(
-    builder: Builder, repos: Repos, machines: Machines, account: str, lines: Lines, git: GitClient
+    creation: Creation, repos: Repos, machines: Machines, account: str, lines: Lines, git: GitClient
 ) -> None:
     """By id and by URL, by branch, tag and commit, and empty ones; `origin` is the URL that guests reach, and
     there are no secrets."""
@@ -117,7 +120,7 @@ async def test_repositories_of_this_server_are_cloned(
         files=(File("/root/plain/extra", b"mine"),),
         git_user=GitUser("me", "me@example.org"),
     )
-    machine = await builder.create_machine(MachineOrder(account, top=clones))
+    machine = await create_vm(creation, vm_order(account, top=clones))
     assert await sh(machine, "cd /root && cat plain/file next/file tag/file commit/file") == "twooneoneone"
     heads = "for each in plain next tag commit; do git -C /root/$each rev-parse --abbrev-ref HEAD; done"
     assert await sh(machine, heads) == "trunk\nnext\nHEAD\nHEAD"
@@ -138,14 +141,14 @@ async def test_repositories_of_this_server_are_cloned(
     built = await builds_of(machines, account)
     for refused in (Clone(repo.id, "/a", "none"), Clone(str(uuid.uuid4()), "/a")):
         with pytest.raises(InvalidSpec):
-            await builder.create_machine(MachineOrder(account, top=Layer(repositories=(refused,))))
+            await create_vm(creation, vm_order(account, top=Layer(repositories=(refused,))))
     with pytest.raises(InvalidSpec):
-        await builder.create_machine(MachineOrder("another", top=clones))
+        await create_vm(creation, vm_order("another", top=clones))
     assert await builds_of(machines, account) == built
 
 
 async def test_a_push_changes_the_cache_key_of_a_layer(
-    builder: Builder, repos: Repos, account: str, git: GitClient
+    builder: Builder, creation: Creation, repos: Repos, account: str, git: GitClient
 ) -> None:
     """A layer with a repository of this server is cached until something is pushed."""
     repo = await repos.create(account)
@@ -164,14 +167,14 @@ async def test_a_push_changes_the_cache_key_of_a_layer(
     assert second.id != first.id
     assert (await pushed()).id == second.id
     for snapshot, text in ((first, "one"), (second, "two")):
-        machine = await builder.create_machine(MachineOrder(account, top=Layer(snapshot_id=snapshot.id)))
+        machine = await create_vm(creation, vm_order(account, top=Layer(snapshot_id=snapshot.id)))
         assert await sh(machine, "cat /srv/code/file") == text
         await machine.delete()
 
 
 @pytest.mark.slow
 async def test_a_large_repository_is_copied_in_bounded_memory(
-    builder: Builder, repos: Repos, account: str, lines: Lines, git: GitClient
+    creation: Creation, repos: Repos, account: str, lines: Lines, git: GitClient
 ) -> None:
     """The host's memory does not grow with the repository, and the log has progress lines."""
     repo = await repos.create(account)
@@ -189,7 +192,7 @@ async def test_a_large_repository_is_copied_in_bounded_memory(
     Path("/proc/self/clear_refs").write_text("5")
     before = peak()
     top = Layer(repositories=(Clone(repo.id, "/srv/code"),))
-    machine = await builder.create_machine(MachineOrder(account, top=top))
+    machine = await create_vm(creation, vm_order(account, top=top))
     assert peak() - before < 48
     assert await sh(machine, "git -C /srv/code status --short; stat -c %s /srv/code/large") == str(192 << 20)
     assert any("MiB of https://git.example.org/" in line for line in lines.of(account))

@@ -9,11 +9,12 @@ import httpx2
 import pytest
 
 from stead.builds import builder as builder_module
-from stead.builds.builder import Builder, MachineOrder, SnapshotOrder
+from stead.builds.builder import Builder, SnapshotOrder
 from stead.builds.errors import BuildNotFound, ProgramFailed, SetupFailed
 from stead.builds.spec import File, GitUser, Group, Layer, Restart, Service, User
+from stead.creation.creation import Creation
 from stead.machines import Machines, SnapshotState, Sticky
-from support.builds import Lines, active, builds_of, hidden, phase_names, with_commands
+from support.builds import Lines, active, builds_of, create_vm, hidden, phase_names, vm_order, with_commands
 from support.guests import sh
 from support.installations import Server
 
@@ -21,7 +22,7 @@ AWKWARD = 'a "quoted" \\ back, 100% and $HOME\nsecond line\ttab é'
 
 
 async def test_vm_has_the_users_groups_files_and_services_of_its_layer(
-    builder: Builder, machines: Machines, account: str, lines: Lines
+    builder: Builder, creation: Creation, machines: Machines, account: str, lines: Lines
 ) -> None:
     """A layer is built once; a second VM from it is restored, not built."""
     server = "/bin/sh -c 'id -un >who; pwd >where; printf %s \"$$AWKWARD\" >what; exec sleep infinity'"
@@ -50,8 +51,8 @@ async def test_vm_has_the_users_groups_files_and_services_of_its_layer(
             Service("asleep", exec=("/bin/false",), enable=False),
         ),
     )
-    order = MachineOrder(account, spec=Layer(snapshot=layer), name="mine", warnings=("unknown key: x",))
-    machine = await builder.create_machine(order)
+    order = vm_order(account, spec=Layer(snapshot=layer), name="mine", warnings=("unknown key: x",))
+    machine = await create_vm(creation, order)
     info = await machine.info()
     assert (info.name, info.account, info.workdir) == ("mine", account, "/home/alice/work")
     assert info.purpose == "use"
@@ -92,7 +93,7 @@ async def test_vm_has_the_users_groups_files_and_services_of_its_layer(
     with pytest.raises(BuildNotFound):
         await builder.records.get(str(uuid.uuid4()), build.id)
 
-    again = await builder.create_machine(replace(order, name=None))
+    again = await create_vm(creation, replace(order, properties=replace(order.properties, name=None)))
     assert (await again.info()).snapshot == info.snapshot
     assert await active(again, "web") == "active"
     (newest, _), total = await builder.records.list(account)
@@ -104,7 +105,9 @@ async def test_vm_has_the_users_groups_files_and_services_of_its_layer(
 
 
 @pytest.mark.slow
-async def test_commands_run_in_order_and_leave_no_units(builder: Builder, account: str, lines: Lines) -> None:
+async def test_commands_run_in_order_and_leave_no_units(
+    creation: Creation, account: str, lines: Lines
+) -> None:
     """As the npm client sends them: a chain of commands, then a service that requires the last of them.
 
     The units of the commands delete themselves after success. The service starts at a reboot without them.
@@ -122,7 +125,7 @@ async def test_commands_run_in_order_and_leave_no_units(builder: Builder, accoun
         requires=(f"{last}.service",),
     )
     spec = replace(layer, services=(*layer.services, server))
-    machine = await builder.create_machine(MachineOrder(account, spec=spec))
+    machine = await create_vm(creation, vm_order(account, spec=spec))
 
     assert await sh(machine, "cat /root/log") == "one\ntwo\nthree"
     assert "said-by-one" in lines.of(account)
@@ -139,13 +142,18 @@ async def test_commands_run_in_order_and_leave_no_units(builder: Builder, accoun
 
 
 async def test_failed_run_step_reports_its_command_and_output(
-    builder: Builder, machines: Machines, account: str, lines: Lines, monkeypatch: pytest.MonkeyPatch
+    builder: Builder,
+    creation: Creation,
+    machines: Machines,
+    account: str,
+    lines: Lines,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The VM is deleted; a snapshot of it as it was is kept for debugging."""
     monkeypatch.setattr(builder_module, "KEPT_FAILURES", 1)
     spec = with_commands("echo fine", "echo something is wrong >&2; exit 3", "echo never >/root/never")
     with pytest.raises(SetupFailed) as raised:
-        await builder.create_machine(MachineOrder(account, spec=spec, name="broken"))
+        await create_vm(creation, vm_order(account, spec=spec, name="broken"))
     error = raised.value
     command = "'echo something is wrong >&2; exit 3' (freestyle-run-command-2.service)"
     assert str(error) == f"services: {command} exited with 3: something is wrong"
@@ -168,7 +176,7 @@ async def test_failed_run_step_reports_its_command_and_output(
 
     kept = await machines.snapshots.get(error.snapshot or "")
     assert (kept.state, kept.failure, kept.persistence) == (SnapshotState.FAILED, str(error), Sticky(0))
-    machine = await builder.create_machine(MachineOrder(account, spec=Layer(snapshot_id=kept.id)))
+    machine = await create_vm(creation, vm_order(account, spec=Layer(snapshot_id=kept.id)))
     assert await active(machine, "freestyle-run-command-2") == "failed"
     assert (await machine.exec("test -e /root/never")).exit_code == 1
 
@@ -194,26 +202,24 @@ async def test_failed_run_step_reports_its_command_and_output(
 
 @pytest.mark.slow
 async def test_create_waits_for_the_ready_signal_as_requested(
-    builder: Builder, machines: Machines, account: str
+    creation: Creation, machines: Machines, account: str
 ) -> None:
     """With waitForReadySignal a late service is an error; without it the VM is returned."""
     soon = "/bin/sh -c 'sleep 1.5; touch /run/was-ready; systemd-notify --ready; exec sleep infinity'"
     ready = Layer(services=(Service("late", exec=(soon,), ready_signal=True),), wait_for_ready=True)
-    machine = await builder.create_machine(MachineOrder(account, spec=ready))
+    machine = await create_vm(creation, vm_order(account, spec=ready))
     assert await active(machine, "late") == "active"
     await sh(machine, "test -e /run/was-ready")
 
     never = Service("never", exec=("/bin/sleep infinity",), ready_signal=True, timeout=0)
     layer = Layer(services=(never,), ready_timeout=1.5)
     with pytest.raises(SetupFailed, match=r"not ready within 1\.5 s: never\.service") as raised:
-        await builder.create_machine(MachineOrder(account, spec=replace(layer, wait_for_ready=True)))
+        await create_vm(creation, vm_order(account, spec=replace(layer, wait_for_ready=True)))
     assert raised.value.diagnostics is not None
     assert [log.unit for log in raised.value.diagnostics.failed_logs] == ["never.service"]
 
     for patience in (None, False):
-        machine = await builder.create_machine(
-            MachineOrder(account, spec=replace(layer, wait_for_ready=patience))
-        )
+        machine = await create_vm(creation, vm_order(account, spec=replace(layer, wait_for_ready=patience)))
         assert await active(machine, "never") == "activating"
     assert len(await machines.list(account)) == 3
 
@@ -221,18 +227,16 @@ async def test_create_waits_for_the_ready_signal_as_requested(
 @pytest.mark.slow
 @pytest.mark.usefixtures("network")
 async def test_apt_packages_are_installed_and_a_failure_says_why(
-    builder: Builder, account: str, lines: Lines
+    creation: Creation, account: str, lines: Lines
 ) -> None:
     layer = Layer(packages=("hello", "git"))
-    machine = await builder.create_machine(MachineOrder(account, spec=Layer(snapshot=layer)))
+    machine = await create_vm(creation, vm_order(account, spec=Layer(snapshot=layer)))
     assert await sh(machine, "hello") == "Hello, world!"
     assert any(line.startswith("Setting up hello") for line in lines.of(account))
 
     sources = File("/etc/apt/sources.list", b"")
     with pytest.raises(ProgramFailed) as raised:
-        await builder.create_machine(
-            MachineOrder(account, top=Layer(packages=("no-such-thing",), files=(sources,)))
-        )
+        await create_vm(creation, vm_order(account, top=Layer(packages=("no-such-thing",), files=(sources,))))
     assert raised.value.exit_code == 100
     assert "Unable to locate package no-such-thing" in raised.value.stderr
     assert str(raised.value).startswith("packages: apt-get exited with 100: E: Unable to locate package")

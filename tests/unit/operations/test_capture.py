@@ -8,6 +8,7 @@ import pytest
 
 from stead.errors import HostError, InvalidRequest, StartFailed, SteadError
 from stead.machines import State
+from stead.machines.records import Properties
 from stead.settings import Size
 from support.engine import ALL, DISK, audit, contents, restart, run, used
 from support.fake_host import ServerCrashed
@@ -80,9 +81,9 @@ async def test_a_snapshot_holds_what_the_vm_had_then(server: FakeServer, state: 
     await run(machine, "write file later")
     await machine.delete()
     await audit(server)
-    new = await server.machines.create(snapshot=snapshot.id)
+    new = await server.machines.create(Properties(snapshot=snapshot.id))
     assert await contents(new) == (DISK if state is State.STOPPED else ALL)
-    larger = await server.machines.create(Size(1, 512, 40), snapshot=snapshot.id)
+    larger = await server.machines.create(Properties(snapshot=snapshot.id), Size(1, 512, 40))
     assert await contents(larger) == DISK
     assert await run(larger, "read fs") == "40"
     await server.machines.snapshots.delete(snapshot.id)
@@ -107,7 +108,7 @@ async def test_a_vm_from_a_snapshot_with_unusable_memory_boots_from_its_disk(ser
     snapshot = await (await used(server)).snapshot()
     for state in server.world.saved.values():
         state.corrupt = True
-    machine = await server.machines.create(snapshot=snapshot.id)
+    machine = await server.machines.create(Properties(snapshot=snapshot.id))
     assert await contents(machine) == DISK
     assert "saved memory of the snapshot was unusable" in str((await machine.info()).reason)
     await audit(server)
@@ -122,7 +123,7 @@ async def test_many_snapshots_are_merged_without_a_change_of_their_content(serve
     await audit(server)
     assert "layers.merge" in server.host.calls
     for number in (0, 5, 9):
-        new = await server.machines.create(snapshot=snapshots[number])
+        new = await server.machines.create(Properties(snapshot=snapshots[number]))
         assert await run(new, "read file") == str(number)
 
 
@@ -188,7 +189,7 @@ async def test_a_failed_adoption_does_not_block_snapshots_and_forks(server: Fake
     assert not server.world.files
     (child,) = await machine.fork()
     assert await contents(child) == ALL
-    restored = await server.machines.create(snapshot=(await machine.snapshot()).id)
+    restored = await server.machines.create(Properties(snapshot=(await machine.snapshot()).id))
     assert await contents(restored) == ALL
     await audit(server)
 

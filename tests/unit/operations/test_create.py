@@ -9,6 +9,7 @@ import pytest
 from stead.errors import HostError, InvalidRequest, MachineNotFound, StartFailed, SteadError, WrongState
 from stead.machines import Machine, State, bring_up
 from stead.machines.pool import Pool
+from stead.machines.records import Properties
 from stead.tasks import cancel_and_wait
 from support.engine import ALL, CUT, DISK, audit, contents, installation, restart, run, used
 from support.fake_server import FakeServer
@@ -79,7 +80,7 @@ async def test_a_create_is_tried_again_when_the_guest_ends_as_it_resumes(server:
             server.world.processes[process].end(cause="guest-panic")
 
     server.host.fail("vm.resume", panic)
-    machine = await server.machines.create(snapshot=snapshot.id)
+    machine = await server.machines.create(Properties(snapshot=snapshot.id))
     assert await contents(machine) == ALL
     assert server.host.calls.count("restore_state") == 2
     await audit(server)
@@ -94,13 +95,13 @@ async def test_guests_that_do_not_answer_do_not_block_the_creates_of_others(serv
         for process in server.world.processes.values():
             process.awake.clear()
 
-    for _ in range(2):
-        server.host.fail("vm.running", hang, when="after")
-    stuck = [asyncio.create_task(server.machines.create(account="hostile")) for _ in range(2)]
+    for number in range(2):
+        server.host.fail("vm.running", hang, when="after", skip=number)
+    stuck = [asyncio.create_task(server.machines.create(Properties(account="hostile"))) for _ in range(2)]
     async with asyncio.timeout(60):
         while server.host.calls.count("vm.running") < 2:  # noqa: ASYNC110  # the host in memory has no event
             await asyncio.sleep(0.001)
-        other = await server.machines.create(account="other")
+        other = await server.machines.create(Properties(account="other"))
     assert await run(other, "recall nothing") == ""
     assert not any(task.done() for task in stuck)
     await cancel_and_wait(*stuck)
@@ -110,7 +111,7 @@ async def test_guests_that_do_not_answer_do_not_block_the_creates_of_others(serv
 @pytest.mark.parametrize("name", ["", "   ", "n" * 201, "two\nlines", "\ud800"])
 async def test_create_refuses_an_invalid_name(server: FakeServer, name: str) -> None:
     with pytest.raises(InvalidRequest, match="1 to 200 printable characters"):
-        await server.machines.create(name=name)
+        await server.machines.create(Properties(name=name))
     assert await inside(server.machines).journal.list() == []
 
 
@@ -159,7 +160,7 @@ async def test_a_create_takes_a_prepared_vm_from_the_pool(monkeypatch: pytest.Mo
         assert not process.awake.is_set() and process.identity["hostname"] == "prepared"
         assert await server.machines.list() == [], "prepared VMs are not listed"
         await not_found(Machine(server.machines, prepared.id))
-        machine = await server.machines.create(name="mine")
+        machine = await server.machines.create(Properties(name="mine"))
         assert machine.id == prepared.id and server.world.of(machine.id) is process
         assert process.identity["hostname"] == machine.id
         assert await inside(server.machines).pool.filled(10)

@@ -17,6 +17,7 @@ from stead.errors import (
 from stead.limits import LimitExceeded, Limits
 from stead.machines import Ephemeral, State, Sticky
 from stead.machines.events import EventKind, MachineEvent
+from stead.machines.records import Properties
 from support.engine import ALL, DISK, audit, contents, run, state_of, used
 from support.fake_server import FakeServer
 
@@ -50,7 +51,7 @@ async def test_a_vm_that_was_made_from_a_snapshot_is_recreated_from_it(
     server: FakeServer, events: list[MachineEvent]
 ) -> None:
     snapshot = await (await used(server)).snapshot()
-    machine = await server.machines.create(snapshot=snapshot.id, name="again", recreate=True)
+    machine = await server.machines.create(Properties(snapshot=snapshot.id, name="again", recreate=True))
     await run(machine, "write file changed")
     identity = server.world.of(machine.id).identity
     await machine.delete()
@@ -97,9 +98,9 @@ async def test_a_recreated_vm_counts_as_a_new_one(server: FakeServer, limit: str
         return Limits(**{limit: value})
 
     server.machines.limit(limits_of)
-    machine = await server.machines.create(account="a", recreate=True)
+    machine = await server.machines.create(Properties(account="a", recreate=True))
     await machine.delete()
-    other = await server.machines.create(account="a")
+    other = await server.machines.create(Properties(account="a"))
     with pytest.raises(LimitExceeded):
         await machine.start()
     assert (await machine.info()).state is State.DELETED

@@ -12,6 +12,7 @@ import pytest
 from stead.errors import CapacityExceeded, InvalidRequest, SnapshotExpired, SnapshotNotFound
 from stead.machines import expiry
 from stead.machines.lifetimes import FOREVER, MAX_TTL, Lifetime
+from stead.machines.records import Properties
 from stead.machines.snapshot_journal import SnapshotState
 from stead.store.database import open_database
 from stead.store.snapshots import SnapshotStore
@@ -53,7 +54,7 @@ async def test_expired_snapshot_is_deleted_and_its_vms_stay(server: FakeServer, 
     short = await source.snapshot(lifetime=Lifetime(ttl=60))
     assert kept.expires_at is None
     assert short.expires_at == pytest.approx(time.time() + 60, abs=30)
-    made = await server.machines.create(snapshot=short.id)
+    made = await server.machines.create(Properties(snapshot=short.id))
     await made.suspend()
     clock.ahead = 29
     await server.machines.snapshots.delete_expired()
@@ -69,13 +70,13 @@ async def test_expired_snapshot_is_refused_before_and_after_it_is_deleted(
     server: FakeServer, clock: Clock
 ) -> None:
     snapshot = await (await used(server)).snapshot(lifetime=Lifetime(ttl=60))
-    machine = await server.machines.create(snapshot=snapshot.id, recreate=True)
+    machine = await server.machines.create(Properties(snapshot=snapshot.id, recreate=True))
     await machine.delete()
     clock.ahead = 61
     for deleted in (False, True):
         assert (await listed(server) == []) == deleted
         with pytest.raises(SnapshotExpired, match=rf"snapshot {snapshot.id} expired at 20\d\d-.*Z: .*Extend"):
-            await server.machines.create(snapshot=snapshot.id)
+            await server.machines.create(Properties(snapshot=snapshot.id))
         with pytest.raises(SnapshotExpired):
             await machine.start()
         await server.machines.snapshots.delete_expired()
@@ -91,7 +92,7 @@ async def test_snapshot_that_was_deleted_before_its_expiry_has_not_expired(
     await server.machines.snapshots.delete(snapshot.id)
     clock.ahead = 61
     with pytest.raises(SnapshotNotFound) as refused:
-        await server.machines.create(snapshot=snapshot.id)
+        await server.machines.create(Properties(snapshot=snapshot.id))
     assert not isinstance(refused.value, SnapshotExpired)
 
 
@@ -99,7 +100,7 @@ async def test_expiry_waits_for_the_vms_that_are_being_created(server: FakeServe
     snapshot = await (await used(server)).snapshot(lifetime=Lifetime(ttl=60))
     inside(server.machines).slots._total = 1
     async with inside(server.machines).slots.hold("another"):
-        creating = asyncio.create_task(server.machines.create(snapshot=snapshot.id))
+        creating = asyncio.create_task(server.machines.create(Properties(snapshot=snapshot.id)))
 
         async def allocated() -> bool:
             return len(await inside(server.machines).journal.list()) == 2
@@ -120,7 +121,7 @@ async def test_failed_create_does_not_keep_an_expired_snapshot(server: FakeServe
     snapshot = await (await used(server)).snapshot(lifetime=Lifetime(ttl=60))
     server.host.fail("check_capacity", CapacityExceeded("full"), skip=1)
     with pytest.raises(CapacityExceeded):
-        await server.machines.create(snapshot=snapshot.id)
+        await server.machines.create(Properties(snapshot=snapshot.id))
     clock.ahead = 61
     await server.machines.snapshots.delete_expired()
     assert await listed(server) == []
@@ -166,7 +167,7 @@ async def test_extension_just_before_the_deletion_wins(
     monkeypatch.setattr(store, "expired", find_then_extend)
     await snapshots.delete_expired()
     assert await listed(server) == [snapshot.id]
-    await server.machines.create(snapshot=snapshot.id)
+    await server.machines.create(Properties(snapshot=snapshot.id))
     await audit(server)
 
 
@@ -176,7 +177,7 @@ async def test_clock_that_is_set_back_postpones_the_end(server: FakeServer, cloc
     await server.machines.snapshots.delete_expired()
     clock.ahead = -86400
     await server.machines.snapshots.delete_expired()
-    made = await server.machines.create(snapshot=snapshot.id)
+    made = await server.machines.create(Properties(snapshot=snapshot.id))
     assert await contents(made) == ALL
     clock.ahead = 61
     await server.machines.snapshots.delete_expired()
@@ -198,7 +199,7 @@ async def test_server_deletes_what_expired_while_it_was_down_and_goes_on(
 
     await until(lambda: left(second.id), 60)
     with pytest.raises(SnapshotExpired):
-        await server.machines.create(snapshot=first.id)
+        await server.machines.create(Properties(snapshot=first.id))
     # One failure does not end the checks.
     broken = inside(server.machines).snapshot_store.expired
 

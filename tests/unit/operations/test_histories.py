@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from stead.errors import HostError, SteadError, WrongState
 from stead.machines import Machine
+from stead.machines.records import Properties
 from stead.machines.states import Suspended
 from support.engine import SETTINGS, audit, disk_of, restart, run
 from support.fake_host import ServerCrashed
@@ -159,7 +160,9 @@ class Histories(RuleBasedStateMachine):
     def create_from_snapshot(self, which: int, fault: Fault) -> None:
         if self.snapshots and len(self.expected) < 4:
             snapshot = list(self.snapshots)[which % len(self.snapshots)]
-            created = self.run(self.attempt(self.server.machines.create(snapshot=snapshot), fault))
+            created = self.run(
+                self.attempt(self.server.machines.create(Properties(snapshot=snapshot)), fault)
+            )
             if created is not None:
                 self.expected[created.id] = replace(self.snapshots[snapshot])
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from ipaddress import IPv4Address
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from stead.errors import AddressTaken, HostError, InvalidRequest, StartFailed, SteadError
 from stead.machines import Machine, State
 from stead.machines.nics import NicRequest
+from stead.machines.records import Properties
 from stead.networks.errors import ForkUnsupported, InvalidAddress, VpcFull, VpcInUse
 from support.engine import audit, installation, restart
 from support.fake_server import FakeServer
@@ -21,9 +23,9 @@ from support.waiting import until
 
 
 class Stage(VpcStage):
-    async def create(self, address: str | None = None, **options: object) -> Machine:
+    async def create(self, address: str | None = None, **options: Any) -> Machine:
         nic = NicRequest(self.vpc, address)
-        return await self.server.machines.create(account=self.account, nic=nic, **options)  # type: ignore[arg-type]
+        return await self.server.machines.create(Properties(account=self.account, **options), nic=nic)
 
     async def addresses(self) -> list[str]:
         members = await self.networks.members(self.account, self.vpc)
@@ -71,7 +73,7 @@ async def test_one_address_in_two_vpcs(stage: Stage) -> None:
     other = await stage.networks.create(stage.account, "10.0.0.0/29")
     await stage.create("10.0.0.5")
     nic = NicRequest(other.id, "10.0.0.5")
-    assert await stage.server.machines.create(account=stage.account, nic=nic)
+    assert await stage.server.machines.create(Properties(account=stage.account), nic=nic)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,7 @@ async def test_invalid_addresses_leave_nothing(stage: Stage, address: str, error
 
 async def test_a_vpc_of_another_account_is_not_found(stage: Stage) -> None:
     with pytest.raises(InvalidRequest, match="not found"):
-        await stage.server.machines.create(account="stranger", nic=NicRequest(stage.vpc))
+        await stage.server.machines.create(Properties(account="stranger"), nic=NicRequest(stage.vpc))
 
 
 async def test_a_full_vpc_is_refused(stage: Stage) -> None:
@@ -141,7 +143,7 @@ async def test_a_vm_with_a_fixed_address_is_not_forked(stage: Stage) -> None:
 async def test_a_snapshot_has_no_nic(stage: Stage) -> None:
     machine = await stage.create("10.0.0.5")
     snapshot = await machine.snapshot()
-    outside = await stage.server.machines.create(snapshot=snapshot.id, account=stage.account)
+    outside = await stage.server.machines.create(Properties(snapshot=snapshot.id, account=stage.account))
     info = await outside.info()
     assert info.nic is None and stage.identity(outside) == str(info.address)
     inside = await stage.create("10.0.0.6", snapshot=snapshot.id)
@@ -195,7 +197,7 @@ async def test_a_vm_of_the_pool_joins_the_vpc() -> None:
         assert server.host.calls.count("join_network") == 1
         assert stage.identity(machine) == "10.0.0.3"
         assert server.world.of(machine.id).place.account == stage.account
-        other = await server.machines.create(account=stage.account)
+        other = await server.machines.create(Properties(account=stage.account))
         assert stage.identity(other) == str((await other.info()).address)
 
 

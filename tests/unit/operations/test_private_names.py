@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from ipaddress import IPv4Address
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -10,6 +11,7 @@ from stead import addresses
 from stead.installation import OpenedVms, open_parts
 from stead.machines import Machine
 from stead.machines.nics import NicRequest
+from stead.machines.records import Properties
 from stead.networks.names import MAX_ADDRESSES
 from stead.store.database import Database
 from stead.store.machines import MachineStore
@@ -19,14 +21,11 @@ from support.vpc_stage import VpcStage
 
 
 class Stage(VpcStage):
-    async def create(self, name: str | None, vpc: str | None = "", **options: object) -> Machine:
+    async def create(self, name: str | None, vpc: str | None = "", **options: Any) -> Machine:
         """A VM in the VPC; with `vpc` in another one, or in none."""
         nic = None if vpc is None else NicRequest(vpc or self.vpc)
         return await self.server.machines.create(
-            account=self.account,
-            name=name,
-            nic=nic,
-            **options,  # type: ignore[arg-type]
+            Properties(account=self.account, name=name, **options), nic=nic
         )
 
     async def slot(self, machine: Machine) -> int:

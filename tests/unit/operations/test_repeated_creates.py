@@ -12,6 +12,7 @@ from fastapi import FastAPI
 
 from stead.api.app import create_app, with_middleware
 from stead.installation import OpenedVms, open_parts
+from stead.machines.records import Properties
 from support.engine import audit
 from support.fake_host import ServerCrashed
 from support.fake_server import FakeServer
@@ -112,7 +113,7 @@ async def test_a_crash_in_a_keyed_create_leaves_one_or_none(
     server: FakeServer, kind: str, every: int
 ) -> None:
     """The repeated call succeeds, a third one has its answer, and nothing was made twice."""
-    parent = await server.machines.create(account=await default_account(server))
+    parent = await server.machines.create(Properties(account=await default_account(server)))
     path, listed, items, id_key = KINDS[kind]
     path = path.format(parent.id)
     body = {"count": 2} if kind == "fork" else {}

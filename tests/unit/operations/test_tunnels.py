@@ -14,6 +14,7 @@ from stead.host.interface import WireGuardTunnel
 from stead.identity.accounts import Accounts
 from stead.limits import LimitExceeded
 from stead.machines.nics import NicRequest
+from stead.machines.records import Properties
 from stead.networks import tunnels as module
 from stead.networks.errors import PeerNotFound, SessionNotFound, VpcNotFound
 from stead.networks.tunnels import Tunnels, _new_keys, _public
@@ -173,7 +174,7 @@ async def test_a_session_ends_with_its_vpc(stage: Stage) -> None:
 
 
 async def gateway(stage: Stage) -> str:
-    made = await stage.server.machines.create(account=stage.account, nic=NicRequest(stage.vpc))
+    made = await stage.server.machines.create(Properties(account=stage.account), nic=NicRequest(stage.vpc))
     return made.id
 
 

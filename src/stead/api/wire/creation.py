@@ -12,10 +12,14 @@ from stead.api.wire.networks import NicModel
 from stead.api.wire.numbers import Count, Rounded
 from stead.api.wire.unknown import Tracked
 from stead.api.wire.vms import PersistenceModel
+from stead.builds.builder import SnapshotOrder
+from stead.builds.plan import plan_machine
 from stead.builds.spec import Layer
+from stead.creation.creation import VmOrder
 from stead.domains.domains import Target
 from stead.errors import InvalidRequest
-from stead.machines.nics import NicRequest
+from stead.machines import Properties
+from stead.machines.persistence import PERSISTENT
 
 _NO_REGISTRIES = (
     "dockerCredentials: this server pulls no images from registries; every VM is made from Debian 13."
@@ -62,24 +66,32 @@ class CreateVm(LayerFields):
     docker_credentials: Any = Field(default=None, description="Not supported: leave it out.")
     udp_hole_punch_ports: list[Any] | None = Field(default=None, description="Not supported: leave it out.")
 
-    def top(self) -> Layer:
-        return Layer(**self.fields())
+    def order(self, account: str, request: str, warnings: tuple[str, ...] = ()) -> VmOrder:
+        """What this asks for; an error if it cannot be."""
+        self._refuse_unsupported()
+        spec, template = (None if each is None else each.layer() for each in (self.spec, self.template))
+        plan = plan_machine(spec, template, Layer(**self.fields()))
+        return VmOrder(
+            plan,
+            Properties(
+                # SDKs put the name into the spec.
+                name=self.spec.name if self.name is None and self.spec is not None else self.name,
+                persistence=PERSISTENT if self.persistence is None else self.persistence.persistence(),
+                activity_threshold=self.activity_threshold_bytes or 0,
+                recreate=bool(self.recreate),
+                account=account,
+                request=request,
+            ),
+            nic=self.nics[0].request() if self.nics else None,
+            targets=tuple(
+                Target(each.domain, plan.domain_port if each.vm_port is None else each.vm_port)
+                for each in self.domains or ()
+            ),
+            git_access=self.git_access,
+            warnings=warnings,
+        )
 
-    def nic(self) -> NicRequest | None:
-        return self.nics[0].request() if self.nics else None
-
-    def label(self) -> str | None:
-        """The name of the VM; SDKs put it into the spec."""
-        return self.spec.name if self.name is None and self.spec is not None else self.name
-
-    def targets(self, default_port: int) -> list[Target]:
-        """The host names to map, each with its port."""
-        return [
-            Target(each.domain, default_port if each.vm_port is None else each.vm_port)
-            for each in self.domains or ()
-        ]
-
-    def refuse_unsupported(self) -> None:
+    def _refuse_unsupported(self) -> None:
         """Refuse fields that this server cannot honour: a VM that silently lacks them would be worse."""
         if self.docker_credentials:
             raise InvalidRequest(_NO_REGISTRIES)
@@ -100,7 +112,19 @@ class CreateSnapshot(LifetimeFields):
     persistence: PersistenceModel | None = None
     docker_credentials: Any = Field(default=None, description="Not supported: leave it out.")
 
-    def layer(self) -> Layer:
+    def order(self, account: str, request: str, warnings: tuple[str, ...] = ()) -> SnapshotOrder:
+        """What this asks for; an error if it cannot be."""
+        return SnapshotOrder(
+            account=account,
+            layer=self._layer(),
+            name=self.name,
+            persistence=None if self.persistence is None else self.persistence.of_snapshot(),
+            lifetime=self.lifetime(),
+            request=request,
+            warnings=warnings,
+        )
+
+    def _layer(self) -> Layer:
         if self.docker_credentials:
             raise InvalidRequest(_NO_REGISTRIES)
         if self.spec is not None and self.template is not None:

@@ -9,6 +9,7 @@ from stead.api.wire import LARGEST, Time, Wire
 from stead.api.wire.lifetimes import LifetimeFields
 from stead.api.wire.numbers import Count, Gigabytes, Rounded
 from stead.api.wire.unknown import Tracked
+from stead.creation.results import CreatedVm
 from stead.errors import InvalidRequest
 from stead.machines import Ephemeral, MachineInfo, Persistent, State, Sticky
 from stead.machines.persistence import PERSISTENT, Persistence, SnapshotPersistence
@@ -176,6 +177,10 @@ class Created(Wire):
     console_url: str | None = None
     snapshot_id: str | None = None
     created: bool = Field(default=True, description="False: it existed, and `ifMissing` was given.")
+
+    @classmethod
+    def of(cls, vm: CreatedVm) -> "Created":
+        return cls(id=vm.id, domains=list(vm.domains), snapshot_id=vm.snapshot, created=vm.created)
 
 
 class VmDeleted(Wire):

@@ -1,31 +1,33 @@
 """Idempotency keys: a create that its client repeats, because it did not get the answer, is run once.
 
-A key is recorded before the create begins, and its answer before the client gets it. A create that fails is
+A key is recorded before the create begins, and its result before the client gets it. A create that fails is
 forgotten. One that a crash interrupted is looked for when the server starts: see `recover`.
 """
 
 import hashlib
-import json
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from stead.builds.background import Answer
+from pydantic import TypeAdapter
+from pydantic_core import to_json
+
 from stead.errors import InvalidRequest, SteadError
 from stead.logs import get_logger
 from stead.store.idempotency import IdempotencyRow, IdempotencyStore
 from stead.tasks import SingleFlight, finished
 
 LIFETIME = 24 * 3600
-"""Seconds that an answer is kept."""
+"""Seconds that a result is kept."""
 MAX_KEYS = 10_000
-"""Answers that are kept for an account: of more, the oldest are forgotten."""
+"""Results that are kept for an account: of more, the oldest are forgotten."""
 MAX_KEY = 255
 
 log = get_logger("stead.requests")
 
-Make = Callable[[], Coroutine[Any, Any, Answer]]
+T = TypeVar("T")
+Make = Callable[[], Coroutine[Any, Any, T]]
 
 
 class IdempotencyKeyReused(SteadError):
@@ -80,10 +82,10 @@ class InterruptedCreate:
 class IdempotencyKeys:
     def __init__(self, store: IdempotencyStore) -> None:
         self._store = store
-        self._calls: SingleFlight[Answer] = SingleFlight()
+        self._calls: SingleFlight[Any] = SingleFlight()
 
-    async def run(self, call: KeyedCall, make: Make) -> Answer:
-        """The answer of the create with this key; `make` is only run by the first call.
+    async def run(self, call: KeyedCall, kind: type[T], make: Make[T]) -> T:
+        """The result of the create with this key, of type `kind`; `make` is only run by the first call.
 
         A call that comes while the first one is under way waits for it: a client that repeats a call wants
         the answer, and would have to poll after a refusal. The create continues when its client disconnects.
@@ -93,28 +95,28 @@ class IdempotencyKeys:
         if stored is not None and stored.created_at >= _expired(row.created_at):
             if (stored.target, stored.content) != (row.target, row.content):
                 raise IdempotencyKeyReused(call.key)
-            if stored.answer is not None:
-                answer: Answer = json.loads(stored.answer)
-                return answer
+            if stored.result is not None:
+                return TypeAdapter(kind).validate_json(stored.result)
         # The content is part of the key: another call with the same key does not join, and finds the row.
         flight = (row.id, row.target, row.content)
-        return await self._calls.run(flight, lambda: self._first(row, call, make), name=f"{call.target}")
+        result: T = await self._calls.run(flight, lambda: self._first(row, call, make), name=f"{call.target}")
+        return result
 
-    async def _first(self, row: IdempotencyRow, call: KeyedCall, make: Make) -> Answer:
+    async def _first(self, row: IdempotencyRow, call: KeyedCall, make: Make[T]) -> T:
         if not await self._store.begin(row, _expired(row.created_at), MAX_KEYS):
             raise IdempotencyKeyReused(call.key)
         try:
-            answer = await make()
+            result = await make()
         except BaseException:
             await finished(self._store.delete(row.id))
             raise
-        await finished(self._store.update(row.id, answer=json.dumps(answer)))
-        return answer
+        await finished(self._store.update(row.id, result=_stored(result)))
+        return result
 
-    async def recover(self, find: Callable[[InterruptedCreate], Awaitable[Answer | None]]) -> None:
-        """After a crash: store the answers of creates that had ended, and forget the others.
+    async def recover(self, find: Callable[[InterruptedCreate], Awaitable[object]]) -> None:
+        """After a crash: store the results of creates that had ended, and forget the others.
 
-        `find` returns the answer of a create from what it has made; None if that is not complete.
+        `find` returns the result of a create from what it has made; None if that is not complete.
         """
         for row in await self._store.pending():
             try:
@@ -126,11 +128,15 @@ class IdempotencyKeys:
             if found is None:
                 await self._store.delete(row.id)
             else:
-                await self._store.update(row.id, answer=json.dumps(found))
+                await self._store.update(row.id, result=_stored(found))
 
     async def close(self) -> None:
         """Cancel creates that are under way, and undo them."""
         await self._calls.close()
+
+
+def _stored(result: object) -> str:
+    return to_json(result).decode()
 
 
 def _expired(now: int) -> int:

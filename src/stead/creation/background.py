@@ -1,12 +1,14 @@
 """Background requests: creations that outlast their call; results are stored, so they survive a restart."""
 
 import asyncio
-import json
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+from pydantic import TypeAdapter
+
+from stead.creation.results import BuiltSnapshot, CreatedVm, RequestFailure
 from stead.errors import InvalidRequest, ServerStopping
 from stead.logs import get_logger
 from stead.machines.records import new_id
@@ -17,10 +19,12 @@ _KEPT = 7 * 24 * 3600 * 10**9
 
 log = get_logger("stead.requests")
 
-Answer = dict[str, Any]
-Work = Coroutine[Any, Any, Answer]
-Failure = Callable[[Exception], tuple[int, Answer]]
-"""The status and body of the answer for an error."""
+Result = CreatedVm | BuiltSnapshot | RequestFailure
+"""How a request ended."""
+R = TypeVar("R", CreatedVm, BuiltSnapshot)
+Failed = Callable[[Exception], RequestFailure]
+
+_stored: TypeAdapter[Result] = TypeAdapter(Result)
 
 
 class RequestInterrupted(ServerStopping):
@@ -34,8 +38,16 @@ class RequestCancelled(InvalidRequest):
 
 
 @dataclass(frozen=True)
+class BackgroundRequest:
+    """A request that continues without its call; `result` is None while it runs."""
+
+    id: str
+    result: Result | None
+
+
+@dataclass(frozen=True)
 class _Running:
-    work: "asyncio.Task[Answer]"
+    work: "asyncio.Task[Any]"
     storing: "asyncio.Task[None]"
     """Waits for the work and stores its result."""
 
@@ -51,9 +63,9 @@ class BackgroundRequests:
         self._running: dict[str, _Running] = {}
 
     async def run(
-        self, account: str, request_id: str, after: float, work: Work, failed: Failure
-    ) -> Answer | None:
-        """The answer if it comes within `after` seconds; otherwise None, and `get` has it later."""
+        self, account: str, request_id: str, after: float, work: Coroutine[Any, Any, R], failed: Failed
+    ) -> R | None:
+        """The result if it comes within `after` seconds; otherwise None, and `get` has it later."""
         task = asyncio.create_task(work)
         try:
             done, _ = await asyncio.wait({task}, timeout=after)
@@ -69,39 +81,45 @@ class BackgroundRequests:
         self._running[request_id] = _Running(task, storing)
         return None
 
-    async def _store_result(self, request_id: str, task: asyncio.Task[Answer], failed: Failure) -> None:
+    async def _store_result(self, request_id: str, task: asyncio.Task[R], failed: Failed) -> None:
+        result: Result
         try:
-            status, answer = 200, await task
+            result = await task
         except asyncio.CancelledError:
             current = asyncio.current_task()
             stopping = current is not None and current.cancelling()
             await cancel_and_wait(task)
-            status, answer = failed(RequestInterrupted() if stopping else RequestCancelled())
+            result = failed(RequestInterrupted() if stopping else RequestCancelled())
         except Exception as error:
-            status, answer = failed(error)
+            result = failed(error)
         try:
-            await self._store.finish(request_id, status, json.dumps(answer))
+            await self._finish(request_id, result)
         finally:
             self._running.pop(request_id, None)
 
-    async def get(self, account: str, request_id: str) -> RequestRow | None:
-        """A request of this account; without a status while it runs."""
-        row = await self._store.get(request_id)
-        return row if row is not None and row.account == account else None
+    async def _finish(self, request_id: str, result: Result) -> None:
+        await self._store.finish(request_id, _stored.dump_json(result).decode())
 
-    async def cancel(self, account: str, request_id: str) -> RequestRow | None:
+    async def get(self, account: str, request_id: str) -> BackgroundRequest | None:
+        """A request of this account; without a result while it runs."""
+        row = await self._store.get(request_id)
+        if row is None or row.account != account:
+            return None
+        return BackgroundRequest(row.id, None if row.result is None else _stored.validate_json(row.result))
+
+    async def cancel(self, account: str, request_id: str) -> BackgroundRequest | None:
         """Cancel a request of this account: what it makes is undone, and nobody waits for that.
 
-        Returns its row: without a status if it was cancelled, with its result if it had finished before.
+        Returns it: without a result if it was cancelled, with one if it had finished before.
         """
-        row = await self.get(account, request_id)
+        found = await self.get(account, request_id)
         running = self._running.get(request_id)
-        if row is None or running is None or running.work.cancel():
-            return row
+        if found is None or running is None or running.work.cancel():
+            return found
         await self._tasks.wait_for(running.storing)
         return await self.get(account, request_id)
 
-    async def recover(self, find: Callable[[str], Awaitable[Answer | None]], failed: Failure) -> None:
+    async def recover(self, find: Callable[[str], Awaitable[CreatedVm | None]], failed: Failed) -> None:
         """After a crash: answer with what had been created by then; fail the rest with a retryable error."""
         await self._store.prune(time.time_ns() - _KEPT)
         for row in await self._store.pending():
@@ -110,8 +128,7 @@ class BackgroundRequests:
             except Exception as error:
                 log.error("cannot find what a request created", request=row.id, error=repr(error))
                 found = None
-            status, answer = (200, found) if found is not None else failed(RequestInterrupted())
-            await self._store.finish(row.id, status, json.dumps(answer))
+            await self._finish(row.id, failed(RequestInterrupted()) if found is None else found)
 
     async def close(self) -> None:
         """Cancel running requests and store that they failed."""

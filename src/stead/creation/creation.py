@@ -1,0 +1,141 @@
+"""Creation: the one place where VMs are created for clients, with all that they ask for, or not at all."""
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from stead.builds.builder import Builder, SnapshotOrder
+from stead.builds.git_access import GitAccess
+from stead.builds.plan import Plan
+from stead.creation.results import BuiltSnapshot, CreatedVm
+from stead.domains.domains import Domains, Target
+from stead.errors import MachineNotFound
+from stead.logbook import Logbook
+from stead.machines import Machines, Properties, State
+from stead.machines.nics import NicRequest
+from stead.machines.unchanged import Unchanged
+from stead.networks.networks import Networks
+from stead.settings import Settings
+from stead.tasks import KeyedLimit, finished
+
+
+@dataclass(frozen=True)
+class VmOrder:
+    """A VM that a client asks for.
+
+    `plan` says what it is made of; its idle time-out and working directory are added to `properties`.
+    """
+
+    plan: Plan
+    properties: Properties
+    nic: NicRequest | None = None
+    targets: tuple[Target, ...] = ()
+    """Host names to map to it."""
+    git_access: str | None = None
+    """The repository that git in it may fetch from and push to."""
+    warnings: tuple[str, ...] = ()
+    """Lines for the log, about parts of the request that have no effect."""
+
+    @property
+    def account(self) -> str:
+        return self.properties.account or ""
+
+
+@dataclass(frozen=True, eq=False)
+class Creation:
+    """Creates VMs and snapshots for clients."""
+
+    settings: Settings
+    machines: Machines
+    builder: Builder
+    domains: Domains
+    networks: Networks
+    git_access: GitAccess
+    logbook: Logbook
+    limit: KeyedLimit
+    """Back-pressure: creations of VMs and snapshots in progress."""
+
+    async def create(self, order: VmOrder) -> CreatedVm:
+        """Create a running VM with its NIC, its Git access and its domains.
+
+        A failure or a cancellation undoes every step, so that nothing is left.
+        """
+        await self._check(order)
+        plan, idle = order.plan, order.plan.idle_timeout
+        idle = self.settings.idle_timeout if isinstance(idle, Unchanged) else idle
+        properties = replace(order.properties, idle_timeout=idle, workdir=plan.workdir)
+        async with self.limit.hold(), contextlib.AsyncExitStack() as undo:
+            if plan.is_built:
+                warnings = (*order.warnings, *plan.warnings)
+                machine = await self.builder.create_machine(plan, properties, order.nic, warnings)
+                snapshot = (await machine.info()).snapshot
+            else:
+                size = plan.base.size(self.settings.default_size)
+                if (snapshot := plan.base.snapshot) is not None:
+                    base = await self.builder.find_base(plan.base, order.account, properties.request)
+                    properties, size = replace(properties, snapshot=snapshot, build=base.build), base.size
+                machine = await self.machines.create(
+                    properties,
+                    size,
+                    nic=order.nic,
+                    ready_timeout=plan.ready_seconds,
+                    report=self.builder.template_lines(size, order.account, properties.request),
+                )
+            undo.push_async_callback(self.delete, machine.id)
+            if not plan.is_built:
+                for warning in (*order.warnings, *plan.warnings):
+                    await self._warn(order, warning, machine.id)
+            if order.git_access is not None:
+                await self.git_access.give(order.account, machine, order.git_access)
+            names: tuple[str, ...] = ()
+            if order.targets:
+                mapped = await self.domains.map_all(order.account, machine.id, order.targets)
+                names = tuple(mapping.domain for mapping in mapped)
+            undo.pop_all()
+        return CreatedVm(machine.id, snapshot, names)
+
+    async def _check(self, order: VmOrder) -> None:
+        """Raise the error of an order that cannot succeed, before anything is made for it."""
+        if order.nic is not None:
+            await self.networks.check_nic(order.account, order.nic.vpc, order.nic.address)
+        if order.targets:
+            await self.domains.check(order.account, order.targets)
+        if order.git_access is not None:
+            await self.git_access.check(order.account, order.git_access)
+
+    async def _warn(self, order: VmOrder, warning: str, machine_id: str) -> None:
+        await self.logbook.write(
+            order.account,
+            warning,
+            level="warn",
+            source="build",
+            machine=machine_id,
+            request=order.properties.request,
+        )
+
+    async def delete(self, machine_id: str) -> None:
+        """Undo a create: its client never hears of the VM."""
+        with contextlib.suppress(MachineNotFound):
+            await finished(self.machines.delete(machine_id, forget=True))
+
+    async def create_snapshot(self, order: SnapshotOrder) -> BuiltSnapshot:
+        """The snapshot of a spec; a cancelled create leaves what was built, for the next request."""
+        async with self.limit.hold():
+            return BuiltSnapshot((await self.builder.ensure_snapshot(order)).id)
+
+    # What exists
+
+    async def named(self, account: str, name: str) -> Sequence[CreatedVm]:
+        """The VMs of an account that have this name."""
+        found = await self.machines.named(account, name)
+        return [CreatedVm(info.id, info.snapshot, self._names(info.id), created=False) for info in found]
+
+    async def made_for(self, request: str, *, running: bool = False) -> CreatedVm | None:
+        """The VM that a request had created when the server was interrupted; with `running`, if it runs."""
+        for info in await self.machines.made_for(request):
+            if info.purpose == "use" and (info.state is State.RUNNING or not running):
+                return CreatedVm(info.id, info.snapshot, self._names(info.id))
+        return None
+
+    def _names(self, machine_id: str) -> tuple[str, ...]:
+        return tuple(mapping.domain for mapping in self.domains.of_machine(machine_id))
