@@ -1,4 +1,4 @@
-"""Results of creates that the version before stored as bodies of HTTP answers: they are answered as before."""
+"""Results of creates that the version before stored as HTTP answers: they are answered as before."""
 
 import contextlib
 import hashlib
