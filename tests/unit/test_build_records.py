@@ -1,5 +1,6 @@
 """Build records: phases with times and states, the list of builds, recovery and migration."""
 
+import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from contextlib import closing
@@ -150,3 +151,49 @@ async def test_finished_builds_are_deleted_after_their_retention(
     monkeypatch.setattr(records_module, "_RETENTION", 0)
     new = await records.open("me", [])
     assert {build.id for build in (await records.list("me"))[0]} == {new.id, running.id}
+
+
+@pytest.mark.parametrize("first", ["succeed", "fail"])
+async def test_the_first_end_of_a_build_stays(database: Database, first: str) -> None:
+    """A client disconnects while the success is written, or the other way round."""
+    lines = Lines()
+    records = Records(BuildStore(database), lines)
+    record = await records.open("me", [Phase(None, "vm")])
+    await record.vm.start("vm")
+    ends = [record.succeed(), record.fail("cancelled", "sc-1")]
+    for end in ends if first == "succeed" else reversed(ends):
+        await end
+    ended, phases = await records.get("me", record.id), await records.phases("me", record.id)
+    if first == "succeed":
+        assert (ended.state, ended.failure) == ("succeeded", None)
+        assert (phases[0].state, phases[0].snapshot) == ("succeeded", None)
+    else:
+        assert (ended.state, ended.failure) == ("failed", "cancelled")
+        assert (phases[0].state, phases[0].snapshot) == ("failed", "sc-1")
+    assert len(lines.messages) == 2, "of two ends, one is in the log"
+
+
+async def test_concurrent_ends_of_a_build_are_one(database: Database) -> None:
+    lines = Lines()
+    records = Records(BuildStore(database), lines)
+    record = await records.open("me", [])
+    await asyncio.gather(record.fail("one"), record.succeed(), record.fail("two"))
+    assert len(lines.messages) == 1
+    ended = await records.get("me", record.id)
+    expected = "build succeeded" if ended.state == "succeeded" else f"build failed: {ended.failure}"
+    assert lines.messages == [expected]
+
+
+async def test_a_build_that_has_ended_gets_no_more_phases(database: Database) -> None:
+    """The server was restarted, or the client has left, while a layer is built for others."""
+    lines = Lines()
+    records = Records(BuildStore(database), lines)
+    record = await records.open("me", [Phase(None, "vm"), Phase(None, "files")])
+    await record.vm.start("vm")
+    await records.recover()
+    ended = await records.get("me", record.id)
+    await record.vm.start("files")
+    await record.succeed()
+    assert await records.get("me", record.id) == ended and ended.state == "failed"
+    assert [each.name for each in await records.phases("me", record.id)] == ["vm"]
+    assert lines.messages == ["phase started: vm"]

@@ -29,7 +29,8 @@ from stead.machines.machines import Machines
 from stead.machines.nics import NicRequest
 from stead.machines.persistence import PERSISTENT, SnapshotPersistence, Sticky
 from stead.machines.records import Properties
-from stead.machines.snapshots import SnapshotInfo, SnapshotState
+from stead.machines.snapshot_journal import SnapshotState
+from stead.machines.snapshots import SnapshotInfo
 from stead.machines.start import READY_TIMEOUT
 from stead.machines.templates import TemplateLines
 from stead.names import check_name

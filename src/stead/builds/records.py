@@ -136,8 +136,8 @@ class RecordedBuild:
             self._planned.remove(phase)
         rows = [*self._unwritten, self._append(phase)]
         self._unwritten = []
-        await self._store.start_phases(rows, self._names())
-        await self.note(f"phase started: {phase.name}")
+        if await self._store.start_phases(rows, self._names()):
+            await self.note(f"phase started: {phase.name}")
 
     async def skip(self, layer: int, step: str, *, wait: bool) -> None:
         """Have one phase instead of all those planned for a layer and the layers below it.
@@ -171,15 +171,19 @@ class RecordedBuild:
         )
 
     async def succeed(self) -> None:
+        """Finish the build. Its first end stays: nothing follows `succeeded` and `failed`."""
         await self._flush()
-        await self._store.finish(self.id, "succeeded")
-        await self.note("build succeeded")
+        if await self._store.finish(self.id, "succeeded"):
+            await self.note("build succeeded")
 
     async def fail(self, reason: str, snapshot: str | None = None) -> None:
-        """Fail the build in its running phase; `snapshot` is the VM as it was at that time."""
+        """Fail the build in its running phase, unless it has ended.
+
+        `snapshot` is the VM as it was at that time.
+        """
         await self._flush()
-        await self._store.finish(self.id, "failed", reason, snapshot=snapshot)
-        await self.note(f"build failed: {reason}", level="error")
+        if await self._store.finish(self.id, "failed", reason, snapshot=snapshot):
+            await self.note(f"build failed: {reason}", level="error")
 
     async def _flush(self) -> None:
         if self._unwritten:

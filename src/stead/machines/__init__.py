@@ -4,7 +4,8 @@ from stead.machines.machine import Machine, MachineInfo
 from stead.machines.machines import Machines
 from stead.machines.persistence import Ephemeral, Persistent, Sticky
 from stead.machines.records import Properties
-from stead.machines.snapshots import SnapshotInfo, SnapshotState
+from stead.machines.snapshot_journal import SnapshotState
+from stead.machines.snapshots import SnapshotInfo
 from stead.machines.states import State
 
 __all__ = [

@@ -1,7 +1,6 @@
 """Idle timeouts: suspends VMs without network traffic and records when each had its last."""
 
 import asyncio
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -70,7 +69,7 @@ class IdleWatch:
         idle = []
         with_traffic = []
         seen: dict[str, Activity] = {}
-        for row in await self._engine.journal.store.list():
+        for row in await self._engine.journal.rows():
             count, previous = counters.get(row.slot, 0), before.get(row.slot, 0)
             # Also of a VM that was suspended or stopped since the last check: the counter outlives its tap.
             if count != previous:
@@ -87,7 +86,7 @@ class IdleWatch:
             if row.idle_timeout is not None and resting >= row.idle_timeout:
                 idle.append(row.id)
         self._activities = seen
-        await self._engine.journal.store.record_traffic(with_traffic, time.time_ns())
+        await self._engine.journal.record_traffic(with_traffic)
         return idle
 
     async def _suspend_idle(self, machine_id: str) -> None:

@@ -27,7 +27,7 @@ from stead.machines.states import (
     top_of,
 )
 from stead.settings import Size
-from stead.store.machines import LayerRow, MachineStore
+from stead.store.machines import LayerRow, MachineRow, MachineStore
 
 log = get_logger("stead.machines")
 
@@ -41,7 +41,7 @@ class Journal:
     """Reads VMs as typed records and writes every change of their state."""
 
     def __init__(self, store: MachineStore, slots: range) -> None:
-        self.store = store
+        self._store = store
         self._slots = slots
         self._next_slot = 0
         self._freed: dict[int, float] = {}
@@ -51,7 +51,7 @@ class Journal:
     # Reading
 
     async def get(self, machine_id: str) -> Record | None:
-        row = await self.store.get(machine_id)
+        row = await self._store.get(machine_id)
         return None if row is None else record_of(row)
 
     async def find(self, machine_id: str) -> Record:
@@ -60,6 +60,10 @@ class Journal:
         if record is None or record.state.name in HIDDEN:
             raise MachineNotFound(machine_id)
         return record
+
+    async def rows(self) -> Sequence[MachineRow]:
+        """All VMs, for checks that run every few seconds: a thousand records take 10 ms longer."""
+        return await self._store.list()
 
     # Writing
 
@@ -73,7 +77,7 @@ class Journal:
     ) -> Record:
         """Insert a VM with a free slot, which is its address."""
         async with self._allocating:
-            taken = {*await self.store.slots(), *self._quarantined()}
+            taken = {*await self._store.slots(), *self._quarantined()}
             # Round robin: an address is not used again right away.
             order = itertools.chain(self._slots[self._next_slot :], self._slots[: self._next_slot])
             slot = next((slot for slot in order if slot not in taken), None)
@@ -94,7 +98,7 @@ class Journal:
                 properties=properties,
                 state=state,
             )
-            await self.store.insert(record.to_row())
+            await self._store.insert(record.to_row())
             return record
 
     async def transition(
@@ -129,7 +133,7 @@ class Journal:
         """Delete the row of a VM of which nothing else is left."""
         if not isinstance(before.state, Deleting):
             raise IllegalTransition(f"{before.state} -> no row")
-        await self.store.delete(before.id)
+        await self._store.delete(before.id)
         self._freed[before.slot] = time.monotonic()
 
     def _quarantined(self) -> list[int]:
@@ -153,20 +157,20 @@ class Journal:
             changes["layer"] = None
         columns = to_columns(before.state)
         expected = {name: columns[name] for name in ("state", "step", "top", "checkpoint")}
-        row = await self.store.transition(before.id, expected, to_columns(to) | changes, frozen, terminals)
+        row = await self._store.transition(before.id, expected, to_columns(to) | changes, frozen, terminals)
         if row is None:
-            if await self.store.get(before.id) is None:
+            if await self._store.get(before.id) is None:
                 raise MachineNotFound(before.id)
             raise IllegalTransition(f"VM {before.id} is not {before.state} any more, so not {to}")
         return replace(before, state=to, **{name: getattr(row, name) for name in _DISK})
 
     async def repair(self) -> Sequence[Record]:
         """All VMs, after rows that fit no state were corrected. Only for recovery: nothing else may run."""
-        for row in await self.store.list():
+        for row in await self._store.list():
             right = to_columns(record_of(row).state)
             if any(getattr(row, name) != value for name, value in right.items()):
                 log.error("correcting a row that fits no state", vm=row.id, state=row.state, step=row.step)
-                await self.store.update(row.id, **right)
+                await self._store.update(row.id, **right)
         return await self.list()
 
     # Properties
@@ -184,13 +188,17 @@ class Journal:
         await self._set(before.id, **asdict(size))
         return replace(before, size=size)
 
+    async def record_traffic(self, machine_ids: Sequence[str]) -> None:
+        """Record that these VMs have just had network traffic."""
+        await self._store.record_traffic(machine_ids, time.time_ns())
+
     async def _set(self, machine_id: str, **changes: object) -> None:
-        if await self.store.update(machine_id, **changes) is None:
+        if await self._store.update(machine_id, **changes) is None:
             raise MachineNotFound(machine_id)
 
     async def list(self, *states: State) -> list[Record]:
         """All VMs, or those in some states, oldest first."""
-        return [record_of(row) for row in await self.store.list(states=states)]
+        return [record_of(row) for row in await self._store.list(states=states)]
 
 
 _DISK = ("layer", "template", "active_at")

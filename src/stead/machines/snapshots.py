@@ -5,7 +5,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from typing import Literal, TypeVar, cast
 
 from stead.errors import HostError, SnapshotExpired, SnapshotNotFound, WrongSnapshotState
@@ -23,6 +22,14 @@ from stead.machines.persistence import (
     snapshot_persistence,
 )
 from stead.machines.records import Record, new_id, size_of
+from stead.machines.snapshot_journal import (
+    USABLE,
+    CapturingSnapshot,
+    DeletedSnapshot,
+    SnapshotJournal,
+    SnapshotState,
+    UsableSnapshot,
+)
 from stead.machines.states import Operation, Running, Stopped, Suspended
 from stead.machines.unchanged import UNCHANGED, Unchanged
 from stead.names import check_name
@@ -37,16 +44,6 @@ REMEMBERED = 30 * 24 * 3600 * 10**9
 """Retention of the rows of deleted snapshots, in nanoseconds."""
 
 log = get_logger("stead.snapshots")
-
-
-class SnapshotState(StrEnum):
-    BUILDING = "building"
-    READY = "ready"
-    FAILED = "failed"
-    """The state of a failed build; VMs can be created from it for inspection."""
-
-
-USABLE = (SnapshotState.READY, SnapshotState.FAILED)
 
 
 @dataclass(frozen=True)
@@ -118,12 +115,22 @@ class SnapshotProperties:
     id: str | None = None
 
 
+@dataclass(frozen=True)
+class _CapturedVm:
+    """What was captured of a running VM for a snapshot; its memory is not saved yet."""
+
+    snapshot: SnapshotRow
+    record: Record
+    state: CapturedState
+
+
 class Snapshots:
     """All snapshots of one installation."""
 
     def __init__(self, engine: Engine, *, store: SnapshotStore, capture: CaptureOperation) -> None:
         self._engine = engine
         self._store = store
+        self._journal = SnapshotJournal(store)
         self._capture = capture
         self._sources: Counter[str] = Counter()
         """How many VMs are being created from each snapshot."""
@@ -164,15 +171,14 @@ class Snapshots:
             now = time.time_ns()
             lifetime.check(now)
             changes["expires_at"] = lifetime.end(now)
-        row = await self._store.change(snapshot_id, **changes) if changes else await self.row(snapshot_id)
-        if row is None:
-            raise SnapshotNotFound(snapshot_id)
-        return snapshot_info(row)
+        if not changes:
+            return await self.get(snapshot_id)
+        return snapshot_info(await self._journal.change(snapshot_id, **changes))
 
     async def delete(self, snapshot_id: str) -> None:
         """Delete a snapshot; layers that VMs still need stay."""
-        await self.ready(snapshot_id)
-        await self._store.update(snapshot_id, **_deleted(time.time_ns()))
+        row = await self.ready(snapshot_id)
+        await self._journal.transition(row, DeletedSnapshot(time.time_ns()))
         self._engine.layers.sweep()
 
     async def delete_expired(self) -> None:
@@ -185,7 +191,7 @@ class Snapshots:
             if self._sources[row.id]:
                 continue
             # The row decides: it may have been extended since.
-            if await self._store.expire(row.id, now, **_deleted(now)) is not None:
+            if await self._journal.expire(row, now):
                 log.info("deleted a snapshot that has expired", snapshot=row.id, account=row.account)
                 self._engine.layers.sweep()
 
@@ -196,7 +202,7 @@ class Snapshots:
         try:
             (await self.get(snapshot_id, deleted=True)).refuse_expired()
             row = await self.ready(snapshot_id)
-            await self.touch(snapshot_id)
+            await self._journal.touch(snapshot_id)
             yield row
         finally:
             self._sources[snapshot_id] -= 1
@@ -215,10 +221,6 @@ class Snapshots:
             raise WrongSnapshotState(snapshot_id, row.state)
         return row
 
-    async def touch(self, snapshot_id: str) -> None:
-        """Record a use, for the order of eviction."""
-        await self._store.update(snapshot_id, used_at=time.time_ns())
-
     async def sticky(self) -> Sequence[SnapshotRow]:
         rows = await self._store.list()
         kept = [row for row in rows if row.deleted_at is None and row.state in USABLE]
@@ -233,14 +235,14 @@ class Snapshots:
             captured = await self._or_give_up(snapshot, self._capture_into(snapshot, record))
         if captured is not None:
             # The VM's lock is released: writing its memory to disk does not block it.
-            await self._or_give_up(snapshot, self._save(snapshot, *captured))
+            await self._or_give_up(snapshot, self._save(captured))
         return await self.get(snapshot.id)
 
     async def _or_give_up(self, snapshot: SnapshotRow, work: Awaitable[T]) -> T:
         try:
             return await work
         except BaseException:
-            await finished(self._store.delete(snapshot.id))
+            await finished(self._journal.forget(snapshot))
             self._engine.layers.sweep()
             raise
 
@@ -261,11 +263,9 @@ class Snapshots:
             **snapshot_columns(properties.persistence),
         )
         async with self._engine.quotas.keeping(record.account, self._store.count):
-            return await self._store.insert(row)
+            return await self._journal.begin(row)
 
-    async def _capture_into(
-        self, snapshot: SnapshotRow, record: Record
-    ) -> tuple[Record, CapturedState] | None:
+    async def _capture_into(self, snapshot: SnapshotRow, record: Record) -> _CapturedVm | None:
         """Capture what the snapshot will hold; `_save` then writes the memory of a running VM to disk."""
         match record.state:
             case Running():
@@ -279,18 +279,18 @@ class Snapshots:
                 await self._complete(snapshot, layer=record.layer, checkpoint=None)
         return None
 
-    async def _capture_running(self, snapshot: SnapshotRow, record: Record) -> tuple[Record, CapturedState]:
+    async def _capture_running(self, snapshot: SnapshotRow, record: Record) -> _CapturedVm:
         live = self._engine.processes.running(record.id)
         if live is None:
             raise wrong_state(record, Operation.SNAPSHOT)
         await sync_guest(live)
         record, state = await self._capture.capture(record, live)
         try:
-            await self._store.update(snapshot.id, layer=record.layer)
+            snapshot = await self._journal.transition(snapshot, CapturingSnapshot(record.layer))
         except BaseException:
             state.close()
             raise
-        return record, state
+        return _CapturedVm(snapshot, record, state)
 
     async def _copy_suspended(self, snapshot: SnapshotRow, record: Record, saved: str) -> None:
         checkpoint = new_id()
@@ -298,8 +298,9 @@ class Snapshots:
             await self._engine.host.checkpoints.copy(saved, checkpoint)
             await self._complete(snapshot, layer=record.layer, checkpoint=checkpoint)
 
-    async def _save(self, snapshot: SnapshotRow, record: Record, state: CapturedState) -> None:
+    async def _save(self, captured: _CapturedVm) -> None:
         """Make captured memory and the disk layer of the same instant durable."""
+        record, state = captured.record, captured.state
         checkpoint = new_id()
         try:
             with self._engine.layers.building(checkpoint):
@@ -307,7 +308,7 @@ class Snapshots:
                     (layer, *_) = await self._engine.layers.chain(record.layer)
                     await self._engine.host.sync_frozen(layer)
                     await self._engine.host.checkpoints.save(state, checkpoint)
-                await self._complete(snapshot, layer=record.layer, checkpoint=checkpoint)
+                await self._complete(captured.snapshot, layer=record.layer, checkpoint=checkpoint)
         finally:
             state.close()
         self._engine.layers.merge_in_background(record.layer, record.template)
@@ -315,10 +316,7 @@ class Snapshots:
     async def _complete(self, snapshot: SnapshotRow, *, layer: str | None, checkpoint: str | None) -> None:
         """Record what a snapshot holds and how large it is; from here on VMs can be made from it."""
         size = await self._engine.layers.size(layer, checkpoint)
-        state = SnapshotState.READY if snapshot.failure is None else SnapshotState.FAILED
-        await self._store.update(
-            snapshot.id, layer=layer, checkpoint=checkpoint, state=state, size_bytes=size
-        )
+        await self._journal.transition(snapshot, UsableSnapshot(layer, checkpoint, size))
 
     async def recover(self) -> None:
         """On start: drop snapshots that a crash left unfinished and rows of ones deleted long ago.
@@ -333,17 +331,11 @@ class Snapshots:
 
     async def _recover(self, row: SnapshotRow) -> None:
         if row.state == SnapshotState.BUILDING or _long_gone(row):
-            await self._store.delete(row.id)
+            await self._journal.forget(row)
         elif row.size_bytes is None and row.deleted_at is None:
             with contextlib.suppress(HostError):
                 size = await self._engine.layers.size(row.layer, row.checkpoint)
-                await self._store.update(row.id, size_bytes=size)
-
-
-def _deleted(now: int) -> dict[str, object]:
-    """The columns of a deleted snapshot: its row stays for a while, without what it held."""
-    gone: dict[str, object] = dict.fromkeys(("layer", "checkpoint", "size_bytes"))
-    return {"deleted_at": now, **gone}
+                await self._journal.transition(row, UsableSnapshot(row.layer, row.checkpoint, size))
 
 
 def _long_gone(row: SnapshotRow) -> bool:

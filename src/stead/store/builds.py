@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -67,29 +67,51 @@ class BuildStore(Rows[BuildRow]):
         with self.database.look_up() as connection:
             return {row.build: row.name for row in connection.execute(statement)}
 
-    async def start_phases(self, rows: Sequence[PhaseRow], planned: str) -> None:
-        """Finish the running phase and add these; all but the last of them are finished already."""
+    async def start_phases(self, rows: Sequence[PhaseRow], planned: str) -> bool:
+        """Finish the running phase of a build and add these; all but the last of them are finished already.
+
+        Changes nothing and returns False when the build is not running.
+        """
         now = time.time_ns()
         build = rows[0].build
         values = [dataclasses.asdict(dataclasses.replace(row, started_at=now)) for row in rows]
         for value in values[:-1]:
             value.update(state="succeeded", finished_at=now)
-        await self.database.execute(
+        return await self._change_running(
+            build,
+            {"planned_phases": planned, "updated_at": now},
             _finish_phase(build, now, state="succeeded"),
             build_phases.insert().values(values),
-            builds.update().where(builds.c.id == build).values(planned_phases=planned, updated_at=now),
         )
 
     async def finish(
         self, build_id: str, state: str, failure: str | None = None, *, snapshot: str | None = None
-    ) -> None:
-        """Finish a build and its running phase, which ends in the same state."""
+    ) -> bool:
+        """Finish a running build and its running phase, which ends in the same state.
+
+        Changes nothing and returns False when the build is not running.
+        """
         now = time.time_ns()
         end = {"state": state, "failure": failure, "finished_at": now, "updated_at": now}
-        await self.database.execute(
-            _finish_phase(build_id, now, state=state, snapshot=snapshot),
-            builds.update().where(builds.c.id == build_id).values(**end),
+        return await self._change_running(
+            build_id, end, _finish_phase(build_id, now, state=state, snapshot=snapshot)
         )
+
+    async def _change_running(
+        self, build_id: str, changes: Mapping[str, object], *phases: sa.Executable
+    ) -> bool:
+        """Change a build and its phases in one transaction, if it is running."""
+        running = builds.c.id == build_id, builds.c.state == "running"
+        change = builds.update().where(*running).values(**changes)
+
+        def work(connection: sa.Connection) -> bool:
+            if connection.execute(change).rowcount == 0:
+                return False
+            for statement in phases:
+                connection.execute(statement)
+            return True
+
+        return await self.database.write(work)
 
     async def phases(self, build_id: str) -> list[PhaseRow]:
         statement = sa.select(build_phases).where(build_phases.c.build == build_id)

@@ -1,6 +1,6 @@
 """Rows of snapshots."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -56,20 +56,21 @@ class SnapshotStore(Rows[SnapshotRow]):
 
     async def change(self, snapshot_id: str, **changes: object) -> SnapshotRow | None:
         """Change a snapshot and return it; None when there is none, or it is deleted."""
-        return await self._update_returning(self._existing(snapshot_id).values(**changes))
+        there = snapshots.c.id == snapshot_id, snapshots.c.deleted_at.is_(None)
+        return await self._update_returning(snapshots.update().where(*there).values(**changes))
 
     async def expired(self, now: int, *, excluding: str) -> Sequence[SnapshotRow]:
         """Snapshots that have expired and are not in this state."""
         there = snapshots.c.deleted_at.is_(None), snapshots.c.state != excluding
         return await self._select(sa.select(snapshots).where(snapshots.c.expires_at <= now, *there))
 
-    async def expire(self, snapshot_id: str, now: int, **changes: object) -> SnapshotRow | None:
-        """Change a snapshot that has expired; None when it was extended or deleted meanwhile."""
-        expired = self._existing(snapshot_id).where(snapshots.c.expires_at <= now)
-        return await self._update_returning(expired.values(**changes))
-
-    def _existing(self, snapshot_id: str) -> sa.Update:
-        return snapshots.update().where(snapshots.c.id == snapshot_id, snapshots.c.deleted_at.is_(None))
+    async def transition(
+        self, snapshot_id: str, expected: Mapping[str, object], changes: Mapping[str, object]
+    ) -> SnapshotRow | None:
+        """Change a snapshot if its row is as expected, and return it; None when there is no such row."""
+        same = [snapshots.c[name].is_not_distinct_from(value) for name, value in expected.items()]
+        changed = snapshots.update().where(snapshots.c.id == snapshot_id, *same)
+        return await self._update_returning(changed.values(**changes))
 
     async def newest(self, account: str, template_hash: str, state: str, now: int) -> SnapshotRow | None:
         """The newest snapshot of an account with this hash that is neither deleted nor expired."""

@@ -12,6 +12,7 @@ from stead.errors import (
     MachineNotFound,
     SnapshotNotFound,
     StartFailed,
+    WrongSnapshotState,
     WrongState,
 )
 from stead.limits import Limits
@@ -163,4 +164,35 @@ async def test_sticky_vms_are_evicted_when_the_disk_is_full(
     with pytest.raises(CapacityExceeded):
         await server.machines.create()
     assert {info.id for info in await server.machines.list()} == {kept.id, up.id, new.id}
+    await audit(server)
+
+
+async def test_of_two_deletions_of_a_snapshot_one_finds_none(server: FakeServer) -> None:
+    snapshots, snapshot = server.machines.snapshots, await (await used(server)).snapshot()
+    both = (snapshots.delete(snapshot.id), snapshots.delete(snapshot.id))
+    done, late = await asyncio.gather(*both, return_exceptions=True)
+    assert done is None and isinstance(late, SnapshotNotFound)
+    await audit(server)
+
+
+async def test_a_snapshot_is_not_deleted_while_it_is_captured(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine, snapshots = await used(server), server.machines.snapshots
+    refused: list[object] = []
+
+    async def delete() -> None:
+        (building,) = await snapshots.list()
+        refused.extend(await asyncio.gather(snapshots.delete(building.id), return_exceptions=True))
+
+    save = server.host.checkpoints.save
+
+    async def delete_first(*arguments: Any) -> None:
+        await delete()
+        await save(*arguments)
+
+    monkeypatch.setattr(server.host.checkpoints, "save", delete_first)
+    snapshot = await machine.snapshot()
+    assert [type(each) for each in refused] == [WrongSnapshotState]
+    assert [each.id for each in await snapshots.list()] == [snapshot.id]
     await audit(server)

@@ -13,7 +13,7 @@ from stead.errors import CapacityExceeded, InvalidRequest, SnapshotExpired, Snap
 from stead.machines import expiry
 from stead.machines.lifetimes import FOREVER, MAX_TTL, Lifetime
 from stead.machines.records import Properties
-from stead.machines.snapshots import SnapshotState
+from stead.machines.snapshot_journal import SnapshotState
 from stead.store.database import open_database
 from stead.store.snapshots import SnapshotStore
 from support.databases import migrate

@@ -4,13 +4,17 @@ from collections.abc import AsyncIterator
 from ipaddress import IPv4Address
 from typing import Any
 
+import pytest
 import pytest_asyncio
 
 from stead import addresses
+from stead.installation import OpenedVms, open_parts
 from stead.machines import Machine
 from stead.machines.nics import NicRequest
 from stead.machines.records import Properties
 from stead.networks.names import MAX_ADDRESSES
+from stead.store.database import Database
+from stead.store.machines import MachineStore
 from support.engine import restart
 from support.fake_server import FakeServer
 from support.vpc_stage import VpcStage
@@ -126,3 +130,23 @@ async def test_changes_are_seen_by_the_next_query(stage: Stage, web: Machine) ->
     assert [each.names for each in await stage.networks.members(stage.account, stage.vpc)].count(()) == 1
     await db.start()
     assert await stage.resolved(web, "db") == ["10.0.0.2"], "recreated"
+
+
+async def test_all_parts_of_an_installation_use_one_store_of_vms(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names are read again after a change: a second store would not count the changes of the first."""
+    made: list[MachineStore] = []
+    original = MachineStore.__init__
+
+    def counted(store: MachineStore, database: Database) -> None:
+        made.append(store)
+        original(store, database)
+
+    monkeypatch.setattr(MachineStore, "__init__", counted)
+    vms = OpenedVms(server.machines, server.host, server.store)
+    async with open_parts(server.settings, server.database, vms, None) as here:
+        before = server.store.version
+        await here.machines.create()
+        assert server.store.version > before
+    assert made == []
