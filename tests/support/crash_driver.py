@@ -23,8 +23,7 @@ from stead.guest.agent import Agent
 from stead.host.interface import narrowed
 from stead.host.vm import QemuVm
 from stead.installation import open_machines
-from stead.machines import Machine, Machines
-from stead.machines.bring_up import BringUp
+from stead.machines import Machine, Machines, bring_up
 from stead.store.layers import LayerStore
 from stead.store.machines import LayerRow, MachineRow, MachineStore
 from stead.store.snapshots import SnapshotStore
@@ -289,7 +288,7 @@ async def opened(data: Path, cache: Path) -> AsyncIterator[Driver]:
 
 async def _without_waiting_for_the_boot(start: Callable[[], Awaitable[None]]) -> None:
     """All steps of a start, one after the other, while the guest still boots."""
-    call, identify = Agent.call, BringUp.identify
+    call, imported = Agent.call, vars(bring_up)
 
     async def answered(self: Agent, method: str, target: str, **options: Any) -> Any:
         return {} if target == "/v1/health" else await call(self, method, target, **options)
@@ -297,11 +296,12 @@ async def _without_waiting_for_the_boot(start: Callable[[], Awaitable[None]]) ->
     async def confirmed(*_: object, **__: object) -> None:
         return None
 
-    Agent.call, BringUp.identify = answered, confirmed  # type: ignore[method-assign]
+    confer = imported["confer"]
+    Agent.call, imported["confer"] = answered, confirmed  # type: ignore[method-assign]
     try:
         await start()
     finally:
-        Agent.call, BringUp.identify = call, identify  # type: ignore[method-assign]
+        Agent.call, imported["confer"] = call, confer  # type: ignore[method-assign]
 
 
 async def main(data: str, cache: str, operation: str) -> None:

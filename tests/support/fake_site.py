@@ -98,7 +98,9 @@ async def fake_site(folder: Path, **changes: Any) -> AsyncIterator[FakeSite]:
 
 async def _populated(url: str, here: Installation, world: World) -> FakeSite:
     account, other = await here.accounts.create("ours"), await here.accounts.create("strangers")
-    machine = await here.machines.create(Properties(account=account.id))
+    machine = await here.machines.create(
+        Properties(account=account.id, idle_timeout=here.settings.idle_timeout)
+    )
     info, key = await here.accounts.create_key(account.id)
     _, foreign = await here.accounts.create_key(other.id)
     gone, revoked = await here.accounts.create_key(account.id)

@@ -44,7 +44,6 @@ from stead.api import (
 from stead.api.background import AFTER_HEADER, ID_HEADER
 from stead.api.callers import TOKEN_HEADER, USER_HEADER, AnyCaller, Authentication
 from stead.api.calls import TRACE_HEADER, Calls
-from stead.api.credentials_in_path import CredentialsInPath
 from stead.api.declared import streamed_bodies
 from stead.api.dependencies import Installation, MachinesDep, SigningDep
 from stead.api.documentation import DESCRIPTION, Api, add_documentation
@@ -192,7 +191,7 @@ def with_middleware(app: FastAPI, here: Installation) -> tuple[ASGIApp, Calls]:
     calls = Calls(git, settings.max_calls, has_streamed_body)
     return (
         CORSMiddleware(
-            CredentialsInPath(calls),
+            calls,
             allow_origins=settings.origins,
             allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
             allow_headers=_HEADERS,

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 from uvicorn.protocols.utils import ClientDisconnected
 
+from stead.api.credentials_in_path import move_credentials
 from stead.api.errors import ApiError, from_anything
 from stead.api.metrics import observe, open_websockets
 from stead.api.protocol import EXTENSION, Connection
@@ -173,6 +174,8 @@ class Calls:
         self._idle.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if "@" in scope["path"]:
+            move_credentials(scope)
         call = Call(scope)
         scope.setdefault("state", {})["call"] = call
         if self._clock is None:

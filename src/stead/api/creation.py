@@ -18,10 +18,9 @@ from stead.api.dependencies import BackgroundDep, CreationDep
 from stead.api.repeatable import CurrentCreate, IfMissing
 from stead.api.wire.creation import CreateSnapshot, CreateVm
 from stead.api.wire.snapshots import SnapshotCreated
-from stead.api.wire.unknown import HEADER, Tracked, unknown_keys
+from stead.api.wire.unknown import HEADER
 from stead.api.wire.vms import Created
 from stead.creation.results import BuiltSnapshot, CreatedVm
-from stead.errors import InvalidRequest
 
 router = APIRouter(tags=["vms"])
 
@@ -64,7 +63,7 @@ async def create_vm(
     Maps `domains` and grants `gitAccess` before the VM is returned. If either fails, no VM is created.
     """
     wanted = body or CreateVm.model_validate({})
-    order = wanted.order(owner.account, create.request, _warnings(wanted, unknown))
+    order = wanted.order(owner.account, create.request, refuse_unknown=unknown == "refuse")
     repeatable = create.outlives_client or bool(wanted.if_missing)
     if repeatable:
         find = partial(creation.named, owner.account)
@@ -103,7 +102,7 @@ async def create_snapshot(
 ) -> JSONResponse:
     """Return the snapshot of a spec, and build it first unless the account has one with the same content."""
     wanted = body or CreateSnapshot()
-    order = wanted.order(owner.account, create.request, _warnings(wanted, unknown))
+    order = wanted.order(owner.account, create.request, refuse_unknown=unknown == "refuse")
     # Nothing to undo when the client disconnects: the repeated request finds the snapshot.
     work = create.run(BuiltSnapshot, partial(creation.create_snapshot, order))
     if after is None:
@@ -111,11 +110,3 @@ async def create_snapshot(
     invalid = failed("CREATE_SNAPSHOT_BAD_REQUEST")
     made = await background.run(owner.account, create.request, after, work, invalid)
     return pending(create.request) if made is None else answer(made)
-
-
-def _warnings(body: Tracked, unknown: str | None) -> tuple[str, ...]:
-    """Refuse unknown keys if the client wants that; otherwise return warnings for the log."""
-    found = unknown_keys(body)
-    if found and unknown == "refuse":
-        raise InvalidRequest("; ".join(found))
-    return tuple(f"{each} (ignored)" for each in found)

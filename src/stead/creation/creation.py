@@ -60,7 +60,13 @@ class Creation:
 
         A failure or a cancellation undoes every step, so that nothing is left.
         """
-        await self._check(order)
+        # What cannot succeed is refused before anything is made for it.
+        if order.nic is not None:
+            await self.networks.check_nic(order.account, order.nic.vpc, order.nic.address)
+        if order.targets:
+            await self.domains.check(order.account, order.targets)
+        if order.git_access is not None:
+            await self.git_access.check(order.account, order.git_access)
         plan, idle = order.plan, order.plan.idle_timeout
         idle = self.settings.idle_timeout if isinstance(idle, Unchanged) else idle
         properties = replace(order.properties, idle_timeout=idle, workdir=plan.workdir)
@@ -93,15 +99,6 @@ class Creation:
                 names = tuple(mapping.domain for mapping in mapped)
             undo.pop_all()
         return CreatedVm(machine.id, snapshot, names)
-
-    async def _check(self, order: VmOrder) -> None:
-        """Raise the error of an order that cannot succeed, before anything is made for it."""
-        if order.nic is not None:
-            await self.networks.check_nic(order.account, order.nic.vpc, order.nic.address)
-        if order.targets:
-            await self.domains.check(order.account, order.targets)
-        if order.git_access is not None:
-            await self.git_access.check(order.account, order.git_access)
 
     async def _warn(self, order: VmOrder, warning: str, machine_id: str) -> None:
         await self.logbook.write(

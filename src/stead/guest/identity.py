@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from stead.addresses import DATA_MAC, GATEWAY
-from stead.errors import GuestError, StartFailed
+from stead.errors import GuestError, GuestUnreachable, StartFailed
 from stead.guest.agent import Agent, parsing
 
 _ENTROPY = 64
@@ -92,17 +92,19 @@ async def confer(
         "network": _network(identity.address),
         "ssh_host_keys": keys,
     }
-    # The connection is made first, so that the time in the request is not older than one trip.
-    await agent.call("GET", "/v1/health", timeout=timeout, connect_timeout=timeout)
-    sent = time.time_ns()
-    body = json.dumps(request | {"time_ns": sent}).encode()
     try:
+        # The connection is made first, so that the time in the request is not older than one trip.
+        await agent.call("GET", "/v1/health", timeout=timeout, connect_timeout=timeout)
+        sent = time.time_ns()
+        body = json.dumps(request | {"time_ns": sent}).encode()
         answer = await agent.call("POST", "/v1/identity", body=body, timeout=timeout)
         received = time.time_ns()
         with parsing("POST /v1/identity"):
             return _confirmed(answer, identity, nonce, keys, sent, received)
     except GuestError as error:
         raise StartFailed(f"the guest rejected its identity: {error}") from error
+    except GuestUnreachable as error:
+        raise StartFailed(f"guest did not confirm its identity: {error}") from error
 
 
 def _confirmed(

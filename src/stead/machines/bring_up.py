@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from stead.deadlines import scaled
 from stead.errors import GuestUnreachable, HostError, StartFailed
 from stead.guest.execution import ExecRequest, collect
-from stead.guest.identity import GuestIdentity, confer
+from stead.guest.identity import confer
 from stead.host.interface import CapturedState, Template, Vm
 from stead.logs import get_logger
 from stead.machines.engine import Engine
@@ -82,14 +82,14 @@ class BringUp:
             await live.while_alive(restore.load(live.vm))
         await live.vm.resume()
         record = await self.step(record, "identify")
-        await self.identify(record, live, new_keys=new_keys)
+        await confer(live.agent, record.identity, timeout=CONFIRM_TIMEOUT, new_keys=new_keys)
         return record, live
 
     async def boot(self, record: Record, template: Template, *, new_keys: bool) -> tuple[Record, RunningVm]:
         """Boot a VM, confer its identity and grow its file system to the size of its disk."""
         record, live = await self._boot(record, template)
         record = await self.step(record, "identify")
-        await self.identify(record, live, new_keys=new_keys)
+        await confer(live.agent, record.identity, timeout=CONFIRM_TIMEOUT, new_keys=new_keys)
         if record.size.disk_gib > template.size.disk_gib:
             await _grow_root(live)
         return record, live
@@ -124,14 +124,6 @@ class BringUp:
     ) -> tuple[Record, RunningVm]:
         held = _at(record, step, Run(process, memory_base))
         return await self.engine.processes.hold(record, process, held)
-
-    async def identify(self, record: Record, live: RunningVm, *, new_keys: bool) -> None:
-        """Confer the identity and keys of a VM on its guest; StartFailed unless it confirms."""
-        identity = GuestIdentity(record.id, record.hostname, record.guest_machine_id, record.guest_address)
-        try:
-            await confer(live.agent, identity, timeout=CONFIRM_TIMEOUT, new_keys=new_keys)
-        except GuestUnreachable as error:
-            raise StartFailed(f"guest did not confirm its identity: {error}") from error
 
     async def record_running(
         self, record: Record, live: RunningVm, kind: EventKind, why: str | None, note: str | None = None

@@ -14,9 +14,10 @@ from stead.errors import (
     StartFailed,
     SteadError,
 )
+from stead.guest.identity import confer
 from stead.host.interface import CapturedState, Report, Template
 from stead.logs import get_logger
-from stead.machines.bring_up import BringUp
+from stead.machines.bring_up import CONFIRM_TIMEOUT, BringUp
 from stead.machines.deletion import DeleteOperation
 from stead.machines.engine import Engine
 from stead.machines.events import EventKind
@@ -78,7 +79,7 @@ class CreateOperation:
                     joining = asyncio.ensure_future(self.engine.host.join_network(record.place))
                     try:
                         await live.vm.resume()
-                        await self.bring_up.identify(record, live, new_keys=True)
+                        await confer(live.agent, record.identity, timeout=CONFIRM_TIMEOUT)
                     finally:
                         await finished(joining)
                 return await self.bring_up.record_running(record, live, EventKind.CREATED, None)
@@ -156,7 +157,7 @@ class CreateOperation:
         async def restore(record: Record) -> BroughtUp:
             record, live = await self.bring_up.restore(record, template)
             record = await self.bring_up.step(record, "identify")
-            await self.bring_up.identify(record, live, new_keys=True)
+            await confer(live.agent, record.identity, timeout=CONFIRM_TIMEOUT)
             return BroughtUp(record, live)
 
         return await self._tried_twice(record, restore)

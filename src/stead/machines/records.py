@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from stead import addresses
 from stead.errors import InvalidRequest
+from stead.guest.identity import GuestIdentity
 from stead.host.interface import Nic, Place
 from stead.machines import persistence, states
 from stead.machines.persistence import PERSISTENT, Persistence
@@ -114,6 +115,10 @@ class Record:
     def guest_address(self) -> IPv4Address:
         """The address that its guest has: of its VPC, if it is in one."""
         return self.address if self.properties.nic is None else self.properties.nic.address
+
+    @property
+    def identity(self) -> GuestIdentity:
+        return GuestIdentity(self.id, self.hostname, self.guest_machine_id, self.guest_address)
 
     @property
     def reason(self) -> str | None:

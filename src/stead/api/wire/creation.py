@@ -66,8 +66,9 @@ class CreateVm(LayerFields):
     docker_credentials: Any = Field(default=None, description="Not supported: leave it out.")
     udp_hole_punch_ports: list[Any] | None = Field(default=None, description="Not supported: leave it out.")
 
-    def order(self, account: str, request: str, warnings: tuple[str, ...] = ()) -> VmOrder:
+    def order(self, account: str, request: str, *, refuse_unknown: bool = False) -> VmOrder:
         """What this asks for; an error if it cannot be."""
+        warnings = self.ignored_keys(refuse=refuse_unknown)
         self._refuse_unsupported()
         spec, template = (None if each is None else each.layer() for each in (self.spec, self.template))
         plan = plan_machine(spec, template, Layer(**self.fields()))
@@ -112,8 +113,9 @@ class CreateSnapshot(LifetimeFields):
     persistence: PersistenceModel | None = None
     docker_credentials: Any = Field(default=None, description="Not supported: leave it out.")
 
-    def order(self, account: str, request: str, warnings: tuple[str, ...] = ()) -> SnapshotOrder:
+    def order(self, account: str, request: str, *, refuse_unknown: bool = False) -> SnapshotOrder:
         """What this asks for; an error if it cannot be."""
+        warnings = self.ignored_keys(refuse=refuse_unknown)
         return SnapshotOrder(
             account=account,
             layer=self._layer(),

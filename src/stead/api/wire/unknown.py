@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from stead.api.wire import Wire
+from stead.errors import InvalidRequest
 
 HEADER = "x-stead-unknown-keys"
 """`refuse`: answer 400 for unknown keys. Otherwise they are ignored, with a warning in the log."""
@@ -33,6 +34,13 @@ class Tracked(Wire):
     """A model that keeps unknown keys, for `unknown_keys` to report."""
 
     model_config = ConfigDict(extra="allow")
+
+    def ignored_keys(self, *, refuse: bool) -> tuple[str, ...]:
+        """Warnings for the log about unknown keys; with `refuse`, InvalidRequest if there are any."""
+        found = unknown_keys(self)
+        if found and refuse:
+            raise InvalidRequest("; ".join(found))
+        return tuple(f"{each} (ignored)" for each in found)
 
 
 def unknown_keys(body: BaseModel) -> list[str]:
