@@ -19,7 +19,7 @@ from stead.sdk.creation import to_wire
 from stead.sdk.errors import NoAnswerInTime, NotFound, SteadException, UnexpectedAnswer, WaitTimedOut
 from stead.sdk.events import ExecEvents, parse_exit
 from stead.sdk.exceptions import InvalidArgument
-from stead.sdk.exec_options import ExecCall, ExecOptions
+from stead.sdk.exec_options import ExecOptions, exec_body
 from stead.sdk.lifetimes import Ttl, lifetime_to_wire
 from stead.sdk.log_options import LogPaging
 from stead.sdk.models import (
@@ -198,25 +198,29 @@ class AsyncVm:
         The command is never repeated: if the connection breaks, `ServerUnreachable` is raised with
         `retryable` False, because the command may have started.
         """
-        call = ExecCall(command, **options)
+        stdin, timeout, user = options.get("stdin"), options.get("timeout"), options.get("user")
         if detach:
             if terminal is not None or check:
                 raise InvalidArgument("detach=True takes neither terminal nor check")
-            piped = call.stdin is not None
             process = await self.processes.start(
-                command, cwd=call.cwd, env=call.env, stdin=piped, timeout=call.timeout, user=call.user
+                command,
+                cwd=options.get("cwd"),
+                env=options.get("env"),
+                stdin=stdin is not None,
+                timeout=timeout,
+                user=user,
             )
-            if call.stdin is not None:
-                await process.write(call.stdin, close=True)
+            if stdin is not None:
+                await process.write(stdin, close=True)
             return process
         answer = await self._connection.call(
             request(
                 "POST",
                 "/v1/vms/{}/exec-await",
                 self.id,
-                json={"terminal": terminal, **call.body()},
-                user=self.linux_user if call.user is None else call.user,
-                timeout=(EXEC_TIMEOUT if call.timeout is None else call.timeout) + GRACE,
+                json={"terminal": terminal, **exec_body(command, options)},
+                user=self.linux_user if user is None else user,
+                timeout=(EXEC_TIMEOUT if timeout is None else timeout) + GRACE,
             )
         )
         if not isinstance(answer, dict):
@@ -243,16 +247,19 @@ class AsyncVm:
         is not limited. After a timeout, `Exited.timed_out` is True; no error is raised. If the server stops
         or the VM is lost, the stream raises the matching error.
         """
-        return AsyncStream(self._exec_events(ExecCall(command, **options)))
+        return AsyncStream(self._exec_events(command, options))
 
-    async def _exec_events(self, call: ExecCall) -> AsyncGenerator[ExecEvent]:
+    async def _exec_events(
+        self, command: str | Sequence[str], options: ExecOptions
+    ) -> AsyncGenerator[ExecEvent]:
+        timeout, user = options.get("timeout"), options.get("user")
         opening = request(
             "POST",
             "/v1/vms/{}/exec-stream",
             self.id,
-            json=call.body(),
-            user=self.linux_user if call.user is None else call.user,
-            timeout=None if call.timeout is None else call.timeout + GRACE,
+            json=exec_body(command, options),
+            user=self.linux_user if user is None else user,
+            timeout=None if timeout is None else timeout + GRACE,
         )
         events = ExecEvents()
         async with aclosing(self._connection.stream(opening)) as chunks:
@@ -279,13 +286,13 @@ class AsyncVm:
         from stead.sdk._async.piped_exec import AsyncPipedCommand
         from stead.sdk._async.reconnecting import open_socket
 
-        call = ExecCall(command, **options)
-        if call.stdin is not None:
+        if options.get("stdin") is not None:
             raise InvalidArgument("exec_piped takes no stdin: write to the command that it returns")
-        user = self.linux_user if call.user is None else call.user
+        user = options.get("user")
+        user = self.linux_user if user is None else user
         opening = request("GET", "/v1/vms/{}/exec", self.id, user=user, idempotent=True)
         started = AsyncPipedCommand(await open_socket(self._connection, opening, pings=False))
-        await started.begin(call.body())
+        await started.begin(exec_body(command, options))
         return started
 
     async def info(self) -> VmInfo:
