@@ -1,7 +1,7 @@
 """Limits of an account."""
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Self
 
@@ -39,33 +39,32 @@ class LimitExceeded(SteadError):
         self.requested = requested
 
 
+def _limit(text: str) -> int | None:
+    """A limit, and its help in the command line."""
+    limit: int | None = field(default=None, metadata={"help": text})
+    return limit
+
+
 @dataclass(frozen=True)
 class Limits:
     """Each is a number, or None for no limit."""
 
-    vms: int | None = None
-    """VMs in any state."""
-    running: int | None = None
-    """VMs that run at the same time."""
-    snapshots: int | None = None
-    vcpus: int | None = None
-    """Of one VM; so are the next two."""
-    memory_gib: int | None = None
-    disk_gib: int | None = None
-    total_memory_gib: int | None = None
-    """Of all VMs that run."""
-    total_disk_gib: int | None = None
-    """Of all VMs: the sum of their disk sizes."""
-    repos: int | None = None
-    """Git repositories."""
-    repo_mib: int | None = None
-    """Of one repository on disk, with its LFS objects."""
-    total_repos_mib: int | None = None
-    """Of all repositories."""
-    domains: int | None = None
-    """Verified domains."""
-    mappings: int | None = None
-    """Host names that lead to VMs."""
+    vms: int | None = _limit("VMs.")
+    """In any state."""
+    running: int | None = _limit("VMs that run at the same time.")
+    snapshots: int | None = _limit("Snapshots.")
+    vcpus: int | None = _limit("vCPUs of one VM.")
+    memory_gib: int | None = _limit("Memory of one VM in GiB.")
+    disk_gib: int | None = _limit("Disk of one VM in GiB.")
+    total_memory_gib: int | None = _limit("Memory of all VMs in GiB.")
+    """Of those that run."""
+    total_disk_gib: int | None = _limit("Disks of all VMs in GiB.")
+    """The sum of their disk sizes."""
+    repos: int | None = _limit("Repositories.")
+    repo_mib: int | None = _limit("Size of one repository in MiB, LFS files included.")
+    total_repos_mib: int | None = _limit("Size of all repositories in MiB.")
+    domains: int | None = _limit("Verified domains.")
+    mappings: int | None = _limit("Host names that lead to VMs.")
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,14 @@ async def test_accounts_have_their_own_keys_and_limits(data: Path, beside: tuple
     assert re.search(r"total_memory_gib +64 +own", shown)
     assert re.search(r"vms +unlimited +default", shown)
     assert re.search(r"acme .*total_memory_gib 64", await succeed(data, "accounts", "list"))
+
+
+async def test_every_limit_is_an_option(data: Path) -> None:
+    names = [each.name for each in fields(Limits)]
+    options = [f"--{name.replace('_', '-')}={number}" for number, name in enumerate(names, 1)]
+    await succeed(data, "accounts", "create", "every-limit")
+    changed = await answer(data, "accounts", "limits", "every-limit", *options)
+    assert changed["own_limits"] == {name: number for number, name in enumerate(names, 1)}
 
 
 @pytest.mark.parametrize(

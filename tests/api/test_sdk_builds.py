@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from stead import VmSpec
+from stead import Service, VmSpec
 from stead.sdk import errors
 from stead.sdk.models import LogEntry
 from support.scripted_server import Drop, Reply, scripted
@@ -164,7 +164,9 @@ async def test_unknown_arguments_are_refused_without_a_request(client: Client) -
     with pytest.raises(TypeError, match="vcpus"):
         await attempt(client, lambda stead: stead.vms.create(vcpus=2))
     with pytest.raises(TypeError, match="colour"):
-        VmSpec().service("x", command="y", colour="green")  # type: ignore[call-arg]
+        Service(name="x", command="y", colour="green")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="service must be Service, not str"):
+        VmSpec().service("x")  # type: ignore[arg-type]
 
 
 async def test_wait_for_a_build_ends_or_times_out(client: Client) -> None:

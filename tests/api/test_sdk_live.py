@@ -309,7 +309,7 @@ async def test_identity_permissions(stead: AsyncStead, vm: AsyncVm, server: Serv
 
 async def test_spec_is_built_with_progress_phases_and_logs(stead: AsyncStead) -> None:
     spec = VmSpec().file("/etc/greeting", "hello\n").run("cp /etc/greeting /srv/made").snapshot()
-    spec = spec.user("dev").service("app", bash="exec sleep infinity", user="dev")
+    spec = spec.user("dev").service(Service(name="app", bash="exec sleep infinity", user="dev"))
     lines: list[LogEntry] = []
     async with await stead.vms.create(spec=spec, progress=lines.append) as vm:
         assert await vm.fs.read_text("/srv/made") == "hello\n"

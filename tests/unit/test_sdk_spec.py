@@ -1,7 +1,7 @@
 """The JSON of specs and create bodies."""
 
 import base64
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -20,13 +20,12 @@ from stead.sdk import (
     VmSpec,
 )
 from stead.sdk.creation import snapshot_body, spec_body, vm_body
-from stead.sdk.requests import UNSET
+from stead.sdk.vm_options import VmOptions
 
 
 def body(**given: Any) -> dict[str, Any]:
-    """The body of a create with these arguments; all others are left out."""
-    wanted: dict[str, Any] = dict.fromkeys(vm_body.__annotations__.keys() - {"return"})
-    return vm_body(**{**wanted, "idle_timeout_seconds": UNSET, "size": Size(), **given})
+    """The body of a create with these arguments."""
+    return vm_body(cast("VmOptions", given))
 
 
 def test_empty_spec_is_an_empty_object() -> None:
@@ -64,11 +63,12 @@ def test_run_commands_depend_on_each_other() -> None:
 
 
 def test_snapshot_ends_a_layer() -> None:
-    spec = VmSpec().apt("git").run("one").snapshot().run("two").snapshot().service("app", command="/srv/app")
+    app = Service(name="app", command="/srv/app")
+    spec = VmSpec().apt("git").run("one").snapshot().run("two").snapshot().service(app)
     wire = spec.to_wire()
     assert set(wire) == {"systemd", "snapshot"}
-    (app,) = wire["systemd"]["services"]
-    assert app == {"name": "app", "mode": "service", "exec": ["/srv/app"]}
+    (sent,) = wire["systemd"]["services"]
+    assert sent == {"name": "app", "mode": "service", "exec": ["/srv/app"]}
     (two,) = wire["snapshot"]["systemd"]["services"]
     # Names are unique across layers, which share one VM; commands of lower layers have ended.
     assert two["name"] == "stead-run-command-2" and "after" not in two
@@ -77,7 +77,7 @@ def test_snapshot_ends_a_layer() -> None:
 
 
 def test_size_and_source_are_set_on_the_innermost_layer() -> None:
-    spec = VmSpec().apt("git").snapshot().run("two").size(vcpu_count=4).from_snapshot("sc-1").workdir("/srv")
+    spec = VmSpec().apt("git").snapshot().run("two").size(cpu=4).from_snapshot("sc-1").workdir("/srv")
     wire = spec.to_wire()
     assert wire["workdir"] == "/srv" and "vcpuCount" not in wire
     assert wire["snapshot"] == {"aptDeps": ["git"], "vcpuCount": 4, "snapshotId": "sc-1"}
@@ -95,13 +95,15 @@ def test_spec_with_services_users_groups_and_repositories() -> None:
         .repo("https://example.com/app.git", "/srv/app", rev="main")
         .git_user("Dev", "dev@example.com")
         .service(
-            "web",
-            bash="#!/usr/bin/env python3\nprint(1)",
-            user="dev",
-            after=["network-online.target", "db"],
-            wanted_by=["multi-user.target"],
-            restart_policy=RestartPolicy("always", restart_sec=1),
-            ready_signal=True,
+            Service(
+                name="web",
+                bash="#!/usr/bin/env python3\nprint(1)",
+                user="dev",
+                after=["network-online.target", "db"],
+                wanted_by=["multi-user.target"],
+                restart_policy=RestartPolicy("always", restart_sec=1),
+                ready_signal=True,
+            )
         )
     )
     wire = spec.to_wire()
@@ -133,9 +135,9 @@ def test_file_content_is_text_or_base64() -> None:
 
 def test_service_needs_either_a_command_or_a_script() -> None:
     with pytest.raises(ValueError, match="either"):
-        VmSpec().service("x")
+        Service(name="x")
     with pytest.raises(ValueError, match="either"):
-        VmSpec().service("x", command="a", bash="b")
+        Service(name="x", command="a", bash="b")
 
 
 def test_create_body_without_a_spec() -> None:
@@ -171,7 +173,7 @@ def test_size_without_a_spec_is_sent_as_a_template() -> None:
 
 def test_snapshot_body() -> None:
     spec = VmSpec().apt("git")
-    assert snapshot_body("tools", spec, None, "sticky") == {
+    assert snapshot_body(spec, {"name": "tools", "persistence": "sticky"}) == {
         "name": "tools",
         "spec": {"aptDeps": ["git"]},
         "persistence": {"type": "sticky"},
@@ -234,7 +236,7 @@ def test_the_server_knows_every_key_that_the_sdk_sends() -> None:
     ]
     for sent in bodies:
         assert unknown_keys(CreateVm.model_validate(sent)) == []
-    snapshot = snapshot_body("n", layered, None, Persistence("sticky", priority=3))
+    snapshot = snapshot_body(layered, {"name": "n", "persistence": Persistence("sticky", priority=3)})
     assert unknown_keys(CreateSnapshot.model_validate(snapshot)) == []
     assert unknown_keys(CreateSnapshot.model_validate({"spec": {"aptdeps": []}}))
 

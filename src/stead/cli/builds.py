@@ -3,7 +3,7 @@
 import re
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -14,7 +14,7 @@ from stead.cli.references import SHORTEST
 
 if TYPE_CHECKING:
     from stead.sdk import Stead
-    from stead.sdk.models import Build, BuildPhase, LogEntry
+    from stead.sdk.models import Build, BuildPhase, BuildState, LogEntry
 
 app = typer.Typer(no_args_is_help=True, help="Builds of VMs and snapshots: state, phases and logs.")
 
@@ -42,7 +42,8 @@ def list_builds(
 ) -> None:
     """List builds, newest first."""
     with connected() as stead:
-        found = stead.vms.builds.list(state=state, limit=limit, offset=offset)  # type: ignore[arg-type]
+        wanted = cast("BuildState | None", state)  # The server knows the states.
+        found = stead.vms.builds.list(state=wanted, limit=limit, offset=offset)
     if as_json:
         print_json(found)
         return

@@ -12,17 +12,13 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
-from typer._click.exceptions import ClickException, UsageError
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_group
 
 from stead.cli import connection
-from stead.cli.conversion import convert_when_given, name_values
+from stead.cli.conversion import adapt
 from stead.cli.output import fail, os_error_text, print_json_error
 from stead.cli.streams import flush_output, prepare_streams
-
-convert_when_given()
-name_values()
 
 VMS = "VMs"
 REPOSITORIES = "Repositories"
@@ -85,6 +81,13 @@ ENTRIES = {
 }
 
 
+class UsageError(typer.BadParameter):
+    """A usage error that is not about one option."""
+
+    def format_message(self) -> str:
+        return self.message
+
+
 class Commands(TyperGroup):
     """The root command. Its subcommands come from `ENTRIES`."""
 
@@ -97,7 +100,16 @@ class Commands(TyperGroup):
         _hint_at_group(args)
         name, command, rest = super().resolve_command(ctx, args)
         _check_text(name, rest)
-        return name, command if name is None else _loaded(name), rest
+        if name is not None:
+            command = _loaded(name)
+            for each in _all_commands(command):
+                adapt(each.get_params(typer.Context(each, parent=ctx)))
+        return name, command, rest
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        found = super().get_params(ctx)
+        adapt(found)
+        return found
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:
         """Run the command and exit. After `--json`, usage errors are JSON like all others."""
@@ -117,7 +129,7 @@ class Commands(TyperGroup):
             return super().main(given, *rest, **options)
         try:
             return super().main(given, *rest, **{**options, "standalone_mode": False})
-        except ClickException as error:
+        except typer.TyperException as error:
             print_json_error(error.format_message(), "USAGE")
             return error.exit_code
 

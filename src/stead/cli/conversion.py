@@ -1,50 +1,52 @@
-"""Changes to Typer: lazy conversion of option values, and their names in the help.
+"""Parameters of commands: text is used as it is, and values have readable names in the help.
 
-Typer converts every option with pydantic, also those that were not given. Importing pydantic takes longer
-than most requests to a server, so values that need no conversion skip it.
+Typer converts the value of every parameter with pydantic, also when it was not given. Importing pydantic
+takes longer than most requests to a server, so values that need no conversion skip it.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from typer._coercion import RuntimeParam, build_runtime_param
-from typer.core import TyperOption, _TyperParameter
+from typer.core import TyperArgument, TyperOption
 
 
-@dataclass(frozen=True)
-class _WhenGiven(RuntimeParam):
-    """Use strings as they are; convert other types with pydantic."""
-
-    def _coerce_value(self, value: Any, param: Any, ctx: Any) -> Any:
-        if self.annotation is type(value) and not param.type_descriptor.is_path:
-            return value
-        if self.annotation == list[str]:
-            return list(value)
-        return build_runtime_param(param.type_descriptor).coerce(value, param, ctx)
+class _Option(TyperOption):
+    def process_value(self, ctx: Any, value: Any) -> Any:
+        return _processed(self, ctx, value, super().process_value)
 
 
-def _runtime_param(param: _TyperParameter) -> RuntimeParam:
-    descriptor = param.type_descriptor
-    return _WhenGiven(descriptor.parameter_info, descriptor.annotation)
+class _Argument(TyperArgument):
+    def process_value(self, ctx: Any, value: Any) -> Any:
+        return _processed(self, ctx, value, super().process_value)
 
 
-def convert_when_given() -> None:
-    """Patch Typer so that options without a value are not converted."""
-    _TyperParameter.get_runtime_param = _runtime_param  # type: ignore[method-assign, assignment]
+def adapt(parameters: Iterable[Any]) -> None:
+    """Apply the rules of this module to parameters that Typer made."""
+    for each in parameters:
+        if isinstance(each, TyperArgument):
+            each.__class__ = _Argument
+        elif isinstance(each, TyperOption):
+            each.__class__ = _Option
+            if each.metavar is None and each.is_flag:
+                each.metavar = ""  # Typer shows `<bool>`.
+            elif each.metavar is None and _type(each) is str:
+                each.metavar = each.name.upper()  # Typer shows `<str>`.
 
 
-_display_type = TyperOption.display_type_rich
+def _processed(
+    parameter: TyperOption | TyperArgument, ctx: Any, value: Any, convert: Callable[[Any, Any], Any]
+) -> Any:
+    """The value for the command. Typer converts what has another type, and refuses what must be given."""
+    several = parameter.nargs != 1 or getattr(parameter, "multiple", False)
+    missing = parameter.value_is_missing(value)
+    fits = _type(parameter) == list[str] if several else _type(parameter) is type(value)
+    if parameter.required if missing else not fits:
+        return convert(ctx, value)
+    if missing and several:
+        value = ()
+    return value if parameter.callback is None else parameter.callback(ctx, parameter, value)
 
 
-def _value_name(option: TyperOption, ctx: Any) -> str | None:
-    """Nothing for flags, where Typer shows `<bool>`; the option's name instead of `<str>`."""
-    if option.metavar is None and option.is_flag:
-        return ""
-    if option.metavar is None and option.type_descriptor.annotation is str:
-        return option.name.upper()
-    return _display_type(option, ctx)
-
-
-def name_values() -> None:
-    """Patch Typer so that the help shows no value for flags, and a readable one for text."""
-    TyperOption.display_type_rich = _value_name  # type: ignore[method-assign, assignment]
+def _type(parameter: Any) -> Any:
+    """The type of its value; None if Typer does not tell it, and then Typer converts and names all values."""
+    return getattr(getattr(parameter, "type_descriptor", None), "annotation", None)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,9 +21,10 @@ from stead.cli.sizes import Cpu, Disk, Memory, SizeOption, wanted_size
 from stead.cli.times import parse_span
 
 if TYPE_CHECKING:
-    from stead.sdk import Stead
+    from stead.sdk import Nic, Stead
     from stead.sdk import Vm as Handle
     from stead.sdk.models import LogEntry
+    from stead.sdk.vm_options import JsonSpec, VmOptions
 
 _DEFAULT_PORT = 3000
 _OF_A_TEMPLATE = "template"
@@ -139,7 +140,7 @@ def create(
         raise typer.BadParameter("cannot be combined with --if-missing", param_hint="--delete")
     check_if_missing(if_missing, name)
     setup = _Setup(apt or [], [_CloneOption.parse(each) for each in repo or ()], run_ or [], no_cache)
-    options: dict[str, Any] = {
+    options: VmOptions = {
         "name": name,
         "snapshot_id": snapshot,
         "workdir": workdir,
@@ -148,7 +149,6 @@ def create(
         "size": wanted_size(size, cpu, memory, disk),
         "domains": dict(_domain_and_port(each) for each in domain) if domain else None,
         "nics": None if vpc is None else [_nic(vpc)],
-        "if_missing": if_missing,
     }
     if idle_timeout is not None:
         options["idle_timeout_seconds"] = seconds_or_never(idle_timeout)
@@ -156,7 +156,8 @@ def create(
     with connected() as stead, signals_as_exits():
         if git_access is not None:
             options["git_access"] = stead.git.repos.find(git_access).id
-        vm, seconds = _make(stead, {**options, "spec": setup.applied_to(stead, given)})
+        options["spec"] = setup.applied_to(stead, given)
+        vm, seconds = _make(stead, options, if_missing=if_missing)
         if command is None:
             _print_created(vm, seconds, as_json)
             return
@@ -166,9 +167,11 @@ def create(
     raise typer.Exit(ending.exit_code)
 
 
-def _nic(option: str) -> dict[str, Any]:
+def _nic(option: str) -> "Nic":
+    from stead.sdk import Nic
+
     vpc, _, address = option.partition(":")
-    return {"vpc": vpc, "mode": "routed", "ipv4": address or True, "default": True}
+    return Nic(vpc, address or True)
 
 
 def _domain_and_port(text: str) -> tuple[str, int]:
@@ -217,7 +220,7 @@ class _Setup:
     commands: list[str]
     no_cache: bool = False
 
-    def applied_to(self, stead: "Stead", spec: dict[str, Any] | None) -> dict[str, Any] | None:
+    def applied_to(self, stead: "Stead", spec: "JsonSpec | None") -> "JsonSpec | None":
         """The spec of the VM: the layer of these options on top of the layers of `--spec`."""
         from stead.sdk import VmSpec
 
@@ -235,13 +238,14 @@ class _Setup:
         return {**outer, "snapshot": inner}
 
 
-def _make(stead: "Stead", options: dict[str, Any]) -> "tuple[Handle, float]":
+def _make(stead: "Stead", options: "VmOptions", *, if_missing: bool) -> "tuple[Handle, float]":
     """The VM and the seconds that its creation took. The log of a build is printed as it comes."""
     built = options["spec"] is not None
     start = time.perf_counter()
     try:
         with show_progress("building a VM" if built else "creating a VM") as line, first_signal_exits():
-            vm = stead.vms.create(**options, progress=log_reporter(line, builds=built))
+            reporter = log_reporter(line, builds=built)
+            vm = stead.vms.create(**options, progress=reporter, if_missing=if_missing)
     except (KeyboardInterrupt, SystemExit) as interruption:
         for text in getattr(interruption, "__notes__", ()):
             note(f"{text}: see `stead vm list`")
@@ -295,7 +299,7 @@ def _delete(vm: "Handle") -> None:
         raise
 
 
-def read_spec(path: Path) -> dict[str, Any]:
+def read_spec(path: Path) -> "JsonSpec":
     """A spec from a JSON file; `{"spec": {...}}` is accepted too."""
     try:
         text = sys.stdin.read() if str(path) == "-" else path.read_text()

@@ -13,6 +13,7 @@ from stead.cli.times import parse_past
 
 if TYPE_CHECKING:
     from stead.sdk import Vm as Handle
+    from stead.sdk.log_options import LogFilter
     from stead.sdk.models import LogEntry
 
 _PAGE = 1000
@@ -68,7 +69,7 @@ def logs(
                 note("no log lines")
             return
         seen = set(found)
-        options = {"vm_id": handle.id, "vm_service": service, "search": search}
+        options: LogFilter = {"vm_id": handle.id, "vm_service": service, "search": search}
         with stead.logs.stream(**options, include_existing=True, interval=1.0) as entries:
             for entry in entries:
                 if entry not in seen and _after(entry, found):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -15,7 +15,8 @@ from stead.cli.times import Expires, parse_lifetime
 
 if TYPE_CHECKING:
     from stead.sdk import Vm as Handle
-    from stead.sdk.models import Persistence, VmInfo
+    from stead.sdk.models import Persistence, VmInfo, VmState
+    from stead.sdk.vm_options import StartOptions
 
 app = typer.Typer(no_args_is_help=True, help="Create, use, fork and suspend VMs.")
 app.command("create")(creation.create)
@@ -34,9 +35,9 @@ def list_vms(
     as_json: Json = False,
 ) -> None:
     """List VMs with their state, size and address."""
-    options: dict[str, Any] = {"state": state, "search": search, "include_deleted": everything or None}
     with connected() as stead:
-        found = stead.vms.list(**options)
+        wanted = cast("VmState | None", state)  # The server knows the states.
+        found = stead.vms.list(state=wanted, search=search, include_deleted=everything or None)
     if as_json:
         print_json(found)
     elif quiet:
@@ -183,7 +184,7 @@ def start(
     as_json: Json = False,
 ) -> None:
     """Wake suspended VMs and boot stopped ones."""
-    options: dict[str, Any] = {"wait_for_ready_signal": wait or None}
+    options: StartOptions = {"wait_for_ready_signal": wait or None}
     if idle_timeout is not None:
         options["idle_timeout_seconds"] = creation.seconds_or_never(idle_timeout)
     _each(vms, "starting", "running", lambda vm: vm.start(**options), as_json)

@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 from stead.mcp.calls import Call, additive, client_of, destructive, progress, read_only, vm_of
 from stead.sdk import Snapshot, VmInfo
 from stead.sdk.models import VmState
-from stead.sdk.requests import UNSET
+from stead.sdk.vm_options import VmOptions
 
 VmRef = Annotated[str, Field(description="The VM: its id, a unique prefix of the id, or its unique name.")]
 _MOST = 100
@@ -122,14 +122,10 @@ async def vm_create(
     counted, until vm_delete."""
     said = ["creating the VM"]
     async with progress(call, lambda: said[-1]):
-        idle = UNSET if idle_timeout_seconds is None else idle_timeout_seconds
-        vm = await client_of(call).vms.create(
-            name=name,
-            snapshot_id=snapshot,
-            size=size,
-            idle_timeout_seconds=idle,
-            progress=lambda line: said.append(str(line)),
-        )
+        options: VmOptions = {"name": name, "snapshot_id": snapshot, "size": size}
+        if idle_timeout_seconds is not None:
+            options["idle_timeout_seconds"] = idle_timeout_seconds
+        vm = await client_of(call).vms.create(**options, progress=lambda line: said.append(str(line)))
         return _vm(await vm.info())
 
 

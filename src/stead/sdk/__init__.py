@@ -53,6 +53,8 @@ from stead.sdk.errors import (
     VmNotRunning,
     WaitTimedOut,
 )
+from stead.sdk.exec_options import ExecOptions
+from stead.sdk.log_options import LogFilter, LogPaging, LogQuery
 from stead.sdk.models import (
     Build,
     BuildList,
@@ -92,9 +94,10 @@ from stead.sdk.models import (
     WireGuardPeer,
     WireGuardSession,
 )
-from stead.sdk.sizes import Size
+from stead.sdk.sizes import Size, SizeParts
 from stead.sdk.spec import VmSpec
 from stead.sdk.spec_parts import FileContent, Git, Group, Nic, RepoRef, RestartPolicy, Service, User
+from stead.sdk.vm_options import SnapshotOptions, StartOptions, VmOptions
 
 if TYPE_CHECKING:
     from stead.sdk._async.client import AsyncStead
@@ -181,6 +184,7 @@ __all__ = [
     "DomainNotVerified",
     "DomainVerification",
     "ExecEvent",
+    "ExecOptions",
     "ExecResult",
     "ExecTimedOut",
     "Exited",
@@ -207,7 +211,10 @@ __all__ = [
     "InvalidSearch",
     "LimitExceeded",
     "LogEntry",
+    "LogFilter",
     "LogPage",
+    "LogPaging",
+    "LogQuery",
     "MissingCredentials",
     "Nic",
     "NoAnswerInTime",
@@ -243,11 +250,14 @@ __all__ = [
     "SetupFailed",
     "Signature",
     "Size",
+    "SizeParts",
     "Snapshot",
     "SnapshotNotFound",
+    "SnapshotOptions",
     "SnapshotRef",
     "Source",
     "SshGateway",
+    "StartOptions",
     "Stead",
     "SteadApiError",
     "SteadException",
@@ -269,6 +279,7 @@ __all__ = [
     "VmNic",
     "VmNotFound",
     "VmNotRunning",
+    "VmOptions",
     "VmPermission",
     "VmSpec",
     "Vpc",

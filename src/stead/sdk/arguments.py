@@ -24,6 +24,20 @@ F = TypeVar("F", bound=Callable[..., Any])
 _TEXT = str | bytes | bytearray | memoryview
 _WIDER: dict[object, tuple[type, ...]] = {float: (int, float), bytes: (bytes, bytearray, memoryview)}
 """What is accepted for a type, where that is more than its instances."""
+_RENAMED = {
+    "vcpu_count": "cpu",
+    "mem_size_gb": "memory",
+    "rootfs_size_gb": "disk",
+    "storage": "disk",
+}
+"""Arguments that earlier versions took, and their names today."""
+
+
+class _NotGiven:
+    """The default of an option in a signature: it is left out of the request."""
+
+    def __repr__(self) -> str:
+        return "..."
 
 
 def checks_arguments(cls: C) -> C:
@@ -56,27 +70,52 @@ def checked(function: F) -> F:
                 for each in value:
                     _check(name, each, hints[name])
             elif kind is inspect.Parameter.VAR_KEYWORD:
-                known = get_type_hints(get_args(hints[name])[0]) if hints[name] is not Any else {}
+                known = options_of(hints[name])
                 for option, content in value.items():
-                    _check(option, content, known.get(option, Any))
+                    if option not in known:
+                        raise TypeError(_unexpected(function, option))
+                    _check(option, content, known[option])
             elif name != "self":
                 _check(name, value, hints[name])
 
+    checking: Callable[..., Any]
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
         async def checking(*args: Any, **kwargs: Any) -> Any:
             check(args, kwargs)
             return await function(*args, **kwargs)
+    else:
 
-        return checking  # type: ignore[return-value]
+        @functools.wraps(function)
+        def checking(*args: Any, **kwargs: Any) -> Any:
+            check(args, kwargs)
+            return function(*args, **kwargs)
 
-    @functools.wraps(function)
-    def checking_first(*args: Any, **kwargs: Any) -> Any:
-        check(args, kwargs)
-        return function(*args, **kwargs)
+    if function.__code__.co_flags & inspect.CO_VARKEYWORDS:
+        checking.__signature__ = _with_options(inspect.signature(function))  # type: ignore[attr-defined]
+    return checking  # type: ignore[return-value]
 
-    return checking_first  # type: ignore[return-value]
+
+def options_of(hint: Any) -> dict[str, Any]:
+    """The names and types of keyword arguments that are annotated with `Unpack[...]`."""
+    return get_type_hints(get_args(hint)[0])
+
+
+def _with_options(signature: inspect.Signature) -> inspect.Signature:
+    """The signature with each option as an argument: what `help()` and notebooks show."""
+    *named, options = signature.parameters.values()
+    each = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_NotGiven(), annotation=hint)
+        for name, hint in options_of(options.annotation).items()
+    ]
+    return signature.replace(parameters=[*named, *each])
+
+
+def _unexpected(function: Callable[..., Any], option: str) -> str:
+    """As Python words it, with the name to use instead."""
+    text = f"{function.__qualname__}() got an unexpected keyword argument {option!r}"
+    return f"{text}: use {_RENAMED[option]!r}" if option in _RENAMED else text
 
 
 def seconds(name: str, value: float) -> float:

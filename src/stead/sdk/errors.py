@@ -130,6 +130,7 @@ class InvalidSource(
 
     @property
     def url(self) -> str | None:
+        """The URL of the source."""
         return self._text("url") or self._text("source")
 
 
@@ -415,10 +416,12 @@ class ExecTimedOut(SteadApiError, codes="EXEC_TIMED_OUT"):
 
     @property
     def stdout(self) -> str:
+        """The standard output until then."""
         return self._text("stdout") or ""
 
     @property
     def stderr(self) -> str:
+        """The standard error until then."""
         return self._text("stderr") or ""
 
     @property
@@ -450,11 +453,13 @@ class BuildFailed(SetupFailed, codes="BUILD_FAILED"):
 
     @property
     def exit_code(self) -> int | None:
+        """The exit code of the command; None if there is none."""
         found = self._number("exitCode")
         return None if found is None else int(found)
 
     @property
     def stderr(self) -> str:
+        """The end of its standard error."""
         return self._text("stderr") or ""
 
 

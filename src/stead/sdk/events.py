@@ -20,6 +20,7 @@ class JsonLines:
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
+        """The objects that these bytes complete."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             yield from _object(line)
@@ -55,6 +56,7 @@ class ExecEvents:
         self.finished = False
 
     def feed(self, data: bytes) -> Iterator[ExecEvent]:
+        """The events that these bytes complete."""
         for line in self._lines.feed(data):
             yield from self.event(line)
 
@@ -81,6 +83,7 @@ class ExecEvents:
                 raise _stream_error(line)
 
     def output(self, stream: Literal["stdout", "stderr"], data: bytes) -> Output:
+        """Output with its text: a character that is cut is completed by the next output."""
         return Output(stream, data, self._decoders[stream].decode(data))
 
     def _undecoded(self) -> Iterator[Output]:
@@ -122,10 +125,12 @@ class FileEvents:
         self._lines = JsonLines()
 
     def feed(self, data: bytes) -> Iterator[FileEvent]:
+        """The events that these bytes complete."""
         for line in self._lines.feed(data):
             yield _file_event(line)
 
     def end(self) -> Iterator[FileEvent]:
+        """The remaining events after the last byte."""
         for line in self._lines.end():
             yield _file_event(line)
 

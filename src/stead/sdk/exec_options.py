@@ -2,7 +2,6 @@
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from stead.sdk.arguments import as_bytes, milliseconds
@@ -23,27 +22,18 @@ class ExecOptions(TypedDict, total=False):
     """The Linux user; the handle's user if None."""
 
 
-@dataclass(frozen=True)
-class ExecCall:
-    """A command with its options. An unknown option is a TypeError."""
-
-    command: str | Sequence[str]
-    cwd: str | None = None
-    env: Mapping[str, str] | None = None
-    stdin: str | bytes | None = None
-    timeout: float | None = None
-    user: str | None = None
-
-    def body(self) -> dict[str, Any]:
-        body: dict[str, Any] = {
-            "command": self.command if isinstance(self.command, str) else list(self.command),
-            "timeoutMs": None if self.timeout is None else milliseconds("timeout", self.timeout),
-        }
-        if self.cwd is not None:
-            body["cwd"] = self.cwd
-        if self.env is not None:
-            body["env"] = dict(self.env)
-        if self.stdin is not None:
-            data = as_bytes("stdin", self.stdin)
-            body["stdin"] = base64.b64encode(data).decode()
-        return body
+def exec_body(command: str | Sequence[str], options: ExecOptions) -> dict[str, Any]:
+    """A command with its options, in the server's format."""
+    timeout, cwd = options.get("timeout"), options.get("cwd")
+    env, stdin = options.get("env"), options.get("stdin")
+    body: dict[str, Any] = {
+        "command": command if isinstance(command, str) else list(command),
+        "timeoutMs": None if timeout is None else milliseconds("timeout", timeout),
+    }
+    if cwd is not None:
+        body["cwd"] = cwd
+    if env is not None:
+        body["env"] = dict(env)
+    if stdin is not None:
+        body["stdin"] = base64.b64encode(as_bytes("stdin", stdin)).decode()
+    return body

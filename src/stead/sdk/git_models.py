@@ -104,6 +104,7 @@ class Tag(Model, frozen=True):
 
     @classmethod
     def from_wire(cls, data: Mapping[str, Any]) -> "Tag":
+        """A tag from the server's JSON."""
         found = parse_object(data)
         return parse(cls, {**found, "target": _sha(found.get("target"))})
 
@@ -121,6 +122,7 @@ class Commit(Model, frozen=True):
 
     @classmethod
     def from_wire(cls, data: object) -> "Commit":
+        """A commit from the server's JSON."""
         if not isinstance(data, Mapping):
             raise UnexpectedAnswer("the answer has no valid 'commit'")
         parents = [_sha(each) for each in data.get("parents") or []]
@@ -141,6 +143,7 @@ class CommitPage(Listing[Commit], frozen=True):
 
     @classmethod
     def from_wire(cls, data: object) -> "CommitPage":
+        """A page from the server's JSON."""
         commits = [Commit.from_wire(each) for each in objects_at(data, "commits")]
         return parse(cls, {**_mapping(data), "commits": commits})
 
@@ -221,6 +224,7 @@ class RepoInfo(Model, frozen=True):
 
     @classmethod
     def from_wire(cls, data: object) -> "RepoInfo":
+        """A repository from the server's JSON."""
         found = _mapping(data)
         branches = {name: Branch.from_wire(each, "target") for name, each in _named(found, "branches")}
         tags = {name: Tag.from_wire(each) for name, each in _named(found, "tags")}
@@ -237,6 +241,7 @@ class RepoList(Listing[RepoInfo], frozen=True):
 
     @classmethod
     def from_wire(cls, data: object) -> "RepoList":
+        """Repositories from the server's JSON."""
         repos = [RepoInfo.from_wire(each) for each in objects_at(data, "repositories")]
         return parse(cls, {**_mapping(data), "repositories": repos})
 
@@ -359,6 +364,7 @@ class Trigger(Model, frozen=True):
 
     @classmethod
     def from_wire(cls, data: object) -> "Trigger":
+        """A trigger from the server's JSON."""
         found = _mapping(data)
         return parse(cls, {**found, **_mapping(found.get("trigger")), **_mapping(found.get("action"))})
 

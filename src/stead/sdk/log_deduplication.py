@@ -13,6 +13,7 @@ class LogDeduplicator:
         self.newest = ""
 
     def unseen(self, entries: Iterable[LogEntry]) -> Iterator[LogEntry]:
+        """The lines that were not yielded before."""
         for entry in entries:
             if entry not in self._seen:
                 self._seen.add(entry)

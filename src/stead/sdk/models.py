@@ -191,6 +191,7 @@ class PtySessionInfo(Model, frozen=True):
 
     @property
     def created_at(self) -> datetime | None:
+        """When it was opened, in UTC."""
         return None if self.created_at_ms is None else datetime.fromtimestamp(self.created_at_ms / 1000, UTC)
 
 
@@ -220,6 +221,7 @@ class ProcessInfo(Model, frozen=True):
 
     @property
     def running(self) -> bool:
+        """It has not ended."""
         return self.status != "exited"
 
 
@@ -281,18 +283,22 @@ class FileStat(Model, frozen=True):
 
     @property
     def is_file(self) -> bool:
+        """It is a regular file."""
         return self.kind == "file"
 
     @property
     def is_directory(self) -> bool:
+        """It is a directory."""
         return self.kind == "directory"
 
     @property
     def is_symlink(self) -> bool:
+        """It is a symbolic link."""
         return self.kind == "symlink"
 
     @property
     def modified(self) -> datetime | None:
+        """When its content was last changed, in UTC."""
         return None if self.mtime_ms is None else datetime.fromtimestamp(self.mtime_ms / 1000, UTC)
 
 

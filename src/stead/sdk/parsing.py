@@ -78,6 +78,12 @@ def parse_array(model: type[T], data: object) -> list[T]:
     return [parse(model, entry) for entry in data]
 
 
+def wire_name(name: str) -> str:
+    """`vcpu_count` as `vcpuCount`."""
+    first, *rest = name.split("_")
+    return first + "".join(part.capitalize() for part in rest)
+
+
 def serialise(value: Any) -> Any:
     """A model, or models in mappings and sequences, as JSON types."""
     try:

@@ -17,9 +17,11 @@ class PipedExecEvents:
 
     @property
     def finished(self) -> bool:
+        """The command has ended."""
         return self._events.finished
 
     def feed(self, message: str | bytes) -> Iterator[ExecEvent]:
+        """The events in a message of the WebSocket."""
         if isinstance(message, bytes):
             if not message or message[0] not in (1, 2):
                 raise UnexpectedAnswer(f"invalid message of a command: unknown stream in {message[:20]!r}")

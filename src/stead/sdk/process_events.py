@@ -27,6 +27,7 @@ class ProcessEvents:
         }
 
     def feed(self, message: str | bytes) -> list[ProcessEvent]:
+        """The events in a message of the WebSocket."""
         if isinstance(message, bytes):
             return [self._output(message)]
         frame = parse_frame(message)

@@ -36,5 +36,6 @@ class PtyPlace:
     user: str | None
 
     def request(self, method: str = "GET", **query: object) -> Request:
+        """A request about the session."""
         path = "/v1/vms/{}/pty/sessions/{}"
         return request(method, path, self.vm_id, self.session_id, query=query, user=self.user)

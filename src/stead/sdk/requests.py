@@ -137,11 +137,13 @@ class ConnectionSettings:
 
     @property
     def loopback(self) -> bool:
+        """The server is on this host."""
         host = urlsplit(self.base_url).hostname or ""
         return host in ("localhost", "::1") or host.endswith(".localhost") or host.startswith("127.")
 
     @property
     def encrypted(self) -> bool:
+        """The connection uses TLS."""
         return self.base_url.startswith("https:")
 
 

@@ -1,17 +1,25 @@
 """Options of searches in a repository."""
 
-from typing import Any, TypedDict
+from collections.abc import Mapping
+from typing import TypedDict
+
+from stead.sdk.parsing import wire_name
 
 
 class CommitSearch(TypedDict, total=False):
+    """Options of a search in commit messages."""
+
     rev: str | None
     """The branch, tag or commit to search; the default branch if None."""
     case_sensitive: bool
     """Upper and lower case differ."""
     is_regex: bool
+    """The query is a regular expression."""
 
 
 class FileSearch(CommitSearch, total=False):
+    """Options of a search in paths."""
+
     path_pattern: str | None
     """Only files whose path matches, for example `src/**/*.py`."""
     exclude_pattern: str | None
@@ -19,32 +27,13 @@ class FileSearch(CommitSearch, total=False):
 
 
 class LineSearch(FileSearch, total=False):
+    """Options of a search in lines of files and diffs."""
+
     whole_word: bool
     """Match whole words only."""
 
 
-def search_query(
-    kind: type[CommitSearch],
-    query: str,
-    *,
-    rev: str | None = None,
-    path_pattern: str | None = None,
-    exclude_pattern: str | None = None,
-    case_sensitive: bool = False,
-    is_regex: bool = False,
-    whole_word: bool = False,
-) -> dict[str, Any]:
-    """The query of a request; TypeError for options that this kind of search does not have."""
-    given = {"path_pattern": path_pattern, "exclude_pattern": exclude_pattern, "whole_word": whole_word}
-    for name, value in given.items():
-        if value and name not in kind.__annotations__:
-            raise TypeError(f"this search has no option {name!r}")
-    return {
-        "query": query,
-        "ref": rev,
-        "pathPattern": path_pattern,
-        "excludePattern": exclude_pattern,
-        "caseSensitive": case_sensitive or None,
-        "isRegex": is_regex or None,
-        "wholeWord": whole_word or None,
-    }
+def search_query(query: str, options: Mapping[str, object]) -> dict[str, object]:
+    """The query of a request. Options that are False or None are left out."""
+    given = {wire_name(name): value for name, value in options.items() if value not in (False, None)}
+    return {"query": query, "ref": given.pop("rev", None), **given}

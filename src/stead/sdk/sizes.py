@@ -3,7 +3,7 @@
 import math
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from stead.sdk.exceptions import InvalidArgument
 
@@ -50,21 +50,20 @@ class Size:
         return {key: value for key, value in wire.items() if value is not None}
 
 
-def wanted_size(
-    *,
-    size: str | Size | None = None,
-    cpu: int | None = None,
-    memory: Amount | None = None,
-    disk: Amount | None = None,
-    vcpu_count: int | None = None,
-    mem_size_gb: Amount | None = None,
-    rootfs_size_gb: Amount | None = None,
-    storage: Amount | None = None,
-) -> Size:
-    """The size that the arguments of a call ask for: the whole as `size`, or its parts."""
-    cpu = _one("cpu", cpu, vcpu_count=vcpu_count)
-    memory = _one("memory", memory, mem_size_gb=mem_size_gb)
-    disk = _one("disk", disk, rootfs_size_gb=rootfs_size_gb, storage=storage)
+class SizeParts(TypedDict, total=False):
+    """The parts of a size, as arguments."""
+
+    cpu: int | None
+    """vCPUs, a power of two."""
+    memory: Amount | None
+    """GiB, or text such as "512M"; a power of two."""
+    disk: Amount | None
+    """GiB, or text such as "20G"."""
+
+
+def wanted_size(size: str | Size | None, parts: SizeParts) -> Size:
+    """The size that the arguments of a call ask for: the whole, or its parts."""
+    cpu, memory, disk = parts.get("cpu"), parts.get("memory"), parts.get("disk")
     if size is None:
         return Size(
             cpu,
@@ -105,10 +104,3 @@ def _amount(mebibytes: float) -> str:
 def _number(amount: float | None) -> float | None:
     """An integer where it is one: that is how other clients write it."""
     return int(amount) if amount is not None and amount == int(amount) else amount
-
-
-def _one(name: str, value: Any, **aliases: Any) -> Any:
-    given = {key: found for key, found in {name: value, **aliases}.items() if found is not None}
-    if len(given) > 1:
-        raise InvalidArgument(f"give only one of {', '.join(given)}: they are the same option")
-    return next(iter(given.values()), None)

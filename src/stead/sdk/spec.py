@@ -2,20 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from typing import Any, Self, Unpack
 
 from msgspec import structs
 
+from stead.sdk.arguments import checks_arguments
 from stead.sdk.exceptions import InvalidArgument
-from stead.sdk.parsing import serialise
-from stead.sdk.sizes import Amount, Size, wanted_size
+from stead.sdk.parsing import serialise, wire_name
+from stead.sdk.sizes import Size, SizeParts, wanted_size
 from stead.sdk.spec_parts import (
     FileContent,
     FileLike,
     Git,
     Group,
     RepoRef,
-    RestartPolicy,
     Service,
     User,
     file_to_wire,
@@ -26,12 +26,13 @@ RUN = "stead-run-command"
 WAIT = "stead-wait-for"
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class VmSpec:
     """The description of a VM. Specs are immutable: each method returns a new one.
 
         spec = VmSpec().apt("git", "make").repo("https://example.com/app.git", "/srv/app").snapshot()
-        spec = spec.run("make -C /srv/app").service("app", command="/srv/app/serve")
+        spec = spec.run("make -C /srv/app").service(Service(name="app", command="/srv/app/serve"))
         vm = stead.vms.create(spec=spec)
 
     Everything before `snapshot()` becomes a layer that the server builds once and uses for all VMs whose spec
@@ -108,49 +109,8 @@ class VmSpec:
         """Create a Linux group."""
         return replace(self, _groups=(*self._groups, Group(name, gid, system)))
 
-    def service(
-        self,
-        name: str,
-        *,
-        command: str | Sequence[str] | None = None,
-        bash: str | None = None,
-        mode: Literal["service", "oneshot"] = "service",
-        env: Mapping[str, str] | None = None,
-        user: str | None = None,
-        group: str | None = None,
-        workdir: str | None = None,
-        after: Sequence[str] | None = None,
-        requires: Sequence[str] | None = None,
-        on_failure: Sequence[str] | None = None,
-        wanted_by: Sequence[str] | None = None,
-        enable: bool | None = None,
-        timeout_sec: float | None = None,
-        remain_after_exit: bool | None = None,
-        ready_signal: bool | None = None,
-        watchdog_sec: float | None = None,
-        restart_policy: RestartPolicy | None = None,
-    ) -> Self:
-        """Create and start a systemd service, after the commands before it in this layer: see `Service`."""
-        service = Service(
-            name=name,
-            command=command,
-            bash=bash,
-            mode=mode,
-            env=env,
-            user=user,
-            group=group,
-            workdir=workdir,
-            after=after,
-            requires=requires,
-            on_failure=on_failure,
-            wanted_by=wanted_by,
-            enable=enable,
-            timeout_sec=timeout_sec,
-            remain_after_exit=remain_after_exit,
-            ready_signal=ready_signal,
-            watchdog_sec=watchdog_sec,
-            restart_policy=restart_policy,
-        )
+    def service(self, service: Service) -> Self:
+        """Create and start a systemd service, after the commands before it in this layer."""
         return replace(self, _services=(*self._services, self._chained(service)))
 
     def repo(self, repo: str, path: str, *, rev: str | None = None) -> Self:
@@ -187,36 +147,14 @@ class VmSpec:
         """Build this layer even if it is cached."""
         return self._with(skip_cache=True)
 
-    def size(
-        self,
-        size: str | Size | None = None,
-        *,
-        cpu: int | None = None,
-        memory: Amount | None = None,
-        disk: Amount | None = None,
-        vcpu_count: int | None = None,
-        mem_size_gb: float | None = None,
-        rootfs_size_gb: float | None = None,
-    ) -> Self:
+    def size(self, size: str | Size | None = None, **parts: Unpack[SizeParts]) -> Self:
         """Set the VM's size, for all layers: `size("2x4Gx20G")`, or `size(cpu=2, memory="4G", disk=20)`.
 
         Args:
             size: vCPUs x memory x disk.
-            cpu: vCPUs, a power of two.
-            memory: GiB, or text such as "512M"; a power of two.
-            disk: GiB, or text such as "20G".
-            vcpu_count, mem_size_gb, rootfs_size_gb: other names of cpu, memory and disk.
+            parts: `cpu`, `memory` and `disk`, instead of the whole: see `SizeParts`.
         """
-        wanted = wanted_size(
-            size=size,
-            cpu=cpu,
-            memory=memory,
-            disk=disk,
-            vcpu_count=vcpu_count,
-            mem_size_gb=mem_size_gb,
-            rootfs_size_gb=rootfs_size_gb,
-        )
-        return self._at_base(**wanted.to_wire())
+        return self._at_base(**wanted_size(size, parts).to_wire())
 
     def from_snapshot(self, snapshot_id: str) -> Self:
         """Start from a snapshot instead of the default image: an id, a unique id prefix, or a unique name."""
@@ -251,7 +189,7 @@ class VmSpec:
         return wire
 
     def _with(self, **options: Any) -> Self:
-        given = {_wire_name(name): value for name, value in options.items() if value is not None}
+        given = {wire_name(name): value for name, value in options.items() if value is not None}
         return replace(self, _options={**(self._options or {}), **given})
 
     def _at_base(self, **options: Any) -> Self:
@@ -277,8 +215,3 @@ class VmSpec:
             after=(*(service.after or ()), self._last_step),
             requires=(*(service.requires or ()), self._last_step),
         )
-
-
-def _wire_name(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(part.capitalize() for part in rest)

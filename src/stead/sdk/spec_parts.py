@@ -44,6 +44,7 @@ class Nic(Model, frozen=True):
     ipv4: str | Literal[True] = True
 
     def to_wire(self) -> dict[str, Any]:
+        """The NIC in the server's format."""
         return {"vpc": self.vpc, "mode": "routed", "ipv4": self.ipv4, "default": True}
 
 
@@ -73,6 +74,7 @@ class Git(Model, frozen=True, kw_only=True):
     signing_key: str | None = None
 
     def to_wire(self) -> dict[str, Any]:
+        """The repositories and the user in the server's format."""
         who = {"name": self.user_name, "email": self.user_email, "signingkey": self.signing_key}
         who = {key: value for key, value in who.items() if value is not None}
         wire: dict[str, Any] = {"config": {"user": who} if who else {}}

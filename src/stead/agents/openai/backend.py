@@ -3,12 +3,12 @@
 import logging
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from stead.agents.openai.guest import repeated
 from stead.agents.openai.options import SteadSandboxSessionState
 from stead.agents.openai.references import WorkspaceReference
 from stead.sdk import AsyncStead, AsyncVm, NotFound, ServerUnreachable, SteadException
+from stead.sdk.vm_options import VmOptions
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Backend:
         name = vm_name(state)
         if reference is not None and reference.vm_id is not None:
             return (await self.vm(reference.vm_id).fork(name=name))[0]
-        options: dict[str, Any] = {"name": name}
+        options: VmOptions = {"name": name}
         if reference is not None:
             options["snapshot_id"] = reference.snapshot_id
         elif state.snapshot_id is not None:

@@ -1,8 +1,9 @@
 """`stead keys` and `stead accounts`: for the operator of the installation; no server is needed."""
 
 import contextlib
+import inspect
 from collections.abc import AsyncIterator
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -12,6 +13,7 @@ from stead.cli.installation.terminal import run, settings
 from stead.cli.output import Json, note, print_json, print_table
 from stead.errors import InvalidRequest
 from stead.identity.accounts import Account, Accounts, KeyInfo
+from stead.limits import Limits
 from stead.store.installation_id import open_database_of
 
 keys = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys.")
@@ -163,50 +165,12 @@ def list_accounts(as_json: Json = False) -> None:
     run(work())
 
 
-@accounts.command("limits")
-def limits(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the account.")],
-    vms: Annotated[str | None, typer.Option(metavar="N", help="VMs.")] = None,
-    running: Annotated[str | None, typer.Option(metavar="N", help="VMs that run at the same time.")] = None,
-    snapshots: Annotated[str | None, typer.Option(metavar="N", help="Snapshots.")] = None,
-    vcpus: Annotated[str | None, typer.Option(metavar="N", help="vCPUs of one VM.")] = None,
-    memory_gib: Annotated[str | None, typer.Option(metavar="N", help="Memory of one VM in GiB.")] = None,
-    disk_gib: Annotated[str | None, typer.Option(metavar="N", help="Disk of one VM in GiB.")] = None,
-    total_memory_gib: Annotated[
-        str | None, typer.Option(metavar="N", help="Memory of all VMs in GiB.")
-    ] = None,
-    total_disk_gib: Annotated[str | None, typer.Option(metavar="N", help="Disks of all VMs in GiB.")] = None,
-    repos: Annotated[str | None, typer.Option(metavar="N", help="Repositories.")] = None,
-    repo_mib: Annotated[
-        str | None, typer.Option(metavar="N", help="Size of one repository in MiB, LFS files included.")
-    ] = None,
-    total_repos_mib: Annotated[
-        str | None, typer.Option(metavar="N", help="Size of all repositories in MiB.")
-    ] = None,
-    domains: Annotated[str | None, typer.Option(metavar="N", help="Verified domains.")] = None,
-    mappings: Annotated[str | None, typer.Option(metavar="N", help="Host names that lead to VMs.")] = None,
-    as_json: Json = False,
-) -> None:
+def limits(name: str, as_json: bool = False, **given: str | None) -> None:
     """Show or change the limits of an account.
 
     A limit is a number, `unlimited`, or `default`, which removes the account's own limit: then the limit of
     the installation applies.
     """
-    given = {
-        "vms": vms,
-        "running": running,
-        "snapshots": snapshots,
-        "vcpus": vcpus,
-        "memory_gib": memory_gib,
-        "disk_gib": disk_gib,
-        "total_memory_gib": total_memory_gib,
-        "total_disk_gib": total_disk_gib,
-        "repos": repos,
-        "repo_mib": repo_mib,
-        "total_repos_mib": total_repos_mib,
-        "domains": domains,
-        "mappings": mappings,
-    }
 
     async def work() -> None:
         wanted = {key: value for key, value in given.items() if value is not None}
@@ -230,6 +194,29 @@ def limits(
         print_table(["limit", "value", "from"], rows, "")
 
     run(work())
+
+
+def _limits_signature() -> inspect.Signature:
+    """The account, an option for each limit, and `--json`."""
+    account = Annotated[str, typer.Argument(metavar="NAME", help="The name of the account.")]
+    types = {
+        each.name: Annotated[str | None, typer.Option(metavar="N", help=each.metadata["help"])]
+        for each in fields(Limits)
+    }
+    return inspect.Signature(
+        [
+            inspect.Parameter("name", inspect.Parameter.KEYWORD_ONLY, annotation=account),
+            *(
+                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+                for name, annotation in types.items()
+            ),
+            inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json),
+        ]
+    )
+
+
+limits.__signature__ = _limits_signature()  # type: ignore[attr-defined]
+accounts.command("limits")(limits)
 
 
 def _limit(name: str, text: str) -> int | None:

@@ -33,6 +33,7 @@ class AsyncConnection:
             await self._http.aclose()
 
     def check_open(self) -> None:
+        """Raise `ClientClosed` if the client is closed."""
         if self._http.is_closed:
             raise ClientClosed("the client is closed: create another one")
 

@@ -4,7 +4,11 @@ A full id is used without a request. Anything else is looked up in the server's 
 `NotFound` or `AmbiguousName`.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from stead.sdk._async.connection import AsyncConnection
+from stead.sdk.creation import snapshot_references, vpc_references, with_ids
 from stead.sdk.models import IdentityInfo, IdentityList, SnapshotList, VmInfo, VmList, Vpc
 from stead.sdk.parsing import parse, parse_list
 from stead.sdk.references import Candidate, needs_lookup, resolve
@@ -69,3 +73,10 @@ async def find_vpc(connection: AsyncConnection, reference: str) -> str:
         return reference
     known = parse_list(Vpc, await connection.call(request("GET", "/v1/vpcs")), "vpcs")
     return resolve("VPC", reference, [Candidate(each.id, each.name) for each in known])
+
+
+async def resolve_references(connection: AsyncConnection, body: Mapping[str, Any]) -> dict[str, Any]:
+    """A create's body with full ids instead of names and id prefixes of VPCs and snapshots."""
+    vpcs = {each: await find_vpc(connection, each) for each in vpc_references(body)}
+    snapshots = {each: await find_snapshot(connection, each) for each in snapshot_references(body)}
+    return with_ids(body, vpcs=vpcs, snapshots=snapshots)

@@ -33,6 +33,7 @@ class AsyncPipedCommand:
         self._ended = False
 
     async def begin(self, command: dict[str, Any]) -> None:
+        """Send the command. `vm.exec_piped` does this."""
         await self._send(json.dumps(command).encode())
 
     async def write(self, data: str | bytes) -> None:

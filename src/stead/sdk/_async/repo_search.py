@@ -1,7 +1,7 @@
 """Search in a repository: file contents, file names, commit messages and diffs."""
 
 from collections.abc import AsyncGenerator, Iterator
-from typing import Any, Protocol, TypeVar, Unpack
+from typing import Protocol, TypeVar, Unpack
 
 from stead.sdk._async.repo_part import AsyncRepoPart
 from stead.sdk._async.streams import AsyncStream
@@ -30,86 +30,79 @@ Item = TypeVar("Item", covariant=True)
 class AsyncRepoSearch(AsyncRepoPart):
     """Searches in one repository. Each returns one page; its `iterate_` variant yields all results.
 
-    Args, as far as a search has them:
-        query: text, or with `is_regex` a regular expression.
-        rev: the branch, tag or commit to search; the default branch if None.
-        path_pattern, exclude_pattern: only files whose path matches the first and not the second, for example
-            `src/**/*.py`.
-        case_sensitive: upper and lower case differ.
-        whole_word: match whole words only.
-        max_results: files or commits in one page: 100 by default, at most 1000.
-        offset: the number of results to skip.
+    `query` is text, or with `is_regex` a regular expression. A page has up to `max_results` files or commits
+    (100 by default, at most 1000) after the first `offset`.
     """
 
     async def search(
         self, query: str, *, max_results: int | None = None, offset: int = 0, **options: Unpack[LineSearch]
     ) -> ContentResults:
         """Search the contents of files."""
-        wanted = search_query(LineSearch, query, **options)
+        wanted = search_query(query, options)
         return await self._find(ContentResults, "", wanted, max_results, offset)
 
     def iterate_search(
         self, query: str, *, page_size: int = _PAGE, **options: Unpack[LineSearch]
     ) -> AsyncStream[MatchingFile]:
         """Search the contents of files, all pages."""
-        wanted = search_query(LineSearch, query, **options)
+        wanted = search_query(query, options)
         return AsyncStream(self._pages(ContentResults, "", wanted, page_size))
 
     async def search_files(
         self, query: str, *, max_results: int | None = None, offset: int = 0, **options: Unpack[FileSearch]
     ) -> FileResults:
         """Search the paths of files."""
-        wanted = search_query(FileSearch, query, **options)
+        wanted = search_query(query, options)
         return await self._find(FileResults, "/files", wanted, max_results, offset)
 
     def iterate_search_files(
         self, query: str, *, page_size: int = _PAGE, **options: Unpack[FileSearch]
     ) -> AsyncStream[FoundFile]:
         """Search the paths of files, all pages."""
-        wanted = search_query(FileSearch, query, **options)
+        wanted = search_query(query, options)
         return AsyncStream(self._pages(FileResults, "/files", wanted, page_size))
 
     async def search_commits(
         self, query: str, *, max_results: int | None = None, offset: int = 0, **options: Unpack[CommitSearch]
     ) -> CommitResults:
         """Search commit messages."""
-        wanted = search_query(CommitSearch, query, **options)
+        wanted = search_query(query, options)
         return await self._find(CommitResults, "/commits", wanted, max_results, offset)
 
     def iterate_search_commits(
         self, query: str, *, page_size: int = _PAGE, **options: Unpack[CommitSearch]
     ) -> AsyncStream[FoundCommit]:
         """Search commit messages, all pages."""
-        wanted = search_query(CommitSearch, query, **options)
+        wanted = search_query(query, options)
         return AsyncStream(self._pages(CommitResults, "/commits", wanted, page_size))
 
     async def search_diffs(
         self, query: str, *, max_results: int | None = None, offset: int = 0, **options: Unpack[LineSearch]
     ) -> DiffResults:
         """Search for commits that added or removed matching lines."""
-        wanted = search_query(LineSearch, query, **options)
+        wanted = search_query(query, options)
         return await self._find(DiffResults, "/diffs", wanted, max_results, offset)
 
     def iterate_search_diffs(
         self, query: str, *, page_size: int = _PAGE, **options: Unpack[LineSearch]
     ) -> AsyncStream[MatchingCommit]:
         """Search for commits that added or removed matching lines, all pages."""
-        wanted = search_query(LineSearch, query, **options)
+        wanted = search_query(query, options)
         return AsyncStream(self._pages(DiffResults, "/diffs", wanted, page_size))
 
     async def _find(
-        self, model: type[T], path: str, options: dict[str, Any], limit: int | None, offset: int
+        self, model: type[T], path: str, query: dict[str, object], limit: int | None, offset: int
     ) -> T:
-        query = {**options, "maxResults": limit, "offset": offset or None}
-        answer = await self._call("GET", f"/search{path}", query=query, timeout=LIFECYCLE_TIMEOUT)
+        page = {**query, "maxResults": limit, "offset": offset or None}
+        answer = await self._call("GET", f"/search{path}", query=page, timeout=LIFECYCLE_TIMEOUT)
         return parse(model, columns_in_characters(answer))
 
     async def _pages(
-        self, model: "type[_Results[T]]", path: str, options: dict[str, Any], limit: int
+        self, model: "type[_Results[T]]", path: str, query: dict[str, object], limit: int
     ) -> AsyncGenerator[T]:
         offset = 0
         while True:
-            page = await self._find(model, path, options, limit, offset)
+            page = await self._find(model, path, query, limit, offset)
             for found in page:
                 yield found
             if not page.has_more or not len(page):

@@ -2,17 +2,16 @@
 
 import builtins
 import time
-from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Unpack
 
 from stead.sdk._async.background import BACKGROUND, Progress, call_in_background
 from stead.sdk._async.connection import AsyncConnection
 from stead.sdk._async.logs import AsyncLogs
-from stead.sdk._async.lookups import find_snapshot
+from stead.sdk._async.lookups import find_snapshot, resolve_references
 from stead.sdk.arguments import checks_arguments, patience, seconds
 from stead.sdk.blocking import async_sleep
-from stead.sdk.creation import REFUSE_UNKNOWN_KEYS, SpecLike, snapshot_body, snapshot_references
+from stead.sdk.creation import REFUSE_UNKNOWN_KEYS, snapshot_body
 from stead.sdk.errors import InvalidArgument, WaitTimedOut
 from stead.sdk.lifetimes import Ttl, lifetime_to_wire
 from stead.sdk.models import (
@@ -28,7 +27,7 @@ from stead.sdk.models import (
 )
 from stead.sdk.parsing import parse, parse_list
 from stead.sdk.requests import BUILD_TIMEOUT, LIFECYCLE_TIMEOUT, UNSET, Unset, request
-from stead.sdk.spec_parts import PersistenceLike
+from stead.sdk.vm_options import SnapshotOptions, SpecLike
 
 _BEFORE_START = timedelta(seconds=5)
 """Lines of the request are logged shortly before its build has a record."""
@@ -48,28 +47,17 @@ class AsyncSnapshots:
         self,
         spec: SpecLike | None = None,
         *,
-        name: str | None = None,
-        template: Mapping[str, Any] | None = None,
-        persistence: PersistenceLike | None = None,
-        ttl: Ttl | None = None,
-        expires_at: datetime | None = None,
         progress: Progress | None = None,
+        **options: Unpack[SnapshotOptions],
     ) -> SnapshotRef:
         """The snapshot of a spec. The server builds it if it is not cached.
 
         Args:
             spec: a `VmSpec`, or the same as JSON.
-            name: a label.
-            template: one layer as JSON in the server's format, instead of a spec.
-            persistence: "persistent", "sticky" (deleted when the disk is full), or a `Persistence`.
-            ttl: seconds, or a timedelta, after which the server deletes the snapshot; by default never. If it
-                is cached with a longer lifetime, it keeps that.
-            expires_at: when the server deletes it, instead of `ttl`.
             progress: called with each line that the build logs, for example `print`.
+            options: its name and lifetime: see `SnapshotOptions`.
         """
-        lifetime = lifetime_to_wire(ttl, UNSET if expires_at is None else expires_at)
-        body = snapshot_body(name, spec, template, persistence, lifetime)
-        await self.resolve_names(body)
+        body = await resolve_references(self._connection, snapshot_body(spec, options))
         headers = {**BACKGROUND, **REFUSE_UNKNOWN_KEYS}
         call = request("POST", "/v1/vms/snapshots", json=body, headers=headers, timeout=BUILD_TIMEOUT)
         return parse(SnapshotRef, await call_in_background(self._connection, call, progress))
@@ -78,23 +66,11 @@ class AsyncSnapshots:
         self,
         spec: SpecLike | None = None,
         *,
-        name: str | None = None,
-        template: Mapping[str, Any] | None = None,
-        persistence: PersistenceLike | None = None,
-        ttl: Ttl | None = None,
-        expires_at: datetime | None = None,
         progress: Progress | None = None,
+        **options: Unpack[SnapshotOptions],
     ) -> SnapshotRef:
         """Another name of `ensure`."""
-        return await self.ensure(
-            spec,
-            name=name,
-            template=template,
-            persistence=persistence,
-            ttl=ttl,
-            expires_at=expires_at,
-            progress=progress,
-        )
+        return await self.ensure(spec, progress=progress, **options)
 
     async def list(
         self,
@@ -162,11 +138,6 @@ class AsyncSnapshots:
         found = await self._id(snapshot)
         call = request("DELETE", "/v1/vms/snapshots/{}", found, timeout=LIFECYCLE_TIMEOUT)
         await self._connection.call(call)
-
-    async def resolve_names(self, body: Mapping[str, Any]) -> None:
-        """Replace names and id prefixes in the `snapshotId` keys of a create's body by full ids."""
-        for layer in snapshot_references(body):
-            layer["snapshotId"] = await self._id(layer["snapshotId"])
 
     async def _id(self, reference: str) -> str:
         return await find_snapshot(self._connection, reference)

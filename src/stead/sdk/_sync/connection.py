@@ -34,6 +34,7 @@ class Connection:
             self._http.close()
 
     def check_open(self) -> None:
+        """Raise `ClientClosed` if the client is closed."""
         if self._http.is_closed:
             raise ClientClosed("the client is closed: create another one")
 

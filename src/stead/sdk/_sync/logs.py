@@ -3,13 +3,14 @@
 
 from collections.abc import Generator
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Unpack
 
 from stead.sdk._sync.connection import Connection
 from stead.sdk._sync.streams import Stream
 from stead.sdk.arguments import checks_arguments, seconds
 from stead.sdk.blocking import sync_sleep
 from stead.sdk.log_deduplication import LogDeduplicator
+from stead.sdk.log_options import LogFilter, LogQuery, log_query
 from stead.sdk.models import LogEntry, LogPage
 from stead.sdk.parsing import parse
 from stead.sdk.requests import request
@@ -25,54 +26,27 @@ class Logs:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def list(
-        self,
-        *,
-        vm_id: str | None = None,
-        vm_service: str | None = None,
-        build_id: str | None = None,
-        request_id: str | None = None,
-        instance_id: str | None = None,
-        resource_type: str | None = None,
-        search: str | None = None,
-        start_time: datetime | str | None = None,
-        end_time: datetime | str | None = None,
-        page_size: int | None = None,
-        page_token: str | None = None,
-    ) -> LogPage:
+    def list(self, **options: Unpack[LogQuery]) -> LogPage:
         """Log lines that match, oldest first, of the last day unless you give times.
 
         If there are more lines, `next_page_token` of the result is the `page_token` of the next page.
         """
-        query = _query(vm_id, vm_service, build_id, request_id, instance_id, resource_type, search)
-        query |= {
-            "startTime": _moment(start_time),
-            "endTime": _moment(end_time),
-            "pageSize": page_size,
-            "pageToken": page_token,
-        }
-        return self._page(query)
+        return self._page(log_query(options))
 
     def stream(
         self,
         *,
-        vm_id: str | None = None,
-        vm_service: str | None = None,
-        build_id: str | None = None,
-        request_id: str | None = None,
-        instance_id: str | None = None,
-        resource_type: str | None = None,
-        search: str | None = None,
         include_existing: bool = False,
         interval: float = 2.0,
+        **options: Unpack[LogFilter],
     ) -> Stream[LogEntry]:
         """Yield new lines as they are logged, until the stream is closed.
 
         With `include_existing`, the lines of the last day come first. The client polls every `interval`
         seconds.
         """
-        query = _query(vm_id, vm_service, build_id, request_id, instance_id, resource_type, search)
-        return Stream(self._follow(query, include_existing, seconds("interval", interval)))
+        every = seconds("interval", interval)
+        return Stream(self._follow(log_query(options), include_existing, every))
 
     def _follow(self, query: dict[str, Any], include_existing: bool, interval: float) -> Generator[LogEntry]:
         lines = LogDeduplicator()
@@ -98,29 +72,3 @@ class Logs:
 
     def _page(self, query: dict[str, Any]) -> LogPage:
         return parse(LogPage, self._connection.call(request("GET", "/observability/v1/logs", query=query)))
-
-
-def _query(
-    vm_id: str | None,
-    vm_service: str | None,
-    build_id: str | None,
-    request_id: str | None,
-    instance_id: str | None,
-    resource_type: str | None,
-    search: str | None,
-) -> dict[str, Any]:
-    return {
-        "vmId": vm_id,
-        "vmService": vm_service,
-        "buildId": build_id,
-        "requestId": request_id,
-        "instanceId": instance_id,
-        "resourceType": resource_type,
-        "search": search,
-    }
-
-
-def _moment(time: datetime | str | None) -> str | None:
-    if not isinstance(time, datetime):
-        return time
-    return (time if time.tzinfo else time.astimezone()).isoformat()

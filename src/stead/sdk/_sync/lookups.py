@@ -5,7 +5,11 @@ A full id is used without a request. Anything else is looked up in the server's 
 `NotFound` or `AmbiguousName`.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from stead.sdk._sync.connection import Connection
+from stead.sdk.creation import snapshot_references, vpc_references, with_ids
 from stead.sdk.models import IdentityInfo, IdentityList, SnapshotList, VmInfo, VmList, Vpc
 from stead.sdk.parsing import parse, parse_list
 from stead.sdk.references import Candidate, needs_lookup, resolve
@@ -70,3 +74,10 @@ def find_vpc(connection: Connection, reference: str) -> str:
         return reference
     known = parse_list(Vpc, connection.call(request("GET", "/v1/vpcs")), "vpcs")
     return resolve("VPC", reference, [Candidate(each.id, each.name) for each in known])
+
+
+def resolve_references(connection: Connection, body: Mapping[str, Any]) -> dict[str, Any]:
+    """A create's body with full ids instead of names and id prefixes of VPCs and snapshots."""
+    vpcs = {each: find_vpc(connection, each) for each in vpc_references(body)}
+    snapshots = {each: find_snapshot(connection, each) for each in snapshot_references(body)}
+    return with_ids(body, vpcs=vpcs, snapshots=snapshots)

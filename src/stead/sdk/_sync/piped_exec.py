@@ -34,6 +34,7 @@ class PipedCommand:
         self._ended = False
 
     def begin(self, command: dict[str, Any]) -> None:
+        """Send the command. `vm.exec_piped` does this."""
         self._send(json.dumps(command).encode())
 
     def write(self, data: str | bytes) -> None:

@@ -3,17 +3,16 @@
 
 import builtins
 import time
-from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Unpack
 
 from stead.sdk._sync.background import BACKGROUND, Progress, call_in_background
 from stead.sdk._sync.connection import Connection
 from stead.sdk._sync.logs import Logs
-from stead.sdk._sync.lookups import find_snapshot
+from stead.sdk._sync.lookups import find_snapshot, resolve_references
 from stead.sdk.arguments import checks_arguments, patience, seconds
 from stead.sdk.blocking import sync_sleep
-from stead.sdk.creation import REFUSE_UNKNOWN_KEYS, SpecLike, snapshot_body, snapshot_references
+from stead.sdk.creation import REFUSE_UNKNOWN_KEYS, snapshot_body
 from stead.sdk.errors import InvalidArgument, WaitTimedOut
 from stead.sdk.lifetimes import Ttl, lifetime_to_wire
 from stead.sdk.models import (
@@ -29,7 +28,7 @@ from stead.sdk.models import (
 )
 from stead.sdk.parsing import parse, parse_list
 from stead.sdk.requests import BUILD_TIMEOUT, LIFECYCLE_TIMEOUT, UNSET, Unset, request
-from stead.sdk.spec_parts import PersistenceLike
+from stead.sdk.vm_options import SnapshotOptions, SpecLike
 
 _BEFORE_START = timedelta(seconds=5)
 """Lines of the request are logged shortly before its build has a record."""
@@ -49,28 +48,17 @@ class Snapshots:
         self,
         spec: SpecLike | None = None,
         *,
-        name: str | None = None,
-        template: Mapping[str, Any] | None = None,
-        persistence: PersistenceLike | None = None,
-        ttl: Ttl | None = None,
-        expires_at: datetime | None = None,
         progress: Progress | None = None,
+        **options: Unpack[SnapshotOptions],
     ) -> SnapshotRef:
         """The snapshot of a spec. The server builds it if it is not cached.
 
         Args:
             spec: a `VmSpec`, or the same as JSON.
-            name: a label.
-            template: one layer as JSON in the server's format, instead of a spec.
-            persistence: "persistent", "sticky" (deleted when the disk is full), or a `Persistence`.
-            ttl: seconds, or a timedelta, after which the server deletes the snapshot; by default never. If it
-                is cached with a longer lifetime, it keeps that.
-            expires_at: when the server deletes it, instead of `ttl`.
             progress: called with each line that the build logs, for example `print`.
+            options: its name and lifetime: see `SnapshotOptions`.
         """
-        lifetime = lifetime_to_wire(ttl, UNSET if expires_at is None else expires_at)
-        body = snapshot_body(name, spec, template, persistence, lifetime)
-        self.resolve_names(body)
+        body = resolve_references(self._connection, snapshot_body(spec, options))
         headers = {**BACKGROUND, **REFUSE_UNKNOWN_KEYS}
         call = request("POST", "/v1/vms/snapshots", json=body, headers=headers, timeout=BUILD_TIMEOUT)
         return parse(SnapshotRef, call_in_background(self._connection, call, progress))
@@ -79,23 +67,11 @@ class Snapshots:
         self,
         spec: SpecLike | None = None,
         *,
-        name: str | None = None,
-        template: Mapping[str, Any] | None = None,
-        persistence: PersistenceLike | None = None,
-        ttl: Ttl | None = None,
-        expires_at: datetime | None = None,
         progress: Progress | None = None,
+        **options: Unpack[SnapshotOptions],
     ) -> SnapshotRef:
         """Another name of `ensure`."""
-        return self.ensure(
-            spec,
-            name=name,
-            template=template,
-            persistence=persistence,
-            ttl=ttl,
-            expires_at=expires_at,
-            progress=progress,
-        )
+        return self.ensure(spec, progress=progress, **options)
 
     def list(
         self,
@@ -161,11 +137,6 @@ class Snapshots:
         found = self._id(snapshot)
         call = request("DELETE", "/v1/vms/snapshots/{}", found, timeout=LIFECYCLE_TIMEOUT)
         self._connection.call(call)
-
-    def resolve_names(self, body: Mapping[str, Any]) -> None:
-        """Replace names and id prefixes in the `snapshotId` keys of a create's body by full ids."""
-        for layer in snapshot_references(body):
-            layer["snapshotId"] = self._id(layer["snapshotId"])
 
     def _id(self, reference: str) -> str:
         return find_snapshot(self._connection, reference)

@@ -16,11 +16,13 @@ from stead.sdk._sync.services import Services
 from stead.sdk._sync.streams import Stream
 from stead.sdk._sync.terminals import Terminals
 from stead.sdk.arguments import checks_arguments, seconds
+from stead.sdk.creation import to_wire
 from stead.sdk.errors import NoAnswerInTime, NotFound, SteadException, UnexpectedAnswer, WaitTimedOut
 from stead.sdk.events import ExecEvents, parse_exit
 from stead.sdk.exceptions import InvalidArgument
-from stead.sdk.exec_options import ExecCall, ExecOptions
+from stead.sdk.exec_options import ExecOptions, exec_body
 from stead.sdk.lifetimes import Ttl, lifetime_to_wire
+from stead.sdk.log_options import LogPaging
 from stead.sdk.models import (
     Build,
     CreatedVm,
@@ -33,9 +35,10 @@ from stead.sdk.models import (
     VmInfo,
 )
 from stead.sdk.parsing import parse, parse_list, parse_object
-from stead.sdk.requests import EXEC_TIMEOUT, GRACE, LIFECYCLE_TIMEOUT, UNSET, Unset, check_linux_user, request
-from stead.sdk.sizes import Amount, Size, wanted_size
-from stead.sdk.spec_parts import PersistenceLike, persistence_to_wire
+from stead.sdk.requests import EXEC_TIMEOUT, GRACE, LIFECYCLE_TIMEOUT, UNSET, check_linux_user, request
+from stead.sdk.sizes import Size, SizeParts, wanted_size
+from stead.sdk.spec_parts import PersistenceLike
+from stead.sdk.vm_options import StartOptions
 
 if TYPE_CHECKING:
     from stead.sdk._sync.piped_exec import PipedCommand
@@ -196,25 +199,29 @@ class Vm:
         The command is never repeated: if the connection breaks, `ServerUnreachable` is raised with
         `retryable` False, because the command may have started.
         """
-        call = ExecCall(command, **options)
+        stdin, timeout, user = options.get("stdin"), options.get("timeout"), options.get("user")
         if detach:
             if terminal is not None or check:
                 raise InvalidArgument("detach=True takes neither terminal nor check")
-            piped = call.stdin is not None
             process = self.processes.start(
-                command, cwd=call.cwd, env=call.env, stdin=piped, timeout=call.timeout, user=call.user
+                command,
+                cwd=options.get("cwd"),
+                env=options.get("env"),
+                stdin=stdin is not None,
+                timeout=timeout,
+                user=user,
             )
-            if call.stdin is not None:
-                process.write(call.stdin, close=True)
+            if stdin is not None:
+                process.write(stdin, close=True)
             return process
         answer = self._connection.call(
             request(
                 "POST",
                 "/v1/vms/{}/exec-await",
                 self.id,
-                json={"terminal": terminal, **call.body()},
-                user=self.linux_user if call.user is None else call.user,
-                timeout=(EXEC_TIMEOUT if call.timeout is None else call.timeout) + GRACE,
+                json={"terminal": terminal, **exec_body(command, options)},
+                user=self.linux_user if user is None else user,
+                timeout=(EXEC_TIMEOUT if timeout is None else timeout) + GRACE,
             )
         )
         if not isinstance(answer, dict):
@@ -239,16 +246,17 @@ class Vm:
         is not limited. After a timeout, `Exited.timed_out` is True; no error is raised. If the server stops
         or the VM is lost, the stream raises the matching error.
         """
-        return Stream(self._exec_events(ExecCall(command, **options)))
+        return Stream(self._exec_events(command, options))
 
-    def _exec_events(self, call: ExecCall) -> Generator[ExecEvent]:
+    def _exec_events(self, command: str | Sequence[str], options: ExecOptions) -> Generator[ExecEvent]:
+        timeout, user = options.get("timeout"), options.get("user")
         opening = request(
             "POST",
             "/v1/vms/{}/exec-stream",
             self.id,
-            json=call.body(),
-            user=self.linux_user if call.user is None else call.user,
-            timeout=None if call.timeout is None else call.timeout + GRACE,
+            json=exec_body(command, options),
+            user=self.linux_user if user is None else user,
+            timeout=None if timeout is None else timeout + GRACE,
         )
         events = ExecEvents()
         with closing(self._connection.stream(opening)) as chunks:
@@ -273,13 +281,13 @@ class Vm:
         from stead.sdk._sync.piped_exec import PipedCommand
         from stead.sdk._sync.reconnecting import open_socket
 
-        call = ExecCall(command, **options)
-        if call.stdin is not None:
+        if options.get("stdin") is not None:
             raise InvalidArgument("exec_piped takes no stdin: write to the command that it returns")
-        user = self.linux_user if call.user is None else call.user
+        user = options.get("user")
+        user = self.linux_user if user is None else user
         opening = request("GET", "/v1/vms/{}/exec", self.id, user=user, idempotent=True)
         started = PipedCommand(open_socket(self._connection, opening, pings=False))
-        started.begin(call.body())
+        started.begin(exec_body(command, options))
         return started
 
     def info(self) -> VmInfo:
@@ -293,29 +301,14 @@ class Vm:
         self.last_info = parse(VmInfo, answer)
         return self.last_info
 
-    def start(
-        self,
-        *,
-        idle_timeout_seconds: int | Unset | None = UNSET,
-        wait_for_ready_signal: bool | None = None,
-        ready_signal_timeout_seconds: float | None = None,
-        activity_threshold_bytes: int | None = None,
-    ) -> None:
+    def start(self, **options: Unpack[StartOptions]) -> None:
         """Boot it if it is stopped, or wake it, running programs included, if it is suspended.
 
         Does nothing if it is running. `idle_timeout_seconds` changes after how much time without network
         traffic it is suspended; None for never.
         """
-        body: dict[str, Any] = {
-            "waitForReadySignal": wait_for_ready_signal,
-            "readySignalTimeoutSeconds": ready_signal_timeout_seconds,
-            "activityThresholdBytes": activity_threshold_bytes,
-        }
-        body = {key: value for key, value in body.items() if value is not None}
-        if idle_timeout_seconds is not UNSET:
-            body["idleTimeoutSeconds"] = idle_timeout_seconds
-        wait = LIFECYCLE_TIMEOUT + (ready_signal_timeout_seconds or 0)
-        self._call("POST", "/start", json=body, timeout=wait)
+        wait = LIFECYCLE_TIMEOUT + (options.get("ready_signal_timeout_seconds") or 0)
+        self._call("POST", "/start", json=to_wire(options), timeout=wait)
 
     def stop(self) -> None:
         """Shut it down. The disk is kept, the memory is lost."""
@@ -367,12 +360,10 @@ class Vm:
             purpose: "agent" if it is saved to resume the session of an agent; `stead snapshot list` shows
                 these apart.
         """
-        body: dict[str, Any] = {} if name is None else {"name": name}
-        body.update(lifetime_to_wire(ttl, UNSET if expires_at is None else expires_at))
-        if purpose is not None:
-            body["purpose"] = purpose
-        if persistence is not None:
-            body["persistence"] = persistence_to_wire(persistence)
+        body = {
+            **to_wire({"name": name, "purpose": purpose, "persistence": persistence}),
+            **lifetime_to_wire(ttl, UNSET if expires_at is None else expires_at),
+        }
         call = self._call("POST", "/snapshot", json=body, idempotency_key=idempotency_key)
         return parse(SnapshotRef, call)
 
@@ -392,78 +383,33 @@ class Vm:
             persistence: how long the forks are kept; see `Persistence`.
             idempotency_key: a call that is repeated with it within 24 h returns the same forks.
         """
-        body: dict[str, Any] = {"count": count}
-        if name is not None:
-            body["name"] = name
-        if persistence is not None:
-            body["persistence"] = persistence_to_wire(persistence)
+        body = to_wire({"count": count, "name": name, "persistence": persistence})
         answer = self._call("POST", "/fork", json=body, idempotency_key=idempotency_key)
         forks = parse_list(CreatedVm, answer, "forks")
         return [Vm(self._connection, fork.id, name=fork.name, domains=fork.domains) for fork in forks]
 
-    def resize(
-        self,
-        size: str | Size | None = None,
-        *,
-        cpu: int | None = None,
-        memory: Amount | None = None,
-        disk: Amount | None = None,
-        vcpu_count: int | None = None,
-        mem_size_gb: float | None = None,
-        rootfs_size_gb: float | None = None,
-        storage: Amount | None = None,
-    ) -> None:
+    def resize(self, size: str | Size | None = None, **parts: Unpack[SizeParts]) -> None:
         """Change its size: `resize("4x8Gx40G")`, or parts of it: `resize(memory="8G")`.
 
         A running VM is rebooted. A disk can only grow.
 
         Args:
             size: vCPUs x memory x disk.
-            cpu: vCPUs, a power of two.
-            memory: GiB, or text such as "512M"; a power of two.
-            disk: GiB, or text such as "40G".
-            vcpu_count, mem_size_gb, rootfs_size_gb, storage: other names of cpu, memory, disk and disk.
+            parts: `cpu`, `memory` and `disk`, instead of the whole: see `SizeParts`.
         """
-        wanted = wanted_size(
-            size=size,
-            cpu=cpu,
-            memory=memory,
-            disk=disk,
-            vcpu_count=vcpu_count,
-            mem_size_gb=mem_size_gb,
-            rootfs_size_gb=rootfs_size_gb,
-            storage=storage,
-        )
-        self._call("POST", "/resize", json=wanted.to_wire())
+        self._call("POST", "/resize", json=wanted_size(size, parts).to_wire())
 
     def build(self) -> Build:
         """The build that created it; `BuildNotFound` if it was not created from a spec."""
         return parse(Build, self._call("GET", "/build"))
 
-    def logs(
-        self,
-        *,
-        service: str | None = None,
-        search: str | None = None,
-        start_time: datetime | str | None = None,
-        end_time: datetime | str | None = None,
-        page_size: int | None = None,
-        page_token: str | None = None,
-    ) -> LogPage:
+    def logs(self, *, service: str | None = None, **options: Unpack[LogPaging]) -> LogPage:
         """Log lines about it, oldest first, of the last day unless you give times.
 
         `service` selects the lines of one systemd service. If there are more lines, `next_page_token` of the
         result is the `page_token` of the next page.
         """
-        return Logs(self._connection).list(
-            vm_id=self.id,
-            vm_service=service,
-            search=search,
-            start_time=start_time,
-            end_time=end_time,
-            page_size=page_size,
-            page_token=page_token,
-        )
+        return Logs(self._connection).list(vm_id=self.id, vm_service=service, **options)
 
     def console(self) -> str:
         """The end of its serial console: what its kernel printed, up to 64 KiB. This does not wake it.
