@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support import client_tests
-from support.client_tests import ROOT
+from support import ROOT, client_tests
 
 from .conftest import Dist
 

@@ -1,8 +1,7 @@
 """The tests of the client: they need neither a server nor its libraries, and no conftest.py."""
 
-from pathlib import Path
+from support import ROOT
 
-ROOT = Path(__file__).parents[2]
 PACKAGES = ("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis")
 _FILES = ("tests/api/test_sdk_*.py", "tests/api/test_cli_errors.py", "tests/unit/test_sdk_archives.py")
 _LIVE = "test_sdk_live.py"
