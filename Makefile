@@ -8,7 +8,7 @@ FAST := -m 'not (slow or heavy or qemu or root or network)' --numprocesses 2 --d
 # Without compiled modules each of the hundreds of processes that the tests start would compile Stead again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-fast coverage trials trial-kvm trial-browser trial-examples trial-guides trial-mounts fuzz-screen check style types guest fix setup hooks bench clean
+.PHONY: demo test test-fast coverage trials trial-kvm trial-browser trial-examples trial-guides trial-mounts dist trial-dist fuzz-screen check style types guest fix setup hooks bench clean
 
 demo: .venv/.ready
 	$(BIN)/stead demo
@@ -42,6 +42,14 @@ trial-guides: .venv/.ready
 
 trial-mounts: .venv/.ready
 	$(BIN)/pytest -m slow tests/agent_clients/test_openai_buckets.py
+
+# Exactly what is given to others: sdist and wheel, the guest agent in the latter.
+dist: .venv/.ready
+	rm -rf dist
+	$(BIN)/hatchling build --directory dist
+
+trial-dist: dist
+	$(BIN)/pytest -m slow tests/install
 
 fuzz-screen: .venv/.ready
 	scripts/fuzz-screen

@@ -21,7 +21,6 @@ except ImportError:  # run as a script, outside of a build environment
 
 AGENT = Path("src/stead/guest_agent/agent")
 LIBRARY = "golang.org/x/sys"  # of which the agent imports the package unix
-PLATFORM = "manylinux_2_17_x86_64"
 
 
 class AgentBuildError(Exception):
@@ -155,9 +154,8 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg, misc, unuse
             compile_agent(Path(self.root), self.metadata.version)
         except AgentBuildError as error:
             self.app.abort(str(error))
+        # The wheel has no platform: the agent runs in guests, and the client on any host.
         build_data["artifacts"].append(AGENT.as_posix())
-        build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{PLATFORM}"
 
 
 def main() -> None:

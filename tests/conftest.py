@@ -16,7 +16,6 @@ import hypothesis
 import pytest
 import pytest_asyncio
 
-from stead import AsyncStead, Stead
 from stead.api.dependencies import Installation
 from stead.api.server import listen_on, running
 from stead.edge.listeners import bind_public
@@ -32,7 +31,6 @@ from support.installations import Server, delete_all, leftovers, small_installat
 from support.internals import inside
 from support.npm import Npm, install
 from support.reaper import reaped
-from support.sdk_clients import Client
 
 if threading.current_thread() is threading.main_thread():
     # A shell may have had SIGINT ignored for what it runs in the background, and programs inherit that.
@@ -44,7 +42,7 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("stead")
 
-pytest_plugins = ["support.api_calls", "support.webhooks"]
+pytest_plugins = ["support.api_calls", "support.sdk_clients", "support.webhooks"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -189,9 +187,3 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
 def git(tmp_path: Path) -> GitClient:
     (tmp_path / "home").mkdir()
     return GitClient(tmp_path / "home")
-
-
-@pytest.fixture(params=[Stead, AsyncStead])
-def client(request: pytest.FixtureRequest) -> Client:
-    """Makes a client of the SDK, of each of the two kinds in turn."""
-    return lambda url, **options: request.param(api_key="key", base_url=url, **options)

@@ -49,6 +49,7 @@ async def test_a_missing_tool_names_its_package(
     assert found["qemu"].status == "missing" and "qemu-system-x86" in found["qemu"].remedy
     assert found["mmdebstrap"].status == "missing"
     assert found["mmdebstrap"].remedy == "apt-get install mmdebstrap"
+    assert found["git"].status == "degraded" and found["git"].remedy == "apt-get install git"
     assert found["nft"].status == found["ip"].status == "ok"
     assert not healthy(list(found.values()))
 

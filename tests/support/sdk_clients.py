@@ -4,11 +4,20 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from stead import AsyncStead, Stead
 from stead.sdk import errors
 from support.scripted_server import Seen, Step, scripted
 
 Client = Callable[..., Any]
 """Makes a client of either kind for a URL: the fixture `client`."""
+
+
+@pytest.fixture(params=[Stead, AsyncStead])
+def client(request: pytest.FixtureRequest) -> Client:
+    """Makes a client of the SDK, of each of the two kinds in turn."""
+    return lambda url, **options: request.param(api_key="key", base_url=url, **options)
 
 
 async def done(result: Any) -> Any:

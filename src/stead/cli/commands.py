@@ -17,7 +17,8 @@ from typer.main import get_command, get_group
 
 from stead.cli import connection
 from stead.cli.conversion import adapt
-from stead.cli.output import fail, os_error_text, print_json_error
+from stead.cli.extras import Extra, MissingExtra, is_installed
+from stead.cli.output import fail, os_error_text, print_json_error, use_json
 from stead.cli.streams import flush_output, prepare_streams
 
 VMS = "VMs"
@@ -37,10 +38,12 @@ class LazyApp:
     """The entry is one command of the app, not the whole app."""
     remote: bool = True
     """The command talks to a server, so `--url` and `--key` apply to it."""
+    extra: Extra | None = None
+    """The extra of the package that has the libraries of the command."""
 
 
 def _local(place: str, text: str, *, alone: bool = False) -> LazyApp:
-    return LazyApp(place, text, INSTALLATION, alone, remote=False)
+    return LazyApp(place, text, INSTALLATION, alone, remote=False, extra="server")
 
 
 ENTRIES = {
@@ -55,7 +58,9 @@ ENTRIES = {
     "identity": LazyApp(
         "stead.cli.identities:app", "Identities: access for others to some VMs and repositories.", VMS
     ),
-    "mcp": LazyApp("stead.cli.mcp:app", "Serve tools for MCP clients: VMs, files, Git.", VMS, alone=True),
+    "mcp": LazyApp(
+        "stead.cli.mcp:app", "Serve tools for MCP clients: VMs, files, Git.", VMS, alone=True, extra="mcp"
+    ),
     "whoami": LazyApp("stead.cli.identities:alone", "Show the account of the API key.", VMS, alone=True),
     "serve": _local("stead.cli.installation.serve:app", "Run the API server until Ctrl-C.", alone=True),
     "keys": _local("stead.cli.installation.keys:keys", "Create, list and revoke API keys."),
@@ -77,6 +82,7 @@ ENTRIES = {
         "Create, fork, suspend and snapshot a VM, and print the times.",
         INSTALLATION,
         alone=True,
+        extra="server",
     ),
 }
 
@@ -114,14 +120,18 @@ class Commands(TyperGroup):
     def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:
         """Run the command and exit. After `--json`, usage errors are JSON like all others."""
         prepare_streams()
+        given = list(sys.argv[1:] if args is None else args)
         try:
             try:
-                code = self._run(list(sys.argv[1:] if args is None else args), *rest, **options)
+                code = self._run(given, *rest, **options)
             finally:
                 flush_output()
+        except MissingExtra as error:
+            use_json("--json" in given)
+            code = _reported(str(error), "USAGE", UsageError.exit_code)
         except OSError as error:
             # Nobody reads the output any more: the program that did has ended.
-            code = 1 if error.errno == errno.EPIPE else _reported(error)
+            code = 1 if error.errno == errno.EPIPE else _reported(os_error_text(error), "OS_ERROR", 1)
         sys.exit(code)
 
     def _run(self, given: list[str], *rest: Any, **options: Any) -> Any:
@@ -157,11 +167,11 @@ def _hint_at_group(args: Sequence[str]) -> None:
         raise UsageError(f"no such command {wanted!r}: did you mean {places}?")
 
 
-def _reported(error: OSError) -> int:
-    """Print an error of the output itself, such as a full disk, as far as that is possible."""
+def _reported(message: str, code: str, exit_code: int) -> int:
+    """Print an error, as far as that is possible: the output itself may have failed, on a full disk."""
     with contextlib.suppress(OSError, typer.Exit):
-        fail(os_error_text(error), code="OS_ERROR")
-    return 1
+        fail(message, code=code)
+    return exit_code
 
 
 def _described(name: str, entry: LazyApp) -> TyperCommand:
@@ -171,6 +181,8 @@ def _described(name: str, entry: LazyApp) -> TyperCommand:
 @functools.cache
 def _loaded(name: str) -> Any:
     entry = ENTRIES[name]
+    if entry.extra is not None and not is_installed(entry.extra):
+        raise MissingExtra(f"`stead {name}`", entry.extra)
     module, _, attribute = entry.place.partition(":")
     group = get_group(getattr(importlib.import_module(module), attribute))
     found = group.commands[name] if entry.alone else group

@@ -143,6 +143,9 @@ def tools() -> Iterator[Finding]:
                 else "VMs cannot run"
             )
             yield Finding(tool, "missing", "not installed", cost, f"apt-get install {package}")
+    if shutil.which("git") is None:
+        cost = "Git repositories cannot be created or served"
+        yield Finding("git", "degraded", "not installed", cost, "apt-get install git")
     for tool in ("wg", "wireguard-go"):
         if shutil.which(tool) is None and not (tool == "wireguard-go" and _KERNEL_WIREGUARD.exists()):
             package = "wireguard-tools" if tool == "wg" else tool

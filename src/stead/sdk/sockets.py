@@ -4,7 +4,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlencode
 
 from websockets.exceptions import ConnectionClosed as ConnectionClosed
@@ -71,7 +71,9 @@ def sync_socket(settings: ConnectionSettings, request: Request, *, pings: bool =
     from websockets.sync.client import connect
 
     with _classified(settings, request):
-        return connect(_url(settings, request), **_options(settings, request, pings))
+        # Entered, because websockets 17 deprecates connections that are not used as a context manager.
+        connection = connect(_url(settings, request), **_options(settings, request, pings))
+        return cast("SyncClientConnection", connection.__enter__())
 
 
 async def async_first(socket: AsyncSocket) -> str | bytes:

@@ -5,7 +5,6 @@ import contextlib
 import ssl
 import time
 from collections.abc import Iterator
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
@@ -13,6 +12,7 @@ import typer
 
 from stead.cli.connection import report_errors, target
 from stead.cli.creation import log_reporter
+from stead.cli.extras import MissingExtra, is_installed
 from stead.cli.installation.demo_server import DemoServer, server
 from stead.cli.output import Json, duration_text, fail, print_json, show_progress
 from stead.cli.signals import ignore_repeated_signals, signals_as_exits
@@ -48,8 +48,8 @@ def demo(
         _show(stead, steps)
         if no_agent:
             pass
-        elif find_spec("agents") is None:
-            steps.say("no agent: it needs pip install 'PATH[openai-agents]' (PATH is the checkout)")
+        elif not is_installed("openai-agents"):
+            steps.say(f"no agent: {MissingExtra('it', 'openai-agents')}")
         else:
             from stead.cli.installation.demo_agent import show_agent
 

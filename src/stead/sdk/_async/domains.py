@@ -1,5 +1,6 @@
 """Domains: verify their ownership, and map host names to ports of VMs."""
 
+import builtins
 from typing import Any
 
 from stead.sdk._async.connection import AsyncConnection
@@ -26,7 +27,7 @@ class AsyncDomains:
 
     async def list(
         self, *, limit: int | None = None, offset: int = 0, include_previews: bool = False
-    ) -> list[Domain]:
+    ) -> builtins.list[Domain]:
         """Verified domains, oldest first; with `include_previews`, mapped names of preview zones too.
 
         A list has at most 1,000 entries; `offset` continues it.
@@ -67,7 +68,7 @@ class AsyncVerifications:
         answer = await self._call("PUT", body)
         return parse(DomainName, answer).domain
 
-    async def list(self) -> list[DomainVerification]:
+    async def list(self) -> builtins.list[DomainVerification]:
         """Verifications that are not completed, oldest first."""
         call = request("GET", f"{_ROOT}/verifications")
         return parse_array(DomainVerification, await self._connection.call(call))
@@ -109,7 +110,7 @@ class AsyncMappings:
         domain_id: str | None = None,
         limit: int | None = None,
         offset: int = 0,
-    ) -> list[DomainMapping]:
+    ) -> builtins.list[DomainMapping]:
         """Mappings, oldest first: all, that of one name, or those of one verified domain.
 
         A list has at most 1,000 entries; `offset` continues it.

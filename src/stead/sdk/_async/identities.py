@@ -1,5 +1,6 @@
 """Identities: restricted callers that may use only the VMs and repositories granted to them."""
 
+import builtins
 from collections.abc import Sequence
 from typing import Any
 
@@ -124,7 +125,7 @@ class AsyncTokens:
         """Create a token. Only this answer contains its secret."""
         return parse(Token, await self._call("POST", ""))
 
-    async def list(self) -> list[str]:
+    async def list(self) -> builtins.list[str]:
         """The ids of the valid tokens."""
         return [info.id for info in parse_list(IdentityInfo, await self._call("GET", ""), "tokens")]
 
@@ -163,7 +164,7 @@ class AsyncVmPermissions:
         """Grant the use of a VM, as any Linux user or only as `allowed_users`."""
         return parse(VmPermission, await self._call("POST", vm, json=_allowed(allowed_users)))
 
-    async def list(self, *, limit: int | None = None, offset: int = 0) -> list[VmPermission]:
+    async def list(self, *, limit: int | None = None, offset: int = 0) -> builtins.list[VmPermission]:
         """The VM permissions, oldest first."""
         query = {"limit": limit, "offset": offset}
         return parse_list(VmPermission, await self._call("GET", query=query), "permissions")
@@ -202,7 +203,7 @@ class AsyncGitPermissions:
         """Grant access to a repository: "read", or "write", which includes reading."""
         await self._call("POST", repo, json={"permission": permission})
 
-    async def list(self, *, limit: int | None = None, offset: int = 0) -> list[GrantedRepo]:
+    async def list(self, *, limit: int | None = None, offset: int = 0) -> builtins.list[GrantedRepo]:
         """The repositories that the identity may use, with its access level."""
         query = {"limit": limit, "offset": offset}
         return parse_list(GrantedRepo, await self._call("GET", query=query), "repositories")

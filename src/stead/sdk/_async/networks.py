@@ -1,5 +1,6 @@
 """VPCs: private networks between VMs."""
 
+import builtins
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,7 +42,7 @@ class AsyncVpcs:
         call = request("POST", _ROOT, json=body, idempotent=if_missing, idempotency_key=idempotency_key)
         return parse(CreatedVpc, await self._connection.call(call))
 
-    async def list(self) -> list[Vpc]:
+    async def list(self) -> builtins.list[Vpc]:
         """All VPCs, oldest first; `vms` is empty in a list."""
         return parse_list(Vpc, await self._connection.call(request("GET", _ROOT)), "vpcs")
 

@@ -1,5 +1,6 @@
 """Background processes of a VM, which outlive their clients."""
 
+import builtins
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -305,7 +306,7 @@ class AsyncProcesses:
         return AsyncProcess(self._connection, self._vm_id, user, info)
 
     # Last: the name shadows the built-in `list` in annotations below it.
-    async def list(self) -> list[AsyncProcess]:
+    async def list(self) -> builtins.list[AsyncProcess]:
         """The processes of the handle's Linux user, or all for the owner; ended ones too, up to a day."""
         call = request("GET", "/v1/vms/{}/processes", self._vm_id, user=self._user)
         found = parse_list(ProcessInfo, await self._connection.call(call), "processes")

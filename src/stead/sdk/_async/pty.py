@@ -1,5 +1,6 @@
 """Terminal sessions of a VM, which outlive their clients."""
 
+import builtins
 from collections import deque
 from collections.abc import Iterable
 from types import TracebackType
@@ -249,7 +250,7 @@ class AsyncPty:
         return code if isinstance(code, int) else None
 
     # Last: the name shadows the built-in `list` in annotations below it.
-    async def list(self) -> list[PtySessionInfo]:
+    async def list(self) -> builtins.list[PtySessionInfo]:
         """The sessions of the handle's Linux user, or all for the owner. Ended ones stay for a minute."""
         call = request("GET", "/v1/vms/{}/pty/sessions", self._vm_id, user=self._user)
         return parse_list(PtySessionInfo, await self._connection.call(call), "sessions")

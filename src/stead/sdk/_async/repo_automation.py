@@ -1,5 +1,6 @@
 """Webhooks for pushes, and synchronisation with GitHub."""
 
+import builtins
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,7 +43,7 @@ class AsyncTriggers(AsyncRepoPart):
             repository_id=self._repo_id,
         )
 
-    async def list(self) -> list[Trigger]:
+    async def list(self) -> builtins.list[Trigger]:
         """The repository's webhooks."""
         return [
             Trigger.from_wire(each) for each in objects_at(await self._call("GET", "/trigger"), "triggers")

@@ -1,5 +1,6 @@
 """Branches, tags and commits of a repository."""
 
+import builtins
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -26,7 +27,7 @@ from stead.sdk.requests import LIFECYCLE_TIMEOUT
 class AsyncBranches(AsyncRepoPart):
     """The branches of a repository."""
 
-    async def list(self) -> list[Branch]:
+    async def list(self) -> builtins.list[Branch]:
         """All branches."""
         answer = await self._call("GET", "/git/refs/heads/")
         return [Branch.from_wire(each, "commit") for each in objects_at(answer, "branches")]
@@ -57,7 +58,7 @@ class AsyncBranches(AsyncRepoPart):
 class AsyncTags(AsyncRepoPart):
     """The tags of a repository."""
 
-    async def list(self) -> list[Tag]:
+    async def list(self) -> builtins.list[Tag]:
         """All tags."""
         answer = await self._call("GET", "/git/refs/tags/")
         return [Tag.from_wire(each) for each in objects_at(answer, "tags")]

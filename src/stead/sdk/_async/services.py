@@ -1,5 +1,6 @@
 """systemd services of a VM."""
 
+import builtins
 from datetime import datetime
 from typing import Any
 
@@ -39,26 +40,26 @@ class AsyncServices:
 
     async def logs(
         self, name: str, *, lines: int | None = None, since: str | datetime | None = None
-    ) -> list[ServiceLogLine]:
+    ) -> builtins.list[ServiceLogLine]:
         """The last lines that a service logged; `since` is a time."""
         moment = since.isoformat() if isinstance(since, datetime) else since
         query = {"lines": lines, "since": moment}
         answer = await self._call("GET", "services/{}/logs", name, query=query)
         return parse_list(ServiceLogLine, answer, "logs")
 
-    async def start(self, *names: str) -> list[ServiceResult]:
+    async def start(self, *names: str) -> builtins.list[ServiceResult]:
         """Start services; returns one result for each."""
         return await self._control("start", names)
 
-    async def stop(self, *names: str) -> list[ServiceResult]:
+    async def stop(self, *names: str) -> builtins.list[ServiceResult]:
         """Stop services; returns one result for each."""
         return await self._control("stop", names)
 
-    async def restart(self, *names: str) -> list[ServiceResult]:
+    async def restart(self, *names: str) -> builtins.list[ServiceResult]:
         """Restart services; returns one result for each."""
         return await self._control("restart", names)
 
-    async def _control(self, action: str, names: tuple[str, ...]) -> list[ServiceResult]:
+    async def _control(self, action: str, names: tuple[str, ...]) -> builtins.list[ServiceResult]:
         body = {"services": [{"id": name} for name in names]}
         return parse_list(ServiceResult, await self._call("POST", action, json=body), "results")
 
@@ -75,7 +76,7 @@ class AsyncServices:
         return await self._connection.call(call)
 
     # Last: the name shadows the built-in `list` in annotations below it.
-    async def list(self) -> list[str]:
+    async def list(self) -> builtins.list[str]:
         """The names of the services."""
         answer = await self._call("GET", "services")
         return [each.name for each in parse_list(ServiceName, answer, "services")]

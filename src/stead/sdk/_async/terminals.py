@@ -1,5 +1,6 @@
 """Recordings of a VM: the output of commands that were run with `terminal`."""
 
+import builtins
 from typing import Any
 
 from stead.sdk._async.connection import AsyncConnection
@@ -18,7 +19,7 @@ class AsyncTerminals:
         self._vm_id = vm_id
         self._user = user
 
-    async def logs(self, name: str) -> list[TerminalLine]:
+    async def logs(self, name: str) -> builtins.list[TerminalLine]:
         """A recording as lines of plain text."""
         return parse_list(TerminalLine, await self._get("/{}/logs", name), "logs")
 
@@ -31,6 +32,6 @@ class AsyncTerminals:
         return await self._connection.call(call)
 
     # Last: the name shadows the built-in `list` in annotations below it.
-    async def list(self) -> list[Terminal]:
+    async def list(self) -> builtins.list[Terminal]:
         """The recordings and their states."""
         return parse_list(Terminal, await self._get(""), "terminals")
