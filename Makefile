@@ -65,6 +65,7 @@ fix: .venv/.ready
 	$(BIN)/ruff format .
 	scripts/check-guest --fix
 	$(BIN)/python scripts/unasync
+	$(BIN)/python scripts/module-tables
 
 setup: .venv/.ready
 

@@ -23,7 +23,7 @@ ODD = r"\b(whoever|nobody|anew|whom|goes on|is told|are told|comes to an end|mak
 
 
 def odd_words(text: str) -> list[str]:
-    plain = re.sub(OTHER_MACHINES, "", text, flags=re.S)
+    plain = re.sub(OTHER_MACHINES, "", text, flags=re.S | re.I)
     return re.findall(r"(?i)[^\n]*\bmachines?\b[^\n]*", plain) + [
         found.group() for found in re.finditer(rf"(?i)[^\n]*{ODD}[^\n]*", plain)
     ]
