@@ -77,7 +77,7 @@ async def create_vm(
 ) -> Any:
     """Create a VM from the base image, a snapshot or a spec. The VM runs when this answers.
 
-    `domains` lead to it then, and its git has the access that `gitAccess` names; if not, there is no VM.
+    Maps `domains` and grants `gitAccess` before the VM is returned. If either fails, no VM is created.
     """
     wanted = wanted or CreateVm.model_validate({})
     warnings = _check_keys(wanted, unknown)
