@@ -74,6 +74,7 @@ fix: .venv/.ready
 	scripts/check-guest --fix
 	$(BIN)/python scripts/unasync
 	$(BIN)/python scripts/sdk-reference
+	$(BIN)/python scripts/module-tables
 
 setup: .venv/.ready
 

@@ -169,7 +169,7 @@ def own_settings(size: Size, pool: int) -> Iterator[Settings]:
 
 @contextlib.asynccontextmanager
 async def removed_at_the_end(settings: Settings) -> AsyncIterator[None]:
-    """Nothing of an installation is left, come what may."""
+    """Remove everything of an installation at the end, also after an error."""
     try:
         yield
     except BaseException:

@@ -1,34 +1,21 @@
-"""What the documents say of tests, benchmarks and packages is true."""
+"""What the documents say of tests and benchmarks is true."""
 
-import graphlib
 import re
-import tomllib
+from dataclasses import dataclass
 
 import pytest
 
 from support import ROOT
+from support.collected import CollectedTest, collected
 
-PAGES = ["SPECIFICATION.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md"]
-SHARED = {
-    "settings",
-    "limits",
-    "logs",
-    "tasks",
-    "errors",
-    "addresses",
-    "files",
-    "names",
-    "processes",
-    "deadlines",
-}
-"""Modules that every package of the server may import."""
+PAGES = ["SPECIFICATION.md", "CONTRIBUTING.md", "SECURITY.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_named_test_and_benchmark_exists(page: str) -> None:
     text = (ROOT / page).read_text()
-    named = re.findall(r"`((?:tests|bench)/[\w./-]+)(?:::(\w+))?", text)
-    assert named or page == "ARCHITECTURE.md"
+    named = re.findall(r"`((?:tests|bench)/[\w./-]+)(?:::(test_\w+))?", text)
+    assert named
     for path, test in named:
         assert (ROOT / path).exists(), f"{page} names {path}"
         if test:
@@ -48,26 +35,75 @@ def test_every_row_of_the_comparison_of_clients_names_its_tests() -> None:
             assert f"def {test}(" in tests, f"docs/coming-from.md names {test}"
 
 
-def test_the_table_of_packages_is_the_import_contract() -> None:
-    """ARCHITECTURE.md lists what each package may import, import-linter who may import each package."""
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    section = (ROOT / "ARCHITECTURE.md").read_text().partition("## Packages")[2].partition("\nImports go")[0]
-    rows = re.findall(r"^\| `([\w.]+)` \| .* \| (.*)\|$", section, re.M)
-    table = {package: set(re.findall(r"`([\w.]+)`", imports)) for package, imports in rows}
-    allowed: dict[str, set[str]] = {package: set() for package in table}
-    for contract in contracts:
-        for importer in contract["allowed_importers"]:
-            modules = {module.removeprefix("stead.") for module in contract["protected_modules"]}
-            allowed.setdefault(importer.removeprefix("stead."), set()).update(modules)
-        for part in contract.get("ignore_imports", ()):
-            # One module of a package, for all modules of another.
-            if found := re.fullmatch(r"stead\.(\w+)\.\*\* -> stead\.(\w+\.\w+)", part):
-                allowed[found[1]].add(found[2])
-    for package, imports in table.items():
-        assert allowed[package] == imports | (
-            SHARED if package not in {"sdk", "mcp", "agents", "cli"} else set()
-        ), package
-    graphlib.TopologicalSorter(table).prepare()  # raises CycleError
-    entries = [path for path in (ROOT / "src/stead").iterdir() if not path.name.startswith("__")]
-    present = {path.stem for path in entries if path.suffix == ".py" or (path / "__init__.py").exists()}
-    assert present == {*table, *SHARED} - {"cli.installation"}
+TEST = r"`(tests/[\w/]+\.py::[\w:]+|guest/[\w/]+_test\.go::\w+)`"
+
+
+@dataclass(frozen=True)
+class Promise:
+    text: str
+    proof: str
+    line: int
+
+    @property
+    def tests(self) -> list[str]:
+        return re.findall(TEST, self.proof)
+
+    @property
+    def trials(self) -> list[str]:
+        return re.findall(TEST, "".join(re.split(r"\btrials?: ", self.proof)[1:]))
+
+
+def promises() -> list[Promise]:
+    found, inside = [], False
+    for number, line in enumerate((ROOT / "SPECIFICATION.md").read_text().splitlines(), 1):
+        if not line.startswith("|"):
+            inside = False
+        elif line == "| Promise | Proof |":
+            inside = True
+        elif inside and not line.startswith("|--"):
+            text, proof = re.split(r"(?<!\\) \| ", line.strip("| "))
+            found.append(Promise(text, proof, number))
+    return found
+
+
+def test_every_promise_has_a_proof() -> None:
+    """Tests by id, a benchmark, or the words that there is none. A file or a folder proves nothing."""
+    found = promises()
+    assert len(found) > 500
+    assert len({promise.text for promise in found}) > len(found) - 20, "promises are stated twice"
+    for promise in found:
+        where = f"SPECIFICATION.md:{promise.line}"
+        assert ";" not in promise.text or "`bench/" in promise.proof or len(promise.text) < 120, (
+            f"{where} has several promises: make rows of them"
+        )
+        named = re.findall(r"`((?:tests|guest)/[^`]*)`", promise.proof)
+        assert sorted(named) == sorted(promise.tests), f"{where} names a file without a test"
+        benchmarks = re.findall(r"`(bench/\w+)`", promise.proof)
+        assert named or benchmarks or promise.proof in ("not shown", "not met"), f"{where} has no proof"
+        for test in promise.tests:
+            path, _, name = test.partition("::")
+            keyword = "func" if path.endswith(".go") else "def"
+            if "::" not in name:
+                assert f"{keyword} {name}(" in (ROOT / path).read_text(), f"{where} names {test}"
+
+
+@pytest.fixture(scope="module")
+def tests() -> dict[str, CollectedTest]:
+    return collected()
+
+
+@pytest.mark.heavy
+def test_every_proof_is_a_test_that_runs(tests: dict[str, CollectedTest]) -> None:
+    wrong = []
+    for promise in promises():
+        for test in promise.tests:
+            if test.startswith("guest/"):
+                continue  # `scripts/check-guest` runs all of them
+            found = tests.get(test)
+            if found is None:
+                wrong.append(f"{promise.line}: {test} is not collected")
+            elif found.skipped:
+                wrong.append(f"{promise.line}: {test} is skipped")
+            elif found.slow != (test in promise.trials):
+                wrong.append(f"{promise.line}: {test} is {'a trial' if found.slow else 'no trial'}")
+    assert wrong == []

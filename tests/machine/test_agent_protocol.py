@@ -19,7 +19,7 @@ async def post(agent: Agent, target: str, message: object) -> dict[str, Any]:
 
 
 async def test_messages_of_the_page_are_those_of_the_agent(shared: Machine) -> None:
-    messages = [json.loads(block.body) for block in run_by(__file__, "docs/internals/agent-protocol.md")]
+    messages = [json.loads(block.body) for block in run_by(__file__, "docs/internals/agent.md")]
     identity, identified, command, session, started = messages
     async with shared.using() as agent:
         await _exec(agent, command)

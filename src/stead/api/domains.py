@@ -1,4 +1,4 @@
-"""Domains: verification of ownership, and host names that lead to ports of VMs."""
+"""Domains: verification of ownership, and host names mapped to ports of VMs."""
 
 from typing import Annotated
 

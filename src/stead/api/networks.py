@@ -103,7 +103,7 @@ async def close_wireguard_session(
 async def set_wireguard_peer(
     vpc_id: str, owner: Owner, tunnels: TunnelsDep, wanted: NewPeer
 ) -> GatewayPeerModel:
-    """Let a computer with a WireGuard key of its own join a VPC, until its gateway VM is deleted."""
+    """Let a computer with its own WireGuard key join a VPC, until its gateway VM is deleted."""
     return GatewayPeerModel.of(
         await tunnels.set_peer(owner.account, vpc_id, wanted.gateway_vm_id, wanted.client_public_key)
     )

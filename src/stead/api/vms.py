@@ -184,7 +184,7 @@ async def await_exit(info: UsableVm, machines: MachinesDep) -> Exited:
 async def vm_console(info: OwnedVm, machines: MachinesDep, logbook: LogbookDep) -> Console:
     """Get the end of the VM's serial console: what its kernel printed since it was created, woken or started.
 
-    Of a VM that is not running: the console of its last run that crashed or did not start, kept for 7 days.
+    For a VM that is not running: the console of its last crash or failed start, kept for 7 days.
     """
     text = await machines.console(info.id)
     if text is not None:

@@ -196,7 +196,7 @@ def line_of(command: Sequence[str]) -> str | Sequence[str]:
 
 
 def check_terminal(tty: bool, stdin: bool, as_json: bool) -> None:
-    """Refuse a terminal that cannot be."""
+    """Raise if a terminal was requested and stdin is not one, or with `--json`."""
     if tty and stdin and not on_terminal():
         fail("standard input is not a terminal: use -i without -t", code="NO_TERMINAL")
     if tty and stdin and as_json:

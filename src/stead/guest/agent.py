@@ -1,4 +1,4 @@
-"""Client of the guest agent's protocol (docs/internals/agent-protocol.md): transport, limits and errors.
+"""Client of the guest agent's protocol (docs/internals/agent.md): transport, limits and errors.
 
 Guest root can replace the agent, so every answer is hostile: bounded in bytes, time and pieces before it is
 parsed. Reading yields to the event loop after a few pieces, however fast they arrive, and `watchdog.py` ends

@@ -29,7 +29,7 @@ _LONGEST_WAIT = scaled(10.0)
 CANCELLED = "the creation was cancelled"
 _PLACEHOLDER = "prepared"
 _UNUSED = IPv4Address("100.64.0.1")
-"""Of no VM: the first addresses of the range are reserved."""
+"""A reserved address at the start of the range, which no VM has."""
 
 log = get_logger("stead.pool")
 

@@ -473,7 +473,7 @@ def recover(state: MachineState, *, alive: bool) -> Recovery:
 
 @dataclass(frozen=True)
 class End:
-    """Why a QEMU ended that no operation ended, and what follows for its VM."""
+    """Why a QEMU ended without an operation, and whether its VM is started again."""
 
     reason: str
     restart: bool = False

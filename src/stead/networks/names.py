@@ -27,7 +27,7 @@ def label_of(name: str) -> str | None:
 
 
 _cached_label = functools.lru_cache(8192)(label_of)
-"""For names of VMs; labels that guests ask for would push them out."""
+"""Caches labels of VM names only: queried labels would evict them."""
 
 
 def names_of(machine: str, name: str | None) -> tuple[str, ...]:

@@ -106,7 +106,7 @@ class LayerRow:
 
 @dataclass(frozen=True)
 class SuspendedTerminalsRow:
-    """The terminals that a VM had when it was suspended, as JSON. Of a VM that runs it means nothing."""
+    """The terminals of a VM as JSON, recorded at its last suspend. Stale while the VM runs."""
 
     id: str
     """The VM's."""

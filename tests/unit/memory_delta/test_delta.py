@@ -313,7 +313,7 @@ def test_a_process_that_ended_is_an_error(guest: Guest, collected: bool) -> None
 
 
 @pytest.mark.parametrize("scan", [page_scan._scan, page_scan._by_pagemap])
-def test_a_process_that_ends_before_it_was_looked_at_is_not_one_that_wrote_nothing(
+def test_exited_process_is_an_error_not_an_empty_delta(
     guest: Guest, scan: Callable[[int, Region], Runs]
 ) -> None:
     guest.write(range(10))

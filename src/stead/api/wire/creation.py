@@ -28,7 +28,7 @@ _NO_REGISTRIES = (
 
 
 class NewDomain(Tracked):
-    """A host name that leads to a new VM."""
+    """A host name that is mapped to a new VM."""
 
     domain: Text
     vm_port: Count | None = Field(
@@ -53,7 +53,7 @@ class CreateVm(LayerFields):
         default=None, description="Whether the VM may be created again with the same id after its deletion."
     )
     domains: list[NewDomain] | None = Field(
-        default=None, description="Host names that lead to the VM, of verified domains or preview zones."
+        default=None, description="Host names to map to the VM, of verified domains or preview zones."
     )
     git_access: str | None = Field(
         default=None,

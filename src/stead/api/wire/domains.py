@@ -85,7 +85,7 @@ class DomainModel(Wire):
 
 
 class NewMapping(Wire):
-    """Where a domain leads. The npm package repeats the `domain` of the path here."""
+    """The VM and port of a mapping. The npm package repeats the `domain` of the path here."""
 
     domain: Text | None = None
     vm_id: Text | None = None

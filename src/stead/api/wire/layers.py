@@ -170,7 +170,7 @@ class LayerFields(Tracked):
     ready_signal_timeout_seconds: Seconds = None
     ports: list[PortModel] | None = Field(
         default=None,
-        description="The port in the VM that `domains` without a `vmPort` lead to, as the target of port 443."
+        description="The port in the VM of `domains` without a `vmPort`: the target of port 443."
         " Default: 3000; `[]`: 443 itself.",
     )
     systemd: SystemdModel | None = None

@@ -17,7 +17,7 @@ DEFAULT_CIDR = "10.0.0.0/16"
 
 
 class NicModel(Tracked):
-    """A NIC in a VPC. A VM has at most one; its internet access and names work through it as without it."""
+    """A NIC in a VPC. A VM has at most one, through which it reaches the internet and resolves names too."""
 
     vpc: Text
     mode: Literal["routed"] = "routed"
