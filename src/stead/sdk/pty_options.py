@@ -18,7 +18,7 @@ class PtyCallbacks(TypedDict, total=False):
     on_exit: Callable[[int], object]
     """The program has ended, with this exit code."""
     on_close: Callable[[Closed], object]
-    """The connection has ended for good."""
+    """The connection has ended and is not opened again."""
     on_disconnect: Callable[[Closed], object]
     """The connection broke. The client connects again when this returns."""
     on_reconnect: Callable[[], object]

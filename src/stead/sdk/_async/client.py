@@ -75,7 +75,7 @@ class AsyncStead:
 
     @functools.cached_property
     def domains(self) -> "AsyncDomains":
-        """Domains: verification, and host names that lead to VMs. Loaded on first use."""
+        """Domains: verification, and host names mapped to VMs. Loaded on first use."""
         from stead.sdk._async.domains import AsyncDomains
 
         return AsyncDomains(self._connection)

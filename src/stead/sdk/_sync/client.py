@@ -76,7 +76,7 @@ class Stead:
 
     @functools.cached_property
     def domains(self) -> "Domains":
-        """Domains: verification, and host names that lead to VMs. Loaded on first use."""
+        """Domains: verification, and host names mapped to VMs. Loaded on first use."""
         from stead.sdk._sync.domains import Domains
 
         return Domains(self._connection)
