@@ -74,12 +74,12 @@ class Creation:
             if plan.is_built:
                 warnings = (*order.warnings, *plan.warnings)
                 machine = await self.builder.create_machine(plan, properties, order.nic, warnings)
-                snapshot = (await machine.info()).snapshot
             else:
                 size = plan.base.size(self.settings.default_size)
-                if (snapshot := plan.base.snapshot) is not None:
+                if plan.base.snapshot is not None:
                     base = await self.builder.find_base(plan.base, order.account, properties.request)
-                    properties, size = replace(properties, snapshot=snapshot, build=base.build), base.size
+                    size = base.size
+                    properties = replace(properties, snapshot=base.snapshot_id, build=base.build)
                 machine = await self.machines.create(
                     properties,
                     size,
@@ -88,7 +88,10 @@ class Creation:
                     report=self.builder.template_lines(size, order.account, properties.request),
                 )
             undo.push_async_callback(self.delete, machine.id)
-            if not plan.is_built:
+            if plan.is_built:
+                snapshot = (await machine.info()).snapshot
+            else:
+                snapshot = properties.snapshot
                 for warning in (*order.warnings, *plan.warnings):
                     await self._warn(order, warning, machine.id)
             if order.git_access is not None:

@@ -16,7 +16,7 @@ from stead.machines.locks import wrong_state
 from stead.machines.nics import NicRequest
 from stead.machines.persistence import Persistence
 from stead.machines.pool import Pool
-from stead.machines.records import Properties, Record
+from stead.machines.records import Record
 from stead.machines.start import StartOperation
 from stead.machines.states import Operation
 from stead.names import check_name
@@ -96,15 +96,14 @@ class ForkOperation:
         request: str | None,
     ) -> list[Record]:
         of = parent.properties
-        properties = Properties(
+        properties = replace(
+            of,
             persistence=persistence or of.persistence,
-            idle_timeout=of.idle_timeout,
-            activity_threshold=of.activity_threshold,
-            account=of.account,
-            workdir=of.workdir,
-            build=of.build,
-            snapshot=of.snapshot,
             request=request,
+            recreate=False,
+            purpose="use",
+            nic=None,
+            fixed_address=False,
         )
         # Pages of the template are shared copy-on-write; each child needs its own copy of the others.
         self.engine.host.check_memory(len(names) * (state.memory_bytes + _CHILD_OVERHEAD))
