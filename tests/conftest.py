@@ -43,7 +43,7 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("stead")
 
-pytest_plugins = ["support.api_calls", "support.webhooks"]
+pytest_plugins = ["support.api_calls", "support.durations", "support.webhooks"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
