@@ -9,6 +9,9 @@ FAST := -m 'not (slow or heavy or qemu or root or network)' --numprocesses 2 --d
 STEAD_TEST_REPORT ?= .test-report
 PYTEST := $(BIN)/pytest --junit-xml=$(STEAD_TEST_REPORT)/junit.xml
 
+# Three processes for two cores: almost half of their time tests wait, for a guest, a deadline or a disk.
+WORKERS ?= $(shell expr $$(nproc) + $$(nproc) / 2)
+
 # Without compiled modules each of the hundreds of processes that the tests start would compile Stead again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -17,9 +20,8 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: .venv/.ready
 	$(BIN)/stead demo
 
-# Two processes: while a test of one waits for a guest, the other has the CPU.
 test: .venv/.ready check
-	$(PYTEST) --numprocesses 2 --dist worksteal
+	$(PYTEST) --numprocesses $(WORKERS) --dist worksteal
 
 test-fast: .venv/.ready
 	$(PYTEST) $(FAST)
