@@ -5,6 +5,15 @@ GUEST := $(wildcard guest/*.go guest/*/*.go) guest/go.mod
 # Tests that need neither root, a VM nor the internet, without the longest ones.
 FAST := -m 'not (slow or heavy or qemu or root or network)' --numprocesses 2 --dist worksteal
 
+# Where each run of pytest leaves junit.xml and durations.txt: seconds by file, fixture and test.
+STEAD_TEST_REPORT ?= .test-report
+PYTEST := $(BIN)/pytest --junit-xml=$(STEAD_TEST_REPORT)/junit.xml
+
+# Two processes for each core, if each has 3 GiB of memory: for half of their time tests wait, for a guest, a
+# timer or a disk. WORKERS=2 sets another number.
+WORKERS ?= $(shell memory=$$(($$(getconf _PHYS_PAGES) / 786432)); cores=$$(($$(nproc) * 2)); \
+	echo $$((memory < 1 ? 1 : memory < cores ? memory : cores)))
+
 # Without compiled modules each of the hundreds of processes that the tests start would compile Stead again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -13,35 +22,34 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: .venv/.ready
 	$(BIN)/stead demo
 
-# Two processes: while a test of one waits for a guest, the other has the CPU.
 test: .venv/.ready check
-	$(BIN)/pytest --numprocesses 2 --dist worksteal
+	$(PYTEST) --numprocesses $(WORKERS) --dist worksteal
 
 test-fast: .venv/.ready
-	$(BIN)/pytest $(FAST)
+	$(PYTEST) $(FAST)
 
 coverage: .venv/.ready
-	$(BIN)/pytest $(FAST) --cov --cov-report=term:skip-covered
+	$(PYTEST) $(FAST) --cov --cov-report=term:skip-covered
 
 trials: .venv/.ready
-	$(BIN)/pytest -m slow
+	$(PYTEST) -m slow
 
 trial-kvm: .venv/.ready
 	$(BIN)/python scripts/trial-kvm
 
 trial-browser: .venv/.ready
 	command -v chromium >/dev/null && command -v certutil >/dev/null || apt-get install -y -qq --no-install-recommends chromium libnss3-tools
-	$(BIN)/pytest -m slow tests/conformance -k browser
+	$(PYTEST) -m slow tests/conformance -k browser
 
 trial-examples: .venv/.ready
-	$(BIN)/pytest -m slow tests/examples
+	$(PYTEST) -m slow tests/examples
 
 trial-guides: .venv/.ready
 	test -n "$(STEAD_GUIDES)" || { echo "set STEAD_GUIDES to a folder with the text of the guides"; exit 1; }
-	$(BIN)/pytest -m slow tests/conformance/test_guides.py tests/conformance/test_networks.py tests/conformance/test_vpc_guides.py
+	$(PYTEST) -m slow tests/conformance/test_guides.py tests/conformance/test_networks.py tests/conformance/test_vpc_guides.py
 
 trial-mounts: .venv/.ready
-	$(BIN)/pytest -m slow tests/agent_clients/test_openai_buckets.py
+	$(PYTEST) -m slow tests/agent_clients/test_openai_buckets.py
 
 # Exactly what is given to others: sdist and wheel, the guest agent in the latter.
 dist: .venv/.ready
@@ -96,4 +104,4 @@ bench: .venv/.ready
 	bench/networks
 
 clean:
-	rm -rf .venv dist
+	rm -rf .venv dist .test-report

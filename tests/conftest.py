@@ -42,7 +42,7 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("stead")
 
-pytest_plugins = ["support.api_calls", "support.sdk_clients", "support.webhooks"]
+pytest_plugins = ["support.api_calls", "support.durations", "support.sdk_clients", "support.webhooks"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -9,7 +9,6 @@ import socket
 import tarfile
 import time
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from datetime import UTC, datetime
 from io import BytesIO
 from typing import Any
@@ -23,8 +22,6 @@ from stead.api import calls as calls_module
 from stead.api import server as server_module
 from stead.api.app import create_app
 from stead.api.callers import current_caller, owned_vm
-from stead.api.dependencies import limit_creations
-from stead.api.server import running
 from stead.api.wire import Wire
 from stead.api.wire.guests import Exec
 from stead.api.wire.vms import Fork, PersistenceModel, Resize, Start
@@ -33,7 +30,6 @@ from stead.machines import Machine
 from stead.settings import Settings
 from support.api_calls import another_account, refused
 from support.installations import Server
-from support.serve_process import client_of
 from support.waiting import until
 
 # Errors on every path
@@ -117,33 +113,6 @@ async def test_unexpected_exception_does_not_leak_details(
     answer = await http.get("/v1/vms")
     refused(answer, 500, "INTERNAL")
     assert "secret" not in answer.text
-
-
-async def test_calls_over_the_limit_are_refused(server: Server, vm: Machine) -> None:
-    settings = server.installation.settings.replace(max_calls=2, listen="127.0.0.1:0")
-    async with (
-        running(settings, replace(server.installation, settings=settings)) as url,
-        client_of(url, server.key) as http,
-    ):
-        path, body = f"/v1/vms/{vm.id}/exec-await", {"command": "sleep 2"}
-        answers = await asyncio.gather(*(http.post(path, json=body) for _ in range(5)))
-        statuses = sorted(answer.status_code for answer in answers)
-        assert statuses == [200, 200, 503, 503, 503]
-        for answer in answers:
-            if answer.status_code == 503:
-                refused(answer, 503, "SERVICE_UNAVAILABLE")
-                assert int(answer.headers["retry-after"]) >= 1
-
-
-async def test_concurrent_creates_are_bounded(server: Server) -> None:
-    creation = replace(server.installation.creation, limit=limit_creations(0))
-    assert server.installation.vms is not None
-    installation = replace(server.installation, vms=replace(server.installation.vms, creation=creation))
-    settings = server.installation.settings.replace(listen="127.0.0.1:0")
-    async with running(settings, installation) as url, client_of(url, server.key) as http:
-        refused(await http.post("/v1/vms"), 503, "SERVICE_UNAVAILABLE")
-        again = await http.post("/v1/vms", headers={"x-freestyle-background-after-secs": "5"})
-        refused(again, 503, "SERVICE_UNAVAILABLE")
 
 
 # Machines

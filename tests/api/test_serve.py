@@ -1,6 +1,8 @@
 """`stead serve` as a process: started, stopped, killed, started again."""
 
 import asyncio
+import base64
+import json
 import signal
 
 from stead.host.vm import running_machines
@@ -55,11 +57,13 @@ async def test_vms_keep_running_while_the_server_is_stopped(settings: Settings, 
             beat = "while :; do date +%s%N > /run/new; mv /run/new /run/beat; sleep 0.2; done"
             count = f"nohup sh -c '{beat}' > /dev/null 2>&1 &"
             await http.post(f"/v1/vms/{vm}/exec-await", json={"command": count})
-            command = {"command": "sleep 2; echo finished"}
-            call = asyncio.create_task(http.post(f"/v1/vms/{vm}/exec-await", json=command))
-            await asyncio.sleep(1)
-            assert await end(process) == 0
-            assert (await call).json()["stdout"] == "finished\n"
+            command = {"command": "echo begun; sleep 2; echo finished"}
+            async with http.stream("POST", f"/v1/vms/{vm}/exec-stream", json=command) as stream:
+                lines = stream.aiter_lines()
+                assert json.loads(await anext(lines))["type"] == "stdout"
+                assert await end(process) == 0
+                said_last, ended = [json.loads(line) async for line in lines]
+            assert base64.b64decode(said_last["data"]) == b"finished\n" and ended["statusCode"] == 0
         assert list(running_machines(other).values()) == [vm]
         async with serving(other) as (process, again), client_of(again["url"], said["key"]) as http:
             command = {"command": "a=$(cat /run/beat); sleep 1; [ $(cat /run/beat) -gt $a ] && echo alive"}

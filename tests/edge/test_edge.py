@@ -32,6 +32,7 @@ from stead.edge.ssh.failures import ConnectionPlaces
 from stead.host import resolvers
 from stead.processes import ProcessId
 from support.edge_stage import EdgeStage, FakeVm, echo_app, edge_stage
+from support.links import CERTAIN
 from support.name_server import NameServer, dns_socket, name_server
 from support.waiting import until
 
@@ -173,10 +174,10 @@ async def test_a_client_that_leaves_does_not_wait_for_a_port_any_more(
 
     monkeypatch.setattr(ConnectionPlaces, "take", taken)
     stage.map("never.style.dev", vm.id, 8082)
-    request = asyncio.create_task(stage.curl("https://never.style.dev/", timeout=3))
-    await until(lambda: places, 60)
-    assert places[0]._held[vm.id] == 1
-    assert (await request).exit_code == 28
+    async with stage.connected("never.style.dev") as (_, writer):
+        writer.write(b"GET / HTTP/1.1\r\nHost: never.style.dev\r\n\r\n")
+        await until(lambda: places, 60)
+        assert places[0]._held[vm.id] == 1
     await until(lambda: not places[0]._held, 60)
 
 
@@ -303,8 +304,11 @@ async def test_a_wildcard_reaches_its_vm_by_any_name(stage: EdgeStage, vm: FakeV
 
 
 async def test_server_sent_events_arrive_at_once(stage: EdgeStage, vm: FakeVm) -> None:
-    answer = await stage.curl(f"{_URL}events", timeout=2)
-    assert (answer.status, answer.body) == (200, b"data: first\n\n")
+    """The rest of the stream never comes."""
+    async with stage.connected(_HOST) as (reader, writer), asyncio.timeout(CERTAIN):
+        writer.write(f"GET /events HTTP/1.1\r\nHost: {_HOST}\r\n\r\n".encode())
+        answer = await reader.readuntil(b"data: first\n\n")
+    assert answer.startswith(b"HTTP/1.1 200 ")
 
 
 async def test_big_uploads_pass(stage: EdgeStage, vm: FakeVm, tmp_path: Any) -> None:
@@ -433,16 +437,11 @@ async def test_caddy_runs_as_its_own_user_without_privileges(stage: EdgeStage) -
 
 
 async def test_the_admin_socket_and_the_gate_are_out_of_reach_of_vms(stage: EdgeStage, vm: FakeVm) -> None:
-    def probe(port: int) -> bool:
-        with socket.socket() as client:
-            client.settimeout(0.3)
-            return client.connect_ex((str(GATEWAY), port)) == 0
-
-    assert await stage.side.thread.call(lambda: probe(443))
+    assert await stage.side.reaches(str(GATEWAY), 443, wait=CERTAIN)
     on_demand = stage.edge.caddy.configuration["apps"]["tls"]["automation"]["on_demand"]
     port = urlsplit(on_demand["permission"]["endpoint"]).port
     assert port is not None
-    assert not await vm.side.thread.call(lambda: probe(port))
+    assert not await vm.side.reaches(str(GATEWAY), port)
     assert (edge_folder(stage.settings) / "caddy").stat().st_mode & 0o077 == 0
 
 

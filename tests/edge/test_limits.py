@@ -2,17 +2,19 @@
 
 import asyncio
 import os
+import selectors
 import shutil
 import signal
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from stead.edge.connections import limit_rules
 from stead.processes import ProcessId
-from support.links import ip, link, namespace
+from support.links import CERTAIN, ip, link, namespace
 from support.waiting import until
 
 pytestmark = pytest.mark.root
@@ -32,17 +34,22 @@ async def test_an_address_may_open_a_limited_number_of_connections(root: None) -
         def listen() -> socket.socket:
             return socket.create_server(("", _PORT), family=socket.AF_INET6, dualstack_ipv6=True, backlog=100)
 
-        def opened(source: str, target: str, count: int) -> list[socket.socket]:
-            found = []
-            for _ in range(count):
-                made = socket.socket(socket.AF_INET6 if ":" in target else socket.AF_INET)
-                made.settimeout(0.5)
-                made.bind((source, 0))
-                try:
-                    made.connect((target, _PORT))
-                    found.append(made)
-                except TimeoutError:
-                    made.close()
+        def opened(source: str, target: str, count: int, wanted: int) -> list[socket.socket]:
+            """The connections that are made, out of so many; waits longer if they are too few."""
+            made = [socket.socket(socket.AF_INET6 if ":" in target else socket.AF_INET) for _ in range(count)]
+            with selectors.DefaultSelector() as pending:
+                for each in made:
+                    each.setblocking(False)
+                    each.bind((source, 0))
+                    each.connect_ex((target, _PORT))
+                    pending.register(each, selectors.EVENT_WRITE)
+                found: list[socket.socket] = []
+                while ready := pending.select(CERTAIN if len(found) < wanted else 0.5):
+                    for key, _ in ready:
+                        pending.unregister(key.fileobj)
+                        found += [each for each in made if each is key.fileobj]
+            for each in set(made).difference(found):
+                each.close()
             return found
 
         with await host.thread.call(listen):
@@ -54,10 +61,10 @@ async def test_an_address_may_open_a_limited_number_of_connections(root: None) -
                 # Of the same /64 network as the last.
                 ("fd09::3", "fd09::1", 0),
             ):
-                made = await clients.thread.call(lambda s=source, t=target: opened(s, t, 7))  # type: ignore[misc]
+                made = await clients.thread.call(partial(opened, source, target, 7, wanted))
                 assert len(made) == wanted, (source, len(made))
                 held += made
-            local = await host.thread.call(lambda: opened("127.0.0.1", "127.0.0.1", 20))
+            local = await host.thread.call(partial(opened, "127.0.0.1", "127.0.0.1", 20, 20))
             assert len(local) == 20
             for each in (*held, *local):
                 each.close()

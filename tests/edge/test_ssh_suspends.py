@@ -257,9 +257,14 @@ async def test_keepalives_do_not_wake_a_vm_and_are_no_activity(stage: Stage) -> 
         "-vvv", "-o", "ServerAliveInterval=1", "-o", "ServerAliveCountMax=2"
     ) as master:
         assert live is not None
-        used = live.last_used
-        await asyncio.sleep(2)
-        assert live.last_used == used
+
+        async def unused_for_two_seconds() -> bool:
+            """The last messages of the login may still be on their way at first."""
+            used = live.last_used
+            await asyncio.sleep(2)
+            return live.last_used == used
+
+        await until(unused_for_two_seconds, WAIT)
         await stage.suspend()
         await asyncio.sleep(3)
         assert await stage.state() is State.SUSPENDED and master.returncode is None

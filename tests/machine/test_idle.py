@@ -14,8 +14,10 @@ from support.installations import another_installation
 from support.internals import inside
 from support.waiting import until
 
-TIMEOUT = 10
+TIMEOUT = 6  # more than the 4 s between two solicitations: if these counted, they would add up
 CHECK = 0.5
+BUSY = 30
+"""Seconds that a busy host may add."""
 
 
 @pytest_asyncio.fixture(scope="module")
@@ -37,12 +39,12 @@ async def test_an_idle_vm_is_suspended_close_to_its_timeout(others: Machines) ->
         await machine.start(idle_timeout=TIMEOUT)
         await sh(machine, "true")
         started = time.monotonic()
-        async with asyncio.timeout(10 * TIMEOUT):
+        async with asyncio.timeout(TIMEOUT + 2 * BUSY):
             await machine.wait_for_exit()
         return time.monotonic() - started
 
     quiet, soliciting = await asyncio.gather(time_to_sleep(plain), time_to_sleep(noisy))
-    assert TIMEOUT <= quiet < 3 * TIMEOUT
+    assert TIMEOUT <= quiet < TIMEOUT + BUSY
     assert TIMEOUT <= soliciting < quiet + 6
     for machine in (plain, noisy):
         assert (await machine.info()).state is State.SUSPENDED

@@ -99,7 +99,7 @@ class Scene:
                     await loop.sock_sendto(asking, query, (str(addresses.GATEWAY), 53))
                     # Again, as any resolver: a query is lost while dnsmasq is restarted.
                     with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(3):
+                        async with asyncio.timeout(1):
                             return _parsed(await loop.sock_recv(asking, 4096), query)
 
     async def address_of(self, name: str) -> IPv4Address | None:

@@ -214,23 +214,31 @@ class EdgeStage:
         stdout, stderr = await done.communicate()
         return Answer.parse(stdout, done.returncode or 0, stderr.decode())
 
-    async def raw(self, sent: bytes, server_name: str, timeout: float = 10) -> bytes:
-        """Send bytes over TLS and read to the end, or to the time-out."""
+    @contextlib.asynccontextmanager
+    async def connected(
+        self, server_name: str
+    ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        """A TLS connection for HTTP/1.1."""
         reader, writer = await asyncio.open_connection(
             "127.0.0.1", self.public.https_port, ssl=self.context, server_hostname=server_name
         )
-        found = b""
         try:
+            yield reader, writer
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    async def raw(self, sent: bytes, server_name: str, timeout: float = 10) -> bytes:
+        """Send bytes over TLS and read to the end, or to the time-out."""
+        found = b""
+        async with self.connected(server_name) as (reader, writer):
             writer.write(sent)
             await writer.drain()
             with contextlib.suppress(TimeoutError, ConnectionError):
                 async with asyncio.timeout(timeout):
                     while data := await reader.read(65536):
                         found += data
-        finally:
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
         return found
 
 

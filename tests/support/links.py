@@ -76,6 +76,11 @@ class Side:
             return False
         return True
 
+    async def reached(self, *targets: tuple[str, int], wait: float = PROBE) -> list[tuple[str, int]]:
+        """Those of several addresses and ports to which a connection is made, tried at the same time."""
+        found = await asyncio.gather(*(self.reaches(*target, wait=wait) for target in targets))
+        return [target for target, reached in zip(targets, found, strict=True) if reached]
+
 
 @contextlib.contextmanager
 def namespace(role: str) -> Iterator[Side]:

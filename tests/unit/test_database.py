@@ -127,7 +127,7 @@ async def test_look_up_sees_committed_rows_and_does_not_wait_for_writers(
     for name in ("one", "two"):
         with contextlib.closing(sqlite3.connect(tmp_path / "stead.db")) as other:
             other.execute("UPDATE accounts SET name = ?", (name,))
-            before = await asyncio.wait_for(store.get(account.id), 5)
+            before = await asyncio.wait_for(store.get(account.id), 60)
             assert before is not None and before.name != name
             other.commit()
         after = await store.get(account.id)

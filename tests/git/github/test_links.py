@@ -36,11 +36,20 @@ pytestmark = pytest.mark.heavy
 # Events
 
 
-async def test_local_change_starts_a_sync(scene: Scene) -> None:
-    await scene.enable()
-    await scene.commit("README")
-    await scene.links.refs_changed(scene.repository.id)
-    await until(scene.same, LIMIT)
+async def test_local_change_starts_a_sync(site: tuple[Site, Github, GitClient]) -> None:
+    """A commit and a branch that the API writes, in an installation as it is composed for users."""
+    served, github, _ = site
+    github.webhook_url = None  # a webhook after the first push would start the second sync
+    github.create(NAME)
+    async with AsyncStead(served.key, base_url=served.url) as stead:
+        repo = await stead.git.repos.create()
+        await repo.github_sync.enable(NAME)
+        await repo.github_sync.run()
+        made = await repo.commits.create("first", {"README": "here\n"})
+        await until(lambda: github.refs(NAME) == {"refs/heads/main": made.sha}, LIMIT)
+        await repo.branches.create("topic")
+        both = {"refs/heads/main": made.sha, "refs/heads/topic": made.sha}
+        await until(lambda: github.refs(NAME) == both, LIMIT)
 
 
 async def test_periodic_sync_without_webhooks(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ async def test_permission_is_granted_updated_and_revoked(here: Installation, our
     granted = await here.identities.grant(ours.id, identity.id, machine, ["alice", "bob", "alice"])
     assert granted.allowed_users == ("alice", "bob")
     assert (granted.identity, granted.machine, granted.granted_by) == (identity.id, machine, ours.id)
-    assert abs(granted.granted_at - time.time()) < 10
+    assert abs(granted.granted_at - time.time()) < 60
     assert await here.identities.permission(identity.id, machine) == granted
     with pytest.raises(PermissionExists):
         await here.identities.grant(ours.id, identity.id, machine)

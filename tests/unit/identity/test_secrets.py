@@ -111,7 +111,7 @@ async def test_use_of_a_key_is_recorded_once_a_minute(
     await here.callers.close()
     assert written == [info.id]
     (used,) = await here.accounts.keys(ours.id)
-    assert used.used_at is not None and abs(used.used_at - time.time()) < 10
+    assert used.used_at is not None and abs(used.used_at - time.time()) < 60
 
     again = Callers(here.database)
     await again.authenticate(key)
