@@ -20,6 +20,7 @@ SHARED = {
     "names",
     "processes",
     "deadlines",
+    "supervision",
 }
 """Modules that every package of the server may import."""
 
