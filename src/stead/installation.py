@@ -9,7 +9,7 @@ import contextlib
 import gc
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 
 import httpcore2
@@ -383,7 +383,7 @@ async def keep_ssh_gateway(
     endpoint = installation.ssh
     attempted = asyncio.Event()
 
-    async def attempt() -> None:
+    async def attempt(serving: Callable[[], None]) -> None:
         nonlocal bound
         try:
             listening, bound = bound or server.listen_on(*address), None
@@ -391,6 +391,7 @@ async def keep_ssh_gateway(
                 async with ssh_gateway(installation, listening):
                     host, port = listening.getsockname()[:2]
                     log.info("ssh gateway listening", address=f"{host}:{port}")
+                    serving()
                     attempted.set()
                     await asyncio.Event().wait()
         except Exception:
