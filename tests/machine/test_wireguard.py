@@ -17,7 +17,7 @@ import pytest_asyncio
 from stead import addresses
 from stead.errors import HostError
 from stead.host import network as host_network
-from stead.host.interface import Nic, Peer, Place, PrivateNetwork, WireGuardTunnel
+from stead.host.interface import Nic, Peer, PrivateNetwork, VmSlot, WireGuardTunnel
 from stead.host.namespaces import namespace_of
 from stead.host.network import Network
 from stead.host.wireguard import _is_bound
@@ -77,8 +77,8 @@ async def scene(root: None, tmp_path: Path) -> AsyncIterator[Scene]:
         await network.vpcs.open([VPC], [], wanted.append)
         async with contextlib.AsyncExitStack() as stack:
             computer = stack.enter_context(laptop())
-            vm = await stack.enter_async_context(guest(network, Place("vm1", 11, Nic(VPC.id, CIDR[1]))))
-            outside = await stack.enter_async_context(guest(network, Place("vm2", 12)))
+            vm = await stack.enter_async_context(guest(network, VmSlot("vm1", 11, Nic(VPC.id, CIDR[1]))))
+            outside = await stack.enter_async_context(guest(network, VmSlot("vm2", 12)))
             await stack.enter_async_context(echoing(await vm.side.listener("0.0.0.0", PORT)))
             await stack.enter_async_context(echoing(await outside.side.listener("0.0.0.0", PORT)))
             session, tunnel = session_into(VPC, computer)
@@ -259,7 +259,7 @@ async def test_a_port_in_use_is_named(scene: Scene) -> None:
 
 async def test_a_packet_of_a_client_asks_for_a_vm_that_does_not_run(scene: Scene) -> None:
     await until(lambda: scene.reaches(CIDR[1]), 60)
-    asleep = Place("vm3", 13, Nic(VPC.id, CIDR[3]))
+    asleep = VmSlot("vm3", 13, Nic(VPC.id, CIDR[3]))
     async with guest(scene.network, asleep):
         assert scene.wanted == []
     assert not await scene.reaches(CIDR[3])

@@ -19,12 +19,12 @@ from stead.host.interface import (
     Disk,
     Inventory,
     Pause,
-    Place,
     PrivateNetwork,
     Report,
     Restore,
     Template,
     Vm,
+    VmSlot,
     WireGuardTunnel,
     narrowed,
 )
@@ -154,20 +154,20 @@ class FakeHost:
 
     # Folders and writable layers
 
-    async def make_folder(self, place: Place) -> None:
+    async def make_folder(self, vm_slot: VmSlot) -> None:
         with self.call("make_folder"):
-            if place.machine in self.world.folders:
-                raise HostError(f"the folder of VM {place.machine} exists")
-            self.world.folders[place.machine] = {}
+            if vm_slot.machine in self.world.folders:
+                raise HostError(f"the folder of VM {vm_slot.machine} exists")
+            self.world.folders[vm_slot.machine] = {}
 
-    async def make_layer(self, place: Place, layer: str, size_gib: int) -> None:
+    async def make_layer(self, vm_slot: VmSlot, layer: str, size_gib: int) -> None:
         with self.call("make_layer"):
             await asyncio.sleep(0)
-            folder = self.world.folders.get(place.machine)
+            folder = self.world.folders.get(vm_slot.machine)
             if folder is None:
-                raise HostError(f"VM {place.machine} has no folder")
+                raise HostError(f"VM {vm_slot.machine} has no folder")
             if layer in folder:
-                self.world.violations.append(f"layer {layer} of VM {place.machine} made twice")
+                self.world.violations.append(f"layer {layer} of VM {vm_slot.machine} made twice")
             folder[layer] = Layer(layer, size_gib)
 
     async def grow_layer(self, machine: str, layer: str, size_gib: int) -> None:
@@ -197,18 +197,20 @@ class FakeHost:
 
     # Processes
 
-    async def restore(self, place: Place, disk: Disk) -> ProcessId:
+    async def restore(self, vm_slot: VmSlot, disk: Disk) -> ProcessId:
         with self.call("restore"):
             await asyncio.sleep(0)
-            return self.world.start(place, disk.template.size, disk, awake=True).id
+            return self.world.start(vm_slot, disk.template.size, disk, awake=True).id
 
-    async def boot(self, place: Place, size: Size, disk: Disk) -> ProcessId:
+    async def boot(self, vm_slot: VmSlot, size: Size, disk: Disk) -> ProcessId:
         with self.call("boot"):
             await asyncio.sleep(0)
-            return self.world.start(place, size, disk, awake=True).id
+            return self.world.start(vm_slot, size, disk, awake=True).id
 
     @contextlib.asynccontextmanager
-    async def restore_state(self, place: Place, state: CapturedState, disk: Disk) -> AsyncIterator[Restore]:
+    async def restore_state(
+        self, vm_slot: VmSlot, state: CapturedState, disk: Disk
+    ) -> AsyncIterator[Restore]:
         captured = narrowed(state, FakeState)
         with self.call("restore_state"):
             await asyncio.sleep(0)
@@ -216,7 +218,7 @@ class FakeHost:
                 self.world.violations.append("closed memory restored")
             if captured.base is not None and captured.base not in self.world.templates:
                 raise CheckpointUnusable("its template is missing")
-            process = self.world.start(place, captured.size, disk, awake=False)
+            process = self.world.start(vm_slot, captured.size, disk, awake=False)
         yield FakeRestore(self, process, captured)
 
     async def connect(self, machine: str, process: ProcessId) -> Vm:
@@ -227,14 +229,14 @@ class FakeHost:
                 raise ProcessLookupError(process.pid)
             return FakeVm(self, found)
 
-    def agent(self, place: Place) -> Agent:
-        agent = Agent(lambda: self.world.dial(place), place.machine)
+    def agent(self, vm_slot: VmSlot) -> Agent:
+        agent = Agent(lambda: self.world.dial(vm_slot), vm_slot.machine)
         self._agents.append(agent)
         return agent
 
-    async def dial(self, place: Place, port: int) -> socket.socket:
+    async def dial(self, vm_slot: VmSlot, port: int) -> socket.socket:
         with self.call("dial"):
-            if not self.world.alive(place.machine):
+            if not self.world.alive(vm_slot.machine):
                 raise ConnectionRefusedError
             link = socket.socket()
             link.setblocking(False)
@@ -253,7 +255,7 @@ class FakeHost:
 
     def inventory(self) -> Inventory:
         with self.call("inventory"):
-            alive = {each.id: each.place.machine for each in self.world.processes.values() if not each.how}
+            alive = {each.id: each.vm_slot.machine for each in self.world.processes.values() if not each.how}
             return Inventory(alive, frozenset({*alive.values(), *self.world.folders, *self.world.runtime}))
 
     def tidy(self, machine: str) -> None:
@@ -261,7 +263,7 @@ class FakeHost:
             self.world.ended_process(machine)
             self.world.runtime.discard(machine)
 
-    async def forget_connections(self, place: Place) -> None:
+    async def forget_connections(self, vm_slot: VmSlot) -> None:
         with self.call("forget_connections"):
             await asyncio.sleep(0)
 
@@ -284,7 +286,7 @@ class FakeHost:
     # Private networks
 
     async def open_networks(
-        self, networks: Collection[PrivateNetwork], members: Collection[Place], wanted: Callable[[str], None]
+        self, networks: Collection[PrivateNetwork], members: Collection[VmSlot], wanted: Callable[[str], None]
     ) -> None:
         with self.call("open_networks"):
             self.world.networks = {each.id: each for each in networks}
@@ -303,10 +305,10 @@ class FakeHost:
         with self.call("set_tunnel"):
             self.world.tunnels[tunnel.network.id] = tunnel
 
-    async def join_network(self, place: Place) -> None:
+    async def join_network(self, vm_slot: VmSlot) -> None:
         with self.call("join_network"):
             await asyncio.sleep(0)
-            self.world.join(self.world.of(place.machine), place)
+            self.world.join(self.world.of(vm_slot.machine), vm_slot)
 
     async def traffic(self) -> Mapping[int, int]:
         return dict(self.world.traffic)
@@ -413,7 +415,7 @@ class FakeVm:
 
     async def add_layer(self, layer: str) -> None:
         async with self._order("add_layer") as process:
-            process.spare[layer] = self._host.world.folders[process.place.machine][layer]
+            process.spare[layer] = self._host.world.folders[process.vm_slot.machine][layer]
 
     async def drop_layer(self, layer: str) -> None:
         async with self._order("drop_layer") as process:

@@ -72,14 +72,14 @@ class Nic:
 
 
 @dataclass(frozen=True)
-class Place:
-    """A VM's id and slot, which determine all of its resources on this host, and the VPC it is in.
+class VmSlot:
+    """A VM on this host: its id and slot number, which determine all of its resources, and its VPC.
 
     A VM of the pool has no account yet.
     """
 
     machine: str
-    slot: int
+    number: int
     nic: Nic | None = None
     account: str | None = None
 
@@ -304,10 +304,10 @@ class Host(Protocol):
     def has_disk_room(self) -> bool: ...
 
     # The folder and the writable layers of a VM
-    async def make_folder(self, place: Place) -> None:
+    async def make_folder(self, vm_slot: VmSlot) -> None:
         """The folder of a new VM. Its address has no connections of the VM that had it before."""
 
-    async def make_layer(self, place: Place, layer: str, size_gib: int) -> None: ...
+    async def make_layer(self, vm_slot: VmSlot, layer: str, size_gib: int) -> None: ...
     async def grow_layer(self, machine: str, layer: str, size_gib: int) -> None: ...
     def has_layer(self, machine: str, layer: str) -> bool:
         """HostError when the host cannot tell."""
@@ -317,20 +317,20 @@ class Host(Protocol):
     async def sync_frozen(self, file: str) -> None: ...
 
     # Processes
-    async def restore(self, place: Place, disk: Disk) -> ProcessId:
+    async def restore(self, vm_slot: VmSlot, disk: Disk) -> ProcessId:
         """Start a VM from the memory of its disk's template."""
 
-    async def boot(self, place: Place, size: Size, disk: Disk) -> ProcessId: ...
+    async def boot(self, vm_slot: VmSlot, size: Size, disk: Disk) -> ProcessId: ...
     def restore_state(
-        self, place: Place, state: CapturedState, disk: Disk
+        self, vm_slot: VmSlot, state: CapturedState, disk: Disk
     ) -> AbstractAsyncContextManager[Restore]:
         """Start a VM that waits for captured state; load it inside the block."""
 
     async def connect(self, machine: str, process: ProcessId) -> Vm:
         """ProcessLookupError when it has ended."""
 
-    def agent(self, place: Place) -> Agent: ...
-    async def dial(self, place: Place, port: int) -> socket.socket:
+    def agent(self, vm_slot: VmSlot) -> Agent: ...
+    async def dial(self, vm_slot: VmSlot, port: int) -> socket.socket:
         """A TCP connection to a port of a VM, as a non-blocking socket. OSError when the VM refuses it."""
 
     async def kill(self, process: ProcessId) -> None: ...
@@ -338,7 +338,7 @@ class Host(Protocol):
     def tidy(self, machine: str) -> None:
         """Remove the runtime files of a VM whose process has ended."""
 
-    async def forget_connections(self, place: Place) -> None:
+    async def forget_connections(self, vm_slot: VmSlot) -> None:
         """Delete the tracked connections of a VM that is being deleted."""
 
     async def discard(self, machine: str) -> None:
@@ -352,7 +352,7 @@ class Host(Protocol):
     async def open_networks(
         self,
         networks: Collection[PrivateNetwork],
-        members: Collection[Place],
+        members: Collection[VmSlot],
         wanted: Callable[[str], None],
     ) -> None:
         """Make this host's VPCs those that are recorded, with these VMs; `wanted` is called with the id of
@@ -365,7 +365,7 @@ class Host(Protocol):
     async def set_tunnel(self, tunnel: WireGuardTunnel) -> None:
         """Let exactly these clients into a VPC; without any there is no tunnel."""
 
-    async def join_network(self, place: Place) -> None:
+    async def join_network(self, vm_slot: VmSlot) -> None:
         """Make the data NIC of a VM that has a process its account's, in its VPC if it is in one."""
 
     async def traffic(self) -> Mapping[int, int]:

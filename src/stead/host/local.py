@@ -33,7 +33,7 @@ from stead.host.authority import Authority
 from stead.host.cgroups import ControlGroups
 from stead.host.checkpoints import CheckpointFolders, LocalCapturedState, LocalVm, device_state, place_memory
 from stead.host.image import BaseImage, ensure_image, find_image, image_key
-from stead.host.interface import Disk, Inventory, Place, PrivateNetwork, Report, WireGuardTunnel, narrowed
+from stead.host.interface import Disk, Inventory, PrivateNetwork, Report, VmSlot, WireGuardTunnel, narrowed
 from stead.host.layer_files import LayerFiles
 from stead.host.memory import check_memory, sealed_copy
 from stead.host.network import Network
@@ -248,23 +248,23 @@ class LocalHost:
         instance = self.settings.instance
         return VmFiles(self.settings.data / "machines" / machine, self.settings.runtime / instance / machine)
 
-    async def make_folder(self, place: Place) -> None:
+    async def make_folder(self, vm_slot: VmSlot) -> None:
         """The VM's own folder, which its QEMU is confined to."""
-        await self.network.forget_connections(place.slot)
-        folder = self.files(place.machine).folder
+        await self.network.forget_connections(vm_slot.number)
+        folder = self.files(vm_slot.machine).folder
         try:
             folder.mkdir(parents=True, mode=0o711)
             folder.chmod(0o700)
-            os.chown(folder, self.uid(place.slot), self.uid(place.slot))
+            os.chown(folder, self.uid(vm_slot.number), self.uid(vm_slot.number))
         except OSError as error:
             raise HostError(f"cannot create {folder}: {error.strerror}") from error
 
     def layer(self, machine: str, layer: str) -> Path:
         return self.files(machine).folder / f"{layer}.qcow2"
 
-    async def make_layer(self, place: Place, layer: str, size_gib: int) -> None:
+    async def make_layer(self, vm_slot: VmSlot, layer: str, size_gib: int) -> None:
         """An empty disk layer in the VM's folder."""
-        await self._empty_layers.make(self.layer(place.machine, layer), size_gib, self.uid(place.slot))
+        await self._empty_layers.make(self.layer(vm_slot.machine, layer), size_gib, self.uid(vm_slot.number))
 
     async def grow_layer(self, machine: str, layer: str, size_gib: int) -> None:
         await disks.grow_layer(self.layer(machine, layer), size_gib)
@@ -288,7 +288,7 @@ class LocalHost:
 
     # Processes
 
-    async def restore(self, place: Place, disk: Disk) -> ProcessId:
+    async def restore(self, vm_slot: VmSlot, disk: Disk) -> ProcessId:
         """Start a QEMU that restores the template's memory."""
         template = narrowed(disk.template, LocalTemplate)
         try:
@@ -298,13 +298,13 @@ class LocalHost:
         # The template's own id: the agent reseeds the clone; if its kernel did so too, udev would react.
         saved = Saved(devices, generation=template.generation)
         try:
-            return await self._restore(place, template.size, template, disk, saved, await self.platform())
+            return await self._restore(vm_slot, template.size, template, disk, saved, await self.platform())
         finally:
             os.close(devices)
 
     @contextlib.asynccontextmanager
     async def restore_state(
-        self, place: Place, state: interface.CapturedState, disk: Disk
+        self, vm_slot: VmSlot, state: interface.CapturedState, disk: Disk
     ) -> AsyncIterator[_Restore]:
         captured = narrowed(state, LocalCapturedState)
         base = None
@@ -318,7 +318,7 @@ class LocalHost:
         try:
             async with device_state(captured.devices) as descriptor:
                 saved = Saved(descriptor, deferred=True)
-                process = await self._restore(place, captured.size, base, disk, saved, captured.platform)
+                process = await self._restore(vm_slot, captured.size, base, disk, saved, captured.platform)
                 async with _placed(process.pid, captured) as placing:
                     yield _Restore(process, saved, placing, verifying)
         finally:
@@ -326,7 +326,7 @@ class LocalHost:
 
     async def _restore(
         self,
-        place: Place,
+        vm_slot: VmSlot,
         size: Size,
         base: LocalTemplate | None,
         disk: Disk,
@@ -336,23 +336,23 @@ class LocalHost:
         """Start a QEMU from saved device state; its RAM is a private copy of the template's, or empty."""
         if base is None:
             own = Memory("own")
-            return await self._launch(place, size, own, disk, saved, platform, (saved.descriptor,))
+            return await self._launch(vm_slot, size, own, disk, saved, platform, (saved.descriptor,))
         inherited: tuple[int, ...] = (saved.descriptor,)
         memory = Memory("copy", str(base.memory))
         if not platform.read_only_memory_files:
             sealed = await self._sealed_memory(base)
             inherited, memory = (*inherited, sealed), Memory("copy", f"/proc/self/fd/{sealed}")
-        return await self._launch(place, size, memory, disk, saved, platform, inherited)
+        return await self._launch(vm_slot, size, memory, disk, saved, platform, inherited)
 
-    async def boot(self, place: Place, size: Size, disk: Disk) -> ProcessId:
+    async def boot(self, vm_slot: VmSlot, size: Size, disk: Disk) -> ProcessId:
         """Start a QEMU that boots from its disk."""
         image = narrowed(disk.template, LocalTemplate).image
         boot = KernelBoot(image.kernel, image.initrd)
-        return await self._launch(place, size, Memory("own"), disk, boot, await self.platform())
+        return await self._launch(vm_slot, size, Memory("own"), disk, boot, await self.platform())
 
     async def _launch(
         self,
-        place: Place,
+        vm_slot: VmSlot,
         size: Size,
         memory: Memory,
         disk: Disk,
@@ -360,20 +360,20 @@ class LocalHost:
         platform: QemuPlatform,
         inherited: tuple[int, ...] = (),
     ) -> ProcessId:
-        layers = self.disk_files(place.machine, disk)
-        await in_thread(self._check_disk, place, layers)
-        return await self.launch(place, size, memory, layers, start, platform, inherited)
+        layers = self.disk_files(vm_slot.machine, disk)
+        await in_thread(self._check_disk, vm_slot, layers)
+        return await self.launch(vm_slot, size, memory, layers, start, platform, inherited)
 
-    def _check_disk(self, place: Place, layers: tuple[Path, ...]) -> None:
+    def _check_disk(self, vm_slot: VmSlot, layers: tuple[Path, ...]) -> None:
         for layer in layers:
             if layer.suffix == ".qcow2":
                 disks.check_layer(layer)
         # A data folder that was restored at another path has other uids.
-        give_to(self.uid(place.slot), layers[0].parent, layers[0])
+        give_to(self.uid(vm_slot.number), layers[0].parent, layers[0])
 
     async def launch(
         self,
-        place: Place,
+        vm_slot: VmSlot,
         size: Size,
         memory: Memory,
         layers: tuple[Path, ...],
@@ -381,23 +381,23 @@ class LocalHost:
         platform: QemuPlatform,
         inherited: tuple[int, ...] = (),
     ) -> ProcessId:
-        files = self.files(place.machine)
-        taps = await self.network.attach(place)
+        files = self.files(vm_slot.machine)
+        taps = await self.network.attach(vm_slot)
         command = Command(
             platform=platform,
-            name=process_name(self.settings.instance, place.machine),
+            name=process_name(self.settings.instance, vm_slot.machine),
             size=size,
             memory=memory,
             layers=layers,
             folder=files.folder,
-            uid=self.uid(place.slot),
+            uid=self.uid(vm_slot.number),
             data_tap=taps.data,
             management_tap=taps.management,
             qmp=-1,
             wake=start,
         )
         process = await launch(self._spawner, command, files, taps, inherited)
-        await in_thread(self.groups.confine, place.machine, size, process.pid)
+        await in_thread(self.groups.confine, vm_slot.machine, size, process.pid)
         return process
 
     async def connect(self, machine: str, process: ProcessId) -> LocalVm:
@@ -405,11 +405,11 @@ class LocalHost:
         vm.checkpoints = self.checkpoints
         return vm
 
-    def agent(self, place: Place) -> Agent:
-        return Agent(lambda: self.network.agent_socket(place.slot), place.machine)
+    def agent(self, vm_slot: VmSlot) -> Agent:
+        return Agent(lambda: self.network.agent_socket(vm_slot.number), vm_slot.machine)
 
-    async def dial(self, place: Place, port: int) -> socket.socket:
-        return await self.network.dial(addresses.machine_address(place.slot), port)
+    async def dial(self, vm_slot: VmSlot, port: int) -> socket.socket:
+        return await self.network.dial(addresses.machine_address(vm_slot.number), port)
 
     async def kill(self, process: ProcessId) -> None:
         await kill(process)
@@ -421,14 +421,14 @@ class LocalHost:
         files.drop_devices()
         self.groups.release(machine)
 
-    async def forget_connections(self, place: Place) -> None:
+    async def forget_connections(self, vm_slot: VmSlot) -> None:
         try:
-            await self.network.end_connections(place.slot)
-            if place.nic is not None:
-                await self.network.vpcs.forget(place)
+            await self.network.end_connections(vm_slot.number)
+            if vm_slot.nic is not None:
+                await self.network.vpcs.forget(vm_slot)
         except HostError as error:
             # They end by themselves; the next VM with this address does not start before they are deleted.
-            log.warning("cannot delete connections", vm=place.machine, error=str(error))
+            log.warning("cannot delete connections", vm=vm_slot.machine, error=str(error))
 
     async def discard(self, machine: str) -> None:
         """Remove all files of a VM whose process has ended."""
@@ -447,7 +447,7 @@ class LocalHost:
     # Private networks
 
     async def open_networks(
-        self, networks: Collection[PrivateNetwork], members: Collection[Place], wanted: Callable[[str], None]
+        self, networks: Collection[PrivateNetwork], members: Collection[VmSlot], wanted: Callable[[str], None]
     ) -> None:
         await self.network.vpcs.open(networks, members, wanted)
 
@@ -460,8 +460,8 @@ class LocalHost:
     async def set_tunnel(self, tunnel: WireGuardTunnel) -> None:
         await self.network.vpcs.set_tunnel(tunnel)
 
-    async def join_network(self, place: Place) -> None:
-        await self.network.join(place)
+    async def join_network(self, vm_slot: VmSlot) -> None:
+        await self.network.join(vm_slot)
 
     async def traffic(self) -> dict[int, int]:
         return await self.network.traffic()

@@ -27,7 +27,7 @@ class Disks:
             yield Disk(top, await self.layers.chain(record.layer), template)
 
     async def make_top(self, record: Record, top: str) -> None:
-        await self.host.make_layer(record.place, top, record.size.disk_gib)
+        await self.host.make_layer(record.vm_slot, top, record.size.disk_gib)
 
     def template_of(self, record: Record) -> Template:
         template = self.host.templates.load(record.template)

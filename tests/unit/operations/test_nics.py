@@ -46,7 +46,7 @@ async def test_guest_has_the_fixed_address(stage: Stage) -> None:
     assert info.nic is not None
     assert (info.nic.vpc, info.nic.address) == (stage.vpc, IPv4Address("10.0.0.5"))
     assert stage.identity(machine) == "10.0.0.5"
-    assert stage.server.world.of(machine.id).place.nic == info.nic
+    assert stage.server.world.of(machine.id).vm_slot.nic == info.nic
 
 
 async def test_free_addresses_are_given_lowest_first(stage: Stage) -> None:
@@ -194,7 +194,7 @@ async def test_a_vm_of_the_pool_joins_the_vpc() -> None:
         machine = await stage.create("10.0.0.3")
         assert server.host.calls.count("join_network") == 1
         assert stage.identity(machine) == "10.0.0.3"
-        assert server.world.of(machine.id).place.account == stage.account
+        assert server.world.of(machine.id).vm_slot.account == stage.account
         other = await server.machines.create(account=stage.account)
         assert stage.identity(other) == str((await other.info()).address)
 
