@@ -174,7 +174,8 @@ def _write(folder: Path, certificate: str, key: str, made: KeyPair) -> None:
 
 async def _follow_resolvers(file: Path) -> None:
     async for servers in changes_of_resolvers():
-        # In place: Caddy has this file, and not its name, as /etc/resolv.conf, and reads it again by itself.
+        # Not by rename: this file is bind-mounted as /etc/resolv.conf of Caddy, which reads it again when it
+        # changes.
         await in_thread(file.write_text, resolv_conf(servers))
 
 

@@ -165,7 +165,7 @@ class Vm(Protocol):
         """End a VM whose guest panicked while the server was not connected; False if it did not."""
 
     async def power_down(self) -> None:
-        """Press the power button: the guest shuts down if it wants to."""
+        """Send an ACPI power button event: the guest decides whether it shuts down."""
 
     async def console(self) -> str:
         """The end of the guest's console output, as text; of an ended guest, what was read before."""
@@ -249,7 +249,7 @@ class LayerStorage(Protocol):
         """Move a frozen layer out of its VM's folder; idempotent. False when it is neither there nor here."""
 
     async def not_adopted(self, layer: str, file: str) -> list[str]:
-        """The VMs whose folders have a layer that is not at its place."""
+        """The VMs whose folders still have this layer, if the file does not exist."""
 
     def allocated(self, file: str) -> int:
         """Bytes that a file occupies on disk."""
@@ -257,7 +257,7 @@ class LayerStorage(Protocol):
     async def merge(
         self, files: Sequence[str], below: Sequence[str], template: Template, target: str
     ) -> None:
-        """Make the file `target` hold what `files` hold together, to stand in their place on `below`."""
+        """Merge the layers `files` into the file `target`, with `below` as its backing files."""
 
     async def remove(self, files: Sequence[str]) -> None: ...
     async def set_aside(self, file: str) -> None:

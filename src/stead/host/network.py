@@ -166,7 +166,10 @@ class Network:
             try:
                 await self._thread.call(partial(destroy_orphans, self.vpcs.slots()))
             except OSError as error:
-                log.warning("closed connections to VMs that are gone end by themselves", error=str(error))
+                log.warning(
+                    "sock_diag is unavailable: sockets to deleted VMs stay until they time out",
+                    error=str(error),
+                )
                 return
 
     async def serve_dns(self, served: bool) -> None:

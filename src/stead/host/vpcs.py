@@ -1,8 +1,8 @@
 """Private networks on this host: a network namespace for each VPC, linked to the namespace of all taps.
 
 A VM in a VPC has its data tap in the VPC's namespace, where it is routed as all taps are. Its slot's address
-stays its address outside of the VPC, translated one to one on the link, so that all else that reaches a VM or
-that a VM reaches is as without a VPC. Packets to a VM that does not run go to a tun device that the
+stays its address outside of the VPC, translated one to one on the link: the host, the edge and the internet
+work as for a VM without a VPC. Packets to a VM that does not run go to a tun device that the
 server reads: it wakes the VM, and sends them on when the VM's tap is there.
 """
 
@@ -259,7 +259,7 @@ class Vpcs:
         return counted
 
     async def _admit(self, opened: _OpenVpc, vm_slot: VmSlot, nic: Nic) -> None:
-        """Bring a VM's tap up. Let its address outside of the VPC lead to it, and back."""
+        """Bring a VM's tap up, and translate between its address in the VPC and that outside."""
         outer = addresses.machine_address(vm_slot.number)
 
         def admit() -> bool:

@@ -160,9 +160,9 @@ link set {name} mtu {_MTU} up
         """Delete a device of the kernel, also one that is not in the VPC yet, and wireguard-go's socket."""
         name = self._name(number)
         (_SOCKETS / f"{name}.sock").unlink(missing_ok=True)
-        for place in ([], ["-n", self._namespace(number)]):
+        for namespace in ([], ["-n", self._namespace(number)]):
             with contextlib.suppress(HostError):
-                await run("ip", *place, "link", "delete", name)
+                await run("ip", *namespace, "link", "delete", name)
 
 
 async def _until(condition: Callable[[], bool]) -> None:
